@@ -1,0 +1,54 @@
+"""npugraph_ex: a torch.compile backend for Ascend NPUs whose rewrites are checked.
+
+This file is a façade. Public names load on first use, so that `import npugraph_ex` costs nothing and does not import
+torch. Nothing else belongs here.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from npugraph_ex._version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from npugraph_ex.config.compiler_config import CompilerConfig as CompilerConfig
+    from npugraph_ex.frontend.backend import compile_fx as compile_fx
+    from npugraph_ex.frontend.backend import get_compiler as get_compiler
+    from npugraph_ex.frontend.backend import get_npu_backend as get_npu_backend
+    from npugraph_ex.fusion.registry import register_replacement as register_replacement
+    from npugraph_ex.observe.logger import logger as logger
+    from npugraph_ex.observe.report import last_report as last_report
+
+_HOME_OF = {
+    "CompilerConfig": "npugraph_ex.config.compiler_config",
+    "compile_fx": "npugraph_ex.frontend.backend",
+    "get_compiler": "npugraph_ex.frontend.backend",
+    "get_npu_backend": "npugraph_ex.frontend.backend",
+    "last_report": "npugraph_ex.observe.report",
+    "logger": "npugraph_ex.observe.logger",
+    "register_replacement": "npugraph_ex.fusion.registry",
+}
+
+# Submodules reachable as attributes after a bare `import npugraph_ex`.
+_SUBMODULES = frozenset({"compat", "config", "configs", "core", "errors", "observe"})
+
+__all__ = sorted([*_HOME_OF, "__version__"])  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name from the module that defines it, once."""
+    if name in _SUBMODULES:
+        return import_module(f"{__name__}.{name}")
+    home = _HOME_OF.get(name)
+    if home is None:
+        msg = f"module {__name__!r} has no attribute {name!r}; its public names are {', '.join(__all__)}"
+        raise AttributeError(msg)
+    value: object = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names, loaded or not."""
+    return sorted({*globals(), *_HOME_OF, *_SUBMODULES})

@@ -1,0 +1,50 @@
+"""Every exception this library raises on purpose, as one small tree.
+
+A message says what was expected, what came, and what to do. Not for errors of torch or torch_npu: those pass through.
+"""
+
+from __future__ import annotations
+
+
+class NpuGraphExError(Exception):
+    """Root of the tree: `except NpuGraphExError` catches what this library raises on purpose."""
+
+
+class OptionError(NpuGraphExError, ValueError):
+    """A compile option is wrong; the base of the three ways in which it can be."""
+
+
+class UnknownOptionError(OptionError):
+    """No option has this name."""
+
+
+class OptionValueError(OptionError):
+    """The option exists and does not take this value."""
+
+
+class OptionNotAvailableError(OptionError, NotImplementedError):
+    """The option exists, the value is legal, and this version cannot do it yet; it is refused, not ignored."""
+
+
+class ReplacementError(NpuGraphExError, ValueError):
+    """A fusion rule cannot be registered: one of its functions or arguments is wrong."""
+
+
+class GraphVerificationError(NpuGraphExError):
+    """A pass left a graph that does not compute what it did before; names the pass and the node."""
+
+
+class FusionCountError(NpuGraphExError):
+    """A caller demanded at least so many fusions and fewer happened."""
+
+
+class CaptureError(NpuGraphExError, RuntimeError):
+    """A graph cannot be captured; names the operation that capture forbids and where it was written."""
+
+
+class DeviceError(NpuGraphExError, RuntimeError):
+    """No device, or not the device that was asked for."""
+
+
+class NameRuleError(NpuGraphExError, ImportError):
+    """The name `npugraph_ex` cannot mean what the environment variable NPUGRAPH_EX asks for."""
