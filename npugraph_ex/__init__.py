@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+import npugraph_ex_autoload
 from npugraph_ex._version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -31,9 +32,21 @@ _HOME_OF = {
 }
 
 # Submodules reachable as attributes after a bare `import npugraph_ex`.
-_SUBMODULES = frozenset({"compat", "config", "configs", "core", "errors", "observe"})
+_SUBMODULES = frozenset({"compat", "config", "configs", "core", "errors", "observe", "patterns"})
 
-__all__ = sorted([*_HOME_OF, "__version__"])  # pyright: ignore[reportUnsupportedDunderAll]
+# An uninstalled checkout has no entry points and autoloading can be switched off; then this is what settles the name.
+npugraph_ex_autoload.claim()
+
+__all__ = [
+    "CompilerConfig",
+    "__version__",
+    "compile_fx",
+    "get_compiler",
+    "get_npu_backend",
+    "last_report",
+    "logger",
+    "register_replacement",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -1,0 +1,240 @@
+"""The name rule: whatever is imported in whatever order, `npugraph_ex` means this library.
+
+torch_npu carries a backend of the same name. While it is imported it puts a stand-in for that backend into
+`sys.modules["npugraph_ex"]`, and when dynamo is first imported it does so again and registers the backend string.
+This module waits for `torch_npu.dynamo` and, once that has run, answers both questions with this library instead.
+
+It is reached in three ways, each of which may be absent: at interpreter start (`npugraph_ex_autoload.pth`, the only
+one that helps where `import torch_npu` comes first), inside `import torch` (entry point group `torch.backends`), and
+from `import npugraph_ex` itself. All of them end in `install`, which may be called any number of times.
+
+The environment variable NPUGRAPH_EX=bundled switches all of it off. Kept tiny on purpose, because it runs in programs
+that never compile anything: until torch_npu is there it imports nothing but `os` and `sys`, and no import fails by it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+NAME = "npugraph_ex"
+SWITCH = "NPUGRAPH_EX"
+_HOST = "torch_npu.dynamo"
+
+
+def bundled_is_chosen() -> bool:
+    """Tell whether the environment asks for torch_npu's own backend under this name."""
+    return os.environ.get(SWITCH) == "bundled"
+
+
+def install() -> None:
+    """Make the name mean this library, now if torch_npu is already there and otherwise as soon as it is."""
+    if bundled_is_chosen():
+        return
+    host = sys.modules.get(_HOST)
+    if host is None:
+        if not any(isinstance(finder, _HostWatcher) for finder in sys.meta_path):
+            sys.meta_path.insert(0, _HostWatcher())
+    # A host that is still executing has no such function yet; the watcher that saw it start settles it at its end.
+    elif hasattr(host, "_get_npugraph_ex_backend"):
+        _settle(host)
+
+
+def claim() -> None:
+    """Called once by this library's own `__init__`: take the name, or hand it over where the environment says so."""
+    choice = os.environ.get(SWITCH, "")
+    if choice == "bundled":
+        _hand_over()
+    elif choice in {"", "library"}:
+        install()
+    else:
+        from npugraph_ex.errors import NameRuleError
+
+        msg = (
+            f"{SWITCH} is {choice!r}; it takes 'bundled' (torch_npu's own backend) or 'library' (this one, the default)"
+        )
+        raise NameRuleError(msg)
+
+
+def autoload() -> None:
+    """Entry point of the group `torch.backends`: torch calls it at the end of `import torch`."""
+    install()
+
+
+def backend(gm: Any, example_inputs: Any, **kwargs: Any) -> Any:
+    """Compile one Dynamo graph: what the string in `torch.compile(backend="npugraph_ex")` stands for.
+
+    The library's own backend is imported at the first compilation and not before.
+    """
+    if bundled_is_chosen():
+        # Dynamo met this entry point before torch_npu's own of the same name.
+        from torch_npu.dynamo import _npugraph_ex_backend_entrypoint
+
+        return _npugraph_ex_backend_entrypoint(gm, example_inputs, **kwargs)
+    from npugraph_ex.frontend.backend import npugraph_ex
+
+    return npugraph_ex(gm, example_inputs, **kwargs)
+
+
+def command_line() -> int:
+    """Run `npugraph-ex`, whose code is this library's own even where NPUGRAPH_EX=bundled gives the name away."""
+    choice = os.environ.pop(SWITCH, None)
+    from npugraph_ex.cli import main
+
+    return main(choice=choice)
+
+
+def __getattr__(name: str) -> Mapping[str, object]:
+    """Give `KERNELS`, the entry point of the group `npu_emulator.kernels`; torch is imported only when asked for it."""
+    if name != "KERNELS":
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    return _kernels()
+
+
+def _kernels() -> Mapping[str, object]:
+    """Load what each npu operator computes; under another name where `npugraph_ex` is torch_npu's."""
+    from importlib import import_module, util
+
+    if not bundled_is_chosen():
+        kernels: Mapping[str, object] = import_module("npugraph_ex.reference").KERNELS
+        return kernels
+    alias = "_npugraph_ex_reference"
+    if alias not in sys.modules:
+        folder = os.path.join(os.path.dirname(__file__), NAME, "reference")
+        spec = util.spec_from_file_location(
+            alias, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
+        )
+        if spec is None or spec.loader is None:
+            msg = f"{folder} holds no Python package; reinstall npugraph-ex"
+            raise ImportError(msg)
+        sys.modules[alias] = module = util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    aliased: Mapping[str, object] = sys.modules[alias].KERNELS
+    return aliased
+
+
+class _HostWatcher:
+    """A meta-path finder that finds nothing itself: it runs `_settle` when `torch_npu.dynamo` has been imported."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Let the other finders find the host module and append to its execution."""
+        if fullname != _HOST:
+            return None
+        sys.meta_path.remove(self)
+        spec = None
+        for finder in list(sys.meta_path):
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                break
+        if spec is not None and spec.loader is not None:
+            _append_settling(spec.loader)
+        return spec
+
+
+def _append_settling(loader: Any) -> None:
+    """Make this one loader settle the name after it has executed its module; its class and type stay as they are."""
+    execute = loader.exec_module
+
+    def execute_and_settle(module: ModuleType) -> None:
+        execute(module)
+        if not bundled_is_chosen():
+            _settle(module)
+
+    loader.exec_module = execute_and_settle
+
+
+def _settle(host: ModuleType) -> None:
+    """Answer torch_npu's two questions (which module, which backend) with this library."""
+    if getattr(host, "_npugraph_ex_backend_entrypoint", None) is backend:
+        return
+    if any(name.startswith(f"{NAME}.") and _is_under(host, module) for name, module in list(sys.modules.items())):
+        # The bundled one is already loaded and perhaps in use; two halves would be worse than the wrong whole.
+        return
+    facade = _facade()
+    if facade is None:
+        return
+    # `torch.npu.npugraph_ex.scope` asks for the bundled package by its full path.
+    sys.modules[f"{_HOST}.{NAME}"] = facade
+    host_names = vars(host)
+    host_names[NAME] = facade
+    host_names["_npugraph_ex_backend_entrypoint"] = backend
+    host_names["_get_npugraph_ex_backend"] = _offer_backend
+    registry = sys.modules.get("torch._dynamo.backends.registry")
+    if registry is not None and NAME in registry._COMPILER_FNS:  # noqa: SLF001 - dynamo offers no way to replace a backend
+        _withdraw_backend()
+        registry.register_backend(backend, NAME)
+
+
+def _hand_over() -> None:
+    """Leave `sys.modules["npugraph_ex"]` to torch_npu's backend; the running `import npugraph_ex` then returns that."""
+    from npugraph_ex.errors import NameRuleError
+
+    for name in [name for name in sys.modules if name == NAME or name.startswith(f"{NAME}.")]:
+        del sys.modules[name]
+    try:
+        import torch_npu  # noqa: F401 - puts its stand-in under the name
+    except (ImportError, OSError, RuntimeError) as error:
+        msg = f"{SWITCH}=bundled asks for torch_npu's backend, and torch_npu cannot be imported; see `npugraph-ex env`"
+        raise NameRuleError(msg) from error
+    if NAME not in sys.modules:
+        msg = f"{SWITCH} became 'bundled' after torch_npu was imported; set it before Python starts"
+        raise NameRuleError(msg)
+
+
+def _facade() -> ModuleType | None:
+    """Put this library's façade in the place of torch_npu's stand-in; give None if that fails."""
+    present = sys.modules.get(NAME)
+    if present is not None and vars(present).get("__file__") == _facade_file():
+        return present
+    sys.modules.pop(NAME, None)
+    try:
+        import npugraph_ex
+    except ImportError as error:
+        if present is not None:
+            sys.modules[NAME] = present
+        import warnings
+
+        warnings.warn(
+            f"npugraph-ex is installed but cannot be imported ({error}); the name stays with torch_npu",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
+    return npugraph_ex
+
+
+def _offer_backend() -> Any:
+    """Give torch_npu the callable that it is about to register under the name, and make room for it."""
+    _withdraw_backend()
+    return backend
+
+
+def _withdraw_backend() -> None:
+    """Drop a registration of the name: dynamo's `register_backend` takes a second one for a mistake.
+
+    `_BACKENDS` stays: it may hold torch_npu's entry point in the middle of its loading, whose result dynamo registers
+    itself (and that result is `backend`, see `_settle`).
+    """
+    registry = sys.modules.get("torch._dynamo.backends.registry")
+    if registry is not None:
+        registry._COMPILER_FNS.pop(NAME, None)  # noqa: SLF001 - as in _settle
+
+
+def _facade_file() -> str:
+    return os.path.join(os.path.dirname(__file__), NAME, "__init__.py")
+
+
+def _is_under(host: ModuleType, module: object) -> bool:
+    """Tell whether a loaded module's file lies in the host's folder."""
+    folder = os.path.dirname(host.__file__ or "?")
+    file = vars(module).get("__file__") if hasattr(module, "__dict__") else None
+    return isinstance(file, str) and file.startswith(folder)
