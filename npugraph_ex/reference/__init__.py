@@ -1,0 +1,54 @@
+"""What each npu operator computes, written in plain ATen.
+
+Every function has exactly its operator's schema signature. It computes in float32 for float16, bfloat16 and
+float32 inputs and rounds once, at each output's documented dtype; for float64 inputs it computes, and answers,
+wholly in float64, so that the same function serves as kernel on an emulated device and as judge of one.
+
+``KERNELS`` maps an operator's name without overload to its function. ``before_rounding`` holds, for operators
+with int8 outputs, a twin with the same signature whose int8 outputs are replaced by the floating-point quotient
+before it is rounded and saturated: a judge needs it to tell a tie from an error.
+
+Nothing here touches a device, a dispatcher or a graph. An argument value that a formula does not cover raises
+``UnsupportedArgumentError``, never a wrong number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from npugraph_ex.reference import (
+    add_rms_norm_dynamic_quant,
+    dtype_cast,
+    dynamic_quant,
+    quant_matmul,
+    rms_norm,
+    rotary_mul,
+    swiglu,
+)
+from npugraph_ex.reference._precision import UnsupportedArgumentError
+
+KERNELS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "npu::npu_rms_norm": rms_norm.npu_rms_norm,
+        "npu::npu_add_rms_norm": rms_norm.npu_add_rms_norm,
+        "npu::npu_dynamic_quant": dynamic_quant.npu_dynamic_quant,
+        "npu::npu_add_rms_norm_dynamic_quant": add_rms_norm_dynamic_quant.npu_add_rms_norm_dynamic_quant,
+        "npu::npu_quant_matmul": quant_matmul.npu_quant_matmul,
+        "npu::npu_dtype_cast": dtype_cast.npu_dtype_cast,
+        "npu::_npu_dtype_cast": dtype_cast._npu_dtype_cast,
+        "npu::npu_swiglu": swiglu.npu_swiglu,
+        "npu::npu_rotary_mul": rotary_mul.npu_rotary_mul,
+    }
+)
+
+before_rounding: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "npu::npu_dynamic_quant": dynamic_quant.before_rounding,
+        "npu::npu_add_rms_norm_dynamic_quant": add_rms_norm_dynamic_quant.before_rounding,
+        "npu::npu_quant_matmul": quant_matmul.before_rounding,
+    }
+)
+
+__all__ = ["KERNELS", "UnsupportedArgumentError", "before_rounding"]

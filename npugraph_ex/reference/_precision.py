@@ -1,0 +1,43 @@
+"""How the reference decompositions choose precision, round and refuse. Holds no operator."""
+
+from __future__ import annotations
+
+import torch
+
+INT8_MAX = 127.0
+
+
+class UnsupportedArgumentError(NotImplementedError):
+    """An operator was called with an argument value that its reference does not cover."""
+
+
+def unsupported(operator: str, argument: str, value: object, supported: str) -> UnsupportedArgumentError:
+    """The error for ``operator(argument=value)``; ``supported`` says what may be passed instead."""
+    return UnsupportedArgumentError(
+        f"{operator}: the reference does not cover {argument}={value!r}; it covers {supported}."
+    )
+
+
+def compute_dtype(*tensors: torch.Tensor | None) -> torch.dtype:
+    """float64 when any of ``tensors`` is float64, otherwise float32."""
+    if any(tensor is not None and tensor.dtype == torch.float64 for tensor in tensors):
+        return torch.float64
+    return torch.float32
+
+
+def stored_like(template: torch.Tensor, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``value`` rounded to ``dtype``, laid out as ``torch.empty_like(template)`` is.
+
+    The meta functions of most npu operators allocate with ``empty_like``, which keeps a permuted layout.
+    """
+    return torch.empty_like(template, dtype=dtype).copy_(value)
+
+
+def round_to_int8(quotient: torch.Tensor) -> torch.Tensor:
+    """``quotient`` rounded half to even and saturated to [-128, 127], as int8; NaN becomes 0.
+
+    The vector unit rounds with CAST_RINT, and converting a NaN to an integer there gives 0. A NaN quotient is
+    met in practice: a row of zeros has scale 0 and the quotient 0/0.
+    """
+    whole = torch.where(quotient.isnan(), torch.zeros_like(quotient), quotient.round())
+    return whole.clamp(-128.0, INT8_MAX).to(torch.int8)
