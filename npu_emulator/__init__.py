@@ -1,0 +1,66 @@
+"""npu_emulator: an Ascend NPU in software, for the real torch_npu wheel.
+
+`python -m npu_emulator script.py` runs any torch_npu program on a machine without CANN and without an NPU. Programs that
+start themselves call `npu_emulator.activate()` before they import torch. Nothing here imports torch until then.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from npu_emulator.activation import Emulator, activate, current, is_active, registry
+from npu_emulator.errors import ActivationError, BuildError, EmulatorError, KernelMissingError
+from npu_emulator.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = [
+    "ActivationError",
+    "BuildError",
+    "Emulator",
+    "EmulatorError",
+    "KernelMissingError",
+    "Settings",
+    "activate",
+    "current",
+    "is_active",
+    "kernel_counts",
+    "launch_count",
+    "null_kernels",
+    "register_kernel",
+]
+
+
+def register_kernel(name: str, kernel: Callable[..., Any]) -> None:
+    """Give an operator a kernel on the emulated device, before or after activation.
+
+    Args:
+        name: `namespace::operator` or `namespace::operator.overload`.
+        kernel: a function with the operator's signature that takes CPU tensors and returns CPU tensors. The operator also
+            needs a meta (fake) implementation, from which its output shapes come.
+    """
+    registry.add(name, kernel)
+
+
+def kernel_counts() -> dict[str, int]:
+    """Return how many kernels the device has run so far, by operator; each replay counts its kernels again."""
+    return current().launcher.counts()
+
+
+def launch_count() -> int:
+    """Return how many kernels the host has launched so far; a replay launches none."""
+    return current().launcher.launches
+
+
+@contextmanager
+def null_kernels() -> Iterator[None]:
+    """Run no kernel bodies inside the block, so that only host cost remains. Results are then meaningless."""
+    runtime = current().runtime
+    before = runtime.null_kernels()
+    runtime.set_null_kernels(1)
+    try:
+        yield
+    finally:
+        runtime.set_null_kernels(before)

@@ -1,0 +1,64 @@
+"""`python -m npu_emulator`: run a program on the emulated device."""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import sys
+from pathlib import Path
+
+from npu_emulator.activation import activate
+from npu_emulator.errors import EmulatorError
+
+_EPILOG = """\
+examples:
+  python -m npu_emulator train.py --epochs 1        any torch_npu program, unchanged
+  python -m npu_emulator -m pytest tests            a module, as `python -m` would run it
+  python -m npu_emulator --schedule lazy script.py  run queued work only when something waits for it
+  python -m npu_emulator --null-kernels bench.py    launch everything, compute nothing: host cost alone
+
+Each option is also an environment variable: --memory-gb 16 is NPU_EMULATOR_MEMORY_GB=16.
+"""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Parse the emulator's own options, activate it, and become the program."""
+    parser = argparse.ArgumentParser(
+        prog="python -m npu_emulator",
+        description="Run a torch_npu program on an emulated Ascend NPU: no CANN, no hardware.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--devices", type=int, metavar="N", help="how many NPUs to emulate (default 1)")
+    parser.add_argument("--memory-gb", type=int, metavar="GIB", help="memory of each (default 64)")
+    parser.add_argument("--soc", metavar="NAME", help="chip name that torch_npu sees (default Ascend910B3)")
+    parser.add_argument("--schedule", metavar="S", help="fifo (default), lazy, or random:SEED")
+    parser.add_argument("--null-kernels", action="store_true", default=None, help="run no kernel bodies")
+    parser.add_argument("--force", action="store_true", default=None, help="emulate although CANN or an NPU is present")
+    parser.add_argument("--quiet", action="store_true", help="do not print the banner")
+    parser.add_argument("-m", dest="module", action="store_true", help="the program is a module name, not a file")
+    parser.add_argument("program", help="script file, or module name after -m")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the program")
+    options = parser.parse_args(argv)
+    if not options.module and not Path(options.program).is_file():
+        parser.error(f"there is no file {options.program!r} (a module needs -m before its name)")
+    settings = {name: getattr(options, name) for name in ("devices", "memory_gb", "soc", "schedule", "null_kernels", "force")}
+    try:
+        activate(quiet=options.quiet, **settings)
+    except EmulatorError as error:
+        sys.exit(f"npu_emulator: {error}")
+    _run(options.program, options.arguments, module=options.module)
+
+
+def _run(program: str, arguments: list[str], *, module: bool) -> None:
+    sys.argv = [program, *arguments]
+    if module:
+        sys.path.insert(0, "")
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(program).resolve().parent)
+        runpy.run_path(program, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

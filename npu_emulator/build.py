@@ -1,0 +1,166 @@
+"""Compiles the emulated CANN runtime on first use, into a per-user cache.
+
+The libraries carry the names that torch_npu links against. One holds the code; the others are empty and depend on it, so
+that a function is found whichever library torch_npu asks for it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from npu_emulator.errors import BuildError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["LIBRARIES", "libraries", "torch_npu_folder"]
+
+LIBRARIES = (
+    "libascendcl.so",
+    "libhccl.so",
+    "libacl_op_compiler.so",
+    "libge_runner.so",
+    "libgraph.so",
+    "libacl_tdt_channel.so",
+)
+"""The names under which CANN's code is looked for, the one that holds it all first."""
+
+_SOURCES = Path(__file__).parent / "runtime"
+_PREFIXES = ("acl", "rt", "Msprof", "Hccl")
+
+
+def torch_npu_folder() -> Path:
+    """Return where torch_npu is installed, without importing it."""
+    spec = importlib.util.find_spec("torch_npu")
+    if spec is None or spec.origin is None:
+        raise BuildError("torch_npu is not installed; `pip install torch_npu` (its version must match torch's)")
+    return Path(spec.origin).parent
+
+
+def libraries() -> list[Path]:
+    """Return the paths of the built libraries in loading order, building them first if need be (a few seconds, once)."""
+    if sys.platform != "linux" or platform.machine() not in {"x86_64", "aarch64"}:
+        raise BuildError(f"the emulator runs where torch_npu has wheels: Linux on x86_64 or aarch64, not {platform.platform()}")
+    torch_npu = torch_npu_folder()
+    folder = _cache_folder() / _key(torch_npu)
+    if not (folder / "complete").exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # The lock file stays: removing it would let a third process lock a file that nobody else sees.
+        with (folder.parent / f"{folder.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (folder / "complete").exists():
+                _build(folder, torch_npu)
+    return [folder / name for name in LIBRARIES]
+
+
+def _cache_folder() -> Path:
+    chosen = os.environ.get("NPU_EMULATOR_CACHE")
+    if chosen:
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "npu_emulator"
+
+
+def _key(torch_npu: Path) -> str:
+    """Name a build by what it is made of: our sources, the wheel's headers and libraries, the compiler."""
+    digest = hashlib.sha256()
+    for source in sorted(_SOURCES.iterdir()):
+        digest.update(source.name.encode() + source.read_bytes())
+    for wanted in _consumers(torch_npu):
+        status = wanted.stat()
+        digest.update(f"{wanted.name} {status.st_size} {status.st_mtime_ns}".encode())
+    digest.update(f"{platform.machine()} {os.environ.get('CXX', '')}".encode())
+    return digest.hexdigest()[:16]
+
+
+def _consumers(torch_npu: Path) -> list[Path]:
+    """List the shared objects of the wheel whose undefined symbols the runtime has to provide."""
+    found = [torch_npu / "lib" / "libtorch_npu.so", torch_npu / "lib" / "libtensorpipe.so", *torch_npu.glob("_C*.so")]
+    missing = [path for path in found if not path.exists()]
+    if missing:
+        raise BuildError(f"{missing[0]} does not exist; this torch_npu is not laid out as its wheels are: reinstall it")
+    return found
+
+
+def _compiler() -> str:
+    for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
+        if name and shutil.which(name):
+            return name
+    raise BuildError(
+        "no C++ compiler found: the emulated device is compiled once, on first use. "
+        "Install one (Debian and Ubuntu: `apt-get install g++`) or name it in the variable CXX"
+    )
+
+
+def _build(folder: Path, torch_npu: Path) -> None:
+    """Build beside the final folder and rename, so that an interrupted build leaves nothing half done."""
+    sys.stderr.write("npu_emulator: compiling the emulated device (once, a few seconds) ...\n")
+    with tempfile.TemporaryDirectory(dir=folder.parent) as name:
+        work = Path(name)
+        include = torch_npu / "include" / "third_party" / "acl" / "inc"
+        if not include.is_dir():
+            raise BuildError(f"{include} does not exist: the emulator compiles against the headers of torch_npu's wheel; reinstall it")
+        runtime = work / LIBRARIES[0]
+        flags = ["-shared", "-fPIC", "-O1", "-std=c++17", "-fvisibility=hidden", f"-I{include}", f"-I{include / 'acl'}"]
+        # First without the stubs, to learn from the result what is still missing.
+        objects = work / "runtime.o"
+        _run([_compiler(), "-c", *flags[1:], str(_SOURCES / "runtime.cpp"), "-o", str(objects)])
+        _run([_compiler(), *flags, str(objects), "-o", str(runtime), "-pthread"])
+        stubs = work / "stubs.cpp"
+        stubs.write_text(_stubs(_wanted(_consumers(torch_npu)) - _symbols(runtime, defined=True)))
+        _run([_compiler(), *flags, str(objects), str(stubs), "-o", str(runtime), "-pthread", f"-Wl,-soname,{runtime.name}"])
+        empty = work / "empty.cpp"
+        empty.write_text("")
+        for library in LIBRARIES[1:]:
+            target = ["-o", str(work / library), f"-Wl,-soname,{library}", "-Wl,--no-as-needed", str(runtime)]
+            _run([_compiler(), "-shared", "-fPIC", str(empty), *target])
+        for leftover in (objects, stubs, empty):
+            leftover.unlink()
+        (work / "complete").write_text("")
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(work, folder)
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own command line
+    if done.returncode != 0:
+        errors = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
+        first = errors[0] if errors else f"exit status {done.returncode}"
+        raise BuildError(f"compiling the emulated device failed: {first}\nThe command was: {' '.join(command)}")
+
+
+def _wanted(consumers: Iterable[Path]) -> set[str]:
+    """Return the CANN functions without which the wheel's libraries do not load."""
+    names = set().union(*(_symbols(path, defined=False) for path in consumers))
+    return {name for name in names if name.startswith(_PREFIXES)}
+
+
+def _symbols(path: Path, *, defined: bool) -> set[str]:
+    """Return the dynamic symbols that a shared object provides (`defined`) or wants from elsewhere."""
+    from elftools.elf.elffile import ELFFile  # noqa: PLC0415 - only a first use pays for this import
+
+    with path.open("rb") as file:
+        table = ELFFile(file).get_section_by_name(".dynsym")
+        return {
+            symbol.name
+            for symbol in table.iter_symbols()
+            if (symbol["st_shndx"] != "SHN_UNDEF") == defined and symbol["st_info"]["bind"] == "STB_GLOBAL"
+        }
+
+
+def _stubs(missing: set[str]) -> str:
+    """Write functions that fail with their own name, for what the wheel links against and the runtime lacks."""
+    lines = ['extern "C" int emu_missing(const char* name);']
+    for name in sorted(missing):
+        lines.append(f'extern "C" __attribute__((visibility("default"))) int {name}(...) {{ return emu_missing("{name}"); }}')
+    return "\n".join(lines) + "\n"

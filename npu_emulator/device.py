@@ -1,0 +1,99 @@
+"""The Python face of the compiled runtime: one object, one method a C function, no logic."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from npu_emulator.settings import Settings
+
+__all__ = ["RUN_NOW", "SKIP", "Runtime"]
+
+RUN_NOW, QUEUE, SKIP = 0, 1, 2
+"""What `Runtime.begin` answers: run the kernel here and now, hand it to the queue, or run nothing (null kernels)."""
+
+CAPTURE_FORBIDS = 107030
+"""CANN's code for an operation that is not permitted while a stream is being captured."""
+
+
+class Runtime:
+    """The loaded runtime library.
+
+    Loaded twice: `_held` keeps Python's GIL (for calls that never wait), `_freed` gives it up (for calls that may).
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Bind the functions of the library at `path`, which must have been loaded globally before."""
+        self._held = ctypes.PyDLL(str(path))
+        self._freed = ctypes.CDLL(str(path))
+        u64, i32, pointer = ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p
+        self.begin = self._declare("emu_begin", i32, pointer, ctypes.c_uint32)
+        self.end = self._declare("emu_end", None)
+        self.launch = self._declare("emu_launch", i32, pointer, u64, ctypes.c_uint32)
+        self.is_capturing = self._declare("emu_is_capturing", i32, pointer)
+        self.null_kernels = self._declare("emu_null_kernels", i32)
+        self.set_null_kernels = self._declare("emu_set_null_kernels", None, i32)
+        self._describe_failure = self._declare("emu_describe_failure", None, ctypes.c_char_p)
+        self._wait = self._freed.emu_wait
+        self._wait.argtypes, self._wait.restype = [pointer], i32
+        self._runner: object = None
+
+    def _declare(self, name: str, result: type | None, *arguments: type) -> Callable[..., int]:
+        function = getattr(self._held, name)
+        function.argtypes, function.restype = list(arguments), result
+        return function  # type: ignore[no-any-return]
+
+    def configure(self, settings: Settings) -> None:
+        """Tell the runtime what device to be. Devices and memory must be set before torch_npu first looks."""
+        self._held.emu_set_devices(ctypes.c_uint32(settings.devices), settings.soc.encode())
+        self._held.emu_set_memory(ctypes.c_uint64(settings.memory_gb << 30))
+        self.set_schedule(*settings.policy())
+        self.set_null_kernels(int(settings.null_kernels))
+
+    def set_schedule(self, policy: int, seed: int) -> None:
+        """Choose when queued work runs; see `Settings.schedule`."""
+        self._held.emu_set_schedule(ctypes.c_int(policy), ctypes.c_uint64(seed))
+
+    def set_kernel_runner(self, runner: Callable[[int], int]) -> None:
+        """Give the function that runs queued kernel number n and returns an ACL status."""
+        self._runner = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)(runner)
+        self._held.emu_set_kernel_runner(self._runner)
+
+    def describe_failure(self, message: str) -> None:
+        """Keep the text that the next synchronisation reports for the kernel that is failing now."""
+        self._describe_failure(message.encode())
+
+    def wait(self, stream: int) -> int:
+        """Wait until a stream is idle; return the ACL status."""
+        return int(self._wait(stream))
+
+    def recent_error(self) -> str:
+        """Take the text of this thread's most recent error."""
+        self._held.aclGetRecentErrMsg.restype = ctypes.c_char_p
+        text = self._held.aclGetRecentErrMsg()
+        return text.decode() if text else ""
+
+    def arena(self, device: int) -> tuple[int, int]:
+        """Return (address, bytes) of a device's memory."""
+        base, size = ctypes.c_uint64(), ctypes.c_uint64()
+        self._held.emu_arena(ctypes.c_int(device), ctypes.byref(base), ctypes.byref(size))
+        return base.value, size.value
+
+    def take_released(self) -> list[int]:
+        """Return numbers of queued kernels that nothing can run any more."""
+        numbers = (ctypes.c_uint64 * 4096)()
+        self._held.emu_take_released.restype = ctypes.c_uint64
+        count = self._held.emu_take_released(numbers, ctypes.c_uint64(len(numbers)))
+        return list(numbers[:count])
+
+    def counts(self) -> list[int]:
+        """Return how many kernels ran so far, by operator number."""
+        self._held.emu_counts.restype = ctypes.c_uint64
+        size = self._held.emu_counts(None, ctypes.c_uint64(0))
+        numbers = (ctypes.c_uint64 * size)()
+        self._held.emu_counts(numbers, ctypes.c_uint64(size))
+        return list(numbers)

@@ -1,0 +1,1 @@
+"""The kernels of the emulated device: how every operator of the dispatcher gets one."""

@@ -1,0 +1,114 @@
+"""Copies between host and device, between devices, and scalar reads: the operators whose rules differ by direction."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from npu_emulator.kernels.generic import is_npu
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from npu_emulator.launch import Launcher
+
+__all__ = ["copy_kernels"]
+
+
+def copy_kernels(launcher: Launcher) -> dict[str, Callable[..., Any]]:
+    """Return the kernels of `copy_`, `_copy_from`, `_to_copy`, `clone` and `_local_scalar_dense` by operator name."""
+    copies = _Copies(launcher)
+    return {
+        "aten::copy_": copies.copy_,
+        "aten::_copy_from": copies.copy_from,
+        "aten::_copy_from_and_resize": copies.copy_from_and_resize,
+        "aten::_to_copy": copies.to_copy,
+        "aten::clone": copies.clone,
+        "aten::contiguous": copies.contiguous,
+        "aten::_local_scalar_dense": copies.local_scalar,
+        "aten::_pin_memory": copies.pin_memory,
+    }
+
+
+class _Copies:
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
+        self._number = launcher.number("aten.copy_.default")
+
+    def copy_(self, destination: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:  # noqa: FBT001, FBT002 - the operator's signature
+        """Copy into `destination`, broadcasting and casting; only device-to-host copies make the host wait."""
+        if not is_npu(destination):
+            return self._to_host(destination, source, non_blocking=non_blocking)
+        target = self._launcher.view(destination)
+        index = destination.device.index
+        if is_npu(source):
+            origin = self._launcher.view(source)
+            if source.device.index != index:
+                self._launcher.wait(source.device.index, "a copy between devices")
+        else:
+            # The host may change pageable memory as soon as this returns; pinned memory is read when the task runs.
+            origin = source if non_blocking and source.is_pinned() else source.clone()
+        self._launcher.launch("aten.copy_.default", self._number, index, lambda: target.copy_(origin))
+        return destination
+
+    def _to_host(self, destination: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> torch.Tensor:
+        origin = self._launcher.view(source)
+        index = source.device.index
+        asynchronous = non_blocking and destination.is_pinned()
+        if not asynchronous:
+            self._launcher.wait(index, "a copy to the host")
+        self._launcher.launch("aten.copy_.default", self._number, index, lambda: destination.copy_(origin))
+        if not asynchronous:
+            self._launcher.wait(index, "a copy to the host")
+        return destination
+
+    def copy_from(self, source: torch.Tensor, destination: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:  # noqa: FBT001, FBT002
+        """Copy with the operands the other way round."""
+        return self.copy_(destination, source, non_blocking)
+
+    def copy_from_and_resize(self, source: torch.Tensor, destination: torch.Tensor) -> torch.Tensor:
+        """Give `destination` the shape of `source`, then copy."""
+        if destination.size() != source.size():
+            destination.resize_(source.size())
+        return self.copy_(destination, source)
+
+    def to_copy(  # noqa: PLR0913 - the operator's signature
+        self,
+        source: torch.Tensor,
+        *,
+        dtype: torch.dtype | None = None,
+        layout: torch.layout | None = None,
+        device: torch.device | None = None,
+        pin_memory: bool | None = None,
+        non_blocking: bool = False,
+        memory_format: torch.memory_format | None = None,
+    ) -> torch.Tensor:
+        """Copy to another dtype, device or memory format."""
+        like = torch.empty_strided(source.size(), source.stride(), dtype=source.dtype, device="meta")
+        shape = torch.ops.aten._to_copy.default(like, dtype=dtype, layout=layout, memory_format=memory_format)  # noqa: SLF001
+        out = torch.empty_strided(
+            shape.size(), shape.stride(), dtype=shape.dtype, device=device or source.device, pin_memory=pin_memory or False
+        )
+        return self.copy_(out, source, non_blocking)
+
+    def clone(self, source: torch.Tensor, *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
+        """Copy into new memory of the same device."""
+        return self.to_copy(source, memory_format=memory_format)
+
+    def contiguous(self, source: torch.Tensor, *, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
+        """Return the tensor itself if its strides are right already, else a copy."""
+        if source.is_contiguous(memory_format=memory_format):
+            return source
+        return self.to_copy(source, memory_format=memory_format)
+
+    def local_scalar(self, source: torch.Tensor) -> Any:  # noqa: ANN401 - a Python number
+        """Read one element on the host, waiting for the stream."""
+        self._launcher.wait(source.device.index, "item()")
+        return self._launcher.view(source).item()
+
+    def pin_memory(self, source: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
+        """Copy a host tensor to page-locked memory (of the runtime, so that it is recognised again)."""
+        del device
+        out = torch.empty_strided(source.size(), source.stride(), dtype=source.dtype, pin_memory=True)
+        return out.copy_(source)

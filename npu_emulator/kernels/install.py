@@ -1,0 +1,112 @@
+"""Gives every operator of the dispatcher its kernel on the emulated device."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from npu_emulator.errors import KernelMissingError
+from npu_emulator.kernels.copies import copy_kernels
+from npu_emulator.kernels.generic import Kernel
+from npu_emulator.kernels.random import RandomKernel, is_random
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from torch._ops import OpOverload
+
+    from npu_emulator.launch import Launcher
+
+__all__ = ["Installer"]
+
+_TORCH_NPUS_OWN = frozenset(
+    """
+    aten::empty.memory_format aten::empty_strided aten::empty_like aten::new_empty_strided aten::empty_with_format
+    aten::as_strided aten::as_strided_ aten::view aten::view.dtype aten::_reshape_alias aten::unfold aten::view_as_real
+    aten::view_as_complex aten::set_ aten::set_.source_Storage aten::set_.source_Storage_storage_offset
+    aten::set_.source_Tensor aten::resize_ aten::resize_as_ aten::is_pinned aten::record_stream
+    aten::_has_compatible_shallow_copy_type aten::is_set_to aten::alias aten::detach
+    """.split()
+)
+"""Operators that allocate or describe memory and compute nothing: torch_npu's kernels for them need no CANN operator."""
+
+_NPU_WITHOUT_COMPUTE = ("get_npu_format", "npu_get", "empty_with_format", "unsafe_empty_with_format", "npu_change_data_ptr", "copy_memory_")
+
+
+class Installer:
+    """Overrides torch_npu's kernels; keeps the registrations alive for the life of the process."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        """Prepare to register kernels that launch through `launcher`."""
+        self._launcher = launcher
+        self._libraries: dict[str, torch.library.Library] = {}
+
+    def install(self, brought: Mapping[str, Callable[..., Any]]) -> int:
+        """Register all kernels and return their number; `brought` holds those that other packages offer."""
+        special = copy_kernels(self._launcher)
+        count = 0
+        for name in sorted(_aten_names()):
+            if name in _TORCH_NPUS_OWN:
+                continue
+            op = _overload(name)
+            if op is None:
+                continue
+            kernel = special.get(name) or (RandomKernel if is_random(op) else Kernel)(op, self._launcher)
+            self._register(name, kernel)
+            count += 1
+        for name in _registered("npu::"):
+            if not any(part in name for part in _NPU_WITHOUT_COMPUTE):
+                self._register(name, _Missing(name))
+        for name, compute in brought.items():
+            self.add(name, compute)
+        return count + len(brought)
+
+    def add(self, name: str, compute: Callable[..., Any]) -> None:
+        """Register a kernel from its CPU function."""
+        op = _overload(name)
+        if op is None:
+            raise KernelMissingError(f"there is no operator {name}; import the library that defines it, then register its kernel")
+        self._register(name, Kernel(op, self._launcher, compute))
+
+    def _register(self, name: str, kernel: Callable[..., Any]) -> None:
+        namespace, _, rest = name.partition("::")
+        library = self._libraries.get(namespace)
+        if library is None:
+            library = self._libraries[namespace] = torch.library.Library(namespace, "IMPL")  # noqa: TOR901 - kept for the life of the process
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # overriding is the purpose
+            library.impl(rest, kernel, "PrivateUse1", allow_override=True)
+
+
+class _Missing:
+    """Stands where an npu operator has no kernel yet, and says so when it is launched."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        del args, kwargs
+        raise KernelMissingError(
+            f"the emulated NPU has no kernel for {self.name}; "
+            f"give it one with npu_emulator.register_kernel({self.name!r}, function_of_cpu_tensors)"
+        )
+
+
+def _registered(prefix: str) -> list[str]:
+    names = torch._C._dispatch_get_registrations_for_dispatch_key("PrivateUse1")  # noqa: SLF001 - no public list of kernels
+    return [name for name in names if name.startswith(prefix)]
+
+
+def _aten_names() -> Iterable[str]:
+    """Every ATen operator that torch_npu or the CPU has a kernel for."""
+    cpu = torch._C._dispatch_get_registrations_for_dispatch_key("CPU")  # noqa: SLF001
+    return {*_registered("aten::"), *(name for name in cpu if name.startswith("aten::"))}
+
+
+def _overload(name: str) -> OpOverload | None:
+    namespace, _, rest = name.partition("::")
+    operator, _, overload = rest.partition(".")
+    packet = getattr(getattr(torch.ops, namespace), operator, None)
+    return getattr(packet, overload or "default", None) if packet is not None else None

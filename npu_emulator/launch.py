@@ -1,0 +1,154 @@
+"""Launching: from "this operator, on these tensors" to a task on the current stream.
+
+A kernel body is a Python function without arguments that computes on CPU tensors which share the device's memory. If the
+schedule lets it, it runs at once; otherwise it is queued under a number, and the runtime asks for that number when its
+turn comes (many times, if it was captured).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from npu_emulator.device import CAPTURE_FORBIDS, RUN_NOW, SKIP
+from npu_emulator.errors import EmulatorError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from npu_emulator.device import Runtime
+
+__all__ = ["Launcher"]
+
+_KERNEL_FAILED = 507015  # ACL_ERROR_RT_AICORE_EXCEPTION
+_SWEEP_EVERY = 256
+
+
+class Launcher:
+    """Puts kernels on streams, counts them, and gives their memory as CPU tensors."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        """Become the function that the runtime calls to run queued kernels."""
+        import torch_npu  # noqa: PLC0415 - only importable once the runtime is loaded
+
+        self.runtime = runtime
+        self.launches = 0
+        self._raw_stream: Callable[[int], int] = torch_npu._C._npu_getCurrentRawStream  # noqa: SLF001 - the public property is ten times slower
+        self._numbers: dict[str, int] = {}
+        self._bodies: dict[int, tuple[str, Callable[[], object], str]] = {}
+        self._next = itertools.count(1)
+        self._flat: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+        self._bases: dict[int, int] = {}
+        runtime.set_kernel_runner(self._run_queued)
+
+    # -- memory ---------------------------------------------------------------------------------------------------------
+
+    def view(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a CPU tensor of the same dtype, shape and strides on the same memory as a device tensor."""
+        address = tensor.data_ptr()
+        if address == 0:
+            return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
+        dtype = tensor.dtype
+        device = tensor.device.index
+        flat = self._flat.get((device, dtype))
+        if flat is None:
+            flat = self._flatten(device, dtype)
+        return flat.as_strided(tensor.size(), tensor.stride(), (address - self._bases[device]) // dtype.itemsize)
+
+    def _flatten(self, device: int, dtype: torch.dtype) -> torch.Tensor:
+        """Make the one CPU tensor that covers a device's whole memory in one dtype."""
+        base, size = self.runtime.arena(device)
+        if size == 0:
+            raise EmulatorError(
+                "the address space for the emulated device could not be reserved; lower NPU_EMULATOR_MEMORY_GB "
+                "or lift the process's address-space limit (`ulimit -v unlimited`)"
+            )
+        self._bases[device] = base
+        memory = (ctypes.c_char * size).from_address(base)
+        with torch._C._AutoDispatchBelowAutograd(), torch.inference_mode(False):  # noqa: SLF001 - no tracing of our own plumbing
+            flat = torch.frombuffer(memory, dtype=torch.uint8).view(dtype)
+        self._flat[device, dtype] = flat
+        return flat
+
+    # -- launching ------------------------------------------------------------------------------------------------------
+
+    def number(self, name: str) -> int:
+        """Return the number under which the runtime counts an operator's kernels."""
+        return self._numbers.setdefault(name, len(self._numbers))
+
+    def launch(self, name: str, number: int, device: int, body: Callable[[], object]) -> None:
+        """Put a kernel on the device's current stream."""
+        stream = self._raw_stream(device)
+        self.launches += 1
+        answer = self.runtime.begin(stream, number)
+        if answer == RUN_NOW:
+            try:
+                body()
+            finally:
+                self.runtime.end()
+        elif answer != SKIP:
+            self._queue(name, number, stream, body)
+
+    def _queue(self, name: str, number: int, stream: int, body: Callable[[], object]) -> None:
+        key = next(self._next)
+        if key % _SWEEP_EVERY == 0:
+            self.sweep()
+        self._bodies[key] = (name, body, _python_line())
+        status = self.runtime.launch(stream, key, number)
+        if status != 0:
+            del self._bodies[key]
+            raise EmulatorError(f"{name} could not be launched: {self.runtime.recent_error()} (error {status})")
+
+    def sweep(self) -> None:
+        """Forget queued kernels whose graph was destroyed or that ran for the only time."""
+        for key in self.runtime.take_released():
+            self._bodies.pop(key, None)
+
+    def _run_queued(self, key: int) -> int:
+        name, body, line = self._bodies[key]
+        # A replay may happen inside autograd, autocast or a dispatch mode of the caller; a device knows none of them.
+        try:
+            with torch._C._AutoDispatchBelowAutograd(), _disable_current_modes():  # noqa: SLF001
+                body()
+        except BaseException as error:  # noqa: BLE001 - no exception may unwind through the runtime's C++ frames
+            self.runtime.describe_failure(f"{name}, launched at {line}, failed on the device: {error}")
+            if not isinstance(error, Exception):
+                traceback.print_exc()
+            return _KERNEL_FAILED
+        return 0
+
+    def wait(self, device: int, what: str) -> None:
+        """Wait for the current stream because the host is about to read device memory."""
+        status = self.runtime.wait(self._raw_stream(device))
+        if status == CAPTURE_FORBIDS:
+            raise RuntimeError(
+                f"{what} reads device memory from the host, which is not permitted while a stream is being captured "
+                f"(ACL error {CAPTURE_FORBIDS}); move it out of the captured region. Python line: {_python_line()}"
+            )
+        if status != 0:
+            raise RuntimeError(f"{self.runtime.recent_error()} (ACL error {status})")
+
+    # -- counting -------------------------------------------------------------------------------------------------------
+
+    def counts(self) -> dict[str, int]:
+        """Return how many kernels ran so far, by operator name; replays count each kernel again."""
+        by_number = self.runtime.counts()
+        return {name: by_number[number] for name, number in self._numbers.items() if number < len(by_number) and by_number[number]}
+
+
+def _python_line() -> str:
+    """Name the innermost line of the user's program that led here."""
+    import sys  # noqa: PLC0415
+
+    frame: Any = sys._getframe(1)  # noqa: SLF001 - walking frames one by one is far cheaper than traceback.extract_stack
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if "/npu_emulator/" not in file and "/torch/" not in file and "/torch_npu/" not in file:
+            return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "an unknown line"

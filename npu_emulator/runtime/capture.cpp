@@ -1,0 +1,170 @@
+// Stream capture: from aclmdlRICaptureBegin to a graph that aclmdlRIExecuteAsync replays.
+#include <cstdio>
+
+#include "emulator.h"
+
+namespace emu {
+
+namespace {
+
+thread_local aclmdlRICaptureMode thread_mode = ACL_MODEL_RI_CAPTURE_MODE_GLOBAL;
+
+void leave_capture(Graph& graph) {
+    for (Stream* stream : graph.streams) stream->capture.reset();
+    state().capturing.erase(&graph);
+}
+
+void see(Lane& lane, uint32_t other, int64_t reached) {
+    const auto [found, inserted] = lane.seen.emplace(other, reached);
+    if (!inserted && found->second < reached) found->second = reached;
+}
+
+// The lane must end in work that the origin has waited for; a trailing record needs no wait of its own.
+bool joined(const Graph& graph, uint32_t lane) {
+    const Lane& side = graph.lanes[lane];
+    int64_t last = -1;
+    for (const uint32_t index : side.tasks)
+        if (graph.tasks[index].kind != Kind::Record) last = index;
+    const auto& seen = graph.lanes[graph.origin].seen;
+    const auto found = seen.find(lane);
+    return last < 0 || (found != seen.end() && found->second >= last);
+}
+
+}  // namespace
+
+Graph::~Graph() {
+    // Python drops these kernels when it next looks; a destructor must not call into Python.
+    State& s = state();
+    for (const Task& task : tasks)
+        if (task.kind == Kind::Kernel) s.released.push_back(task.kernel);
+}
+
+bool capture_forbids_here(Lock&) {
+    if (thread_mode == ACL_MODEL_RI_CAPTURE_MODE_RELAXED) return false;
+    for (const Graph* graph : state().capturing) {
+        if (graph->mode == ACL_MODEL_RI_CAPTURE_MODE_GLOBAL) return true;
+        if (graph->mode == ACL_MODEL_RI_CAPTURE_MODE_THREAD_LOCAL && graph->thread == std::this_thread::get_id()) return true;
+    }
+    return false;
+}
+
+aclError append(Stream* stream, Task task, Lock&) {
+    Graph& graph = *stream->capture;
+    if (task.kind == Kind::Replay)
+        return fail(ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT, "a graph cannot be replayed on a stream that is being captured");
+    const auto index = static_cast<uint32_t>(graph.tasks.size());
+    Lane& lane = graph.lanes[stream->lane];
+    if (task.kind == Kind::Wait && task.edge >= 0) {
+        const auto source = static_cast<size_t>(task.edge);
+        const uint32_t from = graph.lane_of[source];
+        for (const auto& [other, reached] : graph.seen_at_record[task.edge]) see(lane, other, reached);
+        see(lane, from, task.edge);
+    }
+    if (task.kind == Kind::Record) graph.seen_at_record[index] = lane.seen;
+    graph.tasks.push_back(std::move(task));
+    graph.lane_of.push_back(stream->lane);
+    lane.tasks.push_back(index);
+    return ACL_SUCCESS;
+}
+
+}  // namespace emu
+
+using namespace emu;
+
+EMU_API aclError aclmdlRICaptureBegin(aclrtStream handle, aclmdlRICaptureMode mode) {
+    State& s = state();
+    Lock lock(s.mutex);
+    Stream* stream = resolve(handle);
+    if (handle == nullptr || stream == s.default_stream[stream->device])
+        return fail(ACL_ERROR_RT_STREAM_CAPTURE_IMPLICIT, "the default stream cannot be captured; capture on a stream of your own");
+    if (stream->capture) return fail(ACL_ERROR_RT_STREAM_CAPTURED, "this stream is being captured already");
+    auto graph = std::make_shared<Graph>();
+    graph->id = ++s.next_graph;
+    graph->device = stream->device;
+    graph->mode = mode;
+    graph->thread = std::this_thread::get_id();
+    graph->lanes.emplace_back();
+    graph->streams.push_back(stream);
+    stream->capture = graph;
+    stream->lane = 0;
+    s.capturing.insert(graph.get());
+    return ACL_SUCCESS;
+}
+
+EMU_API aclError aclmdlRICaptureEnd(aclrtStream handle, aclmdlRI* model) {
+    State& s = state();
+    Lock lock(s.mutex);
+    Stream* stream = resolve(handle);
+    *model = nullptr;
+    if (!stream->capture) return fail(ACL_ERROR_RT_STREAM_NOT_CAPTURED, "this stream is not being captured");
+    const GraphRef graph = stream->capture;
+    if (graph->streams[graph->origin] != stream)
+        return fail(ACL_ERROR_RT_STREAM_CAPTURE_UNMATCHED, "the capture did not begin on this stream");
+    leave_capture(*graph);
+    if (graph->status != ACL_MODEL_RI_CAPTURE_STATUS_ACTIVE)
+        return fail(ACL_ERROR_RT_MODEL_CAPTURED, "an earlier error invalidated this capture");
+    graph->status = ACL_MODEL_RI_CAPTURE_STATUS_NONE;
+    for (uint32_t lane = 0; lane < graph->lanes.size(); ++lane) {
+        if (lane == graph->origin || joined(*graph, lane)) continue;
+        return fail(ACL_ERROR_RT_STREAM_UNJOINED,
+                    "stream " + std::to_string(graph->streams[lane]->id) + " was drawn into the capture and never joined: "
+                    "before the capture ends, record an event on it and let the capturing stream wait for that event");
+    }
+    *model = graph.get();
+    s.graphs[graph.get()] = graph;
+    return ACL_SUCCESS;
+}
+
+EMU_API aclError aclmdlRICaptureGetInfo(aclrtStream handle, aclmdlRICaptureStatus* status, aclmdlRI* model) {
+    Lock lock(state().mutex);
+    const Stream* stream = resolve(handle);
+    *status = stream->capture ? stream->capture->status : ACL_MODEL_RI_CAPTURE_STATUS_NONE;
+    if (model != nullptr) *model = stream->capture.get();
+    return ACL_SUCCESS;
+}
+
+EMU_API aclError aclmdlRICaptureThreadExchangeMode(aclmdlRICaptureMode* mode) {
+    std::swap(thread_mode, *mode);
+    return ACL_SUCCESS;
+}
+
+EMU_API aclError aclmdlRIExecuteAsync(aclmdlRI model, aclrtStream handle) {
+    State& s = state();
+    Lock lock(s.mutex);
+    const auto found = s.graphs.find(model);
+    if (found == s.graphs.end()) return fail(ACL_ERROR_RT_PARAM_INVALID, "this graph does not exist, or was destroyed");
+    Task task;
+    task.kind = Kind::Replay;
+    task.graph = found->second;
+    return submit(resolve(handle), std::move(task), lock);
+}
+
+EMU_API aclError aclmdlRIDestroy(aclmdlRI model) {
+    State& s = state();
+    Lock lock(s.mutex);
+    s.graphs.erase(model);  // a queued replay still holds the graph
+    return ACL_SUCCESS;
+}
+
+EMU_API aclError aclmdlRIGetId(aclmdlRI model, uint32_t* id) {
+    *id = static_cast<Graph*>(model)->id;
+    return ACL_SUCCESS;
+}
+
+EMU_API aclError aclmdlRIDebugJsonPrint(aclmdlRI model, const char* path, uint32_t) {
+    static const char* const kNames[] = {"kernel", "copy", "fill", "host_call", "record", "wait", "replay", "value_write", "value_wait"};
+    Lock lock(state().mutex);
+    const auto& graph = *static_cast<Graph*>(model);
+    FILE* file = fopen(path, "w");
+    if (file == nullptr) return fail(ACL_ERROR_RT_FILE_OPEN, std::string("cannot write ") + path);
+    fprintf(file, "{\"graph\": %u, \"streams\": %zu, \"tasks\": [", graph.id, graph.lanes.size());
+    for (size_t index = 0; index < graph.tasks.size(); ++index) {
+        const Task& task = graph.tasks[index];
+        fprintf(file, "%s\n  {\"index\": %zu, \"stream\": %u, \"kind\": \"%s\", \"op\": %u, \"waits_for\": %lld}", index ? "," : "", index,
+                graph.lane_of[index], kNames[static_cast<int>(task.kind)], task.op, static_cast<long long>(task.edge));
+    }
+    fprintf(file, "\n]}\n");
+    fclose(file);
+    return ACL_SUCCESS;
+}
+EMU_API aclError aclmdlRIDebugPrint(aclmdlRI) { return ACL_SUCCESS; }

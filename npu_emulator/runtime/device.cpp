@@ -1,0 +1,212 @@
+// Devices, contexts, core limits, options, errors, and what the profiler and the log want: everything without a queue.
+#include <chrono>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "emulator.h"
+
+namespace emu {
+namespace {
+
+thread_local int32_t device_index = 0;
+thread_local std::string recent_error;
+thread_local aclError last_error = ACL_SUCCESS;
+uint32_t device_count = 1;
+std::string soc_name = "Ascend910B3";
+char contexts[64];
+std::map<std::pair<int32_t, int>, uint32_t> device_limits;
+std::map<int, int64_t> system_options;
+std::map<int, std::string> compile_options;
+thread_local std::map<int, uint32_t> thread_limits;
+
+// Ascend 910B3: 20 AI cores (cube) with two vector cores each would be 20/40; the A2 training cards expose 24/48, which the
+// design takes as its device.
+uint32_t default_cores(int type) { return type == ACL_RT_DEV_RES_VECTOR_CORE ? 48 : 24; }
+
+}  // namespace
+
+int32_t current_device() { return device_index; }
+
+aclError fail(aclError code, const std::string& message) {
+    recent_error = message.empty() ? std::string() : "[emulated NPU] " + message;
+    last_error = code;
+    return code;
+}
+
+double now_milliseconds() {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return std::chrono::duration<double, std::milli>(now).count();
+}
+
+}  // namespace emu
+
+using namespace emu;
+
+EMU_API void emu_set_devices(uint32_t count, const char* name) {
+    device_count = count;
+    soc_name = name;
+}
+
+EMU_API aclError aclInit(const char*) { return ACL_SUCCESS; }
+EMU_API aclError aclFinalize() { return ACL_SUCCESS; }
+EMU_API const char* aclrtGetSocName() { return soc_name.c_str(); }
+EMU_API aclError aclrtGetDeviceCount(uint32_t* count) {
+    *count = device_count;
+    return ACL_SUCCESS;
+}
+EMU_API aclError aclrtGetDevice(int32_t* device) {
+    *device = device_index;
+    return ACL_SUCCESS;
+}
+EMU_API aclError aclrtSetDevice(int32_t device) {
+    if (device < 0 || static_cast<uint32_t>(device) >= device_count)
+        return fail(ACL_ERROR_RT_INVALID_DEVICEID, "device " + std::to_string(device) + " does not exist: there are " +
+                                                       std::to_string(device_count) + " emulated devices (NPU_EMULATOR_DEVICES)");
+    device_index = device;
+    return ACL_SUCCESS;
+}
+EMU_API aclError aclrtResetDevice(int32_t) { return ACL_SUCCESS; }
+EMU_API aclError aclrtGetCurrentContext(aclrtContext* context) {
+    *context = &contexts[device_index];
+    return ACL_SUCCESS;
+}
+EMU_API aclError aclrtSetCurrentContext(aclrtContext context) {
+    const auto* address = static_cast<char*>(context);
+    if (address >= contexts && address < contexts + sizeof contexts) device_index = static_cast<int32_t>(address - contexts);
+    return ACL_SUCCESS;
+}
+EMU_API aclError aclrtGetPrimaryCtxState(int32_t, uint32_t* flags, int32_t* active) {
+    if (flags != nullptr) *flags = 0;
+    if (active != nullptr) *active = 1;
+    return ACL_SUCCESS;
+}
+EMU_API aclError aclrtDeviceCanAccessPeer(int32_t* can, int32_t device, int32_t peer) {
+    *can = device != peer;
+    return ACL_SUCCESS;
+}
+EMU_API aclError aclrtDeviceEnablePeerAccess(int32_t, uint32_t) { return ACL_SUCCESS; }
+EMU_API aclError aclrtGetLogicDevIdByUserDevId(const int32_t user, int32_t* const logic) {
+    *logic = user;
+    return ACL_SUCCESS;
+}
+EMU_API aclError aclrtGetDeviceInfo(uint32_t, aclrtDevAttr attribute, int64_t* value) {
+    *value = default_cores(attribute == ACL_DEV_ATTR_VECTOR_CORE_NUM ? ACL_RT_DEV_RES_VECTOR_CORE : ACL_RT_DEV_RES_CUBE_CORE);
+    return ACL_SUCCESS;
+}
+EMU_API aclError aclGetDeviceCapability(uint32_t, aclDeviceInfo, int64_t* value) {
+    *value = default_cores(ACL_RT_DEV_RES_CUBE_CORE);
+    return ACL_SUCCESS;
+}
+
+EMU_API aclError aclrtGetDeviceResLimit(int32_t device, aclrtDevResLimitType type, uint32_t* value) {
+    const auto found = device_limits.find({device, type});
+    *value = found == device_limits.end() ? default_cores(type) : found->second;
+    return ACL_SUCCESS;
+}
+EMU_API aclError aclrtSetDeviceResLimit(int32_t device, aclrtDevResLimitType type, uint32_t value) {
+    if (value == 0 || value > default_cores(type))
+        return fail(ACL_ERROR_RT_PARAM_INVALID, "a core limit must lie in 1.." + std::to_string(default_cores(type)));
+    device_limits[{device, type}] = value;
+    return ACL_SUCCESS;
+}
+EMU_API aclError aclrtResetDeviceResLimit(int32_t device) {
+    for (auto item = device_limits.begin(); item != device_limits.end();)
+        item = item->first.first == device ? device_limits.erase(item) : std::next(item);
+    return ACL_SUCCESS;
+}
+EMU_API aclError aclrtGetStreamResLimit(aclrtStream handle, aclrtDevResLimitType type, uint32_t* value) {
+    Lock lock(state().mutex);
+    const Stream* stream = resolve(handle);
+    const auto found = stream->limits.find(type);
+    if (found == stream->limits.end()) return aclrtGetDeviceResLimit(stream->device, type, value);
+    *value = found->second;
+    return ACL_SUCCESS;
+}
+EMU_API aclError aclrtSetStreamResLimit(aclrtStream handle, aclrtDevResLimitType type, uint32_t value) {
+    if (value == 0 || value > default_cores(type))
+        return fail(ACL_ERROR_RT_PARAM_INVALID, "a core limit must lie in 1.." + std::to_string(default_cores(type)));
+    Lock lock(state().mutex);
+    resolve(handle)->limits[type] = value;
+    return ACL_SUCCESS;
+}
+EMU_API aclError aclrtResetStreamResLimit(aclrtStream handle) {
+    Lock lock(state().mutex);
+    resolve(handle)->limits.clear();
+    return ACL_SUCCESS;
+}
+EMU_API aclError aclrtUseStreamResInCurrentThread(aclrtStream handle) {
+    Lock lock(state().mutex);
+    thread_limits = resolve(handle)->limits;
+    return ACL_SUCCESS;
+}
+EMU_API aclError aclrtUnuseStreamResInCurrentThread(aclrtStream) {
+    thread_limits.clear();
+    return ACL_SUCCESS;
+}
+EMU_API aclError aclrtGetResInCurrentThread(aclrtDevResLimitType type, uint32_t* value) {
+    const auto found = thread_limits.find(type);
+    if (found == thread_limits.end()) return aclrtGetDeviceResLimit(device_index, type, value);
+    *value = found->second;
+    return ACL_SUCCESS;
+}
+
+EMU_API aclError aclrtSetSysParamOpt(aclSysParamOpt option, int64_t value) {
+    system_options[option] = value;
+    return ACL_SUCCESS;
+}
+EMU_API aclError aclrtGetSysParamOpt(aclSysParamOpt option, int64_t* value) {
+    *value = system_options[option];
+    return ACL_SUCCESS;
+}
+EMU_API aclError aclrtCtxSetSysParamOpt(aclSysParamOpt option, int64_t value) { return aclrtSetSysParamOpt(option, value); }
+EMU_API aclError aclrtCtxGetSysParamOpt(aclSysParamOpt option, int64_t* value) { return aclrtGetSysParamOpt(option, value); }
+EMU_API aclError aclSetCompileopt(aclCompileOpt option, const char* value) {
+    compile_options[option] = value == nullptr ? "" : value;
+    return ACL_SUCCESS;
+}
+EMU_API size_t aclGetCompileoptSize(aclCompileOpt option) { return compile_options[option].size() + 1; }
+EMU_API aclError aclGetCompileopt(aclCompileOpt option, char* value, size_t length) {
+    snprintf(value, length, "%s", compile_options[option].c_str());
+    return ACL_SUCCESS;
+}
+EMU_API aclError aclopSetCompileFlag(aclOpCompileFlag) { return ACL_SUCCESS; }
+EMU_API aclError aclrtSetOpWaitTimeout(uint32_t) { return ACL_SUCCESS; }
+EMU_API aclError aclrtSetOpExecuteTimeOut(uint32_t) { return ACL_SUCCESS; }
+EMU_API aclError aclrtSetOpExecuteTimeOutV2(uint64_t, uint64_t* actual) {
+    if (actual != nullptr) *actual = 0;
+    return ACL_SUCCESS;
+}
+EMU_API aclError aclrtSetDeviceSatMode(aclrtFloatOverflowMode) { return ACL_SUCCESS; }
+
+EMU_API const char* aclGetRecentErrMsg() {
+    static thread_local std::string given;
+    given.swap(recent_error);
+    recent_error.clear();
+    return given.empty() ? nullptr : given.c_str();
+}
+EMU_API aclError aclrtPeekAtLastError(aclrtLastErrLevel) { return last_error; }
+EMU_API aclError aclrtGetLastError(aclrtLastErrLevel) {
+    const aclError code = last_error;
+    last_error = ACL_SUCCESS;
+    return code;
+}
+
+// Log and profiler: accepted, and nothing is written.
+EMU_API void aclAppLog(aclLogLevel, const char*, const char*, uint32_t, const char*, ...) {}
+EMU_API int32_t MsprofRegisterCallback(uint32_t, void*) { return 0; }
+EMU_API int32_t MsprofReportApi(uint32_t, const void*) { return 0; }
+EMU_API int32_t MsprofReportCompactInfo(uint32_t, const void*, uint32_t) { return 0; }
+EMU_API int32_t MsprofReportAdditionalInfo(uint32_t, const void*, uint32_t) { return 0; }
+EMU_API uint64_t MsprofGetHashId(const char* text, size_t length) { return std::hash<std::string>()(std::string(text, length)); }
+EMU_API uint64_t MsprofSysCycleTime(void) { return static_cast<uint64_t>(now_milliseconds() * 1e6); }
+EMU_API aclError aclmdlInitDump() { return ACL_SUCCESS; }
+EMU_API aclError aclmdlFinalizeDump() { return ACL_SUCCESS; }
+EMU_API aclError aclmdlSetDump(const char*) { return ACL_SUCCESS; }
+
+// For the generated stubs of functions that torch_npu links against and the emulator does not have.
+EMU_API aclError emu_missing(const char* name) {
+    fprintf(stderr, "npu_emulator: torch_npu called %s, which the emulated runtime does not have\n", name);
+    return fail(ACL_ERROR_RT_FEATURE_NOT_SUPPORT, std::string(name) + " is not part of the emulated runtime");
+}

@@ -1,0 +1,160 @@
+// What the parts of the emulated CANN runtime share: tasks, streams, events, captured graphs, and the one device state.
+//
+// The types of the C interface come from the headers inside the installed torch_npu wheel, so the compiler itself checks
+// that every function here has the signature which that wheel calls.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "acl/acl.h"
+#include "acl/acl_op_compiler.h"
+#include "acl/error_codes/rt_error_codes.h"
+
+#define EMU_API extern "C" __attribute__((visibility("default")))
+
+namespace emu {
+
+// One `record` of an event. A later record of the same event is another ticket, so a wait keeps waiting for the record
+// it was issued against (the rule of cudaStreamWaitEvent, which aclrtStreamWaitEvent follows).
+struct Ticket {
+    bool done = false;
+    double milliseconds = 0;  // host clock when it ran
+};
+using TicketRef = std::shared_ptr<Ticket>;
+
+struct Graph;
+using GraphRef = std::shared_ptr<Graph>;
+
+enum class Kind : uint8_t { Kernel, Copy, Fill, HostCall, Record, Wait, Replay, ValueWrite, ValueWait };
+
+struct Task {
+    Kind kind = Kind::Kernel;
+    uint32_t op = 0;           // index into the table of operator names (Kernel only)
+    uint64_t kernel = 0;       // what Python runs (Kernel only)
+    void* destination = nullptr;
+    const void* source = nullptr;
+    size_t bytes = 0;
+    uint64_t value = 0;        // byte for Fill, word for ValueWrite and ValueWait
+    void (*host_function)(void*) = nullptr;
+    void* argument = nullptr;
+    int64_t edge = -1;         // inside a graph: index of the task that a Wait waits for
+    TicketRef ticket;          // Record fires it, Wait waits for it (outside graphs and for external events)
+    GraphRef graph;            // Replay only
+};
+
+struct Event;
+
+// One captured stream: its tasks in order, and how far it has seen every other captured stream.
+struct Lane {
+    std::vector<uint32_t> tasks;
+    std::map<uint32_t, int64_t> seen;  // lane -> last task index of it that is ordered before this lane's next task
+};
+
+struct Graph {
+    uint32_t id = 0;
+    int32_t device = 0;
+    uint32_t origin = 0;
+    aclmdlRICaptureMode mode = ACL_MODEL_RI_CAPTURE_MODE_GLOBAL;
+    std::thread::id thread;
+    aclmdlRICaptureStatus status = ACL_MODEL_RI_CAPTURE_STATUS_ACTIVE;
+    std::vector<Task> tasks;
+    std::vector<uint32_t> lane_of;  // task index -> lane
+    std::vector<Lane> lanes;
+    std::map<int64_t, std::map<uint32_t, int64_t>> seen_at_record;  // record -> what its lane had seen by then
+    std::vector<struct Stream*> streams;  // lane -> the stream it was captured from
+    ~Graph();
+};
+
+// One replay under way, when the schedule is allowed to interleave it with other work.
+struct Run {
+    GraphRef graph;
+    std::vector<uint32_t> next;  // per lane
+    std::vector<bool> done;      // per task
+    size_t left = 0;
+    struct Stream* stream = nullptr;
+};
+
+struct Stream {
+    int32_t id = 0;
+    int32_t device = 0;
+    uint32_t priority = 0;
+    std::deque<std::pair<uint64_t, Task>> queue;  // (launch number, task)
+    bool replaying = false;                       // the head is a Replay whose Run has started
+    GraphRef capture;
+    uint32_t lane = 0;
+    std::map<int, uint32_t> limits;  // aclrtDevResLimitType -> cores
+};
+
+struct Event {
+    uint32_t flags = 0;
+    TicketRef ticket;
+    std::weak_ptr<Graph> captured_in;  // the capture that last recorded it, if it was recorded inside one
+    int64_t captured_task = -1;
+};
+
+enum class Policy { Fifo, Lazy, Random };
+
+struct State {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::vector<std::unique_ptr<Stream>> streams;
+    std::vector<std::unique_ptr<Run>> runs;
+    std::map<int32_t, Stream*> default_stream;
+    int32_t next_stream = 0;
+    uint32_t next_graph = 0;
+    uint64_t launched = 0;
+    size_t pending = 0;       // tasks in queues that have not finished
+    bool busy = false;        // a thread is executing a task
+    std::thread::id owner;    // which
+    Policy policy = Policy::Fifo;
+    std::mt19937_64 random;
+    bool null_kernels = false;
+    std::vector<uint64_t> executed;    // per operator: kernels run, replays included
+    std::vector<uint64_t> released;    // Python kernels that nothing can run any more
+    std::unordered_set<Graph*> capturing;
+    std::unordered_map<void*, GraphRef> graphs;  // handles given to torch_npu
+    aclError failure = ACL_SUCCESS;    // of an asynchronous task; reported by the next synchronisation
+    std::string failure_message;
+};
+
+State& state();
+
+using Lock = std::unique_lock<std::mutex>;
+
+// streams and scheduling (scheduler.cpp)
+Stream* resolve(aclrtStream handle);
+aclError submit(Stream* stream, Task task, Lock& lock);
+aclError wait_for_stream(Lock& lock, Stream* stream);
+aclError wait_for_device(Lock& lock, int32_t device);
+aclError wait_for_ticket(Lock& lock, const TicketRef& ticket);
+bool step(Lock& lock, Stream* wanted);
+aclError take_failure(Lock& lock);
+
+// capture (capture.cpp)
+bool capture_forbids_here(Lock& lock);
+aclError append(Stream* stream, Task task, Lock& lock);
+
+// memory (memory.cpp)
+int32_t device_of(const void* pointer);
+bool is_pinned_host(const void* pointer);
+
+// device and errors (device.cpp)
+int32_t current_device();
+aclError fail(aclError code, const std::string& message);
+double now_milliseconds();
+
+// Python (python_api.cpp)
+extern int (*python_kernel)(uint64_t);
+
+}  // namespace emu

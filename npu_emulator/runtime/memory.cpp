@@ -1,0 +1,249 @@
+// Device memory: one reserved address range per device, handed out first-fit.
+//
+// One range per device, rather than malloc, because then "is this a device pointer, and of which device" is a comparison,
+// and because Python can view any device tensor as a slice of one big CPU tensor.
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include "emulator.h"
+
+namespace emu {
+namespace {
+
+constexpr size_t kAlignment = 512;  // what CANN promises for aclrtMalloc
+
+struct Arena {
+    char* base = nullptr;
+    size_t size = 0;
+    size_t used = 0;
+    std::map<size_t, size_t> free_ranges;  // offset -> length
+    std::map<size_t, size_t> live;         // offset -> length
+};
+
+std::mutex arena_mutex;
+std::map<int32_t, Arena> arenas;
+std::map<const char*, size_t> pinned;
+size_t arena_bytes = size_t{64} << 30;
+
+Arena& arena_for(int32_t device) {
+    Arena& arena = arenas[device];
+    if (arena.base == nullptr) {
+        // Reserved, not committed: the kernel gives pages as they are touched.
+        void* base = mmap(nullptr, arena_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (base != MAP_FAILED) {
+            arena.base = static_cast<char*>(base);
+            arena.size = arena_bytes;
+            arena.free_ranges[0] = arena_bytes;
+        }
+    }
+    return arena;
+}
+
+size_t round_up(size_t bytes) { return bytes == 0 ? kAlignment : (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+void* allocate(int32_t device, size_t bytes) {
+    std::lock_guard<std::mutex> guard(arena_mutex);
+    Arena& arena = arena_for(device);
+    const size_t want = round_up(bytes);
+    for (auto range = arena.free_ranges.begin(); range != arena.free_ranges.end(); ++range) {
+        const auto [offset, length] = *range;
+        if (length < want) continue;
+        arena.free_ranges.erase(range);
+        if (length > want) arena.free_ranges[offset + want] = length - want;
+        arena.live[offset] = want;
+        arena.used += want;
+        return arena.base + offset;
+    }
+    return nullptr;
+}
+
+// Gives whole pages back to the kernel, so that freed device memory costs no host memory.
+void discard(char* start, size_t length) {
+    constexpr uintptr_t kPage = 4096;
+    const auto first = (reinterpret_cast<uintptr_t>(start) + kPage - 1) / kPage * kPage;
+    const auto last = (reinterpret_cast<uintptr_t>(start) + length) / kPage * kPage;
+    if (last > first) madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+}
+
+void give_back(Arena& arena, size_t offset, size_t length) {
+    auto [range, inserted] = arena.free_ranges.emplace(offset, length);
+    auto next = std::next(range);
+    if (next != arena.free_ranges.end() && offset + length == next->first) {
+        range->second += next->second;
+        arena.free_ranges.erase(next);
+    }
+    if (range != arena.free_ranges.begin()) {
+        auto before = std::prev(range);
+        if (before->first + before->second == range->first) {
+            before->second += range->second;
+            arena.free_ranges.erase(range);
+        }
+    }
+}
+
+aclError release(void* pointer) {
+    std::lock_guard<std::mutex> guard(arena_mutex);
+    for (auto& [device, arena] : arenas) {
+        auto* address = static_cast<char*>(pointer);
+        if (address < arena.base || address >= arena.base + arena.size) continue;
+        auto found = arena.live.find(static_cast<size_t>(address - arena.base));
+        if (found == arena.live.end()) break;
+        const auto [offset, length] = *found;
+        arena.live.erase(found);
+        arena.used -= length;
+        discard(arena.base + offset, length);
+        give_back(arena, offset, length);
+        return ACL_SUCCESS;
+    }
+    return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtFree: this address was not allocated on an emulated device, or was freed already");
+}
+
+}  // namespace
+
+int32_t device_of(const void* pointer) {
+    const auto* address = static_cast<const char*>(pointer);
+    std::lock_guard<std::mutex> guard(arena_mutex);
+    for (const auto& [device, arena] : arenas)
+        if (arena.base != nullptr && address >= arena.base && address < arena.base + arena.size) return device;
+    return -1;
+}
+
+bool is_pinned_host(const void* pointer) {
+    const auto* address = static_cast<const char*>(pointer);
+    std::lock_guard<std::mutex> guard(arena_mutex);
+    auto after = pinned.upper_bound(address);
+    if (after == pinned.begin()) return false;
+    const auto& [base, size] = *std::prev(after);
+    return address < base + size;
+}
+
+}  // namespace emu
+
+using namespace emu;
+
+// Where Python finds device memory. `size` is 0 when the reservation failed.
+EMU_API void emu_arena(int32_t device, uint64_t* base, uint64_t* size) {
+    std::lock_guard<std::mutex> guard(arena_mutex);
+    Arena& arena = arena_for(device);
+    *base = reinterpret_cast<uint64_t>(arena.base);
+    *size = arena.size;
+}
+
+EMU_API void emu_set_memory(uint64_t bytes) {
+    std::lock_guard<std::mutex> guard(arena_mutex);
+    arena_bytes = bytes / kAlignment * kAlignment;
+}
+
+// Permitted inside a capture: torch_npu's allocator asks for memory there as a matter of course.
+EMU_API aclError aclrtMalloc(void** pointer, size_t size, aclrtMemMallocPolicy) {
+    *pointer = allocate(current_device(), size);
+    if (*pointer == nullptr)
+        return fail(ACL_ERROR_RT_MEMORY_ALLOCATION,
+                    "out of emulated device memory: " + std::to_string(size) + " bytes wanted; raise NPU_EMULATOR_MEMORY_GB");
+    return ACL_SUCCESS;
+}
+EMU_API aclError aclrtMallocAlign32(void** pointer, size_t size, aclrtMemMallocPolicy policy) {
+    return aclrtMalloc(pointer, size, policy);
+}
+EMU_API aclError aclrtFree(void* pointer) {
+    State& s = state();
+    Lock lock(s.mutex);
+    // Freeing waits for the device, as cudaFree does: queued work may still use the memory.
+    if (s.pending != 0 && !(s.busy && s.owner == std::this_thread::get_id())) wait_for_device(lock, device_of(pointer));
+    lock.unlock();
+    return release(pointer);
+}
+EMU_API aclError aclrtMallocHost(void** pointer, size_t size) {
+    *pointer = aligned_alloc(64, (size + 63) / 64 * 64 + 64);
+    if (*pointer == nullptr) return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "out of host memory");
+    std::lock_guard<std::mutex> guard(arena_mutex);
+    pinned[static_cast<char*>(*pointer)] = size;
+    return ACL_SUCCESS;
+}
+EMU_API aclError aclrtMallocHostWithCfg(void** pointer, uint64_t size, aclrtMallocConfig*) { return aclrtMallocHost(pointer, size); }
+EMU_API aclError aclrtFreeHost(void* pointer) {
+    {
+        std::lock_guard<std::mutex> guard(arena_mutex);
+        pinned.erase(static_cast<char*>(pointer));
+    }
+    free(pointer);
+    return ACL_SUCCESS;
+}
+EMU_API aclError aclrtHostRegister(void* pointer, uint64_t size, aclrtHostRegisterType, void** device_pointer) {
+    std::lock_guard<std::mutex> guard(arena_mutex);
+    pinned[static_cast<char*>(pointer)] = size;
+    if (device_pointer != nullptr) *device_pointer = pointer;
+    return ACL_SUCCESS;
+}
+EMU_API aclError aclrtHostRegisterV2(void* pointer, uint64_t size, uint32_t) {
+    return aclrtHostRegister(pointer, size, aclrtHostRegisterType{}, nullptr);
+}
+EMU_API aclError aclrtHostUnregister(void* pointer) {
+    std::lock_guard<std::mutex> guard(arena_mutex);
+    pinned.erase(static_cast<char*>(pointer));
+    return ACL_SUCCESS;
+}
+EMU_API aclError aclrtGetMemInfo(aclrtMemAttr, size_t* free_bytes, size_t* total) {
+    std::lock_guard<std::mutex> guard(arena_mutex);
+    const Arena& arena = arena_for(current_device());
+    *total = arena.size;
+    *free_bytes = arena.size - arena.used;
+    return ACL_SUCCESS;
+}
+EMU_API aclError aclrtPointerGetAttributes(const void* pointer, aclrtPtrAttributes* attributes) {
+    memset(attributes, 0, sizeof *attributes);
+    const int32_t device = device_of(pointer);
+    if (device >= 0) {
+        attributes->location.type = ACL_MEM_LOCATION_TYPE_DEVICE;
+        attributes->location.id = static_cast<uint32_t>(device);
+    } else {
+        attributes->location.type = is_pinned_host(pointer) ? ACL_MEM_LOCATION_TYPE_HOST : ACL_MEM_LOCATION_TYPE_UNREGISTERED;
+    }
+    return ACL_SUCCESS;
+}
+
+namespace {
+
+aclError blocking(const char* name) {
+    State& s = state();
+    Lock lock(s.mutex);
+    if (capture_forbids_here(lock))
+        return fail(ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT, std::string(name) + ": not permitted while a stream is being captured");
+    const aclError waited = wait_for_device(lock, current_device());
+    return waited == ACL_SUCCESS ? take_failure(lock) : waited;
+}
+
+}  // namespace
+
+EMU_API aclError aclrtMemcpy(void* destination, size_t, const void* source, size_t count, aclrtMemcpyKind) {
+    const aclError status = blocking("aclrtMemcpy");
+    if (status == ACL_SUCCESS) memmove(destination, source, count);
+    return status;
+}
+EMU_API aclError aclrtMemset(void* pointer, size_t, int32_t value, size_t count) {
+    const aclError status = blocking("aclrtMemset");
+    if (status == ACL_SUCCESS) memset(pointer, value, count);
+    return status;
+}
+EMU_API aclError aclrtMemcpyAsync(void* destination, size_t, const void* source, size_t count, aclrtMemcpyKind, aclrtStream stream) {
+    State& s = state();
+    Lock lock(s.mutex);
+    Task task;
+    task.kind = Kind::Copy;
+    task.destination = destination;
+    task.source = source;
+    task.bytes = count;
+    return submit(resolve(stream), std::move(task), lock);
+}
+EMU_API aclError aclrtMemsetAsync(void* pointer, size_t, int32_t value, size_t count, aclrtStream stream) {
+    State& s = state();
+    Lock lock(s.mutex);
+    Task task;
+    task.kind = Kind::Fill;
+    task.destination = pointer;
+    task.value = static_cast<uint64_t>(value);
+    task.bytes = count;
+    return submit(resolve(stream), std::move(task), lock);
+}

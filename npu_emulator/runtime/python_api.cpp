@@ -1,0 +1,91 @@
+// What the Python half of the emulator calls: launching kernels, running them at once when nothing is in the way, counters.
+#include <cstring>
+
+#include "emulator.h"
+
+using namespace emu;
+
+EMU_API void emu_set_kernel_runner(int (*runner)(uint64_t)) { python_kernel = runner; }
+EMU_API void emu_set_null_kernels(int on) { state().null_kernels = on != 0; }
+EMU_API int emu_null_kernels() { return state().null_kernels; }
+
+EMU_API void emu_set_schedule(int policy, uint64_t seed) {
+    State& s = state();
+    Lock lock(s.mutex);
+    s.policy = static_cast<Policy>(policy);
+    s.random.seed(seed);
+}
+
+EMU_API int emu_is_capturing(void* handle) {
+    Lock lock(state().mutex);
+    return resolve(handle)->capture != nullptr;
+}
+
+// The quick way of an eager operator. Answers 0: the caller runs the kernel itself now and then calls emu_end;
+// 1: the kernel has to be queued with emu_launch; 2: as 0, but kernels are null.
+EMU_API int emu_begin(void* handle, uint32_t op) {
+    State& s = state();
+    Lock lock(s.mutex);
+    const Stream* stream = resolve(handle);
+    if (stream->capture || s.policy != Policy::Fifo || s.busy || s.pending != 0) return 1;
+    if (s.executed.size() <= op) s.executed.resize(op + 1);
+    ++s.executed[op];
+    if (s.null_kernels) return 2;
+    s.busy = true;
+    s.owner = std::this_thread::get_id();
+    return 0;
+}
+
+EMU_API void emu_end() {
+    State& s = state();
+    Lock lock(s.mutex);
+    s.busy = false;
+    while (s.pending != 0 && !s.busy && step(lock, nullptr)) {
+    }
+    s.changed.notify_all();
+}
+
+EMU_API int emu_launch(void* handle, uint64_t kernel, uint32_t op) {
+    State& s = state();
+    Lock lock(s.mutex);
+    Task task;
+    task.kernel = kernel;
+    task.op = op;
+    return submit(resolve(handle), std::move(task), lock);
+}
+
+// Waits for a stream on behalf of a host read. Refused while a capture forbids it.
+EMU_API int emu_wait(void* handle) {
+    State& s = state();
+    Lock lock(s.mutex);
+    if (capture_forbids_here(lock)) return ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT;
+    const aclError status = wait_for_stream(lock, resolve(handle));
+    return status == ACL_SUCCESS ? take_failure(lock) : status;
+}
+
+// Called from inside a failing kernel: the text that the next synchronisation will report.
+EMU_API void emu_describe_failure(const char* message) {
+    State& s = state();
+    Lock lock(s.mutex);
+    if (s.failure == ACL_SUCCESS) s.failure_message = message;
+}
+
+// Moves up to `capacity` numbers of kernels that nothing can run any more into `out`.
+EMU_API uint64_t emu_take_released(uint64_t* out, uint64_t capacity) {
+    State& s = state();
+    Lock lock(s.mutex);
+    uint64_t count = 0;
+    while (count < capacity && !s.released.empty()) {
+        out[count++] = s.released.back();
+        s.released.pop_back();
+    }
+    return count;
+}
+
+EMU_API uint64_t emu_counts(uint64_t* out, uint64_t capacity) {
+    State& s = state();
+    Lock lock(s.mutex);
+    const uint64_t count = std::min<uint64_t>(capacity, s.executed.size());
+    if (count != 0) memcpy(out, s.executed.data(), count * sizeof(uint64_t));
+    return s.executed.size();
+}

@@ -1,0 +1,312 @@
+// The order in which work runs.
+//
+// A stream is a queue. A task is ready when it heads its queue and, if it is a wait, its ticket has fired. One thread at a
+// time executes, without holding the lock, so a kernel may take Python's GIL. Which ready task runs next, and when, is the
+// policy: `fifo` runs work when it is launched, `lazy` only when something waits for it, `random` any legal interleaving.
+#include "emulator.h"
+
+#include <cstring>
+
+// Weak, so that the runtime also loads in a process without Python.
+extern "C" {
+__attribute__((weak)) int PyGILState_Check(void);
+__attribute__((weak)) void* PyEval_SaveThread(void);
+__attribute__((weak)) void PyEval_RestoreThread(void*);
+__attribute__((weak)) int Py_IsInitialized(void);
+}
+
+namespace emu {
+
+int (*python_kernel)(uint64_t) = nullptr;  // set by python_api.cpp
+
+State& state() {
+    static State* instance = new State;  // never destroyed: torch_npu calls in from static destructors
+    return *instance;
+}
+
+namespace {
+
+// A thread that waits for another thread's kernel must not hold the GIL which that kernel may need.
+class WithoutGil {
+  public:
+    WithoutGil() {
+        if (Py_IsInitialized != nullptr && Py_IsInitialized() && PyGILState_Check()) saved_ = PyEval_SaveThread();
+    }
+    ~WithoutGil() {
+        if (saved_ != nullptr) PyEval_RestoreThread(saved_);
+    }
+
+  private:
+    void* saved_ = nullptr;
+};
+
+aclError execute(const Task& task) {
+    switch (task.kind) {
+        case Kind::Kernel:
+            return state().null_kernels || python_kernel == nullptr ? ACL_SUCCESS : python_kernel(task.kernel);
+        case Kind::Copy:
+            if (!state().null_kernels) memmove(task.destination, task.source, task.bytes);
+            break;
+        case Kind::Fill:
+            if (!state().null_kernels) memset(task.destination, static_cast<int>(task.value), task.bytes);
+            break;
+        case Kind::HostCall:
+            task.host_function(task.argument);
+            break;
+        case Kind::ValueWrite:
+            *static_cast<uint64_t*>(task.destination) = task.value;
+            break;
+        default:
+            break;
+    }
+    return ACL_SUCCESS;
+}
+
+void count(State& s, const Task& task) {
+    if (task.kind != Kind::Kernel) return;
+    if (s.executed.size() <= task.op) s.executed.resize(task.op + 1);
+    ++s.executed[task.op];
+}
+
+void note_failure(State& s, aclError code) {
+    if (code == ACL_SUCCESS || s.failure != ACL_SUCCESS) return;
+    s.failure = code;
+}
+
+// Runs one task with the lock released. Its stream's queue still holds it, so nothing behind it can start.
+void run_task(State& s, const Task& task, Lock& lock) {
+    if (task.kind == Kind::Record || task.kind == Kind::Wait) {
+        if (task.kind == Kind::Record && task.ticket) {
+            task.ticket->done = true;
+            task.ticket->milliseconds = now_milliseconds();
+        }
+        return;
+    }
+    s.busy = true;
+    s.owner = std::this_thread::get_id();
+    lock.unlock();
+    const aclError status = execute(task);
+    lock.lock();
+    s.busy = false;
+    count(s, task);
+    note_failure(s, status);
+}
+
+// A whole graph in recorded order: the quick way, legal because recorded order respects every edge.
+void run_graph_in_order(State& s, const Graph& graph, Lock& lock) {
+    s.busy = true;
+    s.owner = std::this_thread::get_id();
+    lock.unlock();
+    aclError status = ACL_SUCCESS;
+    const double now = now_milliseconds();
+    for (const Task& task : graph.tasks) {
+        if (task.kind == Kind::Record) {
+            if (task.ticket) {
+                task.ticket->done = true;
+                task.ticket->milliseconds = now;
+            }
+            continue;
+        }
+        if (task.kind == Kind::Wait) continue;
+        status = execute(task);
+        if (status != ACL_SUCCESS) break;
+    }
+    lock.lock();
+    s.busy = false;
+    for (const Task& task : graph.tasks) count(s, task);
+    note_failure(s, status);
+}
+
+bool ready(const Task& task) {
+    if (task.kind == Kind::Wait) return !task.ticket || task.ticket->done;
+    if (task.kind == Kind::ValueWait) return *static_cast<const volatile uint64_t*>(task.source) >= task.value;
+    return true;
+}
+
+// A place where a task could run next: the head of a stream, or of one lane of a replay under way.
+struct Choice {
+    uint64_t order = 0;
+    Stream* stream = nullptr;
+    Run* run = nullptr;
+    uint32_t lane = 0;
+};
+
+bool lane_ready(const Run& run, uint32_t lane) {
+    const auto& tasks = run.graph->lanes[lane].tasks;
+    if (run.next[lane] >= tasks.size()) return false;
+    const Task& task = run.graph->tasks[tasks[run.next[lane]]];
+    if (task.kind == Kind::Wait && task.edge >= 0) return run.done[static_cast<size_t>(task.edge)];
+    return ready(task);
+}
+
+std::vector<Choice> choices(State& s) {
+    std::vector<Choice> found;
+    for (auto& stream : s.streams) {
+        if (stream->queue.empty() || stream->replaying || !ready(stream->queue.front().second)) continue;
+        found.push_back({stream->queue.front().first, stream.get(), nullptr, 0});
+    }
+    for (auto& run : s.runs) {
+        for (uint32_t lane = 0; lane < run->next.size(); ++lane)
+            if (lane_ready(*run, lane)) found.push_back({run->stream->queue.front().first, run->stream, run.get(), lane});
+    }
+    return found;
+}
+
+void finish_head(State& s, Stream* stream) {
+    stream->queue.pop_front();
+    stream->replaying = false;
+    --s.pending;
+    s.changed.notify_all();
+}
+
+void run_lane_step(State& s, Run* run, uint32_t lane, Lock& lock) {
+    const GraphRef graph = run->graph;  // keeps the task alive while it runs
+    const uint32_t index = graph->lanes[lane].tasks[run->next[lane]];
+    run_task(s, graph->tasks[index], lock);
+    ++run->next[lane];
+    run->done[index] = true;
+    if (--run->left != 0) return;
+    Stream* stream = run->stream;
+    for (auto item = s.runs.begin(); item != s.runs.end(); ++item) {
+        if (item->get() != run) continue;
+        s.runs.erase(item);
+        break;
+    }
+    finish_head(s, stream);
+}
+
+void start_replay(State& s, Stream* stream, Lock& lock) {
+    const GraphRef graph = stream->queue.front().second.graph;
+    if (s.policy == Policy::Fifo || graph->tasks.empty()) {
+        run_graph_in_order(s, *graph, lock);
+        finish_head(s, stream);
+        return;
+    }
+    auto run = std::make_unique<Run>();
+    run->graph = graph;
+    run->next.assign(graph->lanes.size(), 0);
+    run->done.assign(graph->tasks.size(), false);
+    run->left = graph->tasks.size();
+    run->stream = stream;
+    stream->replaying = true;
+    s.runs.push_back(std::move(run));
+}
+
+const Choice& pick(State& s, const std::vector<Choice>& found, Stream* wanted) {
+    if (s.policy == Policy::Random) return found[s.random() % found.size()];
+    const Choice* best = nullptr;
+    for (const Choice& choice : found) {
+        // Lazy runs only what the waiter needs, as long as that is ready; fifo keeps to launch order.
+        if (s.policy == Policy::Lazy && wanted != nullptr && choice.stream == wanted) return choice;
+        if (best == nullptr || choice.order < best->order) best = &choice;
+    }
+    return *best;
+}
+
+}  // namespace
+
+// Runs one ready task. False when nothing is ready.
+bool step(Lock& lock, Stream* wanted) {
+    State& s = state();
+    const std::vector<Choice> found = choices(s);
+    if (found.empty()) return false;
+    const Choice chosen = pick(s, found, wanted);
+    if (chosen.run != nullptr) {
+        run_lane_step(s, chosen.run, chosen.lane, lock);
+    } else if (chosen.stream->queue.front().second.kind == Kind::Replay) {
+        start_replay(s, chosen.stream, lock);
+    } else {
+        const Task task = chosen.stream->queue.front().second;
+        run_task(s, task, lock);
+        if (task.kind == Kind::Kernel) s.released.push_back(task.kernel);
+        finish_head(s, chosen.stream);
+    }
+    return true;
+}
+
+// Works, or lets another thread work, until `finished()`.
+template <typename Predicate>
+aclError wait_until(Lock& lock, Predicate finished, Stream* wanted) {
+    State& s = state();
+    while (!finished()) {
+        if (!s.busy) {
+            if (step(lock, wanted)) continue;
+            return fail(ACL_ERROR_RT_STREAM_SYNC_TIMEOUT,
+                        "deadlock: the host waits for a stream whose next task waits for something that nothing queued will signal");
+        }
+        if (s.owner == std::this_thread::get_id())
+            return fail(ACL_ERROR_RT_TASK_TYPE_NOT_SUPPORT, "a kernel or host function may not wait for the device that runs it");
+        lock.unlock();
+        {
+            // The GIL is given up before, and taken back after, this scope holds the lock: never both at once.
+            WithoutGil guard;
+            Lock waiting(s.mutex);
+            s.changed.wait_for(waiting, std::chrono::milliseconds(10), [&] { return !s.busy; });
+        }
+        lock.lock();
+    }
+    return ACL_SUCCESS;
+}
+
+aclError wait_for_stream(Lock& lock, Stream* stream) {
+    return wait_until(lock, [&] { return stream->queue.empty(); }, stream);
+}
+
+aclError wait_for_device(Lock& lock, int32_t device) {
+    State& s = state();
+    if (s.pending == 0) return ACL_SUCCESS;
+    const auto idle = [&] {
+        for (const auto& stream : s.streams)
+            if (stream->device == device && !stream->queue.empty()) return false;
+        return true;
+    };
+    return wait_until(lock, idle, nullptr);
+}
+
+aclError wait_for_ticket(Lock& lock, const TicketRef& ticket) {
+    if (!ticket) return ACL_SUCCESS;
+    return wait_until(lock, [&] { return ticket->done; }, nullptr);
+}
+
+aclError take_failure(Lock&) {
+    State& s = state();
+    const aclError code = s.failure;
+    if (code == ACL_SUCCESS) return code;
+    s.failure = ACL_SUCCESS;
+    std::string message;
+    message.swap(s.failure_message);
+    return fail(code, message);
+}
+
+Stream* resolve(aclrtStream handle) {
+    if (handle != nullptr) return static_cast<Stream*>(handle);
+    State& s = state();
+    Stream*& found = s.default_stream[current_device()];
+    if (found == nullptr) {
+        auto stream = std::make_unique<Stream>();
+        stream->id = s.next_stream++;
+        stream->device = current_device();
+        found = stream.get();
+        s.streams.push_back(std::move(stream));
+    }
+    return found;
+}
+
+// Queues a task, or records it if its stream is being captured, and then does what the policy allows at a launch.
+aclError submit(Stream* stream, Task task, Lock& lock) {
+    if (stream->capture) return append(stream, std::move(task), lock);
+    State& s = state();
+    stream->queue.emplace_back(s.launched++, std::move(task));
+    ++s.pending;
+    if (s.busy) return ACL_SUCCESS;  // whoever is executing carries on with the queue
+    if (s.policy == Policy::Fifo) {
+        while (!s.busy && step(lock, nullptr)) {
+        }
+    } else if (s.policy == Policy::Random) {
+        for (uint64_t steps = s.random() % 3; steps > 0 && !s.busy && step(lock, nullptr); --steps) {
+        }
+    }
+    return ACL_SUCCESS;
+}
+
+}  // namespace emu

@@ -1,0 +1,231 @@
+// The C interface of streams and events.
+#include <chrono>
+
+#include "emulator.h"
+
+using namespace emu;
+
+namespace {
+
+aclError forbidden(const char* name) {
+    return fail(ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT, std::string(name) + ": not permitted while a stream is being captured");
+}
+
+aclError create_stream(aclrtStream* handle, uint32_t priority) {
+    State& s = state();
+    Lock lock(s.mutex);
+    auto stream = std::make_unique<Stream>();
+    stream->id = s.next_stream++;
+    stream->device = current_device();
+    stream->priority = priority;
+    *handle = stream.get();
+    s.streams.push_back(std::move(stream));
+    return ACL_SUCCESS;
+}
+
+aclError destroy_stream(aclrtStream handle) {
+    State& s = state();
+    Lock lock(s.mutex);
+    Stream* stream = static_cast<Stream*>(handle);
+    const aclError status = wait_for_stream(lock, stream);
+    for (auto item = s.streams.begin(); item != s.streams.end(); ++item) {
+        if (item->get() != stream) continue;
+        s.streams.erase(item);
+        break;
+    }
+    return status;
+}
+
+aclError create_event(aclrtEvent* handle, uint32_t flags) {
+    auto* event = new Event;
+    event->flags = flags;
+    *handle = event;
+    return ACL_SUCCESS;
+}
+
+// Synchronises, then reports what an asynchronous task did wrong, if any did.
+template <typename Wait>
+aclError synchronise(const char* name, Wait wait) {
+    State& s = state();
+    Lock lock(s.mutex);
+    if (capture_forbids_here(lock)) return forbidden(name);
+    const aclError status = wait(lock);
+    return status == ACL_SUCCESS ? take_failure(lock) : status;
+}
+
+}  // namespace
+
+EMU_API aclError aclrtCreateStream(aclrtStream* stream) { return create_stream(stream, 0); }
+EMU_API aclError aclrtCreateStreamWithConfig(aclrtStream* stream, uint32_t priority, uint32_t) {
+    return create_stream(stream, priority);
+}
+EMU_API aclError aclrtDestroyStream(aclrtStream stream) { return destroy_stream(stream); }
+EMU_API aclError aclrtDestroyStreamForce(aclrtStream stream) { return destroy_stream(stream); }
+EMU_API aclError aclrtStreamGetId(aclrtStream stream, int32_t* id) {
+    Lock lock(state().mutex);
+    *id = resolve(stream)->id;
+    return ACL_SUCCESS;
+}
+EMU_API aclError aclrtSynchronizeStream(aclrtStream stream) {
+    return synchronise("aclrtSynchronizeStream", [&](Lock& lock) { return wait_for_stream(lock, resolve(stream)); });
+}
+EMU_API aclError aclrtSynchronizeStreamWithTimeout(aclrtStream stream, int32_t) { return aclrtSynchronizeStream(stream); }
+EMU_API aclError aclrtSynchronizeDevice(void) {
+    return synchronise("aclrtSynchronizeDevice", [](Lock& lock) { return wait_for_device(lock, current_device()); });
+}
+EMU_API aclError aclrtSynchronizeDeviceWithTimeout(int32_t) { return aclrtSynchronizeDevice(); }
+EMU_API aclError aclrtStreamQuery(aclrtStream handle, aclrtStreamStatus* status) {
+    State& s = state();
+    Lock lock(s.mutex);
+    Stream* stream = resolve(handle);
+    if (!stream->queue.empty() && !s.busy) step(lock, stream);  // polling makes progress, or a polling loop would never end
+    *status = stream->queue.empty() ? ACL_STREAM_STATUS_COMPLETE : ACL_STREAM_STATUS_NOT_READY;
+    return ACL_SUCCESS;
+}
+EMU_API aclError aclrtSetStreamAttribute(aclrtStream, aclrtStreamAttr, aclrtStreamAttrValue*) { return ACL_SUCCESS; }
+EMU_API aclError aclrtSetStreamFailureMode(aclrtStream, uint64_t) { return ACL_SUCCESS; }
+EMU_API aclError aclrtSetStreamOverflowSwitch(aclrtStream, uint32_t) { return ACL_SUCCESS; }
+EMU_API aclError aclrtGetStreamOverflowSwitch(aclrtStream, uint32_t* flag) {
+    *flag = 0;
+    return ACL_SUCCESS;
+}
+
+EMU_API aclError aclrtCreateEvent(aclrtEvent* event) { return create_event(event, 0); }
+EMU_API aclError aclrtCreateEventWithFlag(aclrtEvent* event, uint32_t flags) { return create_event(event, flags); }
+EMU_API aclError aclrtCreateEventExWithFlag(aclrtEvent* event, uint32_t flags) { return create_event(event, flags); }
+EMU_API aclError aclrtDestroyEvent(aclrtEvent event) {
+    delete static_cast<Event*>(event);  // queued tasks hold the ticket, not the event
+    return ACL_SUCCESS;
+}
+EMU_API aclError aclrtResetEvent(aclrtEvent handle, aclrtStream) {
+    (void)handle;  // a ticket belongs to one record, so there is nothing to reset
+    return ACL_SUCCESS;
+}
+
+EMU_API aclError aclrtRecordEvent(aclrtEvent handle, aclrtStream stream_handle) {
+    State& s = state();
+    Lock lock(s.mutex);
+    auto* event = static_cast<Event*>(handle);
+    Stream* stream = resolve(stream_handle);
+    Task task;
+    task.kind = Kind::Record;
+    if (stream->capture && (event->flags & ACL_EVENT_EXTERNAL) == 0) {
+        event->captured_in = stream->capture;
+        event->captured_task = static_cast<int64_t>(stream->capture->tasks.size());
+        return append(stream, std::move(task), lock);
+    }
+    event->captured_in.reset();
+    event->captured_task = -1;
+    event->ticket = std::make_shared<Ticket>();
+    task.ticket = event->ticket;
+    return submit(stream, std::move(task), lock);
+}
+
+EMU_API aclError aclrtStreamWaitEvent(aclrtStream stream_handle, aclrtEvent handle) {
+    State& s = state();
+    Lock lock(s.mutex);
+    auto* event = static_cast<Event*>(handle);
+    Stream* stream = resolve(stream_handle);
+    Task task;
+    task.kind = Kind::Wait;
+    if (GraphRef graph = event->captured_in.lock()) {
+        if (graph->status == ACL_MODEL_RI_CAPTURE_STATUS_ACTIVE) {
+            task.edge = event->captured_task;
+            if (!stream->capture) {  // the fork: waiting for a captured event draws the stream into the capture
+                stream->capture = graph;
+                stream->lane = static_cast<uint32_t>(graph->lanes.size());
+                graph->lanes.emplace_back();
+                graph->streams.push_back(stream);
+            }
+            if (stream->capture != graph) {
+                graph->status = ACL_MODEL_RI_CAPTURE_STATUS_INVALIDATED;
+                return fail(ACL_ERROR_STREAM_CAPTURE_CONFLICT, "a stream being captured waited for an event of another capture");
+            }
+            return append(stream, std::move(task), lock);
+        }
+        return fail(ACL_ERROR_RT_EVENT_CAPTURED, "this event was last recorded inside a capture; record it again before waiting for it");
+    }
+    if (!event->ticket) return ACL_SUCCESS;  // never recorded: nothing to wait for
+    if (stream->capture && (event->flags & ACL_EVENT_EXTERNAL) == 0) {
+        if (event->ticket->done) return ACL_SUCCESS;
+        stream->capture->status = ACL_MODEL_RI_CAPTURE_STATUS_INVALIDATED;
+        return fail(ACL_ERROR_RT_CAPTURE_DEPENDENCY, "a stream being captured waited for unfinished work outside the capture; "
+                                                     "synchronise before the capture, or use an external event");
+    }
+    task.ticket = event->ticket;
+    return submit(stream, std::move(task), lock);
+}
+
+EMU_API aclError aclrtSynchronizeEvent(aclrtEvent handle) {
+    return synchronise("aclrtSynchronizeEvent",
+                       [&](Lock& lock) { return wait_for_ticket(lock, static_cast<Event*>(handle)->ticket); });
+}
+
+namespace {
+
+// Event queries come from torch_npu's allocator too, under its own lock, so they never run kernels there.
+bool is_done(aclrtEvent handle) {
+    Lock lock(state().mutex);
+    const auto* event = static_cast<Event*>(handle);
+    return !event->ticket || event->ticket->done;
+}
+
+}  // namespace
+
+EMU_API aclError aclrtQueryEventStatus(aclrtEvent event, aclrtEventRecordedStatus* status) {
+    *status = is_done(event) ? ACL_EVENT_RECORDED_STATUS_COMPLETE : ACL_EVENT_RECORDED_STATUS_NOT_READY;
+    return ACL_SUCCESS;
+}
+EMU_API aclError aclrtQueryEventWaitStatus(aclrtEvent event, aclrtEventWaitStatus* status) {
+    *status = is_done(event) ? ACL_EVENT_WAIT_STATUS_COMPLETE : ACL_EVENT_WAIT_STATUS_NOT_READY;
+    return ACL_SUCCESS;
+}
+EMU_API aclError aclrtEventElapsedTime(float* milliseconds, aclrtEvent first, aclrtEvent last) {
+    Lock lock(state().mutex);
+    const auto* from = static_cast<Event*>(first);
+    const auto* to = static_cast<Event*>(last);
+    if (!from->ticket || !to->ticket || !from->ticket->done || !to->ticket->done)
+        return fail(ACL_ERROR_RT_EVENT_NOT_COMPLETE, "elapsed time wants two events that were recorded and have completed");
+    *milliseconds = static_cast<float>(to->ticket->milliseconds - from->ticket->milliseconds);
+    return ACL_SUCCESS;
+}
+EMU_API aclError aclrtEventGetTimestamp(aclrtEvent handle, uint64_t* microseconds) {
+    Lock lock(state().mutex);
+    const auto* event = static_cast<Event*>(handle);
+    if (!event->ticket || !event->ticket->done) return fail(ACL_ERROR_RT_EVENT_TIMESTAMP_INVALID, "the event has not completed");
+    *microseconds = static_cast<uint64_t>(event->ticket->milliseconds * 1000.0);
+    return ACL_SUCCESS;
+}
+
+EMU_API aclError aclrtLaunchHostFunc(aclrtStream stream, aclrtHostFunc function, void* argument) {
+    Lock lock(state().mutex);
+    Task task;
+    task.kind = Kind::HostCall;
+    task.host_function = function;
+    task.argument = argument;
+    return submit(resolve(stream), std::move(task), lock);
+}
+EMU_API aclError aclrtLaunchCallback(aclrtCallback function, void* argument, aclrtCallbackBlockType, aclrtStream stream) {
+    return aclrtLaunchHostFunc(stream, function, argument);
+}
+EMU_API aclError aclrtSubscribeReport(uint64_t, aclrtStream) { return ACL_SUCCESS; }
+EMU_API aclError aclrtUnSubscribeReport(uint64_t, aclrtStream) { return ACL_SUCCESS; }
+EMU_API aclError aclrtProcessReport(int32_t) { return ACL_SUCCESS; }
+EMU_API aclError aclrtValueWrite(void* address, uint64_t value, uint32_t, aclrtStream stream) {
+    Lock lock(state().mutex);
+    Task task;
+    task.kind = Kind::ValueWrite;
+    task.destination = address;
+    task.value = value;
+    return submit(resolve(stream), std::move(task), lock);
+}
+EMU_API aclError aclrtValueWait(void* address, uint64_t value, uint32_t flag, aclrtStream stream) {
+    if (flag != ACL_STREAM_WAIT_VALUE_GEQ)
+        return fail(ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "aclrtValueWait: the emulator knows the comparison GEQ only");
+    Lock lock(state().mutex);
+    Task task;
+    task.kind = Kind::ValueWait;
+    task.source = address;
+    task.value = value;
+    return submit(resolve(stream), std::move(task), lock);
+}

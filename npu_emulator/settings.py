@@ -1,0 +1,81 @@
+"""Every setting of the emulator: one table, read from the environment, overridden by keyword arguments."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from npu_emulator.errors import EmulatorError
+
+__all__ = ["Settings"]
+
+_PREFIX = "NPU_EMULATOR_"
+_POLICIES = {"fifo": 0, "lazy": 1, "random": 2}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What kind of device to emulate and how it behaves.
+
+    Each field is also an environment variable: `null_kernels` is `NPU_EMULATOR_NULL_KERNELS`.
+    """
+
+    devices: int = 1
+    """How many devices there are."""
+    memory_gb: int = 64
+    """Memory of each device in GiB; address space is reserved, pages are taken as they are touched."""
+    soc: str = "Ascend910B3"
+    """The name that torch_npu gets for the chip; it decides by it which operators and formats exist."""
+    schedule: str = "fifo"
+    """When queued work runs: `fifo` (at launch), `lazy` (when waited for) or `random:SEED` (any legal interleaving)."""
+    null_kernels: bool = False
+    """Launch, capture and replay as always but run no kernel bodies: what remains is host cost."""
+    force: bool = False
+    """Emulate even where CANN or a real NPU is present."""
+
+    def __post_init__(self) -> None:
+        """Reject values that no device could have."""
+        if not 1 <= self.devices <= 16:  # noqa: PLR2004 - as many as one Ascend server has
+            raise EmulatorError(f"{_PREFIX}DEVICES must lie in 1..16, got {self.devices}")
+        if self.memory_gb < 1:
+            raise EmulatorError(f"{_PREFIX}MEMORY_GB must be at least 1, got {self.memory_gb}")
+        self.policy()
+
+    def policy(self) -> tuple[int, int]:
+        """Return the schedule as (policy number, seed), the form that the runtime takes."""
+        name, _, seed = self.schedule.partition(":")
+        if name not in _POLICIES or (seed and (name != "random" or not seed.isdigit())):
+            raise EmulatorError(f"{_PREFIX}SCHEDULE must be 'fifo', 'lazy' or 'random:SEED', got {self.schedule!r}")
+        return _POLICIES[name], int(seed or 0)
+
+    @classmethod
+    def from_environment(cls, **overrides: Any) -> Settings:  # noqa: ANN401 - the fields' own types are checked above
+        """Read the `NPU_EMULATOR_*` variables; keyword arguments that are not None win over them."""
+        found: dict[str, Any] = {}
+        for field in fields(cls):
+            text = os.environ.get(_PREFIX + field.name.upper())
+            if text is not None:
+                found[field.name] = _parse(field.name, field.default, text)
+        unknown = set(overrides) - {field.name for field in fields(cls)}
+        if unknown:
+            known = ", ".join(field.name for field in fields(cls))
+            raise EmulatorError(f"unknown emulator setting {sorted(unknown)[0]!r}; the settings are {known}")
+        return replace(cls(**found), **{name: value for name, value in overrides.items() if value is not None})
+
+
+def _parse(name: str, default: object, text: str) -> object:
+    """Turn the text of one environment variable into the type of its field."""
+    variable = _PREFIX + name.upper()
+    if isinstance(default, bool):
+        if text.lower() in {"1", "true", "yes", "on"}:
+            return True
+        if text.lower() in {"", "0", "false", "no", "off"}:
+            return False
+        raise EmulatorError(f"{variable} must be 0 or 1, got {text!r}")
+    if isinstance(default, int):
+        try:
+            return int(text)
+        except ValueError:
+            raise EmulatorError(f"{variable} must be a whole number, got {text!r}") from None
+    return text
