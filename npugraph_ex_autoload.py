@@ -99,25 +99,31 @@ def __getattr__(name: str) -> Mapping[str, object]:
 
 
 def _kernels() -> Mapping[str, object]:
-    """Load what each npu operator computes; under another name where `npugraph_ex` is torch_npu's."""
-    from importlib import import_module, util
+    """Load what each npu operator computes, even while `npugraph_ex` is torch_npu's backend.
 
-    if not bundled_is_chosen():
-        kernels: Mapping[str, object] = import_module("npugraph_ex.reference").KERNELS
-        return kernels
-    alias = "_npugraph_ex_reference"
-    if alias not in sys.modules:
-        folder = os.path.join(os.path.dirname(__file__), NAME, "reference")
-        spec = util.spec_from_file_location(
-            alias, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
-        )
-        if spec is None or spec.loader is None:
-            msg = f"{folder} holds no Python package; reinstall npugraph-ex"
-            raise ImportError(msg)
-        sys.modules[alias] = module = util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    aliased: Mapping[str, object] = sys.modules[alias].KERNELS
-    return aliased
+    Under NPUGRAPH_EX=bundled a bare package lends the name to `npugraph_ex.reference` (which needs torch and nothing
+    else of this library) for as long as its import takes.
+    """
+    from importlib import import_module
+
+    lent: dict[str, ModuleType] = {}
+    if bundled_is_chosen():
+        from importlib.machinery import ModuleSpec
+        from importlib.util import module_from_spec
+
+        import_module("torch")  # brings torch_npu, which must find the name free
+        lent = {name: sys.modules.pop(name) for name in list(sys.modules) if _is_ours_by_name(name)}
+        spec = ModuleSpec(NAME, None, is_package=True)
+        spec.submodule_search_locations = [os.path.dirname(_facade_file())]
+        sys.modules[NAME] = module_from_spec(spec)
+    try:
+        kernels: Mapping[str, object] = import_module(f"{NAME}.reference").KERNELS
+    finally:
+        if bundled_is_chosen():
+            for name in [name for name in sys.modules if _is_ours_by_name(name)]:
+                del sys.modules[name]
+            sys.modules.update(lent)
+    return kernels
 
 
 class _HostWatcher:
@@ -178,7 +184,7 @@ def _hand_over() -> None:
     """Leave `sys.modules["npugraph_ex"]` to torch_npu's backend; the running `import npugraph_ex` then returns that."""
     from npugraph_ex.errors import NameRuleError
 
-    for name in [name for name in sys.modules if name == NAME or name.startswith(f"{NAME}.")]:
+    for name in [name for name in sys.modules if _is_ours_by_name(name)]:
         del sys.modules[name]
     try:
         import torch_npu  # noqa: F401 - puts its stand-in under the name
@@ -227,6 +233,10 @@ def _withdraw_backend() -> None:
     registry = sys.modules.get("torch._dynamo.backends.registry")
     if registry is not None:
         registry._COMPILER_FNS.pop(NAME, None)  # noqa: SLF001 - as in _settle
+
+
+def _is_ours_by_name(name: str) -> bool:
+    return name == NAME or name.startswith(f"{NAME}.")
 
 
 def _facade_file() -> str:

@@ -1,0 +1,152 @@
+"""`CompilerConfig`: the option table worn as the object tree that scripts written for TorchAir fill in.
+
+It holds no option of its own. A path such as `experimental_config.pattern_fusion_pass` is looked up in the table; flat
+names work on the object itself. Settings of TorchAir's GE engine are accepted with a warning, because this backend does
+not run GE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from npugraph_ex.config.option import Kind, Option, choice, unknown_option
+from npugraph_ex.config.options import OPTION_TABLE, PRIVATE_PREFIX, Options
+from npugraph_ex.observe.logger import logger
+
+_ANY = Kind("anything", lambda _given: True)
+
+_GE_SETTINGS: Mapping[str, tuple[object, Kind]] = {
+    "debug.graph_dump.type": (None, choice(None, "txt", "pbtxt", "py")),
+    "debug.graph_dump.path": ("./", _ANY),
+    "ge_config.enable_single_stream": (False, _ANY),
+    "ge_config.oo_level": ("O3", _ANY),
+    "ge_config.oo_constant_folding": (None, _ANY),
+    "ge_config.oo_dead_code_elimination": (None, _ANY),
+    "ge_config.export_compile_stat": ("2", _ANY),
+    "ge_config.aicore_num": (None, _ANY),
+    "ge_config.optimization_switch": (None, _ANY),
+    "ge_config.multistream_parallel_mode": (None, _ANY),
+    "ge_config.dynamic_gears_merge_policy": ("zip", _ANY),
+    "ge_config.fusion_switch_file": (None, _ANY),
+}
+"""What GE reads and this backend does not, with the defaults and, where a wrong value is worth refusing, the kinds."""
+
+_BY_PATH: Mapping[str, Option] = {row.torchair: row for row in OPTION_TABLE.values() if row.torchair}
+_PATHS = frozenset({*_BY_PATH, *_GE_SETTINGS})
+_SECTIONS = frozenset(path.rsplit(".", depth)[0] for path in _PATHS for depth in range(1, path.count(".") + 1))
+
+
+class CompilerConfig:
+    """The options of one compilation, changeable until the backend reads them.
+
+    Example:
+        >>> config = CompilerConfig()
+        >>> config.mode = "reduce-overhead"
+        >>> config.experimental_config.pattern_fusion_pass = False
+        >>> config.to_options().pattern_fusion_pass
+        False
+    """
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "_values", {})
+
+    def __getattr__(self, name: str) -> Any:
+        return _get(self, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        _set(self, name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *OPTION_TABLE, *(section.split(".")[0] for section in _SECTIONS)})
+
+    def __repr__(self) -> str:
+        told = ", ".join(f"{name}={value!r}" for name, value in sorted(self._values.items()))
+        return f"CompilerConfig({told})"
+
+    def to_options(self) -> Options:
+        """Freeze what has been set into the value that the compiler reads."""
+        return Options.of({name: value for name, value in self._values.items() if name not in _GE_SETTINGS})
+
+
+class _Section:
+    """A branch of the tree, such as `config.debug.graph_dump`: a path and the config it belongs to, no state."""
+
+    __slots__ = ("_config", "_path")
+
+    def __init__(self, config: CompilerConfig, path: str) -> None:
+        object.__setattr__(self, "_config", config)
+        object.__setattr__(self, "_path", path)
+
+    def __getattr__(self, name: str) -> Any:
+        return _get(self._config, f"{self._path}.{name}")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        _set(self._config, f"{self._path}.{name}", value)
+
+    def __dir__(self) -> list[str]:
+        return sorted(
+            path.removeprefix(f"{self._path}.").split(".")[0] for path in _PATHS if path.startswith(self._path)
+        )
+
+    def __repr__(self) -> str:
+        return f"<CompilerConfig section {self._path}: {', '.join(dir(self))}>"
+
+
+def apply_flat(config: CompilerConfig, options: Mapping[str, object]) -> None:
+    """Set options by their flat names, all or none of them.
+
+    Raises:
+        OptionError: As `Options.of`; then `config` is unchanged.
+    """
+    Options.of(options)
+    config._values.update(options)  # noqa: SLF001 - this module is the class's own
+
+
+def _get(config: CompilerConfig, path: str) -> Any:
+    values: dict[str, object] = object.__getattribute__(config, "_values")
+    if path in _SECTIONS:
+        return _Section(config, path)
+    if path in _GE_SETTINGS:
+        return values.get(path, _GE_SETTINGS[path][0])
+    row = _row_at(path)
+    if row is not None:
+        value = values.get(row.name, row.default)
+        return not value if _is_inverted(row, path) else value
+    if path in values:
+        return values[path]
+    raise AttributeError(_no_such(path))
+
+
+def _set(config: CompilerConfig, path: str, value: object) -> None:
+    values: dict[str, object] = object.__getattribute__(config, "_values")
+    row = _row_at(path)
+    if row is not None:
+        inverted = _is_inverted(row, path)
+        if inverted and isinstance(value, bool):
+            # Judged as the flat option that it is; the message keeps the user's spelling and value where it can.
+            value = not value
+        row.check(value, said_as=f"{path} (flat name {row.name}, the opposite)" if inverted else path)
+        values[row.name] = value
+    elif path in _GE_SETTINGS:
+        default, kind = _GE_SETTINGS[path]
+        Option(name=path, kind=kind, default=default, meaning="").check(value)
+        values[path] = value
+        logger.warning("%s is a setting of mode 'max-autotune' (GE); it has no effect on this backend", path)
+    elif path.startswith(PRIVATE_PREFIX):
+        values[path] = value
+    else:
+        raise unknown_option(path, {*OPTION_TABLE, *_PATHS})
+
+
+def _row_at(path: str) -> Option | None:
+    """Find the option that a TorchAir path or a flat name stands for."""
+    return OPTION_TABLE.get(path) or _BY_PATH.get(path)
+
+
+def _is_inverted(row: Option, path: str) -> bool:
+    return row.inverted and path == row.torchair
+
+
+def _no_such(path: str) -> str:
+    return str(unknown_option(path, {*OPTION_TABLE, *_PATHS}))

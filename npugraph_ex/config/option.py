@@ -1,0 +1,98 @@
+"""What one option is, and the only code that judges a name or a value. The options themselves are in `options.py`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from npugraph_ex.errors import OptionNotAvailableError, OptionValueError, UnknownOptionError
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A set of legal values: the words that name it and the test for it."""
+
+    allowed: str
+    accepts: Callable[[object], bool]
+
+
+def choice(*values: str | bool | None) -> Kind:
+    """Exactly these values; identity of type counts, so that 0 is not False."""
+    words = " or ".join(repr(value) for value in values)
+    return Kind(words, lambda given: any(type(given) is type(value) and given == value for value in values))
+
+
+def at_least(minimum: int) -> Kind:
+    """An int from `minimum` upwards; a bool is not an int here."""
+    return Kind(f"an int >= {minimum}", lambda given: type(given) is int and given >= minimum)
+
+
+def _is_pool_handle(given: object) -> bool:
+    return isinstance(given, tuple) and len(given) == 2 and all(type(part) is int for part in given)
+
+
+SWITCH = choice(True, False)  # noqa: FBT003 - the two values are the point
+THREE_VALUED = choice(None, True, False)  # noqa: FBT003 - as SWITCH
+CALLABLE = Kind("None or a callable fn(gm, example_inputs, config)", lambda given: given is None or callable(given))
+TEXT = Kind("a str", lambda given: isinstance(given, str))
+MAPPING = Kind("None or a dict", lambda given: given is None or isinstance(given, dict))
+POOL = Kind(
+    "None or a pool handle: the pair of ints that torch.npu.graph_pool_handle() returns",
+    lambda given: given is None or _is_pool_handle(given),
+)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One row of the table.
+
+    Attributes:
+        name: The flat name, as in `torch.compile(..., options={name: value})`.
+        kind: The legal values.
+        default: The value if nobody says anything.
+        meaning: One sentence for the documentation and `npugraph-ex options`.
+        torchair: Where TorchAir's config object has it, dotted; empty if it has not.
+        inverted: TorchAir's switch says the opposite (`disable_…`).
+        honoured: The values that this version can do, None for every legal one; the others are refused, not ignored.
+    """
+
+    name: str
+    kind: Kind
+    default: object
+    meaning: str
+    torchair: str = ""
+    inverted: bool = False
+    honoured: tuple[object, ...] | None = None
+
+    def check(self, value: object, *, said_as: str = "") -> None:
+        """Refuse a value that is not legal, or legal and not possible yet.
+
+        Args:
+            value: What came.
+            said_as: How the user spelt the option, if not by its flat name.
+
+        Raises:
+            OptionValueError: The value is not one of `kind`.
+            OptionNotAvailableError: The value is legal and this version cannot do it.
+        """
+        name = said_as or self.name
+        if not self.kind.accepts(value):
+            raise OptionValueError(
+                f"option {name!r} takes {self.kind.allowed}, got {value!r} ({type(value).__name__})",
+            )
+        if self.honoured is not None and not any(value is known or value == known for known in self.honoured):
+            honoured = " or ".join(repr(known) for known in self.honoured)
+            raise OptionNotAvailableError(
+                f"option {name!r} = {value!r} is not available yet; this version honours {honoured}. "
+                "Leave the option out to compile without it",
+            )
+
+
+def unknown_option(name: object, known: Iterable[str], *, where: str = "") -> UnknownOptionError:
+    """Build the error for a name that is not in the table: the name, the nearest right one, and all of them."""
+    names = sorted(known)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    place = f" of {where}" if where else ""
+    return UnknownOptionError(f"no option{place} is named {name!r}; {hint}The names are: {', '.join(names)}")

@@ -1,0 +1,211 @@
+"""`Options`, the frozen value that the compiler reads; its fields are the option table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any
+
+from npugraph_ex.config.option import (
+    CALLABLE,
+    MAPPING,
+    POOL,
+    SWITCH,
+    TEXT,
+    THREE_VALUED,
+    Kind,
+    Option,
+    at_least,
+    choice,
+    unknown_option,
+)
+from npugraph_ex.errors import OptionError
+
+PRIVATE_PREFIX = "_vllm_"
+"""Names that start so are vLLM-Ascend's own; they are kept and not judged."""
+
+UserPass = Callable[..., Any]
+"""`fn(gm, example_inputs, config)`: edits the graph in place; what it returns is ignored."""
+
+
+def _row(  # noqa: PLR0913 - a row has this many columns
+    default: Any,
+    kind: Kind,
+    meaning: str,
+    torchair: str = "",
+    *,
+    inverted: bool = False,
+    honoured: tuple[object, ...] | None = None,
+) -> Any:
+    """Declare one option as a dataclass field; the name is filled in from the field's when the table is read."""
+    row = {"kind": kind, "meaning": meaning, "torchair": torchair, "inverted": inverted, "honoured": honoured}
+    return field(default=default, metadata=row)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What one compilation was asked to do. Build it with `Options.of`, which judges every name and value."""
+
+    mode: str = _row(
+        "npugraph_ex",
+        choice("npugraph_ex", "reduce-overhead", "max-autotune"),
+        "The first two are this backend; 'max-autotune' is TorchAir's GE path.",
+        "mode",
+        honoured=("npugraph_ex", "reduce-overhead"),
+    )
+    force_eager: bool = _row(
+        False, SWITCH, "Run the optimised graph op by op: no capture, no replay.", "debug.run_eagerly"
+    )
+    use_graph_pool: tuple[int, int] | None = _row(
+        None, POOL, "Join the caller's memory pool instead of opening one.", "aclgraph_config.use_custom_pool"
+    )
+    reuse_graph_pool_in_same_fx: bool = _row(
+        True,
+        SWITCH,
+        "The captured graphs of one FX graph share a memory pool.",
+        "debug.aclgraph.disable_mempool_reuse_in_same_fx",
+        inverted=True,
+        honoured=(True,),
+    )
+    capture_limit: int = _row(
+        64,
+        at_least(1),
+        "How many captured graphs one FX graph keeps before the least recently used goes.",
+        "debug.aclgraph.static_capture_size_limit",
+    )
+    clone_input: bool = _row(
+        True,
+        SWITCH,
+        "Copy inputs into buffers of the captured graph; False: the first caller's tensors are the buffers.",
+        "debug.aclgraph.clone_input",
+    )
+    clone_output: bool | None = _row(
+        None,
+        THREE_VALUED,
+        "None: a result never changes because of a later call, and costs no copy once earlier results are dropped; "
+        "True: always a copy; False: the next call may overwrite it.",
+        "debug.aclgraph.enable_output_clone",
+    )
+    static_kernel_compile: bool = _row(
+        False,
+        SWITCH,
+        "Compile kernels for the captured shapes with CANN's compiler.",
+        "experimental_config.aclgraph._aclnn_static_shape_kernel",
+        honoured=(False,),
+    )
+    disable_static_kernel_compile_cache: bool = _row(
+        False, SWITCH, "Compile static kernels anew in every process.", honoured=(False,)
+    )
+    frozen_parameter: bool = _row(
+        False,
+        SWITCH,
+        "Parameters never move: their addresses are not compared before a replay.",
+        "experimental_config.frozen_parameter",
+    )
+    remove_noop_ops: bool = _row(
+        True, SWITCH, "Remove operations that change nothing.", "experimental_config.remove_noop_ops"
+    )
+    remove_cat_ops: bool = _row(
+        True, SWITCH, "Write the parts of a concatenation in place.", "debug.aclgraph.remove_cat_ops"
+    )
+    inplace_pass: bool = _row(
+        True,
+        SWITCH,
+        "Compute intermediate results in place where that changes nothing.",
+        "debug.aclgraph.disable_reinplace_inplaceable_ops_pass",
+        inverted=True,
+    )
+    input_inplace_pass: bool = _row(
+        True,
+        SWITCH,
+        "Write a mutated input directly where that changes nothing.",
+        "debug.aclgraph.disable_reinplace_input_mutated_ops_pass",
+        inverted=True,
+    )
+    pattern_fusion_pass: bool = _row(
+        True,
+        SWITCH,
+        "Replace operator combinations by fused operators, the default rules and registered ones.",
+        "experimental_config.pattern_fusion_pass",
+    )
+    post_grad_custom_pre_pass: UserPass | None = _row(
+        None, CALLABLE, "A pass of the user's before all others.", "post_grad_custom_pre_pass"
+    )
+    post_grad_custom_post_pass: UserPass | None = _row(
+        None, CALLABLE, "A pass of the user's after fusion.", "post_grad_custom_post_pass"
+    )
+    dump_tensor_data: bool = _row(
+        False, SWITCH, "Write every node's inputs and outputs to files.", "dump_config.enable_dump", honoured=(False,)
+    )
+    data_dump_stage: str = _row(
+        "optimized",
+        choice("optimized", "original"),
+        "Which graph `dump_tensor_data` dumps.",
+        "dump_config.data_dump_stage",
+        honoured=("optimized",),
+    )
+    data_dump_dir: str = _row("./", TEXT, "Where `dump_tensor_data` writes.", "dump_config.dump_path", honoured=("./",))
+    super_kernel_optimize: bool = _row(
+        False,
+        SWITCH,
+        "Let CANN merge neighbouring kernels.",
+        "experimental_config.aclgraph._super_kernel_optimize",
+        honoured=(False,),
+    )
+    super_kernel_optimize_options: dict[str, Any] | None = _row(
+        None,
+        MAPPING,
+        "Options of `super_kernel_optimize`.",
+        "experimental_config.aclgraph._super_kernel_optimize_options",
+        honoured=(None,),
+    )
+    super_kernel_debug_options: dict[str, Any] | None = _row(
+        None,
+        MAPPING,
+        "Debug options of `super_kernel_optimize`.",
+        "experimental_config.aclgraph._super_kernel_debug_options",
+        honoured=(None,),
+    )
+    deadlock_check: bool = _row(
+        False, SWITCH, "Watch a replay that does not come back.", "debug.deadlock_check", honoured=(False,)
+    )
+    capture_error_mode: str = _row(
+        "global",
+        choice("global", "thread_local", "relaxed"),
+        "Whose unsafe calls end a capture, as in torch.npu.graph.",
+    )
+    force_recapture: bool = _row(False, SWITCH, "Capture at every call.", honoured=(False,))
+    private: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+
+    @classmethod
+    def of(cls, given: Mapping[str, object] | None = None) -> Options:
+        """Build the value from `options={...}` as the user wrote it.
+
+        Raises:
+            OptionError: A name or a value is wrong, or not possible yet; the message says which and what is allowed.
+        """
+        if given is not None and not isinstance(given, Mapping):
+            raise OptionError(f"options takes a dict of option names to values, got {given!r} ({type(given).__name__})")
+        known: dict[str, Any] = {}
+        private: dict[str, object] = {}
+        for name, value in (given or {}).items():
+            if isinstance(name, str) and name.startswith(PRIVATE_PREFIX):
+                private[name] = value
+                continue
+            if name not in OPTION_TABLE:
+                raise unknown_option(name, OPTION_TABLE)
+            OPTION_TABLE[name].check(value)
+            known[name] = value
+        return cls(**known, private=MappingProxyType(private))
+
+    def changed(self) -> dict[str, object]:
+        """Return the options that are not at their default, by flat name, private ones included."""
+        shown = {name: getattr(self, name) for name, row in OPTION_TABLE.items() if getattr(self, name) != row.default}
+        return {**shown, **self.private}
+
+
+OPTION_TABLE: Mapping[str, Option] = MappingProxyType(
+    {row.name: Option(name=row.name, default=row.default, **row.metadata) for row in fields(Options) if row.metadata}
+)
+"""Every option by its flat name: documentation, validation and both faces come from here."""

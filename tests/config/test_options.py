@@ -1,0 +1,143 @@
+"""`Options`: what is accepted, what is refused, and what the refusal says."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from npugraph_ex.config import OPTION_TABLE, Options
+from npugraph_ex.errors import OptionError, OptionNotAvailableError, OptionValueError, UnknownOptionError
+
+SWITCHES = sorted(name for name, row in OPTION_TABLE.items() if isinstance(row.default, bool))
+
+
+def test_defaults_are_the_contract() -> None:
+    """The defaults are those of the contract, written here a second time on purpose."""
+    assert {name: row.default for name, row in OPTION_TABLE.items()} == {
+        "mode": "npugraph_ex",
+        "force_eager": False,
+        "use_graph_pool": None,
+        "reuse_graph_pool_in_same_fx": True,
+        "capture_limit": 64,
+        "clone_input": True,
+        "clone_output": None,
+        "static_kernel_compile": False,
+        "disable_static_kernel_compile_cache": False,
+        "frozen_parameter": False,
+        "remove_noop_ops": True,
+        "remove_cat_ops": True,
+        "inplace_pass": True,
+        "input_inplace_pass": True,
+        "pattern_fusion_pass": True,
+        "post_grad_custom_pre_pass": None,
+        "post_grad_custom_post_pass": None,
+        "dump_tensor_data": False,
+        "data_dump_stage": "optimized",
+        "data_dump_dir": "./",
+        "super_kernel_optimize": False,
+        "super_kernel_optimize_options": None,
+        "super_kernel_debug_options": None,
+        "deadlock_check": False,
+        "capture_error_mode": "global",
+        "force_recapture": False,
+    }
+
+
+def test_every_default_is_accepted_and_has_a_meaning() -> None:
+    """The table is consistent: each default is a legal, available value and each row says what it means."""
+    assert Options.of({name: row.default for name, row in OPTION_TABLE.items()}) == Options()
+    assert all(row.meaning.endswith(".") for row in OPTION_TABLE.values())
+
+
+def test_wrong_name_is_named_with_the_nearest_and_all_others() -> None:
+    """A misspelt option is a ValueError with the nearest right name and the whole list."""
+    with pytest.raises(UnknownOptionError, match=r"'force_eagre'; did you mean 'force_eager'\?") as caught:
+        Options.of({"force_eagre": True})
+    assert isinstance(caught.value, ValueError)
+    assert all(name in str(caught.value) for name in OPTION_TABLE)
+
+
+def test_a_name_like_no_other_gets_no_guess() -> None:
+    """No hint is better than a wild one."""
+    with pytest.raises(UnknownOptionError) as caught:
+        Options.of({"zzzz": 1})
+    assert "did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+@pytest.mark.parametrize("value", [0, 1, "True", None, 1.0])
+def test_a_switch_takes_only_a_bool(name: str, value: object) -> None:
+    """0 is not False: the message names the option, what is allowed and what came."""
+    with pytest.raises(OptionValueError) as caught:
+        Options.of({name: value})
+    assert name in str(caught.value)
+    assert "True or False" in str(caught.value)
+    assert f"got {value!r} ({type(value).__name__})" in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [0, -1, True, 2.0, "64"])
+def test_capture_limit_is_an_int_from_one(value: object) -> None:
+    """capture_limit refuses what is not an int of at least one; True is not one."""
+    with pytest.raises(OptionValueError, match=r"capture_limit.*an int >= 1"):
+        Options.of({"capture_limit": value})
+
+
+@given(st.integers(min_value=1))
+def test_capture_limit_takes_any_positive_int(limit: int) -> None:
+    """Every positive int is kept as it is."""
+    assert Options.of({"capture_limit": limit}).capture_limit == limit
+
+
+def test_clone_output_has_three_values() -> None:
+    """None is the safe default, True and False are promises of their own; 0 is none of them."""
+    assert [Options.of({"clone_output": value}).clone_output for value in (None, True, False)] == [None, True, False]
+    with pytest.raises(OptionValueError, match="None or True or False"):
+        Options.of({"clone_output": 0})
+
+
+def test_pool_handle_is_a_pair_of_ints() -> None:
+    """use_graph_pool takes what torch.npu.graph_pool_handle() returns and says so otherwise."""
+    assert Options.of({"use_graph_pool": (0, 7)}).use_graph_pool == (0, 7)
+    with pytest.raises(OptionValueError, match="graph_pool_handle"):
+        Options.of({"use_graph_pool": 7})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("static_kernel_compile", True),
+        ("reuse_graph_pool_in_same_fx", False),
+        ("dump_tensor_data", True),
+        ("super_kernel_optimize", True),
+        ("deadlock_check", True),
+        ("force_recapture", True),
+        ("mode", "max-autotune"),
+    ],
+)
+def test_what_this_version_cannot_do_is_refused_not_ignored(name: str, value: object) -> None:
+    """A legal value without an implementation raises and says which values work."""
+    with pytest.raises(OptionNotAvailableError, match=f"'{name}' = .* is not available yet; this version honours"):
+        Options.of({name: value})
+
+
+@pytest.mark.parametrize("name", ["remove_noop_ops", "remove_cat_ops", "inplace_pass", "input_inplace_pass"])
+def test_switching_an_optional_pass_off_is_always_honoured(name: str) -> None:
+    """False asks for less work, which a version without the pass does anyway."""
+    assert getattr(Options.of({name: False}), name) is False
+
+
+def test_private_names_of_vllm_are_kept() -> None:
+    """Names that begin `_vllm_` are kept with their values, unjudged, and read-only."""
+    options = Options.of({"_vllm_aclnn_static_kernel_sym_range": [1, 2]})
+    assert options.private == {"_vllm_aclnn_static_kernel_sym_range": [1, 2]}
+    assert options.changed() == {"_vllm_aclnn_static_kernel_sym_range": [1, 2]}
+
+
+def test_changed_tells_what_the_user_said() -> None:
+    """Only values that differ from the default are listed."""
+    assert Options.of({"force_eager": True, "clone_input": True}).changed() == {"force_eager": True}
+
+
+def test_options_must_be_a_mapping() -> None:
+    """A list of names is not options."""
+    with pytest.raises(OptionError, match=r"takes a dict .* got \['force_eager'\] \(list\)"):
+        Options.of(["force_eager"])  # type: ignore[arg-type]
