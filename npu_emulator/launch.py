@@ -58,7 +58,10 @@ class Launcher:
         flat = self._flat.get((device, dtype))
         if flat is None:
             flat = self._flatten(device, dtype)
-        return flat.as_strided(tensor.size(), tensor.stride(), (address - self._bases[device]) // dtype.itemsize)
+        view = flat.as_strided(tensor.size(), tensor.stride(), (address - self._bases[device]) // dtype.itemsize)
+        if dtype.is_complex and tensor.is_conj():
+            view = view.conj()
+        return torch._neg_view(view) if tensor.is_neg() else view  # noqa: SLF001 - as above: a flag of the view, not of the memory
 
     def _flatten(self, device: int, dtype: torch.dtype) -> torch.Tensor:
         """Make the one CPU tensor that covers a device's whole memory in one dtype."""

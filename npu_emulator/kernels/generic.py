@@ -63,19 +63,23 @@ class Kernel:
             if argument.alias_info is not None and argument.alias_info.is_write
         ]
         self._is_out_variant = any(argument.is_out for argument in schema.arguments)
+        # Batch norm and its like write to an argument and return something else; most writers return what they wrote.
+        self._returns_written = all(value.alias_info is not None for value in schema.returns)
         self._returns = len(schema.returns)
         tensors_only = all(str(value.type) in {"Tensor", "Tensor[]", "List[Tensor]"} for value in schema.returns)
         self._reads_host = bool(_HOST_DEPENDENT & set(op.tags)) or not tensors_only
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - whatever the operator takes and returns
         """Launch the operator and return its (not yet computed) outputs."""
-        if self._written:
+        if self._written and self._returns_written:
             return self._launch_writing(args, kwargs)
         if self._reads_host:
             return self._run_on_host(args, kwargs)
         try:
             likes = self._metadata.outputs(args, kwargs)
-        except NotImplementedError:
+        except RuntimeError:  # NotImplementedError included: no meta kernel, or one that needs values
+            if torch.npu.is_current_stream_capturing():
+                raise
             return self._run_on_host(args, kwargs)
         return self._launch_pure(args, kwargs, likes)
 
@@ -99,9 +103,7 @@ class Kernel:
 
         def body() -> None:
             results = compute(*cpu_args, **cpu_kwargs)
-            leaves = (results,) if isinstance(results, torch.Tensor) else tree_leaves(results)
-            for target, result in zip(targets, [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)], strict=True):
-                target.copy_(result)
+            _store([results] if isinstance(results, torch.Tensor) else tree_leaves(results), targets)
 
         self._launcher.launch(self.name, self._number, index, body)
         return outputs
@@ -179,6 +181,17 @@ class Kernel:
         out = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=device)
         self._launcher.view(out).copy_(value)
         return out
+
+
+def _store(results: list[Any], targets: tuple[torch.Tensor, ...]) -> None:
+    """Write what the CPU computed to device memory.
+
+    Some operators return fewer or smaller auxiliary outputs on the CPU than their meta kernel announces (batch norm's saved
+    statistics in evaluation, embedding_bag's indices); nothing reads those.
+    """
+    for result, target in zip(results, targets, strict=False):
+        if isinstance(result, torch.Tensor) and (result.size() == target.size() or target.numel() != 0 != result.numel()):
+            target.copy_(result)
 
 
 def _allocate(like: Any, device: torch.device) -> Any:  # noqa: ANN401

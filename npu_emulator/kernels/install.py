@@ -32,6 +32,9 @@ _TORCH_NPUS_OWN = frozenset(
 )
 """Operators that allocate or describe memory and compute nothing: torch_npu's kernels for them need no CANN operator."""
 
+_AUTOGRAD_ONLY = frozenset({"aten::one_hot"})
+"""Operators without a gradient whose CANN kernel torch_npu calls from its autograd key, above the one overridden here."""
+
 _NPU_WITHOUT_COMPUTE = ("get_npu_format", "npu_get", "empty_with_format", "unsafe_empty_with_format", "npu_change_data_ptr", "copy_memory_")
 
 
@@ -55,6 +58,8 @@ class Installer:
                 continue
             kernel = special.get(name) or (RandomKernel if is_random(op) else Kernel)(op, self._launcher)
             self._register(name, kernel)
+            if name in _AUTOGRAD_ONLY:
+                self._register(name, kernel, "AutogradPrivateUse1")
             count += 1
         for name in _registered("npu::"):
             if not any(part in name for part in _NPU_WITHOUT_COMPUTE):
@@ -70,14 +75,14 @@ class Installer:
             raise KernelMissingError(f"there is no operator {name}; import the library that defines it, then register its kernel")
         self._register(name, Kernel(op, self._launcher, compute))
 
-    def _register(self, name: str, kernel: Callable[..., Any]) -> None:
+    def _register(self, name: str, kernel: Callable[..., Any], key: str = "PrivateUse1") -> None:
         namespace, _, rest = name.partition("::")
         library = self._libraries.get(namespace)
         if library is None:
             library = self._libraries[namespace] = torch.library.Library(namespace, "IMPL")  # noqa: TOR901 - kept for the life of the process
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # overriding is the purpose
-            library.impl(rest, kernel, "PrivateUse1", allow_override=True)
+            library.impl(rest, kernel, key, allow_override=True)
 
 
 class _Missing:
@@ -102,7 +107,7 @@ def _registered(prefix: str) -> list[str]:
 def _aten_names() -> Iterable[str]:
     """Every ATen operator that torch_npu or the CPU has a kernel for."""
     cpu = torch._C._dispatch_get_registrations_for_dispatch_key("CPU")  # noqa: SLF001
-    return {*_registered("aten::"), *(name for name in cpu if name.startswith("aten::"))}
+    return {*_registered("aten::"), *_AUTOGRAD_ONLY, *(name for name in cpu if name.startswith("aten::"))}
 
 
 def _overload(name: str) -> OpOverload | None:
