@@ -1,0 +1,24 @@
+"""The names of TorchAir that this library has, for scripts that say `import torchair`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import npugraph_ex
+
+if TYPE_CHECKING:
+    from npugraph_ex import CompilerConfig as CompilerConfig
+    from npugraph_ex import get_compiler as get_compiler
+    from npugraph_ex import get_npu_backend as get_npu_backend
+    from npugraph_ex import logger as logger
+    from npugraph_ex import register_replacement as register_replacement
+
+__all__ = ["CompilerConfig", "get_compiler", "get_npu_backend", "logger", "register_replacement"]
+
+
+def __getattr__(name: str) -> object:
+    """Pass the public names on; they load on first use, as they do in the façade."""
+    if name not in __all__:
+        raise AttributeError(f"torchair, as npugraph_ex provides it, has no {name!r}; it has {', '.join(__all__)}")
+    value: object = getattr(npugraph_ex, name)
+    return value

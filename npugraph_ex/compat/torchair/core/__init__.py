@@ -1,0 +1,1 @@
+"""TorchAir's path to its logger."""

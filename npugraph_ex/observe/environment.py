@@ -1,0 +1,212 @@
+"""What is installed, which device there is, what the name `npugraph_ex` means here, what is wrong and how to mend it.
+
+Nothing here imports torch: on a machine without CANN that alone can fail. A second interpreter is asked instead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+
+_PACKAGES = ("npugraph-ex", "torch", "torch_npu", "packaging", "pyelftools", "rich", "tabulate")
+_TESTED = {"torch": "2.13", "torch_npu": "2.13"}
+_TOOLKITS = ("/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend/cann", "~/Ascend/ascend-toolkit/latest")
+_PROBE_SECONDS = 300
+_CHOICES = ("", "library", "bundled")
+# What the dynamic loader says when torch_npu is there and CANN is not.
+_CANN_LIBRARIES = ("libascendcl.so", "libhccl.so", "libacl_op_compiler.so", "libge_runner.so", "libgraph.so")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that is wrong, or only worth knowing (`fatal` False), with the way to mend it."""
+
+    what: str
+    remedy: str
+    fatal: bool = True
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Everything `npugraph-ex env` tells.
+
+    Attributes:
+        python: Version and path of the interpreter.
+        packages: Installed version by package, None where it is missing.
+        cann: Where CANN's toolkit was found, None if nowhere.
+        npus: Device files of real NPUs.
+        compiler: The C++ compiler that the emulated device would be built with.
+        device: What a program sees: "npu", "emulated" or "none".
+        device_name: The chip's name, None without a device.
+        choice: The environment variable NPUGRAPH_EX.
+        import_name: The file that `import npugraph_ex` gives, None if unknown.
+        backend_string: The callable behind `torch.compile(backend="npugraph_ex")`, None if unknown.
+        problems: What is wrong.
+    """
+
+    python: str
+    packages: Mapping[str, str | None]
+    cann: str | None
+    npus: tuple[str, ...]
+    compiler: str | None
+    device: str
+    device_name: str | None
+    choice: str
+    import_name: str | None
+    backend_string: str | None
+    problems: tuple[Problem, ...]
+
+    @property
+    def works(self) -> bool:
+        """Whether a program can compile with this library here."""
+        return not any(problem.fatal for problem in self.problems)
+
+    def as_json(self) -> str:
+        """Render as one JSON object."""
+        return json.dumps({**asdict(self), "works": self.works}, indent=2)
+
+
+def inspect(*, emulate: bool = False, choice: str = "") -> Environment:
+    """Look at this machine; takes some seconds, because torch is imported in another process.
+
+    Args:
+        emulate: Ask about the emulated device even where a real one is present.
+        choice: What NPUGRAPH_EX was when the program started (the command line takes it out of the environment).
+    """
+    packages = {name: _version(name) for name in _PACKAGES}
+    compiler = _compiler()
+    # A value that means nothing is reported by itself; the rest is asked as if it were not set.
+    asked = choice if choice in _CHOICES else ""
+    here = _ask(emulate=emulate, choice=asked)
+    emulated = emulate and here["error"] is None
+    problems = [*_package_problems(packages), *_name_problems(choice)]
+    if here["device"] is None and not emulate:
+        why = str(here["error"] or "torch_npu found no device")
+        fallback = _ask(emulate=True, choice=asked)
+        problems.append(_no_device(why, emulator_error=fallback["error"], compiler=compiler))
+        if fallback["error"] is None:
+            here, emulated = fallback, True
+    elif here["error"] is not None:
+        problems.append(_import_failed(str(here["error"])))
+    problems += _wrong_meaning(here, asked)
+    return Environment(
+        python=f"{sys.version.split()[0]} ({sys.executable})",
+        packages=packages,
+        cann=_cann(),
+        npus=tuple(str(path) for path in sorted(Path("/dev").glob("davinci[0-9]*"))),
+        compiler=compiler,
+        device="emulated" if emulated else "npu" if here["device"] else "none",
+        device_name=here["device"],
+        choice=choice,
+        import_name=here["import_name"],
+        backend_string=here["backend_string"],
+        problems=tuple(problems),
+    )
+
+
+def _ask(*, emulate: bool, choice: str) -> dict[str, str | None]:
+    """Run the probe in a fresh interpreter and return its answer."""
+    command = [sys.executable, "-P", str(Path(__file__).with_name("_probe.py")), *(["--emulate"] if emulate else [])]
+    environment = {**os.environ, "NPUGRAPH_EX": choice}
+    silence: dict[str, str | None] = {"device": None, "import_name": None, "backend_string": None}
+    try:
+        done = subprocess.run(  # noqa: S603 - our own file, no shell
+            command, capture_output=True, text=True, check=False, env=environment, timeout=_PROBE_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return {**silence, "error": f"importing torch took more than {_PROBE_SECONDS} s"}
+    lines = done.stdout.strip().splitlines()
+    try:
+        answer: dict[str, str | None] = json.loads(lines[-1])
+    except (IndexError, ValueError):
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return {**silence, "error": f"importing torch ended the interpreter with status {done.returncode}: {last}"}
+    return answer
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _compiler() -> str | None:
+    candidates = (os.environ.get("CXX"), "g++", "clang++", "c++")
+    return next((found for name in candidates if name and (found := shutil.which(name))), None)
+
+
+def _cann() -> str | None:
+    candidates = (os.environ.get("ASCEND_HOME_PATH"), *_TOOLKITS)
+    return next((str(path) for name in candidates if name and (path := Path(name).expanduser()).is_dir()), None)
+
+
+def _package_problems(packages: Mapping[str, str | None]) -> list[Problem]:
+    problems = [
+        Problem(f"{name} is not installed", f"pip install {name}") for name, version in packages.items() if not version
+    ]
+    for name, tested in _TESTED.items():
+        version = packages[name]
+        if version and not version.startswith(f"{tested}."):
+            what = f"{name} {version} is installed; this library is tested with {tested}"
+            problems.append(Problem(what, f"pip install '{name}=={tested}.*'", fatal=False))
+    return problems
+
+
+def _name_problems(choice: str) -> list[Problem]:
+    if choice not in _CHOICES:
+        return [Problem(f"NPUGRAPH_EX is {choice!r}", "set it to 'bundled' or 'library', or unset it")]
+    if any((Path(folder) / "npugraph_ex_autoload.pth").is_file() for folder in sys.path):
+        return []
+    what = (
+        "the start-up file npugraph_ex_autoload.pth is not in site-packages: a program that imports torch_npu before "
+    )
+    what += "torch and npugraph_ex gets torch_npu's own backend"
+    return [Problem(what, "pip install --force-reinstall --no-deps npugraph-ex", fatal=False)]
+
+
+def _no_device(why: str, *, emulator_error: str | None, compiler: str | None) -> Problem:
+    """Say why there is no NPU, and what to do: programs can run emulated if the emulator works here."""
+    lacks_cann = next((library for library in _CANN_LIBRARIES if library in why), None)
+    if lacks_cann is None:
+        what = f"no NPU: {why}"
+        real = "check the driver with `npu-smi info`"
+    else:
+        what = f"`import torch` fails here: it loads torch_npu, which needs CANN's {lacks_cann}"
+        found = _cann()
+        real = f"`source {found}/set_env.sh`" if found else "install CANN and source its set_env.sh"
+        real += " (or TORCH_DEVICE_BACKEND_AUTOLOAD=0 for torch without an NPU)"
+    if emulator_error is None:
+        return Problem(
+            what, f"run on the emulated device: `npugraph-ex run --emulate script.py`; or {real}", fatal=False
+        )
+    if compiler is None:
+        return Problem(what, f"{real}; or install a C++ compiler (g++), which the emulated device is built with")
+    return Problem(what, f"{real}; the emulated device does not work either: {emulator_error}")
+
+
+def _import_failed(why: str) -> Problem:
+    return Problem(f"the imports fail: {why}", "mend what the message names, then run `npugraph-ex env` again")
+
+
+def _wrong_meaning(here: Mapping[str, str | None], choice: str) -> list[Problem]:
+    """Compare what the name means with what was asked for."""
+    if here["import_name"] is None:
+        return []
+    ours = Path(here["import_name"]).is_relative_to(Path(__file__).parents[1])
+    backend_ours = str(here["backend_string"]).startswith("npugraph_ex_autoload.")
+    if choice == "bundled":
+        right, wanted = not ours and not backend_ours, "torch_npu's own backend"
+    else:
+        right, wanted = ours and backend_ours, "this library"
+    if right:
+        return []
+    what = f"the name npugraph_ex should mean {wanted} and means {here['import_name']}, {here['backend_string']}"
+    return [Problem(what, "reinstall npugraph-ex in this environment; look for a second one on PYTHONPATH")]

@@ -1,0 +1,69 @@
+"""What all unit tests share: ways to ask a fresh interpreter; imports and the device are settled once a process.
+
+Tests that need the emulated device in their own process are run with it: `python -m npu_emulator -m pytest tests`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+# torch_npu loads only beside CANN's libraries. `npu_emulator.activate()` would import torch, and with it settle the
+# very order that a test is about; these lines bring the libraries alone.
+LIBRARIES_ONLY = """
+import ctypes, os
+from npu_emulator.build import libraries
+os.environ["TASK_QUEUE_ENABLE"] = "0"
+for path in libraries():
+    ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+"""
+
+
+def _clean_environment(**variables: str) -> dict[str, str]:
+    """Return this process's environment without what would decide the question, plus `variables`."""
+    decisive = {"NPUGRAPH_EX", "TORCH_DEVICE_BACKEND_AUTOLOAD", "TASK_QUEUE_ENABLE"}
+    return {**{name: value for name, value in os.environ.items() if name not in decisive}, **variables}
+
+
+@pytest.fixture(scope="session")
+def ask() -> Callable[..., Any]:
+    """Run code in a fresh interpreter and return what it leaves in `answer`."""
+
+    def run(code: str, **variables: str) -> Any:
+        program = f"{LIBRARIES_ONLY}\n{code}\nimport json\nprint('\\n' + json.dumps(answer))"
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=_clean_environment(**variables),
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.strip().splitlines()[-1])
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def command() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run `npugraph-ex` as a person would and return the finished process."""
+
+    def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        entry = "import sys; from npugraph_ex_autoload import command_line; sys.exit(command_line())"
+        return subprocess.run(
+            [sys.executable, "-c", entry, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=_clean_environment(**variables),
+            timeout=300,
+        )
+
+    return run

@@ -1,0 +1,222 @@
+"""The command line as a person meets it: its help, its exit status, its one clear sentence when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from npugraph_ex.config import OPTION_TABLE
+from npugraph_ex.observe import environment
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_help_teaches_every_command(command: Command) -> None:
+    """`--help` shows each command in an example and what the exit status means."""
+    done = command("--help")
+    assert done.returncode == 0
+    for line in ("npugraph-ex env", "npugraph-ex run --emulate", "--as-torchair", "npugraph-ex options", "exit status"):
+        assert line in done.stdout
+
+
+def test_a_wrong_command_line_is_status_two(command: Command) -> None:
+    """The status that argparse gives to a wrong command line is kept."""
+    assert command("rnu", "x.py").returncode == 2
+
+
+def test_options_prints_every_row(command: Command) -> None:
+    """The table has a row for each option."""
+    done = command("options")
+    assert done.returncode == 0
+    assert all(name in done.stdout for name in OPTION_TABLE)
+
+
+def test_env_tells_device_and_name(command: Command) -> None:
+    """On the emulated device: what is installed, which device, and that both faces of the name are this library."""
+    done = command("env", "--json", "--emulate", NPU_EMULATOR_FORCE="1")
+    found = json.loads(done.stdout)
+    assert done.returncode == 0, found["problems"]
+    assert found["device"] == "emulated"
+    assert found["import_name"].endswith("npugraph_ex/__init__.py")
+    assert found["backend_string"] == "npugraph_ex_autoload.backend"
+    assert found["packages"]["torch_npu"].startswith("2.13")
+    assert found["works"] is True
+
+
+def test_env_tells_that_the_name_is_torch_npus(command: Command) -> None:
+    """Under NPUGRAPH_EX=bundled the command still runs and says whose the name is."""
+    done = command("env", "--json", "--emulate", NPUGRAPH_EX="bundled", NPU_EMULATOR_FORCE="1")
+    found = json.loads(done.stdout)
+    assert done.returncode == 0, found["problems"]
+    assert found["choice"] == "bundled"
+    assert "torch_npu/dynamo/npugraph_ex" in found["import_name"]
+    assert found["backend_string"].startswith("torch_npu.dynamo.")
+
+
+# What the probe answers, with the device and without.
+GOOD: dict[str, str | None] = {
+    "error": None,
+    "device": "Ascend910B3",
+    "import_name": str(Path(environment.__file__).parents[1] / "__init__.py"),
+    "backend_string": "npugraph_ex_autoload.backend",
+}
+NO_CANN: dict[str, str | None] = {
+    "error": "RuntimeError: Failed to load <- ImportError: libhccl.so: cannot open shared object file",
+    "device": None,
+    "import_name": None,
+    "backend_string": None,
+}
+
+
+class _Answers:
+    """Stands for `environment._ask`: gives one answer for the real device and one for the emulated."""
+
+    def __init__(self, real: dict[str, str | None], emulated: dict[str, str | None]) -> None:
+        self._by_emulate = {False: real, True: emulated}
+
+    def __call__(self, *, emulate: bool, choice: str) -> dict[str, str | None]:
+        return dict(self._by_emulate[emulate])
+
+
+def _inspect(
+    monkeypatch: pytest.MonkeyPatch, real: dict[str, str | None], emulated: dict[str, str | None], choice: str = ""
+) -> environment.Environment:
+    """Inspect with the two answers of the probe given, so that each machine can be had on any machine."""
+    monkeypatch.setattr(environment, "_ask", _Answers(real, emulated))
+    return environment.inspect(choice=choice)
+
+
+def test_import_torch_failing_for_want_of_cann_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No CANN: the library that is missing is named, the emulated device is offered, and it is no failure."""
+    found = _inspect(monkeypatch, NO_CANN, GOOD)
+    (problem,) = [problem for problem in found.problems if "import torch" in problem.what]
+    assert "needs CANN's libhccl.so" in problem.what
+    assert "npugraph-ex run --emulate script.py" in problem.remedy
+    assert (problem.fatal, found.works, found.device) == (False, True, "emulated")
+
+
+def test_neither_cann_nor_compiler_is_a_failure_with_two_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without CANN and without a compiler nothing runs; both ways out are named."""
+    monkeypatch.setattr(environment, "_compiler", lambda: None)
+    found = _inspect(monkeypatch, NO_CANN, {**NO_CANN, "error": "BuildError: no C++ compiler found"})
+    (problem,) = [problem for problem in found.problems if "import torch" in problem.what]
+    assert "install CANN" in problem.remedy
+    assert "g++" in problem.remedy
+    assert (found.works, found.device) == (False, "none")
+
+
+def test_a_real_device_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an NPU there is no talk of emulation."""
+    found = _inspect(monkeypatch, GOOD, NO_CANN)
+    assert (found.device, found.device_name, found.works) == ("npu", "Ascend910B3", True)
+
+
+@pytest.mark.parametrize("choice", ["", "bundled"])
+def test_a_name_that_means_the_wrong_thing_is_a_failure(monkeypatch: pytest.MonkeyPatch, choice: str) -> None:
+    """Whichever was asked for, getting the other is reported with both meanings."""
+    other = {
+        **GOOD,
+        "import_name": "/x/torch_npu/dynamo/npugraph_ex/__init__.py",
+        "backend_string": "torch_npu.dynamo._exec",
+    }
+    found = _inspect(monkeypatch, GOOD if choice else other, NO_CANN, choice)
+    assert not found.works
+    assert any("should mean" in problem.what for problem in found.problems)
+
+
+def test_a_meaningless_switch_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A misspelt NPUGRAPH_EX is named with the right values."""
+    found = _inspect(monkeypatch, GOOD, GOOD, "bundeld")
+    (problem,) = [problem for problem in found.problems if problem.fatal]
+    assert "'bundeld'" in problem.what
+    assert "'bundled'" in problem.remedy
+
+
+def test_another_torch_than_the_tested_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version outside the tested pair is said, not refused."""
+    versions = {"torch": "2.14.1", "torch_npu": "2.13.0"}
+    monkeypatch.setattr(environment, "_version", lambda name: versions.get(name, "1.0"))
+    found = _inspect(monkeypatch, GOOD, GOOD)
+    assert [(problem.what, problem.fatal) for problem in found.problems] == [
+        ("torch 2.14.1 is installed; this library is tested with 2.13", False)
+    ]
+
+
+SCRIPT = """
+import sys
+import helper
+print("argv", sys.argv[1:], "name", __name__, "helper", helper.VALUE)
+sys.exit(5)
+"""
+
+
+def test_run_is_the_script(command: Command, tmp_path: Path) -> None:
+    """`run` gives the script its arguments, its directory, the name __main__, and passes its exit status on."""
+    (tmp_path / "helper.py").write_text("VALUE = 7\n")
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = command("run", str(script), "--steps", "3")
+    assert done.returncode == 5
+    assert done.stdout.strip() == "argv ['--steps', '3'] name __main__ helper 7"
+
+
+def test_run_emulate_computes_on_the_device(command: Command, tmp_path: Path) -> None:
+    """`run --emulate` has an npu device with values in it."""
+    script = tmp_path / "script.py"
+    script.write_text("import torch\nprint((torch.arange(3, device='npu') * 2).cpu().tolist())\n")
+    done = command("run", "--emulate", str(script), NPU_EMULATOR_FORCE="1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith("[0, 2, 4]")
+
+
+TORCHAIR = """
+import torchair
+from torchair.core.utils import logger
+from torchair.configs.compiler_config import CompilerConfig
+import npugraph_ex
+assert torchair.CompilerConfig is CompilerConfig is npugraph_ex.CompilerConfig
+assert torchair.logger is logger is npugraph_ex.logger
+try:
+    torchair.npu_print
+except AttributeError as error:
+    print(error)
+"""
+
+
+def test_run_as_torchair(command: Command, tmp_path: Path) -> None:
+    """A script that says `import torchair` gets this library's objects, and a plain error for what it has not."""
+    script = tmp_path / "script.py"
+    script.write_text(TORCHAIR)
+    done = command("run", "--as-torchair", str(script))
+    assert done.returncode == 0, done.stderr
+    assert "has no 'npu_print'" in done.stdout
+
+
+def test_run_under_bundled_hands_the_name_over(command: Command, tmp_path: Path) -> None:
+    """NPUGRAPH_EX=bundled reaches the script although the command's own code is this library's."""
+    script = tmp_path / "script.py"
+    script.write_text("import torch, npugraph_ex\nprint(npugraph_ex.__file__)\n")
+    done = command("run", "--emulate", str(script), NPUGRAPH_EX="bundled", NPU_EMULATOR_FORCE="1")
+    assert done.returncode == 0, done.stderr
+    assert "torch_npu/dynamo/npugraph_ex" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "sentence"),
+    [
+        (["run", "absent.py"], {}, "npugraph-ex: there is no file 'absent.py' to run"),
+        (["run", "--as-torchair", __file__], {"NPUGRAPH_EX": "bundled"}, "choose one"),
+    ],
+)
+def test_what_cannot_be_run_is_one_sentence(
+    command: Command, arguments: list[str], variables: dict[str, str], sentence: str
+) -> None:
+    """A failure of the command itself is status 1 and one line, without a traceback."""
+    done = command(*arguments, **variables)
+    assert done.returncode == 1
+    assert sentence in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1

@@ -1,0 +1,40 @@
+"""The façade: public names load on first use, and a wrong one is named."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+import npugraph_ex
+from npugraph_ex.config.compiler_config import CompilerConfig
+
+
+def test_names_come_from_their_modules() -> None:
+    """A public name is the object of the module that defines it."""
+    assert npugraph_ex.CompilerConfig is CompilerConfig
+    assert npugraph_ex.logger is logging.getLogger("npugraph_ex")
+
+
+def test_an_unknown_name_is_an_attribute_error_that_lists_the_known() -> None:
+    """A misspelt attribute says what there is."""
+    with pytest.raises(AttributeError, match=r"'CompileConfig'.*CompilerConfig"):
+        _ = npugraph_ex.CompileConfig  # type: ignore[attr-defined]
+
+
+def test_dir_lists_what_all_lists() -> None:
+    """`dir()` shows public names before they are loaded."""
+    assert set(npugraph_ex.__all__) <= set(dir(npugraph_ex))
+
+
+def test_the_logger_decides_nothing_for_the_program() -> None:
+    """At import the logger has no level and no handler that writes."""
+    assert npugraph_ex.logger.level == logging.NOTSET
+    assert [type(handler) for handler in npugraph_ex.logger.handlers] == [logging.NullHandler]
+
+
+def test_the_guides_logger_path() -> None:
+    """`from npugraph_ex.core.utils import logger` gives the library's logger."""
+    from npugraph_ex.core.utils import logger
+
+    assert logger is npugraph_ex.logger

@@ -1,0 +1,210 @@
+"""The name rule: after any order of imports, `npugraph_ex` means this library; an environment variable says otherwise.
+
+Every case is a fresh interpreter, because a name is settled once a process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import npugraph_ex_autoload
+
+Ask = Callable[..., Any]
+
+OURS = str(Path(npugraph_ex_autoload.__file__).parent / "npugraph_ex" / "__init__.py")
+BUNDLED = "torch_npu/dynamo/npugraph_ex/__init__.py"
+ORDERS = list(itertools.permutations(["torch", "torch_npu", "npugraph_ex"]))
+
+# What the name means, in each of the four places where a program can meet it.
+MEANING = """
+import sys
+import torch, torch_npu
+def meaning():
+    import npugraph_ex
+    from torch._dynamo.backends.registry import lookup_backend
+    backend = lookup_backend("npugraph_ex")
+    # Only the module that torch.npu reaches has this function.
+    sys.modules["npugraph_ex"].compile_fx = lambda *given: ["reached", *given]
+    return {
+        "import": sys.modules["npugraph_ex"].__file__,
+        "statement": npugraph_ex.__file__,
+        "backend": f"{backend.__module__}.{backend.__qualname__}",
+        "torch.npu": torch.npu.npugraph_ex.compile_fx(1, 2, 3),
+    }
+"""
+
+
+def _check_ours(found: dict[str, object]) -> None:
+    assert found == {
+        "import": OURS,
+        "statement": OURS,
+        "backend": "npugraph_ex_autoload.backend",
+        "torch.npu": ["reached", 1, 2, 3],
+    }
+
+
+def _check_bundled(found: dict[str, object]) -> None:
+    assert str(found["import"]).endswith(BUNDLED)
+    assert str(found["statement"]).endswith(BUNDLED)
+    assert str(found["backend"]).startswith("torch_npu.dynamo.")
+
+
+@pytest.mark.parametrize("order", ORDERS, ids="-".join)
+def test_every_import_order_gives_this_library(ask: Ask, order: tuple[str, ...]) -> None:
+    """In all six orders the module, the backend string and torch.npu are this library's."""
+    imports = "\n".join(f"import {name}" for name in order)
+    _check_ours(ask(f"{imports}\n{MEANING}\nimport npugraph_ex.config\nanswer = meaning()"))
+
+
+@pytest.mark.parametrize("order", [ORDERS[0], ORDERS[2], ORDERS[4]], ids="-".join)
+def test_bundled_restores_torch_npus_own(ask: Ask, order: tuple[str, ...]) -> None:
+    """NPUGRAPH_EX=bundled gives torch_npu's package and backend, whichever import comes first."""
+    imports = "\n".join(f"import {name}" for name in order)
+    code = f"{imports}\n{MEANING}\nimport npugraph_ex.npu_fx_compiler\nanswer = meaning()"
+    _check_bundled(ask(code, NPUGRAPH_EX="bundled"))
+
+
+@pytest.mark.parametrize("order", [ORDERS[0], ORDERS[4]], ids="-".join)
+def test_without_torchs_autoload(ask: Ask, order: tuple[str, ...]) -> None:
+    """TORCH_DEVICE_BACKEND_AUTOLOAD=0 takes one of the hook's ways and leaves the others."""
+    imports = "\n".join(f"import {name}" for name in order)
+    _check_ours(ask(f"{imports}\n{MEANING}\nanswer = meaning()", TORCH_DEVICE_BACKEND_AUTOLOAD="0"))
+
+
+def test_dynamo_imported_before_torch_npu(ask: Ask) -> None:
+    """Dynamo being there already, torch_npu registers its backend while it is imported; ours stands all the same."""
+    code = f"import torch, torch._dynamo, torch_npu\n{MEANING}\nanswer = meaning()"
+    _check_ours(ask(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0"))
+
+
+STUB_AND_COMPILE = """
+import sys, types
+import torch
+seen = []
+frontend = types.ModuleType("npugraph_ex.frontend.backend")
+def compile_graph(gm, example_inputs, **kwargs):
+    seen.append({name: dict(value) for name, value in kwargs.items()})
+    return gm.forward
+frontend.npugraph_ex = compile_graph
+sys.modules["npugraph_ex.frontend"] = types.ModuleType("npugraph_ex.frontend")
+sys.modules["npugraph_ex.frontend.backend"] = frontend
+compiled = torch.compile(lambda x: x + 1, backend="npugraph_ex", options={"capture_limit": 3})
+answer = {"value": compiled(torch.ones(2)).tolist(), "seen": seen}
+"""
+
+
+@pytest.mark.parametrize("autoload", ["0", "1"])
+def test_the_string_alone_compiles_with_this_library(ask: Ask, autoload: str) -> None:
+    """`import torch` and a backend string are enough, options arrive, and two entry points of one name do no harm."""
+    answer = ask(STUB_AND_COMPILE, TORCH_DEVICE_BACKEND_AUTOLOAD=autoload)
+    assert answer == {"value": [2.0, 2.0], "seen": [{"options": {"capture_limit": 3}}]}
+
+
+def test_a_backend_registered_before_the_hook_ran_is_replaced(ask: Ask) -> None:
+    """Where the start-up file is missing and torch_npu came first, importing this library by path still settles it."""
+    code = f"""
+import sys
+import npugraph_ex_autoload
+sys.meta_path[:] = [f for f in sys.meta_path if type(f).__name__ != "_HostWatcher"]
+import torch_npu, torch._dynamo
+before = torch._dynamo.backends.registry.lookup_backend("npugraph_ex").__module__
+npugraph_ex_autoload.install()
+{MEANING}
+answer = [before, meaning()]
+"""
+    before, found = ask(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert before == "torch_npu.dynamo"
+    _check_ours(found)
+
+
+def test_a_bundled_package_in_use_is_not_torn_apart(ask: Ask) -> None:
+    """Once torch_npu's package is loaded, a late hook leaves it whole."""
+    code = f"""
+import sys
+import npugraph_ex_autoload
+sys.meta_path[:] = [f for f in sys.meta_path if type(f).__name__ != "_HostWatcher"]
+import torch_npu
+import npugraph_ex.core.utils
+npugraph_ex_autoload.install()
+{MEANING}
+answer = meaning()
+"""
+    _check_bundled(ask(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0"))
+
+
+def test_a_broken_library_breaks_no_import(ask: Ask) -> None:
+    """If this library cannot be imported, torch and torch_npu can, and a warning says whose the name is."""
+    code = """
+import sys, warnings
+class Broken:
+    def find_spec(self, name, path=None, target=None):
+        if name == "npugraph_ex":
+            raise ImportError("half an installation")
+sys.meta_path.insert(0, Broken())
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import torch
+about_us = {str(w.message) for w in caught if "npugraph-ex" in str(w.message)}
+answer = [*about_us, type(sys.modules["npugraph_ex"]).__module__]
+"""
+    warning, owner = ask(code)
+    assert "cannot be imported (half an installation); the name stays with torch_npu" in warning
+    assert owner == "torch_npu.dynamo"
+
+
+def test_a_wrong_value_of_the_switch_is_an_error_of_ours(ask: Ask) -> None:
+    """A misspelt NPUGRAPH_EX is refused by `import npugraph_ex`, with the two right values."""
+    code = "try:\n    import npugraph_ex\nexcept ImportError as error:\n    answer = [type(error).__name__, str(error)]"
+    kind, message = ask(code, NPUGRAPH_EX="bundeld")
+    assert kind == "NameRuleError"
+    assert "'bundeld'" in message
+    assert "'bundled'" in message
+    assert "'library'" in message
+
+
+def test_torch_npus_own_reference_to_its_package_is_answered(ask: Ask) -> None:
+    """`torch.npu.npugraph_ex.scope` asks for `torch_npu.dynamo.npugraph_ex`; that is this library too."""
+    code = "import torch\nfrom torch_npu.dynamo import npugraph_ex as inner\nanswer = inner.__file__"
+    assert ask(code) == OURS
+
+
+@pytest.mark.parametrize("choice", ["", "bundled"])
+def test_kernels_are_there_under_either_name(ask: Ask, choice: str) -> None:
+    """The emulated device gets this library's kernels even while the name is torch_npu's, and the name stays so."""
+    code = """
+import torch, sys
+from importlib.metadata import entry_points
+(entry,) = entry_points(group="npu_emulator.kernels", name="npugraph_ex")
+before = sys.modules.get("npugraph_ex")
+kernel = entry.load()["npu::npu_add_rms_norm"]
+y, _, x = kernel(torch.full((1, 4), 3.0), torch.full((1, 4), 4.0), torch.ones(4), 0.0)
+answer = [y.tolist(), x.tolist(), sys.modules.get("npugraph_ex") is before]
+"""
+    assert ask(code, NPUGRAPH_EX=choice) == [[[1.0] * 4], [[7.0] * 4], True]
+
+
+def test_start_up_costs_nothing() -> None:
+    """At interpreter start only the hook itself is loaded: no torch, no façade, no importlib.metadata."""
+    code = """
+import sys
+watched = ["npugraph_ex_autoload", "npugraph_ex", "torch", "torch_npu", "importlib.metadata", "logging"]
+print([name for name in watched if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['npugraph_ex_autoload']"
+
+
+def test_importing_the_library_does_not_import_torch() -> None:
+    """The façade and the option table load without torch; only what computes needs it."""
+    code = (
+        "import sys, npugraph_ex.config, npugraph_ex.cli; npugraph_ex.CompilerConfig(); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
