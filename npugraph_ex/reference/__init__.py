@@ -37,7 +37,7 @@ KERNELS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "npu::npu_add_rms_norm_dynamic_quant": add_rms_norm_dynamic_quant.npu_add_rms_norm_dynamic_quant,
         "npu::npu_quant_matmul": quant_matmul.npu_quant_matmul,
         "npu::npu_dtype_cast": dtype_cast.npu_dtype_cast,
-        "npu::_npu_dtype_cast": dtype_cast._npu_dtype_cast,
+        "npu::_npu_dtype_cast": dtype_cast._npu_dtype_cast,  # noqa: SLF001 - the operator's own name
         "npu::npu_swiglu": swiglu.npu_swiglu,
         "npu::npu_rotary_mul": rotary_mul.npu_rotary_mul,
     }

@@ -1,7 +1,9 @@
-"""SwiGLU activation (operator documentation of ``torch_npu.npu_swiglu``)::
+"""SwiGLU activation.
 
-A, B   = the two halves of the input along dim
-output = A * sigmoid(A) * B
+Formula (operator documentation of ``torch_npu.npu_swiglu``)::
+
+    A, B   = the two halves of the input along dim
+    output = A * sigmoid(A) * B
 """
 
 from __future__ import annotations

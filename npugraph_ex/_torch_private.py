@@ -1,0 +1,80 @@
+"""The private parts of torch that this library uses, one thin named function each.
+
+Nothing else in the library reaches behind an underscore of torch: when torch moves, this is the file to mend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.graph import CodeGen
+
+
+def debug_directory() -> Path:
+    """Where this process writes under TORCH_COMPILE_DEBUG=1.
+
+    Dynamo and Inductor choose ``torch_compile_debug/run_<time>-pid_<pid>`` once a process; our dumps belong beside
+    theirs, and there is no public question for it.
+    """
+    from torch._dynamo.utils import get_debug_dir
+
+    return Path(get_debug_dir())
+
+
+def provenance_fields() -> tuple[str, ...]:
+    """The ``node.meta`` keys that say where a node came from, which torch's own rewriters carry over."""
+    from torch.fx.proxy import _COPY_META_FIELDS
+
+    return ("stack_trace", *_COPY_META_FIELDS)
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """A number that two tensors share exactly when they share a storage; works on fake tensors.
+
+    ``data_ptr`` is not available on fake tensors, and storages themselves are not hashable by identity.
+    """
+    return int(tensor.untyped_storage()._cdata)
+
+
+def auto_functionalized_operators() -> tuple[object, ...]:
+    """The two wrappers behind which AOT hides a custom operator that mutates: themselves they write nothing."""
+    from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
+
+    return (auto_functionalized, auto_functionalized_v2)
+
+
+@contextmanager
+def fake_execution(mode: FakeTensorMode | None) -> Iterator[None]:
+    """Run operators as tracing does: under ``mode`` and with the Python dispatcher, which symbolic shapes need."""
+    from torch._dispatch.python import enable_python_dispatcher
+
+    with mode if mode is not None else nullcontext(), enable_python_dispatcher(), torch.no_grad():
+        yield
+
+
+def codegen_of(graph: fx.Graph) -> CodeGen:
+    """How ``graph`` prints its signature; ``set_codegen`` is public, asking for it is not."""
+    return graph._codegen
+
+
+def storage_use_count(storage: torch.UntypedStorage) -> int:
+    """How many owners a storage has, Python objects and tensors alike.
+
+    The only way to learn whether a caller still holds any view of a result; reference counts of Python objects do not
+    see views.
+    """
+    return int(torch._C._storage_Use_Count(storage._cdata))
+
+
+def static_input_positions() -> tuple[int, ...]:
+    """The positions of the inputs of the graph being compiled whose address AOT knows to be stable: parameters, buffers."""
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    return tuple(metadata.static_input_indices) if metadata is not None else ()

@@ -1,0 +1,168 @@
+"""The fusion pass: tries every rule at every place, replaces where all checks agree, reports where one does not.
+
+User rules come first, in the order of their registration, then the default rules: what a user asks for is more
+particular, and its result may be what a default rule waits for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch._inductor.pattern_matcher import Match, PatternExpr, is_match
+
+from npugraph_ex.fusion import checks, tracing
+from npugraph_ex.fusion.checks import GraphFacts, Site
+from npugraph_ex.fusion.outputs import anchors, explicit_outputs
+from npugraph_ex.fusion.pattern import match_at, pattern_of
+from npugraph_ex.fusion.registry import USER_RULES, warn_once
+from npugraph_ex.fusion.rule import PreparedRule
+from npugraph_ex.fusion.rules import prepared_rules
+from npugraph_ex.fusion.splice import splice
+from npugraph_ex.observe.report import Fusion, NearMiss, ReportBuilder, source_line
+from npugraph_ex.passes.aliases import written_by
+from npugraph_ex.passes.metadata import fake_mode_of
+from npugraph_ex.passes.pass_ import PassContext
+
+
+def run(gm: fx.GraphModule, context: PassContext) -> None:
+    """The pass: apply the registered rules and the default ones to ``gm.graph``."""
+    apply_rules(gm.graph, (*USER_RULES.snapshot(), *prepared_rules()), context.report)
+
+
+def apply_rules(graph: fx.Graph, rules: tuple[PreparedRule, ...], report: ReportBuilder) -> None:
+    """Apply ``rules``, in order, wherever they hold."""
+    facts: GraphFacts | None = None
+    for rule in rules:
+        report.add_rule(rule.rule.name, rule.inactive)
+        if rule.inactive or rule.pattern is None or not anchors(graph, rule.pattern):
+            continue
+        facts = facts or GraphFacts.of(graph)
+        with explicit_outputs(graph, rule.pattern, facts.aliases):
+            for anchor in anchors(graph, rule.pattern):
+                if not anchor._erased:
+                    _Attempt(rule, anchor, facts, report).run()
+
+
+class _Attempt:
+    """One rule at one node."""
+
+    def __init__(self, rule: PreparedRule, anchor: fx.Node, facts: GraphFacts, report: ReportBuilder) -> None:
+        self.rule = rule
+        self.anchor = anchor
+        self.facts = facts
+        self.report = report
+
+    def run(self) -> None:
+        """Replace, or say why not."""
+        assert self.rule.pattern is not None  # noqa: S101 - inactive rules are not attempted
+        loose, reached = match_at(self.rule.pattern, self.anchor)
+        if not is_match(loose):
+            if reached:
+                self._near_miss(max(reached).name, max(reached), str(loose))
+            return
+        site = Site.of(loose)
+        reason = self._judge(loose, site)
+        if reason is not None:
+            self._near_miss(site.name, site.nodes[-1], reason)
+
+    def _near_miss(self, name: str, node: fx.Node, reason: str) -> None:
+        self.report.add_near_miss(NearMiss(self.rule.rule.name, name, reason, source_line(node)))
+
+    def _judge(self, loose: Match, site: Site) -> str | None:
+        """None after a replacement, otherwise the first reason against it; cheap questions first."""
+        return (
+            checks.wildcards(self.rule, site)
+            or checks.unnamed_arguments(loose)
+            or checks.vanishing_values(site)
+            or checks.one_scope(site, self.facts)
+            or self._judge_precisely(loose, site)
+        )
+
+    def _judge_precisely(self, loose: Match, site: Site) -> str | None:
+        mode = fake_mode_of_nodes(site.inputs) or fake_mode_of(self.facts.graph)
+        if mode is None:
+            return "the graph has no fake tensors to check the match with"
+        values = self.rule.structured(site.bound)
+        with mode:
+            examples = [_example(value) for value in values]
+            if self.rule.rule.pattern is None:
+                match = self._precise_match(loose, examples)
+                if isinstance(match, str):
+                    return match
+            else:
+                match = loose
+            reason = self.rule.rule.condition(match)
+            if reason is not None:
+                return reason
+            return self._replace(site, examples, values)
+
+    def _precise_match(self, loose: Match, examples: list[Any]) -> Match | str:
+        """Match again with the search function traced on the actual inputs: numbers and dtypes count now."""
+        try:
+            search = tracing.trace_with_symbols(self.rule.rule.search, examples, self.rule.rule.trace_fn)
+        except Exception as error:
+            return f"the search function does not accept these inputs: {type(error).__name__}: {error}"
+        symbols = [f"symbol_{number}" for number in range(len(tracing.symbols_of(examples)))]
+        pattern: PatternExpr = pattern_of(search.graph, [*symbols, *self.rule.flat_names])
+        match, _ = match_at(pattern, self.anchor)
+        if not is_match(match):
+            return str(match)
+        structured = dict(zip(self.rule.arguments, self.rule.structured(loose.kwargs), strict=True))
+        match.kwargs = {**match.kwargs, **structured}
+        return match
+
+    def _replace(self, site: Site, examples: list[Any], values: list[Any]) -> str | None:
+        placement = checks.place(site)
+        if isinstance(placement, str):
+            return placement
+        reason = checks.undisturbed(site, placement, self.facts)
+        if reason is not None:
+            return reason
+        guards = _Guards(examples)
+        try:
+            replacement = tracing.trace(self.rule.rule.replace, examples, self.rule.rule.trace_fn)
+        except Exception as error:
+            reason = f"its replacement cannot be traced: {type(error).__name__}: {error}"
+            warn_once(self.rule.rule.name, reason)
+            return reason
+        graph = replacement.graph
+        writer = next((node for node in graph.nodes if written_by(node)), None)
+        if writer is not None:
+            return f"the replacement writes memory ({writer.target})"
+        if any(node.op == "get_attr" for node in graph.nodes):
+            return "the replacement reads a tensor from its surroundings; pass it as an argument"
+        reason = checks.same_metadata(site, checks.output_nodes(graph)) or checks.same_aliasing(site, graph, self.facts)
+        if reason is not None:
+            return reason
+        flat = torch.utils._pytree.tree_leaves(values)
+        names, source = tuple(node.name for node in site.nodes), source_line(site.nodes[-1])
+        new = splice(site, graph, flat, placement, self.facts)
+        by = tuple(node.name for node in new if isinstance(node.target, torch._ops.OpOverload))
+        self.report.add_fusion(Fusion(self.rule.rule.name, names, by, source, guards.added()))
+        return None
+
+
+class _Guards:
+    """Which assumptions about symbolic sizes were made since construction."""
+
+    def __init__(self, examples: list[Any]) -> None:
+        self._environment = next((s.node.shape_env for s in tracing.symbols_of(examples)), None)
+        self._before = len(self._environment.guards) if self._environment is not None else 0
+
+    def added(self) -> tuple[str, ...]:
+        """The new ones, as text."""
+        if self._environment is None:
+            return ()
+        return tuple(str(guard.expr) for guard in self._environment.guards[self._before :])
+
+
+def fake_mode_of_nodes(nodes: list[fx.Node]) -> Any:
+    """The fake mode of the first tensor among ``nodes``."""
+    return next((val.fake_mode for n in nodes if hasattr(val := n.meta.get("val"), "fake_mode")), None)
+
+
+def _example(value: Any) -> Any:
+    """Fresh fake tensors for the nodes in ``value``."""
+    return fx.map_arg(value, lambda node: tracing.fresh(node.meta["val"]))

@@ -1,0 +1,66 @@
+"""Makes the outputs of multi-output operators explicit while a rule is matched.
+
+AOT leaves out the ``getitem`` of an output that nobody uses, and a pattern that returns this output would then not
+match. For the time of matching every output that a pattern returns has exactly one ``getitem``.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import fx
+from torch._inductor.pattern_matcher import PatternExpr
+
+from npugraph_ex.fusion.pattern import getitem_source, outputs_of
+from npugraph_ex.passes.aliases import AliasFacts
+
+
+@contextmanager
+def explicit_outputs(graph: fx.Graph, pattern: PatternExpr, aliases: AliasFacts) -> Iterator[None]:
+    """Within the block, ``getitem`` nodes for all outputs that ``pattern`` returns; unused ones go afterwards."""
+    added: list[fx.Node] = []
+    for output in outputs_of(pattern):
+        source = getitem_source(output)
+        if source is None:
+            continue
+        overload, index = source
+        for node in graph.find_nodes(op="call_function", target=overload, sort=False):
+            item = _item(node, index)
+            if item is not None:
+                aliases.add(item)
+                added.append(item)
+    yield
+    for item in added:
+        if not item._erased and not item.users:
+            item.graph.erase_node(item)
+
+
+def _item(node: fx.Node, index: int) -> fx.Node | None:
+    """A new ``getitem`` when ``node`` has none for ``index``; several are merged into the first."""
+    items = sorted(user for user in node.users if user.target is operator.getitem and user.args[1] == index)
+    for double in items[1:]:
+        double.replace_all_uses_with(items[0])
+        node.graph.erase_node(double)
+    values = node.meta.get("val")
+    if items or not isinstance(values, (list, tuple)) or index >= len(values):
+        return None
+    with node.graph.inserting_after(node):
+        item = node.graph.call_function(operator.getitem, (node, index))
+    item.meta["val"] = values[index]
+    return item
+
+
+def anchors(graph: fx.Graph, pattern: PatternExpr) -> list[fx.Node]:
+    """The nodes at which ``pattern`` could match, last first, as torch's matcher visits them."""
+    first = outputs_of(pattern)[0]
+    source = getitem_source(first)
+    if source is not None:
+        overload, index = source
+        calls = graph.find_nodes(op="call_function", target=overload, sort=False)
+        found = [u for node in calls for u in node.users if u.target is operator.getitem and u.args[1] == index]
+    else:
+        op, targets = getattr(first, "op", "call_function"), getattr(first, "fns", ())
+        found = [node for target in targets for node in graph.find_nodes(op=op, target=target, sort=False)]
+    return sorted(found, reverse=True)

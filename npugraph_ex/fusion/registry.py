@@ -1,0 +1,154 @@
+"""Where replacement rules are registered, and ``register_replacement``, the public way to do so.
+
+A compile takes a snapshot of the registry when it starts; registering or removing rules meanwhile, in this thread or
+another, does not reach it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from threading import Lock
+from typing import Any
+
+from torch._inductor.pattern_matcher import Match, PatternExpr, fwd_only
+from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+from npugraph_ex.errors import ReplacementError
+from npugraph_ex.fusion.rule import FusionRule, PreparedRule, prepare
+from npugraph_ex.fusion.tracing import TraceFn
+from npugraph_ex.observe.logger import logger
+
+
+@dataclass
+class _Entry:
+    prepared: PreparedRule
+    holders: int = 1
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A registered rule; ``remove`` takes it back. Usable as a context manager for scoped registration."""
+
+    name: str
+    _registry: Registry
+    _key: tuple[object, ...]
+    _alive: list[bool] = field(default_factory=lambda: [True])
+
+    def remove(self) -> None:
+        """Unregister; the rule goes when every registration of it was removed. A second call does nothing."""
+        if self._alive.pop() if self._alive else False:
+            self._registry.release(self._key)
+
+    def __enter__(self) -> Registration:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+
+class Registry:
+    """An ordered set of prepared rules."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._entries: dict[tuple[object, ...], _Entry] = {}
+
+    def add(self, prepared: PreparedRule) -> Registration:
+        """Register; the same rewrite registered before is counted, not duplicated."""
+        with self._lock:
+            entry = self._entries.get(prepared.key)
+            if entry is None:
+                self._entries[prepared.key] = _Entry(prepared)
+            else:
+                entry.holders += 1
+        return Registration(prepared.rule.name, self, prepared.key)
+
+    def release(self, key: tuple[object, ...]) -> None:
+        """Undo one ``add``."""
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                return
+            entry.holders -= 1
+            if entry.holders == 0:
+                del self._entries[key]
+
+    def snapshot(self) -> tuple[PreparedRule, ...]:
+        """The rules as they are now, in the order in which they were registered."""
+        with self._lock:
+            return tuple(entry.prepared for entry in self._entries.values())
+
+
+USER_RULES = Registry()
+
+
+@lru_cache(maxsize=256)
+def warn_once(rule: str, reason: str) -> None:
+    """Log that ``rule`` cannot be used, the first time that it is said."""
+    logger.warning("Fusion rule %s is not used: %s. The graph keeps its original operators.", rule, reason)
+
+
+def _return_true(match: Match) -> bool:
+    return True
+
+
+def _condition_of(extra_check: Callable[[Match], Any]) -> Callable[[Match], str | None]:
+    """A user's boolean check as a condition with a reason."""
+    name = getattr(extra_check, "__qualname__", repr(extra_check))
+
+    def condition(match: Match) -> str | None:
+        return None if guard_or_false(extra_check(match)) else f"extra_check {name} returned False"
+
+    return condition
+
+
+def register_replacement(
+    search_fn: Callable[..., Any],
+    replace_fn: Callable[..., Any],
+    example_inputs: Sequence[Any],
+    trace_fn: TraceFn = fwd_only,
+    extra_check: Callable[[Match], Any] = _return_true,
+    search_fn_pattern: PatternExpr | None = None,
+    scalar_workaround: Mapping[str, float] | None = None,
+    skip_duplicates: bool = False,  # noqa: FBT001, FBT002 - the signature is the specification's
+) -> Registration:
+    """Replace the operators of ``search_fn`` by those of ``replace_fn`` wherever that changes nothing.
+
+    Args:
+        search_fn: the computation to look for. Its arguments are wildcards.
+        replace_fn: what to compute instead, with the same arguments and as many results.
+        example_inputs: a tuple or list of one example for each argument, fake or real; sizes do not matter.
+        trace_fn: traces both functions; ``fwd_only`` traces for inference.
+        extra_check: called with the ``Match`` (``match.kwargs[name]`` is a node, its ``meta["val"]`` a fake tensor);
+            a false answer refuses the match.
+        search_fn_pattern: a pattern to match in place of ``search_fn``, as ``MultiOutputPattern`` defines it.
+        scalar_workaround: numeric arguments of ``search_fn``, with the value that stands for each while tracing;
+            they become wildcards and get no entry in ``example_inputs``.
+        skip_duplicates: accepted for compatibility. Registering the same rewrite again never is an error.
+
+    Returns:
+        A handle; ``handle.remove()``, or leaving ``with handle:``, takes the rule back.
+
+    Raises:
+        ReplacementError: one of the functions or arguments is wrong; the message says which.
+    """
+    name = f"{getattr(search_fn, '__module__', '')}.{getattr(search_fn, '__qualname__', search_fn)}"
+    for argument, function in (("search_fn", search_fn), ("replace_fn", replace_fn), ("extra_check", extra_check)):
+        if not callable(function):
+            raise ReplacementError(f"{name}: {argument} must be callable; it is {function!r}.")
+    if not isinstance(example_inputs, (list, tuple)):
+        raise ReplacementError(
+            f"{name}: example_inputs must be a tuple or list, one value for each argument of search_fn; "
+            f"it is a {type(example_inputs).__name__}."
+        )
+    examples = tuple(example_inputs)
+    rule = FusionRule(
+        name, search_fn, replace_fn, lambda: examples, _condition_of(extra_check), dict(scalar_workaround or {}),
+        trace_fn, search_fn_pattern,
+    )  # fmt: skip
+    prepared = prepare(rule, judge=extra_check)
+    if prepared.inactive:
+        warn_once(name, prepared.inactive)
+    return USER_RULES.add(prepared)

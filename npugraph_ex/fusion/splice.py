@@ -1,0 +1,72 @@
+"""Puts a traced replacement into a graph in place of a match. The checks have already allowed it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from torch import fx
+
+from npugraph_ex import _torch_private
+from npugraph_ex.fusion.checks import SCOPE_KEYS, GraphFacts, Placement, Site, output_nodes
+
+
+def splice(
+    site: Site, replacement: fx.Graph, values: Sequence[Any], placement: Placement, facts: GraphFacts
+) -> list[fx.Node]:
+    """Insert ``replacement`` with its inputs set to ``values``, redirect all users, erase the matched nodes.
+
+    Returns:
+        The new nodes that call something.
+    """
+    graph = facts.graph
+    inherited = _inherited(site)
+    twins: dict[fx.Node, Any] = dict(zip(replacement.find_nodes(op="placeholder"), values, strict=True))
+    new: list[fx.Node] = []
+    with graph.inserting_before(placement.before):
+        for node in replacement.nodes:
+            if node.op != "call_function":
+                continue
+            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda inner: twins[inner])
+            twin = graph.call_function(node.target, args, kwargs)
+            twin.meta = {"val": node.meta.get("val"), **inherited}
+            facts.aliases.add(twin)
+            twins[node] = twin
+            new.append(twin)
+        for node in placement.late:
+            placement.before.prepend(node)
+    for output, result in zip(site.outputs, output_nodes(replacement), strict=True):
+        output.replace_all_uses_with(twins[result] if isinstance(result, fx.Node) else result)  # type: ignore[arg-type]
+    _erase(site, graph)
+    return _without_dead(new, graph)
+
+
+def _inherited(site: Site) -> dict[str, Any]:
+    """Source and scope metadata of the last matched operator that has each."""
+    inherited: dict[str, Any] = {}
+    for node in site.nodes:
+        if node.target is not operator.getitem:
+            keys = (*SCOPE_KEYS, *_torch_private.provenance_fields())
+            inherited.update({key: node.meta[key] for key in keys if key in node.meta})
+    return inherited
+
+
+def _erase(site: Site, graph: fx.Graph) -> None:
+    """Erase the matched nodes, and the unused outputs of matched multi-output operators."""
+    for node in reversed(site.nodes):
+        for user in list(node.users):
+            if user.target is operator.getitem and not user.users:
+                graph.erase_node(user)
+        graph.erase_node(node)
+
+
+def _without_dead(new: list[fx.Node], graph: fx.Graph) -> list[fx.Node]:
+    """Erase new nodes that nobody came to use, such as outputs that the match does not need."""
+    kept = []
+    for node in reversed(new):
+        if node.users:
+            kept.append(node)
+        else:
+            graph.erase_node(node)
+    return kept[::-1]

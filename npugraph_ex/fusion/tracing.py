@@ -1,0 +1,86 @@
+"""Traces search and replacement functions into FX graphs, at registration and again for each possible match.
+
+Tracing sees fresh fake tensors only, one for each argument: the same tensor passed twice as an example must not make
+the pattern demand the same tensor twice.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import fx
+from torch._guards import tracing
+from torch._inductor.pattern_matcher import fwd_only
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.utils import _pytree as pytree
+
+from npugraph_ex.passes import noop_removal
+from npugraph_ex.passes.aliases import written_by
+
+TraceFn = Callable[..., fx.GraphModule]
+
+
+def _no_decompositions() -> dict[Any, Any]:
+    """AOT graphs reach fusion with their operators as they are, so patterns must keep theirs."""
+    return {}
+
+
+def fresh(value: Any) -> Any:
+    """A new fake tensor with the metadata of ``value``, under the active fake mode; other values unchanged."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+
+
+def registration_mode(stack: ExitStack) -> FakeTensorMode:
+    """Enter a fake mode of our own, whatever mode or compilation the caller is in."""
+    stack.enter_context(unset_fake_temporarily())
+    stack.enter_context(tracing(None))
+    return stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+
+
+def _keywords(trace_fn: TraceFn) -> dict[str, Any]:
+    """What to pass to ``trace_fn`` besides function and arguments; a user's own may take less."""
+    wanted = {"get_decomp_fn": _no_decompositions, "run_functional_passes": False}
+    parameters = inspect.signature(trace_fn).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return {"get_decomp_fn": _no_decompositions}
+    return {name: value for name, value in wanted.items() if name in parameters}
+
+
+def trace(function: Callable[..., Any], args: Sequence[Any], trace_fn: TraceFn = fwd_only) -> fx.GraphModule:
+    """The graph of ``function(*args)``, without dead code and no-ops; writes are kept so that they can be refused."""
+    gm = trace_fn(function, list(args), **_keywords(trace_fn))
+    noop_removal.remove(gm.graph)
+    gm.graph.eliminate_dead_code(is_impure_node=lambda node: node.is_impure() or bool(written_by(node)))
+    return gm
+
+
+def symbols_of(args: Sequence[Any]) -> list[torch.SymInt]:
+    """The distinct symbolic sizes and strides among tensors, in order of appearance."""
+    seen: dict[str, torch.SymInt] = {}
+    for leaf in pytree.tree_leaves(list(args)):
+        if isinstance(leaf, torch.Tensor):
+            for number in (*leaf.shape, *leaf.stride()):
+                if isinstance(number, torch.SymInt):
+                    seen.setdefault(str(number), number)
+    return list(seen.values())
+
+
+def trace_with_symbols(function: Callable[..., Any], args: Sequence[Any], trace_fn: TraceFn) -> fx.GraphModule:
+    """As ``trace``, with the symbols of ``args`` as leading inputs.
+
+    Otherwise the traced graph would compute them with ``sym_size`` nodes, which the graph to be matched, having
+    symbols among its inputs, does not contain.
+    """
+    symbols = symbols_of(args)
+
+    def with_leading_symbols(*all_args: Any) -> Any:
+        return function(*all_args[len(symbols) :])
+
+    return trace(with_leading_symbols if symbols else function, [*symbols, *args], trace_fn)
+

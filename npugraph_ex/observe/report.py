@@ -1,0 +1,176 @@
+"""The pass report: what each pass and each fusion rule did to one graph, and why a rule did not apply.
+
+The report is plain data. ``ReportBuilder`` collects while the pipeline runs; ``PassReport`` is what remains.
+Nothing here edits or inspects a graph beyond naming its nodes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+from tabulate import tabulate
+from torch import fx
+
+from npugraph_ex.errors import FusionCountError
+
+PassOutcome = Literal["unchanged", "changed", "rolled back", "skipped"]
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+
+
+def source_line(node: fx.Node) -> str:
+    """``file:line`` of the user code that ``node`` came from; empty when the graph does not know."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    return f"{frames[-1][0]}:{frames[-1][1]}" if frames else ""
+
+
+@dataclass(frozen=True)
+class PassRecord:
+    """One pass over the graph: how long, how many nodes before and after, and what came of it."""
+
+    name: str
+    outcome: PassOutcome
+    seconds: float = 0.0
+    nodes_before: int = 0
+    nodes_after: int = 0
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """One replaced subgraph: the names of the nodes that went and of those that came."""
+
+    rule: str
+    replaced: tuple[str, ...]
+    by: tuple[str, ...]
+    source: str = ""
+    guards: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NearMiss:
+    """A subgraph that looked like a rule's pattern and was left alone; ``reason`` is the first that held."""
+
+    rule: str
+    node: str
+    reason: str
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class RuleRecord:
+    """One fusion rule over one graph; ``inactive`` says why the rule was not tried at all."""
+
+    name: str
+    fusions: tuple[Fusion, ...] = ()
+    near_misses: tuple[NearMiss, ...] = ()
+    inactive: str = ""
+
+
+@dataclass(frozen=True)
+class PassReport:
+    """What the pipeline did to one graph."""
+
+    passes: tuple[PassRecord, ...] = ()
+    rules: tuple[RuleRecord, ...] = ()
+
+    def fusions(self, rule: str | None = None) -> int:
+        """How many subgraphs were replaced, by ``rule`` or by any."""
+        return sum(len(record.fusions) for record in self.rules if rule in (None, record.name))
+
+    def near_misses(self, rule: str | None = None) -> tuple[NearMiss, ...]:
+        """The near-misses of ``rule``, or of every rule."""
+        return tuple(miss for record in self.rules if rule in (None, record.name) for miss in record.near_misses)
+
+    def require(self, at_least: int, rule: str | None = None) -> None:
+        """Raise ``FusionCountError``, with every near-miss, when fewer than ``at_least`` subgraphs were replaced."""
+        count = self.fusions(rule)
+        if count >= at_least:
+            return
+        reasons = "\n".join(f"  {miss.node}: {miss.reason} {miss.source}".rstrip() for miss in self.near_misses(rule))
+        raise FusionCountError(
+            f"Expected at least {at_least} fusions by {rule or 'any rule'}; there were {count}. "
+            f"Near-misses:\n{reasons or '  none: nothing in the graph looks like the pattern.'}"
+        )
+
+    def table(self) -> str:
+        """The report as text: a table of passes, one of rules and one of near-misses, each only if it has rows."""
+        passes = [
+            (p.name, p.outcome, f"{p.seconds * 1e3:.1f}", p.nodes_before, p.nodes_after, p.message) for p in self.passes
+        ]
+        rules = [(r.name, len(r.fusions), len(r.near_misses), r.inactive) for r in self.rules]
+        misses = [(m.rule, m.node, m.reason, m.source) for m in self.near_misses()]
+        sections = (
+            (passes, ("pass", "outcome", "ms", "nodes before", "after", "note")),
+            (rules, ("fusion rule", "fused", "near-misses", "inactive because")),
+            (misses, ("near-miss of", "node", "reason", "source")),
+        )
+        return "\n\n".join(tabulate(rows, headers=headers, tablefmt="simple") for rows, headers in sections if rows)
+
+    def to_json(self) -> str:
+        """The report as JSON, one key a field."""
+        return json.dumps(asdict(self), indent=2)
+
+
+@dataclass
+class _OpenRule:
+    """A rule's record while the pipeline still adds to it."""
+
+    inactive: str = ""
+    fusions: list[Fusion] = field(default_factory=list)
+    near_misses: dict[str, NearMiss] = field(default_factory=dict)
+
+    def close(self, name: str) -> RuleRecord:
+        """The finished record; a near-miss whose node another variant of the rule fused is none."""
+        fused = {node for fusion in self.fusions for node in fusion.replaced}
+        misses = tuple(miss for node, miss in self.near_misses.items() if node not in fused)
+        return RuleRecord(name, tuple(self.fusions), misses, self.inactive)
+
+
+@dataclass
+class ReportBuilder:
+    """Collects one graph's records in the order in which they come."""
+
+    _passes: list[PassRecord] = field(default_factory=list)
+    _rules: dict[str, _OpenRule] = field(default_factory=dict)
+
+    def add_pass(self, record: PassRecord) -> None:
+        """Append a pass."""
+        self._passes.append(record)
+
+    def add_rule(self, name: str, inactive: str = "") -> None:
+        """Make the rule appear in the report even when nothing matches it."""
+        rule = self._rules.setdefault(name, _OpenRule())
+        rule.inactive = rule.inactive or inactive
+
+    def add_fusion(self, fusion: Fusion) -> None:
+        """Append a replaced subgraph to its rule."""
+        self._rules.setdefault(fusion.rule, _OpenRule()).fusions.append(fusion)
+
+    def add_near_miss(self, miss: NearMiss) -> None:
+        """Append a near-miss; several variants of a rule may meet the same node, the first reason stays."""
+        self._rules.setdefault(miss.rule, _OpenRule()).near_misses.setdefault(miss.node, miss)
+
+    def forget_rules(self) -> None:
+        """Drop what the rules did: the pass that ran them was rolled back."""
+        self._rules.clear()
+
+    def build(self) -> PassReport:
+        """The finished report."""
+        return PassReport(tuple(self._passes), tuple(rule.close(name) for name, rule in self._rules.items()))
+
+
+_last: list[PassReport] = []
+
+
+def publish(report: PassReport) -> None:
+    """Make ``report`` what ``last_report`` answers."""
+    _last[:] = [report]
+
+
+def last_report() -> PassReport | None:
+    """The report of the latest graph compiled in this process; None before the first."""
+    return _last[0] if _last else None

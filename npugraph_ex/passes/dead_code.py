@@ -1,0 +1,30 @@
+"""Removes nodes whose results nobody uses and that do nothing else.
+
+Kept: writes to memory, random operators, anything torch knows to have side effects, and the scope, event and record
+nodes of streams, which order work although they produce nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from npugraph_ex.passes.aliases import written_by
+from npugraph_ex.passes.pass_ import PassContext
+
+ORDERING_NAMESPACES = frozenset({"air", "npugraph_ex"})
+
+
+def orders_work(node: fx.Node) -> bool:
+    """Whether ``node`` opens or closes a scope, or records or awaits an event."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in ORDERING_NAMESPACES
+
+
+def has_effect(node: fx.Node) -> bool:
+    """Whether ``node`` does something besides producing its result."""
+    return node.is_impure() or orders_work(node) or bool(written_by(node))
+
+
+def run(gm: fx.GraphModule, context: PassContext) -> None:
+    """Remove the dead nodes of ``gm.graph``."""
+    gm.graph.eliminate_dead_code(is_impure_node=has_effect)

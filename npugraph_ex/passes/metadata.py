@@ -1,0 +1,125 @@
+"""Keeps ``node.meta["val"]`` true: compares metadata, and derives it anew for nodes that were added or changed.
+
+Fake execution happens under the graph's own fake mode, so symbolic shapes stay symbolic.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils import _pytree as pytree
+
+from npugraph_ex import _torch_private
+from npugraph_ex.errors import GraphVerificationError
+from npugraph_ex.passes.aliases import schema_of, tensor_leaves
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def fake_mode_of(graph: fx.Graph) -> FakeTensorMode | None:
+    """The fake mode that the graph's own metadata lives in; None for a graph without tensor metadata.
+
+    The graph's, not the ambient one: a caller may compile under a fake mode of its own.
+    """
+    for node in graph.nodes:
+        for leaf in tensor_leaves(node):
+            if isinstance(leaf, FakeTensor):
+                return leaf.fake_mode
+    return None
+
+
+def _same_number(left: object, right: object) -> bool:
+    """Whether two sizes are equal for every value of their symbols; adds no guard."""
+    return statically_known_true(left == right)  # type: ignore[arg-type]
+
+
+def same_numbers(left: Iterable[object], right: Iterable[object]) -> bool:
+    """Whether two shapes or strides are equal for every value of their symbols; adds no guard."""
+    left, right = list(left), list(right)
+    return len(left) == len(right) and all(map(_same_number, left, right))
+
+
+def difference(old: object, new: object) -> str | None:
+    """How ``new`` differs from ``old`` in shape, dtype, stride, device or kind; None when it does not."""
+    if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
+        if not same_numbers(old.shape, new.shape):
+            return f"shape {list(new.shape)} instead of {list(old.shape)}"
+        for name in ("dtype", "device", "layout"):
+            if getattr(old, name) != getattr(new, name):
+                return f"{name} {getattr(new, name)} instead of {getattr(old, name)}"
+        if old.layout == torch.strided and not same_numbers(old.stride(), new.stride()):
+            return f"strides {list(new.stride())} instead of {list(old.stride())}"
+        return None
+    if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
+        if len(old) != len(new):
+            return f"{len(new)} values instead of {len(old)}"
+        parts = (difference(a, b) for a, b in zip(old, new, strict=True))
+        return next((part for part in parts if part), None)
+    if isinstance(old, (int, float, *_SYMBOLIC)) and isinstance(new, (int, float, *_SYMBOLIC)):
+        return None if _same_number(old, new) else f"{new} instead of {old}"
+    return None if type(old) is type(new) else f"a {type(new).__name__} instead of a {type(old).__name__}"
+
+
+def _value_of(node: fx.Node) -> object:
+    if "val" not in node.meta:
+        raise GraphVerificationError(
+            f"Node {node.name} has no metadata (meta['val']) and none can be derived, because it is a {node.op}. "
+            "Set node.meta['val'] to a fake tensor when inserting such a node."
+        )
+    return node.meta["val"]
+
+
+def derive(node: fx.Node, mode: FakeTensorMode | None) -> Any:
+    """What ``node`` produces, by fake execution on the metadata of its arguments."""
+    args, kwargs = fx.map_arg((node.args, node.kwargs), _value_of)
+    try:
+        with _torch_private.fake_execution(mode):
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+    except Exception as error:
+        shown = pytree.tree_map(_described, (args, kwargs))
+        raise GraphVerificationError(
+            f"Node {node.name} calls {node.target} with arguments that it does not accept: {shown}: {error}"
+        ) from error
+
+
+def _described(value: object) -> object:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype}{list(value.shape)}"
+    return value
+
+
+def _can_be_derived(node: fx.Node) -> bool:
+    """False where fake execution would invent new unbacked symbols or needs a subgraph: the old value is kept."""
+    if node.op != "call_function" or "unbacked_bindings" in node.meta:
+        return False
+    return "val" not in node.meta or not isinstance(node.target, torch._ops.HigherOrderOperator)
+
+
+def _shares_memory(node: fx.Node) -> bool:
+    """Whether a result of ``node`` lies in an argument's memory, so that it must follow a new argument."""
+    if node.target is operator.getitem:
+        return True
+    schema = schema_of(node)
+    return schema is not None and any(result.alias_info is not None for result in schema.returns)
+
+
+def refresh(graph: fx.Graph, changed: Iterable[fx.Node]) -> None:
+    """Derive the metadata of ``changed`` nodes, and of nodes that follow from them, as far as it really changes."""
+    stale = set(changed)
+    if not stale:
+        return
+    mode = fake_mode_of(graph)
+    for node in graph.nodes:
+        if node not in stale or not _can_be_derived(node):
+            continue
+        old, new = node.meta.get("val"), derive(node, mode)
+        moved = old is None or difference(old, new) is not None
+        node.meta["val"] = new
+        node.meta.pop("tensor_meta", None)
+        stale.update(user for user in node.users if moved or _shares_memory(user))

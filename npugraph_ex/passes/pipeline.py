@@ -1,0 +1,125 @@
+"""Runs the passes in order and lets none of them break a graph.
+
+``PIPELINE`` is the order, as data. Around every pass: time it, find what it changed, derive metadata for that, verify
+the graph against the contract that it had at the start, dump it. A recoverable pass that fails is undone and reported;
+a user's pass raises.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from npugraph_ex.config.options import Options
+from npugraph_ex.fusion import engine
+from npugraph_ex.observe.dump import GraphDumper, new_dumper
+from npugraph_ex.observe.logger import logger
+from npugraph_ex.observe.report import PassOutcome, PassRecord, PassReport, publish
+from npugraph_ex.passes import dead_code, metadata, noop_removal
+from npugraph_ex.passes.pass_ import Pass, PassContext, user_pass
+from npugraph_ex.passes.snapshot import Snapshot
+from npugraph_ex.passes.verify import Contract
+
+PIPELINE: tuple[Pass, ...] = (
+    user_pass("post_grad_custom_pre_pass"),
+    Pass("noop_removal", noop_removal.run, option="remove_noop_ops"),
+    Pass("fusion", engine.run, option="pattern_fusion_pass"),
+    user_pass("post_grad_custom_post_pass"),
+    Pass("dead_code", dead_code.run),
+)
+
+
+@dataclass
+class _Run:
+    """One graph on its way through the pipeline."""
+
+    gm: fx.GraphModule
+    context: PassContext
+    contract: Contract
+    snapshot: Snapshot
+    dumper: GraphDumper | None
+
+    def apply(self, pass_: Pass) -> None:
+        """Run one pass, with everything the pipeline owes it."""
+        before, start = len(self.snapshot), time.perf_counter()
+        outcome: PassOutcome = "skipped"
+        message = ""
+        if pass_.enabled(self.context):
+            outcome, message = self._attempt(pass_)
+        seconds = time.perf_counter() - start
+        after = len(self.gm.graph.nodes)
+        self.context.report.add_pass(PassRecord(pass_.name, outcome, seconds, before, after, message))
+        if self.dumper is not None and outcome != "skipped":
+            self.dumper.graph(self.gm, pass_.name)
+
+    def _attempt(self, pass_: Pass) -> tuple[PassOutcome, str]:
+        try:
+            if not pass_.recoverable:
+                self.gm.recompile()  # a user may run the module, or print its code
+            pass_.run(self.gm, self.context)
+            if not self.snapshot.differs(self.gm):
+                if not pass_.recoverable:
+                    self.snapshot = Snapshot(self.gm)  # a user may have written metadata alone, a stream label say
+                return "unchanged", ""
+            metadata.refresh(self.gm.graph, self.snapshot.changed_nodes(self.gm))
+            self.contract.check(self.gm.graph, pass_.name)
+        except Exception as error:
+            if not pass_.recoverable:
+                error.add_note(f"Raised by the user's pass {pass_.name}.")
+                raise
+            self.snapshot.restore(self.gm)
+            self.context.report.forget_rules()
+            logger.warning("Pass %s was rolled back: %s", pass_.name, error, exc_info=True)
+            self.snapshot = Snapshot(self.gm)
+            return "rolled back", f"{type(error).__name__}: {error}"
+        self.snapshot = Snapshot(self.gm)
+        return "changed", ""
+
+
+def run(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: Options,
+    *,
+    config: object | None = None,
+    passes: Sequence[Pass] = PIPELINE,
+    dumper: GraphDumper | None = None,
+) -> PassReport:
+    """Run ``passes`` over ``gm``, in place.
+
+    Args:
+        gm: an AOT inference graph with fake tensors in ``meta["val"]``; it may write its inputs.
+        example_inputs: the inputs, in the order of the placeholders.
+        options: which passes are on.
+        config: the third argument of a user's pass; ``options`` when None.
+        passes: the order, for tests and for callers with passes of their own.
+        dumper: where to write the graphs; made afresh when None and TORCH_COMPILE_DEBUG=1.
+
+    Returns:
+        What happened. ``observe.report.last_report`` answers the same until the next graph.
+
+    Raises:
+        GraphVerificationError: a user's pass broke the graph, or the graph was broken from the start.
+    """
+    context = PassContext(options, example_inputs, config=options if config is None else config)
+    dumper = dumper or new_dumper()
+    metadata.refresh(gm.graph, [node for node in gm.graph.nodes if "val" not in node.meta])
+    contract = Contract.of(gm.graph)
+    contract.check(gm.graph, "AOT")
+    state = _Run(gm, context, contract, Snapshot(gm), dumper)
+    if dumper is not None:
+        dumper.graph(gm, "aot")
+    for pass_ in passes:
+        state.apply(pass_)
+    gm.recompile()
+    state.contract.check(gm.graph, "final_verification")
+    report = context.report.build()
+    publish(report)
+    if dumper is not None:
+        dumper.text(report.table() + "\n", "pass_report")
+        dumper.text(report.to_json() + "\n", "pass_report", ".json")
+    return report

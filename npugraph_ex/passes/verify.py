@@ -1,0 +1,112 @@
+"""What must be true of a graph after every pass, checked; a violation names the pass and the node.
+
+The contract is taken once, from the graph as AOT made it: the metadata of its outputs, which inputs and earlier
+outputs each output shares memory with, and which inputs the graph writes. Not checked here: values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import fx
+
+from npugraph_ex.errors import GraphVerificationError
+from npugraph_ex.passes.aliases import AliasFacts, mutated_inputs, output_values
+from npugraph_ex.passes.metadata import difference
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What callers of a graph rely on, whatever happens inside it.
+
+    Attributes:
+        inputs: how many placeholders there are.
+        outputs: the fake value, or the constant, of each output.
+        sharing: for each output, the positions of the inputs and, shifted by ``inputs``, of the earlier outputs
+            that lie in the same memory.
+        written: the positions of the inputs that the graph writes.
+    """
+
+    inputs: int
+    outputs: tuple[object, ...]
+    sharing: tuple[frozenset[int], ...]
+    written: frozenset[int]
+
+    @classmethod
+    def of(cls, graph: fx.Graph) -> Contract:
+        """The contract that ``graph`` fulfils as it is."""
+        facts = AliasFacts(graph)
+        values = output_values(graph)
+        metadata = tuple(value.meta.get("val") if isinstance(value, fx.Node) else value for value in values)
+        inputs = len(graph.find_nodes(op="placeholder"))
+        return cls(inputs, metadata, _sharing(graph, facts, values), mutated_inputs(graph, facts))
+
+    def check(self, graph: fx.Graph, pass_name: str) -> None:
+        """Raise ``GraphVerificationError`` unless ``graph`` is sound and still fulfils this contract."""
+        _check_definitions(graph, pass_name)
+        new = Contract.of(graph)
+        if new.inputs != self.inputs:
+            raise _violation(pass_name, f"the graph has {new.inputs} inputs instead of {self.inputs}")
+        values = output_values(graph)
+        if len(values) != len(self.outputs):
+            raise _violation(pass_name, f"the graph has {len(values)} outputs instead of {len(self.outputs)}")
+        for position, value in enumerate(values):
+            self._check_output(new, position, value, pass_name)
+        self._check_writes(new, graph, pass_name)
+
+    def _check_output(self, new: Contract, position: int, value: object, pass_name: str) -> None:
+        changed = difference(self.outputs[position], new.outputs[position])
+        if changed:
+            raise _violation(pass_name, f"output {position}, node {value}, has {changed}")
+        if new.sharing[position] != self.sharing[position]:
+            raise _violation(
+                pass_name,
+                f"output {position}, node {value}, shares memory with {self._named(new.sharing[position])} "
+                f"instead of {self._named(self.sharing[position])}",
+            )
+
+    def _check_writes(self, new: Contract, graph: fx.Graph, pass_name: str) -> None:
+        names = [node.name for node in graph.find_nodes(op="placeholder")]
+        for position in sorted(self.written - new.written):
+            raise _violation(pass_name, f"input {position}, node {names[position]}, is no longer written by the graph")
+        for position in sorted(new.written - self.written):
+            raise _violation(pass_name, f"input {position}, node {names[position]}, is now written by the graph")
+
+    def _named(self, sharing: frozenset[int]) -> str:
+        names = [f"input {p}" if p < self.inputs else f"output {p - self.inputs}" for p in sorted(sharing)]
+        return ", ".join(names) or "nothing"
+
+
+def _sharing(graph: fx.Graph, facts: AliasFacts, values: list[object]) -> tuple[frozenset[int], ...]:
+    """``Contract.sharing`` in time linear in inputs and outputs."""
+    holders: dict[int, list[int]] = {}
+    for position, node in enumerate(graph.find_nodes(op="placeholder")):
+        for root in facts.roots(node):
+            holders.setdefault(root, []).append(position)
+    first_output = len(graph.find_nodes(op="placeholder"))
+    result = []
+    for position, value in enumerate(values):
+        roots = facts.roots(value) if isinstance(value, fx.Node) else frozenset()
+        result.append(frozenset(holder for root in roots for holder in holders.get(root, ())))
+        for root in roots:
+            # The first output in a memory stands for the later ones.
+            holders.setdefault(root, [first_output + position])
+    return tuple(result)
+
+
+def _check_definitions(graph: fx.Graph, pass_name: str) -> None:
+    """Every node is defined before it is used, and the graph passes ``fx``'s own lint."""
+    defined: set[fx.Node] = set()
+    for node in graph.nodes:
+        for argument in node.all_input_nodes:
+            if argument not in defined:
+                raise _violation(pass_name, f"node {node.name} uses {argument.name} before it is defined")
+        defined.add(node)
+    try:
+        graph.lint()
+    except (RuntimeError, ValueError) as error:
+        raise _violation(pass_name, f"fx's lint says: {error}") from error
+
+
+def _violation(pass_name: str, what: str) -> GraphVerificationError:
+    return GraphVerificationError(f"After pass {pass_name}: {what}. A pass must leave this as it found it.")
