@@ -1,0 +1,9 @@
+"""Capture and replay: an optimised FX graph becomes ACLGraphs, one for each combination of sizes and addresses.
+
+This package touches the device and knows no pattern. `compile_graph` is its door.
+"""
+
+from npugraph_ex.aclgraph.compiled import CompiledGraph as CompiledGraph
+from npugraph_ex.aclgraph.compiled import compile_graph as compile_graph
+
+__all__ = ["CompiledGraph", "compile_graph"]

@@ -1,0 +1,164 @@
+"""`CompiledGraph`: what a caller calls. It chooses or captures the right ACLGraph, replays it, and hands out results."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from npugraph_ex.aclgraph.captured import CapturedGraph
+from npugraph_ex.aclgraph.inputs import InputPlan
+from npugraph_ex.aclgraph.obstacles import find_obstacles
+from npugraph_ex.config.options import Options
+from npugraph_ex.observe.captures import CaptureRecord, publish
+from npugraph_ex.observe.logger import logger
+
+_Key = tuple[tuple[Any, ...], tuple[int, ...]]
+
+_MOST_LENT = 2
+"""How many instances of one graph may have results out at once before results are copied.
+
+Two, because `out = model(out)` holds one result while the next is computed.
+"""
+
+
+def compile_graph(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options, *, static: Sequence[int] = ()
+) -> Callable[..., Sequence[Any]]:
+    """Make an optimised graph callable.
+
+    Args:
+        gm: the graph after all passes, with fake tensors in ``meta["val"]``.
+        example_inputs: its inputs, fake or real.
+        options: the validated options.
+        static: positions of inputs whose address does not change from call to call.
+
+    Returns:
+        A function of the graph's inputs that returns its outputs: captured and replayed, or, with ``force_eager`` and
+        where capture is impossible, run operator by operator.
+    """
+    if options.force_eager:
+        return gm.forward
+    obstacles = find_obstacles(gm)
+    if obstacles:
+        lines = "\n  ".join(str(obstacle) for obstacle in obstacles)
+        logger.warning("This graph cannot be captured and runs operator by operator:\n  %s", lines)
+        return gm.forward
+    if not any(node.op == "call_function" for node in gm.graph.nodes):
+        return gm.forward  # nothing to run on the device
+    return CompiledGraph(gm, InputPlan.of(gm, example_inputs, static), options)
+
+
+class _Instances:
+    """All captures for one graph key: up to `_MOST_LENT` that lend their results, and one that copies."""
+
+    def __init__(self, capture: Callable[[Sequence[Any], str], CapturedGraph], reason: str, clone_output: bool | None) -> None:
+        self._capture = capture
+        self._reason = reason
+        self._clone_output = clone_output
+        self._lending: list[CapturedGraph] = []
+        self._copying: CapturedGraph | None = None
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        """Replay with ``inputs`` such that no earlier result changes that somebody still holds."""
+        if self._clone_output is not True:
+            for graph in self._lending:
+                if self._clone_output is False or not graph.outputs.held():
+                    graph.replay(inputs)
+                    return graph.outputs.lend(inputs)
+            if len(self._lending) < _MOST_LENT:
+                graph = self._capture_another(inputs)
+                self._lending.append(graph)
+                graph.replay(inputs)
+                return graph.outputs.lend(inputs)
+        if self._copying is None:
+            self._copying = self._capture_another(inputs)
+        self._copying.replay(inputs)
+        return self._copying.outputs.copy(inputs)
+
+    def _capture_another(self, inputs: Sequence[Any]) -> CapturedGraph:
+        reason, self._reason = self._reason, "results of earlier calls being still held"
+        return self._capture(inputs, reason)
+
+
+class CompiledGraph:
+    """A captured and replayed FX graph. Safe to call from several threads; calls then run one after another.
+
+    Args:
+        gm: the optimised graph.
+        plan: what happens to each input.
+        options: the validated options.
+    """
+
+    def __init__(self, gm: fx.GraphModule, plan: InputPlan, options: Options) -> None:
+        self.gm = gm
+        self.plan = plan
+        self._options = options
+        self._instances: OrderedDict[_Key, _Instances] = OrderedDict()
+        self._lock = threading.RLock()
+        self._stream: torch.npu.Stream | None = None
+        self._pool = options.use_graph_pool
+        self._warned = False
+
+    def __call__(self, *inputs: Any) -> list[Any]:
+        """Run the graph; results are as in eager mode, and stay as they are whatever is called later."""
+        plan = self.plan
+        addresses = () if self._options.frozen_parameter else plan.addresses(inputs)
+        key = (plan.numbers(inputs), addresses)
+        with self._lock:
+            instances = self._instances.get(key)
+            if instances is None:
+                instances = self._add(key, inputs)
+            else:
+                self._instances.move_to_end(key)
+            return instances.run(inputs)
+
+    def _add(self, key: _Key, inputs: Sequence[Any]) -> _Instances:
+        reason = self._reason(key)
+        if len(self._instances) >= self._options.capture_limit:
+            self._instances.popitem(last=False)
+            if not self._warned:
+                self._warned = True
+                logger.warning(
+                    "capture_limit=%d graphs are captured; the least recently used is dropped for each new one (%s)",
+                    self._options.capture_limit,
+                    reason,
+                )
+        instances = _Instances(partial(self._capture, key), reason, self._options.clone_output)
+        self._instances[key] = instances
+        return instances
+
+    def _capture(self, key: _Key, inputs: Sequence[Any], reason: str) -> CapturedGraph:
+        with torch.npu.device(self.plan.device):
+            if self._stream is None:
+                self._stream = torch.npu.Stream()
+            if self._pool is None:
+                self._pool = torch.npu.graph_pool_handle()
+            graph = CapturedGraph(self.gm.forward, inputs, self.plan, self._options, self._stream, self._pool)
+        publish(CaptureRecord(numbers=key[0], reason=reason))
+        logger.debug("captured a graph because of %s", reason)
+        return graph
+
+    def _reason(self, key: _Key) -> str:
+        """Say why none of the captured graphs will do, naming the argument that differs."""
+        if not self._instances:
+            return "the first call"
+        numbers, addresses = key
+        moved: list[str] | None = None
+        for known_numbers, known_addresses in self._instances:
+            if known_numbers != numbers:
+                continue
+            names = [
+                self.plan.names[position]
+                for position, new, old in zip(self.plan.in_place, addresses, known_addresses, strict=True)
+                if new != old
+            ]
+            moved = names if moved is None or len(names) < len(moved) else moved
+        if moved is not None:
+            return f"a new address of {', '.join(moved)}"
+        return f"new sizes or scalars {numbers}"

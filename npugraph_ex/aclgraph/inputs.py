@@ -1,0 +1,153 @@
+"""What happens to each input of a captured graph: used where it is, copied into a buffer, or part of the graph's key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from npugraph_ex.passes.aliases import AliasFacts, mutated_inputs
+
+
+class Geometry(NamedTuple):
+    """Shape, strides and dtype of a tensor: what a captured kernel was told about it besides its address."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Geometry:
+        """Describe ``tensor``."""
+        return cls(tuple(tensor.size()), tuple(tensor.stride()), tensor.dtype)
+
+
+@dataclass(frozen=True)
+class InputPlan:
+    """The class of every input, by position.
+
+    Attributes:
+        names: what messages call each input.
+        in_place: tensors that the graph reads or writes at the caller's address: parameters, buffers, mutated inputs.
+        copied: device tensors that are copied into buffers of the captured graph before each replay.
+        keyed: numbers (sizes, scalars) that are baked into the captured kernels.
+        dimensions: (position, dimension) of sizes that no number among the inputs tells.
+        device: the index of the device that the graph runs on.
+    """
+
+    names: tuple[str, ...]
+    in_place: tuple[int, ...]
+    copied: tuple[int, ...]
+    keyed: tuple[int, ...]
+    dimensions: tuple[tuple[int, int], ...]
+    device: int
+
+    @classmethod
+    def of(cls, gm: fx.GraphModule, example_inputs: Sequence[Any], static: Sequence[int]) -> InputPlan:
+        """Classify the inputs of ``gm``.
+
+        Args:
+            gm: the graph, after all passes.
+            example_inputs: its inputs, fake or real.
+            static: positions of inputs whose address does not change from call to call.
+        """
+        nodes = gm.graph.find_nodes(op="placeholder")
+        written = mutated_inputs(gm.graph, AliasFacts(gm.graph))
+        tensors = [position for position, value in enumerate(example_inputs) if isinstance(value, torch.Tensor)]
+        in_place = tuple(
+            position
+            for position in tensors
+            if position in static or position in written or isinstance(example_inputs[position], torch.nn.Parameter)
+        )
+        numbers = tuple(position for position in range(len(nodes)) if position not in set(tensors))
+        return cls(
+            names=tuple(str(node.target) for node in nodes),
+            in_place=in_place,
+            copied=tuple(position for position in tensors if position not in set(in_place)),
+            keyed=numbers,
+            dimensions=tuple(_unnamed_dimensions(example_inputs, numbers)),
+            device=_device_index(gm),
+        )
+
+    def numbers(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """The part of the graph key that is made of values: sizes and scalars."""
+        keyed = tuple([inputs[position] for position in self.keyed])
+        if not self.dimensions:
+            return keyed
+        return keyed + tuple([inputs[position].size(dimension) for position, dimension in self.dimensions])
+
+    def addresses(self, inputs: Sequence[Any]) -> tuple[int, ...]:
+        """The part of the graph key that is made of addresses."""
+        return tuple([inputs[position].data_ptr() for position in self.in_place])
+
+
+def _unnamed_dimensions(example_inputs: Sequence[Any], numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Sizes that vary and that no scalar input carries, as in a graph traced without Dynamo."""
+    named = {str(example_inputs[position]) for position in numbers}
+    found = []
+    for position, value in enumerate(example_inputs):
+        if not isinstance(value, torch.Tensor):
+            continue
+        for dimension, size in enumerate(value.size()):
+            if isinstance(size, torch.SymInt) and str(size) not in named:
+                found.append((position, dimension))
+    return found
+
+
+def _device_index(gm: fx.GraphModule) -> int:
+    """The one device of the graph's tensors; the current one where the graph has none."""
+    for node in gm.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.device.type == "npu" and value.device.index is not None:
+            return value.device.index
+    return int(torch.npu.current_device())
+
+
+class Buffer:
+    """Graph-owned memory for one copied input, with the caller's strides.
+
+    Args:
+        tensor: the input at capture.
+        adopt: use ``tensor`` itself as the buffer.
+    """
+
+    def __init__(self, tensor: torch.Tensor, *, adopt: bool) -> None:
+        self.geometry = Geometry.of(tensor)
+        self._extent = _extent(tensor)
+        if adopt:
+            self.tensor = tensor.detach()
+        else:
+            self.tensor = _empty_like(tensor, self._extent)
+            self.load(tensor)
+
+    def load(self, tensor: torch.Tensor) -> None:
+        """Copy the caller's values in. The shapes are equal: the graph key or Dynamo's guards have seen to it."""
+        if self._extent is None:
+            self.tensor.copy_(tensor)
+        elif self._extent:
+            # Elements that share memory (expanded, sliding windows) cannot be written one by one: copy the memory.
+            flat = self.tensor.as_strided((self._extent,), (1,))
+            flat.copy_(tensor.as_strided((self._extent,), (1,)))
+
+
+def _extent(tensor: torch.Tensor) -> int | None:
+    """None when each element has memory of its own without gaps; else how many elements the tensor spans."""
+    if tensor.numel() == 0:
+        return 0
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+    return None if span == tensor.numel() and 0 not in _moving_strides(tensor) else span
+
+
+def _moving_strides(tensor: torch.Tensor) -> list[int]:
+    return [stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True) if size > 1]
+
+
+def _empty_like(tensor: torch.Tensor, extent: int | None) -> torch.Tensor:
+    """New memory with the same strides."""
+    if extent is None or extent == 0:
+        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    flat = torch.empty(extent, dtype=tensor.dtype, device=tensor.device)
+    return flat.as_strided(tensor.size(), tensor.stride())

@@ -1,0 +1,132 @@
+"""Handing out results: views of the graph's memory while nobody can be hurt by the next replay, copies otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from npugraph_ex import _torch_private
+from npugraph_ex.aclgraph.inputs import Geometry
+
+
+@dataclass(frozen=True)
+class _OfInput:
+    """An output that lies in an input's memory: it is handed out as a view of the caller's tensor."""
+
+    position: int
+    geometry: Geometry
+    offset: int  # elements, from the input's own first element
+
+    def hand_out(self, inputs: Sequence[Any]) -> torch.Tensor:
+        tensor: torch.Tensor = inputs[self.position]
+        if self.offset == 0 and Geometry.of(tensor) == self.geometry:
+            return tensor
+        offset = tensor.storage_offset() + self.offset
+        return tensor.as_strided(self.geometry.size, self.geometry.stride, offset)
+
+
+@dataclass(frozen=True)
+class _Fresh:
+    """An output in memory of the captured graph; outputs of one storage share a number."""
+
+    tensor: torch.Tensor
+    storage: int
+
+
+@dataclass(frozen=True)
+class _Constant:
+    """An output that is no tensor: a size, a number, None."""
+
+    value: object
+
+
+class Outputs:
+    """The outputs of one captured graph.
+
+    Args:
+        values: what the graph returned while it was captured.
+        arguments: what it was called with, by position: the caller's tensors and the graph's buffers.
+    """
+
+    def __init__(self, values: Sequence[Any], arguments: Sequence[Any]) -> None:
+        homes = {
+            argument.untyped_storage().data_ptr(): position
+            for position, argument in reversed(list(enumerate(arguments)))
+            if isinstance(argument, torch.Tensor) and argument.numel()
+        }
+        storages: dict[int, int] = {}
+        self._storages: list[torch.UntypedStorage] = []
+        self._slots: list[_OfInput | _Fresh | _Constant] = []
+        for value in values:
+            if not isinstance(value, torch.Tensor):
+                self._slots.append(_Constant(value))
+                continue
+            storage = value.untyped_storage()
+            home = homes.get(storage.data_ptr()) if value.numel() else None
+            if home is not None:
+                self._slots.append(_of_input(value, arguments[home], home))
+                continue
+            key = storage.data_ptr() or -id(value)
+            if key not in storages:
+                storages[key] = len(self._storages)
+                self._storages.append(storage)
+            self._slots.append(_Fresh(value.detach(), storages[key]))
+        del values, arguments
+        self._owners: list[int] = []
+
+    def settle(self) -> None:
+        """Remember how many owners each storage has while no caller holds a result. Call once, after capture."""
+        self._owners = [_torch_private.storage_use_count(storage) for storage in self._storages]
+
+    def held(self) -> bool:
+        """Whether a caller still holds a result of an earlier call, or any view of one."""
+        count = _torch_private.storage_use_count
+        return any([count(storage) > own for storage, own in zip(self._storages, self._owners, strict=True)])
+
+    def lend(self, inputs: Sequence[Any]) -> list[Any]:
+        """Hand the results out where they are; the next replay overwrites them."""
+        return [
+            slot.tensor.detach()
+            if isinstance(slot, _Fresh)
+            else slot.hand_out(inputs)
+            if isinstance(slot, _OfInput)
+            else slot.value
+            for slot in self._slots
+        ]
+
+    def copy(self, inputs: Sequence[Any]) -> list[Any]:
+        """Hand out copies, aliased among each other as the results are."""
+        copies: dict[int, torch.Tensor] = {}
+        results: list[Any] = []
+        for slot in self._slots:
+            if not isinstance(slot, _Fresh):
+                results.append(slot.hand_out(inputs) if isinstance(slot, _OfInput) else slot.value)
+                continue
+            if slot.storage not in copies:
+                copies[slot.storage] = _whole(slot.tensor).clone()
+            base = copies[slot.storage]
+            results.append(
+                base.as_strided(slot.tensor.size(), slot.tensor.stride(), slot.tensor.storage_offset())
+                if base.numel()
+                else slot.tensor.clone()
+            )
+        return results
+
+
+def _of_input(value: torch.Tensor, argument: torch.Tensor, position: int) -> _OfInput:
+    offset = (value.data_ptr() - argument.data_ptr()) // value.element_size()
+    if value.dtype != argument.dtype:
+        raise NotImplementedError(
+            f"output of dtype {value.dtype} lies in the memory of input {position}, of dtype {argument.dtype}: "
+            "return a copy of it (`.clone()`), or compile with force_eager=True"
+        )
+    return _OfInput(position, Geometry.of(value), offset)
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole storage of ``tensor`` as one flat tensor of its dtype."""
+    elements = tensor.untyped_storage().nbytes() // tensor.element_size()
+    return tensor.as_strided((elements,), (1,), 0)

@@ -1,0 +1,403 @@
+"""Captured and replayed graphs against eager mode: values, strides, aliasing, mutation, over calls with results kept alive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from npugraph_ex.errors import CaptureError
+from npugraph_ex.observe.captures import capture_records
+
+NPU = "npu"
+
+
+def compiled(function: Callable[..., Any], *, dynamic: bool | None = False, **options: object) -> Callable[..., Any]:
+    """Compile with this backend and nothing left over from another test."""
+    torch._dynamo.reset()
+    return torch.compile(function, backend="npugraph_ex", fullgraph=True, dynamic=dynamic, options=options)
+
+
+def describe(value: torch.Tensor) -> tuple[Any, ...]:
+    """What must be equal besides the elements."""
+    return tuple(value.shape), value.stride(), value.dtype, value.device
+
+
+def check(function: Callable[..., Any], calls: Sequence[Sequence[Any]], **how: Any) -> Callable[..., Any]:
+    """Call `function` eagerly and compiled on equal inputs, keep every result, and compare all of them at the end."""
+    graph = compiled(function, **how)
+    kept = []
+    with torch.no_grad():
+        for arguments in calls:
+            twins = [_twin(argument) for argument in arguments]
+            expected = function(*twins)
+            got = graph(*arguments)
+            kept.append((_leaves(expected), _leaves(got), twins, arguments))
+            torch.randn(1000, device=NPU)  # unrelated memory, to take what was freed by mistake
+    for number, (expected, got, twins, arguments) in enumerate(kept):
+        for want, have in zip(expected, got, strict=True):
+            assert describe(want) == describe(have), f"call {number}"
+            torch.testing.assert_close(have.cpu(), want.cpu(), rtol=0, atol=0, msg=f"result of call {number}")
+        for twin, argument in zip(twins, arguments, strict=True):
+            if isinstance(argument, torch.Tensor):
+                torch.testing.assert_close(argument.cpu(), twin.cpu(), rtol=0, atol=0, msg=f"input after call {number}")
+    return graph
+
+
+def _twin(argument: Any) -> Any:
+    """A tensor of its own with the same values and strides."""
+    if not isinstance(argument, torch.Tensor):
+        return argument
+    storage = argument.untyped_storage().clone()
+    return torch.empty(0, dtype=argument.dtype, device=argument.device).set_(
+        storage, argument.storage_offset(), argument.size(), argument.stride()
+    )
+
+
+def _leaves(result: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+
+
+def random(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Values that differ in every call, at an address of their own."""
+    return torch.randn(*size, device=NPU).to(dtype)
+
+
+def test_new_values_at_new_addresses() -> None:
+    """Each call sees its own inputs, and earlier results stay as they were."""
+    check(lambda x, y: (x @ y).relu() + 1, [(random(4, 8), random(8, 3)) for _ in range(6)])
+
+
+def test_results_dropped_cost_one_capture_and_no_copy() -> None:
+    """A caller that drops each result before the next call gets the same memory each time."""
+    graph = compiled(lambda x: x * 2 + 1)
+    before = len(capture_records())
+    addresses = set()
+    for _ in range(5):
+        result = graph(random(16))
+        addresses.add(result.data_ptr())
+        del result
+    assert len(addresses) == 1
+    assert len(capture_records()) - before == 1
+
+
+def test_feeding_a_result_back_needs_two_captures_and_no_copy() -> None:
+    """`x = f(x)` holds one result while the next is computed; two instances take turns."""
+    graph = compiled(lambda x: x * 0.5 + 1)
+    before = len(capture_records())
+    x = random(16)
+    expected = x.cpu()
+    addresses = set()
+    for _ in range(8):
+        x = graph(x)
+        expected = expected * 0.5 + 1
+        addresses.add(x.data_ptr())
+    torch.testing.assert_close(x.cpu(), expected)
+    assert len(addresses) == 2
+    assert len(capture_records()) - before == 2
+
+
+def test_a_kept_view_of_a_result_keeps_its_values() -> None:
+    """Dropping the result but keeping a view of it still protects the memory."""
+    graph = compiled(lambda x: x + 1)
+    first = random(8)
+    view = graph(first)[2:5]
+    for _ in range(4):
+        graph(random(8))
+    torch.testing.assert_close(view.cpu(), (first + 1)[2:5].cpu())
+
+
+def test_a_user_may_change_a_result() -> None:
+    """Writing into a result, or changing its metadata, does not reach later calls."""
+    graph = compiled(lambda x: (x + 1, x * 2))
+    for _ in range(5):
+        x = random(4, 4)
+        total, product = graph(x)
+        torch.testing.assert_close(total.cpu(), x.cpu() + 1)
+        torch.testing.assert_close(product.cpu(), x.cpu() * 2)
+        total.zero_()
+        product.unsqueeze_(0)
+
+
+def test_clone_output_true_always_copies() -> None:
+    """With `clone_output=True` one capture is enough however many results are held."""
+    before = len(capture_records())
+    check(lambda x: (x + 1, (x * 3)[1:]), [(random(6),) for _ in range(5)], clone_output=True)
+    assert len(capture_records()) - before == 1
+
+
+def test_clone_output_false_overwrites() -> None:
+    """`clone_output=False` promises nothing: the next call overwrites the earlier result."""
+    graph = compiled(lambda x: x + 1, clone_output=False)
+    first = graph(torch.zeros(4, device=NPU))
+    graph(torch.ones(4, device=NPU))
+    assert first.cpu().tolist() == [2.0] * 4
+
+
+def test_outputs_that_share_memory() -> None:
+    """Results that are views of one another in eager mode are so after replay, copied or lent."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        whole = x * 2
+        return whole, whole[1:], whole.t()
+
+    for options in ({}, {"clone_output": True}):
+        graph = check(function, [(random(4, 6),) for _ in range(4)], **options)
+        whole, part, turned = graph(random(4, 6))
+        whole.fill_(7)
+        assert part.cpu().eq(7).all()
+        assert turned.cpu().eq(7).all()
+
+
+def test_output_that_is_an_input_or_a_view_of_one() -> None:
+    """An output that aliases an input aliases this call's input, and no other caller's tensor changes."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x, y.t(), x[1:] + y[1:]
+
+    graph = check(function, [(random(4, 4), random(4, 4)) for _ in range(4)])
+    x, y = random(4, 4), random(4, 4)
+    same, turned, _ = graph(x, y)
+    x.fill_(3)
+    y.fill_(5)
+    assert same.cpu().eq(3).all()
+    assert turned.cpu().eq(5).all()
+
+
+def test_mutated_inputs() -> None:
+    """Inputs that the model writes change in place, also when their address changes between calls."""
+
+    def function(state: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        state.mul_(0.5).add_(x)
+        state[0] = 1
+        return state.sum(0)
+
+    graph = check(function, [(random(4, 4), random(4, 4)) for _ in range(5)])
+    state = random(4, 4)
+    expected = state.clone()
+    for _ in range(4):
+        x = random(4, 4)
+        torch.testing.assert_close(graph(state, x), function(expected, x), rtol=0, atol=0)
+        torch.testing.assert_close(state, expected, rtol=0, atol=0)
+
+
+def test_swap_and_shift_of_inputs() -> None:
+    """Writes that depend on one another's old values come out in the program's order."""
+
+    def swap(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        old_x, old_y = x.clone(), y.clone()
+        y.copy_(old_x)
+        x.copy_(old_y)
+        return x + 1
+
+    def shift(previous: torch.Tensor, current: torch.Tensor) -> torch.Tensor:
+        previous.copy_(current)
+        current.copy_(current + 1)
+        return previous * 2
+
+    for function in (swap, shift):
+        check(function, [(random(8), random(8)) for _ in range(4)])
+
+
+def test_aliased_inputs_one_of_them_written() -> None:
+    """Two arguments that are views of one tensor keep being so while one is written."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return y * 2
+
+    graph = compiled(function)
+    for _ in range(4):
+        base = random(8)
+        expected = base.cpu()
+        result = graph(base[:6], base[2:])
+        expected[:6] += 1
+        torch.testing.assert_close(base.cpu(), expected)
+        torch.testing.assert_close(result.cpu(), expected[2:] * 2)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: random(6, 4).t(),
+        lambda: random(4, 1).expand(4, 6),
+        lambda: random(20).as_strided((4, 6), (3, 1)),
+        lambda: random(4, 12)[:, ::2],
+        lambda: random(24)[4:].view(4, 5),
+        lambda: random(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        lambda: random(0, 6),
+        lambda: random(1, 1),
+        lambda: torch.tensor(3.0, device=NPU),
+    ],
+    ids=["transposed", "expanded", "sliding", "gaps", "offset", "channels-last", "empty", "one", "scalar"],
+)
+def test_strided_inputs(make: Callable[[], torch.Tensor]) -> None:
+    """Copied inputs keep their strides, whatever these are."""
+    check(lambda x: (x * 2, x + x.sum()), [(make(),) for _ in range(4)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int32, torch.bool, torch.complex64])
+def test_dtypes(dtype: torch.dtype) -> None:
+    """Every dtype passes through copied inputs and results."""
+    check(lambda x: torch.where(x != 0, x, torch.ones_like(x)), [(random(5, 3).to(dtype),) for _ in range(4)])
+
+
+def test_dynamic_shapes_capture_once_a_size() -> None:
+    """A size seen before replays its graph; a new one captures, and the reason says so."""
+    graph = compiled(lambda x: x.cumsum(0) * 2, dynamic=True)
+    before = len(capture_records())
+    for size in (3, 7, 3, 9, 7, 3):
+        x = random(size, 4)
+        result = graph(x)
+        torch.testing.assert_close(result.cpu(), x.cpu().cumsum(0) * 2)
+        del result
+    records = capture_records()[before:]
+    assert len(records) == 3
+    assert records[0].reason == "the first call"
+    assert "new sizes" in records[1].reason
+
+
+def test_capture_limit_evicts_the_least_recently_used(caplog: pytest.LogCaptureFixture) -> None:
+    """At the limit one graph goes for each new one, with one warning, and values stay right."""
+    graph = compiled(lambda x: x * 3, dynamic=True, capture_limit=2)
+    before = len(capture_records())
+    for size in (3, 5, 3, 7, 3, 5):
+        x = random(size)
+        result = graph(x)
+        torch.testing.assert_close(result.cpu(), x.cpu() * 3)
+        del result
+    assert len(capture_records()) - before == 4  # 3, 5, 7 (drops 5), 5 again; 3 was used recently
+    assert [record.message for record in caplog.records if "capture_limit=2" in record.message].__len__() == 1
+
+
+def test_a_moved_parameter_is_named_as_the_reason() -> None:
+    """Replacing a weight's memory after capture recaptures, and the record names the weight."""
+    model = torch.nn.Linear(4, 4, device=NPU)
+    graph = compiled(model)
+    x = random(2, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(graph(x), model(x), rtol=0, atol=0)
+        model.weight.data = torch.ones(4, 4, device=NPU)
+        torch.testing.assert_close(graph(x), model(x), rtol=0, atol=0)
+    assert "a new address of" in capture_records()[-1].reason
+
+
+def test_updating_a_parameter_in_place_needs_no_capture() -> None:
+    """Parameters are read where they are."""
+    model = torch.nn.Linear(4, 4, device=NPU)
+    graph = compiled(model)
+    x = random(2, 4)
+    with torch.no_grad():
+        graph(x)
+        before = len(capture_records())
+        model.weight.mul_(2)
+        torch.testing.assert_close(graph(x), model(x), rtol=0, atol=0)
+    assert len(capture_records()) == before
+
+
+def test_clone_input_false_adopts_the_first_callers_tensors() -> None:
+    """Without buffers of its own the graph copies later inputs into the first caller's tensor."""
+    graph = compiled(lambda x: x + 1, clone_input=False)
+    first, second = torch.zeros(4, device=NPU), torch.ones(4, device=NPU)
+    graph(first)
+    assert graph(second).cpu().tolist() == [2.0] * 4
+    assert first.cpu().tolist() == [1.0] * 4
+
+
+def test_force_eager_captures_nothing() -> None:
+    """`force_eager=True` runs the optimised graph operator by operator."""
+    before = len(capture_records())
+    check(lambda x: x * 2 + 1, [(random(4),) for _ in range(3)], force_eager=True)
+    assert len(capture_records()) == before
+
+
+def test_graph_with_a_host_read_runs_uncaptured_and_says_where(caplog: pytest.LogCaptureFixture) -> None:
+    """An operation that capture forbids is found before capture and named with its line."""
+    before = len(capture_records())
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.nonzero(x > 0).sum(0)
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        graph = compiled(function)
+        for _ in range(3):
+            x = random(6)
+            torch.testing.assert_close(graph(x), function(x))
+    assert len(capture_records()) == before
+    assert any("nonzero" in record.message and "test_replay.py" in record.message for record in caplog.records)
+
+
+def test_a_cpu_tensor_among_the_inputs_is_not_frozen() -> None:
+    """A host tensor would be read at capture only, so such a graph is not captured."""
+    graph = compiled(lambda x, scale: x * scale)
+    for value in (2.0, 3.0, 5.0):
+        x = random(4)
+        torch.testing.assert_close(graph(x, torch.tensor(value)).cpu(), x.cpu() * value)
+
+
+def test_random_numbers_differ_from_call_to_call() -> None:
+    """Replays draw new numbers, and the same seed gives the same sequence."""
+    graph = compiled(lambda x: x + torch.rand_like(x))
+    zero = torch.zeros(64, device=NPU)
+    graph(zero)
+    torch.manual_seed(5)
+    first = [graph(zero).cpu() for _ in range(3)]
+    torch.manual_seed(5)
+    second = [graph(zero).cpu() for _ in range(3)]
+    assert not torch.equal(first[0], first[1])
+    assert not torch.equal(first[1], first[2])
+    for one, other in zip(first, second, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_inference_mode_and_reset() -> None:
+    """Calls under inference_mode, and compilation after a reset, give eager's values."""
+    for _ in range(2):
+        graph = compiled(lambda x: (x * 2).relu())
+        with torch.inference_mode():
+            for _ in range(4):
+                x = random(5)
+                torch.testing.assert_close(graph(x).cpu(), (x.cpu() * 2).relu())
+
+
+def test_training_forward_and_backward() -> None:
+    """A graph that needs gradients runs forward captured and gives eager's gradients."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 2)).to(NPU)
+    graph = compiled(model)
+    for _ in range(4):
+        x = random(3, 4)
+        expected = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+        got = torch.autograd.grad(graph(x).square().sum(), list(model.parameters()))
+        for want, have in zip(expected, got, strict=True):
+            torch.testing.assert_close(have.cpu(), want.cpu())
+
+
+def test_calls_from_two_threads() -> None:
+    """Two threads that share one compiled graph each get their own results."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    graph = compiled(lambda x: x * 2 + 1)
+    graph(random(32))
+
+    def work(seed: int) -> bool:
+        x = torch.full((32,), float(seed), device=NPU)
+        return all(graph(x).cpu().eq(2 * seed + 1).all().item() for _ in range(20))
+
+    with ThreadPoolExecutor(2) as pool:
+        assert all(pool.map(work, [3, 4, 5, 6]))
+
+
+def test_a_refused_capture_names_the_cause() -> None:
+    """What the device refuses during capture surfaces as CaptureError with advice, and the device stays usable."""
+
+    @torch.library.custom_op("npugraph_ex_tests::reads_host", mutates_args=())
+    def reads_host(x: torch.Tensor) -> torch.Tensor:
+        return x + x.sum().item()
+
+    reads_host.register_fake(torch.empty_like)
+    graph = compiled(lambda x: torch.ops.npugraph_ex_tests.reads_host(x) * 2)
+    with pytest.raises(CaptureError, match="force_eager"):
+        graph(random(4))
+    assert random(4).sum().isfinite().item()
