@@ -1,6 +1,6 @@
 """What all unit tests share: ways to ask a fresh interpreter; imports and the device are settled once a process.
 
-Tests that need the emulated device in their own process are run with it: `python -m npu_emulator -m pytest tests`.
+The tests' own process has a device too: the emulated one, or the real one where there is one.
 """
 
 from __future__ import annotations
@@ -14,15 +14,34 @@ from typing import Any
 
 import pytest
 
+import npu_emulator
+
 # torch_npu loads only beside CANN's libraries. `npu_emulator.activate()` would import torch, and with it settle the
 # very order that a test is about; these lines bring the libraries alone.
-LIBRARIES_ONLY = """
+_REFUSAL = pytest.StashKey[str]()
+_LIBRARIES_ONLY = """
 import ctypes, os
 from npu_emulator.build import libraries
 os.environ["TASK_QUEUE_ENABLE"] = "0"
 for path in libraries():
     ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
 """
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the emulated device before any test imports torch."""
+    if "torch" in sys.modules and not npu_emulator.is_active():
+        raise pytest.UsageError("torch is imported before the emulated device could start; which plugin does that?")
+    try:
+        npu_emulator.activate(quiet=True)
+    except npu_emulator.ActivationError as refusal:
+        # A real device or CANN is here; the emulator never hides it.
+        config.stash[_REFUSAL] = str(refusal)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Say on which device the tests run."""
+    return f"device: {config.stash.get(_REFUSAL, 'emulated')}"
 
 
 def _clean_environment(**variables: str) -> dict[str, str]:
@@ -36,7 +55,8 @@ def ask() -> Callable[..., Any]:
     """Run code in a fresh interpreter and return what it leaves in `answer`."""
 
     def run(code: str, **variables: str) -> Any:
-        program = f"{LIBRARIES_ONLY}\n{code}\nimport json\nprint('\\n' + json.dumps(answer))"
+        libraries = _LIBRARIES_ONLY if npu_emulator.is_active() else ""
+        program = f"{libraries}\n{code}\nimport json\nprint('\\n' + json.dumps(answer))"
         done = subprocess.run(
             [sys.executable, "-c", program],
             capture_output=True,
