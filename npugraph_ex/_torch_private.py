@@ -3,6 +3,8 @@
 Nothing else in the library reaches behind an underscore of torch: when torch moves, this is the file to mend.
 """
 
+# ruff: noqa: SLF001 - reaching behind underscores is this module's whole purpose
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.graph import CodeGen
 
@@ -31,6 +34,16 @@ def provenance_fields() -> tuple[str, ...]:
     from torch.fx.proxy import _COPY_META_FIELDS
 
     return ("stack_trace", *_COPY_META_FIELDS)
+
+
+def schema(overload: OpOverload) -> torch.FunctionSchema:
+    """The schema of an operator: the only place where torch states defaults, aliasing and writes."""
+    return overload._schema
+
+
+def is_erased(node: fx.Node) -> bool:
+    """Whether ``node`` was erased from its graph by an edit that happened since it was looked up."""
+    return bool(node._erased)
 
 
 def storage_key(tensor: torch.Tensor) -> int:
@@ -78,3 +91,20 @@ def static_input_positions() -> tuple[int, ...]:
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
     return tuple(metadata.static_input_indices) if metadata is not None else ()
+
+
+def has_device_kernel(operator: torch._ops.OpOverload) -> bool:
+    """Whether the NPU's dispatch key has a kernel of its own for an operator, rather than a fallback to the CPU.
+
+    The dispatcher is asked, not the device; torch has no public question for it.
+    """
+    return torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "PrivateUse1")
+
+
+def call_unwrapped(wrapper: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    """Do what an ``auto_functionalized`` wrapper stands for: copy what is mutated, call the operator, return the copies."""
+    from torch._higher_order_ops import auto_functionalize as module
+
+    if wrapper is module.auto_functionalized_v2:
+        return module.auto_functionalized_v2_dense(*args, **kwargs)  # type: ignore[arg-type]
+    return module.auto_functionalized_dense(*args, **kwargs)  # type: ignore[arg-type]

@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
+from npugraph_ex import _torch_private
 from npugraph_ex.reference.scalar_types import CODE_OF_DTYPE
 
 # operator -> argument -> {written value: the value that it equals}. Source: the operators' own documentation, which
@@ -50,12 +52,12 @@ class _Slot:
 
 
 @cache
-def _slots(overload: torch._ops.OpOverload) -> tuple[_Slot, ...]:
-    name: str = overload._schema.name
-    return tuple(_Slot(name, argument) for argument in overload._schema.arguments)
+def _slots(overload: OpOverload) -> tuple[_Slot, ...]:
+    schema = _torch_private.schema(overload)
+    return tuple(_Slot(schema.name, argument) for argument in schema.arguments)
 
 
-def argument_names(overload: torch._ops.OpOverload) -> tuple[str, ...]:
+def argument_names(overload: OpOverload) -> tuple[str, ...]:
     """The schema's argument names, in order."""
     return tuple(slot.name for slot in _slots(overload))
 
@@ -64,7 +66,7 @@ def effective_arguments(node: fx.Node) -> tuple[Any, ...]:
     """One value for every schema argument of the overload that ``node`` calls, in schema order."""
     args, kwargs = node.args, node.kwargs
     values = []
-    for position, slot in enumerate(_slots(node.target)):  # type: ignore[arg-type]
+    for position, slot in enumerate(_slots(node.target)):
         if slot.positional and position < len(args):
             values.append(slot.normal(args[position]))
         elif slot.name in kwargs:

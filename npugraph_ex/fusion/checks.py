@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import fx
 from torch._inductor.pattern_matcher import CallFunction, Match
+from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from npugraph_ex.fusion.arguments import argument_names, effective_arguments
@@ -103,7 +103,7 @@ def unnamed_arguments(match: Match) -> str | None:
     for part, node in match.ctx.pattern_to_node.items():
         if not isinstance(part, CallFunction) or isinstance(part, SchemaCall) or not isinstance(node, fx.Node):
             continue
-        if not isinstance(node.target, torch._ops.OpOverload):
+        if not isinstance(node.target, OpOverload):
             continue
         defaults = fx.Graph().create_node("call_function", node.target)
         names, standard = argument_names(node.target), effective_arguments(defaults)

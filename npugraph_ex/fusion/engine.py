@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import fx
 from torch._inductor.pattern_matcher import Match, PatternExpr, is_match
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
 
+from npugraph_ex import _torch_private
 from npugraph_ex.fusion import checks, tracing
 from npugraph_ex.fusion.checks import GraphFacts, Site
-from npugraph_ex.fusion.outputs import anchors, explicit_outputs
+from npugraph_ex.fusion.outputs import anchors, explicit_outputs, may_match
 from npugraph_ex.fusion.pattern import match_at, pattern_of
 from npugraph_ex.fusion.registry import USER_RULES, warn_once
 from npugraph_ex.fusion.rule import PreparedRule
@@ -36,12 +38,12 @@ def apply_rules(graph: fx.Graph, rules: tuple[PreparedRule, ...], report: Report
     facts: GraphFacts | None = None
     for rule in rules:
         report.add_rule(rule.rule.name, rule.inactive)
-        if rule.inactive or rule.pattern is None or not anchors(graph, rule.pattern):
+        if rule.inactive or rule.pattern is None or not may_match(graph, rule.pattern):
             continue
         facts = facts or GraphFacts.of(graph)
         with explicit_outputs(graph, rule.pattern, facts.aliases):
             for anchor in anchors(graph, rule.pattern):
-                if not anchor._erased:
+                if not _torch_private.is_erased(anchor):
                     _Attempt(rule, anchor, facts, report).run()
 
 
@@ -60,28 +62,24 @@ class _Attempt:
         loose, reached = match_at(self.rule.pattern, self.anchor)
         if not is_match(loose):
             if reached:
-                self._near_miss(max(reached).name, max(reached), str(loose))
+                progress = (0, loose.kwargs.get("position", 0))
+                self._near_miss(max(reached).name, max(reached), str(loose), progress)
             return
         site = Site.of(loose)
-        reason = self._judge(loose, site)
+        unfit = checks.wildcards(self.rule, site) or checks.unnamed_arguments(loose)
+        reason = unfit or self._judge(loose, site)
         if reason is not None:
-            self._near_miss(site.name, site.nodes[-1], reason)
+            self._near_miss(site.name, site.nodes[-1], reason, (1 if unfit else 2, 0))
 
-    def _near_miss(self, name: str, node: fx.Node, reason: str) -> None:
-        self.report.add_near_miss(NearMiss(self.rule.rule.name, name, reason, source_line(node)))
+    def _near_miss(self, name: str, node: fx.Node, reason: str, progress: tuple[int, int]) -> None:
+        self.report.add_near_miss(NearMiss(self.rule.rule.name, name, reason, source_line(node)), progress)
 
     def _judge(self, loose: Match, site: Site) -> str | None:
         """None after a replacement, otherwise the first reason against it; cheap questions first."""
-        return (
-            checks.wildcards(self.rule, site)
-            or checks.unnamed_arguments(loose)
-            or checks.vanishing_values(site)
-            or checks.one_scope(site, self.facts)
-            or self._judge_precisely(loose, site)
-        )
+        return checks.vanishing_values(site) or checks.one_scope(site, self.facts) or self._judge_precisely(loose, site)
 
     def _judge_precisely(self, loose: Match, site: Site) -> str | None:
-        mode = fake_mode_of_nodes(site.inputs) or fake_mode_of(self.facts.graph)
+        mode = fake_mode_of(self.facts.graph)
         if mode is None:
             return "the graph has no fake tensors to check the match with"
         values = self.rule.structured(site.bound)
@@ -102,7 +100,7 @@ class _Attempt:
         """Match again with the search function traced on the actual inputs: numbers and dtypes count now."""
         try:
             search = tracing.trace_with_symbols(self.rule.rule.search, examples, self.rule.rule.trace_fn)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever a user's function raises on these inputs, it does not match
             return f"the search function does not accept these inputs: {type(error).__name__}: {error}"
         symbols = [f"symbol_{number}" for number in range(len(tracing.symbols_of(examples)))]
         pattern: PatternExpr = pattern_of(search.graph, [*symbols, *self.rule.flat_names])
@@ -121,27 +119,33 @@ class _Attempt:
         if reason is not None:
             return reason
         guards = _Guards(examples)
-        try:
-            replacement = tracing.trace(self.rule.rule.replace, examples, self.rule.rule.trace_fn)
-        except Exception as error:
-            reason = f"its replacement cannot be traced: {type(error).__name__}: {error}"
-            warn_once(self.rule.rule.name, reason)
+        graph = self._traced_replacement(examples)
+        if isinstance(graph, str):
+            return graph
+        reason = checks.same_metadata(site, checks.output_nodes(graph)) or checks.same_aliasing(site, graph, self.facts)
+        if reason is not None:
             return reason
-        graph = replacement.graph
+        names, source = tuple(node.name for node in site.nodes), source_line(site.nodes[-1])
+        new = splice(site, graph, pytree.tree_leaves(values), placement, self.facts)
+        by = tuple(node.name for node in new if isinstance(node.target, OpOverload))
+        self.report.add_fusion(Fusion(self.rule.rule.name, names, by, source, guards.added()))
+        return None
+
+    def _traced_replacement(self, examples: list[Any]) -> fx.Graph | str:
+        """The replacement for these inputs, or why there is none."""
+        rule = self.rule.rule
+        try:
+            graph = tracing.trace(rule.replace, examples, rule.trace_fn).graph
+        except Exception as error:  # noqa: BLE001 - a missing operator may fail in any way; the original stays
+            reason = f"its replacement cannot be traced: {type(error).__name__}: {error}"
+            warn_once(rule.name, reason)
+            return reason
         writer = next((node for node in graph.nodes if written_by(node)), None)
         if writer is not None:
             return f"the replacement writes memory ({writer.target})"
         if any(node.op == "get_attr" for node in graph.nodes):
             return "the replacement reads a tensor from its surroundings; pass it as an argument"
-        reason = checks.same_metadata(site, checks.output_nodes(graph)) or checks.same_aliasing(site, graph, self.facts)
-        if reason is not None:
-            return reason
-        flat = torch.utils._pytree.tree_leaves(values)
-        names, source = tuple(node.name for node in site.nodes), source_line(site.nodes[-1])
-        new = splice(site, graph, flat, placement, self.facts)
-        by = tuple(node.name for node in new if isinstance(node.target, torch._ops.OpOverload))
-        self.report.add_fusion(Fusion(self.rule.rule.name, names, by, source, guards.added()))
-        return None
+        return graph
 
 
 class _Guards:
@@ -156,11 +160,6 @@ class _Guards:
         if self._environment is None:
             return ()
         return tuple(str(guard.expr) for guard in self._environment.guards[self._before :])
-
-
-def fake_mode_of_nodes(nodes: list[fx.Node]) -> Any:
-    """The fake mode of the first tensor among ``nodes``."""
-    return next((val.fake_mode for n in nodes if hasattr(val := n.meta.get("val"), "fake_mode")), None)
 
 
 def _example(value: Any) -> Any:

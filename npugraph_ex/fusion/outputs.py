@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from torch import fx
 from torch._inductor.pattern_matcher import PatternExpr
 
+from npugraph_ex import _torch_private
 from npugraph_ex.fusion.pattern import getitem_source, outputs_of
 from npugraph_ex.passes.aliases import AliasFacts
 
@@ -33,7 +34,7 @@ def explicit_outputs(graph: fx.Graph, pattern: PatternExpr, aliases: AliasFacts)
                 added.append(item)
     yield
     for item in added:
-        if not item._erased and not item.users:
+        if not _torch_private.is_erased(item) and not item.users:
             item.graph.erase_node(item)
 
 
@@ -50,6 +51,15 @@ def _item(node: fx.Node, index: int) -> fx.Node | None:
         item = node.graph.call_function(operator.getitem, (node, index))
     item.meta["val"] = values[index]
     return item
+
+
+def may_match(graph: fx.Graph, pattern: PatternExpr) -> bool:
+    """Whether the operator at which matching starts occurs at all; costs no more than a look-up."""
+    first = outputs_of(pattern)[0]
+    source = getitem_source(first)
+    targets = [source[0]] if source is not None else getattr(first, "fns", ())
+    op = getattr(first, "op", "call_function")
+    return any(graph.find_nodes(op=op, target=target, sort=False) for target in targets)
 
 
 def anchors(graph: fx.Graph, pattern: PatternExpr) -> list[fx.Node]:

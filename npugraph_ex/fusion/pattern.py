@@ -28,6 +28,7 @@ from torch._inductor.pattern_matcher import (
     PatternExpr,
     is_match,
 )
+from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from npugraph_ex.errors import ReplacementError
@@ -44,7 +45,7 @@ class SchemaCall(CallFunction):
         values: for each schema argument, in order, a pattern, a constant, or a tuple of these.
     """
 
-    def __init__(self, overload: torch._ops.OpOverload, values: Sequence[Any]) -> None:
+    def __init__(self, overload: OpOverload, values: Sequence[Any]) -> None:
         super().__init__(overload, *values, _users=MULTIPLE)
         self.overload = overload
 
@@ -53,10 +54,42 @@ class SchemaCall(CallFunction):
             return FailedMatch("{} is not a call of {}", node, self.overload)
         match = Match(ctx, self)
         names = argument_names(self.overload)
-        for name, pattern, value in zip(names, self.args, effective_arguments(node), strict=True):
+        arguments = zip(names, self.args, effective_arguments(node), strict=True)
+        for position, (name, pattern, value) in enumerate(arguments):
             failed = _match_value(pattern, value, ctx, match)
+            if failed is not None and failed.format_string == "differs":
+                text = "{}: {} is {}, the pattern has {}"
+                # The position tells a report how far matching came.
+                return FailedMatch(text, node, name, value, pattern, position=position)
             if failed is not None:
-                return _explained(failed, node, name, value, pattern)
+                return failed
+        match.nodes.append(node)
+        match.targets[self] = node.target
+        return match
+
+
+class OutputOf(CallFunction):
+    """Matches one output of a multi-output call, ``getitem(source, index)``.
+
+    As torch's, except that a failure says which output it found.
+    """
+
+    def __init__(self, source: PatternExpr, index: int) -> None:
+        super().__init__(operator.getitem, source, index, _users=MULTIPLE)
+        self.source = source
+        self.index = index
+
+    def _match(self, node: fx.Node, ctx: MatchContext) -> Match | FailedMatch:
+        if not self._match_fns(node):
+            return FailedMatch("{} is not an output of an operator", node)
+        match = Match(ctx, self)
+        found, index = node.args
+        child = ctx.match(self.source, found)
+        if not is_match(child):
+            return child
+        if index != self.index:
+            return FailedMatch("{} is output {} of {}, the pattern has output {}", node, index, found, self.index)
+        match.extend(child)
         match.nodes.append(node)
         match.targets[self] = node.target
         return match
@@ -79,11 +112,47 @@ def _match_value(pattern: Any, value: Any, ctx: MatchContext, match: Match) -> F
     return None if same else FailedMatch("differs")
 
 
-def _explained(failed: FailedMatch, node: fx.Node, name: str, value: Any, pattern: Any) -> FailedMatch:
-    """``failed``, saying which argument it was when it was a constant."""
-    if failed.format_string != "differs":
-        return failed
-    return FailedMatch("{}: {} is {}, the pattern has {}", node, name, value, pattern)
+class _Converter:
+    """Patterns of a traced graph's nodes, in the making."""
+
+    def __init__(self, names: Sequence[str], scalars: Mapping[float, str], *, loose: bool) -> None:
+        self._names = iter(names)
+        self._scalars = scalars
+        self._loose = loose
+        self._known: dict[fx.Node, PatternExpr] = {}
+
+    def value(self, value: Any) -> Any:
+        """The pattern of an argument."""
+        if isinstance(value, fx.Node):
+            return self._known[value]
+        if isinstance(value, (list, tuple)):
+            items = tuple(self.value(item) for item in value)
+            return Ignored() if self._loose and items and all(isinstance(item, Ignored) for item in items) else items
+        if type(value) in (int, float) and value in self._scalars:
+            return KeywordArg(self._scalars[value])
+        return Ignored() if self._loose and type(value) in _SHAPE_LIKE else value
+
+    def add(self, node: fx.Node) -> None:
+        """Take in the next node of the graph, which is not its output."""
+        if node.op == "placeholder":
+            self._known[node] = KeywordArg(next(self._names, node.name))
+        elif node.op != "call_function":
+            raise ReplacementError(
+                f"the search function reads {node.target!r} from its surroundings ({node.op}); a pattern can only "
+                "contain operators. Pass tensors as arguments instead."
+            )
+        elif node.target is operator.getitem:
+            source, index = node.args
+            self._known[node] = OutputOf(self.value(source), index)  # type: ignore[arg-type]
+        elif isinstance(node.target, OpOverload):
+            self._known[node] = SchemaCall(node.target, [self.value(value) for value in effective_arguments(node)])
+        else:
+            self._known[node] = CallFunction(node.target, *map(self.value, node.args), _users=MULTIPLE)
+
+    def result(self, returned: Any) -> PatternExpr:
+        """The whole pattern, from what the graph returns."""
+        outputs = pytree.tree_map(lambda leaf: self._known.get(leaf) if isinstance(leaf, fx.Node) else None, returned)
+        return _with_outputs(outputs)
 
 
 def pattern_of(
@@ -98,38 +167,12 @@ def pattern_of(
         loose: ignore numbers, dtypes and devices, which tracing burns in from the example inputs. A loose match must
             be checked again with a pattern traced on the actual inputs.
     """
-    scalars = scalars or {}
-    known: dict[fx.Node, PatternExpr] = {}
-    inputs = iter(names)
-    result: Any = None
-
-    def converted(value: Any) -> Any:
-        if isinstance(value, fx.Node):
-            return known[value]
-        if isinstance(value, (list, tuple)):
-            items = tuple(converted(item) for item in value)
-            return Ignored() if loose and items and all(isinstance(item, Ignored) for item in items) else items
-        if type(value) in (int, float) and value in scalars:
-            return KeywordArg(scalars[value])
-        return Ignored() if loose and type(value) in _SHAPE_LIKE else value
-
+    converter = _Converter(names, scalars or {}, loose=loose)
     for node in graph.nodes:
-        if node.op == "placeholder":
-            known[node] = KeywordArg(next(inputs, node.name))
-        elif node.op == "output":
-            result = pytree.tree_map(lambda leaf: known[leaf] if isinstance(leaf, fx.Node) else None, node.args[0])
-        elif node.op != "call_function":
-            raise ReplacementError(
-                f"the search function reads {node.target!r} from its surroundings ({node.op}); a pattern can only "
-                "contain operators. Pass tensors as arguments instead."
-            )
-        elif isinstance(node.target, torch._ops.OpOverload):
-            known[node] = SchemaCall(node.target, [converted(value) for value in effective_arguments(node)])
-        else:
-            literal = node.target is operator.getitem
-            args = [known[a] if isinstance(a, fx.Node) else a if literal else converted(a) for a in node.args]
-            known[node] = CallFunction(node.target, *args, _users=MULTIPLE)
-    return _with_outputs(result)
+        if node.op == "output":
+            return converter.result(node.args[0])
+        converter.add(node)
+    raise ReplacementError("the search function's graph has no output")
 
 
 def _with_outputs(result: Any) -> PatternExpr:
@@ -149,12 +192,11 @@ def outputs_of(pattern: PatternExpr) -> list[PatternExpr | None]:
     return list(pattern.outputs) if isinstance(pattern, MultiOutputPattern) else [pattern]
 
 
-def getitem_source(pattern: PatternExpr | None) -> tuple[torch._ops.OpOverload, int] | None:
+def getitem_source(pattern: PatternExpr | None) -> tuple[OpOverload, int] | None:
     """``(overload, index)`` when the pattern is one output of a multi-output operator."""
-    if not isinstance(pattern, CallFunction) or pattern.fns[0] is not operator.getitem or len(pattern.args) != 2:
+    if not isinstance(pattern, OutputOf) or not isinstance(pattern.source, SchemaCall):
         return None
-    source, index = pattern.args
-    return (source.overload, index) if isinstance(source, SchemaCall) and isinstance(index, int) else None
+    return pattern.source.overload, pattern.index
 
 
 def match_at(pattern: PatternExpr, node: fx.Node) -> tuple[Match | FailedMatch, list[fx.Node]]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from threading import Lock
-from typing import Any
+from typing import Any, Self
 
 from torch._inductor.pattern_matcher import Match, PatternExpr, fwd_only
 from torch.fx.experimental.symbolic_shapes import guard_or_false
@@ -41,7 +41,7 @@ class Registration:
         if self._alive.pop() if self._alive else False:
             self._registry.release(self._key)
 
-    def __enter__(self) -> Registration:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -90,7 +90,7 @@ def warn_once(rule: str, reason: str) -> None:
     logger.warning("Fusion rule %s is not used: %s. The graph keeps its original operators.", rule, reason)
 
 
-def _return_true(match: Match) -> bool:
+def _return_true(match: Match) -> bool:  # noqa: ARG001 - an extra_check takes the match
     return True
 
 
@@ -104,7 +104,7 @@ def _condition_of(extra_check: Callable[[Match], Any]) -> Callable[[Match], str 
     return condition
 
 
-def register_replacement(
+def register_replacement(  # noqa: PLR0913, PLR0917 - the signature is the specification's
     search_fn: Callable[..., Any],
     replace_fn: Callable[..., Any],
     example_inputs: Sequence[Any],
@@ -112,7 +112,7 @@ def register_replacement(
     extra_check: Callable[[Match], Any] = _return_true,
     search_fn_pattern: PatternExpr | None = None,
     scalar_workaround: Mapping[str, float] | None = None,
-    skip_duplicates: bool = False,  # noqa: FBT001, FBT002 - the signature is the specification's
+    skip_duplicates: bool = False,  # noqa: ARG001, FBT001, FBT002 - the specification's
 ) -> Registration:
     """Replace the operators of ``search_fn`` by those of ``replace_fn`` wherever that changes nothing.
 

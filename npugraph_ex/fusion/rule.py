@@ -25,7 +25,7 @@ from npugraph_ex.passes.aliases import written_by
 Condition = Callable[[Match], str | None]
 
 
-def always(match: Match) -> str | None:
+def always(match: Match) -> str | None:  # noqa: ARG001 - a condition takes the match
     """The condition of a rule that needs none."""
     return None
 
@@ -104,7 +104,8 @@ def _parameter_names(rule: FusionRule) -> tuple[str, ...]:
     unknown = set(rule.scalars) - set(names)
     if unknown:
         raise ReplacementError(
-            f"{rule.name}: scalar_workaround names {sorted(unknown)}; the search function's arguments are {list(names)}."
+            f"{rule.name}: scalar_workaround names {sorted(unknown)}; "
+            f"the search function's arguments are {list(names)}."
         )
     return names
 
@@ -201,11 +202,13 @@ def prepare(rule: FusionRule, judge: object = None) -> PreparedRule:
             scalars = {value: name for name, value in rule.scalars.items()}
             pattern = pattern_of(search.graph, flat, scalars, loose=True)
         if any(output is None for output in outputs_of(pattern)):
-            raise ReplacementError(f"{rule.name}: search_fn_pattern has None among its outputs; every one needs a pattern.")
+            raise ReplacementError(
+                f"{rule.name}: search_fn_pattern has None among its outputs; every one needs a pattern."
+            )
         inactive, replacement_text = "", ""
         try:
             replacement = tracing.trace(rule.replace, examples, rule.trace_fn)
-        except Exception as error:  # the fused operator may not exist on this SoC or CANN: that is no reason to stop
+        except Exception as error:  # noqa: BLE001 - the fused operator may not exist on this SoC or CANN
             inactive = f"its replacement cannot be traced: {type(error).__name__}: {error}"
         else:
             replacement_text = str(replacement.graph)

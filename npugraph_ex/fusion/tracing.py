@@ -83,4 +83,3 @@ def trace_with_symbols(function: Callable[..., Any], args: Sequence[Any], trace_
         return function(*all_args[len(symbols) :])
 
     return trace(with_leading_symbols if symbols else function, [*symbols, *args], trace_fn)
-

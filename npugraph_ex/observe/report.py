@@ -121,12 +121,12 @@ class _OpenRule:
 
     inactive: str = ""
     fusions: list[Fusion] = field(default_factory=list)
-    near_misses: dict[str, NearMiss] = field(default_factory=dict)
+    near_misses: dict[str, tuple[tuple[int, int], NearMiss]] = field(default_factory=dict)
 
     def close(self, name: str) -> RuleRecord:
         """The finished record; a near-miss whose node another variant of the rule fused is none."""
         fused = {node for fusion in self.fusions for node in fusion.replaced}
-        misses = tuple(miss for node, miss in self.near_misses.items() if node not in fused)
+        misses = tuple(miss for node, (_, miss) in self.near_misses.items() if node not in fused)
         return RuleRecord(name, tuple(self.fusions), misses, self.inactive)
 
 
@@ -150,9 +150,11 @@ class ReportBuilder:
         """Append a replaced subgraph to its rule."""
         self._rules.setdefault(fusion.rule, _OpenRule()).fusions.append(fusion)
 
-    def add_near_miss(self, miss: NearMiss) -> None:
-        """Append a near-miss; several variants of a rule may meet the same node, the first reason stays."""
-        self._rules.setdefault(miss.rule, _OpenRule()).near_misses.setdefault(miss.node, miss)
+    def add_near_miss(self, miss: NearMiss, progress: tuple[int, int] = (0, 0)) -> None:
+        """Append a near-miss; of several variants of a rule at one node, the one with most ``progress`` stays."""
+        misses = self._rules.setdefault(miss.rule, _OpenRule()).near_misses
+        if miss.node not in misses or misses[miss.node][0] < progress:
+            misses[miss.node] = (progress, miss)
 
     def forget_rules(self) -> None:
         """Drop what the rules did: the pass that ran them was rolled back."""

@@ -13,11 +13,13 @@ from collections.abc import Iterable, Iterator
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from npugraph_ex import _torch_private
 
-_UNKNOWN = -1
+UNKNOWN = -1
+"""The name of memory of which nothing is known."""
 
 
 def output_values(graph: fx.Graph) -> list[object]:
@@ -33,7 +35,7 @@ def tensor_leaves(node: fx.Node) -> list[torch.Tensor]:
 
 def schema_of(node: fx.Node) -> torch.FunctionSchema | None:
     """The schema of the operator that ``node`` calls, if it calls an ATen-style one."""
-    return node.target._schema if isinstance(node.target, torch._ops.OpOverload) else None
+    return _torch_private.schema(node.target) if isinstance(node.target, OpOverload) else None
 
 
 def _nodes_in(value: object) -> Iterator[fx.Node]:
@@ -101,14 +103,14 @@ class AliasFacts:
         left, right = self.roots(first), self.roots(second)
         if not left or not right:
             return False
-        return _UNKNOWN in left or _UNKNOWN in right or not left.isdisjoint(right)
+        return UNKNOWN in left or UNKNOWN in right or not left.isdisjoint(right)
 
     def is_written(self, node: fx.Node) -> bool:
         """Whether anything in the graph writes memory that ``node`` lies in."""
         roots = self.roots(node)
         if not roots or not self._written:
             return False
-        return _UNKNOWN in roots or _UNKNOWN in self._written or not roots.isdisjoint(self._written)
+        return UNKNOWN in roots or UNKNOWN in self._written or not roots.isdisjoint(self._written)
 
     def writers_between(self, first: fx.Node, last: fx.Node) -> list[fx.Node]:
         """The writers strictly after ``first`` and strictly before ``last``, in graph order."""
@@ -123,7 +125,7 @@ class AliasFacts:
 
     def _storages(self, node: fx.Node) -> tuple[int, ...]:
         if "val" not in node.meta:
-            return (_UNKNOWN,) if node.op not in ("output", "get_attr") else ()
+            return (UNKNOWN,) if node.op not in ("output", "get_attr") else ()
         return tuple(_torch_private.storage_key(leaf) for leaf in tensor_leaves(node))
 
     def _join_declared_aliases(self, node: fx.Node) -> None:

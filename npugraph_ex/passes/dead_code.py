@@ -6,8 +6,8 @@ nodes of streams, which order work although they produce nothing.
 
 from __future__ import annotations
 
-import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from npugraph_ex.passes.aliases import written_by
 from npugraph_ex.passes.pass_ import PassContext
@@ -17,7 +17,7 @@ ORDERING_NAMESPACES = frozenset({"air", "npugraph_ex"})
 
 def orders_work(node: fx.Node) -> bool:
     """Whether ``node`` opens or closes a scope, or records or awaits an event."""
-    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in ORDERING_NAMESPACES
+    return isinstance(node.target, OpOverload) and node.target.namespace in ORDERING_NAMESPACES
 
 
 def has_effect(node: fx.Node) -> bool:
@@ -25,6 +25,6 @@ def has_effect(node: fx.Node) -> bool:
     return node.is_impure() or orders_work(node) or bool(written_by(node))
 
 
-def run(gm: fx.GraphModule, context: PassContext) -> None:
+def run(gm: fx.GraphModule, context: PassContext) -> None:  # noqa: ARG001 - every pass takes it
     """Remove the dead nodes of ``gm.graph``."""
     gm.graph.eliminate_dead_code(is_impure_node=has_effect)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
@@ -36,7 +37,7 @@ def fake_mode_of(graph: fx.Graph) -> FakeTensorMode | None:
 
 def _same_number(left: object, right: object) -> bool:
     """Whether two sizes are equal for every value of their symbols; adds no guard."""
-    return statically_known_true(left == right)  # type: ignore[arg-type]
+    return statically_known_true(left == right)
 
 
 def same_numbers(left: Iterable[object], right: Iterable[object]) -> bool:
@@ -45,7 +46,7 @@ def same_numbers(left: Iterable[object], right: Iterable[object]) -> bool:
     return len(left) == len(right) and all(map(_same_number, left, right))
 
 
-def difference(old: object, new: object) -> str | None:
+def difference(old: object, new: object) -> str | None:  # noqa: PLR0911 - one kind of value a case
     """How ``new`` differs from ``old`` in shape, dtype, stride, device or kind; None when it does not."""
     if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
         if not same_numbers(old.shape, new.shape):
@@ -66,7 +67,7 @@ def difference(old: object, new: object) -> str | None:
     return None if type(old) is type(new) else f"a {type(new).__name__} instead of a {type(old).__name__}"
 
 
-def _value_of(node: fx.Node) -> object:
+def _value_of(node: fx.Node) -> Any:
     if "val" not in node.meta:
         raise GraphVerificationError(
             f"Node {node.name} has no metadata (meta['val']) and none can be derived, because it is a {node.op}. "
@@ -98,7 +99,7 @@ def _can_be_derived(node: fx.Node) -> bool:
     """False where fake execution would invent new unbacked symbols or needs a subgraph: the old value is kept."""
     if node.op != "call_function" or "unbacked_bindings" in node.meta:
         return False
-    return "val" not in node.meta or not isinstance(node.target, torch._ops.HigherOrderOperator)
+    return "val" not in node.meta or not isinstance(node.target, HigherOrderOperator)
 
 
 def _shares_memory(node: fx.Node) -> bool:

@@ -2,8 +2,8 @@
 
 Two cases, by what the node declares:
 
-* An *identity view* (``view`` to the same shape, a ``slice`` of everything, ``alias``, ...) lies at the same bytes with
-  the same shape, strides and dtype. Input and result are two names for one thing at every moment, so writes do not
+* An *identity view* (``view`` to the same shape, a ``slice`` of everything, ``alias``, ...) lies at the same bytes
+  with the same shape, strides and dtype. Input and result are two names for one thing at every moment, so writes do not
   matter. It stays when it is itself a graph output, because a caller may ask whether that output *is* the input.
 * An *identity copy* (``clone``, ``_to_copy`` to the same dtype and device, ...) has memory of its own. It goes only when
   nothing in the graph ever writes either memory, and neither memory leaves the graph through an output.
@@ -78,6 +78,6 @@ def remove(graph: fx.Graph) -> None:
         graph.erase_node(node)
 
 
-def run(gm: fx.GraphModule, context: PassContext) -> None:
+def run(gm: fx.GraphModule, context: PassContext) -> None:  # noqa: ARG001 - every pass takes it
     """The pass."""
     remove(gm.graph)

@@ -19,7 +19,7 @@ from npugraph_ex.fusion import engine
 from npugraph_ex.observe.dump import GraphDumper, new_dumper
 from npugraph_ex.observe.logger import logger
 from npugraph_ex.observe.report import PassOutcome, PassRecord, PassReport, publish
-from npugraph_ex.passes import dead_code, metadata, noop_removal
+from npugraph_ex.passes import cat_removal, dead_code, functionalized, metadata, noop_removal, reinplace
 from npugraph_ex.passes.pass_ import Pass, PassContext, user_pass
 from npugraph_ex.passes.snapshot import Snapshot
 from npugraph_ex.passes.verify import Contract
@@ -29,7 +29,12 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("noop_removal", noop_removal.run, option="remove_noop_ops"),
     Pass("fusion", engine.run, option="pattern_fusion_pass"),
     user_pass("post_grad_custom_post_pass"),
+    # Before reinplacing, which then removes the copies that unwrapping brought.
+    Pass("functionalized_operators", functionalized.run, recoverable=False),
+    Pass("cat_removal", cat_removal.run, option="remove_cat_ops"),
     Pass("dead_code", dead_code.run),
+    Pass("reinplace_intermediates", reinplace.run_intermediates, option="inplace_pass"),
+    Pass("reinplace_inputs", reinplace.run_inputs, option="input_inplace_pass"),
 )
 
 
@@ -80,7 +85,7 @@ class _Run:
         return "changed", ""
 
 
-def run(
+def run(  # noqa: PLR0913 - the last three are for tests and for callers with passes of their own
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
     options: Options,

@@ -68,7 +68,9 @@ class Snapshot:
         for record in self._records.values():
             args = fx.map_arg(record.args, lambda node: twins[node])
             kwargs = fx.map_arg(record.kwargs, lambda node: twins[node])
-            twin = graph.create_node(record.op, record.target, args, kwargs, name=record.name, type_expr=record.node.type)
+            twin = graph.create_node(
+                record.op, record.target, args, kwargs, name=record.name, type_expr=record.node.type
+            )
             twin.meta = dict(record.meta)
             twins[record.node] = twin
         graph.set_codegen(self._codegen)

@@ -68,7 +68,7 @@ def _unsupported(match: Match) -> str | None:
         return f"x1 is {x1.dtype}; the fused operator takes {' and '.join(map(str, DTYPES))}"
     if x1.dim() not in RANKS:
         return f"x1 has {x1.dim()} dimensions; the fused operator takes {RANKS.start} to {RANKS.stop - 1}"
-    if not statically_known_true(x1.numel() > 0):  # type: ignore[arg-type]
+    if not statically_known_true(x1.numel() > 0):
         return "x1 may be empty, which the fused operator does not take"
     x2 = _value(match, "x2")
     if x2 is None or not same_numbers(x2.shape, x1.shape) or x2.dtype != x1.dtype:

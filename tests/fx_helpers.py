@@ -1,0 +1,75 @@
+"""Helpers for tests on FX graphs: make AOT graphs of small functions, and run graphs on the reference operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch.aot_autograd import aot_module_simplified
+
+from npugraph_ex.config.options import Options
+from npugraph_ex.observe.report import PassReport
+from npugraph_ex.passes import pipeline
+from npugraph_ex.passes.aliases import output_values
+from npugraph_ex.reference import KERNELS
+
+
+def aot_graph(function: Callable[..., Any], *args: torch.Tensor, dynamic: bool = False) -> fx.GraphModule:
+    """The inference graph that a backend gets for ``function(*args)``, input writes kept; it is not run."""
+    graphs: list[fx.GraphModule] = []
+
+    def compiler(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        graphs.append(gm)
+        return lambda *_: [_blank(value) for value in output_values(gm.graph)]
+
+    def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        return aot_module_simplified(gm, inputs, fw_compiler=compiler, keep_inference_input_mutations=True)
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(function, backend=backend, dynamic=dynamic, fullgraph=True)(*args)
+    return graphs[0]
+
+
+def _blank(value: Any) -> Any:
+    """Uninitialised memory in place of an output, which the caller of the compiled function drops."""
+    if not isinstance(value, fx.Node):
+        return value
+    fake = value.meta["val"]
+    if not isinstance(fake, torch.Tensor):
+        return fake
+    sizes = [int(size) for size in fake.shape], [int(stride) for stride in fake.stride()]
+    return torch.empty_strided(*sizes, dtype=fake.dtype, device=fake.device)
+
+
+def optimise(gm: fx.GraphModule, **options: Any) -> PassReport:
+    """Run the library's pipeline over ``gm``, in place."""
+    inputs = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
+    return pipeline.run(gm, inputs, Options(**options))
+
+
+def targets(gm: fx.GraphModule) -> list[str]:
+    """The names of the operators that the graph calls, in order, without getitem."""
+    calls = [node for node in gm.graph.nodes if node.op == "call_function"]
+    return [n.target._schema.name.split("::")[1] for n in calls if isinstance(n.target, torch._ops.OpOverload)]
+
+
+class _OnReference(fx.Interpreter):
+    """Runs a graph on CPU tensors; npu operators compute through the reference."""
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Replace npu operators by their reference, and the npu device by the CPU."""
+        if isinstance(target, torch._ops.OpOverload) and target.namespace == "npu":
+            return KERNELS[target._schema.name](*args, **kwargs)
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": torch.device("cpu")}
+        return super().call_function(target, args, kwargs)
+
+
+def evaluate(gm: fx.GraphModule, *inputs: Any) -> list[torch.Tensor]:
+    """The graph's results on CPU ``inputs``."""
+    with torch.no_grad():
+        result = _OnReference(gm).run(*inputs)
+    return list(result) if isinstance(result, (list, tuple)) else [result]
