@@ -42,7 +42,9 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     if not options.module and not Path(options.program).is_file():
         parser.error(f"there is no file {options.program!r} (a module needs -m before its name)")
-    settings = {name: getattr(options, name) for name in ("devices", "memory_gb", "soc", "schedule", "null_kernels", "force")}
+    settings = {
+        name: getattr(options, name) for name in ("devices", "memory_gb", "soc", "schedule", "null_kernels", "force")
+    }
     try:
         activate(quiet=options.quiet, **settings)
     except EmulatorError as error:

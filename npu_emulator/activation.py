@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npu_emulator.build import LIBRARIES, libraries
+from npu_emulator.children import announce, is_ours
 from npu_emulator.device import Runtime
 from npu_emulator.errors import ActivationError
 from npu_emulator.kernels.registry import Registry, installed_kernels
+from npu_emulator.noise import without_cann_warnings, without_padding_warning
 from npu_emulator.settings import Settings
 
 if TYPE_CHECKING:
     from npu_emulator.launch import Launcher
 
-__all__ = ["Emulator", "activate", "current", "registry"]
+__all__ = ["Emulator", "activate", "current", "is_active", "registry", "resume_in_child"]
 
 registry = Registry()
 
@@ -47,8 +49,10 @@ def is_active() -> bool:
     return _current is not None
 
 
-def activate(*, quiet: bool = False, **settings: Any) -> Emulator:  # noqa: ANN401 - the fields of Settings
-    """Make this process see an emulated Ascend NPU. Call it before torch is imported; a second call returns the first's result.
+def activate(*, quiet: bool = False, **settings: Any) -> Emulator:
+    """Make this process, and the processes it starts, see an emulated Ascend NPU.
+
+    Call it before torch is imported; a second call returns the first's result.
 
     Args:
         quiet: do not print the one-line banner.
@@ -58,7 +62,6 @@ def activate(*, quiet: bool = False, **settings: Any) -> Emulator:  # noqa: ANN4
         ActivationError: torch was imported already, or a real NPU or CANN is present and `force` is not set.
         BuildError: the runtime cannot be compiled here.
     """
-    global _current  # noqa: PLW0603 - there is one device runtime in a process, as there is one CANN
     if _current is not None:
         return _current
     chosen = Settings.from_environment(**settings)
@@ -66,22 +69,62 @@ def activate(*, quiet: bool = False, **settings: Any) -> Emulator:  # noqa: ANN4
     if not chosen.force:
         _refuse_if_real()
     paths = libraries()
-    # Work queues of torch_npu's own would launch from a second thread, where the emulator could not stay deterministic.
+    announce(chosen, paths[0].parent)
+    runtime = _load(paths, chosen)
+    with without_cann_warnings():
+        import torch  # noqa: F401 - ends in resume_in_child if torch's autoload is on
+    emulator = _current or _start(chosen, runtime)
+    if not quiet:
+        sys.stderr.write(
+            f"npu_emulator: {chosen.devices} emulated {chosen.soc}, schedule {chosen.schedule}; no NPU is used\n"
+        )
+    return emulator
+
+
+def resume_in_child() -> None:
+    """Give a child of an emulated process the same device; called at the end of its `import torch`."""
+    if _current is None:
+        chosen = Settings.from_environment()
+        _start(chosen, _load(libraries(), chosen))
+
+
+def _load(paths: list[Path], chosen: Settings) -> Runtime:
+    """Load the runtime under CANN's names."""
+    # A work queue of torch_npu's own would launch from a second thread, where the emulator could not stay deterministic.
     os.environ["TASK_QUEUE_ENABLE"] = "0"
     for path in paths:
         ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     runtime = Runtime(paths[0])
     runtime.configure(chosen)
-    launcher = _import_torch(runtime)
-    from npu_emulator.kernels.install import Installer  # noqa: PLC0415 - imports torch
+    return runtime
 
+
+def _start(chosen: Settings, runtime: Runtime) -> Emulator:
+    """Give every operator a kernel, once torch is imported."""
+    global _current  # noqa: PLW0603 - there is one device runtime in a process, as there is one CANN
+    with without_cann_warnings():
+        import torch
+        import torch_npu  # noqa: F401 - for those who switched torch's autoload off
+    from npu_emulator.kernels.install import Installer
+    from npu_emulator.launch import Launcher
+
+    launcher = Launcher(runtime)
     installer = Installer(launcher)
+    _current = Emulator(chosen, runtime, launcher)
     installer.install({**installed_kernels(), **registry.items()})
     registry.listen(installer.add)
-    _current = Emulator(chosen, runtime, launcher)
-    if not quiet:
-        sys.stderr.write(f"npu_emulator: {chosen.devices} emulated {chosen.soc}, schedule {chosen.schedule}; no NPU is used\n")
+    torch.npu._lazy_call(lambda: _settle(runtime))  # noqa: SLF001 - torch_npu's own way to say "when the device starts"
     return _current
+
+
+def _settle(runtime: Runtime) -> None:
+    """Do what can be done only once torch_npu has started the device."""
+    import torch
+
+    # torch_npu chooses formats by the chip's name when it starts; from now on the name is for people, and says what this is.
+    runtime.name_says_emulated()
+    with without_padding_warning():
+        torch.empty(1, device="npu")
 
 
 def _refuse_if_too_late() -> None:
@@ -105,19 +148,11 @@ def _refuse_if_real() -> None:
 
 
 def _loadable(library: str) -> bool:
+    for folder in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep):
+        if folder and (Path(folder) / library).exists():
+            return not is_ours(Path(folder))  # the parent process was emulated
     try:
         ctypes.CDLL(library)
     except OSError:
         return False
     return True
-
-
-def _import_torch(runtime: Runtime) -> Launcher:
-    """Import torch with torch_npu and start the device."""
-    import torch  # noqa: PLC0415 - the libraries had to come first
-    import torch_npu  # noqa: F401, PLC0415 - for those who switched torch's autoload off
-
-    torch.npu.init()
-    from npu_emulator.launch import Launcher  # noqa: PLC0415 - imports torch
-
-    return Launcher(runtime)

@@ -35,6 +35,8 @@ LIBRARIES = (
 )
 """The names under which CANN's code is looked for, the one that holds it all first."""
 
+_MARK = "npu_emulator"
+"""An empty file of this name says that a folder holds a complete build, and that it is ours and not CANN's."""
 _SOURCES = Path(__file__).parent / "runtime"
 _PREFIXES = ("acl", "rt", "Msprof", "Hccl")
 
@@ -50,15 +52,17 @@ def torch_npu_folder() -> Path:
 def libraries() -> list[Path]:
     """Return the paths of the built libraries in loading order, building them first if need be (a few seconds, once)."""
     if sys.platform != "linux" or platform.machine() not in {"x86_64", "aarch64"}:
-        raise BuildError(f"the emulator runs where torch_npu has wheels: Linux on x86_64 or aarch64, not {platform.platform()}")
+        raise BuildError(
+            f"the emulator runs where torch_npu has wheels: Linux on x86_64 or aarch64, not {platform.platform()}"
+        )
     torch_npu = torch_npu_folder()
     folder = _cache_folder() / _key(torch_npu)
-    if not (folder / "complete").exists():
+    if not (folder / _MARK).exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         # The lock file stays: removing it would let a third process lock a file that nobody else sees.
         with (folder.parent / f"{folder.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not (folder / "complete").exists():
+            if not (folder / _MARK).exists():
                 _build(folder, torch_npu)
     return [folder / name for name in LIBRARIES]
 
@@ -109,7 +113,9 @@ def _build(folder: Path, torch_npu: Path) -> None:
         work = Path(name)
         include = torch_npu / "include" / "third_party" / "acl" / "inc"
         if not include.is_dir():
-            raise BuildError(f"{include} does not exist: the emulator compiles against the headers of torch_npu's wheel; reinstall it")
+            raise BuildError(
+                f"{include} does not exist: the emulator compiles against the headers of torch_npu's wheel; reinstall it"
+            )
         runtime = work / LIBRARIES[0]
         flags = ["-shared", "-fPIC", "-O1", "-std=c++17", "-fvisibility=hidden", f"-I{include}", f"-I{include / 'acl'}"]
         # First without the stubs, to learn from the result what is still missing.
@@ -118,7 +124,18 @@ def _build(folder: Path, torch_npu: Path) -> None:
         _run([_compiler(), *flags, str(objects), "-o", str(runtime), "-pthread"])
         stubs = work / "stubs.cpp"
         stubs.write_text(_stubs(_wanted(_consumers(torch_npu)) - _symbols(runtime, defined=True)))
-        _run([_compiler(), *flags, str(objects), str(stubs), "-o", str(runtime), "-pthread", f"-Wl,-soname,{runtime.name}"])
+        _run(
+            [
+                _compiler(),
+                *flags,
+                str(objects),
+                str(stubs),
+                "-o",
+                str(runtime),
+                "-pthread",
+                f"-Wl,-soname,{runtime.name}",
+            ]
+        )
         empty = work / "empty.cpp"
         empty.write_text("")
         for library in LIBRARIES[1:]:
@@ -126,7 +143,7 @@ def _build(folder: Path, torch_npu: Path) -> None:
             _run([_compiler(), "-shared", "-fPIC", str(empty), *target])
         for leftover in (objects, stubs, empty):
             leftover.unlink()
-        (work / "complete").write_text("")
+        (work / _MARK).write_text("")
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(work, folder)
 
@@ -147,7 +164,7 @@ def _wanted(consumers: Iterable[Path]) -> set[str]:
 
 def _symbols(path: Path, *, defined: bool) -> set[str]:
     """Return the dynamic symbols that a shared object provides (`defined`) or wants from elsewhere."""
-    from elftools.elf.elffile import ELFFile  # noqa: PLC0415 - only a first use pays for this import
+    from elftools.elf.elffile import ELFFile
 
     with path.open("rb") as file:
         table = ELFFile(file).get_section_by_name(".dynsym")
@@ -162,5 +179,7 @@ def _stubs(missing: set[str]) -> str:
     """Write functions that fail with their own name, for what the wheel links against and the runtime lacks."""
     lines = ['extern "C" int emu_missing(const char* name);']
     for name in sorted(missing):
-        lines.append(f'extern "C" __attribute__((visibility("default"))) int {name}(...) {{ return emu_missing("{name}"); }}')
+        lines.append(
+            f'extern "C" __attribute__((visibility("default"))) int {name}(...) {{ return emu_missing("{name}"); }}'
+        )
     return "\n".join(lines) + "\n"

@@ -19,7 +19,7 @@ from npu_emulator.device import CAPTURE_FORBIDS, RUN_NOW, SKIP
 from npu_emulator.errors import EmulatorError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from npu_emulator.device import Runtime
 
@@ -27,6 +27,7 @@ __all__ = ["Launcher"]
 
 _KERNEL_FAILED = 507015  # ACL_ERROR_RT_AICORE_EXCEPTION
 _SWEEP_EVERY = 256
+_VIEWS_KEPT = 16384
 
 
 class Launcher:
@@ -34,7 +35,7 @@ class Launcher:
 
     def __init__(self, runtime: Runtime) -> None:
         """Become the function that the runtime calls to run queued kernels."""
-        import torch_npu  # noqa: PLC0415 - only importable once the runtime is loaded
+        import torch_npu
 
         self.runtime = runtime
         self.launches = 0
@@ -43,6 +44,7 @@ class Launcher:
         self._bodies: dict[int, tuple[str, Callable[[], object], str]] = {}
         self._next = itertools.count(1)
         self._flat: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+        self._views: dict[tuple[object, ...], torch.Tensor] = {}
         self._bases: dict[int, int] = {}
         runtime.set_kernel_runner(self._run_queued)
 
@@ -62,6 +64,20 @@ class Launcher:
         if dtype.is_complex and tensor.is_conj():
             view = view.conj()
         return torch._neg_view(view) if tensor.is_neg() else view  # noqa: SLF001 - as above: a flag of the view, not of the memory
+
+    def shared_view(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return such a view, the same object for the same memory and metadata: the caller must not resize it."""
+        if tensor.dtype.is_complex or tensor.is_neg():
+            return self.view(tensor)
+        key = (tensor.data_ptr(), tensor.dtype, tensor.size(), tensor.stride())
+        found = self._views.get(key)
+        if found is None:
+            found = self.view(tensor)
+            if len(self._views) >= _VIEWS_KEPT:
+                self._views.clear()
+            if key[0] != 0:
+                self._views[key] = found
+        return found
 
     def _flatten(self, device: int, dtype: torch.dtype) -> torch.Tensor:
         """Make the one CPU tensor that covers a device's whole memory in one dtype."""
@@ -84,8 +100,19 @@ class Launcher:
         """Return the number under which the runtime counts an operator's kernels."""
         return self._numbers.setdefault(name, len(self._numbers))
 
-    def launch(self, name: str, number: int, device: int, body: Callable[[], object]) -> None:
-        """Put a kernel on the device's current stream."""
+    def launch(  # noqa: PLR0913 - what a launch is made of
+        self,
+        name: str,
+        number: int,
+        device: int,
+        body: Callable[[], object],
+        reads: Sequence[torch.Tensor],
+        writes: Sequence[torch.Tensor],
+    ) -> None:
+        """Put a kernel on the device's current stream.
+
+        `reads` and `writes` are the CPU views of the device memory that `body` will read and write.
+        """
         stream = self._raw_stream(device)
         self.launches += 1
         answer = self.runtime.begin(stream, number)
@@ -141,12 +168,16 @@ class Launcher:
     def counts(self) -> dict[str, int]:
         """Return how many kernels ran so far, by operator name; replays count each kernel again."""
         by_number = self.runtime.counts()
-        return {name: by_number[number] for name, number in self._numbers.items() if number < len(by_number) and by_number[number]}
+        return {
+            name: by_number[number]
+            for name, number in self._numbers.items()
+            if number < len(by_number) and by_number[number]
+        }
 
 
 def _python_line() -> str:
     """Name the innermost line of the user's program that led here."""
-    import sys  # noqa: PLC0415
+    import sys
 
     frame: Any = sys._getframe(1)  # noqa: SLF001 - walking frames one by one is far cheaper than traceback.extract_stack
     while frame is not None:

@@ -36,7 +36,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Reject values that no device could have."""
-        if not 1 <= self.devices <= 16:  # noqa: PLR2004 - as many as one Ascend server has
+        if not 1 <= self.devices <= 16:
             raise EmulatorError(f"{_PREFIX}DEVICES must lie in 1..16, got {self.devices}")
         if self.memory_gb < 1:
             raise EmulatorError(f"{_PREFIX}MEMORY_GB must be at least 1, got {self.memory_gb}")
@@ -50,7 +50,7 @@ class Settings:
         return _POLICIES[name], int(seed or 0)
 
     @classmethod
-    def from_environment(cls, **overrides: Any) -> Settings:  # noqa: ANN401 - the fields' own types are checked above
+    def from_environment(cls, **overrides: Any) -> Settings:
         """Read the `NPU_EMULATOR_*` variables; keyword arguments that are not None win over them."""
         found: dict[str, Any] = {}
         for field in fields(cls):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from npu_emulator.kernels.generic import is_npu
+from npu_emulator.kernels.arguments import is_npu
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,14 +42,16 @@ class _Copies:
             return self._to_host(destination, source, non_blocking=non_blocking)
         target = self._launcher.view(destination)
         index = destination.device.index
+        reads = []
         if is_npu(source):
             origin = self._launcher.view(source)
+            reads.append(origin)
             if source.device.index != index:
                 self._launcher.wait(source.device.index, "a copy between devices")
         else:
             # The host may change pageable memory as soon as this returns; pinned memory is read when the task runs.
             origin = source if non_blocking and source.is_pinned() else source.clone()
-        self._launcher.launch("aten.copy_.default", self._number, index, lambda: target.copy_(origin))
+        self._launcher.launch("aten.copy_.default", self._number, index, lambda: target.copy_(origin), reads, [target])
         return destination
 
     def _to_host(self, destination: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> torch.Tensor:
@@ -58,7 +60,9 @@ class _Copies:
         asynchronous = non_blocking and destination.is_pinned()
         if not asynchronous:
             self._launcher.wait(index, "a copy to the host")
-        self._launcher.launch("aten.copy_.default", self._number, index, lambda: destination.copy_(origin))
+        self._launcher.launch(
+            "aten.copy_.default", self._number, index, lambda: destination.copy_(origin), [origin], []
+        )
         if not asynchronous:
             self._launcher.wait(index, "a copy to the host")
         return destination
@@ -88,7 +92,11 @@ class _Copies:
         like = torch.empty_strided(source.size(), source.stride(), dtype=source.dtype, device="meta")
         shape = torch.ops.aten._to_copy.default(like, dtype=dtype, layout=layout, memory_format=memory_format)  # noqa: SLF001
         out = torch.empty_strided(
-            shape.size(), shape.stride(), dtype=shape.dtype, device=device or source.device, pin_memory=pin_memory or False
+            shape.size(),
+            shape.stride(),
+            dtype=shape.dtype,
+            device=device or source.device,
+            pin_memory=pin_memory or False,
         )
         return self.copy_(out, source, non_blocking)
 
@@ -96,13 +104,15 @@ class _Copies:
         """Copy into new memory of the same device."""
         return self.to_copy(source, memory_format=memory_format)
 
-    def contiguous(self, source: torch.Tensor, *, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
+    def contiguous(
+        self, source: torch.Tensor, *, memory_format: torch.memory_format = torch.contiguous_format
+    ) -> torch.Tensor:
         """Return the tensor itself if its strides are right already, else a copy."""
         if source.is_contiguous(memory_format=memory_format):
             return source
         return self.to_copy(source, memory_format=memory_format)
 
-    def local_scalar(self, source: torch.Tensor) -> Any:  # noqa: ANN401 - a Python number
+    def local_scalar(self, source: torch.Tensor) -> Any:
         """Read one element on the host, waiting for the stream."""
         self._launcher.wait(source.device.index, "item()")
         return self._launcher.view(source).item()

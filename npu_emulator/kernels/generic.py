@@ -11,34 +11,29 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from npu_emulator.kernels.arguments import Bound, bind
 from npu_emulator.kernels.metadata import Like, MetadataCache
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch._ops import OpOverload
 
     from npu_emulator.launch import Launcher
 
-__all__ = ["Kernel", "device_index", "is_npu"]
+__all__ = ["Kernel"]
 
 _HOST_DEPENDENT = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
-_CPU = torch.device("cpu")
+_OVERWRITERS = frozenset(
+    {"aten::fill_", "aten::zero_", "aten::random_", "aten::normal_", "aten::uniform_", "aten::bernoulli_"}
+)
+"""In-place operators that do not look at what they overwrite."""
+_DEVICES = [torch.device("npu", index) for index in range(16)]
 
 
-def is_npu(value: object) -> bool:
-    """Tell whether a value is a tensor on the emulated device."""
-    return isinstance(value, torch.Tensor) and value.device.type == "npu"
-
-
-def device_index(values: Any) -> int:  # noqa: ANN401 - any tree of arguments
-    """Return the index of the device that the arguments live on, or that they ask for, or the current one."""
-    for value in tree_leaves(values):
-        if is_npu(value):
-            return int(value.device.index)
-        if isinstance(value, torch.device) and value.type == "npu" and value.index is not None:
-            return value.index
-    return torch.npu.current_device()
+def _index(bound: Bound) -> int:
+    """Return the device that the arguments live on or ask for, else the current one."""
+    return bound.device if bound.device >= 0 else torch.npu.current_device()
 
 
 class Kernel:
@@ -65,136 +60,172 @@ class Kernel:
         self._is_out_variant = any(argument.is_out for argument in schema.arguments)
         # Batch norm and its like write to an argument and return something else; most writers return what they wrote.
         self._returns_written = all(value.alias_info is not None for value in schema.returns)
+        self._only_overwrites = schema.name in _OVERWRITERS
         self._returns = len(schema.returns)
         tensors_only = all(str(value.type) in {"Tensor", "Tensor[]", "List[Tensor]"} for value in schema.returns)
         self._reads_host = bool(_HOST_DEPENDENT & set(op.tags)) or not tensors_only
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - whatever the operator takes and returns
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Launch the operator and return its (not yet computed) outputs."""
         if self._written and self._returns_written:
             return self._launch_writing(args, kwargs)
+        bound = bind(args, kwargs, self._launcher.shared_view)
         if self._reads_host:
-            return self._run_on_host(args, kwargs)
+            return self._run_on_host(bound, args, kwargs)
         try:
-            likes = self._metadata.outputs(args, kwargs)
+            likes = self._metadata.outputs(bound.key, args, kwargs)
         except RuntimeError:  # NotImplementedError included: no meta kernel, or one that needs values
             if torch.npu.is_current_stream_capturing():
                 raise
-            return self._run_on_host(args, kwargs)
-        return self._launch_pure(args, kwargs, likes)
+            return self._run_on_host(bound, args, kwargs)
+        return self._launch_pure(bound, args, kwargs, likes)
 
-    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:  # noqa: ARG002 - for subclasses
+    def _bind(self, bound: Bound, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:  # noqa: ARG002 - for subclasses
         """Return what computes this one launch."""
         return self.compute
 
     # -- pure operators -------------------------------------------------------------------------------------------------
 
-    def _launch_pure(self, args: Any, kwargs: Any, likes: Any) -> Any:  # noqa: ANN401
-        index = device_index((args, kwargs))
-        device = torch.device("npu", index)
-        if isinstance(likes, Like):
-            outputs: Any = torch.empty_strided(likes.size, likes.stride, dtype=likes.dtype, device=device)
-            targets = (self._launcher.view(outputs),)
+    def _launch_pure(self, bound: Bound, args: Any, kwargs: Any, likes: Any) -> Any:
+        index = _index(bound)
+        device = _DEVICES[index]
+        view = self._launcher.shared_view
+        outputs: Any
+        targets: list[torch.Tensor]
+        if type(likes) is Like:
+            outputs = torch.empty_strided(likes.size, likes.stride, dtype=likes.dtype, device=device)
+            targets = [view(outputs)]
+        elif type(likes) is tuple and all(type(like) is Like for like in likes):
+            outputs = tuple(
+                [torch.empty_strided(like.size, like.stride, dtype=like.dtype, device=device) for like in likes]
+            )
+            targets = [view(output) for output in outputs]
         else:
             outputs = tree_map(lambda like: _allocate(like, device), likes, is_leaf=lambda item: isinstance(item, Like))
-            targets = tuple([self._launcher.view(leaf) for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)])
-        cpu_args, cpu_kwargs = self._on_cpu(args), self._on_cpu(kwargs)
-        compute = self._bind(args, kwargs)
-
-        def body() -> None:
-            results = compute(*cpu_args, **cpu_kwargs)
-            _store([results] if isinstance(results, torch.Tensor) else tree_leaves(results), targets)
-
-        self._launcher.launch(self.name, self._number, index, body)
+            targets = [view(leaf) for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+        body = _PureBody(self._bind(bound, args, kwargs), bound, targets)
+        self._launcher.launch(self.name, self._number, index, body, bound.reads, targets)
         return outputs
-
-    def _on_cpu(self, values: Any) -> Any:  # noqa: ANN401
-        """Replace device tensors by CPU tensors on the same memory, and the device by the CPU."""
-        view = self._launcher.view
-
-        def convert(value: Any) -> Any:  # noqa: ANN401
-            if isinstance(value, torch.Tensor):
-                return view(value) if value.device.type == "npu" else value
-            if isinstance(value, torch.device):
-                return _CPU
-            if isinstance(value, (list, tuple)):
-                return [convert(item) for item in value]
-            return value
-
-        if isinstance(values, dict):
-            return {name: convert(value) for name, value in values.items()}
-        return tuple([convert(value) for value in values])
 
     # -- in-place and out variants --------------------------------------------------------------------------------------
 
-    def _launch_writing(self, args: Any, kwargs: Any) -> Any:  # noqa: ANN401
+    def _launch_writing(self, args: Any, kwargs: Any) -> Any:
         if self._is_out_variant:
             self._resize_outputs(args, kwargs)
+        # Fresh views: a CPU kernel may resize what it writes to, and a view shared between launches must stay as it is.
+        bound = bind(args, kwargs, self._launcher.view)
+        index = _index(bound)
         if self._reads_host:
-            self._launcher.wait(device_index((args, kwargs)), self.name)
-        cpu_args, cpu_kwargs = self._on_cpu(args), self._on_cpu(kwargs)
-        compute = self._bind(args, kwargs)
+            self._launcher.wait(index, self.name)
+        compute = self._bind(bound, args, kwargs)
+        targets = _tensors([_argument(bound.args, bound.kwargs, *place) for place in self._written])
         self._launcher.launch(
-            self.name, self._number, device_index((args, kwargs)), lambda: compute(*cpu_args, **cpu_kwargs)
+            self.name,
+            self._number,
+            index,
+            lambda: compute(*bound.args, **bound.kwargs),
+            self._reads(bound, targets),
+            targets,
         )
-        written = [args[position] if position < len(args) else kwargs[name] for position, name in self._written]
         if self._returns == 0:
             return None
+        written = [_argument(args, kwargs, *place) for place in self._written]
         return written[0] if self._returns == 1 else tuple(written[: self._returns])
 
-    def _resize_outputs(self, args: Any, kwargs: Any) -> None:  # noqa: ANN401
+    def _reads(self, bound: Bound, targets: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the device memory whose values matter: an out variant and a fill do not read what they overwrite."""
+        if not self._is_out_variant and not self._only_overwrites:
+            return bound.reads
+        return [seen for seen in bound.reads if all(seen is not target for target in targets)]
+
+    def _resize_outputs(self, args: Any, kwargs: Any) -> None:
         """Give `out=` arguments the shape of the result, as every out variant does."""
         try:
-            self._metadata_of_out(args, kwargs)
+            likes = self._metadata.outputs(None, args, kwargs)
         except NotImplementedError:
             return  # no meta kernel: the CPU kernel will complain if the shape is wrong
-
-    def _metadata_of_out(self, args: Any, kwargs: Any) -> None:  # noqa: ANN401
-        likes = self._metadata.outputs(args, kwargs)
-        outs = [args[position] if position < len(args) else kwargs[name] for position, name in self._written]
-        for out, like in zip(tree_leaves(outs), tree_leaves(likes, is_leaf=lambda item: isinstance(item, Like)), strict=False):
+        outs = [_argument(args, kwargs, *place) for place in self._written]
+        for out, like in zip(
+            tree_leaves(outs), tree_leaves(likes, is_leaf=lambda item: isinstance(item, Like)), strict=False
+        ):
             if isinstance(like, Like) and tuple(out.size()) != like.size:
                 out.resize_(like.size)
 
     # -- operators whose result the host has to see ---------------------------------------------------------------------
 
-    def _run_on_host(self, args: Any, kwargs: Any) -> Any:  # noqa: ANN401
+    def _run_on_host(self, bound: Bound, args: Any, kwargs: Any) -> Any:
         """Wait for the inputs, compute, and copy the results to new device memory."""
-        index = device_index((args, kwargs))
+        index = _index(bound)
         self._launcher.wait(index, self.name)
-        device = torch.device("npu", index)
         results: Any = None
-        cpu_args, cpu_kwargs = self._on_cpu(args), self._on_cpu(kwargs)
-        compute = self._bind(args, kwargs)
+        compute = self._bind(bound, args, kwargs)
 
         def body() -> None:
             nonlocal results
-            results = compute(*cpu_args, **cpu_kwargs)
+            results = compute(*bound.args, **bound.kwargs)
 
-        self._launcher.launch(self.name, self._number, index, body)
+        self._launcher.launch(self.name, self._number, index, body, bound.reads, [])
         self._launcher.wait(index, self.name)
-        return tree_map(lambda value: self._to_device(value, device), results)
+        return tree_map(lambda value: self._to_device(value, index), results)
 
-    def _to_device(self, value: Any, device: torch.device) -> Any:  # noqa: ANN401
+    def _to_device(self, value: Any, index: int) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        out = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=device)
-        self._launcher.view(out).copy_(value)
+        out = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=_DEVICES[index])
+        target = self._launcher.view(out)
+        self._launcher.launch(self.name, self._number, index, lambda: target.copy_(value), [], [target])
         return out
 
 
-def _store(results: list[Any], targets: tuple[torch.Tensor, ...]) -> None:
+class _PureBody:
+    """What a pure operator does when its turn comes: compute on CPU tensors, store to device memory."""
+
+    __slots__ = ("args", "compute", "kwargs", "targets")
+
+    def __init__(self, compute: Callable[..., Any], bound: Bound, targets: list[torch.Tensor]) -> None:
+        self.compute = compute
+        self.args = bound.args
+        self.kwargs = bound.kwargs
+        self.targets = targets
+
+    def __call__(self) -> None:
+        results = self.compute(*self.args, **self.kwargs)
+        if isinstance(results, torch.Tensor):
+            _store((results,), self.targets)
+        else:
+            # Almost always a plain tuple of tensors; only nested results pay for the tree.
+            flat = type(results) is tuple and all(isinstance(result, torch.Tensor) for result in results)
+            _store(results if flat else tree_leaves(results), self.targets)
+
+
+def _argument(args: Any, kwargs: Any, position: int, name: str) -> Any:
+    return args[position] if position < len(args) else kwargs[name]
+
+
+def _tensors(values: list[Any]) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, list):
+            found.extend(_tensors(value))
+    return found
+
+
+def _store(results: Sequence[Any], targets: list[torch.Tensor]) -> None:
     """Write what the CPU computed to device memory.
 
     Some operators return fewer or smaller auxiliary outputs on the CPU than their meta kernel announces (batch norm's saved
     statistics in evaluation, embedding_bag's indices); nothing reads those.
     """
     for result, target in zip(results, targets, strict=False):
-        if isinstance(result, torch.Tensor) and (result.size() == target.size() or target.numel() != 0 != result.numel()):
+        if isinstance(result, torch.Tensor) and (
+            result.size() == target.size() or target.numel() != 0 != result.numel()
+        ):
             target.copy_(result)
 
 
-def _allocate(like: Any, device: torch.device) -> Any:  # noqa: ANN401
+def _allocate(like: Any, device: torch.device) -> Any:
     if not isinstance(like, Like):
         return like
     return torch.empty_strided(like.size, like.stride, dtype=like.dtype, device=device)

@@ -22,20 +22,21 @@ if TYPE_CHECKING:
 __all__ = ["Installer"]
 
 _TORCH_NPUS_OWN = frozenset(
-    """
-    aten::empty.memory_format aten::empty_strided aten::empty_like aten::new_empty_strided aten::empty_with_format
-    aten::as_strided aten::as_strided_ aten::view aten::view.dtype aten::_reshape_alias aten::unfold aten::view_as_real
-    aten::view_as_complex aten::set_ aten::set_.source_Storage aten::set_.source_Storage_storage_offset
-    aten::set_.source_Tensor aten::resize_ aten::resize_as_ aten::is_pinned aten::record_stream
-    aten::_has_compatible_shallow_copy_type aten::is_set_to aten::alias aten::detach
-    """.split()
+    ["aten::empty.memory_format", "aten::empty_strided", "aten::empty_like", "aten::new_empty_strided", "aten::empty_with_format", "aten::as_strided", "aten::as_strided_", "aten::view", "aten::view.dtype", "aten::_reshape_alias", "aten::unfold", "aten::view_as_real", "aten::view_as_complex", "aten::set_", "aten::set_.source_Storage", "aten::set_.source_Storage_storage_offset", "aten::set_.source_Tensor", "aten::resize_", "aten::resize_as_", "aten::is_pinned", "aten::record_stream", "aten::_has_compatible_shallow_copy_type", "aten::is_set_to", "aten::alias", "aten::detach"]
 )
 """Operators that allocate or describe memory and compute nothing: torch_npu's kernels for them need no CANN operator."""
 
 _AUTOGRAD_ONLY = frozenset({"aten::one_hot"})
 """Operators without a gradient whose CANN kernel torch_npu calls from its autograd key, above the one overridden here."""
 
-_NPU_WITHOUT_COMPUTE = ("get_npu_format", "npu_get", "empty_with_format", "unsafe_empty_with_format", "npu_change_data_ptr", "copy_memory_")
+_NPU_WITHOUT_COMPUTE = (
+    "get_npu_format",
+    "npu_get",
+    "empty_with_format",
+    "unsafe_empty_with_format",
+    "npu_change_data_ptr",
+    "copy_memory_",
+)
 
 
 class Installer:
@@ -72,14 +73,16 @@ class Installer:
         """Register a kernel from its CPU function."""
         op = _overload(name)
         if op is None:
-            raise KernelMissingError(f"there is no operator {name}; import the library that defines it, then register its kernel")
+            raise KernelMissingError(
+                f"there is no operator {name}; import the library that defines it, then register its kernel"
+            )
         self._register(name, Kernel(op, self._launcher, compute))
 
     def _register(self, name: str, kernel: Callable[..., Any], key: str = "PrivateUse1") -> None:
         namespace, _, rest = name.partition("::")
         library = self._libraries.get(namespace)
         if library is None:
-            library = self._libraries[namespace] = torch.library.Library(namespace, "IMPL")  # noqa: TOR901 - kept for the life of the process
+            library = self._libraries[namespace] = torch.library.Library(namespace, "IMPL")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # overriding is the purpose
             library.impl(rest, kernel, key, allow_override=True)

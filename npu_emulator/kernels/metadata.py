@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Like", "MetadataCache", "on_meta"]
 
-_SCALARS = (int, float, bool, str, type(None), torch.dtype, torch.layout, torch.memory_format, complex)
 _CACHE_LIMIT = 4096
 
 
@@ -39,12 +38,12 @@ class MetadataCache:
         self._op = op
         self._known: dict[Any, Any] = {}
 
-    def outputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - a tree of Like, as the op returns
+    def outputs(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the operator's outputs with every tensor replaced by its `Like`.
 
-        Raises whatever the meta kernel raises: wrong arguments fail here, at launch, as they do on hardware.
+        `key` describes the arguments (see `Bound.key`); None means that nothing may be remembered. Raises whatever the meta
+        kernel raises: wrong arguments fail here, at launch, as they do on hardware.
         """
-        key = _key(args, kwargs)
         found = self._known.get(key) if key is not None else None
         if found is None:
             result = self._op(*tree_map(on_meta, args), **tree_map(on_meta, kwargs))
@@ -60,25 +59,3 @@ def _like(value: object) -> object:
     if isinstance(value, torch.Tensor):
         return Like(tuple(value.size()), tuple(value.stride()), value.dtype)
     return value
-
-
-def _key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - nested tuples
-    """Describe the arguments by what output metadata may depend on, or return None if one of them is of an unknown kind."""
-    try:
-        positional = tuple([_describe(value) for value in args])
-        return (positional, tuple([(name, _describe(value)) for name, value in kwargs.items()])) if kwargs else positional
-    except TypeError:
-        return None
-
-
-def _describe(value: Any) -> Any:  # noqa: ANN401 - nested tuples
-    if isinstance(value, torch.Tensor):
-        # A CPU scalar tensor promotes differently from a device tensor, so the device is part of it.
-        return value.dtype, value.size(), value.stride(), value.device.type
-    if isinstance(value, _SCALARS):
-        return type(value), value  # 1, 1.0 and True are equal in Python and promote differently
-    if isinstance(value, (list, tuple)):
-        return tuple([_describe(item) for item in value])
-    if isinstance(value, torch.device):
-        return value.type
-    raise TypeError(type(value))

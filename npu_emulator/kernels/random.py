@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from npu_emulator.kernels.generic import Kernel, device_index
+from npu_emulator.kernels.generic import Kernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch._ops import OpOverload
+
+    from npu_emulator.kernels.arguments import Bound
 
 __all__ = ["RandomKernel", "is_random"]
 
@@ -33,10 +35,10 @@ def is_random(op: OpOverload) -> bool:
 class RandomKernel(Kernel):
     """A kernel that draws from the device's generator: at launch in eager mode, at each replay in a captured graph."""
 
-    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+    def _bind(self, bound: Bound, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
         generator = kwargs.get("generator")
         if generator is None:
-            generator = torch.npu.default_generators[device_index((args, kwargs))]
+            generator = torch.npu.default_generators[bound.device if bound.device >= 0 else torch.npu.current_device()]
         compute = self.compute
         if torch.npu.is_current_stream_capturing():
             return lambda *cpu_args, **cpu_kwargs: _run_seeded(compute, _draw(generator), cpu_args, cpu_kwargs)
@@ -51,7 +53,7 @@ def _draw(generator: torch.Generator) -> int:
     return (generator.initial_seed() + (offset + 1) * _SPREAD) & _MASK
 
 
-def _run_seeded(compute: Callable[..., Any], seed: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+def _run_seeded(compute: Callable[..., Any], seed: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if "generator" in kwargs:
         kwargs = {**kwargs, "generator": None}
     saved = torch.get_rng_state()

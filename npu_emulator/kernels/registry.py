@@ -7,6 +7,7 @@ mapping of such functions in the entry-point group `npu_emulator.kernels`; progr
 from __future__ import annotations
 
 import importlib.metadata
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,7 +30,9 @@ class Registry:
     def add(self, name: str, kernel: Callable[..., Any]) -> None:
         """Add or replace the kernel of `namespace::operator` or `namespace::operator.overload`."""
         if "::" not in name:
-            raise ValueError(f"an operator is named 'namespace::operator' or 'namespace::operator.overload', got {name!r}")
+            raise ValueError(
+                f"an operator is named 'namespace::operator' or 'namespace::operator.overload', got {name!r}"
+            )
         if not callable(kernel):
             raise TypeError(f"the kernel of {name} must be a function of CPU tensors, got {type(kernel).__name__}")
         self._kernels[name] = kernel
@@ -49,5 +52,13 @@ def installed_kernels() -> dict[str, Callable[..., Any]]:
     """Load the kernels that installed packages offer."""
     found: dict[str, Callable[..., Any]] = {}
     for entry in importlib.metadata.entry_points(group=GROUP):
-        found.update(entry.load())
+        try:
+            found.update(entry.load())
+        except Exception as error:  # noqa: BLE001 - another package's fault must not take `import torch` down with it
+            warnings.warn(
+                f"the kernels that {entry.value} offers the emulated NPU cannot be loaded ({type(error).__name__}: {error}); "
+                "its operators will have none",
+                RuntimeWarning,
+                stacklevel=2,
+            )
     return found

@@ -49,6 +49,9 @@ EMU_API void emu_set_devices(uint32_t count, const char* name) {
     soc_name = name;
 }
 
+// torch_npu picks formats and operators by the exact name while it starts; afterwards only people read it.
+EMU_API void emu_name_says_emulated() { soc_name += " (emulated)"; }
+
 EMU_API aclError aclInit(const char*) { return ACL_SUCCESS; }
 EMU_API aclError aclFinalize() { return ACL_SUCCESS; }
 EMU_API const char* aclrtGetSocName() { return soc_name.c_str(); }
@@ -92,6 +95,10 @@ EMU_API aclError aclrtGetLogicDevIdByUserDevId(const int32_t user, int32_t* cons
     return ACL_SUCCESS;
 }
 EMU_API aclError aclrtGetDeviceInfo(uint32_t, aclrtDevAttr attribute, int64_t* value) {
+    if (attribute == ACL_DEV_ATTR_L2_CACHE_SIZE) {
+        *value = int64_t{192} << 20;  // of the 910B
+        return ACL_SUCCESS;
+    }
     *value = default_cores(attribute == ACL_DEV_ATTR_VECTOR_CORE_NUM ? ACL_RT_DEV_RES_VECTOR_CORE : ACL_RT_DEV_RES_CUBE_CORE);
     return ACL_SUCCESS;
 }

@@ -1,0 +1,43 @@
+"""Children of an emulated process (DataLoader workers, compile workers, `subprocess`) are emulated too.
+
+A child is told through its environment: `NPU_EMULATOR=1`, the settings, and the folder of the runtime in LD_LIBRARY_PATH, so
+that its own `import torch` can load torch_npu at all. That import then ends in `resume`, an entry point of torch's.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from npu_emulator.settings import Settings
+
+__all__ = ["SWITCH", "announce", "is_ours", "resume"]
+
+SWITCH = "NPU_EMULATOR"
+_PATH = "LD_LIBRARY_PATH"
+
+
+def announce(settings: Settings, folder: Path) -> None:
+    """Write into this process's environment what its children need."""
+    os.environ[SWITCH] = "1"
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        os.environ[f"{SWITCH}_{field.name.upper()}"] = str(int(value) if isinstance(value, bool) else value)
+    others = [entry for entry in os.environ.get(_PATH, "").split(os.pathsep) if entry and not is_ours(Path(entry))]
+    os.environ[_PATH] = os.pathsep.join([str(folder), *others])
+
+
+def is_ours(folder: Path) -> bool:
+    """Tell whether a folder holds a built emulator rather than CANN."""
+    return (folder / "npu_emulator").exists()
+
+
+def resume() -> None:
+    """End `import torch` in a child by giving operators their kernels; do nothing in any other process."""
+    if os.environ.get(SWITCH) == "1":
+        from npu_emulator.activation import resume_in_child
+
+        resume_in_child()

@@ -1,0 +1,52 @@
+"""Drops the lines that torch_npu prints because there is no CANN: under the emulator they tell nothing and worry people.
+
+Exactly the known lines are dropped; everything else that is printed meanwhile goes through unchanged.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import tempfile
+from contextlib import contextmanager, redirect_stdout
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["without_cann_warnings", "without_padding_warning"]
+
+_NO_CANN = "Warning: ASCEND_HOME_PATH environment variable is not set."
+_PADDING = "require processing for 32 padding size, with memory allocation"
+
+
+@contextmanager
+def without_cann_warnings() -> Iterator[None]:
+    """Import torch_npu inside: its line about the missing CANN installation is not printed."""
+    kept = io.StringIO()
+    try:
+        with redirect_stdout(kept):
+            yield
+    finally:
+        text = kept.getvalue().replace(f"{_NO_CANN}\n", "")
+        if text:
+            sys.stdout.write(text)
+
+
+@contextmanager
+def without_padding_warning() -> Iterator[None]:
+    """Make the first allocation inside: its line about the CANN version, printed from C++, is not printed."""
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as kept:
+        saved = os.dup(2)
+        os.dup2(kept.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+            kept.seek(0)
+            lines = [line for line in kept.read().splitlines(keepends=True) if _PADDING.encode() not in line]
+            for line in lines:
+                os.write(2, line)
