@@ -165,7 +165,7 @@ def _settle(host: ModuleType) -> None:
     if any(name.startswith(f"{NAME}.") and _is_under(host, module) for name, module in list(sys.modules.items())):
         # The bundled one is already loaded and perhaps in use; two halves would be worse than the wrong whole.
         return
-    facade = _facade()
+    facade = _facade(host)
     if facade is None:
         return
     # `torch.npu.npugraph_ex.scope` asks for the bundled package by its full path.
@@ -196,10 +196,12 @@ def _hand_over() -> None:
         raise NameRuleError(msg)
 
 
-def _facade() -> ModuleType | None:
+def _facade(host: ModuleType) -> ModuleType | None:
     """Put this library's façade in the place of torch_npu's stand-in; give None if that fails."""
     present = sys.modules.get(NAME)
-    if present is not None and vars(present).get("__file__") == _facade_file():
+    # A stand-in has no file. What has one, outside torch_npu, is this library: perhaps a second copy of it, from a
+    # checkout that comes first on the path, and perhaps in the middle of its own import.
+    if present is not None and vars(present).get("__file__") and not _is_under(host, present):
         return present
     sys.modules.pop(NAME, None)
     try:

@@ -58,7 +58,7 @@ def ask() -> Callable[..., Any]:
         libraries = _LIBRARIES_ONLY if npu_emulator.is_active() else ""
         program = f"{libraries}\n{code}\nimport json\nprint('\\n' + json.dumps(answer))"
         done = subprocess.run(
-            [sys.executable, "-c", program],
+            [sys.executable, "-P", "-c", program],
             capture_output=True,
             text=True,
             check=False,
@@ -78,7 +78,7 @@ def command() -> Callable[..., subprocess.CompletedProcess[str]]:
     def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         entry = "import sys; from npugraph_ex_autoload import command_line; sys.exit(command_line())"
         return subprocess.run(
-            [sys.executable, "-c", entry, *arguments],
+            [sys.executable, "-P", "-c", entry, *arguments],
             capture_output=True,
             text=True,
             check=False,

@@ -6,6 +6,7 @@ Every case is a fresh interpreter, because a name is settled once a process.
 from __future__ import annotations
 
 import itertools
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -159,6 +160,16 @@ answer = [*about_us, type(sys.modules["npugraph_ex"]).__module__]
     assert owner == "torch_npu.dynamo"
 
 
+def test_a_second_copy_that_comes_first_on_the_path_wins(ask: Ask, tmp_path: Path) -> None:
+    """Beside an installed library, a checkout earlier on the path is what its user means; nothing loops or breaks."""
+    copy = tmp_path / "npugraph_ex"
+    copy.mkdir()
+    for name in ("__init__.py", "_version.py"):
+        shutil.copy(Path(OURS).parent / name, copy / name)
+    code = "import torch, torch_npu, npugraph_ex\nanswer = npugraph_ex.__file__"
+    assert ask(code, PYTHONPATH=str(tmp_path)) == str(copy / "__init__.py")
+
+
 def test_a_wrong_value_of_the_switch_is_an_error_of_ours(ask: Ask) -> None:
     """A misspelt NPUGRAPH_EX is refused by `import npugraph_ex`, with the two right values."""
     code = "try:\n    import npugraph_ex\nexcept ImportError as error:\n    answer = [type(error).__name__, str(error)]"
@@ -197,7 +208,7 @@ import sys
 watched = ["npugraph_ex_autoload", "npugraph_ex", "torch", "torch_npu", "importlib.metadata", "logging"]
 print([name for name in watched if name in sys.modules])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "['npugraph_ex_autoload']"
 
 
@@ -206,5 +217,5 @@ def test_importing_the_library_does_not_import_torch() -> None:
     code = (
         "import sys, npugraph_ex.config, npugraph_ex.cli; npugraph_ex.CompilerConfig(); print('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
