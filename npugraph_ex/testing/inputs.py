@@ -1,0 +1,109 @@
+"""Input tensors as data: shape, dtype, layout and seed. The same data gives the same values on every machine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+Layout = Literal["contiguous", "transposed", "strided", "offset"]
+LAYOUTS: tuple[Layout, ...] = ("contiguous", "transposed", "strided", "offset")
+Dim = int | str
+"""A size: a number, a symbol such as "s0", or a product such as "s0*4"."""
+
+
+def size_of(dim: Dim, sizes: Mapping[str, int]) -> int:
+    """The number that ``dim`` is under ``sizes``."""
+    if isinstance(dim, int):
+        return dim
+    return math.prod(int(part) if part.isdigit() else sizes[part] for part in dim.split("*"))
+
+
+@dataclass(frozen=True)
+class Input:
+    """One input tensor of a program.
+
+    Attributes:
+        shape: sizes; strings are symbols, whose values each call chooses.
+        dtype: a torch dtype's name, "float16".
+        layout: how it lies in memory. "transposed" has its last two dimensions swapped, "strided" skips every other
+            element of the last dimension, "offset" starts one element into its storage.
+        alias_of: position of an earlier input of the same shape, dtype and layout, whose memory this one is.
+        scale: standard deviation of floating-point values. Small ones make epsilon matter.
+        seed: of the values; each call adds its own number.
+    """
+
+    shape: tuple[Dim, ...]
+    dtype: str = "float16"
+    layout: Layout = "contiguous"
+    alias_of: int | None = None
+    scale: float = 1.0
+    seed: int = 0
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype itself."""
+        dtype = getattr(torch, self.dtype, None)
+        if not isinstance(dtype, torch.dtype):
+            raise TypeError(f"Input.dtype must be the name of a torch dtype; it is {self.dtype!r}.")
+        return dtype
+
+    def values(self, sizes: Mapping[str, int], call: int) -> torch.Tensor:
+        """The values of one call, contiguous on the CPU."""
+        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + call * 7919) % 2**63)
+        shape = [size_of(dim, sizes) for dim in self.shape]
+        dtype = self.torch_dtype
+        if dtype.is_floating_point:
+            return (torch.randn(shape, generator=generator, dtype=torch.float32) * self.scale).to(dtype)
+        if dtype == torch.bool:
+            return torch.randint(0, 2, shape, generator=generator).to(dtype)
+        limits = torch.iinfo(dtype)
+        low, high = max(limits.min, -(2**31)), min(limits.max, 2**31 - 1)
+        return torch.randint(low, high + 1, shape, generator=generator, dtype=torch.int64).to(dtype)
+
+
+def _laid_out(values: torch.Tensor, layout: Layout, device: str) -> torch.Tensor:
+    """``values`` on ``device`` in ``layout``; a layout that the rank does not have is contiguous."""
+    if layout == "transposed" and values.dim() >= 2:
+        return values.transpose(-1, -2).contiguous().to(device).transpose(-1, -2)
+    if layout == "strided" and values.dim() >= 1:
+        wide = torch.zeros((*values.shape[:-1], values.shape[-1] * 2), dtype=values.dtype)
+        wide[..., ::2] = values
+        return wide.to(device)[..., ::2]
+    if layout == "offset":
+        flat = torch.cat([values.new_zeros(1), values.flatten()])
+        return flat.to(device)[1:].view(values.shape)
+    return values.to(device)
+
+
+def make_inputs(
+    inputs: Sequence[Input], *, sizes: Mapping[str, int] | None = None, call: int = 0, device: str = "npu"
+) -> list[torch.Tensor]:
+    """Fresh tensors at new addresses, aliased as the specification says.
+
+    Args:
+        inputs: the specification.
+        sizes: the values of the symbols in shapes.
+        call: which call of the program these are for; other calls get other values.
+        device: where the tensors live.
+    """
+    made: list[torch.Tensor] = []
+    for position, spec in enumerate(inputs):
+        if spec.alias_of is not None:
+            if not 0 <= spec.alias_of < position:
+                raise ValueError(f"Input {position}: alias_of must name an earlier input; it is {spec.alias_of}.")
+            base = made[spec.alias_of]
+            made.append(base.as_strided(base.shape, base.stride(), base.storage_offset()))
+            continue
+        made.append(_laid_out(spec.values(sizes or {}, call), spec.layout, device))
+    return made
+
+
+def refill(tensors: Sequence[torch.Tensor], inputs: Sequence[Input], sizes: Mapping[str, int], call: int) -> None:
+    """Write the values of another call into existing tensors."""
+    for tensor, spec in zip(tensors, inputs, strict=True):
+        if spec.alias_of is None:
+            tensor.copy_(spec.values(sizes, call).to(tensor.device))

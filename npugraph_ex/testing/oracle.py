@@ -1,0 +1,298 @@
+"""The three-way oracle: eager mode, the optimised graph run operator by operator, and capture and replay.
+
+Each way makes the same calls, on inputs of its own, with new values and (mostly) new addresses each time, with
+unrelated memory allocated in between and every result kept alive. Then:
+
+* replay equals the optimised graph to the bit, call by call, right after each call and again at the end;
+* the optimised graph equals eager mode in metadata, aliasing and changed inputs, and in values by the float64 judge;
+* exactly the expected number of subgraphs was fused, and no pass had to be rolled back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+
+import npugraph_ex
+from npugraph_ex.observe.report import PassReport
+from npugraph_ex.testing import tracing
+from npugraph_ex.testing.inputs import Input, make_inputs, refill
+from npugraph_ex.testing.judge import Limits, same_bits
+from npugraph_ex.testing.metadata import Observation, host_copy, observe, visible_difference
+from npugraph_ex.testing.program import Program, function_of
+from npugraph_ex.testing.verdict import JudgedValues, judge_values
+
+ROUTES = ("graph", "compile")
+_JUDGED_CALLS = 2
+"""In how many calls of a case values are judged: the float64 reference costs more than all the rest. Replay is compared in all."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One program with everything that decides how it is checked.
+
+    Attributes:
+        source: the text of a function ``program`` of tensors.
+        inputs: its arguments.
+        sizes: for each call, the values of the symbols in their shapes.
+        route: "graph" traces without Dynamo, "compile" goes through ``torch.compile``.
+        dynamic: compile for symbolic shapes.
+        functional: functionalise in-place operators before the passes (route "graph"; "compile" always does).
+        expected: how many fusions there must be; None when any number will do.
+        runs: False to look at the graph only.
+        options: compile options.
+        limits: of the judge.
+    """
+
+    source: str
+    inputs: tuple[Input, ...]
+    sizes: tuple[Mapping[str, int], ...] = ({}, {}, {}, {})
+    route: str = "graph"
+    dynamic: bool = False
+    functional: bool = True
+    expected: int | None = None
+    runs: bool = True
+    options: Mapping[str, Any] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        if self.route not in ROUTES:
+            raise ValueError(f"Case.route must be one of {', '.join(ROUTES)}; it is {self.route!r}.")
+        if len(self.sizes) < 2 and self.runs:
+            raise ValueError("Case.sizes must name at least two calls, or nothing is ever replayed with new values.")
+
+    @classmethod
+    def of(cls, program: Program, *, route: str = "graph", options: Mapping[str, Any] | None = None) -> Case:
+        """The case of a drawn program."""
+        expected = program.expected
+        if route == "compile" and program.near_miss == "argument mutation":
+            expected = None  # AOT makes the write functional, after which nothing stands in the way
+        return cls(
+            source=program.source,
+            inputs=program.inputs,
+            sizes=program.sizes,
+            route=route,
+            dynamic=program.dynamic,
+            functional=program.functional,
+            expected=expected,
+            runs=program.runs,
+            options=dict(options or {}),
+        )
+
+    def function(self) -> Callable[..., Any]:
+        """The program, callable."""
+        return function_of(self.source)
+
+
+@dataclass
+class Outcome:
+    """What came of a case.
+
+    Attributes:
+        failures: one sentence each; empty when all is well. The first word says which promise was broken.
+        fusions: how many subgraphs were replaced.
+        near_misses: the reasons that the pass report gives for subgraphs that were left alone.
+        worst_ulp: the largest distance of a floating-point result from the float64 reference.
+        report: the pass report, when the graph was compiled.
+    """
+
+    failures: list[str] = field(default_factory=list)
+    fusions: int = 0
+    near_misses: tuple[str, ...] = ()
+    worst_ulp: float = 0.0
+    report: PassReport | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether every promise held."""
+        return not self.failures
+
+
+@dataclass
+class _Session:
+    """All calls that one way of running made."""
+
+    seen: list[Observation] = field(default_factory=list)
+    alive: list[tuple[Any, ...]] = field(default_factory=list)
+    inputs: list[list[torch.Tensor]] = field(default_factory=list)
+
+    def at_end(self) -> list[list[Any]]:
+        """The results of every call as they are now."""
+        return [[host_copy(value) for value in outputs] for outputs in self.alive]
+
+
+def _session(function: Callable[..., Any], case: Case) -> _Session:
+    """Make every call of the case: new addresses for each, except that the last reuses those of the one before."""
+    session, junk = _Session(), []
+    for call, sizes in enumerate(case.sizes):
+        reuse = call == len(case.sizes) - 1 and call > 0 and sizes == case.sizes[call - 1]
+        if reuse:
+            inputs = session.inputs[-1]
+            refill(inputs, case.inputs, sizes, call)
+        else:
+            inputs = make_inputs(case.inputs, sizes=sizes, call=call)
+        outputs = function(*inputs)
+        outputs = tuple(outputs) if isinstance(outputs, (tuple, list)) else (outputs,)
+        session.seen.append(observe(inputs, outputs))
+        session.alive.append(outputs)
+        session.inputs.append(inputs)
+        # Somebody else's memory, so that nothing is right because an address happened to be free.
+        junk.append(torch.full((257 + 64 * call,), -7.0, device=inputs[0].device if inputs else "npu"))
+        if call % 2:
+            junk.clear()
+    return session
+
+
+def check(case: Case) -> Outcome:
+    """Check one case. Never raises for what the case does: an exception is a failure of the outcome."""
+    outcome = Outcome()
+    try:
+        _check(case, outcome)
+    except Exception as error:  # noqa: BLE001 - whatever the code under test raises is what the outcome reports
+        outcome.failures.append(f"raised {type(error).__name__}: {str(error)[:1500]}")
+    return outcome
+
+
+def _check(case: Case, outcome: Outcome) -> None:
+    compiled = _Compiled(case)
+    if not case.runs:
+        compiled.optimise()
+        _count(case, outcome, compiled.report)
+        return
+    # Where in-place operators were made functional, what outputs alias is AOT's runtime's affair, not the graph's: the
+    # graph as traced is then what must not change.
+    without = compiled.traced if case.route == "graph" and case.functional else case.function()
+    eager = _session(without, case)
+    optimised = _session(compiled.optimise(), case)
+    _count(case, outcome, compiled.report)
+    replayed = _session(compiled.capture(), case)
+    _compare_exactly(optimised, replayed, outcome)
+    _compare_with_eager(case, compiled.traced, eager, optimised, outcome)
+
+
+def check_optimised(
+    case: Case, traced: fx.GraphModule, optimised: Callable[..., Any], report: PassReport | None
+) -> Outcome:
+    """Compare an optimised graph, run operator by operator, with the graph that it was made from."""
+    outcome = Outcome()
+    _count(case, outcome, report)
+    _compare_with_eager(case, traced, _session(traced, case), _session(optimised, case), outcome)
+    return outcome
+
+
+class _Compiled:
+    """The case's program, compiled both ways."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.report: PassReport | None = None
+        self.traced: fx.GraphModule = tracing.trace(
+            case.function(), case.inputs, case.sizes[0], dynamic=case.dynamic, functional=case.functional
+        )
+
+    def optimise(self) -> Callable[..., Any]:
+        """The optimised graph, to be run operator by operator."""
+        return self._compile({"force_eager": True})
+
+    def capture(self) -> Callable[..., Any]:
+        """The optimised graph, captured and replayed."""
+        return self._compile({})
+
+    def _compile(self, options: Mapping[str, Any]) -> Callable[..., Any]:
+        everything = {**self.case.options, **options}
+        if self.case.route == "compile":
+            return self._through_dynamo(everything)
+        graph = tracing.copy_of(self.traced)
+        compiled = npugraph_ex.compile_fx(graph, None, everything)
+        self.report = npugraph_ex.last_report()
+        return compiled
+
+    def _through_dynamo(self, options: Mapping[str, Any]) -> Callable[..., Any]:
+        torch._dynamo.reset()
+        compiled = torch.compile(
+            self.case.function(), backend="npugraph_ex", options=dict(options), dynamic=self.case.dynamic, fullgraph=True
+        )
+
+        def call(*inputs: torch.Tensor) -> Any:
+            with torch.no_grad():
+                result = compiled(*inputs)
+            self.report = npugraph_ex.last_report()
+            return result
+
+        return call
+
+
+def _count(case: Case, outcome: Outcome, report: PassReport | None) -> None:
+    if report is None:
+        outcome.failures.append("compile produced no pass report")
+        return
+    outcome.report = report
+    outcome.fusions = report.fusions()
+    outcome.near_misses = tuple(miss.reason for miss in report.near_misses())
+    if case.expected is not None and outcome.fusions != case.expected:
+        reasons = "; ".join(outcome.near_misses) or "none"
+        outcome.failures.append(f"fused {outcome.fusions} times instead of {case.expected}; near-misses: {reasons}")
+    outcome.failures += [
+        f"pass {record.name} was rolled back: {record.message}" for record in report.passes if record.outcome == "rolled back"
+    ]
+
+
+def _compare_exactly(optimised: _Session, replayed: _Session, outcome: Outcome) -> None:
+    """Replay is bit-equal to the optimised graph: no tolerance."""
+    for call, (expected, actual) in enumerate(zip(optimised.seen, replayed.seen, strict=True)):
+        what = visible_difference(expected, actual) or _first_difference(expected, actual)
+        if what:
+            outcome.failures.append(f"replay, call {call}: {what}")
+            return
+    for call, (before, after) in enumerate(zip(optimised.at_end(), replayed.at_end(), strict=True)):
+        for position, (old, new) in enumerate(zip(before, after, strict=True)):
+            if not _same(old, new):
+                outcome.failures.append(f"replay, output {position} of call {call} was changed by a later call")
+                return
+
+
+def _first_difference(expected: Observation, actual: Observation) -> str | None:
+    pairs = [("output", expected.outputs, actual.outputs), ("input", expected.inputs, actual.inputs)]
+    for kind, left, right in pairs:
+        for position, (old, new) in enumerate(zip(left, right, strict=True)):
+            if not _same(old, new):
+                return f"{kind} {position} differs from the optimised graph run operator by operator"
+    return None
+
+
+def _same(old: Any, new: Any) -> bool:
+    if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
+        return same_bits(old, new)
+    return type(old) is type(new) and bool(old == new)
+
+
+def _compare_with_eager(
+    case: Case, traced: fx.GraphModule, eager: _Session, optimised: _Session, outcome: Outcome
+) -> None:
+    judged_calls = 0
+    for call, (expected, actual) in enumerate(zip(eager.seen, optimised.seen, strict=True)):
+        what = visible_difference(expected, actual)
+        if what:
+            outcome.failures.append(f"optimised, call {call}: {what}")
+            return
+        values: Sequence[Any] = (*actual.outputs, *actual.inputs)
+        wanted: Sequence[Any] = (*expected.outputs, *expected.inputs)
+        if all(_same(old, new) for old, new in zip(wanted, values, strict=True)) or outcome.report is None:
+            continue
+        judged_calls += 1
+        if judged_calls > _JUDGED_CALLS:
+            return
+        inputs = partial(make_inputs, case.inputs, sizes=case.sizes[call], call=call)
+        replaced = frozenset(name for rule in outcome.report.rules for fused in rule.fusions for name in fused.replaced)
+        judged = judge_values(
+            JudgedValues(traced, inputs, len(actual.outputs), replaced), values, wanted, limits=case.limits
+        )
+        outcome.worst_ulp = max(outcome.worst_ulp, judged.worst_ulp)
+        outcome.failures += [f"optimised, call {call}, {message}" for message in judged.messages]
+        if judged.messages:
+            return
