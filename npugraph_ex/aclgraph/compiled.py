@@ -15,7 +15,7 @@ from npugraph_ex.aclgraph.captured import CapturedGraph
 from npugraph_ex.aclgraph.inputs import InputPlan
 from npugraph_ex.aclgraph.obstacles import find_obstacles
 from npugraph_ex.config.options import Options
-from npugraph_ex.observe.captures import CaptureRecord, publish
+from npugraph_ex.observe.captures import publish
 from npugraph_ex.observe.logger import logger
 
 _Key = tuple[tuple[Any, ...], tuple[int, ...]]
@@ -140,7 +140,7 @@ class CompiledGraph:
             if self._pool is None:
                 self._pool = torch.npu.graph_pool_handle()
             graph = CapturedGraph(self.gm.forward, inputs, self.plan, self._options, self._stream, self._pool)
-        publish(CaptureRecord(numbers=key[0], reason=reason))
+        publish(key[0], reason)
         logger.debug("captured a graph because of %s", reason)
         return graph
 

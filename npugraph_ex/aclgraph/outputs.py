@@ -18,14 +18,22 @@ class _OfInput:
 
     position: int
     geometry: Geometry
-    offset: int  # elements, from the input's own first element
+    offset: int  # bytes, from the input's own first element
+
+    @classmethod
+    def of(cls, value: torch.Tensor, argument: torch.Tensor, position: int) -> _OfInput:
+        return cls(position, Geometry.of(value), value.data_ptr() - argument.data_ptr())
 
     def hand_out(self, inputs: Sequence[Any]) -> torch.Tensor:
         tensor: torch.Tensor = inputs[self.position]
         if self.offset == 0 and Geometry.of(tensor) == self.geometry:
             return tensor
-        offset = tensor.storage_offset() + self.offset
-        return tensor.as_strided(self.geometry.size, self.geometry.stride, offset)
+        size, stride, dtype = self.geometry
+        start = tensor.storage_offset() * tensor.element_size() + self.offset
+        if dtype == tensor.dtype:
+            return tensor.as_strided(size, stride, start // dtype.itemsize)
+        view = torch.empty(0, dtype=dtype, device=tensor.device)
+        return view.set_(tensor.untyped_storage(), start // dtype.itemsize, size, stride)
 
 
 @dataclass(frozen=True)
@@ -67,7 +75,7 @@ class Outputs:
             storage = value.untyped_storage()
             home = homes.get(storage.data_ptr()) if value.numel() else None
             if home is not None:
-                self._slots.append(_of_input(value, arguments[home], home))
+                self._slots.append(_OfInput.of(value, arguments[home], home))
                 continue
             key = storage.data_ptr() or -id(value)
             if key not in storages:
@@ -114,16 +122,6 @@ class Outputs:
                 else slot.tensor.clone()
             )
         return results
-
-
-def _of_input(value: torch.Tensor, argument: torch.Tensor, position: int) -> _OfInput:
-    offset = (value.data_ptr() - argument.data_ptr()) // value.element_size()
-    if value.dtype != argument.dtype:
-        raise NotImplementedError(
-            f"output of dtype {value.dtype} lies in the memory of input {position}, of dtype {argument.dtype}: "
-            "return a copy of it (`.clone()`), or compile with force_eager=True"
-        )
-    return _OfInput(position, Geometry.of(value), offset)
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -36,12 +36,13 @@ def get_npu_backend(
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         compiler = get_compiler(config)
-        compiled: Callable[..., Any] = aot_autograd(
-            fw_compiler=lambda graph, inputs: make_boxed_func(compiler(graph, inputs)),
-            bw_compiler=_uncompiled,
-            decompositions=decompositions,
-            keep_inference_input_mutations=True,
-        )(gm, example_inputs)
+        with _torch_private.sound_aot():
+            compiled: Callable[..., Any] = aot_autograd(
+                fw_compiler=lambda graph, inputs: make_boxed_func(compiler(graph, inputs)),
+                bw_compiler=_uncompiled,
+                decompositions=decompositions,
+                keep_inference_input_mutations=True,
+            )(gm, example_inputs)
         return compiled
 
     return backend

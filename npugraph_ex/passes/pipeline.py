@@ -62,6 +62,7 @@ class _Run:
             self.dumper.graph(self.gm, pass_.name)
 
     def _attempt(self, pass_: Pass) -> tuple[PassOutcome, str]:
+        mark = self.context.report.mark()
         try:
             if not pass_.recoverable:
                 self.gm.recompile()  # a user may run the module, or print its code
@@ -74,10 +75,10 @@ class _Run:
             self.contract.check(self.gm.graph, pass_.name)
         except Exception as error:
             if not pass_.recoverable:
-                error.add_note(f"Raised by the user's pass {pass_.name}.")
+                error.add_note(f"Raised in pass {pass_.name}.")
                 raise
             self.snapshot.restore(self.gm)
-            self.context.report.forget_rules()
+            self.context.report.reset(mark)
             logger.warning("Pass %s was rolled back: %s", pass_.name, error, exc_info=True)
             self.snapshot = Snapshot(self.gm)
             return "rolled back", f"{type(error).__name__}: {error}"

@@ -1,0 +1,141 @@
+"""Computes the members of a concatenation where they will lie, so that `cat` copies nothing.
+
+`cat([a, b])` becomes one allocation; each member that an operator with an `out` form computes, and that only the `cat`
+uses, is computed into its slice, and the others are copied there. That pays only where the slices are contiguous, since a
+kernel writes elsewhere first if they are not; other concatenations stay as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from npugraph_ex import _torch_private
+from npugraph_ex.passes.aliases import tensor_leaves
+from npugraph_ex.passes.pass_ import PassContext
+from npugraph_ex.passes.streams import has_several_streams
+
+_aten = torch.ops.aten
+
+
+def run(gm: fx.GraphModule, context: PassContext) -> None:
+    """Take apart every concatenation of ``gm.graph`` that gains by it."""
+    del context
+    if has_several_streams(gm.graph):
+        return  # an allocation shared by members on different streams would need events between them
+    order = {node: position for position, node in enumerate(gm.graph.nodes)}
+    for node in gm.graph.find_nodes(op="call_function", target=_aten.cat.default):
+        _take_apart(gm.graph, node, order)
+
+
+def _take_apart(graph: fx.Graph, cat: fx.Node, order: dict[fx.Node, int]) -> None:
+    members = cat.args[0]
+    result = cat.meta["val"]
+    dimension = _dimension(cat, result)
+    if not isinstance(members, (list, tuple)) or not _slices_are_contiguous(result, dimension):
+        return
+    kept = [member for member in members if isinstance(member, fx.Node) and not _is_legacy_empty(member, result)]
+    if len(kept) < 2 or len(kept) != len([m for m in members if isinstance(m, fx.Node)]):  # noqa: PLR2004 - of one, nothing is gained
+        return
+    direct = {member for member in kept if kept.count(member) == 1 and _can_write_out(member, cat, result)}
+    if not direct:
+        return
+    first = min(direct, key=lambda member: order[member])
+    with graph.inserting_before(first):
+        sizes, strides = list(result.size()), list(result.stride())
+        whole = graph.call_function(
+            _aten.empty_strided.default, (sizes, strides), {"dtype": result.dtype, "device": result.device}
+        )
+    _label(whole, cat)
+    _fill(graph, cat, whole, kept, direct, dimension)
+    cat.replace_all_uses_with(whole)
+    graph.erase_node(cat)
+
+
+def _fill(
+    graph: fx.Graph, cat: fx.Node, whole: fx.Node, members: Sequence[fx.Node], direct: set[fx.Node], dimension: int
+) -> None:
+    """Write every member into its slice of ``whole``."""
+    start = 0
+    for member in members:
+        stop = start + member.meta["val"].size(dimension)
+        anchor = member if member in direct else cat
+        with graph.inserting_before(anchor):
+            part = graph.call_function(_aten.slice.Tensor, (whole, dimension, start, stop))
+            if member in direct:
+                out = _out_overload(member.target)
+                assert out is not None, "members are direct only if they have an out form"  # noqa: S101 - for the type checker
+                overload, name = out
+                new = graph.call_function(overload, member.args, {**member.kwargs, name: part})
+            else:
+                new = graph.call_function(_aten.copy_.default, (part, member))
+        _label(part, anchor)
+        _label(new, anchor)
+        if member in direct:
+            member.replace_all_uses_with(part)
+            graph.erase_node(member)
+        start = stop
+
+
+def _label(new: fx.Node, model: fx.Node) -> None:
+    new.meta = {key: value for key, value in model.meta.items() if key not in {"val", "tensor_meta"}}
+
+
+def _dimension(cat: fx.Node, result: torch.Tensor) -> int:
+    dimension: Any = cat.args[1] if len(cat.args) > 1 else cat.kwargs.get("dim", 0)
+    return dimension % max(result.dim(), 1)
+
+
+def _slices_are_contiguous(result: torch.Tensor, dimension: int) -> bool:
+    """Whether cutting along ``dimension`` gives contiguous pieces: all outer sizes are one and all sizes are known."""
+    sizes = list(result.size())
+    if not all(isinstance(size, int) for size in sizes) or not result.is_contiguous():
+        return False
+    return result.numel() > 0 and all(size == 1 for size in sizes[:dimension])
+
+
+def _is_legacy_empty(member: fx.Node, result: torch.Tensor) -> bool:
+    """Whether a member is the one-dimensional empty tensor that `cat` skips whatever the shapes."""
+    value = member.meta["val"]
+    return value.dim() == 1 and value.numel() == 0 and result.dim() != 1
+
+
+def _can_write_out(member: fx.Node, cat: fx.Node, result: torch.Tensor) -> bool:
+    """Whether ``member`` can be computed into its slice: same dtype, used by the ``cat`` alone, an out form exists."""
+    leaves = tensor_leaves(member)
+    return (
+        member.op == "call_function"
+        and set(member.users) == {cat}
+        and len(leaves) == 1
+        and leaves[0].dtype == result.dtype
+        and leaves[0].is_contiguous()
+        and isinstance(member.target, OpOverload)
+        and _out_overload(member.target) is not None
+    )
+
+
+@functools.cache
+def _out_overload(functional: OpOverload) -> tuple[OpOverload, str] | None:
+    """The out form of an operator with a kernel on the device, and the name of its out argument."""
+    schema = functional._schema
+    tensors = [str(value.type) for value in schema.returns]
+    if schema.is_mutable or tensors != ["Tensor"] or schema.returns[0].alias_info is not None:
+        return None
+    names = [(argument.name, str(argument.type)) for argument in schema.arguments]
+    packet = functional.overloadpacket
+    for overload in packet.overloads():
+        candidate = getattr(packet, overload)
+        arguments = candidate._schema.arguments
+        outs = [argument for argument in arguments if argument.is_out]
+        if len(outs) != 1 or [(a.name, str(a.type)) for a in arguments if not a.is_out] != names:
+            continue
+        if _torch_private.has_device_kernel(candidate):
+            return candidate, outs[0].name
+    return None
+
+

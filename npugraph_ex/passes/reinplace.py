@@ -1,0 +1,193 @@
+"""Makes operators write into memory that is no longer needed: an argument's, or that of an input which is overwritten.
+
+`y = relu(x)` becomes `relu_(x)` when nothing reads the bytes of `x` afterwards. For an input that the graph writes, AOT
+ends with `copy_(input, value)`; when the value can be computed in the input's own memory, that copy disappears, which
+restores the in-place operators that the user wrote.
+
+A destination qualifies only if
+
+* the result has its shape, dtype, strides and device;
+* no later node reads any of its bytes through any alias, and the graph's outputs do not;
+* no other argument of the operator lies in its bytes (`a + a.t()`);
+* whatever is written there later comes after the last read of the result;
+* it is no input, or an input that the graph itself overwrites afterwards;
+* the in-place overload has a kernel on the device.
+
+With work on several streams order is not what the node list says, so the pass does nothing there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from npugraph_ex.passes.aliases import tensor_leaves
+from npugraph_ex.passes.inplace import inplace_overload
+from npugraph_ex.passes.memory import Access, MemoryMap, Region
+from npugraph_ex.passes.metadata import difference
+from npugraph_ex.passes.pass_ import PassContext
+from npugraph_ex.passes.streams import has_several_streams
+
+_aten = torch.ops.aten
+
+_SCATTERS: dict[OpOverload, OpOverload] = {
+    _aten.select_scatter.default: _aten.select.int,
+    _aten.slice_scatter.default: _aten.slice.Tensor,
+    _aten.diagonal_scatter.default: _aten.diagonal.default,
+}
+"""`x_scatter(base, source, *where)` is `x(base, *where).copy_(source)` on a base that nobody needs any more."""
+
+
+@dataclass
+class _Reinplacer:
+    """The pass over one graph, for one kind of destination."""
+
+    graph: fx.Graph
+    memory: MemoryMap
+    inputs: bool  # destinations are inputs that the graph overwrites; otherwise intermediates
+
+    def run(self) -> None:
+        for node in list(self.graph.nodes):
+            if node.op != "call_function" or not isinstance(node.target, OpOverload) or not node.args:
+                continue
+            target = node.args[0]
+            if not isinstance(target, fx.Node) or not self._is_candidate(node):
+                continue
+            if self._may_overwrite(node, target):
+                self._rewrite(node, target)
+
+    def _is_candidate(self, node: fx.Node) -> bool:
+        return (
+            node.target in _SCATTERS or node.target is _aten.clone.default or inplace_overload(node.target) is not None
+        )
+
+    def _may_overwrite(self, node: fx.Node, target: fx.Node) -> bool:
+        """Whether ``node`` may compute its result in the memory of ``target``."""
+        place, own = self.memory.region(target), self.memory.region(node)
+        if place is None or own is None or place.root == own.root or not _same_layout(node, target):
+            return False
+        position = self.memory.position[node]
+        overwrites = list(self.memory.writes_after(place, position))
+        is_input = place.root in self.memory.inputs
+        if is_input != self.inputs or (is_input and not _is_overwritten(overwrites, place, self.memory)):
+            return False
+        if any(self.memory.overlap(other, target) for other in node.all_input_nodes if other is not target):
+            return False
+        if node.args.count(target) + list(node.kwargs.values()).count(target) != 1:
+            return False
+        if next(self.memory.reads_after(place, position), None) is not None:
+            return False
+        return self._result_is_done_before(own, overwrites, position)
+
+    def _result_is_done_before(self, own: Region, overwrites: list[Access], position: int) -> bool:
+        """Whether the result is neither read nor written once something else is written to the destination."""
+        if not overwrites:
+            return True
+        first = overwrites[0]
+        late = [*self.memory.reads_after(own, position), *self.memory.writes_after(own, position)]
+        for access in late:
+            if access.position > first.position:
+                return False
+            if access.position == first.position and not _copies_whole(access, first):
+                return False
+        return True
+
+    def _rewrite(self, node: fx.Node, target: fx.Node) -> None:
+        self.memory.merge(node, target)
+        if node.target is _aten.clone.default:
+            node.replace_all_uses_with(target)
+            self.graph.erase_node(node)
+            return
+        if node.target in _SCATTERS:
+            self._write_part(node, target)
+            return
+        overload = inplace_overload(node.target)
+        if overload is None:  # _is_candidate asked the same
+            return
+        node.target = overload
+        self.memory.wrote(node, target)
+
+    def _write_part(self, node: fx.Node, target: fx.Node) -> None:
+        """Turn a scatter into a view of the base and a copy into it; later nodes use the base itself."""
+        _, source, *where = node.args
+        with self.graph.inserting_before(node):
+            part = self.graph.call_function(_SCATTERS[node.target], (target, *where), dict(node.kwargs))
+            copy = self.graph.call_function(_aten.copy_.default, (part, source))
+        for new in (part, copy):
+            new.meta = {key: value for key, value in node.meta.items() if key not in {"val", "tensor_meta"}}
+            self.memory.position[new] = self.memory.position[node]
+        self.memory.wrote(node, target)
+        node.replace_all_uses_with(target)
+        self.graph.erase_node(node)
+
+
+def _same_layout(node: fx.Node, target: fx.Node) -> bool:
+    """Whether the result is a tensor like the destination, each of whose elements has memory of its own."""
+    new, old = tensor_leaves(node), tensor_leaves(target)
+    if len(new) != 1 or len(old) != 1 or difference(old[0], new[0]) is not None:
+        return False
+    return all(stride != 0 for size, stride in zip(old[0].size(), old[0].stride(), strict=True) if size != 1)
+
+
+def _copies_whole(read: Access, write: Access) -> bool:
+    """Whether one node reads the result and overwrites the destination as one copy of equal layout does: `copy_(x, y)`."""
+    node = write.node
+    return (
+        read.node is node
+        and node.target is _aten.copy_.default
+        and node.args[0] is write.value
+        and node.args[1] is read.value
+        and _same_layout(read.value, write.value)
+    )
+
+
+def _is_overwritten(writes: list[Access], place: Region, memory: MemoryMap) -> bool:
+    """Whether an input's bytes are all written again later by a copy, so that what happens there until then is unseen."""
+    return any(
+        write.node.target is _aten.copy_.default
+        and write.node.args[0] is write.value
+        and write.value.op == "placeholder"
+        and (region := memory.region(write.value)) is not None
+        and region.start <= place.start
+        and place.stop <= region.stop
+        for write in writes
+    )
+
+
+def remove_self_copies(graph: fx.Graph, memory: MemoryMap) -> None:
+    """Remove every `copy_(x, y)` whose two sides are the same bytes in the same layout."""
+    for node in graph.find_nodes(op="call_function", target=_aten.copy_.default):
+        destination, source = node.args[:2]
+        if not isinstance(source, fx.Node) or not isinstance(destination, fx.Node):
+            continue
+        if difference(_value(destination), _value(source)) is not None or not memory.is_same(destination, source):
+            continue
+        node.replace_all_uses_with(destination)
+        graph.erase_node(node)
+
+
+def _value(node: fx.Node) -> object:
+    return node.meta.get("val")
+
+
+def _run(gm: fx.GraphModule, *, inputs: bool) -> None:
+    if has_several_streams(gm.graph):
+        return
+    memory = MemoryMap(gm.graph)
+    _Reinplacer(gm.graph, memory, inputs).run()
+    remove_self_copies(gm.graph, memory)
+
+
+def run_intermediates(gm: fx.GraphModule, context: PassContext) -> None:
+    """The pass for memory that the graph itself allocated."""
+    del context
+    _run(gm, inputs=False)
+
+
+def run_inputs(gm: fx.GraphModule, context: PassContext) -> None:
+    """The pass for inputs that the graph overwrites."""
+    del context
+    _run(gm, inputs=True)
