@@ -6,10 +6,11 @@ particular, and its result may be what a default rule waits for.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
-from torch._inductor.pattern_matcher import Match, PatternExpr, is_match
+from torch._inductor.pattern_matcher import Match, is_match
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
@@ -17,13 +18,13 @@ from npugraph_ex import _torch_private
 from npugraph_ex.fusion import checks, tracing
 from npugraph_ex.fusion.checks import GraphFacts, Site
 from npugraph_ex.fusion.outputs import anchors, explicit_outputs, may_match
-from npugraph_ex.fusion.pattern import match_at, pattern_of
-from npugraph_ex.fusion.registry import USER_RULES, warn_once
+from npugraph_ex.fusion.pattern import match_at
+from npugraph_ex.fusion.registry import USER_RULES
 from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.fusion.rules import prepared_rules
 from npugraph_ex.fusion.splice import splice
+from npugraph_ex.fusion.traces import Traces
 from npugraph_ex.observe.report import Fusion, NearMiss, ReportBuilder, source_line
-from npugraph_ex.passes.aliases import written_by
 from npugraph_ex.passes.metadata import fake_mode_of
 from npugraph_ex.passes.pass_ import PassContext
 
@@ -36,6 +37,7 @@ def run(gm: fx.GraphModule, context: PassContext) -> None:
 def apply_rules(graph: fx.Graph, rules: tuple[PreparedRule, ...], report: ReportBuilder) -> None:
     """Apply ``rules``, in order, wherever they hold."""
     facts: GraphFacts | None = None
+    traces = Traces()
     for rule in rules:
         report.add_rule(rule.rule.name, rule.inactive)
         if rule.inactive or rule.pattern is None or not may_match(graph, rule.pattern):
@@ -44,17 +46,18 @@ def apply_rules(graph: fx.Graph, rules: tuple[PreparedRule, ...], report: Report
         with explicit_outputs(graph, rule.pattern, facts.aliases):
             for anchor in anchors(graph, rule.pattern):
                 if not _torch_private.is_erased(anchor):
-                    _Attempt(rule, anchor, facts, report).run()
+                    _Attempt(rule, anchor, facts, traces, report).run()
 
 
+@dataclass(frozen=True)
 class _Attempt:
     """One rule at one node."""
 
-    def __init__(self, rule: PreparedRule, anchor: fx.Node, facts: GraphFacts, report: ReportBuilder) -> None:
-        self.rule = rule
-        self.anchor = anchor
-        self.facts = facts
-        self.report = report
+    rule: PreparedRule
+    anchor: fx.Node
+    facts: GraphFacts
+    traces: Traces
+    report: ReportBuilder
 
     def run(self) -> None:
         """Replace, or say why not."""
@@ -97,13 +100,10 @@ class _Attempt:
             return self._replace(site, examples, values)
 
     def _precise_match(self, loose: Match, examples: list[Any]) -> Match | str:
-        """Match again with the search function traced on the actual inputs: numbers and dtypes count now."""
-        try:
-            search = tracing.trace_with_symbols(self.rule.rule.search, examples, self.rule.rule.trace_fn)
-        except Exception as error:  # noqa: BLE001 - whatever a user's function raises on these inputs, it does not match
-            return f"the search function does not accept these inputs: {type(error).__name__}: {error}"
-        symbols = [f"symbol_{number}" for number in range(len(tracing.symbols_of(examples)))]
-        pattern: PatternExpr = pattern_of(search.graph, [*symbols, *self.rule.flat_names])
+        """Match again with the search function traced on the actual inputs."""
+        pattern = self.traces.precise_pattern(self.rule, examples)
+        if isinstance(pattern, str):
+            return pattern
         match, _ = match_at(pattern, self.anchor)
         if not is_match(match):
             return str(match)
@@ -118,48 +118,18 @@ class _Attempt:
         reason = checks.undisturbed(site, placement, self.facts)
         if reason is not None:
             return reason
-        guards = _Guards(examples)
-        graph = self._traced_replacement(examples)
-        if isinstance(graph, str):
-            return graph
+        replacement = self.traces.replacement(self.rule, examples)
+        if isinstance(replacement, str):
+            return replacement
+        graph = replacement.graph
         reason = checks.same_metadata(site, checks.output_nodes(graph)) or checks.same_aliasing(site, graph, self.facts)
         if reason is not None:
             return reason
         names, source = tuple(node.name for node in site.nodes), source_line(site.nodes[-1])
         new = splice(site, graph, pytree.tree_leaves(values), placement, self.facts)
         by = tuple(node.name for node in new if isinstance(node.target, OpOverload))
-        self.report.add_fusion(Fusion(self.rule.rule.name, names, by, source, guards.added()))
+        self.report.add_fusion(Fusion(self.rule.rule.name, names, by, source, replacement.guards))
         return None
-
-    def _traced_replacement(self, examples: list[Any]) -> fx.Graph | str:
-        """The replacement for these inputs, or why there is none."""
-        rule = self.rule.rule
-        try:
-            graph = tracing.trace(rule.replace, examples, rule.trace_fn).graph
-        except Exception as error:  # noqa: BLE001 - a missing operator may fail in any way; the original stays
-            reason = f"its replacement cannot be traced: {type(error).__name__}: {error}"
-            warn_once(rule.name, reason)
-            return reason
-        writer = next((node for node in graph.nodes if written_by(node)), None)
-        if writer is not None:
-            return f"the replacement writes memory ({writer.target})"
-        if any(node.op == "get_attr" for node in graph.nodes):
-            return "the replacement reads a tensor from its surroundings; pass it as an argument"
-        return graph
-
-
-class _Guards:
-    """Which assumptions about symbolic sizes were made since construction."""
-
-    def __init__(self, examples: list[Any]) -> None:
-        self._environment = next((s.node.shape_env for s in tracing.symbols_of(examples)), None)
-        self._before = len(self._environment.guards) if self._environment is not None else 0
-
-    def added(self) -> tuple[str, ...]:
-        """The new ones, as text."""
-        if self._environment is None:
-            return ()
-        return tuple(str(guard.expr) for guard in self._environment.guards[self._before :])
 
 
 def _example(value: Any) -> Any:

@@ -156,9 +156,16 @@ class ReportBuilder:
         if miss.node not in misses or misses[miss.node][0] < progress:
             misses[miss.node] = (progress, miss)
 
-    def forget_rules(self) -> None:
-        """Drop what the rules did: the pass that ran them was rolled back."""
-        self._rules.clear()
+    def mark(self) -> dict[str, _OpenRule]:
+        """What the rules did so far, for ``reset``."""
+        return {
+            name: _OpenRule(rule.inactive, list(rule.fusions), dict(rule.near_misses))
+            for name, rule in self._rules.items()
+        }
+
+    def reset(self, mark: dict[str, _OpenRule]) -> None:
+        """Forget what the rules did since ``mark``: the pass that ran them was rolled back."""
+        self._rules = mark
 
     def build(self) -> PassReport:
         """The finished report."""

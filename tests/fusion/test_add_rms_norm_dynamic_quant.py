@@ -1,5 +1,8 @@
 """The default rule npu_add_rms_norm + npu_dynamic_quant: which graphs fuse, which do not, and what they compute."""
 
+# The small undocumented functions are graphs to be traced; their names say what is in them.
+# ruff: noqa: D103
+
 from __future__ import annotations
 
 from collections.abc import Callable

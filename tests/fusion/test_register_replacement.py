@@ -1,0 +1,209 @@
+"""Registration: the specification's example, what is refused and how it is said, duplicates, removal, other formats."""
+
+# The small undocumented functions are graphs to be traced; their names say what is in them.
+# ruff: noqa: ARG005, D103, N806, PLW0108
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch_npu
+from fx_helpers import aot_graph, evaluate, optimise, targets
+from torch._inductor.pattern_matcher import Match
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from npugraph_ex.errors import ReplacementError
+from npugraph_ex.fusion import registry
+from npugraph_ex.fusion.registry import register_replacement
+
+
+@pytest.fixture(autouse=True)
+def _own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test starts without user rules."""
+    from npugraph_ex.fusion import engine
+
+    rules = registry.Registry()
+    monkeypatch.setattr(registry, "USER_RULES", rules)
+    monkeypatch.setattr(engine, "USER_RULES", rules)
+    registry.warn_once.cache_clear()
+    yield
+    torch._dynamo.reset()
+
+
+def search_fn(x1: Any, x2: Any, gamma: Any) -> Any:
+    xOut = torch.add(x1, x2)
+    y, _ = torch_npu.npu_rms_norm(xOut, gamma)
+    return y, xOut
+
+
+def replace_fn(x1: Any, x2: Any, gamma: Any) -> Any:
+    y, _, xOut = torch_npu.npu_add_rms_norm(x1, x2, gamma)
+    return y, xOut
+
+
+def extra_check(match: Match) -> bool:
+    x1 = match.kwargs.get("x1")
+    if x1 is None:
+        return False
+    if not hasattr(x1, "meta") or "val" not in x1.meta:
+        return False
+    a_shape = x1.meta["val"].shape
+    return a_shape[-1] == 7168
+
+
+def half(*shape: int) -> torch.Tensor:
+    """A float16 tensor on the device."""
+    return torch.zeros(shape, dtype=torch.float16, device="npu")
+
+
+def register_as_in_the_specification() -> registry.Registration:
+    fake_mode = FakeTensorMode()
+    with fake_mode:
+        input_tensor = functools.partial(torch.empty, (1, 1, 2), device="npu", dtype=torch.float16)
+        kwargs_tensor = functools.partial(torch.empty, 2, device="npu", dtype=torch.float16)
+        return register_replacement(
+            search_fn=search_fn,
+            replace_fn=replace_fn,
+            example_inputs=(input_tensor(), input_tensor(), kwargs_tensor()),
+            extra_check=extra_check,
+        )
+
+
+def model(a: Any, b: Any, g: Any) -> Any:
+    y, _ = torch_npu.npu_rms_norm(a + b, g)
+    return y * 2
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("size", "fusions"), [(7168, 1), (4096, 0)])
+def test_the_specifications_example(size: int, fusions: int, dynamic: bool) -> None:
+    """It fuses at last dimension 7168 and not at 4096, with values equal to the bit both times."""
+    register_as_in_the_specification()
+    rows = half(3, size), half(3, size)
+    for row in rows if dynamic else ():
+        torch._dynamo.mark_dynamic(row, 0)
+    gm = aot_graph(model, *rows, half(size), dynamic=None if dynamic else False)
+    inputs = [torch.randn(3, size).half(), torch.randn(3, size).half(), torch.rand(size).half()]
+    values = [3 if not isinstance(n.meta["val"], torch.Tensor) else inputs.pop(0) for n in _placeholders(gm)]
+    before = evaluate(gm, *values)
+    report = optimise(gm)
+    assert report.fusions() == fusions
+    assert targets(gm) == (["npu_add_rms_norm", "mul"] if fusions else ["add", "npu_rms_norm", "mul"])
+    for old, new in zip(before, evaluate(gm, *values), strict=True):
+        torch.testing.assert_close(new, old, rtol=0, atol=0)
+    assert all("extra_check returned False" in miss.reason for miss in report.near_misses())
+
+
+def _placeholders(gm: Any) -> list[Any]:
+    return list(gm.graph.find_nodes(op="placeholder"))
+
+
+def test_user_rules_feed_default_rules() -> None:
+    """What a user's rule makes, a default rule may fuse further."""
+
+    def quantised(a: Any, b: Any, g: Any) -> Any:
+        return torch_npu.npu_dynamic_quant(torch_npu.npu_rms_norm(a + b, g)[0])
+
+    register_as_in_the_specification()
+    gm = aot_graph(quantised, half(3, 7168), half(3, 7168), half(7168))
+    assert optimise(gm).fusions() == 2
+    assert targets(gm) == ["npu_add_rms_norm_dynamic_quant"]
+
+
+def test_registering_twice_is_registering_once() -> None:
+    """A second model registers the same functions anew; the rule goes when both registrations are removed."""
+    first, second = register_as_in_the_specification(), register_as_in_the_specification()
+    assert len(registry.USER_RULES.snapshot()) == 1
+    first.remove()
+    first.remove()
+    assert len(registry.USER_RULES.snapshot()) == 1
+    second.remove()
+    assert registry.USER_RULES.snapshot() == ()
+
+
+def test_registration_can_be_scoped() -> None:
+    """``with register_replacement(...)`` holds inside the block only."""
+    with register_as_in_the_specification():
+        assert optimise(aot_graph(model, half(3, 7168), half(3, 7168), half(7168))).fusions() == 1
+    assert optimise(aot_graph(model, half(3, 7168), half(3, 7168), half(7168))).fusions() == 0
+
+
+@pytest.mark.parametrize("kind", ["fake list", "real tuple", "same object twice"])
+def test_example_inputs_may_be_anything_with_metadata(kind: str) -> None:
+    """Fake or real, tuple or list; one tensor given twice does not demand one tensor twice."""
+    with FakeTensorMode():
+        fakes = [torch.empty(1, 2, device="npu", dtype=torch.half) for _ in range(2)]
+        gamma = torch.empty(2, device="npu", dtype=torch.half)
+    examples: Any = {
+        "fake list": [*fakes, gamma],
+        "real tuple": (half(1, 2), half(1, 2), half(2)),
+        "same object twice": [fakes[0], fakes[0], gamma],
+    }[kind]
+    register_replacement(search_fn, replace_fn, examples)
+    assert optimise(aot_graph(model, half(3, 16), half(3, 16), half(16))).fusions() == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((search_fn, replace_fn, [torch.empty(2)]), r"one value for each of \['x1', 'x2', 'gamma'\]; it holds 1"),
+        ((search_fn, replace_fn, torch.empty(2)), "must be a tuple or list"),
+        ((search_fn, None, [torch.empty(2)]), "replace_fn must be callable; it is None"),
+        ((search_fn, lambda x: x, [torch.empty(2)]), "must take the same arguments"),
+        ((lambda x, y: torch.relu(x), lambda x, y: x, [torch.empty(2)] * 2), "does not use its argument y"),
+        ((lambda x: (torch.relu(x), x), lambda x: (x, x), [torch.empty(2)]), "output 1 .* is its argument x"),
+        ((lambda x: torch.relu(x), lambda x: (x, x), [torch.empty(2)]), "as many results as the search function, 1; "),
+        ((lambda x: x.add_(1).relu(), lambda x: x, [torch.empty(2)]), "contains aten.add_.Tensor, which writes"),
+        ((lambda x: torch.mm(x, x), lambda x: x, [torch.empty(2)]), "cannot be traced on the example inputs"),
+    ],
+)
+def test_wrong_registrations_say_what_is_wrong(arguments: tuple[Any, ...], message: str) -> None:
+    """Which function, which argument, what was expected."""
+    with pytest.raises(ReplacementError, match=message):
+        register_replacement(*arguments)
+
+
+def test_a_missing_fused_operator_warns_once_and_keeps_the_graph(caplog: pytest.LogCaptureFixture) -> None:
+    """A replacement that cannot be traced on this installation is no reason to stop."""
+
+    def missing(x: Any) -> Any:
+        return torch.ops.npu.npu_no_such_operator(x)
+
+    for _ in range(2):
+        register_replacement(lambda x: torch.relu(x), missing, [torch.empty(2)])
+    warnings = [record for record in caplog.records if "npu_no_such_operator" in record.getMessage()]
+    assert len(warnings) == 1
+    gm = aot_graph(lambda x: torch.relu(x), half(4))
+    report = optimise(gm)
+    assert targets(gm) == ["relu"]
+    assert "npu_no_such_operator" in report.rules[0].inactive
+
+
+def test_a_running_compile_does_not_see_new_rules() -> None:
+    """The registry hands out snapshots."""
+    before = registry.USER_RULES.snapshot()
+    register_as_in_the_specification()
+    assert before == ()
+
+
+def test_lists_of_tensors_are_arguments() -> None:
+    """An argument may be a list; the match shows it as one."""
+    seen: list[Any] = []
+
+    def search(xs: Any) -> Any:
+        return torch.relu(torch.cat(xs))
+
+    def replace(xs: Any) -> Any:
+        return torch.cat([torch.relu(x) for x in xs])
+
+    register_replacement(
+        search, replace, [[half(2, 3), half(2, 3)]], extra_check=lambda match: seen.append(match.kwargs["xs"]) or True
+    )
+    gm = aot_graph(lambda x, y: torch.relu(torch.cat([x, y])), half(4, 3), half(5, 3))
+    assert optimise(gm).fusions() == 1
+    assert targets(gm) == ["relu", "relu", "cat"]
+    assert len(seen[0]) == 2
