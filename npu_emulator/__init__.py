@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from npu_emulator.activation import Emulator, activate, current, is_active, registry
 from npu_emulator.errors import ActivationError, BuildError, EmulatorError, KernelMissingError
+from npu_emulator.schedules import exhaust, switched
 from npu_emulator.settings import Settings
 
 if TYPE_CHECKING:
@@ -25,11 +26,13 @@ __all__ = [
     "Settings",
     "activate",
     "current",
+    "every_order",
     "is_active",
     "kernel_counts",
     "launch_count",
     "null_kernels",
     "register_kernel",
+    "schedule",
 ]
 
 
@@ -64,3 +67,22 @@ def null_kernels() -> Iterator[None]:
         yield
     finally:
         runtime.set_null_kernels(before)
+
+
+@contextmanager
+def schedule(text: str) -> Iterator[None]:
+    """Run queued work inside the block by another schedule, for instance `lazy` or `random:7`; see `schedules`."""
+    emulator = current()
+    with switched(emulator.runtime, text, emulator.settings.schedule):
+        yield
+
+
+def every_order(program: Callable[[], Any], *, limit: int = 10_000) -> Iterator[tuple[str, Any]]:
+    """Run a small program under every legal order of its device work; yield (schedule string, result) for each.
+
+    Args:
+        program: launches work and waits for it; called once for each order, so it must start from the same state.
+        limit: raise EmulatorError after so many runs.
+    """
+    emulator = current()
+    yield from exhaust(emulator.runtime, program, emulator.settings.schedule, limit)

@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--devices", type=int, metavar="N", help="how many NPUs to emulate (default 1)")
     parser.add_argument("--memory-gb", type=int, metavar="GIB", help="memory of each (default 64)")
     parser.add_argument("--soc", metavar="NAME", help="chip name that torch_npu sees (default Ascend910B3)")
-    parser.add_argument("--schedule", metavar="S", help="fifo (default), lazy, or random:SEED")
+    parser.add_argument("--schedule", metavar="S", help="fifo (default), lazy, random:SEED, pct:SEED:DEPTH")
     parser.add_argument("--null-kernels", action="store_true", default=None, help="run no kernel bodies")
     parser.add_argument("--force", action="store_true", default=None, help="emulate although CANN or an NPU is present")
     parser.add_argument("--quiet", action="store_true", help="do not print the banner")

@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING
 
+from npu_emulator.schedules import parse
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from npu_emulator.schedules import Schedule
     from npu_emulator.settings import Settings
 
 __all__ = ["RUN_NOW", "SKIP", "Runtime"]
@@ -52,12 +55,25 @@ class Runtime:
         """Tell the runtime what device to be. Devices and memory must be set before torch_npu first looks."""
         self._held.emu_set_devices(ctypes.c_uint32(settings.devices), settings.soc.encode())
         self._held.emu_set_memory(ctypes.c_uint64(settings.memory_gb << 30))
-        self.set_schedule(*settings.policy())
+        self.set_schedule(parse(settings.schedule))
         self.set_null_kernels(int(settings.null_kernels))
 
-    def set_schedule(self, policy: int, seed: int) -> None:
-        """Choose when queued work runs; see `Settings.schedule`."""
-        self._held.emu_set_schedule(ctypes.c_int(policy), ctypes.c_uint64(seed))
+    def set_schedule(self, schedule: Schedule) -> None:
+        """Choose when queued work runs, after finishing what is queued."""
+        count = len(schedule.choices)
+        choices = (ctypes.c_uint32 * max(count, 1))(*schedule.choices)
+        # The lock may be waited for, so the GIL is given up.
+        self._freed.emu_set_schedule(
+            schedule.policy, ctypes.c_uint64(schedule.seed), schedule.depth, choices, ctypes.c_uint64(count)
+        )
+
+    def decisions(self) -> list[tuple[int, int]]:
+        """Return (decided, among how many) for each decision since the schedule was set."""
+        self._held.emu_decisions.restype = ctypes.c_uint64
+        count = self._held.emu_decisions(None, ctypes.c_uint64(0))
+        numbers = (ctypes.c_uint32 * (2 * count))()
+        self._held.emu_decisions(numbers, ctypes.c_uint64(count))
+        return list(zip(numbers[::2], numbers[1::2], strict=True))
 
     def set_kernel_runner(self, runner: Callable[[int], int]) -> None:
         """Give the function that runs queued kernel number n and returns an ACL status."""

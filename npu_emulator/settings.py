@@ -7,11 +7,11 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from npu_emulator.errors import EmulatorError
+from npu_emulator.schedules import parse
 
 __all__ = ["Settings"]
 
 _PREFIX = "NPU_EMULATOR_"
-_POLICIES = {"fifo": 0, "lazy": 1, "random": 2}
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Settings:
     soc: str = "Ascend910B3"
     """The name that torch_npu gets for the chip; it decides by it which operators and formats exist."""
     schedule: str = "fifo"
-    """When queued work runs: `fifo` (at launch), `lazy` (when waited for) or `random:SEED` (any legal interleaving)."""
+    """When queued work runs; see `npu_emulator.schedules`."""
     null_kernels: bool = False
     """Launch, capture and replay as always but run no kernel bodies: what remains is host cost."""
     force: bool = False
@@ -40,14 +40,7 @@ class Settings:
             raise EmulatorError(f"{_PREFIX}DEVICES must lie in 1..16, got {self.devices}")
         if self.memory_gb < 1:
             raise EmulatorError(f"{_PREFIX}MEMORY_GB must be at least 1, got {self.memory_gb}")
-        self.policy()
-
-    def policy(self) -> tuple[int, int]:
-        """Return the schedule as (policy number, seed), the form that the runtime takes."""
-        name, _, seed = self.schedule.partition(":")
-        if name not in _POLICIES or (seed and (name != "random" or not seed.isdigit())):
-            raise EmulatorError(f"{_PREFIX}SCHEDULE must be 'fifo', 'lazy' or 'random:SEED', got {self.schedule!r}")
-        return _POLICIES[name], int(seed or 0)
+        parse(self.schedule)
 
     @classmethod
     def from_environment(cls, **overrides: Any) -> Settings:

@@ -7,7 +7,7 @@ Nothing else in the library reaches behind an underscore of torch: when torch mo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -111,13 +111,15 @@ def call_unwrapped(wrapper: object, args: tuple[object, ...], kwargs: dict[str, 
 
 
 @contextmanager
-def sound_aot() -> Iterator[None]:
+def sound_aot(inputs: Sequence[object]) -> Iterator[None]:
     """Settings under which AOT's own handling of aliased outputs is right.
 
-    With its default, torch 2.13 replays the views of an output on the wrong base when inputs alias each other and one of
-    them is written: wrong elements, or a failed assertion. Regenerating the alias by strides has no such fault.
+    AOT makes an output that views an input anew after each call. With its default, torch 2.13 replays the views on the
+    wrong base when inputs alias each other and one of them is written: wrong elements, or a failed assertion. The other
+    way, by strides, has no such fault, but cannot tell that a view reinterprets the dtype; so it serves aliased inputs only.
     """
     import torch._functorch.config as settings
 
-    with settings.patch(view_replay_for_aliased_outputs=False):
+    storages = [storage_key(value) for value in inputs if isinstance(value, torch.Tensor)]
+    with settings.patch(view_replay_for_aliased_outputs=len(set(storages)) == len(storages)):
         yield

@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <set>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -103,7 +104,15 @@ struct Event {
     int64_t captured_task = -1;
 };
 
-enum class Policy { Fifo, Lazy, Random };
+enum class Policy { Fifo, Lazy, Random, Pct, Choices };
+
+// A place where a task could run next: the head of a stream, or of one lane of a replay under way.
+struct Choice {
+    uint64_t order = 0;
+    Stream* stream = nullptr;
+    Run* run = nullptr;
+    uint32_t lane = 0;
+};
 
 struct State {
     std::mutex mutex;
@@ -119,6 +128,8 @@ struct State {
     std::thread::id owner;    // which
     Policy policy = Policy::Fifo;
     std::mt19937_64 random;
+    std::vector<uint32_t> choices;                           // Policy::Choices: what to decide
+    std::vector<std::pair<uint32_t, uint32_t>> decisions;    // Policy::Choices: (decided, among how many)
     bool null_kernels = false;
     std::vector<uint64_t> executed;    // per operator: kernels run, replays included
     std::vector<uint64_t> released;    // Python kernels that nothing can run any more
@@ -140,6 +151,11 @@ aclError wait_for_device(Lock& lock, int32_t device);
 aclError wait_for_ticket(Lock& lock, const TicketRef& ticket);
 bool step(Lock& lock, Stream* wanted);
 aclError take_failure(Lock& lock);
+
+// policy (policy.cpp)
+const Choice& pick(const std::vector<Choice>& found, const Stream* wanted);
+uint64_t steps_at_launch();
+void choose_policy(Policy policy, uint64_t seed, uint32_t depth);
 
 // capture (capture.cpp)
 bool capture_forbids_here(Lock& lock);

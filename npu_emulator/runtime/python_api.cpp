@@ -9,11 +9,25 @@ EMU_API void emu_set_kernel_runner(int (*runner)(uint64_t)) { python_kernel = ru
 EMU_API void emu_set_null_kernels(int on) { state().null_kernels = on != 0; }
 EMU_API int emu_null_kernels() { return state().null_kernels; }
 
-EMU_API void emu_set_schedule(int policy, uint64_t seed) {
+// Work queued under the old schedule is finished first: a schedule is a property of a span of a program.
+EMU_API void emu_set_schedule(int policy, uint64_t seed, uint32_t depth, const uint32_t* choices, uint64_t count) {
     State& s = state();
     Lock lock(s.mutex);
-    s.policy = static_cast<Policy>(policy);
-    s.random.seed(seed);
+    while (s.pending != 0 && !s.busy && step(lock, nullptr)) {
+    }
+    choose_policy(static_cast<Policy>(policy), seed, depth);
+    s.choices.assign(choices, choices + count);
+}
+
+// Fills pairs (decided, among how many) of the decisions since the schedule was set; returns how many there were.
+EMU_API uint64_t emu_decisions(uint32_t* out, uint64_t capacity) {
+    State& s = state();
+    Lock lock(s.mutex);
+    for (uint64_t turn = 0; turn < std::min<uint64_t>(capacity, s.decisions.size()); ++turn) {
+        out[2 * turn] = s.decisions[turn].first;
+        out[2 * turn + 1] = s.decisions[turn].second;
+    }
+    return s.decisions.size();
 }
 
 EMU_API int emu_is_capturing(void* handle) {

@@ -1,8 +1,7 @@
 // The order in which work runs.
 //
 // A stream is a queue. A task is ready when it heads its queue and, if it is a wait, its ticket has fired. One thread at a
-// time executes, without holding the lock, so a kernel may take Python's GIL. Which ready task runs next, and when, is the
-// policy: `fifo` runs work when it is launched, `lazy` only when something waits for it, `random` any legal interleaving.
+// time executes, without holding the lock, so a kernel may take Python's GIL. Which ready task runs next is policy.cpp's.
 #include "emulator.h"
 
 #include <cstring>
@@ -123,14 +122,6 @@ bool ready(const Task& task) {
     return true;
 }
 
-// A place where a task could run next: the head of a stream, or of one lane of a replay under way.
-struct Choice {
-    uint64_t order = 0;
-    Stream* stream = nullptr;
-    Run* run = nullptr;
-    uint32_t lane = 0;
-};
-
 bool lane_ready(const Run& run, uint32_t lane) {
     const auto& tasks = run.graph->lanes[lane].tasks;
     if (run.next[lane] >= tasks.size()) return false;
@@ -192,17 +183,6 @@ void start_replay(State& s, Stream* stream, Lock& lock) {
     s.runs.push_back(std::move(run));
 }
 
-const Choice& pick(State& s, const std::vector<Choice>& found, Stream* wanted) {
-    if (s.policy == Policy::Random) return found[s.random() % found.size()];
-    const Choice* best = nullptr;
-    for (const Choice& choice : found) {
-        // Lazy runs only what the waiter needs, as long as that is ready; fifo keeps to launch order.
-        if (s.policy == Policy::Lazy && wanted != nullptr && choice.stream == wanted) return choice;
-        if (best == nullptr || choice.order < best->order) best = &choice;
-    }
-    return *best;
-}
-
 }  // namespace
 
 // Runs one ready task. False when nothing is ready.
@@ -210,7 +190,7 @@ bool step(Lock& lock, Stream* wanted) {
     State& s = state();
     const std::vector<Choice> found = choices(s);
     if (found.empty()) return false;
-    const Choice chosen = pick(s, found, wanted);
+    const Choice chosen = pick(found, wanted);
     if (chosen.run != nullptr) {
         run_lane_step(s, chosen.run, chosen.lane, lock);
     } else if (chosen.stream->queue.front().second.kind == Kind::Replay) {
@@ -302,8 +282,8 @@ aclError submit(Stream* stream, Task task, Lock& lock) {
     if (s.policy == Policy::Fifo) {
         while (!s.busy && step(lock, nullptr)) {
         }
-    } else if (s.policy == Policy::Random) {
-        for (uint64_t steps = s.random() % 3; steps > 0 && !s.busy && step(lock, nullptr); --steps) {
+    } else {
+        for (uint64_t steps = steps_at_launch(); steps > 0 && !s.busy && step(lock, nullptr); --steps) {
         }
     }
     return ACL_SUCCESS;

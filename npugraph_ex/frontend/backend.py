@@ -36,7 +36,7 @@ def get_npu_backend(
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         compiler = get_compiler(config)
-        with _torch_private.sound_aot():
+        with _torch_private.sound_aot(example_inputs):
             compiled: Callable[..., Any] = aot_autograd(
                 fw_compiler=lambda graph, inputs: make_boxed_func(compiler(graph, inputs)),
                 bw_compiler=_uncompiled,

@@ -22,7 +22,7 @@ from npugraph_ex.testing.program import Ref, Step
 # A keyword that no pattern names, with a value that changes the result. Codes are at::ScalarType, torch_npu's own above.
 _QUINT4X2 = 16
 FOREIGN_KEYWORDS: Mapping[str, tuple[tuple[str, Any], ...]] = MappingProxyType(
-    {"npu.npu_dynamic_quant.default": (("dst_type", _QUINT4X2), ("quant_mode", "pertensor"))}
+    {"npu.npu_dynamic_quant.default": (("dst_type", _QUINT4X2), ("quant_mode", "pertensor"), ("dst_type_max", 64.0))}
 )
 
 

@@ -140,7 +140,7 @@ def run_both(program: Program, **options: Any) -> None:
     kept = []
     for call in range(3):
         eager_inputs, inputs = _inputs(program, call), _inputs(program, call)
-        with torch.no_grad(), _torch_private.sound_aot():
+        with torch.no_grad(), _torch_private.sound_aot(inputs):
             expected, got = list(function(*eager_inputs)), list(compiled(*inputs))
         kept.append((expected + eager_inputs, got + inputs))
     for expected, got in kept:
