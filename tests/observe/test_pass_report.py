@@ -1,0 +1,65 @@
+"""The pass report counts, explains, prints, serialises, and lets a user demand fusions."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from npugraph_ex.errors import FusionCountError
+from npugraph_ex.observe.report import Fusion, NearMiss, PassRecord, PassReport, ReportBuilder
+
+
+def finished() -> PassReport:
+    """A report with one fusion, one near-miss and one inactive rule."""
+    builder = ReportBuilder()
+    builder.add_pass(PassRecord("fusion", "changed", 0.5, 10, 8))
+    builder.add_fusion(Fusion("norm", ("add", "quant"), ("fused",), "model.py:3"))
+    builder.add_near_miss(NearMiss("norm", "quant_1", "y is also used by mul", "model.py:9"))
+    builder.add_rule("absent", "its operator is missing")
+    return builder.build()
+
+
+def test_counts_by_rule_and_in_all() -> None:
+    """``fusions`` and ``near_misses`` take a rule's name or none."""
+    report = finished()
+    assert (report.fusions(), report.fusions("norm"), report.fusions("absent")) == (1, 1, 0)
+    assert [miss.node for miss in report.near_misses("norm")] == ["quant_1"]
+
+
+def test_demanding_more_fusions_than_there_were_raises_with_the_reasons() -> None:
+    """The error says how many were expected, how many came, and shows every near-miss with its line."""
+    finished().require(1, "norm")
+    with pytest.raises(
+        FusionCountError, match=r"at least 2 .* norm; there were 1(.|\n)*quant_1: y is also .*model.py:9"
+    ):
+        finished().require(2, "norm")
+
+
+def test_table_and_json_carry_everything() -> None:
+    """Each pass, rule and near-miss appears in both."""
+    report = finished()
+    for text in ("fusion", "norm", "absent", "its operator is missing", "quant_1", "model.py:9"):
+        assert text in report.table()
+        assert text in report.to_json()
+    assert json.loads(report.to_json())["rules"][0]["fusions"][0]["replaced"] == ["add", "quant"]
+
+
+def test_the_reason_that_came_furthest_stays() -> None:
+    """Variants of a rule meet one node; the variant that nearly matched explains it, one that fused silences it."""
+    builder = ReportBuilder()
+    for reason, progress in (("first", (0, 1)), ("furthest", (2, 0)), ("last", (1, 0))):
+        builder.add_near_miss(NearMiss("norm", "quant", reason), progress)
+    assert [miss.reason for miss in builder.build().near_misses()] == ["furthest"]
+    builder.add_fusion(Fusion("norm", ("quant",), ("fused",)))
+    assert builder.build().near_misses() == ()
+
+
+def test_a_rolled_back_pass_leaves_no_fusions() -> None:
+    """``reset`` brings back what earlier passes said and drops the rest."""
+    builder = ReportBuilder()
+    builder.add_fusion(Fusion("norm", ("quant",), ("fused",)))
+    mark = builder.mark()
+    builder.add_fusion(Fusion("norm", ("quant_1",), ("fused_1",)))
+    builder.reset(mark)
+    assert builder.build().fusions() == 1
