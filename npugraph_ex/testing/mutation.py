@@ -1,0 +1,74 @@
+"""Deliberate faults: named small patches, one switched on at a time, to prove that the suite would notice.
+
+A mutant costs nothing when it is off: no code of the library knows of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A fault.
+
+    Attributes:
+        name: what ``mutant(name)`` and ``--mutant`` call it.
+        breaks: the promise that it breaks, in a sentence.
+        target: "module:attribute" of what is replaced; the attribute may be dotted (a method).
+        replacement: makes the broken thing from the right one. Called when the mutant is switched on.
+        found_by: which programs find it: "planted", "near-miss", "integers" or "model".
+    """
+
+    name: str
+    breaks: str
+    target: str
+    replacement: Callable[[Any], Any]
+    found_by: str
+
+
+_active: list[str] = []
+
+
+def mutants() -> dict[str, Mutant]:
+    """Every mutant, by name."""
+    from npugraph_ex.testing.mutant_set import MUTANTS
+
+    return {mutant.name: mutant for mutant in MUTANTS}
+
+
+def active_mutant() -> str | None:
+    """The name of the mutant that is on."""
+    return _active[-1] if _active else None
+
+
+@contextmanager
+def mutant(name: str) -> Iterator[Mutant]:
+    """Switch a mutant on within the block.
+
+    Raises:
+        ValueError: there is no such mutant; or one is on already, since the effect of two says nothing about either.
+    """
+    known = mutants()
+    if name not in known:
+        raise ValueError(f"there is no mutant called {name!r}; there are {', '.join(known)}.")
+    if _active:
+        raise ValueError(f"mutant {_active[-1]!r} is on already; switch it off before switching on {name!r}.")
+    chosen = known[name]
+    module, _, path = chosen.target.partition(":")
+    *owners, attribute = path.split(".")
+    owner: Any = import_module(module)
+    for part in owners:
+        owner = getattr(owner, part)
+    original = getattr(owner, attribute)
+    setattr(owner, attribute, chosen.replacement(original))
+    _active.append(name)
+    try:
+        yield chosen
+    finally:
+        _active.pop()
+        setattr(owner, attribute, original)
