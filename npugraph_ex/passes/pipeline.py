@@ -19,7 +19,7 @@ from npugraph_ex.fusion import engine
 from npugraph_ex.observe.dump import GraphDumper, new_dumper
 from npugraph_ex.observe.logger import logger
 from npugraph_ex.observe.report import PassOutcome, PassRecord, PassReport, publish
-from npugraph_ex.passes import cat_removal, dead_code, functionalized, metadata, noop_removal, reinplace
+from npugraph_ex.passes import canonical_views, cat_removal, dead_code, functionalized, metadata, noop_removal, reinplace
 from npugraph_ex.passes.pass_ import Pass, PassContext, user_pass
 from npugraph_ex.passes.snapshot import Snapshot
 from npugraph_ex.passes.verify import Contract
@@ -31,10 +31,12 @@ PIPELINE: tuple[Pass, ...] = (
     user_pass("post_grad_custom_post_pass"),
     # Before reinplacing, which then removes the copies that unwrapping brought.
     Pass("functionalized_operators", functionalized.run, recoverable=False),
+    Pass("canonical_views", canonical_views.run, option="remove_noop_ops"),
     Pass("cat_removal", cat_removal.run, option="remove_cat_ops"),
     Pass("dead_code", dead_code.run),
     Pass("reinplace_intermediates", reinplace.run_intermediates, option="inplace_pass"),
     Pass("reinplace_inputs", reinplace.run_inputs, option="input_inplace_pass"),
+    Pass("final_dead_code", dead_code.run),
 )
 
 

@@ -112,7 +112,8 @@ class _Reinplacer:
 
     def _write_part(self, node: fx.Node, target: fx.Node) -> None:
         """Turn a scatter into a view of the base and a copy into it; later nodes use the base itself."""
-        _, source, *where = node.args
+        _, given, *where = node.args
+        source = self._what_is_copied(given, node)
         with self.graph.inserting_before(node):
             part = self.graph.call_function(_SCATTERS[node.target], (target, *where), dict(node.kwargs))
             copy = self.graph.call_function(_aten.copy_.default, (part, source))
@@ -122,6 +123,23 @@ class _Reinplacer:
         self.memory.wrote(node, target)
         node.replace_all_uses_with(target)
         self.graph.erase_node(node)
+        if source is not given and isinstance(given, fx.Node) and not given.users:
+            self.graph.erase_node(given)
+
+    def _what_is_copied(self, source: fx.node.Argument, node: fx.Node) -> fx.node.Argument:
+        """Skip the functional `copy(base, values)` that AOT writes for an assignment: copying `values` says the same."""
+        if not isinstance(source, fx.Node) or source.target is not _aten.copy.default or len(source.args) != 2:  # noqa: PLR2004
+            return source
+        values = source.args[1]
+        if not isinstance(values, fx.Node) or tensor_leaves(source)[0].dtype != tensor_leaves(node)[0].dtype:
+            return source
+        start, stop = self.memory.position[source], self.memory.position[node]
+        rewritten = any(
+            access.position < stop
+            for region in self.memory.regions(values)
+            for access in self.memory.writes_after(region, start)
+        )
+        return source if rewritten else values
 
 
 def _same_layout(node: fx.Node, target: fx.Node) -> bool:
