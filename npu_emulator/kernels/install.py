@@ -22,7 +22,33 @@ if TYPE_CHECKING:
 __all__ = ["Installer"]
 
 _TORCH_NPUS_OWN = frozenset(
-    ["aten::empty.memory_format", "aten::empty_strided", "aten::empty_like", "aten::new_empty_strided", "aten::empty_with_format", "aten::as_strided", "aten::as_strided_", "aten::view", "aten::view.dtype", "aten::_reshape_alias", "aten::unfold", "aten::view_as_real", "aten::view_as_complex", "aten::set_", "aten::set_.source_Storage", "aten::set_.source_Storage_storage_offset", "aten::set_.source_Tensor", "aten::resize_", "aten::resize_as_", "aten::is_pinned", "aten::record_stream", "aten::_has_compatible_shallow_copy_type", "aten::is_set_to", "aten::alias", "aten::detach"]
+    [
+        "aten::empty.memory_format",
+        "aten::empty_strided",
+        "aten::empty_like",
+        "aten::new_empty_strided",
+        "aten::empty_with_format",
+        "aten::as_strided",
+        "aten::as_strided_",
+        "aten::view",
+        "aten::view.dtype",
+        "aten::_reshape_alias",
+        "aten::unfold",
+        "aten::view_as_real",
+        "aten::view_as_complex",
+        "aten::set_",
+        "aten::set_.source_Storage",
+        "aten::set_.source_Storage_storage_offset",
+        "aten::set_.source_Tensor",
+        "aten::resize_",
+        "aten::resize_as_",
+        "aten::is_pinned",
+        "aten::record_stream",
+        "aten::_has_compatible_shallow_copy_type",
+        "aten::is_set_to",
+        "aten::alias",
+        "aten::detach",
+    ]
 )
 """Operators that allocate or describe memory and compute nothing: torch_npu's kernels for them need no CANN operator."""
 

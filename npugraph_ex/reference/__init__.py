@@ -22,6 +22,7 @@ from npugraph_ex.reference import (
     add_rms_norm_dynamic_quant,
     dtype_cast,
     dynamic_quant,
+    fusion_attention,
     quant_matmul,
     rms_norm,
     rotary_mul,
@@ -35,6 +36,8 @@ KERNELS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "npu::npu_add_rms_norm": rms_norm.npu_add_rms_norm,
         "npu::npu_dynamic_quant": dynamic_quant.npu_dynamic_quant,
         "npu::npu_add_rms_norm_dynamic_quant": add_rms_norm_dynamic_quant.npu_add_rms_norm_dynamic_quant,
+        "npu::npu_fusion_attention_v3": fusion_attention.npu_fusion_attention_v3,
+        "npu::npu_fusion_attention_grad_v3": fusion_attention.npu_fusion_attention_grad_v3,
         "npu::npu_quant_matmul": quant_matmul.npu_quant_matmul,
         "npu::npu_dtype_cast": dtype_cast.npu_dtype_cast,
         "npu::_npu_dtype_cast": dtype_cast._npu_dtype_cast,  # noqa: SLF001 - the operator's own name

@@ -1,0 +1,96 @@
+// Which of the ready tasks runs next, and how much runs at a launch. Every answer is a function of the schedule alone (no
+// clock, no addresses), so the same program under the same schedule runs in the same order.
+//
+// fifo     all work at its launch, in launch order
+// lazy     nothing before something waits for it, and then what the waiter needs
+// random   a seeded coin at every step
+// pct      probabilistic concurrency testing (Burckhardt et al., ASPLOS 2010): streams have random priorities, the highest
+//          ready one runs, and at DEPTH - 1 random steps the running one falls to the bottom. Finds a bug that needs DEPTH
+//          ordering constraints with probability at least 1 / (streams * steps^(DEPTH - 1)).
+// choices  a list of numbers: the n-th decision between several tasks takes number n, then always the first; what was
+//          decided, and among how many, is kept, so that a search can go through all of them
+#include "emulator.h"
+
+namespace emu {
+namespace {
+
+constexpr uint64_t kPctSteps = 256;  // change points fall into the first so many steps
+
+struct Pct {
+    std::map<std::pair<int32_t, uint32_t>, uint64_t> priority;  // (stream, lane) -> larger runs first
+    std::set<uint64_t> change_points;
+    uint64_t step = 0;
+    uint64_t floor = uint64_t{1} << 32;  // each demotion goes below all earlier ones
+};
+
+Pct pct;
+
+std::pair<int32_t, uint32_t> place(const Choice& choice) {
+    return {choice.stream->id, choice.run == nullptr ? UINT32_MAX : choice.lane};
+}
+
+const Choice& pick_by_priority(const std::vector<Choice>& found) {
+    State& s = state();
+    const Choice* best = nullptr;
+    uint64_t highest = 0;
+    for (const Choice& choice : found) {
+        auto [known, inserted] = pct.priority.emplace(place(choice), 0);
+        if (inserted) known->second = (uint64_t{1} << 33) + s.random() % (uint64_t{1} << 40);
+        if (best == nullptr || known->second > highest) {
+            best = &choice;
+            highest = known->second;
+        }
+    }
+    if (pct.change_points.count(pct.step++) != 0) pct.priority[place(*best)] = --pct.floor;
+    return *best;
+}
+
+const Choice& pick_by_list(const std::vector<Choice>& found) {
+    State& s = state();
+    if (found.size() == 1) return found[0];
+    const size_t turn = s.decisions.size();
+    const uint32_t wanted = turn < s.choices.size() ? s.choices[turn] : 0;
+    const auto index = std::min<uint32_t>(wanted, static_cast<uint32_t>(found.size()) - 1);
+    s.decisions.emplace_back(index, static_cast<uint32_t>(found.size()));
+    return found[index];
+}
+
+const Choice& pick_in_order(const std::vector<Choice>& found, const Stream* wanted) {
+    const Choice* best = nullptr;
+    for (const Choice& choice : found) {
+        if (wanted != nullptr && choice.stream == wanted) return choice;
+        if (best == nullptr || choice.order < best->order) best = &choice;
+    }
+    return *best;
+}
+
+}  // namespace
+
+const Choice& pick(const std::vector<Choice>& found, const Stream* wanted) {
+    State& s = state();
+    switch (s.policy) {
+        case Policy::Random: return found[s.random() % found.size()];
+        case Policy::Pct: return pick_by_priority(found);
+        case Policy::Choices: return pick_by_list(found);
+        case Policy::Lazy: return pick_in_order(found, wanted);
+        default: return pick_in_order(found, nullptr);
+    }
+}
+
+uint64_t steps_at_launch() {
+    State& s = state();
+    return s.policy == Policy::Random || s.policy == Policy::Pct ? s.random() % 3 : 0;
+}
+
+void choose_policy(Policy policy, uint64_t seed, uint32_t depth) {
+    State& s = state();
+    s.policy = policy;
+    s.random.seed(seed);
+    s.choices.clear();
+    s.decisions.clear();
+    pct = Pct();
+    if (policy == Policy::Pct)
+        for (uint32_t point = 1; point < depth; ++point) pct.change_points.insert(s.random() % kPctSteps);
+}
+
+}  // namespace emu

@@ -1,0 +1,86 @@
+"""Schedules: the orders in which the device may run queued work, as strings that replay a run.
+
+    fifo              all work at its launch, in launch order (the default)
+    lazy              nothing before something waits for it
+    random:SEED       any legal interleaving
+    pct:SEED:DEPTH    random stream priorities that change at DEPTH - 1 points: finds deep orderings sooner
+    choices:0.2.1     the n-th decision between several ready tasks takes the n-th number; `exhaustive` writes these
+
+The same program under the same string runs in the same order, in this process or another.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from npu_emulator.errors import EmulatorError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from npu_emulator.device import Runtime
+
+__all__ = ["Schedule", "exhaust", "parse", "switched"]
+
+Result = TypeVar("Result")
+_POLICIES = ("fifo", "lazy", "random", "pct", "choices")
+_GRAMMAR = "'fifo', 'lazy', 'random:SEED', 'pct:SEED:DEPTH' or 'choices:N.N...'"
+
+
+class Schedule(NamedTuple):
+    """A schedule in the form that the runtime takes."""
+
+    policy: int
+    seed: int = 0
+    depth: int = 1
+    choices: tuple[int, ...] = ()
+
+
+def parse(text: str) -> Schedule:
+    """Read a schedule string; raise EmulatorError for anything else."""
+    name, *rest = text.split(":")
+    numbers = [part for part in rest if part.isdigit()]
+    if name in {"fifo", "lazy"} and not rest:
+        return Schedule(_POLICIES.index(name))
+    if name == "random" and len(rest) == len(numbers) <= 1:
+        return Schedule(2, int(rest[0]) if rest else 0)
+    if name == "pct" and 1 <= len(rest) == len(numbers) <= 2:
+        return Schedule(3, int(rest[0]), int(rest[1]) if len(rest) == 2 else 3)
+    if name == "choices" and len(rest) == 1 and all(part.isdigit() for part in rest[0].split(".") if part):
+        return Schedule(4, choices=tuple(int(part) for part in rest[0].split(".") if part))
+    raise EmulatorError(f"a schedule (NPU_EMULATOR_SCHEDULE) must be {_GRAMMAR}, got {text!r}")
+
+
+@contextmanager
+def switched(runtime: Runtime, text: str, back: str) -> Iterator[None]:
+    """Run the block under a schedule, then go `back`. Queued work is finished at both ends."""
+    runtime.set_schedule(parse(text))
+    try:
+        yield
+    finally:
+        runtime.set_schedule(parse(back))
+
+
+def exhaust(runtime: Runtime, program: Callable[[], Result], back: str, limit: int) -> Iterator[tuple[str, Result]]:
+    """Run `program` once under every order of its queued work; yield (schedule string, result).
+
+    The program must wait for its results itself, and decide nothing by what a query answers. Raises EmulatorError after
+    `limit` runs: such a program is too large to exhaust.
+    """
+    prefix: list[int] = []
+    for _ in range(limit):
+        text = "choices:" + ".".join(map(str, prefix))
+        with switched(runtime, text, back):
+            result = program()
+            decisions = runtime.decisions()
+        yield "choices:" + ".".join(str(decided) for decided, _ in decisions), result
+        while decisions and decisions[-1][0] + 1 == decisions[-1][1]:
+            decisions.pop()
+        if not decisions:
+            return
+        prefix = [decided for decided, _ in decisions]
+        prefix[-1] += 1
+    raise EmulatorError(
+        f"there are more than {limit} orders; make the program smaller, or use random:SEED or pct:SEED:DEPTH"
+    )

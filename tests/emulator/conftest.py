@@ -1,0 +1,65 @@
+"""What the emulator's tests share: the emulated device, and programs in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import npu_emulator
+
+Program = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def _fresh_environment(**variables: str) -> dict[str, str]:
+    """Return the environment of a user who has no emulated parent process, plus `variables`."""
+    ours = ("NPU_EMULATOR", "NPUGRAPH_EX")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours) or name.endswith("_CACHE")}
+    kept.pop("TASK_QUEUE_ENABLE", None)
+    folders = kept.pop("LD_LIBRARY_PATH", "").split(os.pathsep)
+    others = [folder for folder in folders if folder and not (Path(folder) / "npu_emulator").exists()]
+    return {**kept, **({"LD_LIBRARY_PATH": os.pathsep.join(others)} if others else {}), **variables}
+
+
+@pytest.fixture(scope="session")
+def fresh_environment() -> Callable[..., dict[str, str]]:
+    """Make the environment of a user who has no emulated parent process."""
+    return _fresh_environment
+
+
+@pytest.fixture(autouse=True)
+def _emulated() -> None:
+    """Skip on a machine with a real device: these tests are about the emulated one."""
+    if not npu_emulator.is_active():
+        pytest.skip("the emulated device is not active")
+
+
+@pytest.fixture(autouse=True)
+def _own_stream() -> Iterator[None]:
+    """Go back to the current stream: a capture that fails at its end leaves torch on the capturing stream."""
+    import torch
+
+    before = torch.npu.current_stream()
+    yield
+    torch.npu.set_stream(before)
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Program:
+    """Run a program text under `python -m npu_emulator [options]` in a new process and return how it ended."""
+
+    def run(
+        text: str, *options: str, arguments: tuple[str, ...] = (), **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        script = tmp_path / "program.py"
+        script.write_text(text)
+        command = [sys.executable, "-m", "npu_emulator", *options, str(script), *arguments]
+        return subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=240, env=_fresh_environment(**variables)
+        )
+
+    return run

@@ -1,0 +1,130 @@
+"""The first use: compiling the runtime, alone and in company, and what is said when that cannot be."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from npu_emulator import build
+from npu_emulator.errors import BuildError
+
+_START = "import npu_emulator, time; npu_emulator.activate(quiet=True); import torch; print(torch.ones(2).npu().sum().item())"
+
+
+def test_two_first_uses_at_once_share_one_build(
+    tmp_path: Path, fresh_environment: Callable[..., dict[str, str]]
+) -> None:
+    """Two processes that start with an empty cache both work, and only one compiles."""
+    environment = fresh_environment(NPU_EMULATOR_CACHE=str(tmp_path))
+    command = [sys.executable, "-c", _START]
+    processes = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    ended = [process.communicate(timeout=240) for process in processes]
+    assert [output for output, _ in ended] == ["2.0\n", "2.0\n"]
+    assert sum("compiling" in errors for _, errors in ended) == 1
+
+
+def test_a_build_takes_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compilation alone stays under ten seconds of processor time, and an interrupted one is not taken for complete."""
+    monkeypatch.setenv("NPU_EMULATOR_CACHE", str(tmp_path))
+    before = os.times()
+    first = build.libraries()
+    after = os.times()
+    assert after.children_user - before.children_user + after.user - before.user < 10
+    (first[0].parent / "npu_emulator").unlink()
+    stamp = time.time_ns()
+    assert build.libraries() == first
+    assert first[0].stat().st_mtime_ns > stamp
+
+
+def test_no_compiler_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a C++ compiler the message says what to install."""
+    monkeypatch.setenv("NPU_EMULATOR_CACHE", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(BuildError, match="no C\\+\\+ compiler found.*apt-get install g\\+\\+"):
+        build.libraries()
+
+
+def test_a_broken_compiler_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that fails is reported with its first error and the command line."""
+    fake = tmp_path / "fake-cxx"
+    fake.write_text("#!/bin/sh\necho 'error: no headers today' >&2\nexit 1\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("NPU_EMULATOR_CACHE", str(tmp_path))
+    monkeypatch.setenv("CXX", str(fake))
+    with pytest.raises(BuildError, match=r"no headers today[\s\S]*fake-cxx"):
+        build.libraries()
+
+
+def test_another_platform_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch_npu has no wheels the emulator says which platforms it runs on."""
+    monkeypatch.setattr(build.platform, "machine", lambda: "riscv64")
+    with pytest.raises(BuildError, match="Linux on x86_64 or aarch64"):
+        build.libraries()
+
+
+def test_a_wanted_function_that_is_missing_becomes_a_stub_with_its_name() -> None:
+    """What torch_npu links against and the runtime lacks fails when it is called, naming the function."""
+    paths = build.libraries()
+    provided = build._symbols(paths[0], defined=True)
+    wanted = build._wanted(build._consumers(build.torch_npu_folder()))
+    assert wanted <= provided
+    source = "\n".join(path.read_text() for path in build._SOURCES.iterdir())
+    missing = sorted(name for name in wanted if f" {name}(" not in source)
+    assert missing, "nothing is missing: drop this test and the stubs"
+    library = ctypes.CDLL(str(paths[0]))
+    assert getattr(library, missing[0])() != 0
+    library.aclGetRecentErrMsg.restype = ctypes.c_char_p
+    assert missing[0] in library.aclGetRecentErrMsg().decode()
+
+
+def test_the_stub_text_names_its_function() -> None:
+    """A generated stub hands its own name to the function that reports it."""
+    text = build._stubs({"aclNotHereYet"})
+    assert 'emu_missing("aclNotHereYet")' in text
+
+
+def test_the_cache_key_follows_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A changed source gives another build."""
+    folder = build.torch_npu_folder()
+    before = build._key(folder)
+    (tmp_path / "runtime.cpp").write_text("// other\n")
+    monkeypatch.setattr(build, "_SOURCES", tmp_path)
+    assert build._key(folder) != before
+
+
+def test_only_a_marked_folder_is_ours(tmp_path: Path) -> None:
+    """A folder with CANN's libraries is not taken for the emulator."""
+    from npu_emulator.children import is_ours
+
+    (tmp_path / "libascendcl.so").write_text("")
+    assert not is_ours(tmp_path)
+    assert is_ours(build.libraries()[0].parent)
+
+
+def test_cann_on_the_machine_keeps_the_emulator_off(
+    tmp_path: Path, fresh_environment: Callable[..., dict[str, str]]
+) -> None:
+    """With CANN's library on the search path the emulator refuses, in one sentence that says how to insist."""
+    (tmp_path / "libascendcl.so").write_text("")
+    done = subprocess.run(
+        [sys.executable, "-c", _START],
+        env=fresh_environment(LD_LIBRARY_PATH=str(tmp_path)),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode != 0
+    assert "CANN is installed" in done.stderr
+    assert "NPU_EMULATOR_FORCE=1" in done.stderr

@@ -1,0 +1,119 @@
+"""Tensors, copies, streams, events and memory statistics on the emulated device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+def test_the_name_says_emulated() -> None:
+    """Nobody who asks for the device's name can take it for hardware."""
+    assert torch.npu.get_device_name() == "Ascend910B3 (emulated)"
+    assert torch.npu.get_device_properties(0).name == "Ascend910B3 (emulated)"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64])
+def test_values_survive_host_device_device_host(dtype: torch.dtype) -> None:
+    """H2D, D2D and D2H copies keep every value and dtype."""
+    host = torch.arange(12).reshape(3, 4).to(dtype)
+    device = host.npu()
+    again = torch.empty_like(device).copy_(device)
+    assert device.device == torch.device("npu:0")
+    assert device.data_ptr() != again.data_ptr()
+    assert torch.equal(again.cpu(), host)
+
+
+def test_copies_keep_strides_and_cast() -> None:
+    """A copy between differently strided, differently typed tensors converts element by element."""
+    source = torch.randn(4, 6)
+    target = torch.zeros(6, 4, dtype=torch.float64, device="npu").t()
+    target.copy_(source.npu())
+    assert torch.equal(target.cpu(), source.double())
+    assert target.stride() == (1, 4)
+
+
+def test_pageable_memory_may_change_after_a_non_blocking_copy() -> None:
+    """A host tensor that is not pinned is read before `to` returns."""
+    host = torch.ones(4)
+    device = host.to("npu", non_blocking=True)
+    host.zero_()
+    assert device.cpu().tolist() == [1, 1, 1, 1]
+
+
+def test_pinned_memory_is_recognised() -> None:
+    """Page-locked memory comes from the runtime and answers `is_pinned`."""
+    host = torch.ones(4).pin_memory()
+    assert host.is_pinned()
+    assert not torch.ones(4).is_pinned()
+
+
+def test_views_share_memory_with_their_base() -> None:
+    """Writing through a view of a device tensor changes the tensor."""
+    base = torch.zeros(3, 4, device="npu")
+    base.t()[1].fill_(2)
+    base[0, 2:].add_(5)
+    assert base.cpu().tolist() == [[0, 2, 5, 5], [0, 2, 0, 0], [0, 2, 0, 0]]
+
+
+def test_memory_statistics_follow_allocations() -> None:
+    """Allocated bytes rise with a tensor, fall with its end, and the peak remembers."""
+    torch.npu.empty_cache()
+    torch.npu.reset_peak_memory_stats()
+    before = torch.npu.memory_allocated()
+    tensor = torch.empty(1 << 20, device="npu")
+    assert torch.npu.memory_allocated() - before >= 4 << 20
+    del tensor
+    assert torch.npu.memory_allocated() == before
+    assert torch.npu.max_memory_allocated() - before >= 4 << 20
+    free, total = torch.npu.mem_get_info()
+    assert 0 < free <= total == 64 << 30
+
+
+def test_a_training_step_equals_the_cpu() -> None:
+    """Forward, backward on autograd's threads, clipping and a foreach optimizer give the CPU's bits."""
+    results = []
+    for device in ("cpu", "npu"):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(
+            torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.GELU(), torch.nn.Linear(16, 3)
+        )
+        data, labels = torch.randn(5, 8).to(device), torch.tensor([0, 2, 1, 1, 0]).to(device)
+        model.to(device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, foreach=True)
+        for _ in range(3):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(data), labels).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+        results.append([parameter.detach().cpu() for parameter in model.parameters()])
+    for expected, found in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_boolean_indexing_waits_for_its_values() -> None:
+    """Operators whose output shape depends on values compute it from finished work."""
+    data = torch.arange(6, device="npu")
+    assert data[data % 2 == 0].cpu().tolist() == [0, 2, 4]
+    assert torch.nonzero(data > 3).cpu().tolist() == [[4], [5]]
+
+
+def test_wrong_shapes_fail_at_launch() -> None:
+    """An impossible operator raises where it is called, as it does on hardware, not at a synchronisation."""
+    with pytest.raises(RuntimeError, match="must match|not broadcastable|size"):
+        torch.ones(3, device="npu") + torch.ones(4, device="npu")
+
+
+def test_seeds_reproduce_numbers_and_leave_the_host_alone() -> None:
+    """Both seeding calls restart the device's numbers; drawing there does not advance the host's generator."""
+    torch.manual_seed(7)
+    host = torch.rand(3)
+    torch.manual_seed(7)
+    first = torch.rand(100, device="npu").cpu()
+    assert torch.equal(torch.rand(3), host)
+    assert not torch.equal(torch.rand(100, device="npu").cpu(), first)
+    torch.npu.manual_seed(7)
+    assert torch.equal(torch.rand(100, device="npu").cpu(), first)
+    state = torch.npu.get_rng_state()
+    second = torch.rand(100, device="npu").cpu()
+    torch.npu.set_rng_state(state)
+    assert torch.equal(torch.rand(100, device="npu").cpu(), second)

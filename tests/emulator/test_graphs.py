@@ -1,0 +1,200 @@
+"""Capture and replay: the state machine, its errors, and the values."""
+
+from __future__ import annotations
+
+import gc
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import npu_emulator
+from npu_emulator import schedule
+
+
+def captured(function: object, *inputs: torch.Tensor, **options: object) -> tuple[torch.npu.NPUGraph, torch.Tensor]:
+    """Capture `function(*inputs)`."""
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph, **options):
+        output = function(*inputs)
+    return graph, output
+
+
+def test_capture_computes_nothing_and_replay_reads_inputs_anew() -> None:
+    """A captured kernel runs at each replay, on what its inputs hold by then."""
+    x = torch.zeros(3, device="npu")
+    graph, y = captured(lambda x: x * 2 + 1, x)
+    for value in (1.0, 5.0):
+        x.fill_(value)
+        graph.replay()
+        assert y.cpu().tolist() == [value * 2 + 1] * 3
+
+
+@pytest.mark.parametrize("policy", ["fifo", "lazy", "random:4", "random:5", "pct:1:3"])
+def test_a_fork_that_joins_replays_right(policy: str) -> None:
+    """Side streams drawn into a capture keep their order in every replay under every schedule."""
+    x = torch.ones(3, device="npu")
+    side = torch.npu.Stream()
+
+    def forked(x: torch.Tensor) -> torch.Tensor:
+        a = x + 1
+        side.wait_stream(torch.npu.current_stream())
+        with torch.npu.stream(side):
+            b = a * 10
+        c = a * 100
+        torch.npu.current_stream().wait_stream(side)
+        return b + c
+
+    with schedule(policy):
+        graph, y = captured(forked, x)
+        for value in (1.0, 2.0):
+            x.fill_(value)
+            graph.replay()
+            assert y.cpu().tolist() == [(value + 1) * 110] * 3
+
+
+def test_a_fork_that_does_not_join_is_107025() -> None:
+    """Ending a capture while a side stream has unjoined work names the stream and says how to join."""
+    side = torch.npu.Stream()
+    x = torch.ones(3, device="npu")
+    graph = torch.npu.NPUGraph()
+    with pytest.raises(RuntimeError, match=r"107025[\s\S]*never joined"), torch.npu.graph(graph):
+        side.wait_stream(torch.npu.current_stream())
+        with torch.npu.stream(side):
+            x.add_(1)
+    assert (x + 1).cpu().tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("operation", ["item", "cpu", "nonzero", "synchronize"])
+def test_host_reads_in_a_capture_are_107030(operation: str) -> None:
+    """A read of device memory by the host, or a synchronisation, cannot be captured; the device stays usable."""
+    x = torch.ones(3, device="npu")
+    graph = torch.npu.NPUGraph()
+    action = {
+        "item": lambda: x.sum().item(),
+        "cpu": lambda: x.cpu(),
+        "nonzero": lambda: x.nonzero(),
+        "synchronize": lambda: torch.npu.synchronize(),
+    }[operation]
+    with pytest.raises(RuntimeError, match="107030"), torch.npu.graph(graph):
+        action()
+    assert x.sum().item() == 3
+
+
+def test_random_numbers_differ_from_replay_to_replay() -> None:
+    """A captured random operator draws new numbers each time, reproducibly from the seed."""
+    graph, y = captured(lambda: torch.rand(64, device="npu"))
+
+    def draws() -> list[torch.Tensor]:
+        torch.npu.manual_seed(3)
+        found = []
+        for _ in range(2):
+            graph.replay()
+            found.append(y.cpu())
+        return found
+
+    first, second = draws(), draws()
+    assert not torch.equal(first[0], first[1])
+    assert torch.equal(first[0], second[0])
+    assert torch.equal(first[1], second[1])
+
+
+def test_graphs_share_a_pool() -> None:
+    """Two graphs in one pool that are replayed in order give the right values."""
+    pool = torch.npu.graph_pool_handle()
+    x = torch.ones(1024, device="npu")
+    first, a = captured(lambda x: x + 1, x, pool=pool)
+    second, b = captured(lambda a: a * 3, a, pool=pool)
+    x.fill_(4)
+    first.replay()
+    second.replay()
+    assert b.cpu().tolist() == [15.0] * 1024
+
+
+def test_a_queued_replay_outlives_its_graph() -> None:
+    """Destroying a graph after its replay was queued does not take the work back."""
+    with schedule("lazy"):
+        x = torch.ones(3, device="npu")
+        graph, _ = captured(lambda x: x.add_(1), x)
+        graph.replay()
+        del graph
+        gc.collect()
+        assert x.cpu().tolist() == [2, 2, 2]
+
+
+def test_replay_on_another_stream_is_ordered_by_events() -> None:
+    """A replay belongs to the stream that is current when it is called."""
+    x = torch.ones(3, device="npu")
+    graph, y = captured(lambda x: x * 2, x)
+    side = torch.npu.Stream()
+    side.wait_stream(torch.npu.current_stream())
+    with torch.npu.stream(side):
+        graph.replay()
+        z = y + 1
+    torch.npu.current_stream().wait_stream(side)
+    assert z.cpu().tolist() == [3, 3, 3]
+
+
+def test_debug_dump_lists_the_tasks(tmp_path: Path) -> None:
+    """`debug_dump` writes the captured tasks as JSON."""
+    graph = torch.npu.NPUGraph()
+    graph.enable_debug_mode()
+    x = torch.ones(3, device="npu")
+    with torch.npu.graph(graph):
+        x.add_(1).mul_(2)
+    path = tmp_path / "graph.json"
+    graph.debug_dump(str(path))
+    kinds = [task["kind"] for task in json.loads(path.read_text())["tasks"]]
+    assert kinds.count("kernel") == 2
+
+
+def test_a_kernel_that_raises_surfaces_at_the_synchronisation() -> None:
+    """The error names the operator and its Python line, and the device stays usable."""
+    index = torch.zeros(1, dtype=torch.int64, device="npu")
+    data = torch.arange(3.0, device="npu")
+    graph, _ = captured(lambda: data.gather(0, index))
+    index.fill_(99)
+    graph.replay()
+    with pytest.raises(RuntimeError, match=r"aten\.gather.*test_graphs\.py"):
+        torch.npu.synchronize()
+    index.fill_(2)
+    graph.replay()
+    torch.npu.synchronize()
+    assert (data + 1).cpu().tolist() == [1, 2, 3]
+
+
+def test_null_kernels_run_nothing_but_count() -> None:
+    """Under the switch a replay launches and counts its kernels and leaves memory alone."""
+    x = torch.zeros(3, device="npu")
+    graph, _ = captured(lambda x: x.add_(1), x)
+    before = npu_emulator.kernel_counts().get("aten.add_.Tensor", 0)
+    with npu_emulator.null_kernels():
+        graph.replay()
+        torch.npu.synchronize()
+    assert npu_emulator.kernel_counts()["aten.add_.Tensor"] == before + 1
+    assert x.cpu().tolist() == [0, 0, 0]
+    graph.replay()
+    assert x.cpu().tolist() == [1, 1, 1]
+
+
+def test_the_default_stream_cannot_be_captured() -> None:
+    """Beginning a capture on the default stream is refused with a sentence."""
+    graph = torch.npu.NPUGraph()
+    with pytest.raises(RuntimeError, match="default stream|on a non-default stream"):
+        graph.capture_begin()
+    assert not torch.npu.is_current_stream_capturing()
+
+
+def test_make_graphed_callables_trains() -> None:
+    """PyTorch's own capture of forward and backward gives the eager gradients."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).npu()
+    data = torch.randn(2, 4, device="npu")
+    model(data).sum().backward()
+    expected = [parameter.grad.clone() for parameter in model.parameters()]
+    graphed = torch.npu.make_graphed_callables(model, (torch.randn(2, 4, device="npu"),))
+    model.zero_grad()
+    graphed(data).sum().backward()
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        assert torch.equal(parameter.grad.cpu(), gradient.cpu())

@@ -1,0 +1,162 @@
+"""Every operator of PyTorch's own operator database gives the CPU's values and metadata on the device."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo.core import OpInfo
+from torch.utils._pytree import tree_leaves, tree_map
+
+_SAMPLES = 3
+
+RANDOM = "draws random numbers, which come from the device's generator; see test_random_operators_have_the_right_shape"
+UNWRITTEN = "returns memory that nobody wrote"
+SPARSE = "a sparse layout, which the emulated device does not have"
+HOST = "asks for, or returns, a host tensor by its definition"
+AUXILIARY = "returns fewer auxiliary outputs on the CPU than its meta kernel announces"
+
+SKIPPED = {
+    **dict.fromkeys(
+        "cauchy exponential geometric log_normal normal uniform bernoulli multinomial randn randn_like rand_like randint"
+        " randint_like nn.functional.rrelu nn.functional.dropout nn.functional.dropout2d nn.functional.dropout3d"
+        " nn.functional.alpha_dropout nn.functional.feature_alpha_dropout nn.functional.fractional_max_pool2d"
+        " nn.functional.fractional_max_pool3d nn.functional.multi_head_attention_forward"
+        " nn.functional.scaled_dot_product_attention".split(),
+        RANDOM,
+    ),
+    **dict.fromkeys("empty empty_like empty_strided empty_permuted new_empty new_empty_strided".split(), UNWRITTEN),
+    "as_strided.partial_views": UNWRITTEN,
+    **dict.fromkeys("sparse.sampled_addmm sparse.mm to_sparse".split(), SPARSE),
+    **dict.fromkeys("to tensor_split".split(), HOST),
+    **dict.fromkeys("native_batch_norm _native_batch_norm_legit linalg.lstsq".split(), AUXILIARY),
+}
+"""Operator name, or name.variant, and why its values are not compared."""
+
+
+def _is_compared(op: OpInfo) -> bool:
+    if "nested" in op.name or "jiterator" in op.name:
+        return False  # another device's own operators
+    return op.name not in SKIPPED and f"{op.name}.{op.variant_test_name}" not in SKIPPED
+
+
+OPERATORS = [op for op in op_db if _is_compared(op)]
+
+
+def _to_npu(value: Any) -> Any:
+    def move(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return leaf.npu()
+        return torch.device("npu") if isinstance(leaf, torch.device) or leaf == "cpu" else leaf
+
+    return tree_map(move, value)
+
+
+def _compare(expected: Any, found: Any) -> None:
+    expected_leaves, found_leaves = tree_leaves(expected), tree_leaves(found)
+    assert len(expected_leaves) == len(found_leaves)
+    for left, right in zip(expected_leaves, found_leaves, strict=True):
+        if isinstance(left, torch.Tensor):
+            assert right.device.type == "npu"
+            assert right.is_conj() == left.is_conj()
+            torch.testing.assert_close(right.cpu(), left, equal_nan=True)  # checks dtype and shape too
+        elif isinstance(left, float):
+            assert left == right or left != left  # noqa: PLR0124 - NaN
+
+
+def _run(op: OpInfo, sample: Any) -> bool:
+    """Compare one sample; tell whether there was anything to compare."""
+    if sample.kwargs.get("generator") is not None:
+        return False
+    try:
+        expected = op(sample.input, *sample.args, **sample.kwargs)
+    except (RuntimeError, NotImplementedError, IndexError, TypeError, ValueError):
+        return False  # the CPU does not do it either
+    _compare(expected, op(_to_npu(sample.input), *_to_npu(sample.args), **_to_npu(sample.kwargs)))
+    return True
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("part", range(8))
+def test_values_and_metadata_equal_the_cpus(part: int) -> None:
+    """Each operator's samples give the same values, dtypes and shapes on both devices."""
+    wrong = []
+    compared = 0
+    for op in OPERATORS[part::8]:
+        dtype = torch.float32 if torch.float32 in op.dtypes or not op.dtypes else min(op.dtypes, key=str)
+        torch.manual_seed(0)
+        for sample in itertools.islice(op.sample_inputs("cpu", dtype), _SAMPLES):
+            try:
+                compared += _run(op, sample)
+            except (AssertionError, RuntimeError) as error:
+                wrong.append(f"{op.name}.{op.variant_test_name}: {' '.join(str(error).split())[:200]}")
+                break
+    assert not wrong, "\n".join(wrong)
+    assert compared > len(OPERATORS) // 8
+
+
+def test_the_sweep_covers_the_database() -> None:
+    """At least 640 operators are compared, and every skip still names an operator."""
+    names = {op.name for op in op_db} | {f"{op.name}.{op.variant_test_name}" for op in op_db}
+    assert len(OPERATORS) > 640
+    assert set(SKIPPED) <= names
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: torch.randn(50, 60, device="npu"),
+        lambda: torch.randint(3, 9, (50, 60), device="npu"),
+        lambda: torch.empty(50, 60, device="npu").exponential_(),
+        lambda: torch.nn.functional.dropout(torch.ones(50, 60, device="npu"), 0.5),
+        lambda: torch.bernoulli(torch.full((50, 60), 0.5, device="npu")),
+    ],
+)
+def test_random_operators_have_the_right_shape(draw: Any) -> None:
+    """Random operators repeat with the seed, change without it, and keep to the distribution's rough mean."""
+    torch.npu.manual_seed(1)
+    first, second = draw().cpu().double(), draw().cpu().double()
+    torch.npu.manual_seed(1)
+    assert torch.equal(draw().cpu().double(), first)
+    assert not torch.equal(first, second)
+    assert first.shape == (50, 60)
+    assert abs(first.mean() - second.mean()) < 0.2
+
+
+def test_foreach_operators_write_in_place() -> None:
+    """A foreach operator changes each tensor of its list."""
+    tensors = [torch.ones(3, device="npu"), torch.ones(2, 2, device="npu")]
+    torch._foreach_mul_(tensors, 3.0)
+    torch._foreach_add_(tensors, tensors, alpha=2)
+    assert [tensor.sum().item() for tensor in tensors] == [27.0, 36.0]
+
+
+def test_out_variants_resize_and_write() -> None:
+    """`out=` takes the result, and the right shape."""
+    out = torch.empty(0, device="npu")
+    torch.add(torch.ones(3, device="npu"), 2, out=out)
+    assert out.cpu().tolist() == [3, 3, 3]
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_attention_with_and_without_a_mask_equals_the_cpu(groups: int) -> None:
+    """Scaled dot-product attention, which torch_npu turns into its fused operator, gives the CPU's values and gradients."""
+    torch.manual_seed(0)
+    query, upstream = torch.randn(2, 4, 8, 16), torch.randn(2, 4, 8, 16)
+    key, value = torch.randn(2, 4 // groups, 8, 16), torch.randn(2, 4 // groups, 8, 16)
+    mask = torch.ones(8, 8, dtype=torch.bool).tril()
+    for options in ({}, {"is_causal": True}, {"attn_mask": mask}):
+        results = []
+        for device in ("cpu", "npu"):
+            q, k, v = (operand.clone().to(device).requires_grad_() for operand in (query, key, value))
+            moved = {
+                name: item.to(device) if isinstance(item, torch.Tensor) else item for name, item in options.items()
+            }
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=groups > 1, **moved)
+            out.backward(upstream.to(device))
+            results.append([out.detach().cpu(), q.grad.cpu(), k.grad.cpu(), v.grad.cpu()])
+        for expected, found in zip(*results, strict=True):
+            torch.testing.assert_close(found, expected)
