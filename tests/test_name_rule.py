@@ -182,8 +182,13 @@ def test_a_wrong_value_of_the_switch_is_an_error_of_ours(ask: Ask) -> None:
 
 def test_torch_npus_own_reference_to_its_package_is_answered(ask: Ask) -> None:
     """`torch.npu.npugraph_ex.scope` asks for `torch_npu.dynamo.npugraph_ex`; that is this library too."""
-    code = "import torch\nfrom torch_npu.dynamo import npugraph_ex as inner\nanswer = inner.__file__"
-    assert ask(code) == OURS
+    code = """
+import importlib
+import torch
+from torch_npu.dynamo import npugraph_ex as by_attribute
+answer = [by_attribute.__file__, importlib.import_module("torch_npu.dynamo.npugraph_ex").__file__]
+"""
+    assert ask(code) == [OURS, OURS]
 
 
 @pytest.mark.parametrize("choice", ["", "bundled"])
