@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
 
+# Not from typing: importing that would cost every interpreter start more than all the rest of this file.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
+    from typing import Any
 
 NAME = "npugraph_ex"
 SWITCH = "NPUGRAPH_EX"

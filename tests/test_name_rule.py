@@ -186,9 +186,11 @@ def test_torch_npus_own_reference_to_its_package_is_answered(ask: Ask) -> None:
 import importlib
 import torch
 from torch_npu.dynamo import npugraph_ex as by_attribute
-answer = [by_attribute.__file__, importlib.import_module("torch_npu.dynamo.npugraph_ex").__file__]
+import torch_npu
+by_path = importlib.import_module("torch_npu.dynamo.npugraph_ex")
+answer = [found.__file__ for found in (vars(torch_npu.dynamo)["npugraph_ex"], by_attribute, by_path)]
 """
-    assert ask(code) == [OURS, OURS]
+    assert ask(code) == [OURS, OURS, OURS]
 
 
 @pytest.mark.parametrize("choice", ["", "bundled"])
@@ -207,14 +209,25 @@ answer = [y.tolist(), x.tolist(), sys.modules.get("npugraph_ex") is before]
 
 
 def test_start_up_costs_nothing() -> None:
-    """At interpreter start only the hook itself is loaded: no torch, no façade, no importlib.metadata."""
-    code = """
-import sys
-watched = ["npugraph_ex_autoload", "npugraph_ex", "torch", "torch_npu", "importlib.metadata", "logging"]
-print([name for name in watched if name in sys.modules])
+    """Loading and installing the hook brings in no module but itself: not typing, not importlib.metadata, not torch."""
+    # -S: without site, so that nothing else has loaded a module first and hidden that the hook loads it.
+    code = f"""
+import os, sys
+sys.path.insert(0, {str(Path(npugraph_ex_autoload.__file__).parent)!r})
+before = set(sys.modules)
+import npugraph_ex_autoload
+npugraph_ex_autoload.install()
+print(sorted(set(sys.modules) - before))
 """
+    done = subprocess.run([sys.executable, "-S", "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['__future__', 'npugraph_ex_autoload']"
+
+
+def test_the_start_up_file_is_installed() -> None:
+    """A plain interpreter has the hook loaded before any program runs."""
+    code = "import sys; print('npugraph_ex_autoload' in sys.modules)"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "['npugraph_ex_autoload']"
+    assert done.stdout.strip() == "True"
 
 
 def test_importing_the_library_does_not_import_torch() -> None:
