@@ -129,6 +129,11 @@ class Options:
         "Replace operator combinations by fused operators, the default rules and registered ones.",
         "experimental_config.pattern_fusion_pass",
     )
+    check_numerics: bool = _row(
+        False,
+        SWITCH,
+        "Run the graph on random inputs before and after each pass, on the CPU, and undo or refuse a pass that changes values.",
+    )
     post_grad_custom_pre_pass: UserPass | None = _row(
         None, CALLABLE, "A pass of the user's before all others.", "post_grad_custom_pre_pass"
     )

@@ -20,6 +20,7 @@ from npugraph_ex.observe.dump import GraphDumper, new_dumper
 from npugraph_ex.observe.logger import logger
 from npugraph_ex.observe.report import PassOutcome, PassRecord, PassReport, publish
 from npugraph_ex.passes import canonical_views, cat_removal, dead_code, functionalized, metadata, noop_removal, reinplace
+from npugraph_ex.passes.numerics import NumericCheck
 from npugraph_ex.passes.pass_ import Pass, PassContext, user_pass
 from npugraph_ex.passes.snapshot import Snapshot
 from npugraph_ex.passes.verify import Contract
@@ -49,6 +50,7 @@ class _Run:
     contract: Contract
     snapshot: Snapshot
     dumper: GraphDumper | None
+    numerics: NumericCheck | None
 
     def apply(self, pass_: Pass) -> None:
         """Run one pass, with everything the pipeline owes it."""
@@ -75,6 +77,8 @@ class _Run:
                 return "unchanged", ""
             metadata.refresh(self.gm.graph, self.snapshot.changed_nodes(self.gm))
             self.contract.check(self.gm.graph, pass_.name)
+            if self.numerics is not None:
+                self.numerics.check(self.gm, pass_.name)
         except Exception as error:
             if not pass_.recoverable:
                 error.add_note(f"Raised in pass {pass_.name}.")
@@ -118,7 +122,7 @@ def run(  # noqa: PLR0913 - the last three are for tests and for callers with pa
     metadata.refresh(gm.graph, [node for node in gm.graph.nodes if "val" not in node.meta])
     contract = Contract.of(gm.graph)
     contract.check(gm.graph, "AOT")
-    state = _Run(gm, context, contract, Snapshot(gm), dumper)
+    state = _Run(gm, context, contract, Snapshot(gm), dumper, NumericCheck(gm) if options.check_numerics else None)
     if dumper is not None:
         dumper.graph(gm, "aot")
     for pass_ in passes:

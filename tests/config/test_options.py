@@ -27,6 +27,7 @@ def test_defaults_are_the_contract() -> None:
         "remove_cat_ops": True,
         "inplace_pass": True,
         "input_inplace_pass": True,
+        "check_numerics": False,
         "pattern_fusion_pass": True,
         "post_grad_custom_pre_pass": None,
         "post_grad_custom_post_pass": None,
