@@ -137,5 +137,3 @@ def _out_overload(functional: OpOverload) -> tuple[OpOverload, str] | None:
         if _torch_private.has_device_kernel(candidate):
             return candidate, outs[0].name
     return None
-
-

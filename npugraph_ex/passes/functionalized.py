@@ -37,7 +37,9 @@ def _unwrap(graph: fx.Graph, node: fx.Node) -> None:
 
     with _torch_private.fake_execution(fake_mode_of(graph)):
         traced = make_fx(plain)(*values)
-    results = _inline(graph, node, traced.graph, dict(zip(traced.graph.find_nodes(op="placeholder"), arguments, strict=True)))
+    results = _inline(
+        graph, node, traced.graph, dict(zip(traced.graph.find_nodes(op="placeholder"), arguments, strict=True))
+    )
     for user in list(node.users):
         if user.target is not operator.getitem:
             raise NotImplementedError(f"{user.name} uses the results of {node.name} other than one by one")

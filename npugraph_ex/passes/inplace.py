@@ -20,14 +20,23 @@ def inplace_overload(functional: OpOverload) -> OpOverload | None:
     An in-place overload without a device kernel would fall back to the CPU, which costs more than it saves.
     """
     schema = functional._schema
-    if schema.is_mutable or len(schema.returns) != 1 or not schema.arguments or schema.returns[0].alias_info is not None:
+    if (
+        schema.is_mutable
+        or len(schema.returns) != 1
+        or not schema.arguments
+        or schema.returns[0].alias_info is not None
+    ):
         return None
     namespace, _, operator = schema.name.partition("::")
     if operator in _CHANGE_METADATA:
         return None
     packet = getattr(getattr(torch.ops, namespace), f"{operator}_", None)
     candidate = getattr(packet, functional._overloadname, None) if packet is not None else None
-    if not isinstance(candidate, OpOverload) or torch.Tag.inplace_view in candidate.tags or not _same_arguments(functional, candidate):
+    if (
+        not isinstance(candidate, OpOverload)
+        or torch.Tag.inplace_view in candidate.tags
+        or not _same_arguments(functional, candidate)
+    ):
         return None
     return candidate if _torch_private.has_device_kernel(candidate) else None
 

@@ -35,7 +35,10 @@ class NumericCheck:
         self._inputs = _random_inputs(gm)
         self._tolerance = _tolerance(gm)
         self._expected = self._run(gm)
-        self._names = [*map(str, output_values(gm.graph)), *(str(n.target) for n in gm.graph.find_nodes(op="placeholder"))]
+        self._names = [
+            *map(str, output_values(gm.graph)),
+            *(str(n.target) for n in gm.graph.find_nodes(op="placeholder")),
+        ]
 
     def check(self, gm: fx.GraphModule, pass_name: str) -> None:
         """Raise ``GraphVerificationError`` if ``gm`` now computes something else, outputs or contents of inputs."""

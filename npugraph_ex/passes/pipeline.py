@@ -19,7 +19,15 @@ from npugraph_ex.fusion import engine
 from npugraph_ex.observe.dump import GraphDumper, new_dumper
 from npugraph_ex.observe.logger import logger
 from npugraph_ex.observe.report import PassOutcome, PassRecord, PassReport, publish
-from npugraph_ex.passes import canonical_views, cat_removal, dead_code, functionalized, metadata, noop_removal, reinplace
+from npugraph_ex.passes import (
+    canonical_views,
+    cat_removal,
+    dead_code,
+    functionalized,
+    metadata,
+    noop_removal,
+    reinplace,
+)
 from npugraph_ex.passes.numerics import NumericCheck
 from npugraph_ex.passes.pass_ import Pass, PassContext, user_pass
 from npugraph_ex.passes.snapshot import Snapshot

@@ -29,7 +29,9 @@ class CpuInterpreter(fx.Interpreter):
             return super().call_function(target, args, kwargs)
         kernel = KERNELS.get(target._schema.name)
         if kernel is None:
-            raise UnsupportedArgumentError(f"there is no reference for {target._schema.name}; add it to reference.KERNELS")
+            raise UnsupportedArgumentError(
+                f"there is no reference for {target._schema.name}; add it to reference.KERNELS"
+            )
         return kernel(*args, **kwargs)
 
     def get_attr(self, target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -91,7 +91,9 @@ def __getattr__(name: str) -> object:
     """Load a public name from the module that defines it, once."""
     home = _HOME_OF.get(name)
     if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; its public names are {', '.join(__all__)}")
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}; its public names are {', '.join(__all__)}"
+        )
     value: object = getattr(import_module(f"{__name__}.{home}"), name)
     globals()[name] = value
     return value

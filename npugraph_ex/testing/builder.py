@@ -164,7 +164,9 @@ class Builder:
         source = self.produce((*shape[:-1], last + 8), dtype, depth)
         start = self.pick((0, 8, 3))
         memory = self.values[source].memory_of
-        return self.emit("aten.slice.Tensor", source, -1, start, start + last, shape=shape, dtype=dtype, memory_of=memory)
+        return self.emit(
+            "aten.slice.Tensor", source, -1, start, start + last, shape=shape, dtype=dtype, memory_of=memory
+        )
 
     def _cat(self, shape: tuple[Dim, ...], dtype: torch.dtype, depth: int) -> str:
         half = (*shape[:-1], int(shape[-1]) // 2)
@@ -234,7 +236,9 @@ class Builder:
         if not value.dtype.is_floating_point and operator == "mul_.Tensor":
             operator = "add_.Tensor"
         scalar = 2 if not value.dtype.is_floating_point else 0.5
-        other: Any = self.produce(value.shape, value.dtype, 1) if operator == "copy_.default" or self.chance(50) else scalar
+        other: Any = (
+            self.produce(value.shape, value.dtype, 1) if operator == "copy_.default" or self.chance(50) else scalar
+        )
         if isinstance(other, str) and self.values[other].memory_of == value.memory_of:
             # Reading what is being written is undefined where the two overlap in part.
             other = self.emit("aten.clone.default", other, shape=value.shape, dtype=value.dtype)

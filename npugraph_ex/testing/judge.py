@@ -43,7 +43,9 @@ class Limits:
 
     def __str__(self) -> str:
         """As printed."""
-        return f"|f-r| <= max({self.k:g}*|e-r|, {self.n:g} ulp(r)); quantised: within that, at most {self.tie:g}, of a tie"
+        return (
+            f"|f-r| <= max({self.k:g}*|e-r|, {self.n:g} ulp(r)); quantised: within that, at most {self.tie:g}, of a tie"
+        )
 
 
 @dataclass(frozen=True)

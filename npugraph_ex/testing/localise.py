@@ -36,7 +36,9 @@ def find_guilty(case: Case) -> str:
 
 
 def _with_passes(case: Case, passes: Sequence[Pass]) -> tuple[Outcome, PassReport]:
-    traced = tracing.trace(case.function(), case.inputs, case.sizes[0], dynamic=case.dynamic, functional=case.functional)
+    traced = tracing.trace(
+        case.function(), case.inputs, case.sizes[0], dynamic=case.dynamic, functional=case.functional
+    )
     graph: fx.GraphModule = tracing.copy_of(traced)
     config = CompilerConfig()
     apply_flat(config, dict(case.options))
@@ -51,5 +53,3 @@ def _describe(guilty: Pass, report: PassReport) -> str:
     details = [f"rule {', '.join(rules)}"] if rules and guilty.name == "fusion" else []
     details += [f"rolled back: {message}" for message in undone]
     return f"pass {guilty.name}" + (f": {'; '.join(details)}" if details else "")
-
-

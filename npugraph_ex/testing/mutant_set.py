@@ -26,7 +26,8 @@ def _replacing(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
     def replacement(original: Callable[[], tuple[Any, ...]]) -> Any:
         return lambda: tuple(
-            dataclasses.replace(one, rule=dataclasses.replace(one.rule, replace=change(one.rule.replace))) for one in original()
+            dataclasses.replace(one, rule=dataclasses.replace(one.rule, replace=change(one.rule.replace)))
+            for one in original()
         )
 
     return replacement

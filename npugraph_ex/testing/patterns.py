@@ -118,7 +118,9 @@ def _new_pattern(rule: FusionRule) -> Pattern:
     arguments = []
     for name, example in zip(names, examples, strict=True):
         if not isinstance(example, torch.Tensor):
-            raise TypeError(f"rule {rule.name}: only tensors and scalars can be planted; {name} is {type(example).__name__}.")
+            raise TypeError(
+                f"rule {rule.name}: only tensors and scalars can be planted; {name} is {type(example).__name__}."
+            )
         arguments.append(Argument(name, tuple(int(size) for size in example.shape), example.dtype))
     return Pattern(rule.name, tuple(arguments), tuple(rule.scalars), rule)
 
@@ -186,5 +188,9 @@ def respelled(step: Step, spelling: Spelling) -> Step:
     if spelling == "written":
         kwargs = {name: given.get(name, argument.default_value) for name, argument in optional.items()}
     else:
-        kwargs = {n: given[n] for n, a in optional.items() if n in given and (spelling == "keyword" or given[n] != a.default_value)}
+        kwargs = {
+            n: given[n]
+            for n, a in optional.items()
+            if n in given and (spelling == "keyword" or given[n] != a.default_value)
+        }
     return Step(step.operator, args, tuple(kwargs.items()), step.results)

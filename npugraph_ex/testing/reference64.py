@@ -24,7 +24,19 @@ from npugraph_ex.reference import KERNELS, before_rounding
 from npugraph_ex.testing.formats import FORMATS
 
 RUNS_WITH_NOISE = 4
-_MOVES_DATA = ("view", "transpose", "permute", "slice", "select", "expand", "squeeze", "unsqueeze", "clone", "alias", "t")
+_MOVES_DATA = (
+    "view",
+    "transpose",
+    "permute",
+    "slice",
+    "select",
+    "expand",
+    "squeeze",
+    "unsqueeze",
+    "clone",
+    "alias",
+    "t",
+)
 _WIDE = torch.float64
 
 
@@ -98,7 +110,9 @@ class _Interpreter(fx.Interpreter):
     def _npu(self, target: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kernel = KERNELS.get(target._schema.name)
         if kernel is None:
-            raise ReferenceUnavailableError(f"npugraph_ex.reference.KERNELS has no {target._schema.name}; add it there.")
+            raise ReferenceUnavailableError(
+                f"npugraph_ex.reference.KERNELS has no {target._schema.name}; add it there."
+            )
         return kernel(*args, **kwargs)
 
     def _follow_quotient(self, node: fx.Node, value: Any) -> None:
@@ -169,9 +183,7 @@ def _copies(inputs: Sequence[Any]) -> list[Any]:
     return copies
 
 
-def run_reference(
-    gm: fx.GraphModule, inputs: Sequence[Any], *, forced: Mapping[str, Any] | None = None
-) -> Reference:
+def run_reference(gm: fx.GraphModule, inputs: Sequence[Any], *, forced: Mapping[str, Any] | None = None) -> Reference:
     """Run ``gm`` in float64.
 
     Args:

@@ -66,8 +66,18 @@ def script_of(case: Case, outcome: Outcome, *, guilty: str | None = None) -> str
         "options": dict(case.options),
         "mutant": switched_on,
     }
-    standard = {"route": "graph", "dynamic": False, "functional": True, "expected": None, "runs": True, "options": {}, "mutant": None}
-    lines = [f"    {name}={value!r}," for name, value in arguments.items() if name not in standard or standard[name] != value]
+    standard = {
+        "route": "graph",
+        "dynamic": False,
+        "functional": True,
+        "expected": None,
+        "runs": True,
+        "options": {},
+        "mutant": None,
+    }
+    lines = [
+        f"    {name}={value!r}," for name, value in arguments.items() if name not in standard or standard[name] != value
+    ]
     title = textwrap.shorten(outcome.failures[0].replace('"""', "'''").replace("\\", "/"), 300)
     return _TEMPLATE.format(
         title=title,

@@ -47,7 +47,9 @@ def _shapes(builder: Builder, pattern: Pattern, *, leading: int) -> dict[str, tu
     return {a.name: tuple(dim for size in a.dims for dim in drawn[size]) for a in pattern.arguments}
 
 
-def _plant(builder: Builder, pattern: Pattern, near_miss: str | None, dtype: torch.dtype, sizes: dict[str, int]) -> Planted:
+def _plant(
+    builder: Builder, pattern: Pattern, near_miss: str | None, dtype: torch.dtype, sizes: dict[str, int]
+) -> Planted:
     """Make arguments for the pattern and append its steps."""
     shapes = _shapes(builder, pattern, leading=builder.pick((1, 1, 2)) if pattern.leading is not None else 1)
     dtypes = {a.name: dtype if a.dtype.is_floating_point else a.dtype for a in pattern.arguments}
@@ -67,7 +69,8 @@ def _plant(builder: Builder, pattern: Pattern, near_miss: str | None, dtype: tor
     steps = [_renamed(respelled(step, spelling), rename) for step in traced.steps]
     symbols = {size_of(dim, sizes): dim for shape in shapes.values() for dim in shape}
     results = {
-        rename[name]: (tuple(symbols.get(size, size) for size in shape), kind) for name, (shape, kind) in traced.metas.items()
+        rename[name]: (tuple(symbols.get(size, size) for size in shape), kind)
+        for name, (shape, kind) in traced.metas.items()
     }
     return Planted(
         pattern=pattern,

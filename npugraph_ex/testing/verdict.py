@@ -59,12 +59,18 @@ def judge_values(what: JudgedValues, values: Sequence[Any], eager: Sequence[Any]
         judged = _judge(position, candidate, wanted, reference, spread, limits)
         if judged.message:
             verdict.messages.append(f"{name}: {judged.message}")
-        if isinstance(candidate, torch.Tensor) and candidate.dtype.is_floating_point and torch.tensor(judged.worst_ulp).isfinite():
+        if (
+            isinstance(candidate, torch.Tensor)
+            and candidate.dtype.is_floating_point
+            and torch.tensor(judged.worst_ulp).isfinite()
+        ):
             verdict.worst_ulp = max(verdict.worst_ulp, judged.worst_ulp)
     return verdict
 
 
-def _judge(position: int, candidate: Any, eager: Any, reference: Reference, spread: Spread, limits: Limits) -> Judgement:
+def _judge(
+    position: int, candidate: Any, eager: Any, reference: Reference, spread: Spread, limits: Limits
+) -> Judgement:
     value, quotient = reference.values[position], reference.quotients[position]
     if not isinstance(candidate, torch.Tensor):
         return Judgement() if candidate == eager else Judgement(1, message=f"{candidate} instead of {eager}")
