@@ -19,6 +19,9 @@ import torch
 from torch import fx
 
 import npugraph_ex
+from npugraph_ex.aclgraph import compile_graph
+from npugraph_ex.config import CompilerConfig
+from npugraph_ex.config.compiler_config import apply_flat
 from npugraph_ex.observe.report import PassReport
 from npugraph_ex.testing import tracing
 from npugraph_ex.testing.inputs import Input, make_inputs, refill
@@ -195,30 +198,37 @@ class _Compiled:
             case.function(), case.inputs, case.sizes[0], dynamic=case.dynamic, functional=case.functional
         )
 
+        self._graph: fx.GraphModule | None = None
+
     def optimise(self) -> Callable[..., Any]:
         """The optimised graph, to be run operator by operator."""
-        return self._compile({"force_eager": True})
-
-    def capture(self) -> Callable[..., Any]:
-        """The optimised graph, captured and replayed."""
-        return self._compile({})
-
-    def _compile(self, options: Mapping[str, Any]) -> Callable[..., Any]:
-        everything = {**self.case.options, **options}
         if self.case.route == "compile":
-            return self._through_dynamo(everything)
-        graph = tracing.copy_of(self.traced)
-        compiled = npugraph_ex.compile_fx(graph, None, everything)
+            return self._through_dynamo({**self.case.options, "force_eager": True})
+        self._graph = tracing.copy_of(self.traced)
+        compiled = npugraph_ex.compile_fx(self._graph, None, {**self.case.options, "force_eager": True})
         self.report = npugraph_ex.last_report()
         return compiled
 
+    def capture(self) -> Callable[..., Any]:
+        """The optimised graph, captured and replayed."""
+        if self.case.route == "compile" or self._graph is None:
+            return self._through_dynamo(self.case.options)
+        # The passes have run already; this is what compile_fx does after them.
+        config = CompilerConfig()
+        apply_flat(config, dict(self.case.options))
+        examples = [node.meta.get("val") for node in self._graph.graph.find_nodes(op="placeholder")]
+        return compile_graph(self._graph, examples, config.to_options())
+
     def _through_dynamo(self, options: Mapping[str, Any]) -> Callable[..., Any]:
         torch._dynamo.reset()
-        compiled = torch.compile(
-            self.case.function(), backend="npugraph_ex", options=dict(options), dynamic=self.case.dynamic, fullgraph=True
-        )
+        # Not dynamic=True, which would make every size symbolic, those too that the program knows as numbers.
+        compiled = torch.compile(self.case.function(), backend="npugraph_ex", options=dict(options), fullgraph=True)
 
         def call(*inputs: torch.Tensor) -> Any:
+            for tensor, spec in zip(inputs, self.case.inputs, strict=True):
+                symbols = [position for position, dim in enumerate(spec.shape) if isinstance(dim, str)]
+                if self.case.dynamic and symbols:
+                    torch._dynamo.maybe_mark_dynamic(tensor, symbols)
             with torch.no_grad():
                 result = compiled(*inputs)
             self.report = npugraph_ex.last_report()

@@ -1,0 +1,71 @@
+"""The suite's settings, its target, and what it prints. The target is started here, before anything imports torch."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from reporting import Reporter  # noqa: E402 - found through the line above
+from running import PROFILES, Run  # noqa: E402 - as above
+
+from npugraph_ex.testing.targets import KINDS, TargetError, start_target  # noqa: E402 - as above
+
+RUN = pytest.StashKey[Run]()
+_BEFORE_ALL = 3
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The suite's own options; each also says its default."""
+    group = parser.getgroup("conformance")
+    default = os.environ.get("NPUGRAPH_EX_TARGET", "emulated")
+    group.addoption("--target", choices=KINDS, default=default, help="which device (default: NPUGRAPH_EX_TARGET, or emulated)")
+    group.addoption("--profile", choices=sorted(PROFILES), default="quick", help="how many examples (default: quick)")
+    group.addoption("--seed", type=int, default=0, help="the same seed gives the same examples (default: 0)")
+    group.addoption("--mutant", metavar="NAME", help="switch a deliberate fault on: the run must then fail; 'list' lists them")
+    group.addoption("--report-dir", type=Path, metavar="DIR", help="write cases.jsonl, junit.xml and failing scripts there")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the target, say what it is, and switch the mutant on."""
+    folder: Path | None = config.getoption("report_dir")
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        config.option.xmlpath = config.option.xmlpath or str(folder / "junit.xml")
+    # torch logs its tracing at DEBUG for tools of its own; pytest would collect and print all of it.
+    config.option.show_capture = "no"
+    config.pluginmanager.set_blocked("logging-plugin")
+    try:
+        target = start_target(config.getoption("target"))
+    except TargetError as error:
+        pytest.exit(str(error), returncode=_BEFORE_ALL)
+    from npugraph_ex import testing
+
+    name = config.getoption("mutant")
+    if name == "list":
+        lines = [f"{mutant.name:<32} breaks: {mutant.breaks}" for mutant in testing.mutants().values()]
+        pytest.exit("\n" + "\n".join(lines), returncode=0)
+    run = Run(target, PROFILES[config.getoption("profile")], config.getoption("seed"), folder)
+    config.stash[RUN] = run
+    if name is not None:
+        stack = ExitStack()
+        try:
+            run.mutant = stack.enter_context(testing.mutant(name)).name
+        except ValueError as error:
+            pytest.exit(str(error), returncode=_BEFORE_ALL)
+        config.add_cleanup(stack.close)
+        config.option.maxfail = config.option.maxfail or 1
+    config.pluginmanager.register(Reporter(run, config), "conformance-reporter")
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest) -> Iterator[Run]:
+    """The run that this test belongs to."""
+    yield request.config.stash[RUN]

@@ -1,0 +1,174 @@
+"""A Qwen3 decoder of `transformers`, mapped to npu operators: the weights and the configuration are its own.
+
+RMS norms become `npu_rms_norm` and, with the residual sum, `npu_add_rms_norm`; linears become dynamic int8 quantisation and
+`npu_quant_matmul`; the cache has a fixed length and the position is a tensor, so that every decoding step is one graph.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb, eager_attention_forward
+
+_EMBEDDING_GAIN = 10.0
+
+
+def random_qwen3(*, layers: int, seed: int = 0) -> Qwen3ForCausalLM:
+    """A small decoder of Qwen3's architecture with random weights, float32 on the CPU, eager attention.
+
+    The head's rows are the embedding's, permuted, and the embedding is large enough to be felt at the end. So one token
+    is likelier than all others by a margin, as in a trained model; with independent random weights the best two are
+    often closer than int8 rounding, and then equal tokens would mean nothing.
+    """
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=layers, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=32, max_position_embeddings=128, tie_word_embeddings=False,
+        attn_implementation="eager", initializer_range=0.08,
+    )  # fmt: skip
+    model = Qwen3ForCausalLM(config).eval()
+    with torch.no_grad():
+        model.lm_head.weight.copy_(model.model.embed_tokens.weight[torch.randperm(config.vocab_size)])
+        model.model.embed_tokens.weight.mul_(_EMBEDDING_GAIN)
+    return model
+
+
+class QuantisedLinear(nn.Module):
+    """Linears that share their input, with int8 weights and one scale a column.
+
+    Args:
+        linears: their outputs are concatenated.
+        dtype: of the result.
+    """
+
+    def __init__(self, *linears: nn.Linear, dtype: torch.dtype) -> None:
+        super().__init__()
+        weight = torch.cat([linear.weight.detach() for linear in linears]).t()  # in, out
+        scale = weight.abs().amax(0) / 127
+        self.register_buffer("weight", (weight / scale).round().to(torch.int8).contiguous())
+        self.register_buffer("scale", scale.float())
+        self.dtype = dtype
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Tokens, in -> tokens, out."""
+        quantised, scale = torch.ops.npu.npu_dynamic_quant(x)
+        return torch.ops.npu.npu_quant_matmul(
+            quantised, self.weight, self.scale, pertoken_scale=scale, output_dtype=self.dtype
+        )
+
+
+class Attention(nn.Module):
+    """Qwen3's attention of one new token over a cache of fixed length."""
+
+    def __init__(self, original: nn.Module, *, batch: int, length: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.original = [original]  # read for its constants by transformers' attention function; no parameters of ours
+        self.qkv = QuantisedLinear(original.q_proj, original.k_proj, original.v_proj, dtype=dtype)
+        self.output = QuantisedLinear(original.o_proj, dtype=dtype)
+        self.q_norm, self.k_norm = original.q_norm, original.k_norm
+        self.head_dim = original.head_dim
+        config = original.config
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        shape = (batch, self.kv_heads, length, self.head_dim)
+        self.register_buffer("keys", torch.zeros(shape, dtype=dtype))
+        self.register_buffer("values", torch.zeros(shape, dtype=dtype))
+
+    def forward(
+        self, x: torch.Tensor, position: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], mask: torch.Tensor
+    ) -> torch.Tensor:
+        """Batch, hidden -> batch, hidden; the cache at ``position`` is written."""
+        batch = x.shape[0]
+        sizes = [self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.head_dim]
+        query, key, value = (part.view(batch, 1, -1, self.head_dim) for part in self.qkv(x).split(sizes, dim=-1))
+        query = torch.ops.npu.npu_rms_norm(query.contiguous(), self.q_norm.weight, self.q_norm.variance_epsilon)[0]
+        key = torch.ops.npu.npu_rms_norm(key.contiguous(), self.k_norm.weight, self.k_norm.variance_epsilon)[0]
+        query, key = apply_rotary_pos_emb(query.transpose(1, 2), key.transpose(1, 2), *rotary)
+        self.keys.index_copy_(2, position, key)
+        self.values.index_copy_(2, position, value.transpose(1, 2))
+        original = self.original[0]
+        mixed, _ = eager_attention_forward(original, query, self.keys, self.values, mask, scaling=original.scaling)
+        return self.output(mixed.reshape(batch, -1))
+
+
+class Layer(nn.Module):
+    """One decoder layer over the pair (hidden, residual), so that each norm takes the residual sum with it."""
+
+    def __init__(self, original: nn.Module, *, batch: int, length: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.attention = Attention(original.self_attn, batch=batch, length=length, dtype=dtype)
+        self.before, self.after = original.input_layernorm, original.post_attention_layernorm
+        self.up = QuantisedLinear(original.mlp.gate_proj, original.mlp.up_proj, dtype=dtype)
+        self.down = QuantisedLinear(original.mlp.down_proj, dtype=dtype)
+
+    def forward(self, hidden: torch.Tensor, residual: torch.Tensor, *context: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Batch, hidden, twice -> the same."""
+        x, residual = _add_norm(hidden, residual, self.before)
+        x, residual = _add_norm(self.attention(x, *context), residual, self.after)
+        return self.down(torch.ops.npu.npu_swiglu(self.up(x))), residual
+
+
+def _add_norm(hidden: torch.Tensor, residual: torch.Tensor, norm: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+    y, _, total = torch.ops.npu.npu_add_rms_norm(hidden, residual, norm.weight, norm.variance_epsilon)
+    return y, total
+
+
+class Decoder(nn.Module):
+    """The whole model, one token of each sequence a call.
+
+    Args:
+        original: of ``transformers``; its weights are quantised and its norms are used as they are.
+        batch: how many sequences.
+        length: of the cache.
+        dtype: of activations.
+    """
+
+    def __init__(self, original: Qwen3ForCausalLM, *, batch: int, length: int, dtype: torch.dtype = torch.float16) -> None:
+        super().__init__()
+        model = original.model
+        self.embedding, self.rotary, self.norm, self.head = model.embed_tokens, model.rotary_emb, model.norm, original.lm_head
+        self.layers = nn.ModuleList(Layer(layer, batch=batch, length=length, dtype=dtype) for layer in model.layers)
+        self.register_buffer("slots", torch.arange(length))
+        self.to(dtype)
+        for layer in self.modules():
+            if isinstance(layer, QuantisedLinear):
+                layer.scale = layer.scale.float()
+
+    def forward(self, tokens: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        """Tokens (batch,) and position (1,), both int64 on the device -> logits (batch, vocabulary)."""
+        hidden = self.embedding(tokens)
+        residual = torch.zeros_like(hidden)
+        rotary = self.rotary(hidden.unsqueeze(1), position.unsqueeze(0))
+        mask = torch.where(self.slots <= position, 0.0, torch.finfo(hidden.dtype).min).to(hidden.dtype).view(1, 1, 1, -1)
+        for layer in self.layers:
+            hidden, residual = layer(hidden, residual, position, rotary, mask)
+        return self.head(_add_norm(hidden, residual, self.norm)[0])
+
+    def reset(self) -> None:
+        """Empty the cache."""
+        for layer in self.layers:
+            layer.attention.keys.zero_()
+            layer.attention.values.zero_()
+
+
+def decode(step: Any, prompt: torch.Tensor, *, new: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Feed the prompt (batch, length) token by token, then greedily decode.
+
+    Returns:
+        The new tokens (batch, new), and the logits of every call (calls, batch, vocabulary), on the CPU.
+    """
+    tokens, made, logits = prompt[:, 0], [], []
+    with torch.no_grad():
+        for index in range(prompt.shape[1] + new - 1):
+            position = torch.full((1,), index, dtype=torch.int64, device=prompt.device)
+            result = step(tokens, position)
+            logits.append(result.float().cpu())
+            following = result.argmax(-1)
+            inside = index + 1 < prompt.shape[1]
+            tokens = prompt[:, index + 1] if inside else following
+            if not inside:
+                made.append(following.cpu())
+            del result
+    return torch.stack(made, 1), torch.stack(logits)

@@ -1,0 +1,24 @@
+"""Passes, capture and replay on int32 programs with views, aliases and in-place writes, where nothing may differ."""
+
+from __future__ import annotations
+
+import pytest
+from running import Run
+
+from npugraph_ex import testing
+
+WHAT = "(integers)"
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_integers(run: Run, dynamic: bool) -> None:  # noqa: FBT001 - a parameter of pytest
+    """Replay with new values at new addresses gives eager mode's integers, aliases and writes; old results stay."""
+    strategy = testing.integer_programs(dynamic=dynamic)
+    run.explore(f"integers {dynamic}", strategy, examples=run.profile.integers, what=WHAT)
+
+
+def test_integers_through_torch_compile(run: Run) -> None:
+    """The same through Dynamo and AOT, which handle aliased and written inputs in their own ways."""
+    run.explore(
+        "compiled integers", testing.integer_programs(), examples=2 * run.profile.compiled, route="compile", what=WHAT
+    )

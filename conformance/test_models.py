@@ -1,0 +1,130 @@
+"""A real architecture, decoding on the device: the same tokens eager and compiled, few graphs, the fusions where they belong."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+import torch
+from quantised_qwen3 import Decoder, decode, random_qwen3
+from running import Run
+
+import npugraph_ex
+from npugraph_ex.observe.captures import capture_records
+
+LAYERS, BATCH, LENGTH, PROMPT = 3, 2, 96, 4
+RULE = "add_rms_norm_dynamic_quant"
+MOST_GRAPHS = 2
+"""One, and one more if a caller still holds logits when the next step runs."""
+
+
+@pytest.fixture(scope="module")
+def original() -> torch.nn.Module:
+    """The decoder as `transformers` made it."""
+    return random_qwen3(layers=LAYERS)
+
+
+@pytest.fixture
+def prompt() -> torch.Tensor:
+    """Token numbers on the CPU."""
+    return torch.randint(0, 512, (BATCH, PROMPT), generator=torch.Generator().manual_seed(1))
+
+
+def _kernels(run: Run) -> Counter[str]:
+    """What the device has run so far, by operator; nothing is known of a real one."""
+    if run.target.kind != "emulated":
+        return Counter()
+    import npu_emulator
+
+    return Counter(npu_emulator.kernel_counts())
+
+
+def _launches(run: Run) -> int:
+    if run.target.kind != "emulated":
+        return 0
+    import npu_emulator
+
+    return npu_emulator.launch_count()
+
+
+def _per_layer(report: object) -> list[int]:
+    """How many fusions each layer got. Norms are numbered in the order of the layers, two a layer."""
+    found = [0] * (LAYERS + 1)
+    for rule in report.rules:  # type: ignore[attr-defined]
+        for fusion in rule.fusions:
+            numbers = [re.fullmatch(r"npu_add_rms_norm(?:_(\d+))?", name) for name in fusion.replaced]
+            number = next(match for match in numbers if match)
+            found[int(number[1] or 0) // 2] += 1
+    return found[:LAYERS]
+
+
+def test_quantised_qwen3_is_qwen3(original: torch.nn.Module, prompt: torch.Tensor) -> None:
+    """The mapped model computes what `transformers` computes, up to what int8 costs."""
+    with torch.no_grad():
+        wanted = original(prompt).logits
+    decoder = Decoder(random_qwen3(layers=LAYERS), batch=BATCH, length=LENGTH).to("npu")
+    _, logits = decode(decoder, prompt.to("npu"), new=1)
+    similarity = torch.nn.functional.cosine_similarity(logits.transpose(0, 1), wanted, dim=-1)
+    assert similarity.min() > 0.98, similarity
+
+
+def test_quantised_qwen3_decodes_the_same_tokens(run: Run, prompt: torch.Tensor) -> None:
+    """Eager and compiled greedy decoding give the same tokens, and compiled steps replay one graph."""
+    decoder = Decoder(random_qwen3(layers=LAYERS), batch=BATCH, length=LENGTH).to("npu")
+    prompt, new = prompt.to("npu"), run.profile.tokens
+    calls = PROMPT + new - 1
+    kernels, launches = _kernels(run), _launches(run)
+    tokens, logits = decode(decoder, prompt, new=new)
+    eager = _kernels(run) - kernels
+    eager_launches = _launches(run) - launches
+
+    decoder.reset()
+    unfused = torch.compile(decoder, backend="npugraph_ex", fullgraph=True, dynamic=False, options={"pattern_fusion_pass": False})
+    _, unfused_logits = decode(unfused, prompt, new=2)
+    assert torch.equal(unfused_logits, logits[: len(unfused_logits)]), "without fusions, replay is bit-equal to eager mode"
+
+    torch._dynamo.reset()
+    decoder.reset()
+    graphs = len(capture_records())
+    compiled = torch.compile(decoder, backend="npugraph_ex", fullgraph=True, dynamic=False)
+    decode(compiled, prompt[:, :1], new=2)  # compiles and captures
+    report = npugraph_ex.last_report()
+    decoder.reset()
+    kernels, launches = _kernels(run), _launches(run)
+    compiled_tokens, compiled_logits = decode(compiled, prompt, new=new)
+    replayed = _kernels(run) - kernels
+    replayed_launches = _launches(run) - launches
+    graphs = len(capture_records()) - graphs
+
+    assert report is not None
+    fusions = _per_layer(report)
+    pairs = "npu.npu_add_rms_norm_dynamic_quant.default"
+    best = logits.topk(2, dim=-1).values
+    margin = float((best[..., 0] - best[..., 1]).min())
+    rows = [(f"layer {layer}", "fusions", count, "of 2") for layer, count in enumerate(fusions)]
+    rows += [
+        ("a step", "kernels run", f"{sum(eager.values()) / calls:.0f} eager", f"{sum(replayed.values()) / calls:.0f} compiled"),
+        ("a step", "host launches", f"{eager_launches / calls:.0f} eager", f"{replayed_launches / calls:.0f} compiled"),
+        ("a step", "fused kernels", f"{eager[pairs] / calls:.0f} eager", f"{replayed[pairs] / calls:.0f} compiled"),
+        ("all", "graphs captured", graphs, f"{calls} steps"),
+    ]
+    run.models.append(
+        {
+            "name": f"Qwen3, {LAYERS} layers, random weights, int8",
+            "headers": ("where", "what", "", ""),
+            "rows": rows,
+            "note": f"{BATCH}x{new} tokens decoded, eager and compiled "
+            f"{'equal' if torch.equal(tokens, compiled_tokens) else 'DIFFERENT'}; "
+            f"largest difference of logits {float((logits - compiled_logits).abs().max()):.2g}, "
+            f"smallest lead of a chosen token {margin:.2g}",
+        }
+    )
+    assert torch.equal(tokens, compiled_tokens)
+    assert fusions == [2] * LAYERS, report.table()
+    assert report.fusions(RULE) == 2 * LAYERS
+    assert 1 <= graphs <= MOST_GRAPHS, capture_records()
+    if run.target.kind == "emulated":
+        assert sum(replayed.values()) < sum(eager.values())
+        assert eager[pairs] == 0
+        assert replayed[pairs] == 2 * LAYERS * calls

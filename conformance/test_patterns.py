@@ -1,0 +1,48 @@
+"""Every registered fusion rule, planted into random programs: fused exactly where it must be, and equal to eager mode."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from running import Run
+
+from npugraph_ex import testing
+from npugraph_ex.testing.near_misses import applicable
+
+PATTERNS = sorted({pattern.name for pattern in testing.registered_patterns()})
+DTYPES = [torch.float16, torch.bfloat16]
+NEAR_MISSES = [
+    (name, kind)
+    for name in PATTERNS
+    for kind in dict.fromkeys(kind for pattern in testing.registered_patterns(name) for kind in applicable(pattern))
+]
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=_dtype_name)
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_planted(run: Run, pattern: str, dtype: torch.dtype, dynamic: bool) -> None:  # noqa: FBT001 - a parameter of pytest
+    """A planted pattern is fused exactly once, and eager mode, optimised graph and replay agree."""
+    strategy = testing.programs(pattern=pattern, dtype=dtype, dynamic=dynamic)
+    name = f"planted {pattern} {_dtype_name(dtype)} {dynamic}"
+    run.explore(name, strategy, examples=run.profile.planted, what=pattern)
+
+
+@pytest.mark.parametrize(("pattern", "kind"), NEAR_MISSES)
+def test_near_miss(run: Run, pattern: str, kind: str) -> None:
+    """What only resembles a pattern is left alone, and computes what it did."""
+    strategy = testing.programs(pattern=pattern, near_miss=kind)
+    run.explore(f"near-miss {pattern} {kind}", strategy, examples=run.profile.near_miss, what=pattern)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_planted_through_torch_compile(run: Run, pattern: str, dynamic: bool) -> None:  # noqa: FBT001 - as above
+    """The same holds from torch.compile on: Dynamo, AOT, passes, capture, replay."""
+    strategy = testing.programs(pattern=pattern, dynamic=dynamic)
+    name = f"compiled {pattern} {dynamic}"
+    run.explore(name, strategy, examples=run.profile.compiled, route="compile", what=pattern)
