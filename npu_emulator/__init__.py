@@ -10,12 +10,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from npu_emulator.activation import Emulator, activate, current, is_active, registry
-from npu_emulator.errors import ActivationError, BuildError, EmulatorError, KernelMissingError
+from npu_emulator.errors import ActivationError, BuildError, EmulatorError, KernelMissingError, RaceError
 from npu_emulator.schedules import exhaust, switched
 from npu_emulator.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from npu_emulator.races.report import Race
 
 __all__ = [
     "ActivationError",
@@ -23,9 +25,11 @@ __all__ = [
     "Emulator",
     "EmulatorError",
     "KernelMissingError",
+    "RaceError",
     "Settings",
     "activate",
     "current",
+    "detect_races",
     "every_order",
     "is_active",
     "kernel_counts",
@@ -86,3 +90,27 @@ def every_order(program: Callable[[], Any], *, limit: int = 10_000) -> Iterator[
     """
     emulator = current()
     yield from exhaust(emulator.runtime, program, emulator.settings.schedule, limit)
+
+
+@contextmanager
+def detect_races(*, stop_at_first: bool = False) -> Iterator[list[Race]]:
+    """Look for data races between streams inside the block; yield the list that fills with them.
+
+    Graphs must be captured inside the block for their replays to be looked at.
+
+    Args:
+        stop_at_first: raise RaceError at the Python line that launches the second side of the first race.
+    """
+    from npu_emulator.races.detector import Detector
+
+    emulator = current()
+    detector = Detector(emulator.runtime, stop_at_first=stop_at_first)
+    before = emulator.launcher.observer
+    emulator.runtime.set_tracing(on=True)
+    emulator.launcher.observer = detector
+    try:
+        yield detector.races
+        detector.synchronised()
+    finally:
+        emulator.launcher.observer = before
+        emulator.runtime.set_tracing(on=before is not None)

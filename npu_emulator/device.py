@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
 
 from npu_emulator.schedules import parse
 
@@ -14,13 +15,40 @@ if TYPE_CHECKING:
     from npu_emulator.schedules import Schedule
     from npu_emulator.settings import Settings
 
-__all__ = ["RUN_NOW", "SKIP", "Runtime"]
+__all__ = ["RUN_NOW", "SKIP", "Note", "NoteKind", "Runtime"]
 
 RUN_NOW, QUEUE, SKIP = 0, 1, 2
 """What `Runtime.begin` answers: run the kernel here and now, hand it to the queue, or run nothing (null kernels)."""
 
 CAPTURE_FORBIDS = 107030
 """CANN's code for an operation that is not permitted while a stream is being captured."""
+
+
+class NoteKind(IntEnum):
+    """What a line of the log tells."""
+
+    KERNEL = 0
+    COPY = 1
+    FILL = 2
+    RECORD = 3
+    WAIT = 4
+    REPLAY = 5
+    SYNC_STREAM = 6
+    SYNC_DEVICE = 7
+    SYNC_TICKET = 8
+
+
+class Note(NamedTuple):
+    """One line of the log; the meaning of the numbers is in runtime/trace.cpp."""
+
+    kind: int
+    stream: int
+    first: int
+    second: int
+    third: int
+    graph: int
+    index: int
+    edge: int
 
 
 class Runtime:
@@ -106,6 +134,21 @@ class Runtime:
         self._held.emu_take_released.restype = ctypes.c_uint64
         count = self._held.emu_take_released(numbers, ctypes.c_uint64(len(numbers)))
         return list(numbers[:count])
+
+    def set_tracing(self, *, on: bool) -> None:
+        """Start or stop the log of launches, records, waits and synchronisations; see runtime/trace.cpp."""
+        self._held.emu_set_tracing(int(on))
+
+    def take_notes(self) -> list[Note]:
+        """Take what the log holds."""
+        self._held.emu_take_notes.restype = ctypes.c_uint64
+        found: list[Note] = []
+        numbers = (ctypes.c_uint64 * (8 * 256))()
+        while True:
+            count = self._held.emu_take_notes(numbers, ctypes.c_uint64(256))
+            found.extend(Note(*numbers[8 * line : 8 * line + 8]) for line in range(count))
+            if count < 256:
+                return found
 
     def counts(self) -> list[int]:
         """Return how many kernels ran so far, by operator number."""

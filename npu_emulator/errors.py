@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ActivationError", "BuildError", "EmulatorError", "KernelMissingError"]
+__all__ = ["ActivationError", "BuildError", "EmulatorError", "KernelMissingError", "RaceError"]
 
 
 class EmulatorError(RuntimeError):
@@ -19,3 +19,7 @@ class BuildError(EmulatorError):
 
 class KernelMissingError(EmulatorError, NotImplementedError):
     """An operator was launched for which the emulated device has no kernel."""
+
+
+class RaceError(EmulatorError):
+    """Two pieces of device work touch the same bytes, one of them writing, and nothing orders them."""

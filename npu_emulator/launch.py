@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import sys
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -23,11 +24,35 @@ if TYPE_CHECKING:
 
     from npu_emulator.device import Runtime
 
-__all__ = ["Launcher"]
+__all__ = ["Launch", "Launcher", "Observer", "user_frames"]
 
 _KERNEL_FAILED = 507015  # ACL_ERROR_RT_AICORE_EXCEPTION
+_NOT_THE_USERS = ("/npu_emulator/", "/torch/", "/torch_npu/", "<frozen ")
 _SWEEP_EVERY = 256
 _VIEWS_KEPT = 16384
+
+
+class Launch(NamedTuple):
+    """What a checker is told of one launch."""
+
+    name: str
+    frames: tuple[str, ...]
+    reads: Sequence[torch.Tensor]
+    writes: Sequence[torch.Tensor]
+    fresh: bool
+
+
+class Observer(Protocol):
+    """A checker that wants to see launches."""
+
+    def launching(self, key: int, launch: Launch) -> None:
+        """Learn what kernel number `key` is, before it is launched."""
+
+    def launched(self) -> None:
+        """Look at the log: a kernel was launched."""
+
+    def synchronised(self) -> None:
+        """Look at the log: the host has waited."""
 
 
 class Launcher:
@@ -40,6 +65,7 @@ class Launcher:
         self.runtime = runtime
         self.launches = 0
         self._raw_stream: Callable[[int], int] = torch_npu._C._npu_getCurrentRawStream  # noqa: SLF001 - the public property is ten times slower
+        self.observer: Observer | None = None
         self._numbers: dict[str, int] = {}
         self._bodies: dict[int, tuple[str, Callable[[], object], str]] = {}
         self._next = itertools.count(1)
@@ -108,10 +134,13 @@ class Launcher:
         body: Callable[[], object],
         reads: Sequence[torch.Tensor],
         writes: Sequence[torch.Tensor],
+        *,
+        fresh: bool = False,
     ) -> None:
         """Put a kernel on the device's current stream.
 
-        `reads` and `writes` are the CPU views of the device memory that `body` will read and write.
+        `reads` and `writes` are the CPU views of the device memory that `body` will read and write; `fresh` says that the
+        memory written was allocated for this launch.
         """
         stream = self._raw_stream(device)
         self.launches += 1
@@ -122,10 +151,14 @@ class Launcher:
             finally:
                 self.runtime.end()
         elif answer != SKIP:
-            self._queue(name, number, stream, body)
+            key = next(self._next)
+            if self.observer is not None:
+                self.observer.launching(key, Launch(name, user_frames(), reads, writes, fresh))
+            self._queue(key, name, number, stream, body)
+            if self.observer is not None:
+                self.observer.launched()
 
-    def _queue(self, name: str, number: int, stream: int, body: Callable[[], object]) -> None:
-        key = next(self._next)
+    def _queue(self, key: int, name: str, number: int, stream: int, body: Callable[[], object]) -> None:
         if key % _SWEEP_EVERY == 0:
             self.sweep()
         self._bodies[key] = (name, body, _python_line())
@@ -162,6 +195,8 @@ class Launcher:
             )
         if status != 0:
             raise RuntimeError(f"{self.runtime.recent_error()} (ACL error {status})")
+        if self.observer is not None:
+            self.observer.synchronised()
 
     # -- counting -------------------------------------------------------------------------------------------------------
 
@@ -177,12 +212,17 @@ class Launcher:
 
 def _python_line() -> str:
     """Name the innermost line of the user's program that led here."""
-    import sys
+    frames = user_frames(1)
+    return frames[0].partition(" in ")[0] if frames else "an unknown line"
 
+
+def user_frames(limit: int = 6) -> tuple[str, ...]:
+    """Name the lines of the user's program that led here, innermost first: torch's and our own frames tell nothing."""
+    found: list[str] = []
     frame: Any = sys._getframe(1)  # noqa: SLF001 - walking frames one by one is far cheaper than traceback.extract_stack
-    while frame is not None:
+    while frame is not None and len(found) < limit:
         file = frame.f_code.co_filename
-        if "/npu_emulator/" not in file and "/torch/" not in file and "/torch_npu/" not in file:
-            return f"{file}:{frame.f_lineno}"
+        if not any(part in file for part in _NOT_THE_USERS):
+            found.append(f"{file}:{frame.f_lineno} in {frame.f_code.co_name}")
         frame = frame.f_back
-    return "an unknown line"
+    return tuple(found)

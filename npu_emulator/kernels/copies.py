@@ -34,6 +34,7 @@ def copy_kernels(launcher: Launcher) -> dict[str, Callable[..., Any]]:
 class _Copies:
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
+        self._read = launcher.number("aten._local_scalar_dense.default")
         self._number = launcher.number("aten.copy_.default")
 
     def copy_(self, destination: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:  # noqa: FBT001, FBT002 - the operator's signature
@@ -50,7 +51,10 @@ class _Copies:
                 self._launcher.wait(source.device.index, "a copy between devices")
         else:
             # The host may change pageable memory as soon as this returns; pinned memory is read when the task runs.
-            origin = source if non_blocking and source.is_pinned() else source.clone()
+            pinned = non_blocking and source.is_pinned()
+            origin = source if pinned else source.clone()
+            if pinned:
+                reads.append(origin)  # two streams may race for a pinned buffer as well
         self._launcher.launch("aten.copy_.default", self._number, index, lambda: target.copy_(origin), reads, [target])
         return destination
 
@@ -61,7 +65,12 @@ class _Copies:
         if not asynchronous:
             self._launcher.wait(index, "a copy to the host")
         self._launcher.launch(
-            "aten.copy_.default", self._number, index, lambda: destination.copy_(origin), [origin], []
+            "aten.copy_.default",
+            self._number,
+            index,
+            lambda: destination.copy_(origin),
+            [origin],
+            [destination] if asynchronous else [],
         )
         if not asynchronous:
             self._launcher.wait(index, "a copy to the host")
@@ -114,8 +123,15 @@ class _Copies:
 
     def local_scalar(self, source: torch.Tensor) -> Any:
         """Read one element on the host, waiting for the stream."""
-        self._launcher.wait(source.device.index, "item()")
-        return self._launcher.view(source).item()
+        index = source.device.index
+        self._launcher.wait(index, "item()")
+        seen = self._launcher.view(source)
+        found: list[Any] = []
+        self._launcher.launch(
+            "aten._local_scalar_dense.default", self._read, index, lambda: found.append(seen.item()), [seen], []
+        )
+        self._launcher.wait(index, "item()")
+        return found[0] if found else seen.item()  # with null kernels nothing was read
 
     def pin_memory(self, source: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
         """Copy a host tensor to page-locked memory (of the runtime, so that it is recognised again)."""

@@ -104,7 +104,7 @@ class Kernel:
             outputs = tree_map(lambda like: _allocate(like, device), likes, is_leaf=lambda item: isinstance(item, Like))
             targets = [view(leaf) for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
         body = _PureBody(self._bind(bound, args, kwargs), bound, targets)
-        self._launcher.launch(self.name, self._number, index, body, bound.reads, targets)
+        self._launcher.launch(self.name, self._number, index, body, bound.reads, targets, fresh=True)
         return outputs
 
     # -- in-place and out variants --------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ _STEP = 4  # Philox offsets, which torch's generators count in, come in multiple
 
 def is_random(op: OpOverload) -> bool:
     """Tell whether an operator draws random numbers."""
-    takes_generator = any("Generator" in str(argument.type) for argument in op._schema.arguments)  # noqa: SLF001
+    takes_generator = any("Generator" in str(argument.type) for argument in op._schema.arguments)
     return takes_generator or torch.Tag.nondeterministic_seeded in op.tags
 
 

@@ -61,6 +61,7 @@ aclError append(Stream* stream, Task task, Lock&) {
         see(lane, from, task.edge);
     }
     if (task.kind == Kind::Record) graph.seen_at_record[index] = lane.seen;
+    note_captured(graph, stream->lane, index, task);
     graph.tasks.push_back(std::move(task));
     graph.lane_of.push_back(stream->lane);
     lane.tasks.push_back(index);

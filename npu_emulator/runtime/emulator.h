@@ -4,6 +4,7 @@
 // that every function here has the signature which that wheel calls.
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -29,6 +30,7 @@ namespace emu {
 // One `record` of an event. A later record of the same event is another ticket, so a wait keeps waiting for the record
 // it was issued against (the rule of cudaStreamWaitEvent, which aclrtStreamWaitEvent follows).
 struct Ticket {
+    uint64_t id = 0;
     bool done = false;
     double milliseconds = 0;  // host clock when it ran
 };
@@ -104,6 +106,12 @@ struct Event {
     int64_t captured_task = -1;
 };
 
+// One line of the log that checkers read (trace.cpp).
+struct Note {
+    uint64_t kind = 0, stream = 0, first = 0, second = 0, third = 0;
+    uint64_t graph = 0, index = 0, edge = 0;  // of a captured task: graph id, task index, 1 + the record it waits for
+};
+
 enum class Policy { Fifo, Lazy, Random, Pct, Choices };
 
 // A place where a task could run next: the head of a stream, or of one lane of a replay under way.
@@ -131,6 +139,9 @@ struct State {
     std::vector<uint32_t> choices;                           // Policy::Choices: what to decide
     std::vector<std::pair<uint32_t, uint32_t>> decisions;    // Policy::Choices: (decided, among how many)
     bool null_kernels = false;
+    bool tracing = false;
+    std::deque<Note> notes;
+    uint64_t next_ticket = 1;
     std::vector<uint64_t> executed;    // per operator: kernels run, replays included
     std::vector<uint64_t> released;    // Python kernels that nothing can run any more
     std::unordered_set<Graph*> capturing;
@@ -156,6 +167,13 @@ aclError take_failure(Lock& lock);
 const Choice& pick(const std::vector<Choice>& found, const Stream* wanted);
 uint64_t steps_at_launch();
 void choose_policy(Policy policy, uint64_t seed, uint32_t depth);
+
+// the log for checkers (trace.cpp)
+void note_launch(const Stream* stream, const Task& task);
+void note_captured(const Graph& graph, uint32_t lane, uint32_t index, const Task& task);
+void note_stream_finished(const Stream* stream);
+void note_device_finished();
+void note_ticket_finished(const TicketRef& ticket);
 
 // capture (capture.cpp)
 bool capture_forbids_here(Lock& lock);

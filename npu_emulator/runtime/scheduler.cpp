@@ -140,6 +140,9 @@ std::vector<Choice> choices(State& s) {
         for (uint32_t lane = 0; lane < run->next.size(); ++lane)
             if (lane_ready(*run, lane)) found.push_back({run->stream->queue.front().first, run->stream, run.get(), lane});
     }
+    // By launch order, not by stream: torch_npu hands its pooled streams out in turn, so a repeated program meets others.
+    std::sort(found.begin(), found.end(),
+              [](const Choice& a, const Choice& b) { return std::make_pair(a.order, a.lane) < std::make_pair(b.order, b.lane); });
     return found;
 }
 
@@ -229,11 +232,14 @@ aclError wait_until(Lock& lock, Predicate finished, Stream* wanted) {
 }
 
 aclError wait_for_stream(Lock& lock, Stream* stream) {
-    return wait_until(lock, [&] { return stream->queue.empty(); }, stream);
+    const aclError status = wait_until(lock, [&] { return stream->queue.empty(); }, stream);
+    note_stream_finished(stream);
+    return status;
 }
 
 aclError wait_for_device(Lock& lock, int32_t device) {
     State& s = state();
+    note_device_finished();
     if (s.pending == 0) return ACL_SUCCESS;
     const auto idle = [&] {
         for (const auto& stream : s.streams)
@@ -245,6 +251,7 @@ aclError wait_for_device(Lock& lock, int32_t device) {
 
 aclError wait_for_ticket(Lock& lock, const TicketRef& ticket) {
     if (!ticket) return ACL_SUCCESS;
+    note_ticket_finished(ticket);
     return wait_until(lock, [&] { return ticket->done; }, nullptr);
 }
 
@@ -276,6 +283,7 @@ Stream* resolve(aclrtStream handle) {
 aclError submit(Stream* stream, Task task, Lock& lock) {
     if (stream->capture) return append(stream, std::move(task), lock);
     State& s = state();
+    note_launch(stream, task);
     stream->queue.emplace_back(s.launched++, std::move(task));
     ++s.pending;
     if (s.busy) return ACL_SUCCESS;  // whoever is executing carries on with the queue

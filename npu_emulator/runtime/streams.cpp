@@ -79,6 +79,7 @@ EMU_API aclError aclrtStreamQuery(aclrtStream handle, aclrtStreamStatus* status)
     Lock lock(s.mutex);
     Stream* stream = resolve(handle);
     if (!stream->queue.empty() && !s.busy) step(lock, stream);  // polling makes progress, or a polling loop would never end
+    if (stream->queue.empty()) note_stream_finished(stream);
     *status = stream->queue.empty() ? ACL_STREAM_STATUS_COMPLETE : ACL_STREAM_STATUS_NOT_READY;
     return ACL_SUCCESS;
 }
@@ -117,6 +118,7 @@ EMU_API aclError aclrtRecordEvent(aclrtEvent handle, aclrtStream stream_handle) 
     event->captured_in.reset();
     event->captured_task = -1;
     event->ticket = std::make_shared<Ticket>();
+    event->ticket->id = s.next_ticket++;
     task.ticket = event->ticket;
     return submit(stream, std::move(task), lock);
 }
@@ -167,7 +169,9 @@ namespace {
 bool is_done(aclrtEvent handle) {
     Lock lock(state().mutex);
     const auto* event = static_cast<Event*>(handle);
-    return !event->ticket || event->ticket->done;
+    const bool done = !event->ticket || event->ticket->done;
+    if (done && event->ticket) note_ticket_finished(event->ticket);
+    return done;
 }
 
 }  // namespace

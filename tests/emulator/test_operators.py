@@ -21,18 +21,40 @@ AUXILIARY = "returns fewer auxiliary outputs on the CPU than its meta kernel ann
 
 SKIPPED = {
     **dict.fromkeys(
-        "cauchy exponential geometric log_normal normal uniform bernoulli multinomial randn randn_like rand_like randint"
-        " randint_like nn.functional.rrelu nn.functional.dropout nn.functional.dropout2d nn.functional.dropout3d"
-        " nn.functional.alpha_dropout nn.functional.feature_alpha_dropout nn.functional.fractional_max_pool2d"
-        " nn.functional.fractional_max_pool3d nn.functional.multi_head_attention_forward"
-        " nn.functional.scaled_dot_product_attention".split(),
+        [
+            "cauchy",
+            "exponential",
+            "geometric",
+            "log_normal",
+            "normal",
+            "uniform",
+            "bernoulli",
+            "multinomial",
+            "randn",
+            "randn_like",
+            "rand_like",
+            "randint",
+            "randint_like",
+            "nn.functional.rrelu",
+            "nn.functional.dropout",
+            "nn.functional.dropout2d",
+            "nn.functional.dropout3d",
+            "nn.functional.alpha_dropout",
+            "nn.functional.feature_alpha_dropout",
+            "nn.functional.fractional_max_pool2d",
+            "nn.functional.fractional_max_pool3d",
+            "nn.functional.multi_head_attention_forward",
+            "nn.functional.scaled_dot_product_attention",
+        ],
         RANDOM,
     ),
-    **dict.fromkeys("empty empty_like empty_strided empty_permuted new_empty new_empty_strided".split(), UNWRITTEN),
+    **dict.fromkeys(
+        ["empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"], UNWRITTEN
+    ),
     "as_strided.partial_views": UNWRITTEN,
-    **dict.fromkeys("sparse.sampled_addmm sparse.mm to_sparse".split(), SPARSE),
-    **dict.fromkeys("to tensor_split".split(), HOST),
-    **dict.fromkeys("native_batch_norm _native_batch_norm_legit linalg.lstsq".split(), AUXILIARY),
+    **dict.fromkeys(["sparse.sampled_addmm", "sparse.mm", "to_sparse"], SPARSE),
+    **dict.fromkeys(["to", "tensor_split"], HOST),
+    **dict.fromkeys(["native_batch_norm", "_native_batch_norm_legit", "linalg.lstsq"], AUXILIARY),
 }
 """Operator name, or name.variant, and why its values are not compared."""
 
@@ -64,7 +86,7 @@ def _compare(expected: Any, found: Any) -> None:
             assert right.is_conj() == left.is_conj()
             torch.testing.assert_close(right.cpu(), left, equal_nan=True)  # checks dtype and shape too
         elif isinstance(left, float):
-            assert left == right or left != left  # noqa: PLR0124 - NaN
+            assert left == right or left != left
 
 
 def _run(op: OpInfo, sample: Any) -> bool:

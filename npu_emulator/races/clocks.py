@@ -1,0 +1,94 @@
+"""Vector clocks over streams, and the memory of which operation touched what.
+
+A clock maps a stream to the number of its last operation that is known to have happened. Operation B comes after A if B's
+stream knew A's number when B was launched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from npu_emulator.races.access import Access, overlap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+__all__ = ["Clock", "Domain", "Operation", "join"]
+
+Clock = dict[int, int]
+_PAGE_BITS = 20  # past accesses are looked up by 1 MiB pages
+
+
+def join(clock: Clock, other: Clock) -> None:
+    """Let `clock` know all that `other` knows."""
+    for stream, number in other.items():
+        if clock.get(stream, 0) < number:
+            clock[stream] = number
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """One launched piece of work."""
+
+    name: str
+    frames: tuple[str, ...]
+    stream: int
+    number: int
+    fresh: bool = False
+    """It writes to memory that was allocated for it."""
+
+
+class Domain:
+    """Clocks and past accesses of streams, or of the lanes of one captured graph, that may race with each other."""
+
+    def __init__(self) -> None:
+        self._clocks: dict[int, Clock] = {}
+        self._pages: dict[int, list[tuple[Access, Operation]]] = {}
+
+    def clock(self, stream: int) -> Clock:
+        """Return what a stream knows; change it to let the stream know more."""
+        return self._clocks.setdefault(stream, {})
+
+    def everything(self) -> Clock:
+        """Return what all streams together know."""
+        known: Clock = {}
+        for clock in self._clocks.values():
+            join(known, clock)
+        return known
+
+    def next_number(self, stream: int) -> int:
+        """Begin the next operation of a stream."""
+        clock = self.clock(stream)
+        clock[stream] = clock.get(stream, 0) + 1
+        return clock[stream]
+
+    def touch(
+        self,
+        operation: Operation,
+        accesses: Iterable[Access],
+        found: Callable[[Operation, Access, Operation, Access, int], None],
+    ) -> None:
+        """Note an operation's accesses; call `found` for each earlier access that they race with."""
+        known = self.clock(operation.stream)
+        for access in accesses:
+            for page in range(access.start >> _PAGE_BITS, (access.end - 1 >> _PAGE_BITS) + 1):
+                kept = []
+                for earlier, who in self._pages.get(page, ()):
+                    ordered = known.get(who.stream, 0) >= who.number
+                    if not ordered and (access.writes or earlier.writes):
+                        shared = overlap(earlier, access)
+                        if shared:
+                            found(who, earlier, operation, access, shared)
+                    if not (ordered and _replaces(access, earlier)):
+                        kept.append((earlier, who))
+                kept.append((access, operation))
+                self._pages[page] = kept
+
+
+def _replaces(later: Access, earlier: Access) -> bool:
+    """Tell whether whoever races with `earlier` races with `later` too, so that only the later need be remembered."""
+    if earlier.writes and not later.writes:
+        return False
+    same = later[:5] == earlier[:5]
+    return same or (later.start <= earlier.start and earlier.end <= later.end and later.is_dense)

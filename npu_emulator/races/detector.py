@@ -1,0 +1,149 @@
+"""Finds races from the runtime's log: eager work, work inside a captured graph, and replays against everything else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from npu_emulator.device import Note, NoteKind
+from npu_emulator.errors import RaceError
+from npu_emulator.races.access import Access, of_range, of_tensor
+from npu_emulator.races.clocks import Clock, Domain, Operation, join
+from npu_emulator.races.report import Race
+
+if TYPE_CHECKING:
+    from npu_emulator.device import Runtime
+    from npu_emulator.launch import Launch
+
+__all__ = ["Detector"]
+
+
+@dataclass
+class _Captured:
+    """What the detector knows of one graph."""
+
+    domain: Domain = field(default_factory=Domain)
+    records: dict[int, Clock] = field(default_factory=dict)
+    work: list[tuple[str, tuple[str, ...], list[Access]]] = field(default_factory=list)
+
+
+class Detector:
+    """Collects the races of a span of a program.
+
+    The host is taken for one thread: what one Python thread has waited for, all are taken to know.
+    """
+
+    def __init__(self, runtime: Runtime, *, stop_at_first: bool) -> None:
+        """Read the log of `runtime`; `stop_at_first` raises RaceError where the second side is launched."""
+        self.races: list[Race] = []
+        self._runtime = runtime
+        self._stop = stop_at_first
+        self._eager = Domain()
+        self._host: Clock = {}
+        self._tickets: dict[int, Clock] = {}
+        self._graphs: dict[int, _Captured] = {}
+        self._launches: dict[int, tuple[Launch, list[Access]]] = {}
+        self._seen: set[object] = set()
+
+    # -- what the launcher tells ----------------------------------------------------------------------------------------
+
+    def launching(self, key: int, launch: Launch) -> None:
+        """Remember what kernel number `key` touches."""
+        accesses = [of_tensor(tensor, writes=True) for tensor in launch.writes]
+        accesses += [of_tensor(tensor, writes=False) for tensor in launch.reads]
+        self._launches[key] = (launch._replace(reads=(), writes=()), [access for access in accesses if access])
+
+    def launched(self) -> None:
+        """Read the log."""
+        found = len(self.races)
+        for note in self._runtime.take_notes():
+            self._follow(note)
+        if self._stop and len(self.races) > found:
+            raise RaceError(str(self.races[found]))
+
+    synchronised = launched
+
+    # -- what the log tells ---------------------------------------------------------------------------------------------
+
+    def _follow(self, note: Note) -> None:
+        if note.graph:
+            self._follow_captured(note)
+            return
+        clock = self._eager.clock(note.stream)
+        match note.kind:
+            case NoteKind.KERNEL | NoteKind.COPY | NoteKind.FILL:
+                name, frames, fresh, accesses = self._work(note)
+                self._touch(self._eager, note.stream, name, frames, accesses, fresh=fresh)
+            case NoteKind.RECORD:
+                join(clock, self._host)
+                self._tickets[note.first] = dict(clock)
+            case NoteKind.WAIT:
+                join(clock, self._tickets.get(note.first, {}))
+            case NoteKind.REPLAY:
+                self._replay(note)
+            case NoteKind.SYNC_STREAM:
+                join(self._host, self._eager.clock(note.first))
+            case NoteKind.SYNC_DEVICE:
+                join(self._host, self._eager.everything())
+            case NoteKind.SYNC_TICKET:
+                join(self._host, self._tickets.get(note.first, {}))
+
+    def _work(self, note: Note) -> tuple[str, tuple[str, ...], bool, list[Access]]:
+        if note.kind == NoteKind.KERNEL:
+            launch, accesses = self._launches.pop(note.first)
+            return launch.name, launch.frames, launch.fresh, accesses
+        target = of_range(note.first, note.third, writes=True)
+        if note.kind == NoteKind.FILL:
+            return "memset", (), False, [target]
+        return "memcpy", (), False, [target, of_range(note.second, note.third, writes=False)]
+
+    def _touch(  # noqa: PLR0913 - what an operation is made of
+        self,
+        domain: Domain,
+        stream: int,
+        name: str,
+        frames: tuple[str, ...],
+        accesses: list[Access],
+        *,
+        fresh: bool = False,
+        graph: int | None = None,
+        number: int | None = None,
+    ) -> None:
+        if domain is self._eager:
+            join(domain.clock(stream), self._host)
+        operation = Operation(name, frames, stream, number or domain.next_number(stream), fresh)
+
+        def found(first: Operation, earlier: Access, second: Operation, later: Access, shared: int) -> None:
+            place = (first.name, first.frames, first.stream, second.name, second.frames, second.stream, graph)
+            if place not in self._seen:
+                self._seen.add(place)
+                self.races.append(Race(first, earlier, second, later, shared, graph))
+
+        domain.touch(operation, accesses, found)
+
+    # -- graphs ---------------------------------------------------------------------------------------------------------
+
+    def _follow_captured(self, note: Note) -> None:
+        """A captured task: its lane stands for a stream, its edge for an event."""
+        graph = self._graphs.setdefault(note.graph, _Captured())
+        clock = graph.domain.clock(note.stream)
+        match note.kind:
+            case NoteKind.RECORD:
+                graph.records[note.index] = dict(clock)
+            case NoteKind.WAIT:
+                join(clock, graph.records.get(note.edge - 1, {}))
+            case NoteKind.KERNEL | NoteKind.COPY | NoteKind.FILL:
+                name, frames, _, accesses = self._work(note)
+                graph.work.append((name, frames, accesses))
+                self._touch(graph.domain, note.stream, name, frames, accesses, graph=note.graph)
+
+    def _replay(self, note: Note) -> None:
+        """Against the rest of the program a replay is one operation of its stream that touches all that its tasks touch."""
+        graph = self._graphs.get(note.first)
+        if graph is None:
+            return  # captured before the detector was switched on
+        join(self._eager.clock(note.stream), self._host)
+        number = self._eager.next_number(note.stream)
+        for name, frames, accesses in graph.work:
+            title = f"{name} in a replay of graph {note.first}"
+            self._touch(self._eager, note.stream, title, frames, accesses, number=number)

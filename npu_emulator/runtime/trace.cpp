@@ -1,0 +1,93 @@
+// A log of everything that orders work, for checkers in Python: launches, records, waits, captured tasks, replays, and the
+// moments at which the host learns that work has finished. Order is decided when work is launched, so one log tells all
+// schedules at once. Off unless a checker asks for it.
+#include "emulator.h"
+
+namespace emu {
+
+enum class NoteKind : uint64_t { Kernel, Copy, Fill, Record, Wait, Replay, SyncStream, SyncDevice, SyncTicket, Captured };
+
+namespace {
+
+uint64_t id_of(const TicketRef& ticket) { return ticket ? ticket->id : 0; }
+
+bool noteworthy(const Task& task) { return task.kind != Kind::HostCall && task.kind != Kind::ValueWrite && task.kind != Kind::ValueWait; }
+
+// What a task does, in three numbers: a kernel's key, or a copy's two addresses and length, or a ticket, or a graph.
+void describe(Note& note, const Task& task) {
+    switch (task.kind) {
+        case Kind::Kernel: note.kind = static_cast<uint64_t>(NoteKind::Kernel); note.first = task.kernel; break;
+        case Kind::Copy: note.kind = static_cast<uint64_t>(NoteKind::Copy); break;
+        case Kind::Fill: note.kind = static_cast<uint64_t>(NoteKind::Fill); break;
+        case Kind::Record: note.kind = static_cast<uint64_t>(NoteKind::Record); note.first = id_of(task.ticket); break;
+        case Kind::Wait: note.kind = static_cast<uint64_t>(NoteKind::Wait); note.first = id_of(task.ticket); break;
+        default: note.kind = static_cast<uint64_t>(NoteKind::Replay); note.first = task.graph ? task.graph->id : 0; break;
+    }
+    if (task.kind == Kind::Copy || task.kind == Kind::Fill) {
+        note.first = reinterpret_cast<uint64_t>(task.destination);
+        note.second = reinterpret_cast<uint64_t>(task.source);
+        note.third = task.bytes;
+    }
+}
+
+}  // namespace
+
+void note_launch(const Stream* stream, const Task& task) {
+    State& s = state();
+    if (!s.tracing || !noteworthy(task)) return;
+    Note note;
+    note.stream = static_cast<uint64_t>(stream->id);
+    describe(note, task);
+    s.notes.push_back(note);
+}
+
+void note_captured(const Graph& graph, uint32_t lane, uint32_t index, const Task& task) {
+    State& s = state();
+    if (!s.tracing || !noteworthy(task)) return;
+    Note note;
+    describe(note, task);
+    note.stream = lane;
+    note.graph = graph.id;
+    note.index = index;
+    note.edge = static_cast<uint64_t>(task.edge + 1);
+    s.notes.push_back(note);
+}
+
+namespace {
+
+void note_sync(NoteKind kind, uint64_t what) {
+    State& s = state();
+    if (!s.tracing) return;
+    Note note;
+    note.kind = static_cast<uint64_t>(kind);
+    note.first = what;
+    s.notes.push_back(note);
+}
+
+}  // namespace
+
+void note_stream_finished(const Stream* stream) { note_sync(NoteKind::SyncStream, static_cast<uint64_t>(stream->id)); }
+void note_device_finished() { note_sync(NoteKind::SyncDevice, 0); }
+void note_ticket_finished(const TicketRef& ticket) { note_sync(NoteKind::SyncTicket, id_of(ticket)); }
+
+}  // namespace emu
+
+using namespace emu;
+
+EMU_API void emu_set_tracing(int on) {
+    State& s = state();
+    Lock lock(s.mutex);
+    s.tracing = on != 0;
+    s.notes.clear();
+}
+
+// Moves up to `capacity` notes, eight numbers each, into `out`; returns how many.
+EMU_API uint64_t emu_take_notes(uint64_t* out, uint64_t capacity) {
+    static_assert(sizeof(Note) == 8 * sizeof(uint64_t), "Python reads notes as eight numbers");
+    State& s = state();
+    Lock lock(s.mutex);
+    const uint64_t count = std::min<uint64_t>(capacity, s.notes.size());
+    std::copy_n(s.notes.begin(), count, reinterpret_cast<Note*>(out));
+    s.notes.erase(s.notes.begin(), s.notes.begin() + static_cast<std::ptrdiff_t>(count));
+    return count;
+}
