@@ -7,6 +7,7 @@ Nothing else in the library reaches behind an underscore of torch: when torch mo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -123,3 +124,20 @@ def sound_aot(inputs: Sequence[object]) -> Iterator[None]:
     storages = [storage_key(value) for value in inputs if isinstance(value, torch.Tensor)]
     with settings.patch(view_replay_for_aliased_outputs=len(set(storages)) == len(storages)):
         yield
+
+
+def dynamo_input_names(gm: fx.GraphModule) -> list[str]:
+    """What the user calls each input of a Dynamo graph, such as ``L['x']`` or ``L['self'].weight``, by position."""
+    names = []
+    for node in gm.graph.find_nodes(op="placeholder"):
+        source = getattr(node.meta.get("grapharg"), "source", None)
+        name = getattr(source, "name", None)
+        text = str(name() if callable(name) else name or node.target)
+        # Dynamo spells an attribute of a module by the dictionary that holds it.
+        names.append(re.sub(r"\._(?:parameters|buffers|modules)\['(\w+)'\]", r".\1", text))
+    return names
+
+
+def aot_input_position(node: fx.Node) -> int | None:
+    """Which input of the Dynamo graph a placeholder of the AOT graph is; None where AOT made it up."""
+    return getattr(node.meta.get("desc"), "idx", None)

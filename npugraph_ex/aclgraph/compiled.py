@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,11 +11,13 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from npugraph_ex.aclgraph.captured import CapturedGraph
 from npugraph_ex.aclgraph.inputs import InputPlan
 from npugraph_ex.aclgraph.obstacles import find_obstacles
 from npugraph_ex.config.options import Options
+from npugraph_ex.errors import CaptureError
 from npugraph_ex.observe.captures import publish
 from npugraph_ex.observe.logger import logger
 
@@ -28,7 +31,12 @@ Two, because `out = model(out)` holds one result while the next is computed.
 
 
 def compile_graph(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options, *, static: Sequence[int] = ()
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: Options,
+    *,
+    static: Sequence[int] = (),
+    names: Sequence[str] | None = None,
 ) -> Callable[..., Sequence[Any]]:
     """Make an optimised graph callable.
 
@@ -37,11 +45,13 @@ def compile_graph(
         example_inputs: its inputs, fake or real.
         options: the validated options.
         static: positions of inputs whose address does not change from call to call.
+        names: what messages call each input; the placeholders' names when None.
 
     Returns:
         A function of the graph's inputs that returns its outputs: captured and replayed, or, with ``force_eager`` and
         where capture is impossible, run operator by operator.
     """
+    _refuse_subclasses(example_inputs, names)
     if options.force_eager:
         return gm.forward
     obstacles = find_obstacles(gm)
@@ -51,21 +61,51 @@ def compile_graph(
         return gm.forward
     if not any(node.op == "call_function" for node in gm.graph.nodes):
         return gm.forward  # nothing to run on the device
-    return CompiledGraph(gm, InputPlan.of(gm, example_inputs, static), options)
+    return CompiledGraph(gm, InputPlan.of(gm, example_inputs, static, names), options)
+
+
+def _refuse_subclasses(example_inputs: Sequence[Any], names: Sequence[str] | None) -> None:
+    """A captured graph replays kernels on plain memory; what a subclass does in Python would happen at capture only."""
+    for position, value in enumerate(example_inputs):
+        if isinstance(value, torch.Tensor) and is_traceable_wrapper_subclass(value):
+            name = names[position] if names else f"input {position}"
+            raise CaptureError(
+                f"{name} is a {type(value).__name__}, a tensor subclass; this compiler takes plain tensors. "
+                "Compile with torch.compile, which takes the subclass apart first"
+            )
+
+
+def invalidate() -> int:
+    """Drop every captured graph of this process; each is captured anew when it is next called.
+
+    For those who changed what a capture baked in and nothing here can see, such as memory behind a custom operator.
+
+    Returns:
+        How many graph keys were dropped.
+    """
+    return sum(graph.invalidate() for graph in list(_alive))
+
+
+_alive: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
+"""Every compiled graph that somebody can still call: for `invalidate`, which only empties their caches."""
 
 
 class _Instances:
     """All captures for one graph key: up to `_MOST_LENT` that lend their results, and one that copies."""
 
-    def __init__(self, capture: Callable[[Sequence[Any], str], CapturedGraph], reason: str, clone_output: bool | None) -> None:
+    def __init__(self, capture: Callable[[Sequence[Any], str], CapturedGraph], reason: str, options: Options) -> None:
         self._capture = capture
         self._reason = reason
-        self._clone_output = clone_output
+        self._clone_output = options.clone_output
+        self._poison = options.poison_results and options.clone_output is False
+        self._handed_out: list[torch.Tensor] = []
         self._lending: list[CapturedGraph] = []
         self._copying: CapturedGraph | None = None
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """Replay with ``inputs`` such that no earlier result changes that somebody still holds."""
+        if self._poison:
+            return self._run_poisoning(inputs)
         if self._clone_output is not True:
             for graph in self._lending:
                 if self._clone_output is False or not graph.outputs.held():
@@ -80,6 +120,18 @@ class _Instances:
             self._copying = self._capture_another(inputs)
         self._copying.replay(inputs)
         return self._copying.outputs.copy(inputs)
+
+    def _run_poisoning(self, inputs: Sequence[Any]) -> list[Any]:
+        """Spoil the results of the call before, which `clone_output=False` gives up, and hand out copies."""
+        for result in self._handed_out:
+            result.fill_(torch.nan if result.dtype.is_floating_point else torch.iinfo(result.dtype).max)
+        if self._copying is None:
+            self._copying = self._capture_another(inputs)
+        self._copying.replay(inputs)
+        results = self._copying.outputs.copy(inputs)
+        mine = self._copying.outputs.fresh_positions
+        self._handed_out = [results[position] for position in mine if results[position].dtype != torch.bool]
+        return results
 
     def _capture_another(self, inputs: Sequence[Any]) -> CapturedGraph:
         reason, self._reason = self._reason, "results of earlier calls being still held"
@@ -104,6 +156,20 @@ class CompiledGraph:
         self._stream: torch.npu.Stream | None = None
         self._pool = options.use_graph_pool
         self._warned = False
+        self._dropped = False
+        # A memory pool is gone with its last graph, and no graph can join it again; so what is dropped stays until the
+        # next capture has joined.
+        self._retired: list[_Instances] = []
+        _alive.add(self)
+
+    def invalidate(self) -> int:
+        """Drop this graph's captures; return for how many keys there were some."""
+        with self._lock:
+            count = len(self._instances)
+            self._retired.extend(self._instances.values())
+            self._instances.clear()
+            self._dropped = self._dropped or count > 0
+            return count
 
     def __call__(self, *inputs: Any) -> list[Any]:
         """Run the graph; results are as in eager mode, and stay as they are whatever is called later."""
@@ -121,7 +187,7 @@ class CompiledGraph:
     def _add(self, key: _Key, inputs: Sequence[Any]) -> _Instances:
         reason = self._reason(key)
         if len(self._instances) >= self._options.capture_limit:
-            self._instances.popitem(last=False)
+            self._retired.append(self._instances.popitem(last=False)[1])
             if not self._warned:
                 self._warned = True
                 logger.warning(
@@ -129,7 +195,7 @@ class CompiledGraph:
                     self._options.capture_limit,
                     reason,
                 )
-        instances = _Instances(partial(self._capture, key), reason, self._options.clone_output)
+        instances = _Instances(partial(self._capture, key), reason, self._options)
         self._instances[key] = instances
         return instances
 
@@ -140,6 +206,7 @@ class CompiledGraph:
             if self._pool is None:
                 self._pool = torch.npu.graph_pool_handle()
             graph = CapturedGraph(self.gm.forward, inputs, self.plan, self._options, self._stream, self._pool)
+        self._retired.clear()
         publish(key[0], reason)
         logger.debug("captured a graph because of %s", reason)
         return graph
@@ -147,7 +214,7 @@ class CompiledGraph:
     def _reason(self, key: _Key) -> str:
         """Say why none of the captured graphs will do, naming the argument that differs."""
         if not self._instances:
-            return "the first call"
+            return "invalidate() having dropped the earlier graphs" if self._dropped else "the first call"
         numbers, addresses = key
         moved: list[str] | None = None
         for known_numbers, known_addresses in self._instances:

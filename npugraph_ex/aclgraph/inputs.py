@@ -46,13 +46,20 @@ class InputPlan:
     device: int
 
     @classmethod
-    def of(cls, gm: fx.GraphModule, example_inputs: Sequence[Any], static: Sequence[int]) -> InputPlan:
+    def of(
+        cls,
+        gm: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        static: Sequence[int],
+        names: Sequence[str] | None = None,
+    ) -> InputPlan:
         """Classify the inputs of ``gm``.
 
         Args:
             gm: the graph, after all passes.
             example_inputs: its inputs, fake or real.
             static: positions of inputs whose address does not change from call to call.
+            names: what messages call each input; the placeholders' names when None.
         """
         nodes = gm.graph.find_nodes(op="placeholder")
         written = mutated_inputs(gm.graph, AliasFacts(gm.graph))
@@ -64,7 +71,7 @@ class InputPlan:
         )
         numbers = tuple(position for position in range(len(nodes)) if position not in set(tensors))
         return cls(
-            names=tuple(str(node.target) for node in nodes),
+            names=tuple(names if names is not None else (str(node.target) for node in nodes)),
             in_place=in_place,
             copied=tuple(position for position in tensors if position not in set(in_place)),
             keyed=numbers,

@@ -33,16 +33,23 @@ def find_obstacles(gm: fx.GraphModule) -> list[Obstacle]:
 
 
 def _obstacles(gm: fx.GraphModule) -> Iterator[Obstacle]:
+    home: torch.device | None = None
     for node in gm.graph.nodes:
         if node.op == "output":
             continue
-        devices = {leaf.device.type for leaf in tensor_leaves(node)}
-        tags = getattr(node.target, "tags", ())
-        if _HOST_READS & set(tags):
-            reason = "the host has to read its result, or the shape of it, from the device"
-        elif devices - {"npu"}:
-            other = ", ".join(sorted(devices - {"npu"}))
-            reason = f"a tensor on device {other!r} would be read once, at capture, and never again"
-        else:
-            continue
-        yield Obstacle(node.name, reason, source_line(node))
+        reason = _reason(node, home)
+        if reason:
+            yield Obstacle(node.name, reason, source_line(node))
+        home = home or next((leaf.device for leaf in tensor_leaves(node) if leaf.device.type == "npu"), None)
+
+
+def _reason(node: fx.Node, home: torch.device | None) -> str:
+    """Why ``node`` keeps the graph from being captured on the device ``home``; empty if it does not."""
+    if _HOST_READS & set(getattr(node.target, "tags", ())):
+        return "the host has to read its result, or the shape of it, from the device"
+    for leaf in tensor_leaves(node):
+        if leaf.device.type != "npu":
+            return f"a tensor on device {leaf.device.type!r} would be read once, at capture, and never again"
+        if home is not None and leaf.device != home:
+            return f"it lies on {leaf.device} and the graph began on {home}; a captured graph belongs to one device"
+    return ""

@@ -85,6 +85,11 @@ class Outputs:
         del values, arguments
         self._owners: list[int] = []
 
+    @property
+    def fresh_positions(self) -> list[int]:
+        """The positions of the outputs that lie in the graph's own memory."""
+        return [position for position, slot in enumerate(self._slots) if isinstance(slot, _Fresh)]
+
     def settle(self) -> None:
         """Remember how many owners each storage has while no caller holds a result. Call once, after capture."""
         self._owners = [_torch_private.storage_use_count(storage) for storage in self._storages]
@@ -92,7 +97,7 @@ class Outputs:
     def held(self) -> bool:
         """Whether a caller still holds a result of an earlier call, or any view of one."""
         count = _torch_private.storage_use_count
-        return any([count(storage) > own for storage, own in zip(self._storages, self._owners, strict=True)])
+        return any([count(storage) > own for storage, own in zip(self._storages, self._owners, strict=True)])  # noqa: C419 - a list is faster here, once a call
 
     def lend(self, inputs: Sequence[Any]) -> list[Any]:
         """Hand the results out where they are; the next replay overwrites them."""

@@ -29,7 +29,7 @@ UserPass = Callable[..., Any]
 """`fn(gm, example_inputs, config)`: edits the graph in place; what it returns is ignored."""
 
 
-def _row(  # noqa: PLR0913 - a row has this many columns
+def _row(
     default: Any,
     kind: Kind,
     meaning: str,
@@ -86,6 +86,11 @@ class Options:
         "None: a result never changes because of a later call, and costs no copy once earlier results are dropped; "
         "True: always a copy; False: the next call may overwrite it.",
         "debug.aclgraph.enable_output_clone",
+    )
+    poison_results: bool = _row(
+        False,
+        SWITCH,
+        "With clone_output=False: fill the results of a call with NaN at the next call, so that a late reader shows.",
     )
     static_kernel_compile: bool = _row(
         False,

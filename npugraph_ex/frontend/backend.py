@@ -20,7 +20,9 @@ Backend = Callable[..., Callable[..., Any]]
 
 
 def get_npu_backend(
-    *, compiler_config: CompilerConfig | None = None, custom_decompositions: Mapping[Any, Callable[..., Any]] | None = None
+    *,
+    compiler_config: CompilerConfig | None = None,
+    custom_decompositions: Mapping[Any, Callable[..., Any]] | None = None,
 ) -> Backend:
     """Make a backend for ``torch.compile(model, backend=...)``.
 
@@ -35,10 +37,16 @@ def get_npu_backend(
     decompositions = dict(custom_decompositions or {})
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        compiler = get_compiler(config)
+        names = _torch_private.dynamo_input_names(gm)
+
+        def compiler(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            compiled = _compile(graph, inputs, config.to_options(), config, names)
+            boxed: Callable[..., Any] = make_boxed_func(compiled)
+            return boxed
+
         with _torch_private.sound_aot(example_inputs):
             compiled: Callable[..., Any] = aot_autograd(
-                fw_compiler=lambda graph, inputs: make_boxed_func(compiler(graph, inputs)),
+                fw_compiler=compiler,
                 bw_compiler=_uncompiled,
                 decompositions=decompositions,
                 keep_inference_input_mutations=True,
@@ -49,7 +57,11 @@ def get_npu_backend(
 
 
 def npugraph_ex(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, object] | None = None, mode: str | None = None
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, object] | None = None,
+    mode: str | None = None,
 ) -> Callable[..., Any]:
     """Compile one Dynamo graph: what the string in ``torch.compile(backend="npugraph_ex", options=...)`` stands for.
 
@@ -57,13 +69,17 @@ def npugraph_ex(
         OptionError: a wrong option name or value, or a ``mode``, which this backend has no use for.
     """
     if mode not in {None, "default"}:
-        raise OptionValueError(f"torch.compile(mode={mode!r}) is for Inductor; give this backend options={{...}} instead")
+        raise OptionValueError(
+            f"torch.compile(mode={mode!r}) is for Inductor; give this backend options={{...}} instead"
+        )
     config = CompilerConfig()
     apply_flat(config, dict(options or {}))
     return get_npu_backend(compiler_config=config)(gm, example_inputs)
 
 
-def get_compiler(compiler_config: CompilerConfig | None = None) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
+def get_compiler(
+    compiler_config: CompilerConfig | None = None,
+) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
     """Make an AOT compiler (``fw_compiler``): it takes an ATen graph and its inputs and returns a callable."""
     config = CompilerConfig() if compiler_config is None else compiler_config
 
@@ -95,11 +111,23 @@ def compile_fx(
 
 
 def _compile(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options, config: CompilerConfig
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: Options,
+    config: CompilerConfig,
+    dynamo_names: Sequence[str] = (),
 ) -> Callable[..., Sequence[Any]]:
     static = _torch_private.static_input_positions()
+    names = [_input_name(node, dynamo_names) for node in gm.graph.find_nodes(op="placeholder")]
     pipeline.run(gm, example_inputs, options, config=config)
-    return compile_graph(gm, example_inputs, options, static=static)
+    return compile_graph(gm, example_inputs, options, static=static, names=names)
+
+
+def _input_name(node: fx.Node, dynamo_names: Sequence[str]) -> str:
+    """What messages call an input: the user's own words where Dynamo knows them."""
+    position = _torch_private.aot_input_position(node)
+    known = position is not None and position < len(dynamo_names)
+    return dynamo_names[position] if known and position is not None else str(node.target)
 
 
 def _uncompiled(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

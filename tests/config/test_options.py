@@ -20,6 +20,7 @@ def test_defaults_are_the_contract() -> None:
         "capture_limit": 64,
         "clone_input": True,
         "clone_output": None,
+        "poison_results": False,
         "static_kernel_compile": False,
         "disable_static_kernel_compile_cache": False,
         "frozen_parameter": False,
