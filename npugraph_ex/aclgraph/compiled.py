@@ -179,12 +179,12 @@ class CompiledGraph:
         with self._lock:
             instances = self._instances.get(key)
             if instances is None:
-                instances = self._add(key, inputs)
+                instances = self._add(key)
             else:
                 self._instances.move_to_end(key)
             return instances.run(inputs)
 
-    def _add(self, key: _Key, inputs: Sequence[Any]) -> _Instances:
+    def _add(self, key: _Key) -> _Instances:
         reason = self._reason(key)
         if len(self._instances) >= self._options.capture_limit:
             self._retired.append(self._instances.popitem(last=False)[1])
