@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -12,10 +11,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from reporting import Reporter  # noqa: E402 - found through the line above
-from running import PROFILES, Run  # noqa: E402 - as above
+from reporting import Reporter
+from running import PROFILES, Run
 
-from npugraph_ex.testing.targets import KINDS, TargetError, start_target  # noqa: E402 - as above
+from npugraph_ex.testing.targets import KINDS, TargetError, start_target
 
 RUN = pytest.StashKey[Run]()
 _BEFORE_ALL = 3
@@ -25,11 +24,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """The suite's own options; each also says its default."""
     group = parser.getgroup("conformance")
     default = os.environ.get("NPUGRAPH_EX_TARGET", "emulated")
-    group.addoption("--target", choices=KINDS, default=default, help="which device (default: NPUGRAPH_EX_TARGET, or emulated)")
+    group.addoption(
+        "--target", choices=KINDS, default=default, help="which device (default: NPUGRAPH_EX_TARGET, or emulated)"
+    )
     group.addoption("--profile", choices=sorted(PROFILES), default="quick", help="how many examples (default: quick)")
     group.addoption("--seed", type=int, default=0, help="the same seed gives the same examples (default: 0)")
-    group.addoption("--mutant", metavar="NAME", help="switch a deliberate fault on: the run must then fail; 'list' lists them")
-    group.addoption("--report-dir", type=Path, metavar="DIR", help="write cases.jsonl, junit.xml and failing scripts there")
+    group.addoption(
+        "--mutant", metavar="NAME", help="switch a deliberate fault on: the run must then fail; 'list' lists them"
+    )
+    group.addoption(
+        "--report-dir", type=Path, metavar="DIR", help="write cases.jsonl, junit.xml and failing scripts there"
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -39,6 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         config.option.xmlpath = config.option.xmlpath or str(folder / "junit.xml")
+    config.addinivalue_line("filterwarnings", "ignore:.*torch.jit:DeprecationWarning")
     # torch logs its tracing at DEBUG for tools of its own; pytest would collect and print all of it.
     config.option.show_capture = "no"
     config.pluginmanager.set_blocked("logging-plugin")
@@ -66,6 +72,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture
-def run(request: pytest.FixtureRequest) -> Iterator[Run]:
+def run(request: pytest.FixtureRequest) -> Run:
     """The run that this test belongs to."""
-    yield request.config.stash[RUN]
+    return request.config.stash[RUN]

@@ -125,10 +125,17 @@ class Decoder(nn.Module):
         dtype: of activations.
     """
 
-    def __init__(self, original: Qwen3ForCausalLM, *, batch: int, length: int, dtype: torch.dtype = torch.float16) -> None:
+    def __init__(
+        self, original: Qwen3ForCausalLM, *, batch: int, length: int, dtype: torch.dtype = torch.float16
+    ) -> None:
         super().__init__()
         model = original.model
-        self.embedding, self.rotary, self.norm, self.head = model.embed_tokens, model.rotary_emb, model.norm, original.lm_head
+        self.embedding, self.rotary, self.norm, self.head = (
+            model.embed_tokens,
+            model.rotary_emb,
+            model.norm,
+            original.lm_head,
+        )
         self.layers = nn.ModuleList(Layer(layer, batch=batch, length=length, dtype=dtype) for layer in model.layers)
         self.register_buffer("slots", torch.arange(length))
         self.to(dtype)
@@ -141,7 +148,9 @@ class Decoder(nn.Module):
         hidden = self.embedding(tokens)
         residual = torch.zeros_like(hidden)
         rotary = self.rotary(hidden.unsqueeze(1), position.unsqueeze(0))
-        mask = torch.where(self.slots <= position, 0.0, torch.finfo(hidden.dtype).min).to(hidden.dtype).view(1, 1, 1, -1)
+        mask = (
+            torch.where(self.slots <= position, 0.0, torch.finfo(hidden.dtype).min).to(hidden.dtype).view(1, 1, 1, -1)
+        )
         for layer in self.layers:
             hidden, residual = layer(hidden, residual, position, rotary, mask)
         return self.head(_add_norm(hidden, residual, self.norm)[0])

@@ -31,6 +31,7 @@ class Reporter:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Start the bar, if there is somebody to look at it."""
+        self._config.pluginmanager.get_plugin("terminalreporter").showfspath = False
         writer = self._config.get_terminal_writer()
         if not writer.hasmarkup or self._config.option.verbose:
             return
@@ -38,7 +39,7 @@ class Reporter:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._progress = Progress(*columns, console=Console(file=writer._file, force_terminal=True), transient=True)  # noqa: SLF001
+        self._progress = Progress(*columns, console=Console(file=writer._file, force_terminal=True), transient=True)
         self._task = self._progress.add_task("tests", total=len(session.items))
         self._run.on_example = lambda: self._progress.update(self._task, description=f"{self._run.checked} programs")
         self._progress.start()

@@ -82,7 +82,9 @@ class Run:
             with (self.folder / "cases.jsonl").open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(entry) + "\n")
 
-    def explore(self, name: str, strategy: SearchStrategy[Any], *, examples: int, route: str = "graph", what: str) -> None:
+    def explore(
+        self, name: str, strategy: SearchStrategy[Any], *, examples: int, route: str = "graph", what: str
+    ) -> None:
         """Check so many drawn programs; the first failure is shrunk and ends the test with its script.
 
         Args:

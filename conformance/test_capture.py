@@ -11,7 +11,7 @@ WHAT = "(integers)"
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_integers(run: Run, dynamic: bool) -> None:  # noqa: FBT001 - a parameter of pytest
+def test_integers(run: Run, dynamic: bool) -> None:
     """Replay with new values at new addresses gives eager mode's integers, aliases and writes; old results stay."""
     strategy = testing.integer_programs(dynamic=dynamic)
     run.explore(f"integers {dynamic}", strategy, examples=run.profile.integers, what=WHAT)

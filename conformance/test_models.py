@@ -80,9 +80,13 @@ def test_quantised_qwen3_decodes_the_same_tokens(run: Run, prompt: torch.Tensor)
     eager_launches = _launches(run) - launches
 
     decoder.reset()
-    unfused = torch.compile(decoder, backend="npugraph_ex", fullgraph=True, dynamic=False, options={"pattern_fusion_pass": False})
+    unfused = torch.compile(
+        decoder, backend="npugraph_ex", fullgraph=True, dynamic=False, options={"pattern_fusion_pass": False}
+    )
     _, unfused_logits = decode(unfused, prompt, new=2)
-    assert torch.equal(unfused_logits, logits[: len(unfused_logits)]), "without fusions, replay is bit-equal to eager mode"
+    assert torch.equal(unfused_logits, logits[: len(unfused_logits)]), (
+        "without fusions, replay is bit-equal to eager mode"
+    )
 
     torch._dynamo.reset()
     decoder.reset()
@@ -104,7 +108,12 @@ def test_quantised_qwen3_decodes_the_same_tokens(run: Run, prompt: torch.Tensor)
     margin = float((best[..., 0] - best[..., 1]).min())
     rows = [(f"layer {layer}", "fusions", count, "of 2") for layer, count in enumerate(fusions)]
     rows += [
-        ("a step", "kernels run", f"{sum(eager.values()) / calls:.0f} eager", f"{sum(replayed.values()) / calls:.0f} compiled"),
+        (
+            "a step",
+            "kernels run",
+            f"{sum(eager.values()) / calls:.0f} eager",
+            f"{sum(replayed.values()) / calls:.0f} compiled",
+        ),
         ("a step", "host launches", f"{eager_launches / calls:.0f} eager", f"{replayed_launches / calls:.0f} compiled"),
         ("a step", "fused kernels", f"{eager[pairs] / calls:.0f} eager", f"{replayed[pairs] / calls:.0f} compiled"),
         ("all", "graphs captured", graphs, f"{calls} steps"),

@@ -25,7 +25,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=_dtype_name)
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_planted(run: Run, pattern: str, dtype: torch.dtype, dynamic: bool) -> None:  # noqa: FBT001 - a parameter of pytest
+def test_planted(run: Run, pattern: str, dtype: torch.dtype, dynamic: bool) -> None:
     """A planted pattern is fused exactly once, and eager mode, optimised graph and replay agree."""
     strategy = testing.programs(pattern=pattern, dtype=dtype, dynamic=dynamic)
     name = f"planted {pattern} {_dtype_name(dtype)} {dynamic}"
@@ -41,7 +41,7 @@ def test_near_miss(run: Run, pattern: str, kind: str) -> None:
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_planted_through_torch_compile(run: Run, pattern: str, dynamic: bool) -> None:  # noqa: FBT001 - as above
+def test_planted_through_torch_compile(run: Run, pattern: str, dynamic: bool) -> None:
     """The same holds from torch.compile on: Dynamo, AOT, passes, capture, replay."""
     strategy = testing.programs(pattern=pattern, dynamic=dynamic)
     name = f"compiled {pattern} {dynamic}"

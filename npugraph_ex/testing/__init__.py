@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from npugraph_ex.testing.formats import ulp as ulp
     from npugraph_ex.testing.inputs import Input as Input
     from npugraph_ex.testing.inputs import make_inputs as make_inputs
     from npugraph_ex.testing.judge import Judgement as Judgement
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from npugraph_ex.testing.targets import Target as Target
     from npugraph_ex.testing.targets import TargetError as TargetError
     from npugraph_ex.testing.targets import start_target as start_target
-    from npugraph_ex.testing.formats import ulp as ulp
 
 _HOME_OF = {
     "Case": "oracle",

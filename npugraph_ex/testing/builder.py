@@ -80,7 +80,7 @@ class Builder:
             spec = dataclasses.replace(self.inputs[twin], alias_of=twin)
             self.values[name] = self.values[f"x{twin}"]
         else:
-            layout = "contiguous" if plain else self.pick((*("contiguous",) * 3, *LAYOUTS))
+            layout: Any = "contiguous" if plain else self.pick((*("contiguous",) * 3, *LAYOUTS))
             scale = self.pick((1.0, 1.0, 0.001, 30.0)) if dtype.is_floating_point else 1.0
             spec = dataclasses.replace(spec, layout=layout, scale=scale)
             self.values[name] = Value(shape, dtype, name, layout in ("contiguous", "offset"))

@@ -16,7 +16,7 @@ def _answering(answer: Any) -> Callable[[Any], Any]:
 
     def replacement(original: Any) -> Any:
         del original
-        return lambda *args, **kwargs: answer
+        return lambda *_args, **_kwargs: answer
 
     return replacement
 
@@ -130,7 +130,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "reinplace-ignores-later-reads", "memory that is read later is not overwritten",
-        f"{_MEMORY}.reads_after", lambda original: lambda *args: iter(()), "integers",
+        f"{_MEMORY}.reads_after", lambda _original: lambda *_args: iter(()), "integers",
     ),
     Mutant(
         "reinplace-into-any-input", "an input that the graph does not write stays as it is",

@@ -111,11 +111,9 @@ def mutation(builder: Builder, planted: Planted) -> bool:
 def argument_mutation(builder: Builder, planted: Planted) -> bool:
     """An argument is written in place after the first matched operator and before the last."""
     name = str(builder.pick(planted.arguments))
-    if builder.values[name].memory_of is None:
-        # A value of the program's own may be written as well as an input.
-        operator = "mul_.Tensor"
-    else:
-        operator = builder.pick(("mul_.Tensor", "add_.Tensor"))
+    # A value of the program's own may be written as well as an input.
+    own = builder.values[name].memory_of is None
+    operator = "mul_.Tensor" if own else builder.pick(("mul_.Tensor", "add_.Tensor"))
     planted.steps.insert(len(planted.steps) - 1, Step(f"aten.{operator}", (Ref(name), 0.5)))
     return True
 

@@ -248,7 +248,9 @@ def _count(case: Case, outcome: Outcome, report: PassReport | None) -> None:
         reasons = "; ".join(outcome.near_misses) or "none"
         outcome.failures.append(f"fused {outcome.fusions} times instead of {case.expected}; near-misses: {reasons}")
     outcome.failures += [
-        f"pass {record.name} was rolled back: {record.message}" for record in report.passes if record.outcome == "rolled back"
+        f"pass {record.name} was rolled back: {record.message}"
+        for record in report.passes
+        if record.outcome == "rolled back"
     ]
 
 

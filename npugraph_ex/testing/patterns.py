@@ -158,10 +158,18 @@ def _steps_of(graph: fx.Graph, arguments: Sequence[str]) -> Traced:
                 metas[name] = (tuple(int(size) for size in leaf.shape), leaf.dtype)
             if not several:
                 names[node] = results[node][0]
-            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda source: Ref(names[source]))
+            renaming: Any = lambda source: Ref(names[source])  # noqa: E731 - fx.map_arg's types know only nodes
+            renamed: Any = fx.map_arg((node.args, node.kwargs), renaming)
+            args, kwargs = renamed
             steps.append(Step(_name_of(node.target), tuple(args), tuple(kwargs.items()), results[node]))
     vanishing = tuple(name for name in metas if name not in outputs)
     return Traced(tuple(steps), outputs, vanishing, metas)
+
+
+def _with_refs(value: Any, names: Mapping[fx.Node, str]) -> Any:
+    if isinstance(value, fx.Node):
+        return Ref(names[value])
+    return tuple(_with_refs(item, names) for item in value) if isinstance(value, (list, tuple)) else value
 
 
 def _name_of(target: torch._ops.OpOverload) -> str:

@@ -145,7 +145,7 @@ class _NoisyInterpreter(_Interpreter):
         return value
 
     def _perturb(self, value: Any, fake: Any) -> None:
-        shape = FORMATS.get(getattr(fake, "dtype", None)) if isinstance(value, torch.Tensor) else None
+        shape = FORMATS.get(fake.dtype) if isinstance(value, torch.Tensor) and isinstance(fake, torch.Tensor) else None
         if shape is None or value.dtype != _WIDE or value.numel() == 0:
             return
         xi = torch.rand(value.shape, generator=self._noise, dtype=_WIDE) * 2 - 1

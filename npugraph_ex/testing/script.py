@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from npugraph_ex.testing import mutation
 from npugraph_ex.testing.inputs import Input
 from npugraph_ex.testing.localise import find_guilty
-from npugraph_ex.testing import mutation
 from npugraph_ex.testing.oracle import Case, Outcome, check
 from npugraph_ex.testing.program import Program, function_of
 
@@ -135,9 +135,9 @@ def reproduce(
     function_of(source)  # a syntax error is the script's own and is raised here
     outcome = _checked(case, mutant)
     if outcome.ok:
-        print(f"right: fused {outcome.fusions} times, all values within the limits: {case.limits}")  # noqa: T201
+        sys.stdout.write(f"right: fused {outcome.fusions} times, all values within the limits: {case.limits}\n")
         sys.exit(0)
-    print("\n".join(["WRONG", *outcome.failures]))  # noqa: T201 - a script speaks to a person
+    sys.stdout.write("\n".join(["WRONG", *outcome.failures, ""]))
     sys.exit(1)
 
 

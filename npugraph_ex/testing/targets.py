@@ -83,7 +83,7 @@ def _start_emulated(*, quiet: bool) -> Target:
         raise TargetError(f"the emulated target cannot start: {error}.") from error
     import torch
 
-    return Target("emulated", f"{torch.npu.get_device_name()} (emulated)", _versions())
+    return Target("emulated", torch.npu.get_device_name(), _versions())
 
 
 def _start_npu() -> Target:

@@ -1,0 +1,78 @@
+"""A failure ends as a script that plain python runs: it exits 1 while the fault is there and 0 when it is gone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from npugraph_ex import testing
+from npugraph_ex.testing import Case, Input
+
+ROOT = Path(__file__).parents[2]
+PAIR = """\
+def program(x0, x1, x2):
+    y, rstd, total = torch.ops.npu.npu_add_rms_norm.default(x0, x1, x2)
+    q, scale = torch.ops.npu.npu_dynamic_quant.default(y)
+    return (q, scale, total)
+"""
+CASE = Case(PAIR, (Input((3, 64), seed=1), Input((3, 64), layout="strided", seed=2), Input((64,), seed=3)), expected=1)
+
+
+def _run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    path = folder / "script.py"
+    path.write_text(script, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run([sys.executable, str(path)], capture_output=True, text=True, env=environment, check=False)
+
+
+def test_a_planted_failure_reproduces_under_plain_python(tmp_path: Path) -> None:
+    """The script names the guilty pass, is no longer than a page, fails as the suite did, and passes once mended."""
+    with testing.mutant("fusion-wrong-residual"):
+        outcome = testing.check(CASE)
+        assert not outcome.ok
+        script = testing.script_of(CASE, outcome)
+    assert len(script.splitlines()) < 60
+    assert "Guilty: pass fusion: rule add_rms_norm_dynamic_quant" in script
+    failed = _run(script, tmp_path)
+    assert failed.returncode == 1, failed.stderr
+    assert outcome.failures[0] in failed.stdout
+    mended = _run(script.replace("    mutant='fusion-wrong-residual',\n", ""), tmp_path)
+    assert mended.returncode == 0, mended.stdout + mended.stderr
+    assert "right: fused 1 times" in mended.stdout
+
+
+def test_there_is_no_script_for_what_did_not_fail() -> None:
+    """A script that cannot fail would be a lie."""
+    with pytest.raises(ValueError, match="failed"):
+        testing.script_of(CASE, testing.check(CASE))
+
+
+def _suite(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "conformance", *options]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+
+
+def test_the_suite_fails_with_a_broken_pass_and_prints_the_script(tmp_path: Path) -> None:
+    """`--mutant` makes the run exit 1, and the printed script reproduces the failure."""
+    done = _suite(
+        "--mutant=fusion-wrong-residual", f"--report-dir={tmp_path}", "-k", "test_planted and float16 and static"
+    )
+    assert done.returncode == 1, done.stdout[-2000:]
+    (script,) = tmp_path.glob("*.py")
+    assert script.read_text(encoding="utf-8").splitlines()[0] in done.stdout
+    assert _run(script.read_text(encoding="utf-8"), tmp_path).returncode == 1
+    assert (tmp_path / "junit.xml").exists()
+    assert (tmp_path / "cases.jsonl").exists()
+
+
+@pytest.mark.skipif(any(Path("/dev").glob("davinci*")), reason="this machine has an NPU")
+def test_the_npu_target_refuses_in_one_sentence_where_there_is_none() -> None:
+    """No traceback: a sentence, and an exit status."""
+    done = _suite("--target=npu")
+    assert done.returncode not in {0, 5}
+    assert "there is no NPU on this machine" in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr

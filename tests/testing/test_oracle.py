@@ -1,0 +1,81 @@
+"""The oracle notices each kind of difference, and says nothing when all is well."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from npugraph_ex import testing
+from npugraph_ex.testing import Case, Input
+from npugraph_ex.testing.metadata import observe, visible_difference
+from npugraph_ex.testing.reference64 import run_reference
+from npugraph_ex.testing.tracing import trace
+
+PAIR = """
+def program(x0, x1, x2):
+    y, rstd, total = torch.ops.npu.npu_add_rms_norm.default(x0, x1, x2)
+    q, scale = torch.ops.npu.npu_dynamic_quant.default(y)
+    return (q, scale, total)
+"""
+INPUTS = (Input(("s0", 64), seed=1), Input(("s0", 64), seed=2), Input((64,), seed=3))
+SIZES = ({"s0": 3}, {"s0": 5}, {"s0": 3}, {"s0": 3})
+
+
+@pytest.mark.parametrize("route", ["graph", "compile"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_right_program_has_no_failures(route: str, dynamic: bool) -> None:
+    """The pair is fused once, by either route, with static and with symbolic shapes."""
+    sizes = SIZES if dynamic else SIZES[:1] * 4
+    outcome = testing.check(Case(PAIR, INPUTS, sizes, route=route, dynamic=dynamic, expected=1))
+    assert outcome.failures == []
+    assert 0 < outcome.worst_ulp < 4
+
+
+def test_a_wrong_count_is_a_failure() -> None:
+    """Expecting two fusions where there is one."""
+    outcome = testing.check(Case(PAIR, INPUTS, SIZES[:1] * 4, expected=2))
+    assert outcome.failures[0].startswith("fused 1 times instead of 2")
+
+
+def test_an_exception_is_a_failure_not_a_crash() -> None:
+    """The program itself raises; the outcome says what."""
+    broken = "def program(x0):\n    return torch.ops.aten.mm.default(x0, x0)\n"
+    outcome = testing.check(Case(broken, (Input((2, 3)),)))
+    assert outcome.failures[0].startswith("raised RuntimeError")
+
+
+def test_a_program_of_one_call_is_refused() -> None:
+    """Nothing would ever be replayed with other values."""
+    with pytest.raises(ValueError, match="two calls"):
+        Case(PAIR, INPUTS, SIZES[:1])
+
+
+def test_metadata_and_aliasing_are_compared() -> None:
+    """Another stride, another dtype and another owner of the memory are each seen."""
+    x = torch.ones(2, 3)
+    right = observe([x], [x + 1, x.t()])
+    assert visible_difference(right, observe([x], [x + 1, x.t()])) is None
+    assert "strides" in str(visible_difference(right, observe([x], [torch.ones(3, 2).t(), x.t()])))
+    assert "float64" in str(visible_difference(right, observe([x], [(x + 1).double(), x.t()])))
+    assert "input 0" in str(
+        visible_difference(right, observe([x], [x + 1, x.t().clone(memory_format=torch.preserve_format)]))
+    )
+
+
+def test_the_reference_is_exact() -> None:
+    """In float64 the reference of 1 + 2**-20 in float16 is not rounded to 1."""
+    source = "def program(x0):\n    return (torch.ops.aten.add.Tensor(x0, 2.0**-20),)\n"
+    spec = Input((1,))
+    gm = trace(Case(source, (spec,)).function(), (spec,), {}, dynamic=False, functional=True)
+    one = torch.ones(1, dtype=torch.float16)
+    assert run_reference(gm, [one]).values[0].item() == 1 + 2.0**-20
+
+
+def test_small_values_make_epsilon_count() -> None:
+    """A right fusion at 0.001 stays right: the judge has no blind eye for small numbers."""
+    small = tuple(dataclasses.replace(spec, scale=0.001) for spec in INPUTS)
+    assert testing.check(Case(PAIR, small, SIZES[:1] * 4, expected=1)).ok
+    with testing.mutant("fusion-drops-epsilon"):
+        assert not testing.check(Case(PAIR, small, SIZES[:1] * 4, expected=1)).ok

@@ -1,0 +1,134 @@
+"""The generator draws what it claims, its programs run as printed, and inputs are what their data says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+
+from npugraph_ex import testing
+from npugraph_ex.testing import Input, Program, make_inputs
+from npugraph_ex.testing.near_misses import NEAR_MISSES
+from npugraph_ex.testing.patterns import respelled
+from npugraph_ex.testing.program import Ref, Step
+
+RULE = "add_rms_norm_dynamic_quant"
+
+
+def _drawn(strategy: Any, count: int) -> list[Program]:
+    found: list[Program] = []
+    chosen = settings(
+        max_examples=count, database=None, deadline=None, derandomize=True, phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+
+    def keep(program: Program) -> None:
+        found.append(program)
+
+    chosen(given(strategy)(keep))()
+    return found
+
+
+@pytest.fixture(scope="module")
+def planted() -> list[Program]:
+    """Many programs that must be fused."""
+    return _drawn(testing.programs(pattern=RULE), 300)
+
+
+def test_the_generator_covers_what_it_claims(planted: list[Program]) -> None:
+    """Dtypes, layouts, aliases, writes, symbolic shapes, ranks and sizes of one all occur, none of them rarely."""
+    inputs = [spec for program in planted for spec in program.inputs]
+    seen = Counter(spec.layout for spec in inputs)
+    seen.update(program.dtype for program in planted)
+    seen["alias"] = sum(spec.alias_of is not None for spec in inputs)
+    seen["dynamic"] = sum(program.dynamic for program in planted)
+    seen["inline writes"] = sum(not program.functional for program in planted)
+    seen["writes"] = sum(any("_." in step.operator for step in program.steps) for program in planted)
+    seen["rank 3"] = sum(any(len(spec.shape) == 3 for spec in program.inputs) for program in planted)
+    seen["one row"] = sum(program.sizes[0]["s0"] == 1 for program in planted)
+    seen["small values"] = sum(spec.scale == 0.001 for spec in inputs)
+    wanted = (
+        "contiguous", "transposed", "strided", "offset", "float16", "bfloat16", "alias", "dynamic", "inline writes",
+        "writes", "rank 3", "one row", "small values",
+    )  # fmt: skip
+    assert {name: seen[name] for name in wanted if seen[name] < 10} == {}
+
+
+def test_programs_differ(planted: list[Program]) -> None:
+    """Most drawn programs are new ones."""
+    assert len(set(planted)) > 0.8 * len(planted)
+
+
+def test_most_fusions_are_counted_exactly(planted: list[Program]) -> None:
+    """Only where layouts may forbid the fusion is the count left open."""
+    assert sum(program.expected == 1 for program in planted) > 0.6 * len(planted)
+
+
+def test_every_near_miss_is_drawn_and_named() -> None:
+    """Each way of spoiling the pattern occurs and must not be fused."""
+    programs = _drawn(testing.programs(pattern=RULE, near_miss=True), 200)
+    assert {program.near_miss for program in programs} == set(NEAR_MISSES)
+    assert {program.expected for program in programs} == {0}
+
+
+def test_a_wrong_name_says_what_there_is() -> None:
+    """Rule and near-miss names are checked before anything is drawn."""
+    with pytest.raises(ValueError, match="extra user"):
+        _drawn(testing.programs(pattern=RULE, near_miss="typo"), 1)
+    with pytest.raises(ValueError, match=RULE):
+        testing.registered_patterns("typo")
+
+
+def test_the_source_is_the_program() -> None:
+    """The rendered function computes what the steps say."""
+    steps = (
+        Step("aten.add.Tensor", (Ref("x0"), 2.0), (), ("v0",)),
+        Step("aten.cat.default", ((Ref("x0"), Ref("v0")), 0), (), ("v1",)),
+    )
+    program = Program((Input((2,), "float32"),), steps, ("v1",))
+    assert program.source == (
+        "def program(x0):\n"
+        "    v0 = torch.ops.aten.add.Tensor(x0, 2.0)\n"
+        "    v1 = torch.ops.aten.cat.default([x0, v0], 0)\n"
+        "    return (v1,)\n"
+    )
+    assert program.function()(torch.zeros(2))[0].tolist() == [0.0, 0.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "strided", "offset"])
+def test_a_layout_changes_memory_and_not_values(layout: Any) -> None:
+    """The same values whatever the layout; the layout is really there; another call has other values."""
+    spec = Input((3, 4), layout=layout, seed=5)
+    (tensor,) = make_inputs([spec], device="cpu")
+    (plain,) = make_inputs([Input((3, 4), seed=5)], device="cpu")
+    assert torch.equal(tensor, plain)
+    assert {"contiguous": (4, 1), "offset": (4, 1), "transposed": (1, 3), "strided": (8, 2)}[layout] == tensor.stride()
+    assert tensor.storage_offset() == (1 if layout == "offset" else 0)
+    assert not torch.equal(make_inputs([spec], call=1, device="cpu")[0], plain)
+
+
+def test_an_alias_shares_memory() -> None:
+    """A write through one name is seen through the other; a forward reference is refused."""
+    first, second = make_inputs([Input((2,)), Input((2,), alias_of=0)], device="cpu")
+    first.zero_()
+    assert second.tolist() == [0.0, 0.0]
+    with pytest.raises(ValueError, match="earlier"):
+        make_inputs([Input((2,), alias_of=0)], device="cpu")
+
+
+def test_symbols_take_each_calls_sizes() -> None:
+    """A product of symbols is evaluated."""
+    (tensor,) = make_inputs([Input(("s0*4", "s1"))], sizes={"s0": 2, "s1": 3}, device="cpu")
+    assert tensor.shape == (8, 3)
+
+
+def test_spellings_are_the_same_call() -> None:
+    """Default arguments left out, written out, or by keyword."""
+    step = Step("npu.npu_add_rms_norm.default", (Ref("a"), Ref("b"), Ref("c"), 1e-6), (), ("y", "r", "x"))
+    assert respelled(step, "omitted").args == step.args[:3]
+    assert respelled(step, "keyword").kwargs == (("epsilon", 1e-6),)
+    written = respelled(Step("npu.npu_dynamic_quant.default", (Ref("y"),)), "written")
+    assert dict(written.kwargs)["quant_mode"] == "pertoken"
