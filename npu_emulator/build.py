@@ -178,8 +178,8 @@ def _symbols(path: Path, *, defined: bool) -> set[str]:
 def _stubs(missing: set[str]) -> str:
     """Write functions that fail with their own name, for what the wheel links against and the runtime lacks."""
     lines = ['extern "C" int emu_missing(const char* name);']
-    for name in sorted(missing):
-        lines.append(
-            f'extern "C" __attribute__((visibility("default"))) int {name}(...) {{ return emu_missing("{name}"); }}'
-        )
+    lines.extend(
+        f'extern "C" __attribute__((visibility("default"))) int {name}(...) {{ return emu_missing("{name}"); }}'
+        for name in sorted(missing)
+    )
     return "\n".join(lines) + "\n"

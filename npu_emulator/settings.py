@@ -53,7 +53,7 @@ class Settings:
         unknown = set(overrides) - {field.name for field in fields(cls)}
         if unknown:
             known = ", ".join(field.name for field in fields(cls))
-            raise EmulatorError(f"unknown emulator setting {sorted(unknown)[0]!r}; the settings are {known}")
+            raise EmulatorError(f"unknown emulator setting {min(unknown)!r}; the settings are {known}")
         return replace(cls(**found), **{name: value for name, value in overrides.items() if value is not None})
 
 

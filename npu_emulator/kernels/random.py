@@ -36,6 +36,7 @@ class RandomKernel(Kernel):
     """A kernel that draws from the device's generator: at launch in eager mode, at each replay in a captured graph."""
 
     def _bind(self, bound: Bound, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+        del args
         generator = kwargs.get("generator")
         if generator is None:
             generator = torch.npu.default_generators[bound.device if bound.device >= 0 else torch.npu.current_device()]

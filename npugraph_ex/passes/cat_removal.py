@@ -40,7 +40,7 @@ def _take_apart(graph: fx.Graph, cat: fx.Node, order: dict[fx.Node, int]) -> Non
     if not isinstance(members, (list, tuple)) or not _slices_are_contiguous(result, dimension):
         return
     kept = [member for member in members if isinstance(member, fx.Node) and not _is_legacy_empty(member, result)]
-    if len(kept) < 2 or len(kept) != len([m for m in members if isinstance(m, fx.Node)]):  # noqa: PLR2004 - of one, nothing is gained
+    if len(kept) < 2 or len(kept) != len([m for m in members if isinstance(m, fx.Node)]):
         return
     direct = {member for member in kept if kept.count(member) == 1 and _can_write_out(member, cat, result)}
     if not direct:
@@ -88,7 +88,7 @@ def _label(new: fx.Node, model: fx.Node) -> None:
 
 def _dimension(cat: fx.Node, result: torch.Tensor) -> int:
     dimension: Any = cat.args[1] if len(cat.args) > 1 else cat.kwargs.get("dim", 0)
-    return dimension % max(result.dim(), 1)
+    return int(dimension) % max(result.dim(), 1)
 
 
 def _slices_are_contiguous(result: torch.Tensor, dimension: int) -> bool:

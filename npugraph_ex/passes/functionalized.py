@@ -32,7 +32,8 @@ def _unwrap(graph: fx.Graph, node: fx.Node) -> None:
 
     def plain(*inputs: Any) -> Any:
         given = dict(zip(arguments, inputs, strict=True))
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda argument: given[argument])
+        unwrapped: Any = fx.map_arg((node.args, node.kwargs), lambda argument: given[argument])
+        args, kwargs = unwrapped
         return _torch_private.call_unwrapped(node.target, args, kwargs)
 
     with _torch_private.fake_execution(fake_mode_of(graph)):

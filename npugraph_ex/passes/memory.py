@@ -119,8 +119,10 @@ class MemoryMap:
     def _placed(self, root: int, start: int, stop: int) -> Region:
         while root in self._shift:
             root, delta = self._shift[root]
-            known = delta is not None and (start, stop) != WHOLE
-            start, stop = (start + delta, stop + delta) if known else WHOLE
+            if delta is None or (start, stop) == WHOLE:
+                start, stop = WHOLE
+            else:
+                start, stop = start + delta, stop + delta
         return Region(root, start, stop)
 
     def is_same(self, first: fx.Node, second: fx.Node) -> bool:

@@ -33,7 +33,7 @@ from npugraph_ex.passes.streams import has_several_streams
 
 _aten = torch.ops.aten
 
-_SCATTERS: dict[OpOverload, OpOverload] = {
+_SCATTERS: dict[object, OpOverload] = {
     _aten.select_scatter.default: _aten.select.int,
     _aten.slice_scatter.default: _aten.slice.Tensor,
     _aten.diagonal_scatter.default: _aten.diagonal.default,
@@ -128,7 +128,7 @@ class _Reinplacer:
 
     def _what_is_copied(self, source: fx.node.Argument, node: fx.Node) -> fx.node.Argument:
         """Skip the functional `copy(base, values)` that AOT writes for an assignment: copying `values` says the same."""
-        if not isinstance(source, fx.Node) or source.target is not _aten.copy.default or len(source.args) != 2:  # noqa: PLR2004
+        if not isinstance(source, fx.Node) or source.target is not _aten.copy.default or len(source.args) != 2:
             return source
         values = source.args[1]
         if not isinstance(values, fx.Node) or tensor_leaves(source)[0].dtype != tensor_leaves(node)[0].dtype:

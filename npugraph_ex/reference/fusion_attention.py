@@ -143,7 +143,8 @@ def _heads(operand: torch.Tensor, head_num: int, query: torch.Tensor, layout: st
     if layout == "SBH":
         operand = operand.transpose(0, 1)
     width = query.shape[-1] // head_num
-    return operand.unflatten(-1, (-1, width)).transpose(1, 2)
+    heads: torch.Tensor = operand.unflatten(-1, (-1, width))
+    return heads.transpose(1, 2)
 
 
 def _stored(heads: torch.Tensor, like: torch.Tensor, layout: str) -> torch.Tensor:
@@ -164,7 +165,8 @@ def _expanded(kv: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 def _folded(wide: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
     """The gradients of a shared head, added up."""
-    return wide.unflatten(1, (kv.shape[1], -1)).sum(2)
+    shared: torch.Tensor = wide.unflatten(1, (kv.shape[1], -1))
+    return shared.sum(2)
 
 
 def _exponentials(scores: torch.Tensor, maximum: torch.Tensor) -> torch.Tensor:

@@ -34,7 +34,7 @@ class CpuInterpreter(fx.Interpreter):
             )
         return kernel(*args, **kwargs)
 
-    def get_attr(self, target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def get_attr(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Fetch a constant of the module, on the CPU."""
         value = super().get_attr(target, args, kwargs)
         return value.cpu() if isinstance(value, torch.Tensor) else value

@@ -51,7 +51,7 @@ def test_no_compiler_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("NPU_EMULATOR_CACHE", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(BuildError, match="no C\\+\\+ compiler found.*apt-get install g\\+\\+"):
+    with pytest.raises(BuildError, match=r"no C\+\+ compiler found.*apt-get install g\+\+"):
         build.libraries()
 
 

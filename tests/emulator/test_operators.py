@@ -86,7 +86,7 @@ def _compare(expected: Any, found: Any) -> None:
             assert right.is_conj() == left.is_conj()
             torch.testing.assert_close(right.cpu(), left, equal_nan=True)  # checks dtype and shape too
         elif isinstance(left, float):
-            assert left == right or left != left
+            assert left == right or left != left  # noqa: PLR0124 - nan
 
 
 def _run(op: OpInfo, sample: Any) -> bool:

@@ -55,7 +55,7 @@ def test_a_built_in_wrong_pass_is_rolled_back(caplog: pytest.LogCaptureFixture) 
     with caplog.at_level(logging.WARNING):
         outcomes = run(gm, passes=(Pass("wrong", run_wrong),), check_numerics=True)
     assert outcomes == ["rolled back"]
-    assert [node.target for node in gm.graph.nodes if node.op == "call_function"][0] is aten.add.Tensor
+    assert next(node.target for node in gm.graph.nodes if node.op == "call_function") is aten.add.Tensor
     assert "other values" in caplog.text
 
 
