@@ -68,6 +68,7 @@ class Runtime:
         self.is_capturing = self._declare("emu_is_capturing", i32, pointer)
         self.null_kernels = self._declare("emu_null_kernels", i32)
         self.set_null_kernels = self._declare("emu_set_null_kernels", None, i32)
+        self.name_op = self._declare("emu_name_op", None, ctypes.c_uint32, ctypes.c_char_p)
         self.name_says_emulated = self._declare("emu_name_says_emulated", None)
         self._describe_failure = self._declare("emu_describe_failure", None, ctypes.c_char_p)
         self._wait = self._freed.emu_wait

@@ -124,7 +124,11 @@ class Launcher:
 
     def number(self, name: str) -> int:
         """Return the number under which the runtime counts an operator's kernels."""
-        return self._numbers.setdefault(name, len(self._numbers))
+        known = self._numbers.get(name)
+        if known is None:
+            known = self._numbers[name] = len(self._numbers)
+            self.runtime.name_op(known, name.encode())
+        return known
 
     def launch(  # noqa: PLR0913 - what a launch is made of
         self,

@@ -24,6 +24,10 @@ class _Captured:
 
     domain: Domain = field(default_factory=Domain)
     records: dict[int, Clock] = field(default_factory=dict)
+    awaits: list[int] = field(default_factory=list)
+    """External events that a replay waits for."""
+    fires: list[int] = field(default_factory=list)
+    """External events that a replay records."""
     work: list[tuple[str, tuple[str, ...], list[Access]]] = field(default_factory=list)
 
 
@@ -130,6 +134,10 @@ class Detector:
         match note.kind:
             case NoteKind.RECORD:
                 graph.records[note.index] = dict(clock)
+                if note.first:
+                    graph.fires.append(note.first)
+            case NoteKind.WAIT if not note.edge:
+                graph.awaits.append(note.first)
             case NoteKind.WAIT:
                 join(clock, graph.records.get(note.edge - 1, {}))
             case NoteKind.KERNEL | NoteKind.COPY | NoteKind.FILL:
@@ -142,8 +150,13 @@ class Detector:
         graph = self._graphs.get(note.first)
         if graph is None:
             return  # captured before the detector was switched on
-        join(self._eager.clock(note.stream), self._host)
+        clock = self._eager.clock(note.stream)
+        join(clock, self._host)
+        for ticket in graph.awaits:
+            join(clock, self._tickets.get(ticket, {}))
         number = self._eager.next_number(note.stream)
         for name, frames, accesses in graph.work:
             title = f"{name} in a replay of graph {note.first}"
             self._touch(self._eager, note.stream, title, frames, accesses, number=number)
+        for ticket in graph.fires:
+            self._tickets[ticket] = dict(clock)

@@ -10,7 +10,10 @@ namespace {
 thread_local aclmdlRICaptureMode thread_mode = ACL_MODEL_RI_CAPTURE_MODE_GLOBAL;
 
 void leave_capture(Graph& graph) {
-    for (Stream* stream : graph.streams) stream->capture.reset();
+    for (Stream* stream : graph.streams) {
+        stream->capture.reset();
+        stream->group.reset();
+    }
     state().capturing.erase(&graph);
 }
 
@@ -62,6 +65,8 @@ aclError append(Stream* stream, Task task, Lock&) {
     }
     if (task.kind == Kind::Record) graph.seen_at_record[index] = lane.seen;
     note_captured(graph, stream->lane, index, task);
+    if ((task.kind == Kind::Wait && task.edge < 0) || task.kind == Kind::ValueWait) graph.waits_outside = true;
+    if (stream->group && task.kind != Kind::Record && task.kind != Kind::Wait) stream->group->tasks.push_back(index);
     graph.tasks.push_back(std::move(task));
     graph.lane_of.push_back(stream->lane);
     lane.tasks.push_back(index);
@@ -152,19 +157,27 @@ EMU_API aclError aclmdlRIGetId(aclmdlRI model, uint32_t* id) {
     return ACL_SUCCESS;
 }
 
+// A Chrome trace, which torch_npu reads again and Perfetto shows: one row a stream, one unit of time a task.
 EMU_API aclError aclmdlRIDebugJsonPrint(aclmdlRI model, const char* path, uint32_t) {
-    static const char* const kNames[] = {"kernel", "copy", "fill", "host_call", "record", "wait", "replay", "value_write", "value_wait"};
-    Lock lock(state().mutex);
+    static const char* const kNames[] = {"kernel", "copy",        "fill",       "host_call", "record", "wait",
+                                         "replay", "value_write", "value_wait", "update",    "reset"};
+    State& s = state();
+    Lock lock(s.mutex);
     const auto& graph = *static_cast<Graph*>(model);
     FILE* file = fopen(path, "w");
     if (file == nullptr) return fail(ACL_ERROR_RT_FILE_OPEN, std::string("cannot write ") + path);
-    fprintf(file, "{\"graph\": %u, \"streams\": %zu, \"tasks\": [", graph.id, graph.lanes.size());
+    fprintf(file, "[");
     for (size_t index = 0; index < graph.tasks.size(); ++index) {
         const Task& task = graph.tasks[index];
-        fprintf(file, "%s\n  {\"index\": %zu, \"stream\": %u, \"kind\": \"%s\", \"op\": %u, \"waits_for\": %lld}", index ? "," : "", index,
-                graph.lane_of[index], kNames[static_cast<int>(task.kind)], task.op, static_cast<long long>(task.edge));
+        const char* kind = kNames[static_cast<int>(task.kind)];
+        const bool named = task.kind == Kind::Kernel && task.op < s.op_names.size();
+        fprintf(file,
+                "%s\n  {\"name\": \"%s\", \"ph\": \"X\", \"pid\": \"graph %u (emulated)\", \"tid\": \"stream %u\", \"ts\": %zu, \"dur\": 1, "
+                "\"args\": {\"kind\": \"%s\", \"index\": %zu, \"waits_for\": %lld}}",
+                index ? "," : "", named ? s.op_names[task.op].c_str() : kind, graph.id, graph.lane_of[index], index, kind, index,
+                static_cast<long long>(task.edge));
     }
-    fprintf(file, "\n]}\n");
+    fprintf(file, "\n]\n");
     fclose(file);
     return ACL_SUCCESS;
 }

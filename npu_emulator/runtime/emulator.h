@@ -39,7 +39,14 @@ using TicketRef = std::shared_ptr<Ticket>;
 struct Graph;
 using GraphRef = std::shared_ptr<Graph>;
 
-enum class Kind : uint8_t { Kernel, Copy, Fill, HostCall, Record, Wait, Replay, ValueWrite, ValueWait };
+// Tasks of a captured graph that may be replaced between replays (groups.cpp).
+struct Group {
+    std::weak_ptr<Graph> graph;
+    std::vector<uint32_t> tasks;
+};
+using GroupRef = std::shared_ptr<Group>;
+
+enum class Kind : uint8_t { Kernel, Copy, Fill, HostCall, Record, Wait, Replay, ValueWrite, ValueWait, Update, Reset };
 
 struct Task {
     Kind kind = Kind::Kernel;
@@ -47,13 +54,15 @@ struct Task {
     uint64_t kernel = 0;       // what Python runs (Kernel only)
     void* destination = nullptr;
     const void* source = nullptr;
-    size_t bytes = 0;
+    size_t bytes = 0;          // length; for ValueWait the comparison
     uint64_t value = 0;        // byte for Fill, word for ValueWrite and ValueWait
     void (*host_function)(void*) = nullptr;
     void* argument = nullptr;
     int64_t edge = -1;         // inside a graph: index of the task that a Wait waits for
     TicketRef ticket;          // Record fires it, Wait waits for it (outside graphs and for external events)
     GraphRef graph;            // Replay only
+    GroupRef group;            // Update only, with what takes the place of the group's tasks
+    std::vector<Task> replacements;
 };
 
 struct Event;
@@ -74,6 +83,8 @@ struct Graph {
     std::vector<Task> tasks;
     std::vector<uint32_t> lane_of;  // task index -> lane
     std::vector<Lane> lanes;
+    std::vector<GroupRef> groups;
+    bool waits_outside = false;  // some task waits for an event or value from outside the graph
     std::map<int64_t, std::map<uint32_t, int64_t>> seen_at_record;  // record -> what its lane had seen by then
     std::vector<struct Stream*> streams;  // lane -> the stream it was captured from
     ~Graph();
@@ -96,6 +107,8 @@ struct Stream {
     bool replaying = false;                       // the head is a Replay whose Run has started
     GraphRef capture;
     uint32_t lane = 0;
+    GroupRef group;                  // the task group that is being captured
+    std::shared_ptr<Task> updating;  // the update that collects what is launched
     std::map<int, uint32_t> limits;  // aclrtDevResLimitType -> cores
 };
 
@@ -142,10 +155,12 @@ struct State {
     bool tracing = false;
     std::deque<Note> notes;
     uint64_t next_ticket = 1;
+    std::vector<std::string> op_names;
     std::vector<uint64_t> executed;    // per operator: kernels run, replays included
     std::vector<uint64_t> released;    // Python kernels that nothing can run any more
     std::unordered_set<Graph*> capturing;
     std::unordered_map<void*, GraphRef> graphs;  // handles given to torch_npu
+    std::unordered_map<void*, std::weak_ptr<Group>> groups;
     aclError failure = ACL_SUCCESS;    // of an asynchronous task; reported by the next synchronisation
     std::string failure_message;
 };
@@ -174,6 +189,9 @@ void note_captured(const Graph& graph, uint32_t lane, uint32_t index, const Task
 void note_stream_finished(const Stream* stream);
 void note_device_finished();
 void note_ticket_finished(const TicketRef& ticket);
+
+// task groups (groups.cpp)
+void replace_tasks(const Task& update);
 
 // capture (capture.cpp)
 bool capture_forbids_here(Lock& lock);

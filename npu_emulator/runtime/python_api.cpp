@@ -7,6 +7,12 @@ using namespace emu;
 
 EMU_API void emu_set_kernel_runner(int (*runner)(uint64_t)) { python_kernel = runner; }
 EMU_API void emu_set_null_kernels(int on) { state().null_kernels = on != 0; }
+EMU_API void emu_name_op(uint32_t op, const char* name) {
+    State& s = state();
+    Lock lock(s.mutex);
+    if (s.op_names.size() <= op) s.op_names.resize(op + 1);
+    s.op_names[op] = name;
+}
 EMU_API int emu_null_kernels() { return state().null_kernels; }
 
 // Work queued under the old schedule is finished first: a schedule is a property of a span of a program.
@@ -41,7 +47,7 @@ EMU_API int emu_begin(void* handle, uint32_t op) {
     State& s = state();
     Lock lock(s.mutex);
     const Stream* stream = resolve(handle);
-    if (stream->capture || s.tracing || s.policy != Policy::Fifo || s.busy || s.pending != 0) return 1;
+    if (stream->capture || stream->updating || s.tracing || s.policy != Policy::Fifo || s.busy || s.pending != 0) return 1;
     if (s.executed.size() <= op) s.executed.resize(op + 1);
     ++s.executed[op];
     if (s.null_kernels) return 2;

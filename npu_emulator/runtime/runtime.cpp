@@ -5,5 +5,6 @@
 #include "scheduler.cpp"
 #include "streams.cpp"
 #include "capture.cpp"
+#include "groups.cpp"
 #include "device.cpp"
 #include "python_api.cpp"

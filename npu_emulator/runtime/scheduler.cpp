@@ -74,6 +74,14 @@ void note_failure(State& s, aclError code) {
 
 // Runs one task with the lock released. Its stream's queue still holds it, so nothing behind it can start.
 void run_task(State& s, const Task& task, Lock& lock) {
+    if (task.kind == Kind::Update) {
+        replace_tasks(task);
+        return;
+    }
+    if (task.kind == Kind::Reset) {
+        task.ticket->done = false;
+        return;
+    }
     if (task.kind == Kind::Record || task.kind == Kind::Wait) {
         if (task.kind == Kind::Record && task.ticket) {
             task.ticket->done = true;
@@ -91,7 +99,7 @@ void run_task(State& s, const Task& task, Lock& lock) {
     note_failure(s, status);
 }
 
-// A whole graph in recorded order: the quick way, legal because recorded order respects every edge.
+// A whole graph in recorded order: the quick way, legal because recorded order respects every edge inside the graph.
 void run_graph_in_order(State& s, const Graph& graph, Lock& lock) {
     s.busy = true;
     s.owner = std::this_thread::get_id();
@@ -107,6 +115,10 @@ void run_graph_in_order(State& s, const Graph& graph, Lock& lock) {
             continue;
         }
         if (task.kind == Kind::Wait) continue;
+        if (task.kind == Kind::Reset) {
+            task.ticket->done = false;
+            continue;
+        }
         status = execute(task);
         if (status != ACL_SUCCESS) break;
     }
@@ -118,8 +130,14 @@ void run_graph_in_order(State& s, const Graph& graph, Lock& lock) {
 
 bool ready(const Task& task) {
     if (task.kind == Kind::Wait) return !task.ticket || task.ticket->done;
-    if (task.kind == Kind::ValueWait) return *static_cast<const volatile uint64_t*>(task.source) >= task.value;
-    return true;
+    if (task.kind != Kind::ValueWait) return true;
+    const uint64_t found = *static_cast<const volatile uint64_t*>(task.source);
+    switch (task.bytes) {
+        case ACL_STREAM_WAIT_VALUE_EQ: return found == task.value;
+        case ACL_STREAM_WAIT_VALUE_AND: return (found & task.value) != 0;
+        case ACL_STREAM_WAIT_VALUE_NOR: return ~(found | task.value) != 0;
+        default: return static_cast<int64_t>(found - task.value) >= 0;
+    }
 }
 
 bool lane_ready(const Run& run, uint32_t lane) {
@@ -171,7 +189,7 @@ void run_lane_step(State& s, Run* run, uint32_t lane, Lock& lock) {
 
 void start_replay(State& s, Stream* stream, Lock& lock) {
     const GraphRef graph = stream->queue.front().second.graph;
-    if (s.policy == Policy::Fifo || graph->tasks.empty()) {
+    if ((s.policy == Policy::Fifo && !graph->waits_outside) || graph->tasks.empty()) {
         run_graph_in_order(s, *graph, lock);
         finish_head(s, stream);
         return;
@@ -282,6 +300,10 @@ Stream* resolve(aclrtStream handle) {
 // Queues a task, or records it if its stream is being captured, and then does what the policy allows at a launch.
 aclError submit(Stream* stream, Task task, Lock& lock) {
     if (stream->capture) return append(stream, std::move(task), lock);
+    if (stream->updating) {
+        stream->updating->replacements.push_back(std::move(task));
+        return ACL_SUCCESS;
+    }
     State& s = state();
     note_launch(stream, task);
     stream->queue.emplace_back(s.launched++, std::move(task));

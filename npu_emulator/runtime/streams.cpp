@@ -36,9 +36,21 @@ aclError destroy_stream(aclrtStream handle) {
     return status;
 }
 
+// An external event is a flag that records set, resets clear and waits look at when they run, inside a graph or outside: it
+// carries order into a graph from one replay to the next. Any other event is a new ticket at each record.
+bool is_external(const Event* event) { return (event->flags & ACL_EVENT_EXTERNAL) != 0; }
+
+TicketRef new_ticket() {
+    auto ticket = std::make_shared<Ticket>();
+    ticket->id = state().next_ticket++;
+    return ticket;
+}
+
 aclError create_event(aclrtEvent* handle, uint32_t flags) {
+    Lock lock(state().mutex);
     auto* event = new Event;
     event->flags = flags;
+    if (is_external(event)) event->ticket = new_ticket();
     *handle = event;
     return ACL_SUCCESS;
 }
@@ -98,9 +110,15 @@ EMU_API aclError aclrtDestroyEvent(aclrtEvent event) {
     delete static_cast<Event*>(event);  // queued tasks hold the ticket, not the event
     return ACL_SUCCESS;
 }
-EMU_API aclError aclrtResetEvent(aclrtEvent handle, aclrtStream) {
-    (void)handle;  // a ticket belongs to one record, so there is nothing to reset
-    return ACL_SUCCESS;
+// Only an external event has anything to reset: the ticket of any other belongs to one record.
+EMU_API aclError aclrtResetEvent(aclrtEvent handle, aclrtStream stream) {
+    Lock lock(state().mutex);
+    auto* event = static_cast<Event*>(handle);
+    if (!is_external(event)) return ACL_SUCCESS;
+    Task task;
+    task.kind = Kind::Reset;
+    task.ticket = event->ticket;
+    return submit(resolve(stream), std::move(task), lock);
 }
 
 EMU_API aclError aclrtRecordEvent(aclrtEvent handle, aclrtStream stream_handle) {
@@ -110,15 +128,18 @@ EMU_API aclError aclrtRecordEvent(aclrtEvent handle, aclrtStream stream_handle) 
     Stream* stream = resolve(stream_handle);
     Task task;
     task.kind = Kind::Record;
-    if (stream->capture && (event->flags & ACL_EVENT_EXTERNAL) == 0) {
+    if (is_external(event)) {
+        task.ticket = event->ticket;
+        return submit(stream, std::move(task), lock);
+    }
+    if (stream->capture) {
         event->captured_in = stream->capture;
         event->captured_task = static_cast<int64_t>(stream->capture->tasks.size());
         return append(stream, std::move(task), lock);
     }
     event->captured_in.reset();
     event->captured_task = -1;
-    event->ticket = std::make_shared<Ticket>();
-    event->ticket->id = s.next_ticket++;
+    event->ticket = new_ticket();
     task.ticket = event->ticket;
     return submit(stream, std::move(task), lock);
 }
@@ -130,6 +151,10 @@ EMU_API aclError aclrtStreamWaitEvent(aclrtStream stream_handle, aclrtEvent hand
     Stream* stream = resolve(stream_handle);
     Task task;
     task.kind = Kind::Wait;
+    if (is_external(event)) {
+        task.ticket = event->ticket;
+        return submit(stream, std::move(task), lock);
+    }
     if (GraphRef graph = event->captured_in.lock()) {
         if (graph->status == ACL_MODEL_RI_CAPTURE_STATUS_ACTIVE) {
             task.edge = event->captured_task;
@@ -148,7 +173,7 @@ EMU_API aclError aclrtStreamWaitEvent(aclrtStream stream_handle, aclrtEvent hand
         return fail(ACL_ERROR_RT_EVENT_CAPTURED, "this event was last recorded inside a capture; record it again before waiting for it");
     }
     if (!event->ticket) return ACL_SUCCESS;  // never recorded: nothing to wait for
-    if (stream->capture && (event->flags & ACL_EVENT_EXTERNAL) == 0) {
+    if (stream->capture) {
         if (event->ticket->done) return ACL_SUCCESS;
         stream->capture->status = ACL_MODEL_RI_CAPTURE_STATUS_INVALIDATED;
         return fail(ACL_ERROR_RT_CAPTURE_DEPENDENCY, "a stream being captured waited for unfinished work outside the capture; "
@@ -224,12 +249,13 @@ EMU_API aclError aclrtValueWrite(void* address, uint64_t value, uint32_t, aclrtS
     return submit(resolve(stream), std::move(task), lock);
 }
 EMU_API aclError aclrtValueWait(void* address, uint64_t value, uint32_t flag, aclrtStream stream) {
-    if (flag != ACL_STREAM_WAIT_VALUE_GEQ)
-        return fail(ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "aclrtValueWait: the emulator knows the comparison GEQ only");
+    if (flag > ACL_STREAM_WAIT_VALUE_NOR)
+        return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtValueWait: the comparison must be GEQ, EQ, AND or NOR, got " + std::to_string(flag));
     Lock lock(state().mutex);
     Task task;
     task.kind = Kind::ValueWait;
     task.source = address;
     task.value = value;
+    task.bytes = flag;
     return submit(resolve(stream), std::move(task), lock);
 }

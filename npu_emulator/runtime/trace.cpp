@@ -11,7 +11,7 @@ namespace {
 
 uint64_t id_of(const TicketRef& ticket) { return ticket ? ticket->id : 0; }
 
-bool noteworthy(const Task& task) { return task.kind != Kind::HostCall && task.kind != Kind::ValueWrite && task.kind != Kind::ValueWait; }
+bool noteworthy(const Task& task) { return task.kind <= Kind::ValueWait && task.kind != Kind::HostCall; }
 
 // What a task does, in three numbers: a kernel's key, or a copy's two addresses and length, or a ticket, or a graph.
 void describe(Note& note, const Task& task) {
@@ -21,6 +21,15 @@ void describe(Note& note, const Task& task) {
         case Kind::Fill: note.kind = static_cast<uint64_t>(NoteKind::Fill); break;
         case Kind::Record: note.kind = static_cast<uint64_t>(NoteKind::Record); note.first = id_of(task.ticket); break;
         case Kind::Wait: note.kind = static_cast<uint64_t>(NoteKind::Wait); note.first = id_of(task.ticket); break;
+        // torch_npu's external events are words in memory; the word's address stands for the event.
+        case Kind::ValueWrite:
+            note.kind = static_cast<uint64_t>(NoteKind::Record);
+            note.first = reinterpret_cast<uint64_t>(task.destination);
+            break;
+        case Kind::ValueWait:
+            note.kind = static_cast<uint64_t>(NoteKind::Wait);
+            note.first = reinterpret_cast<uint64_t>(task.source);
+            break;
         default: note.kind = static_cast<uint64_t>(NoteKind::Replay); note.first = task.graph ? task.graph->id : 0; break;
     }
     if (task.kind == Kind::Copy || task.kind == Kind::Fill) {

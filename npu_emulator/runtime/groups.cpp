@@ -1,0 +1,75 @@
+// Task groups: tasks of a captured graph whose arguments may be replaced between replays.
+//
+// While a stream is in an update, what is launched on it does not run: it takes the place of the group's tasks, one for
+// one. The replacement itself is a task of that stream, so it is ordered by events like everything else, and an update that
+// overtakes a queued replay changes that replay, as on hardware.
+#include "emulator.h"
+
+using namespace emu;
+
+namespace emu {
+
+void replace_tasks(const Task& update) {
+    State& s = state();
+    const GraphRef graph = update.group->graph.lock();
+    if (!graph) return;
+    for (size_t place = 0; place < update.replacements.size(); ++place) {
+        Task& old = graph->tasks[update.group->tasks[place]];
+        if (old.kind == Kind::Kernel) s.released.push_back(old.kernel);
+        old = update.replacements[place];
+    }
+}
+
+}  // namespace emu
+
+EMU_API aclError aclmdlRICaptureTaskGrpBegin(aclrtStream handle) {
+    State& s = state();
+    Lock lock(s.mutex);
+    Stream* stream = resolve(handle);
+    if (!stream->capture) return fail(ACL_ERROR_RT_STREAM_NOT_CAPTURED, "a task group can only begin on a stream that is being captured");
+    if (stream->group) return fail(ACL_ERROR_RT_PARAM_INVALID, "a task group has begun on this stream already; task groups do not nest");
+    stream->group = std::make_shared<Group>();
+    stream->group->graph = stream->capture;
+    return ACL_SUCCESS;
+}
+
+EMU_API aclError aclmdlRICaptureTaskGrpEnd(aclrtStream handle, aclrtTaskGrp* group) {
+    State& s = state();
+    Lock lock(s.mutex);
+    Stream* stream = resolve(handle);
+    if (!stream->group) return fail(ACL_ERROR_RT_PARAM_INVALID, "no task group has begun on this stream");
+    stream->capture->groups.push_back(stream->group);  // the handle lives as long as its graph
+    *group = stream->group.get();
+    s.groups[stream->group.get()] = stream->group;
+    stream->group.reset();
+    return ACL_SUCCESS;
+}
+
+EMU_API aclError aclmdlRICaptureTaskUpdateBegin(aclrtStream handle, aclrtTaskGrp group) {
+    State& s = state();
+    Lock lock(s.mutex);
+    Stream* stream = resolve(handle);
+    const auto found = s.groups.find(group);
+    const GroupRef known = found == s.groups.end() ? nullptr : found->second.lock();
+    if (!known) return fail(ACL_ERROR_RT_PARAM_INVALID, "this task group does not exist, or its graph was destroyed");
+    if (stream->capture) return fail(ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT, "a task group cannot be updated on a stream that is being captured");
+    if (stream->updating) return fail(ACL_ERROR_RT_PARAM_INVALID, "this stream is in an update already");
+    stream->updating = std::make_shared<Task>();
+    stream->updating->kind = Kind::Update;
+    stream->updating->group = known;
+    return ACL_SUCCESS;
+}
+
+EMU_API aclError aclmdlRICaptureTaskUpdateEnd(aclrtStream handle) {
+    State& s = state();
+    Lock lock(s.mutex);
+    Stream* stream = resolve(handle);
+    if (!stream->updating) return fail(ACL_ERROR_RT_PARAM_INVALID, "no update has begun on this stream");
+    Task update = std::move(*stream->updating);
+    stream->updating.reset();
+    const size_t wanted = update.group->tasks.size(), given = update.replacements.size();
+    if (wanted != given)
+        return fail(ACL_ERROR_RT_PARAM_INVALID, "the task group holds " + std::to_string(wanted) + " tasks and the update launched " +
+                                                    std::to_string(given) + "; an update must launch the same operators again");
+    return submit(stream, std::move(update), lock);
+}
