@@ -149,6 +149,57 @@ def test_debug_dump_lists_the_tasks(tmp_path: Path) -> None:
     assert [event["name"] for event in events] == ["aten.add_.Tensor", "aten.mul_.Tensor"]
 
 
+def test_a_kernel_that_raises_surfaces_at_the_synchronisation() -> None:
+    """The error names the operator and its Python line, and the device stays usable."""
+    index = torch.zeros(1, dtype=torch.int64, device="npu")
+    data = torch.arange(3.0, device="npu")
+    graph, _ = captured(lambda: data.gather(0, index))
+    index.fill_(99)
+    graph.replay()
+    with pytest.raises(RuntimeError, match=r"aten\.gather.*test_graphs\.py"):
+        torch.npu.synchronize()
+    index.fill_(2)
+    graph.replay()
+    torch.npu.synchronize()
+    assert (data + 1).cpu().tolist() == [1, 2, 3]
+
+
+def test_null_kernels_run_nothing_but_count() -> None:
+    """Under the switch a replay launches and counts its kernels and leaves memory alone."""
+    x = torch.zeros(3, device="npu")
+    graph, _ = captured(lambda x: x.add_(1), x)
+    before = npu_emulator.kernel_counts().get("aten.add_.Tensor", 0)
+    with npu_emulator.null_kernels():
+        graph.replay()
+        torch.npu.synchronize()
+    assert npu_emulator.kernel_counts()["aten.add_.Tensor"] == before + 1
+    assert x.cpu().tolist() == [0, 0, 0]
+    graph.replay()
+    assert x.cpu().tolist() == [1, 1, 1]
+
+
+def test_the_default_stream_cannot_be_captured() -> None:
+    """Beginning a capture on the default stream is refused with a sentence."""
+    graph = torch.npu.NPUGraph()
+    with pytest.raises(RuntimeError, match="default stream|on a non-default stream"):
+        graph.capture_begin()
+    assert not torch.npu.is_current_stream_capturing()
+
+
+def test_make_graphed_callables_trains() -> None:
+    """PyTorch's own capture of forward and backward gives the eager gradients."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).npu()
+    data = torch.randn(2, 4, device="npu")
+    model(data).sum().backward()
+    expected = [parameter.grad.clone() for parameter in model.parameters()]
+    graphed = torch.npu.make_graphed_callables(model, (torch.randn(2, 4, device="npu"),))
+    model.zero_grad()
+    graphed(data).sum().backward()
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        assert torch.equal(parameter.grad.cpu(), gradient.cpu())
+
+
 @pytest.mark.parametrize("policy", ["fifo", "lazy", "random:1"])
 def test_a_task_group_takes_new_arguments_between_replays(policy: str) -> None:
     """An update replaces the group's kernel from its place in stream order on, as attention with new lengths needs."""
