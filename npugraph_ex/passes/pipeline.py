@@ -100,7 +100,7 @@ class _Run:
         return "changed", ""
 
 
-def run(  # noqa: PLR0913 - the last three are for tests and for callers with passes of their own
+def run(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
     options: Options,
