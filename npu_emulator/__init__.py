@@ -17,6 +17,7 @@ from npu_emulator.settings import Settings
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from npu_emulator.device import Resources
     from npu_emulator.races.report import Race
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "launch_count",
     "null_kernels",
     "register_kernel",
+    "resources",
     "schedule",
 ]
 
@@ -114,3 +116,8 @@ def detect_races(*, stop_at_first: bool = False) -> Iterator[list[Race]]:
     finally:
         emulator.launcher.observer = before
         emulator.runtime.set_tracing(on=before is not None)
+
+
+def resources() -> Resources:
+    """Return how many streams and events are in use, how many there are, and what each captured graph holds."""
+    return current().runtime.resources()

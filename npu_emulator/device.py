@@ -15,13 +15,36 @@ if TYPE_CHECKING:
     from npu_emulator.schedules import Schedule
     from npu_emulator.settings import Settings
 
-__all__ = ["RUN_NOW", "SKIP", "Note", "NoteKind", "Runtime"]
+__all__ = ["RUN_NOW", "SKIP", "Note", "NoteKind", "Resources", "Runtime"]
 
 RUN_NOW, QUEUE, SKIP = 0, 1, 2
 """What `Runtime.begin` answers: run the kernel here and now, hand it to the queue, or run nothing (null kernels)."""
 
 CAPTURE_FORBIDS = 107030
 """CANN's code for an operation that is not permitted while a stream is being captured."""
+
+
+class GraphCost(NamedTuple):
+    """What one captured graph holds."""
+
+    id: int
+    streams: int
+    kernels: int
+    other_tasks: int
+
+
+class Resources(NamedTuple):
+    """What the device has a limited number of."""
+
+    streams_used: int
+    streams: int
+    events_used: int
+    events: int
+    graphs: tuple[GraphCost, ...]
+
+    def room_for(self, graph: GraphCost) -> int:
+        """Return how many more graphs like this one fit before error 207008."""
+        return (self.streams - self.streams_used) // graph.streams
 
 
 class NoteKind(IntEnum):
@@ -84,6 +107,7 @@ class Runtime:
         """Tell the runtime what device to be. Devices and memory must be set before torch_npu first looks."""
         self._held.emu_set_devices(ctypes.c_uint32(settings.devices), settings.soc.encode())
         self._held.emu_set_memory(ctypes.c_uint64(settings.memory_gb << 30))
+        self._held.emu_set_budgets(ctypes.c_uint64(settings.streams), ctypes.c_uint64(settings.events))
         self.set_schedule(parse(settings.schedule))
         self.set_null_kernels(int(settings.null_kernels))
 
@@ -150,6 +174,21 @@ class Runtime:
             found.extend(Note(*numbers[8 * line : 8 * line + 8]) for line in range(count))
             if count < 256:
                 return found
+
+    def set_budgets(self, *, streams: int, events: int) -> None:
+        """Change how many streams and events the device has."""
+        self._held.emu_set_budgets(ctypes.c_uint64(streams), ctypes.c_uint64(events))
+
+    def resources(self) -> Resources:
+        """Return what is in use and what there is."""
+        numbers = (ctypes.c_uint64 * 5)()
+        self._held.emu_resources(numbers)
+        self._held.emu_graphs.restype = ctypes.c_uint64
+        count = numbers[4]
+        rows = (ctypes.c_uint64 * (4 * max(count, 1)))()
+        self._held.emu_graphs(rows, ctypes.c_uint64(count))
+        graphs = tuple(GraphCost(*rows[4 * line : 4 * line + 4]) for line in range(count))
+        return Resources(*numbers[:4], graphs)
 
     def counts(self) -> list[int]:
         """Return how many kernels ran so far, by operator number."""

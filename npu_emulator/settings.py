@@ -25,6 +25,10 @@ class Settings:
     """How many devices there are."""
     memory_gb: int = 64
     """Memory of each device in GiB; address space is reserved, pages are taken as they are touched."""
+    streams: int = 2048
+    """How many streams a device has; a captured graph holds one for each of its lanes while it lives."""
+    events: int = 65536
+    """How many events a device has."""
     soc: str = "Ascend910B3"
     """The name that torch_npu gets for the chip; it decides by it which operators and formats exist."""
     schedule: str = "fifo"

@@ -84,6 +84,7 @@ EMU_API aclError aclmdlRICaptureBegin(aclrtStream handle, aclmdlRICaptureMode mo
     if (handle == nullptr || stream == s.default_stream[stream->device])
         return fail(ACL_ERROR_RT_STREAM_CAPTURE_IMPLICIT, "the default stream cannot be captured; capture on a stream of your own");
     if (stream->capture) return fail(ACL_ERROR_RT_STREAM_CAPTURED, "this stream is being captured already");
+    if (const aclError none = no_stream_left("aclmdlRICaptureBegin")) return none;
     auto graph = std::make_shared<Graph>();
     graph->id = ++s.next_graph;
     graph->device = stream->device;

@@ -155,6 +155,9 @@ struct State {
     bool tracing = false;
     std::deque<Note> notes;
     uint64_t next_ticket = 1;
+    uint64_t stream_budget = 2048;
+    uint64_t event_budget = 65536;
+    uint64_t events = 0;
     std::vector<std::string> op_names;
     std::vector<uint64_t> executed;    // per operator: kernels run, replays included
     std::vector<uint64_t> released;    // Python kernels that nothing can run any more
@@ -189,6 +192,10 @@ void note_captured(const Graph& graph, uint32_t lane, uint32_t index, const Task
 void note_stream_finished(const Stream* stream);
 void note_device_finished();
 void note_ticket_finished(const TicketRef& ticket);
+
+// budgets (budgets.cpp)
+uint64_t streams_in_use();
+aclError no_stream_left(const char* wanted);
 
 // task groups (groups.cpp)
 void replace_tasks(const Task& update);

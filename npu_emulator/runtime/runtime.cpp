@@ -5,6 +5,7 @@
 #include "scheduler.cpp"
 #include "streams.cpp"
 #include "capture.cpp"
+#include "budgets.cpp"
 #include "groups.cpp"
 #include "device.cpp"
 #include "python_api.cpp"

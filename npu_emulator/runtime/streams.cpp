@@ -14,6 +14,7 @@ aclError forbidden(const char* name) {
 aclError create_stream(aclrtStream* handle, uint32_t priority) {
     State& s = state();
     Lock lock(s.mutex);
+    if (const aclError none = no_stream_left("aclrtCreateStream")) return none;
     auto stream = std::make_unique<Stream>();
     stream->id = s.next_stream++;
     stream->device = current_device();
@@ -47,7 +48,12 @@ TicketRef new_ticket() {
 }
 
 aclError create_event(aclrtEvent* handle, uint32_t flags) {
-    Lock lock(state().mutex);
+    State& s = state();
+    Lock lock(s.mutex);
+    if (s.events >= s.event_budget)
+        return fail(ACL_ERROR_RT_NO_EVENT_RESOURCE, "all " + std::to_string(s.event_budget) +
+                                                        " events of the device are in use; keep and reuse events (NPU_EMULATOR_EVENTS)");
+    ++s.events;
     auto* event = new Event;
     event->flags = flags;
     if (is_external(event)) event->ticket = new_ticket();
@@ -107,6 +113,8 @@ EMU_API aclError aclrtCreateEvent(aclrtEvent* event) { return create_event(event
 EMU_API aclError aclrtCreateEventWithFlag(aclrtEvent* event, uint32_t flags) { return create_event(event, flags); }
 EMU_API aclError aclrtCreateEventExWithFlag(aclrtEvent* event, uint32_t flags) { return create_event(event, flags); }
 EMU_API aclError aclrtDestroyEvent(aclrtEvent event) {
+    Lock lock(state().mutex);
+    --state().events;
     delete static_cast<Event*>(event);  // queued tasks hold the ticket, not the event
     return ACL_SUCCESS;
 }
@@ -159,6 +167,7 @@ EMU_API aclError aclrtStreamWaitEvent(aclrtStream stream_handle, aclrtEvent hand
         if (graph->status == ACL_MODEL_RI_CAPTURE_STATUS_ACTIVE) {
             task.edge = event->captured_task;
             if (!stream->capture) {  // the fork: waiting for a captured event draws the stream into the capture
+                if (const aclError none = no_stream_left("a side stream of a capture")) return none;
                 stream->capture = graph;
                 stream->lane = static_cast<uint32_t>(graph->lanes.size());
                 graph->lanes.emplace_back();

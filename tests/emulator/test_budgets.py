@@ -1,0 +1,88 @@
+"""What a device has a limited number of: the codes when it runs out, and what graphs cost."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+
+import torch
+
+import npu_emulator
+
+Program = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_many_captures_exhaust_the_streams(program: Program) -> None:
+    """Each graph holds a stream for each of its lanes; the error is 207008 and says where the streams went."""
+    text = """
+import torch, npu_emulator
+x = torch.ones(4, device="npu")
+side = torch.npu.Stream()
+graphs = []
+def capture():
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        side.wait_stream(torch.npu.current_stream())
+        with torch.npu.stream(side):
+            y = x + 1
+        torch.npu.current_stream().wait_stream(side)
+        y = y * 2
+    graphs.append(graph)
+capture()
+resources = npu_emulator.resources()
+print(resources.graphs[0].streams, resources.graphs[0].kernels)
+room = resources.room_for(resources.graphs[0])
+try:
+    for _ in range(200):
+        capture()
+except RuntimeError as error:
+    print("207008" in str(error), "captured graphs" in str(error))
+print(len(graphs) == room + 1)
+"""
+    done = program(text, "--quiet", NPU_EMULATOR_STREAMS="150")
+    assert done.stdout.splitlines() == ["2 2", "True True", "True"], done.stdout + done.stderr
+
+
+def test_events_run_out(program: Program) -> None:
+    """Keeping too many recorded events is refused with the budget's name."""
+    text = """
+import torch
+kept = []
+try:
+    for _ in range(300):
+        event = torch.npu.Event()
+        event.record()
+        kept.append(event)
+except RuntimeError as error:
+    print("207007" in str(error), "NPU_EMULATOR_EVENTS" in str(error), len(kept) > 50)
+"""
+    done = program(text, "--quiet", NPU_EMULATOR_EVENTS="100")
+    assert done.stdout == "True True True\n", done.stdout + done.stderr
+
+
+def test_memory_runs_out(program: Program) -> None:
+    """A tensor larger than the device is torch's own out-of-memory error, and the device goes on."""
+    text = """
+import torch
+try:
+    torch.empty(3 << 30, dtype=torch.uint8, device="npu")
+except torch.OutOfMemoryError as error:
+    print("GiB" in str(error))
+print((torch.ones(4, device="npu") + 1).sum().item(), torch.npu.get_device_properties(0).total_memory >> 30)
+"""
+    done = program(text, "--quiet", "--memory-gb", "2")
+    assert done.stdout == "True\n8.0 2\n", done.stdout + done.stderr
+
+
+def test_a_destroyed_graph_gives_its_streams_back() -> None:
+    """Streams in use go down again when a graph dies."""
+    before = npu_emulator.resources().streams_used
+    x = torch.ones(2, device="npu")
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        x.add_(1)
+    held = npu_emulator.resources()
+    assert held.streams_used > before
+    assert held.graphs[-1].kernels == 1
+    del graph
+    assert npu_emulator.resources().streams_used < held.streams_used
