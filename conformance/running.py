@@ -124,6 +124,7 @@ class _Search:
     known: dict[Program, tuple[Case, Outcome]] = field(default_factory=dict)
     last: tuple[Case, Outcome] | None = None
     deadline: float = float("inf")
+    kind: str = ""
 
     def over(self, strategy: SearchStrategy[Any], examples: int, seed: str) -> tuple[Case, Outcome] | None:
         """The smallest failure found, or None."""
@@ -153,6 +154,10 @@ class _Search:
             outcome = check(case)
             self.run.record(self.what, program, case, outcome, time.perf_counter() - start)
             if outcome.ok:
+                return
+            # Shrinking stays with the fault that was found first; another one must not hide it.
+            self.kind = self.kind or outcome.kind
+            if outcome.kind != self.kind:
                 return
             failure = self.known[program] = (case, outcome)
             self.deadline = min(self.deadline, time.monotonic() + SHRINKING_SECONDS)

@@ -115,6 +115,11 @@ class Outcome:
         """Whether every promise held."""
         return not self.failures
 
+    @property
+    def kind(self) -> str:
+        """Which promise was broken first, in two words; empty when none was."""
+        return " ".join(self.failures[0].replace(",", "").split()[:2]) if self.failures else ""
+
 
 @dataclass
 class _Session:
@@ -221,14 +226,11 @@ class _Compiled:
 
     def _through_dynamo(self, options: Mapping[str, Any]) -> Callable[..., Any]:
         torch._dynamo.reset()
-        # Not dynamic=True, which would make every size symbolic, those too that the program knows as numbers.
+        # Not dynamic=True, which would make every size symbolic, those too that the program knows as numbers. As it is,
+        # Dynamo compiles the second call anew with those sizes symbolic that have changed.
         compiled = torch.compile(self.case.function(), backend="npugraph_ex", options=dict(options), fullgraph=True)
 
         def call(*inputs: torch.Tensor) -> Any:
-            for tensor, spec in zip(inputs, self.case.inputs, strict=True):
-                symbols = [position for position, dim in enumerate(spec.shape) if isinstance(dim, str)]
-                if self.case.dynamic and symbols:
-                    torch._dynamo.maybe_mark_dynamic(tensor, symbols)
             with torch.no_grad():
                 result = compiled(*inputs)
             self.report = npugraph_ex.last_report()

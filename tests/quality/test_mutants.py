@@ -54,19 +54,20 @@ def test_a_mutant_leaves_nothing_behind() -> None:
     from npugraph_ex.fusion import checks
 
     right = checks.undisturbed
-    with pytest.raises(RuntimeError), testing.mutant("fusion-ignores-writes-between"):
-        assert checks.undisturbed is not right
-        raise RuntimeError
+
+    def fail_within() -> None:
+        with testing.mutant("fusion-ignores-writes-between"):
+            assert checks.undisturbed is not right
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail_within()
     assert checks.undisturbed is right
 
 
 def test_one_mutant_at_a_time() -> None:
     """Two faults at once would say nothing about either; an unknown one is named."""
-    with (
-        testing.mutant("replay-skips-an-input"),
-        pytest.raises(ValueError, match="on already"),
-        testing.mutant("fusion-never-matches"),
-    ):
-        pass
-    with pytest.raises(ValueError, match="fusion-never-matches"), testing.mutant("typo"):
-        pass
+    with testing.mutant("replay-skips-an-input"), pytest.raises(ValueError, match="on already"):
+        testing.mutant("fusion-never-matches").__enter__()
+    with pytest.raises(ValueError, match="fusion-never-matches"):
+        testing.mutant("typo").__enter__()

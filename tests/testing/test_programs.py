@@ -59,7 +59,7 @@ def test_the_generator_covers_what_it_claims(planted: list[Program]) -> None:
 
 def test_programs_differ(planted: list[Program]) -> None:
     """Most drawn programs are new ones."""
-    assert len(set(planted)) > 0.8 * len(planted)
+    assert len(set(planted)) > 0.7 * len(planted)
 
 
 def test_most_fusions_are_counted_exactly(planted: list[Program]) -> None:
