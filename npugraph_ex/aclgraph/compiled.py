@@ -37,6 +37,7 @@ def compile_graph(
     *,
     static: Sequence[int] = (),
     names: Sequence[str] | None = None,
+    number: int = 0,
 ) -> Callable[..., Sequence[Any]]:
     """Make an optimised graph callable.
 
@@ -46,6 +47,7 @@ def compile_graph(
         options: the validated options.
         static: positions of inputs whose address does not change from call to call.
         names: what messages call each input; the placeholders' names when None.
+        number: under which `observe.graphs` knows the graph.
 
     Returns:
         A function of the graph's inputs that returns its outputs: captured and replayed, or, with ``force_eager`` and
@@ -61,7 +63,7 @@ def compile_graph(
         return gm.forward
     if not any(node.op == "call_function" for node in gm.graph.nodes):
         return gm.forward  # nothing to run on the device
-    return CompiledGraph(gm, InputPlan.of(gm, example_inputs, static, names), options)
+    return CompiledGraph(gm, InputPlan.of(gm, example_inputs, static, names), options, number)
 
 
 def _refuse_subclasses(example_inputs: Sequence[Any], names: Sequence[str] | None) -> None:
@@ -145,9 +147,11 @@ class CompiledGraph:
         gm: the optimised graph.
         plan: what happens to each input.
         options: the validated options.
+        number: under which `observe.graphs` knows the graph.
     """
 
-    def __init__(self, gm: fx.GraphModule, plan: InputPlan, options: Options) -> None:
+    def __init__(self, gm: fx.GraphModule, plan: InputPlan, options: Options, number: int = 0) -> None:
+        self.number = number
         self.gm = gm
         self.plan = plan
         self._options = options
@@ -207,7 +211,7 @@ class CompiledGraph:
                 self._pool = torch.npu.graph_pool_handle()
             graph = CapturedGraph(self.gm.forward, inputs, self.plan, self._options, self._stream, self._pool)
         self._retired.clear()
-        publish(key[0], reason)
+        publish(key[0], reason, self.number)
         logger.debug("captured a graph because of %s", reason)
         return graph
 

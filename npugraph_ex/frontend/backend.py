@@ -11,9 +11,12 @@ from torch._dynamo.backends.common import aot_autograd
 
 from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph import compile_graph
-from npugraph_ex.config import CompilerConfig, Options
+from npugraph_ex.config import CompilerConfig
 from npugraph_ex.config.compiler_config import apply_flat
 from npugraph_ex.errors import OptionValueError
+from npugraph_ex.frontend.record import description, record
+from npugraph_ex.observe import captures, graphs
+from npugraph_ex.observe.dump import GraphDumper, new_dumper
 from npugraph_ex.passes import pipeline
 
 Backend = Callable[..., Callable[..., Any]]
@@ -38,9 +41,12 @@ def get_npu_backend(
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         names = _torch_private.dynamo_input_names(gm)
+        dumper = new_dumper()
+        if dumper is not None:
+            dumper.graph(gm, "dynamo")
 
         def compiler(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-            compiled = _compile(graph, inputs, config.to_options(), config, names)
+            compiled = _compile(graph, inputs, config, names, dumper)
             boxed: Callable[..., Any] = make_boxed_func(compiled)
             return boxed
 
@@ -84,7 +90,7 @@ def get_compiler(
     config = CompilerConfig() if compiler_config is None else compiler_config
 
     def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        return _compile(gm, example_inputs, config.to_options(), config)
+        return _compile(gm, example_inputs, config)
 
     return compiler
 
@@ -107,20 +113,30 @@ def compile_fx(
     inputs = example_inputs
     if inputs is None:
         inputs = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
-    return _compile(gm, inputs, config.to_options(), config)
+    return _compile(gm, inputs, config)
 
 
 def _compile(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
-    options: Options,
     config: CompilerConfig,
     dynamo_names: Sequence[str] = (),
+    dumper: GraphDumper | None = None,
 ) -> Callable[..., Sequence[Any]]:
+    options = config.to_options()
+    dumper = dumper or new_dumper()
+    number, kernels_before = graphs.next_number(), graphs.count_kernels(gm.graph)
     static = _torch_private.static_input_positions()
     names = [_input_name(node, dynamo_names) for node in gm.graph.find_nodes(op="placeholder")]
-    pipeline.run(gm, example_inputs, options, config=config)
-    return compile_graph(gm, example_inputs, options, static=static, names=names)
+    report = pipeline.run(gm, example_inputs, options, config=config, dumper=dumper)
+    compiled = compile_graph(gm, example_inputs, options, static=static, names=names, number=number)
+    made = record(
+        gm, example_inputs, names, options, compiled, number=number, report=report, kernels_before=kernels_before
+    )
+    if dumper is not None:
+        dumper.text(description(made), "captured_graph")
+        captures.also_write(number, dumper.directory / "captures.txt")
+    return compiled
 
 
 def _input_name(node: fx.Node, dynamo_names: Sequence[str]) -> str:

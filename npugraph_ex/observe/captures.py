@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
 
 _KEPT = 1000
 
@@ -17,20 +18,33 @@ class CaptureRecord:
         number: counts the captures of this process from 1.
         numbers: the sizes and scalars that the graph was captured for.
         reason: why no graph captured before would do; names the argument.
+        graph: the number of the compiled graph (`GraphRecord.number`); 0 for one that has no record.
     """
 
     number: int
     numbers: tuple[object, ...]
     reason: str
+    graph: int = 0
 
 
 _records: deque[CaptureRecord] = deque(maxlen=_KEPT)
 _count = itertools.count(1)
+_files: dict[int, Path] = {}
 
 
-def publish(numbers: tuple[object, ...], reason: str) -> None:
-    """Add a capture to the record."""
-    _records.append(CaptureRecord(next(_count), numbers, reason))
+def publish(numbers: tuple[object, ...], reason: str, graph: int = 0) -> CaptureRecord:
+    """Add a capture to the record, and return what was added."""
+    record = CaptureRecord(next(_count), numbers, reason, graph)
+    _records.append(record)
+    if graph in _files:
+        with _files[graph].open("a", encoding="utf-8") as file:
+            file.write(f"capture {record.number}: because of {reason}; sizes and scalars {numbers}\n")
+    return record
+
+
+def also_write(graph: int, path: Path) -> None:
+    """From now on append each capture of the graph to a file, beside the graph's dumps."""
+    _files[graph] = path
 
 
 def captures_so_far() -> int:
@@ -38,6 +52,6 @@ def captures_so_far() -> int:
     return _records[-1].number if _records else 0
 
 
-def capture_records(*, after: int = 0) -> tuple[CaptureRecord, ...]:
-    """The captures numbered above ``after``, oldest first, of which the latest 1000 are kept."""
-    return tuple(record for record in _records if record.number > after)
+def capture_records(*, after: int = 0, graph: int | None = None) -> tuple[CaptureRecord, ...]:
+    """The captures numbered above ``after``, of one graph or of all, oldest first; the latest 1000 are kept."""
+    return tuple(record for record in _records if record.number > after and graph in (None, record.graph))
