@@ -85,13 +85,14 @@ class _Walk:
         return value
 
     def _tensor(self, value: torch.Tensor) -> torch.Tensor:
-        on_device = value.device.type == "npu"
+        index = value.get_device()  # -1 on the host; far cheaper than asking for the device object
+        on_device = index >= 0
         # A CPU scalar tensor promotes differently from a device tensor, so where it lies is part of the key.
         self.parts.extend((value.dtype, value.size(), value.stride(), on_device))
         if not on_device:
             return value
         if self.device < 0:
-            self.device = value.get_device()
+            self.device = index
         seen = self.view(value)
         self.reads.append(seen)
         return seen

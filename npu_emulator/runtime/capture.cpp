@@ -140,10 +140,12 @@ EMU_API aclError aclmdlRIExecuteAsync(aclmdlRI model, aclrtStream handle) {
     Lock lock(s.mutex);
     const auto found = s.graphs.find(model);
     if (found == s.graphs.end()) return fail(ACL_ERROR_RT_PARAM_INVALID, "this graph does not exist, or was destroyed");
+    Stream* stream = resolve(handle);
+    if (replay_at_once(stream, found->second, lock)) return ACL_SUCCESS;
     Task task;
     task.kind = Kind::Replay;
     task.graph = found->second;
-    return submit(resolve(handle), std::move(task), lock);
+    return submit(stream, std::move(task), lock);
 }
 
 EMU_API aclError aclmdlRIDestroy(aclmdlRI model) {

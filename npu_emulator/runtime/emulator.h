@@ -174,6 +174,7 @@ using Lock = std::unique_lock<std::mutex>;
 
 // streams and scheduling (scheduler.cpp)
 Stream* resolve(aclrtStream handle);
+bool replay_at_once(Stream* stream, const GraphRef& graph, Lock& lock);
 aclError submit(Stream* stream, Task task, Lock& lock);
 aclError wait_for_stream(Lock& lock, Stream* stream);
 aclError wait_for_device(Lock& lock, int32_t device);

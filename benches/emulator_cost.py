@@ -1,0 +1,109 @@
+"""What the emulated device costs, against the bars that it promises: `python benches/emulator_cost.py`.
+
+An eager operator pays for Python twice (torch's dispatcher into the kernel, the kernel into torch's CPU operator), for looking
+at its arguments once, for its output's memory from torch_npu's allocator, and for the launch; the CPU column is inside it.
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import npu_emulator
+
+
+def best_of(function: Callable[[], object], repeats: int = 7, calls: int = 400) -> float:
+    """Return microseconds of processor time per call: the best of several batches, so that a busy machine tells the same."""
+    for _ in range(50):
+        function()
+    batches = []
+    for _ in range(repeats):
+        start = time.thread_time()
+        for _ in range(calls):
+            function()
+        batches.append((time.thread_time() - start) / calls * 1e6)
+    return min(batches)
+
+
+def eager() -> list[tuple[str, float, float]]:
+    """Measure eager operators: (name, measured, bar) in microseconds; the bar is 3 times the CPU's cost plus 60."""
+    import torch
+
+    torch.set_num_threads(1)
+    host = torch.randn(8, 8)
+    device = host.npu()
+    operators: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "add": lambda x: x + x,
+        "mul_": lambda x: x.mul_(1.0),
+        "matmul": lambda x: x @ x,
+        "softmax": lambda x: x.softmax(-1),
+        "cat": lambda x: torch.cat([x, x]),
+        "to(float16)": lambda x: x.to(torch.float16),
+        "layer_norm": lambda x: torch.nn.functional.layer_norm(x, (8,)),
+    }
+    rows = []
+    for name, operator in operators.items():
+        cpu = best_of(lambda operator=operator: operator(host))
+        rows.append(
+            (f"eager {name} (CPU {cpu:.1f})", best_of(lambda operator=operator: operator(device)), 3 * cpu + 60)
+        )
+    return rows
+
+
+def graphs() -> list[tuple[str, float, float]]:
+    """Measure capture of 10,000 tasks, and replay with null kernels beyond an empty graph's replay."""
+    import torch
+
+    def capture(tasks: int) -> tuple[torch.npu.NPUGraph, float]:
+        x = torch.ones(8, device="npu")
+        graph = torch.npu.NPUGraph()
+        start = time.perf_counter()
+        with torch.npu.graph(graph):
+            for _ in range(tasks):
+                x.add_(1)
+        return graph, (time.perf_counter() - start) * 1e6
+
+    small, _ = capture(1)
+    large, capturing = capture(10_000)
+    with npu_emulator.null_kernels():
+        one, many = best_of(small.replay), best_of(large.replay, calls=20)
+    return [
+        ("capture of 10,000 tasks", capturing, 2e6),
+        ("replay of 1 task, null kernels, torch_npu's own call included", one, 1 + 0.05),
+        ("replay of 10,000 tasks, null kernels", many, 1 + 0.05 * 10_000),
+    ]
+
+
+def importing() -> list[tuple[str, float, float]]:
+    """Measure how much longer starting the emulator takes than `import torch` alone."""
+
+    def seconds(code: str) -> float:
+        times = []
+        for _ in range(3):
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        return min(times)
+
+    # This process is emulated, so its children find the runtime; told not to be, they import torch and torch_npu and no more.
+    alone = seconds("import os; os.environ['NPU_EMULATOR'] = '0'; import torch")
+    emulated = seconds("import npu_emulator; npu_emulator.activate(quiet=True)")
+    return [(f"activate() beyond import torch with torch_npu ({alone:.2f} s)", (emulated - alone) * 1e6, 1.5e6)]
+
+
+def main() -> None:
+    """Print each figure beside its bar; exit 1 if one is missed."""
+    missed = 0
+    npu_emulator.activate(quiet=True)
+    for name, measured, bar in [*eager(), *graphs(), *importing()]:
+        missed += measured > bar
+        print(f"{name:66} {measured:12.1f} us   bar {bar:12.1f} us   {'MISSED' if measured > bar else 'ok'}")
+    sys.exit(1 if missed else 0)
+
+
+if __name__ == "__main__":
+    main()
