@@ -37,6 +37,11 @@ THREE_VALUED = choice(None, True, False)  # noqa: FBT003 - as SWITCH
 CALLABLE = Kind("None or a callable fn(gm, example_inputs, config)", lambda given: given is None or callable(given))
 TEXT = Kind("a str", lambda given: isinstance(given, str))
 MAPPING = Kind("None or a dict", lambda given: given is None or isinstance(given, dict))
+SWITCHES = Kind(
+    "None or a dict of names to True or False",
+    lambda given: given is None
+    or (isinstance(given, dict) and all(isinstance(k, str) and isinstance(v, bool) for k, v in given.items())),
+)
 POOL = Kind(
     "None or a pool handle: the pair of ints that torch.npu.graph_pool_handle() returns",
     lambda given: given is None or _is_pool_handle(given),

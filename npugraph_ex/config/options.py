@@ -12,6 +12,7 @@ from npugraph_ex.config.option import (
     MAPPING,
     POOL,
     SWITCH,
+    SWITCHES,
     TEXT,
     THREE_VALUED,
     Kind,
@@ -133,6 +134,11 @@ class Options:
         SWITCH,
         "Replace operator combinations by fused operators, the default rules and registered ones.",
         "experimental_config.pattern_fusion_pass",
+    )
+    fusion_rules: dict[str, bool] | None = _row(
+        None,
+        SWITCHES,
+        "Which fusion rules are on, by name: False switches a default or registered rule off, True an extra one on.",
     )
     check_numerics: bool = _row(
         False,

@@ -16,16 +16,21 @@ from torch import fx
 from torch._ops import OpOverload
 
 from npugraph_ex import _torch_private
+from npugraph_ex.fusion.spellings import SPELLINGS, Spelling
 from npugraph_ex.reference.scalar_types import CODE_OF_DTYPE
 
-# operator -> argument -> {written value: the value that it equals}. Source: the operators' own documentation, which
-# says that None for these arguments means int8 (code 1).
+# operator -> argument -> {written value: the value that it equals}. Source: the operators' own documentation; None for
+# most of these arguments means int8 (code 1).
 _MEANS_NONE: Mapping[str, Mapping[str, Mapping[object, object]]] = MappingProxyType(
     {
         "npu::npu_dynamic_quant": {"dst_type": {1: None}},
         "npu::npu_dynamic_quant_asymmetric": {"dst_type": {1: None}},
         "npu::npu_add_rms_norm_dynamic_quant": {"y_dtype": {1: None}},
+        "npu::npu_add_rms_norm_quant": {"dst_type": {1: None}},
         "npu::npu_quant_matmul": {"output_dtype": {1: None}},
+        "npu::npu_swiglu_quant": {"dst_type": {1: None}},
+        # qint8, quint8 and qint32 ask for plain int8, uint8 and int32 results.
+        "npu::npu_quantize": {"dtype": {12: 1, 13: 0, 14: 3}},
     }
 )
 
@@ -57,6 +62,11 @@ def _slots(overload: OpOverload) -> tuple[_Slot, ...]:
     return tuple(_Slot(schema.name, argument) for argument in schema.arguments)
 
 
+@cache
+def _spelling(overload: OpOverload) -> Spelling | None:
+    return SPELLINGS.get(str(overload))
+
+
 def argument_names(overload: OpOverload) -> tuple[str, ...]:
     """The schema's argument names, in order."""
     return tuple(slot.name for slot in _slots(overload))
@@ -73,4 +83,7 @@ def effective_arguments(node: fx.Node) -> tuple[Any, ...]:
             values.append(slot.normal(kwargs[slot.name]))
         else:
             values.append(slot.default)
+    respell = _spelling(node.target)
+    if respell is not None:
+        respell(node, values)
     return tuple(values)

@@ -6,22 +6,26 @@ particular, and its result may be what a default rule waits for.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import fx
 from torch._inductor.pattern_matcher import Match, is_match
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from npugraph_ex import _torch_private
-from npugraph_ex.fusion import checks, tracing
+from npugraph_ex.fusion import checks, layout, tracing
 from npugraph_ex.fusion.checks import GraphFacts, Site
+from npugraph_ex.fusion.conditions import collected_assumptions
 from npugraph_ex.fusion.outputs import anchors, explicit_outputs, may_match
 from npugraph_ex.fusion.pattern import match_at
-from npugraph_ex.fusion.registry import USER_RULES
+from npugraph_ex.fusion.registry import USER_RULES, warn_once
 from npugraph_ex.fusion.rule import PreparedRule
-from npugraph_ex.fusion.rules import prepared_rules
+from npugraph_ex.fusion.rules import RULE_NAMES, chosen_rules
 from npugraph_ex.fusion.splice import splice
 from npugraph_ex.fusion.traces import Traces
 from npugraph_ex.observe.report import Fusion, NearMiss, ReportBuilder, source_line
@@ -29,24 +33,56 @@ from npugraph_ex.passes.metadata import fake_mode_of
 from npugraph_ex.passes.pass_ import PassContext
 
 
+_ALL_ON: Mapping[str, bool] = MappingProxyType({})
+
+
 def run(gm: fx.GraphModule, context: PassContext) -> None:
-    """The pass: apply the registered rules and the default ones to ``gm.graph``."""
-    apply_rules(gm.graph, (*USER_RULES.snapshot(), *prepared_rules()), context.report)
+    """The pass: apply the registered rules and the built-in ones that the options switch on to ``gm.graph``."""
+    switches = context.options.fusion_rules or {}
+    built_in = chosen_rules(switches)
+    rules = (*USER_RULES.snapshot(), *built_in)
+    unknown = sorted(set(switches) - {rule.rule.name for rule in rules} - set(RULE_NAMES))
+    if unknown:
+        warn_once("fusion_rules", f"no rule is called {', '.join(unknown)}; built in are {', '.join(RULE_NAMES)}")
+    apply_rules(gm.graph, rules, context.report, switches=switches, mode=context.options.mode)
 
 
-def apply_rules(graph: fx.Graph, rules: tuple[PreparedRule, ...], report: ReportBuilder) -> None:
-    """Apply ``rules``, in order, wherever they hold."""
+def apply_rules(
+    graph: fx.Graph,
+    rules: tuple[PreparedRule, ...],
+    report: ReportBuilder,
+    *,
+    switches: Mapping[str, bool] = _ALL_ON,
+    mode: str = "",
+) -> None:
+    """Apply ``rules``, in order, wherever they hold.
+
+    Args:
+        graph: is edited in place.
+        rules: each is tried everywhere before the next.
+        report: learns what was replaced, and what nearly was.
+        switches: rules that are off, by name.
+        mode: the value of the option; some rules do not apply in some modes.
+    """
     facts: GraphFacts | None = None
     traces = Traces()
     for rule in rules:
-        report.add_rule(rule.rule.name, rule.inactive)
-        if rule.inactive or rule.pattern is None or not may_match(graph, rule.pattern):
+        inactive = rule.inactive or _switched_off(rule, switches, mode)
+        report.add_rule(rule.rule.name, inactive)
+        if inactive or rule.pattern is None or not may_match(graph, rule.pattern):
             continue
         facts = facts or GraphFacts.of(graph)
         with explicit_outputs(graph, rule.pattern, facts.aliases):
             for anchor in anchors(graph, rule.pattern):
                 if not _torch_private.is_erased(anchor):
                     _Attempt(rule, anchor, facts, traces, report).run()
+
+
+def _switched_off(rule: PreparedRule, switches: Mapping[str, bool], mode: str) -> str:
+    """Why the options do not want the rule; empty when they do."""
+    if not switches.get(rule.rule.name, True):
+        return "the option fusion_rules switches it off"
+    return f"it does not apply in mode {mode!r}" if mode in rule.rule.not_in_modes else ""
 
 
 @dataclass(frozen=True)
@@ -94,10 +130,11 @@ class _Attempt:
                     return match
             else:
                 match = loose
-            reason = self.rule.rule.condition(match)
+            with collected_assumptions() as assumed:
+                reason = self.rule.rule.condition(match)
             if reason is not None:
                 return reason
-            return self._replace(site, examples, values)
+            return self._replace(site, examples, values, assumed)
 
     def _precise_match(self, loose: Match, examples: list[Any]) -> Match | str:
         """Match again with the search function traced on the actual inputs."""
@@ -111,7 +148,9 @@ class _Attempt:
         match.kwargs = {**match.kwargs, **structured}
         return match
 
-    def _replace(self, site: Site, examples: list[Any], values: list[Any]) -> str | None:
+    def _replace(
+        self, site: Site, examples: list[Any], values: list[Any], assumed: list[torch.SymBool]
+    ) -> str | None:
         placement = checks.place(site)
         if isinstance(placement, str):
             return placement
@@ -121,15 +160,26 @@ class _Attempt:
         replacement = self.traces.replacement(self.rule, examples)
         if isinstance(replacement, str):
             return replacement
-        graph = replacement.graph
-        reason = checks.same_metadata(site, checks.output_nodes(graph)) or checks.same_aliasing(site, graph, self.facts)
-        if reason is not None:
-            return reason
+        relaid = self._fit(site, replacement.graph)
+        if isinstance(relaid, str):
+            return relaid
         names, source = tuple(node.name for node in site.nodes), source_line(site.nodes[-1])
-        new = splice(site, graph, pytree.tree_leaves(values), placement, self.facts)
+        new = splice(site, replacement.graph, pytree.tree_leaves(values), placement, self.facts)
+        layout.settle(relaid, new)
         by = tuple(node.name for node in new if isinstance(node.target, OpOverload))
-        self.report.add_fusion(Fusion(self.rule.rule.name, names, by, source, replacement.guards))
+        guards = (*replacement.guards, *(str(condition) for condition in assumed if bool(condition)))
+        self.report.add_fusion(Fusion(self.rule.rule.name, names, by, source, tuple(dict.fromkeys(guards))))
         return None
+
+    def _fit(self, site: Site, replacement: fx.Graph) -> dict[fx.Node, Any] | str:
+        """The nodes whose metadata the replacement changes, which is none for most rules; a reason if it may not."""
+        results = checks.output_nodes(replacement)
+        relaid: dict[fx.Node, Any] | str = {}
+        if self.rule.rule.free_strides:
+            relaid = layout.new_values(site, results, self.facts.graph)
+        else:
+            relaid = checks.same_metadata(site, results) or relaid
+        return relaid if isinstance(relaid, str) else checks.same_aliasing(site, replacement, self.facts) or relaid
 
 
 def _example(value: Any) -> Any:

@@ -29,12 +29,13 @@ from torch._inductor.pattern_matcher import (
     is_match,
 )
 from torch._ops import OpOverload
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 
 from npugraph_ex.errors import ReplacementError
 from npugraph_ex.fusion.arguments import argument_names, effective_arguments
 
-_SHAPE_LIKE = (int, float, torch.device, torch.dtype)
+_SHAPE_LIKE = (int, float, torch.SymInt, torch.device, torch.dtype)
 
 
 class SchemaCall(CallFunction):
@@ -108,8 +109,15 @@ def _match_value(pattern: Any, value: Any, ctx: MatchContext, match: Match) -> F
             return FailedMatch("differs")
         failures = (_match_value(p, v, ctx, match) for p, v in zip(pattern, value, strict=True))
         return next((failed for failed in failures if failed is not None), None)
-    same = not isinstance(value, fx.Node) and type(value) in (type(pattern), int, float, bool) and value == pattern
-    return None if same else FailedMatch("differs")
+    return None if _same_constant(pattern, value) else FailedMatch("differs")
+
+
+def _same_constant(pattern: Any, value: Any) -> bool:
+    """Whether two constants are equal; symbols are when they are for all their values."""
+    if isinstance(pattern, torch.SymInt) or isinstance(value, torch.SymInt):
+        numbers = isinstance(value, (int, torch.SymInt)) and isinstance(pattern, (int, torch.SymInt))
+        return numbers and statically_known_true(value == pattern)
+    return not isinstance(value, fx.Node) and type(value) in (type(pattern), int, float, bool) and value == pattern
 
 
 class _Converter:

@@ -30,7 +30,7 @@ def always(match: Match) -> str | None:  # noqa: ARG001 - a condition takes the 
     return None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FusionRule:
     """One declared rewrite.
 
@@ -44,6 +44,8 @@ class FusionRule:
             operator has as a default.
         trace_fn: as in ``torch._inductor.pattern_matcher``.
         pattern: used for matching in place of the traced ``search``.
+        free_strides: results may have other strides than before where nobody can tell, see ``layout``.
+        not_in_modes: the values of the option ``mode`` in which the rule does not apply.
     """
 
     name: str
@@ -54,6 +56,8 @@ class FusionRule:
     scalars: Mapping[str, float] = field(default_factory=dict)
     trace_fn: tracing.TraceFn = fwd_only
     pattern: PatternExpr | None = None
+    free_strides: bool = False
+    not_in_modes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

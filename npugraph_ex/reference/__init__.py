@@ -19,14 +19,18 @@ from types import MappingProxyType
 from typing import Any
 
 from npugraph_ex.reference import (
+    add_rms_norm_cast,
     add_rms_norm_dynamic_quant,
+    add_rms_norm_quant,
     dtype_cast,
     dynamic_quant,
     fusion_attention,
     quant_matmul,
+    quantize,
     rms_norm,
     rotary_mul,
     swiglu,
+    transpose_batchmatmul,
 )
 from npugraph_ex.reference._precision import UnsupportedArgumentError
 
@@ -34,6 +38,10 @@ KERNELS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
         "npu::npu_rms_norm": rms_norm.npu_rms_norm,
         "npu::npu_add_rms_norm": rms_norm.npu_add_rms_norm,
+        "npu::npu_add_rms_norm_cast": add_rms_norm_cast.npu_add_rms_norm_cast,
+        "npu::npu_add_rms_norm_quant": add_rms_norm_quant.npu_add_rms_norm_quant,
+        "npu::npu_quantize": quantize.npu_quantize,
+        "npu::npu_transpose_batchmatmul": transpose_batchmatmul.npu_transpose_batchmatmul,
         "npu::npu_dynamic_quant": dynamic_quant.npu_dynamic_quant,
         "npu::npu_add_rms_norm_dynamic_quant": add_rms_norm_dynamic_quant.npu_add_rms_norm_dynamic_quant,
         "npu::npu_fusion_attention_v3": fusion_attention.npu_fusion_attention_v3,
@@ -51,6 +59,8 @@ before_rounding: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "npu::npu_dynamic_quant": dynamic_quant.before_rounding,
         "npu::npu_add_rms_norm_dynamic_quant": add_rms_norm_dynamic_quant.before_rounding,
         "npu::npu_quant_matmul": quant_matmul.before_rounding,
+        "npu::npu_quantize": quantize.before_rounding,
+        "npu::npu_add_rms_norm_quant": add_rms_norm_quant.before_rounding,
     }
 )
 

@@ -33,11 +33,19 @@ def stored_like(template: torch.Tensor, value: torch.Tensor, dtype: torch.dtype)
     return torch.empty_like(template, dtype=dtype).copy_(value)
 
 
-def round_to_int8(quotient: torch.Tensor) -> torch.Tensor:
-    """``quotient`` rounded half to even and saturated to [-128, 127], as int8; NaN becomes 0.
+def round_to(dtype: torch.dtype, quotient: torch.Tensor) -> torch.Tensor:
+    """``quotient`` rounded half to even and saturated to the range of the integer ``dtype``; NaN becomes 0.
 
     The vector unit rounds with CAST_RINT, and converting a NaN to an integer there gives 0. A NaN quotient is
     met in practice: a row of zeros has scale 0 and the quotient 0/0.
     """
     whole = torch.where(quotient.isnan(), torch.zeros_like(quotient), quotient.round())
-    return whole.clamp(-128.0, INT8_MAX).to(torch.int8)
+    limits = torch.iinfo(dtype)
+    if limits.bits > 16:
+        whole = whole.to(torch.float64)  # float32 cannot hold the largest int32
+    return whole.clamp(limits.min, limits.max).to(dtype)
+
+
+def round_to_int8(quotient: torch.Tensor) -> torch.Tensor:
+    """``quotient`` as int8, see ``round_to``."""
+    return round_to(torch.int8, quotient)

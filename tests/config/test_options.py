@@ -30,6 +30,7 @@ def test_defaults_are_the_contract() -> None:
         "input_inplace_pass": True,
         "check_numerics": False,
         "pattern_fusion_pass": True,
+        "fusion_rules": None,
         "post_grad_custom_pre_pass": None,
         "post_grad_custom_post_pass": None,
         "dump_tensor_data": False,
@@ -143,3 +144,11 @@ def test_options_must_be_a_mapping() -> None:
     """A list of names is not options."""
     with pytest.raises(OptionError, match=r"takes a dict .* got \['force_eager'\] \(list\)"):
         Options.of(["force_eager"])  # type: ignore[arg-type]
+
+
+def test_fusion_rules_are_switched_by_name() -> None:
+    """A dict of names to bools, nothing else; whether a rule has that name is known only when a graph is compiled."""
+    assert Options.of({"fusion_rules": {"add_rms_norm_cast": False}}).fusion_rules == {"add_rms_norm_cast": False}
+    for wrong in ({"add_rms_norm_cast": 0}, ["add_rms_norm_cast"], {1: True}, True):
+        with pytest.raises(OptionValueError, match="None or a dict of names to True or False"):
+            Options.of({"fusion_rules": wrong})

@@ -1,0 +1,99 @@
+"""Conditions on what a match binds, as rules and users write them. A condition answers None, or the reason against.
+
+With symbolic sizes a condition holds for every value of the symbols, or it is *assumed*: it holds for the sizes that are
+compiled for, becomes a guard of the compiled code when the match is replaced, and appears in the report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+from torch._inductor.pattern_matcher import Match
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+Condition = Callable[[Match], str | None]
+
+_assumptions: ContextVar[list[torch.SymBool] | None] = ContextVar("assumptions", default=None)
+
+
+@contextmanager
+def collected_assumptions() -> Iterator[list[torch.SymBool]]:
+    """Within the block, what ``holds`` assumed; the caller guards on it when it uses the answer."""
+    assumed: list[torch.SymBool] = []
+    token = _assumptions.set(assumed)
+    try:
+        yield assumed
+    finally:
+        _assumptions.reset(token)
+
+
+def holds(condition: bool | torch.SymBool) -> bool:  # noqa: FBT001 - a question, not a switch
+    """Whether ``condition`` is true for all values of its symbols, or for the sizes compiled for, and is then assumed."""
+    if statically_known_true(condition):
+        return True
+    assumed = _assumptions.get()
+    if assumed is None or not isinstance(condition, torch.SymBool) or not condition.node.has_hint():
+        return False
+    if not condition.node.hint:
+        return False
+    assumed.append(condition)
+    return True
+
+
+def value_of(match: Match, name: str) -> torch.Tensor | None:
+    """The fake tensor that the wildcard ``name`` is bound to; None when there is no such tensor in this variant."""
+    node = match.kwargs.get(name)
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def first_of(*conditions: Condition) -> Condition:
+    """All of ``conditions``, asked in order; the answer is the first reason against."""
+
+    def condition(match: Match) -> str | None:
+        return next((reason for one in conditions if (reason := one(match)) is not None), None)
+
+    return condition
+
+
+@dataclass(frozen=True)
+class ShapeRange:
+    """An ``extra_check``: the size of a dimension lies between two limits and is a multiple of a number.
+
+    Attributes:
+        argument: the name of a tensor argument of the search function.
+        dim: the dimension; negative from the end.
+        at_least: the smallest size allowed.
+        at_most: the largest size allowed; None for no limit.
+        multiple_of: what divides the size.
+    """
+
+    argument: str
+    dim: int
+    at_least: int = 0
+    at_most: int | None = None
+    multiple_of: int = 1
+
+    def __call__(self, match: Match) -> bool:
+        """Whether the condition holds."""
+        return self.reason_against(match) is None
+
+    def reason_against(self, match: Match) -> str | None:
+        """None when the condition holds, otherwise what it found and what it wants."""
+        value = value_of(match, self.argument)
+        if value is None or not -value.dim() <= self.dim < value.dim():
+            return f"{self.argument} has no dimension {self.dim}"
+        size = value.shape[self.dim]
+        name = f"size {size} of dimension {self.dim} of {self.argument}"
+        if not holds(size >= self.at_least):
+            return f"{name} is below {self.at_least}"
+        if self.at_most is not None and not holds(size <= self.at_most):
+            return f"{name} is above {self.at_most}"
+        if self.multiple_of != 1 and not holds(size % self.multiple_of == 0):
+            return f"{name} is not a multiple of {self.multiple_of}"
+        return None

@@ -1,0 +1,77 @@
+"""What the fused operators that begin with ``npu_add_rms_norm`` have in common: operands and constraints on them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch._inductor.pattern_matcher import Match
+
+from npugraph_ex.fusion.conditions import holds, value_of
+from npugraph_ex.passes.metadata import difference, same_numbers
+
+EPSILON = {"epsilon": 0.1875}
+"""Epsilon is a wildcard; while tracing, this value stands for it, which no operator has as a default."""
+
+
+@dataclass(frozen=True)
+class NormOperands:
+    """Documented constraints on x1, x2, gamma and vectors like it; a condition of a rule.
+
+    Attributes:
+        dtypes: of all operands.
+        ranks: of x1 and x2.
+        vectors: arguments that must be vectors of x1's last size and dtype, where the variant has them.
+        last_bytes: what must divide the last dimension's size in bytes.
+    """
+
+    dtypes: Collection[torch.dtype]
+    ranks: range
+    vectors: Sequence[str] = ()
+    last_bytes: int = 1
+
+    def __call__(self, match: Match) -> str | None:
+        """The first constraint that the match violates."""
+        x1, x2 = value_of(match, "x1"), value_of(match, "x2")
+        if x1 is None or x2 is None:
+            return "x1 and x2 must be tensors"
+        if x1.dtype not in self.dtypes:
+            return f"x1 is {x1.dtype}; the fused operator takes {' and '.join(map(str, self.dtypes))}"
+        if x1.dim() not in self.ranks:
+            return f"x1 has {x1.dim()} dimensions; the fused operator takes {self.ranks.start} to {self.ranks.stop - 1}"
+        if not holds(x1.numel() > 0):
+            return "x1 may be empty, which the fused operator does not take"
+        if not same_numbers(x2.shape, x1.shape) or x2.dtype != x1.dtype:
+            return "x1 and x2 differ in shape or dtype"
+        if not holds(x1.shape[-1] * x1.element_size() % self.last_bytes == 0):
+            return (
+                f"last dim {x1.shape[-1]} of x1 takes {x1.shape[-1] * x1.element_size()} bytes, "
+                f"not a multiple of {self.last_bytes}"
+            )
+        gamma = value_of(match, "gamma")
+        if gamma is not None and gamma.dtype != x1.dtype:
+            return f"gamma is {gamma.dtype} and x1 {x1.dtype}"
+        reasons = (not_a_vector(match, name, x1, x1.dtype) for name in self.vectors)
+        return next((reason for reason in reasons if reason), None)
+
+
+def not_a_vector(match: Match, name: str, x1: torch.Tensor, dtype: torch.dtype) -> str | None:
+    """None when the argument is missing or a ``dtype`` vector of the last size of ``x1``, otherwise how it differs."""
+    value = value_of(match, name)
+    wanted = x1.new_empty(x1.shape[-1:], dtype=dtype)
+    if value is None or difference(wanted, value.contiguous()) is None:
+        return None
+    return f"{name} must be a {dtype} vector of x1's last size; it has {difference(wanted, value)}"
+
+
+def examples(*vectors: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """x1, x2, gamma, and one vector of each dtype in ``vectors``; sizes do not matter."""
+    rows = [torch.empty(2, 16, dtype=torch.float16, device="npu") for _ in range(2)]
+    return (*rows, *(torch.empty(16, dtype=dtype, device="npu") for dtype in (torch.float16, *vectors)))
+
+
+def deeper_examples(*vectors: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """The same with x1 and x2 of three dimensions."""
+    rows = [torch.empty(2, 3, 16, dtype=torch.float16, device="npu") for _ in range(2)]
+    return (*rows, *examples(*vectors)[2:])

@@ -1,0 +1,83 @@
+"""Different spellings of one argument that only the node, not the schema, can tell to be the same.
+
+``transpose(x, -2, 0)`` of a matrix batch is ``transpose(x, 0, 1)``; ``view(x, [-1, h])`` is ``view(x, [rows, h])``. Each
+function here rewrites the argument values of one node to the one spelling that stands for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import fx
+
+Spelling = Callable[[fx.Node, list[Any]], None]
+
+
+def _rank(node: fx.Node) -> int | None:
+    """The number of dimensions of the node's first argument; None when the graph does not say."""
+    source = node.args[0] if node.args else None
+    value = source.meta.get("val") if isinstance(source, fx.Node) else None
+    return value.dim() if isinstance(value, torch.Tensor) else None
+
+
+def _from_zero(dim: Any, rank: int) -> Any:
+    return dim % rank if isinstance(dim, int) and -rank <= dim < rank else dim
+
+
+def _sizes(node: fx.Node, values: list[Any]) -> None:
+    """A view's sizes are those of its result: no -1, and symbols however the graph computed them."""
+    result = node.meta.get("val")
+    if isinstance(result, torch.Tensor):
+        values[1] = tuple(result.shape)
+
+
+def _swapped(node: fx.Node, values: list[Any]) -> None:
+    """The two dimensions of a transposition, counted from 0, in ascending order."""
+    rank = _rank(node)
+    if rank and all(isinstance(dim, int) for dim in values[1:3]):
+        values[1:3] = sorted(_from_zero(dim, rank) for dim in values[1:3])
+
+
+def _permuted(node: fx.Node, values: list[Any]) -> None:
+    """The dimensions of a permutation, counted from 0."""
+    rank = _rank(node)
+    if rank and isinstance(values[1], tuple):
+        values[1] = tuple(_from_zero(dim, rank) for dim in values[1])
+
+
+def _one_dimension(node: fx.Node, values: list[Any]) -> None:
+    """The second argument is a dimension, counted from 0."""
+    rank = _rank(node)
+    if rank:
+        values[1] = _from_zero(values[1], rank)
+
+
+def _quantised_axis(node: fx.Node, values: list[Any]) -> None:
+    """``npu_quantize``'s axis, counted from the end; without ``div_mode`` all but -2 mean the last one."""
+    axis, div_mode, rank = values[4], values[5], _rank(node)
+    if rank and isinstance(axis, int) and isinstance(div_mode, bool):
+        if div_mode:
+            values[4] = _from_zero(axis, rank) - rank
+        elif -1 <= axis < rank:
+            values[4] = -1
+
+
+SPELLINGS: Mapping[str, Spelling] = MappingProxyType(
+    {
+        "aten.view.default": _sizes,
+        "aten.reshape.default": _sizes,
+        "aten._unsafe_view.default": _sizes,
+        "aten.expand.default": _sizes,
+        "aten.transpose.int": _swapped,
+        "aten.permute.default": _permuted,
+        "aten.select.int": _one_dimension,
+        "aten.slice.Tensor": _one_dimension,
+        "aten._softmax.default": _one_dimension,
+        "npu.npu_swiglu.default": _one_dimension,
+        "npu.npu_quantize.default": _quantised_axis,
+    }
+)
+"""By operator, as ``str(overload)`` names it."""
