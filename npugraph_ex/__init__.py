@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from npugraph_ex.frontend.backend import compile_fx as compile_fx
     from npugraph_ex.frontend.backend import get_compiler as get_compiler
     from npugraph_ex.frontend.backend import get_npu_backend as get_npu_backend
+    from npugraph_ex.frontend.explain import explain as explain
     from npugraph_ex.fusion.registry import register_replacement as register_replacement
     from npugraph_ex.observe.logger import logger as logger
     from npugraph_ex.observe.report import last_report as last_report
@@ -26,6 +27,8 @@ _HOME_OF = {
     "compile_fx": "npugraph_ex.frontend.backend",
     "get_compiler": "npugraph_ex.frontend.backend",
     "get_npu_backend": "npugraph_ex.frontend.backend",
+    "explain": "npugraph_ex.frontend.explain",
+    "invalidate": "npugraph_ex.aclgraph.compiled",
     "last_report": "npugraph_ex.observe.report",
     "logger": "npugraph_ex.observe.logger",
     "register_replacement": "npugraph_ex.fusion.registry",
@@ -41,8 +44,10 @@ __all__ = [
     "CompilerConfig",
     "__version__",
     "compile_fx",
+    "explain",
     "get_compiler",
     "get_npu_backend",
+    "invalidate",
     "last_report",
     "logger",
     "register_replacement",

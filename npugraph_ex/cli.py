@@ -6,7 +6,8 @@ import argparse
 import os
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,6 +26,7 @@ examples:
   npugraph-ex env                               what is installed, which device, what is wrong and how to mend it
   npugraph-ex run --emulate script.py --steps 3 run a torch_npu program on an emulated NPU; no CANN, no hardware
   npugraph-ex run --as-torchair old_script.py   run a script that says `import torchair` on this library
+  npugraph-ex explain --emulate script.py       the same, then what was compiled: inputs, passes, fusions, captures
   npugraph-ex options                           every option of torch.compile(..., options={...})
 
 in a program:
@@ -50,6 +52,8 @@ def main(argv: Sequence[str] | None = None, *, choice: str | None = None) -> int
             return _env(as_json=arguments.json, emulate=arguments.emulate, choice=said)
         if arguments.command == "options":
             return _options()
+        if arguments.command == "explain":
+            return _explain(arguments, said)
         return _run(arguments, said)
     except NpuGraphExError as error:
         sys.stderr.write(f"npugraph-ex: {error}\n")
@@ -69,10 +73,13 @@ def _parser() -> argparse.ArgumentParser:
     env.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     env.add_argument("--emulate", action="store_true", help="look at the emulated device even beside a real one")
     run = commands.add_parser("run", help="run a script as `python script.py` would")
-    run.add_argument("--emulate", action="store_true", help="on an emulated NPU")
-    run.add_argument("--as-torchair", action="store_true", help="make `import torchair` mean this library")
-    run.add_argument("script", help="the Python file to run")
-    run.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the script")
+    explain = commands.add_parser("explain", help="run a script, then say what was compiled and why it is as it is")
+    explain.add_argument("--json", action="store_true", help="one JSON object; the script's own output goes to stderr")
+    for runs in (run, explain):
+        runs.add_argument("--emulate", action="store_true", help="on an emulated NPU")
+        runs.add_argument("--as-torchair", action="store_true", help="make `import torchair` mean this library")
+        runs.add_argument("script", help="the Python file to run")
+        runs.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the script")
     commands.add_parser("options", help="the table of compile options")
     return parser
 
@@ -115,7 +122,23 @@ def _options() -> int:
     return 0
 
 
-def _run(arguments: argparse.Namespace, choice: str) -> int:
+def _explain(arguments: argparse.Namespace, choice: str) -> int:
+    """Run a script and print what this backend made of it, even when the script fails."""
+    if choice == "bundled":
+        raise NpuGraphExError(f"explain tells of this library, and {_SWITCH}=bundled asks for torch_npu's; unset it")
+    out = sys.stdout
+
+    def report() -> None:
+        from npugraph_ex.frontend.explain import Watch
+
+        found = Watch(from_start=True).explanation()
+        out.write(f"{found.to_json()}\n" if arguments.json else f"\n{found}\n")
+
+    with redirect_stdout(sys.stderr if arguments.json else out):
+        return _run(arguments, choice, at_end=report)
+
+
+def _run(arguments: argparse.Namespace, choice: str, *, at_end: Callable[[], None] | None = None) -> int:
     """Become the script: its argv, its directory first on the path, `__main__` as its name."""
     script: str = arguments.script
     if not Path(script).is_file():
@@ -141,7 +164,12 @@ def _run(arguments: argparse.Namespace, choice: str) -> int:
             raise NpuGraphExError(str(error)) from error
     sys.argv = [script, *arguments.arguments]
     sys.path[0] = str(Path(script).resolve().parent)
-    runpy.run_path(script, run_name="__main__")
+    try:
+        loaded = runpy.run_path(script, run_name="__main__")  # what is reported at the end must still be alive then
+    finally:
+        if at_end is not None:
+            at_end()
+    del loaded
     return 0
 
 

@@ -88,6 +88,16 @@ def invalidate() -> int:
     return sum(graph.invalidate() for graph in list(_alive))
 
 
+def pool_bytes() -> dict[int, int]:
+    """What the memory pools hold on the device, by number of the compiled graph; for those that captured something."""
+    pools = {graph.number: graph.pool for graph in list(_alive) if graph.pool is not None}
+    held: dict[tuple[int, int], int] = {}
+    for segment in torch.npu.memory_snapshot() if pools else ():
+        handle = tuple(segment["segment_pool_id"])
+        held[handle] = held.get(handle, 0) + segment["total_size"]
+    return {number: held.get(tuple(pool), 0) for number, pool in pools.items()}
+
+
 _alive: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
 """Every compiled graph that somebody can still call: for `invalidate`, which only empties their caches."""
 
@@ -165,6 +175,11 @@ class CompiledGraph:
         # next capture has joined.
         self._retired: list[_Instances] = []
         _alive.add(self)
+
+    @property
+    def pool(self) -> tuple[int, int] | None:
+        """The memory pool that the captures share; None before the first."""
+        return self._pool
 
     def invalidate(self) -> int:
         """Drop this graph's captures; return for how many keys there were some."""

@@ -1,0 +1,125 @@
+"""`npugraph_ex.explain` and the dumps: what they say is what happened."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import npugraph_ex
+from npugraph_ex.observe import dump
+
+
+def _step(x: torch.Tensor, cache: torch.Tensor, factor: int) -> torch.Tensor:
+    cache.add_(x)
+    return (x * factor).relu().t() + cache.sum()
+
+
+def _device(*sizes: int) -> torch.Tensor:
+    return torch.randn(*sizes, device="npu")
+
+
+def test_inputs_are_told_by_class() -> None:
+    """A mutated tensor is in place, another tensor is copied, a varying size is part of the key."""
+    explanation = npugraph_ex.explain(_step, _device(4, 4), _device(4, 4), 3, dynamic=True)
+    (entry,) = explanation.graphs
+    classes = {record.name: (record.kind, record.mutated) for record in entry.graph.inputs}
+    assert classes["L['x']"] == ("copied", False)
+    assert classes["L['cache']"] == ("in place", True)
+    assert ("key", False) in classes.values()
+
+
+def test_the_callers_tensors_stay_as_they_are() -> None:
+    """Explaining a program that writes an input does not write the caller's."""
+    cache = torch.zeros(4, 4, device="npu")
+    npugraph_ex.explain(_step, _device(4, 4), cache, 3)
+    assert cache.cpu().eq(0).all()
+
+
+def test_kernels_passes_and_captures_are_counted() -> None:
+    """The write-back copy is saved, each pass has node counts, each capture has its reason, the pool holds memory."""
+    (entry,) = npugraph_ex.explain(_step, _device(4, 4), _device(4, 4), 3).graphs
+    graph = entry.graph
+    # add, copy_ back, mul, relu, sum, add; a transpose launches nothing.
+    assert (graph.kernels_before, graph.kernels_after) == (6, 5)
+    passes = {record.name: (record.nodes_before, record.nodes_after) for record in graph.report.passes}
+    before, after = passes["reinplace_inputs"]
+    assert after == before - 1
+    assert [capture.reason for capture in entry.captures] == ["the first call", "a new address of L['cache']"]
+    assert entry.pool_bytes is not None
+    assert entry.pool_bytes > 0
+
+
+def test_an_obstacle_is_named_with_its_line() -> None:
+    """A graph that cannot be captured says which operation forbids it and where it was written."""
+
+    def ends_on_host(x: torch.Tensor) -> torch.Tensor:
+        return x.relu().cpu() + 1
+
+    (entry,) = npugraph_ex.explain(ends_on_host, _device(3)).graphs
+    assert entry.graph.fate == "not capturable"
+    assert "test_explain.py" in entry.graph.obstacles[0]
+    assert entry.captures == ()
+    assert entry.pool_bytes is None
+    assert entry.graph.obstacles[0] in str(entry.text())
+
+
+def test_it_says_which_option_keeps_it_from_capture() -> None:
+    """With force_eager nothing is captured, and that is the reason given."""
+    (entry,) = npugraph_ex.explain(lambda x: x + 1, _device(3), options={"force_eager": True}).graphs
+    assert (entry.graph.fate, entry.captures) == ("force_eager", ())
+    assert entry.graph.options == (("force_eager", "True"),)
+
+
+def test_graph_breaks_are_told() -> None:
+    """A program in two graphs says so, with Dynamo's reason."""
+
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        torch._dynamo.graph_break(msg="a line of the test's own")
+        return y * 2
+
+    explanation = npugraph_ex.explain(broken, _device(3))
+    assert len(explanation.graphs) == 2
+    assert any("graph_break" in reason for reason in explanation.breaks)
+
+
+def test_it_is_frozen_and_has_two_faces() -> None:
+    """The value cannot be changed; text and JSON tell the same numbers."""
+    explanation = npugraph_ex.explain(lambda x: x.relu() + 1, _device(3))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        explanation.graphs = ()  # type: ignore[misc]
+    (entry,) = explanation.graphs
+    told = json.loads(explanation.to_json())["graphs"][0]
+    assert told["pool_bytes"] == entry.pool_bytes
+    assert f"{entry.pool_bytes:,} bytes" in str(explanation)
+    assert told["captures"][0]["reason"] == "the first call"
+
+
+def test_no_calls_is_refused() -> None:
+    """Nothing can be explained of a model that is never called."""
+    with pytest.raises(npugraph_ex.errors.NpuGraphExError, match=r"calls=.*>= 1, got 0"):
+        npugraph_ex.explain(lambda x: x, _device(1), calls=0)
+
+
+def test_all_dumps_of_a_graph_lie_in_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamo's graph, each pass, the report, the inputs by class and the captures: numbered, in model__0."""
+    monkeypatch.setenv("TORCH_COMPILE_DEBUG", "1")
+    monkeypatch.setattr(dump._torch_private, "debug_directory", lambda: tmp_path)
+    npugraph_ex.explain(_step, _device(4, 4), _device(4, 4), 3)
+    (folder,) = (tmp_path / "npugraph_ex").iterdir()
+    assert folder.name == "model__0"
+    names = sorted(path.name for path in folder.iterdir())
+    assert names[:2] == ["000_dynamo.py", "001_aot.py"]
+    assert any(name.endswith("_reinplace_inputs.py") for name in names)
+    description = next(folder.glob("*_captured_graph.txt")).read_text()
+    assert "L['cache']" in description
+    assert "6 before the passes, 5 after" in description
+    captures = (folder / "captures.txt").read_text().splitlines()
+    assert [line.split("because of ")[1].split(";")[0] for line in captures] == [
+        "the first call",
+        "a new address of L['cache']",
+    ]
