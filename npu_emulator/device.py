@@ -70,7 +70,7 @@ class Note(NamedTuple):
     second: int
     third: int
     graph: int
-    index: int
+    task: int
     edge: int
 
 
@@ -188,7 +188,7 @@ class Runtime:
         rows = (ctypes.c_uint64 * (4 * max(count, 1)))()
         self._held.emu_graphs(rows, ctypes.c_uint64(count))
         graphs = tuple(GraphCost(*rows[4 * line : 4 * line + 4]) for line in range(count))
-        return Resources(*numbers[:4], graphs)
+        return Resources(numbers[0], numbers[1], numbers[2], numbers[3], graphs)
 
     def counts(self) -> list[int]:
         """Return how many kernels ran so far, by operator number."""

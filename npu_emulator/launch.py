@@ -115,7 +115,7 @@ class Launcher:
             )
         self._bases[device] = base
         memory = (ctypes.c_char * size).from_address(base)
-        with torch._C._AutoDispatchBelowAutograd(), torch.inference_mode(False):  # noqa: SLF001 - no tracing of our own plumbing
+        with torch._C._AutoDispatchBelowAutograd(), torch.inference_mode(False):  # noqa: FBT003, SLF001 - no tracing of our own plumbing
             flat = torch.frombuffer(memory, dtype=torch.uint8).view(dtype)
         self._flat[device, dtype] = flat
         return flat

@@ -51,7 +51,7 @@ class Kernel:
         self._launcher = launcher
         self._number = launcher.number(self.name)
         self._metadata = MetadataCache(op)
-        schema = op._schema  # noqa: SLF001 - the public door to a schema
+        schema = op._schema  # the public door to a schema
         self._written = [
             (position, argument.name)
             for position, argument in enumerate(schema.arguments)

@@ -71,7 +71,8 @@ def _bytes(access: Access, first: int, last: int) -> torch.Tensor:
     for extent, step in _steps(access):
         found = (found.unsqueeze(1) + torch.arange(extent) * step).flatten()
     found += access.start
-    return found[(found >= first) & (found < last)].unique()
+    inside: torch.Tensor = found[(found >= first) & (found < last)].unique()
+    return inside
 
 
 def _steps(access: Access) -> Iterable[tuple[int, int]]:

@@ -133,7 +133,7 @@ class Detector:
         clock = graph.domain.clock(note.stream)
         match note.kind:
             case NoteKind.RECORD:
-                graph.records[note.index] = dict(clock)
+                graph.records[note.task] = dict(clock)
                 if note.first:
                     graph.fires.append(note.first)
             case NoteKind.WAIT if not note.edge:

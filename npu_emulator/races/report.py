@@ -50,4 +50,5 @@ class Race:
 def _side(operation: Operation, access: Access) -> str:
     verb = "writes" if access.writes else "reads"
     frames = "\n".join(f"      {frame}" for frame in operation.frames) or "      (no Python line)"
-    return f"  {operation.name} {verb} {access.end - access.start} bytes from {access.start:#x} on stream {operation.stream}\n{frames}"
+    what = f"{access.end - access.start} bytes from {access.start:#x} on stream {operation.stream}"
+    return f"  {operation.name} {verb} {what}\n{frames}"

@@ -59,10 +59,15 @@ def test_a_fork_that_does_not_join_is_107025() -> None:
     side = torch.npu.Stream()
     x = torch.ones(3, device="npu")
     graph = torch.npu.NPUGraph()
-    with pytest.raises(RuntimeError, match=r"107025[\s\S]*never joined"), torch.npu.graph(graph):
-        side.wait_stream(torch.npu.current_stream())
-        with torch.npu.stream(side):
-            x.add_(1)
+
+    def unjoined() -> None:
+        with torch.npu.graph(graph):
+            side.wait_stream(torch.npu.current_stream())
+            with torch.npu.stream(side):
+                x.add_(1)
+
+    with pytest.raises(RuntimeError, match=r"107025[\s\S]*never joined"):
+        unjoined()
     assert (x + 1).cpu().tolist() == [2, 2, 2]
 
 
@@ -181,7 +186,7 @@ def test_null_kernels_run_nothing_but_count() -> None:
 def test_the_default_stream_cannot_be_captured() -> None:
     """Beginning a capture on the default stream is refused with a sentence."""
     graph = torch.npu.NPUGraph()
-    with pytest.raises(RuntimeError, match="default stream|on a non-default stream"):
+    with pytest.raises(RuntimeError, match=r"default stream"):
         graph.capture_begin()
     assert not torch.npu.is_current_stream_capturing()
 

@@ -390,7 +390,7 @@ CASES = [
 ]
 
 
-def _result(name: str, mended: bool) -> list[list[Any]]:
+def _result(name: str, *, mended: bool) -> list[list[Any]]:
     outputs = CORPUS[name](mended)
     torch.npu.synchronize()
     return [output.cpu().tolist() for output in outputs]
@@ -400,51 +400,51 @@ def _result(name: str, mended: bool) -> list[list[Any]]:
 def test_the_detector_knows_the_racy_half_from_the_clean(name: str, mended: bool) -> None:
     """Under plain fifo every racy program is reported, and no mended one."""
     with npu_emulator.detect_races() as races:
-        _result(name, mended)
+        _result(name, mended=mended)
     assert bool(races) != bool(mended), "\n".join(map(str, races)) or "no race was found"
 
 
 @pytest.mark.parametrize(("name", "mended"), CASES)
 def test_results_depend_on_the_schedule_exactly_when_there_is_a_race(name: str, mended: bool) -> None:
     """A mended program gives the same bits under every schedule; a racy one differs under at least one."""
-    expected = _result(name, True)
+    expected = _result(name, mended=True)
     schedules = ["fifo", "lazy", *(f"random:{seed}" for seed in range(12)), *(f"pct:{seed}:3" for seed in range(12))]
     differ = []
     for text in schedules:
         with schedule(text):
-            if _result(name, mended) != expected:
+            if _result(name, mended=mended) != expected:
                 differ.append(text)
     assert bool(differ) != bool(mended), differ
     if differ:
         with schedule(differ[0]):
-            assert _result(name, mended) != expected, "the schedule string did not replay its run"
+            assert _result(name, mended=mended) != expected, "the schedule string did not replay its run"
 
 
 def test_every_order_of_a_small_program() -> None:
     """Exhaustion meets both outcomes of a race, and each string replays its own."""
-    outcomes = {text: result for text, result in npu_emulator.every_order(lambda: _result("write_then_write", False))}
+    outcomes = dict(npu_emulator.every_order(lambda: _result("write_then_write", mended=False)))
     assert len({str(result) for result in outcomes.values()}) > 1
     for text, result in outcomes.items():
         with schedule(text):
-            assert _result("write_then_write", False) == result
-    clean = [result for _, result in npu_emulator.every_order(lambda: _result("write_then_write", True))]
+            assert _result("write_then_write", mended=False) == result
+    clean = [result for _, result in npu_emulator.every_order(lambda: _result("write_then_write", mended=True))]
     assert len({str(result) for result in clean}) == 1
 
 
 def test_a_report_has_both_sides_the_edge_and_the_repair() -> None:
     """The text names both operators with their Python lines, both streams and what to write."""
     with npu_emulator.detect_races() as races:
-        _result("write_then_read", False)
+        _result("write_then_read", mended=False)
     text = str(races[0])
     for part in ("aten.mul_", "aten.add", "test_races.py", "in write_then_read", "missing edge", "wait_event"):
         assert part in text
     with npu_emulator.detect_races() as races:
-        _result("memory_reused", False)
+        _result("memory_reused", mended=False)
     assert any("record_stream" in str(race) for race in races)
 
 
 def test_stopping_at_the_first_race_points_at_its_line() -> None:
     """With `stop_at_first` the launch that completes a race raises."""
     with pytest.raises(npu_emulator.RaceError, match="missing edge"), npu_emulator.detect_races(stop_at_first=True):
-        _result("write_then_read", False)
+        _result("write_then_read", mended=False)
     assert (torch.ones(2, device="npu") + 1).cpu().tolist() == [2, 2]
