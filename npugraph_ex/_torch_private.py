@@ -71,6 +71,15 @@ def fake_execution(mode: FakeTensorMode | None) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def real_execution() -> Iterator[None]:
+    """Compute real values inside a compilation, where torch.compile has a fake mode in force around its backend."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    with unset_fake_temporarily():
+        yield
+
+
 def codegen_of(graph: fx.Graph) -> CodeGen:
     """How ``graph`` prints its signature; ``set_codegen`` is public, asking for it is not."""
     return graph._codegen

@@ -90,12 +90,12 @@ def invalidate() -> int:
 
 def pool_bytes() -> dict[int, int]:
     """What the memory pools hold on the device, by number of the compiled graph; for those that captured something."""
-    pools = {graph.number: graph.pool for graph in list(_alive) if graph.pool is not None}
+    pools = {graph.number: graph.pools for graph in list(_alive) if graph.pools}
     held: dict[tuple[int, int], int] = {}
     for segment in torch.npu.memory_snapshot() if pools else ():
         handle = tuple(segment["segment_pool_id"])
         held[handle] = held.get(handle, 0) + segment["total_size"]
-    return {number: held.get(tuple(pool), 0) for number, pool in pools.items()}
+    return {number: sum([held.get(pool, 0) for pool in joined]) for number, joined in pools.items()}
 
 
 _alive: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
@@ -158,6 +158,9 @@ class CompiledGraph:
         plan: what happens to each input.
         options: the validated options.
         number: under which `observe.graphs` knows the graph.
+
+    Attributes:
+        pools: the memory pools that its captures live in: one, or one a capture; none before the first capture.
     """
 
     def __init__(self, gm: fx.GraphModule, plan: InputPlan, options: Options, number: int = 0) -> None:
@@ -168,18 +171,13 @@ class CompiledGraph:
         self._instances: OrderedDict[_Key, _Instances] = OrderedDict()
         self._lock = threading.RLock()
         self._stream: torch.npu.Stream | None = None
-        self._pool = options.use_graph_pool
+        self.pools: list[tuple[int, int]] = [] if options.use_graph_pool is None else [options.use_graph_pool]
         self._warned = False
         self._dropped = False
         # A memory pool is gone with its last graph, and no graph can join it again; so what is dropped stays until the
         # next capture has joined.
         self._retired: list[_Instances] = []
         _alive.add(self)
-
-    @property
-    def pool(self) -> tuple[int, int] | None:
-        """The memory pool that the captures share; None before the first."""
-        return self._pool
 
     def invalidate(self) -> int:
         """Drop this graph's captures; return for how many keys there were some."""
@@ -197,15 +195,18 @@ class CompiledGraph:
         key = (plan.numbers(inputs), addresses)
         with self._lock:
             instances = self._instances.get(key)
-            if instances is None:
+            if instances is None or self._options.force_recapture:
                 instances = self._add(key)
             else:
                 self._instances.move_to_end(key)
             return instances.run(inputs)
 
     def _add(self, key: _Key) -> _Instances:
-        reason = self._reason(key)
-        if len(self._instances) >= self._options.capture_limit:
+        known = self._instances.pop(key, None)
+        reason = self._reason(key) if known is None else "the option force_recapture"
+        if known is not None:
+            self._retired.append(known)
+        elif len(self._instances) >= self._options.capture_limit:
             self._retired.append(self._instances.popitem(last=False)[1])
             if not self._warned:
                 self._warned = True
@@ -222,9 +223,9 @@ class CompiledGraph:
         with torch.npu.device(self.plan.device):
             if self._stream is None:
                 self._stream = torch.npu.Stream()
-            if self._pool is None:
-                self._pool = torch.npu.graph_pool_handle()
-            graph = CapturedGraph(self.gm.forward, inputs, self.plan, self._options, self._stream, self._pool)
+            if not self.pools or not self._options.reuse_graph_pool_in_same_fx:
+                self.pools.append(torch.npu.graph_pool_handle())
+            graph = CapturedGraph(self.gm.forward, inputs, self.plan, self._options, self._stream, self.pools[-1])
         self._retired.clear()
         publish(key[0], reason, self.number)
         logger.debug("captured a graph because of %s", reason)

@@ -39,8 +39,10 @@ TEXT = Kind("a str", lambda given: isinstance(given, str))
 MAPPING = Kind("None or a dict", lambda given: given is None or isinstance(given, dict))
 SWITCHES = Kind(
     "None or a dict of names to True or False",
-    lambda given: given is None
-    or (isinstance(given, dict) and all(isinstance(k, str) and isinstance(v, bool) for k, v in given.items())),
+    lambda given: (
+        given is None
+        or (isinstance(given, dict) and all(isinstance(k, str) and isinstance(v, bool) for k, v in given.items()))
+    ),
 )
 POOL = Kind(
     "None or a pool handle: the pair of ints that torch.npu.graph_pool_handle() returns",

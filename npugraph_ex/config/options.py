@@ -21,7 +21,7 @@ from npugraph_ex.config.option import (
     choice,
     unknown_option,
 )
-from npugraph_ex.errors import OptionError
+from npugraph_ex.errors import OptionError, OptionValueError
 
 PRIVATE_PREFIX = "_vllm_"
 """Names that start so are vLLM-Ascend's own; they are kept and not judged."""
@@ -67,7 +67,6 @@ class Options:
         "The captured graphs of one FX graph share a memory pool.",
         "debug.aclgraph.disable_mempool_reuse_in_same_fx",
         inverted=True,
-        honoured=(True,),
     )
     capture_limit: int = _row(
         64,
@@ -152,16 +151,18 @@ class Options:
         None, CALLABLE, "A pass of the user's after fusion.", "post_grad_custom_post_pass"
     )
     dump_tensor_data: bool = _row(
-        False, SWITCH, "Write every node's inputs and outputs to files.", "dump_config.enable_dump", honoured=(False,)
+        False,
+        SWITCH,
+        "Write every input and every node's value to files, at every call; the graph then runs uncaptured.",
+        "dump_config.enable_dump",
     )
     data_dump_stage: str = _row(
         "optimized",
         choice("optimized", "original"),
         "Which graph `dump_tensor_data` dumps.",
         "dump_config.data_dump_stage",
-        honoured=("optimized",),
     )
-    data_dump_dir: str = _row("./", TEXT, "Where `dump_tensor_data` writes.", "dump_config.dump_path", honoured=("./",))
+    data_dump_dir: str = _row("./", TEXT, "Where `dump_tensor_data` writes.", "dump_config.dump_path")
     super_kernel_optimize: bool = _row(
         False,
         SWITCH,
@@ -191,7 +192,7 @@ class Options:
         choice("global", "thread_local", "relaxed"),
         "Whose unsafe calls end a capture, as in torch.npu.graph.",
     )
-    force_recapture: bool = _row(False, SWITCH, "Capture at every call.", honoured=(False,))
+    force_recapture: bool = _row(False, SWITCH, "Capture at every call, to look for what a replay does otherwise.")
     private: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
 
     @classmethod
@@ -213,7 +214,13 @@ class Options:
                 raise unknown_option(name, OPTION_TABLE)
             OPTION_TABLE[name].check(value)
             known[name] = value
-        return cls(**known, private=MappingProxyType(private))
+        options = cls(**known, private=MappingProxyType(private))
+        if options.use_graph_pool is not None and not options.reuse_graph_pool_in_same_fx:
+            raise OptionValueError(
+                "use_graph_pool puts every captured graph into one pool and reuse_graph_pool_in_same_fx=False each into "
+                f"its own; got {options.use_graph_pool!r} and False. Leave one of them out"
+            )
+        return options
 
     def changed(self) -> dict[str, object]:
         """Return the options that are not at their default, by flat name, private ones included."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph import compile_graph
+from npugraph_ex.aclgraph.data_dump import DumpedGraph
 from npugraph_ex.config import CompilerConfig
 from npugraph_ex.config.compiler_config import apply_flat
 from npugraph_ex.errors import OptionValueError
@@ -128,8 +130,13 @@ def _compile(
     number, kernels_before = graphs.next_number(), graphs.count_kernels(gm.graph)
     static = _torch_private.static_input_positions()
     names = [_input_name(node, dynamo_names) for node in gm.graph.find_nodes(op="placeholder")]
+    original = fx.GraphModule(gm, copy.deepcopy(gm.graph)) if options.dump_tensor_data else gm
     report = pipeline.run(gm, example_inputs, options, config=config, dumper=dumper)
-    compiled = compile_graph(gm, example_inputs, options, static=static, names=names, number=number)
+    if options.dump_tensor_data:
+        dumped = original if options.data_dump_stage == "original" else gm
+        compiled: Callable[..., Sequence[Any]] = DumpedGraph(dumped, names, options.data_dump_dir, number)
+    else:
+        compiled = compile_graph(gm, example_inputs, options, static=static, names=names, number=number)
     made = record(
         gm, example_inputs, names, options, compiled, number=number, report=report, kernels_before=kernels_before
     )

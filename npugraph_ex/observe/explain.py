@@ -7,7 +7,7 @@ its maker hands in.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from tabulate import tabulate
@@ -108,7 +108,7 @@ def collect(
     )
 
 
-def _table(rows: list[tuple[object, ...]], headers: tuple[str, ...]) -> str:
+def _table(rows: Sequence[tuple[object, ...]], headers: tuple[str, ...]) -> str:
     return tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True) if rows else ""
 
 

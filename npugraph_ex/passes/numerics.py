@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from npugraph_ex import _torch_private
 from npugraph_ex.errors import GraphVerificationError
 from npugraph_ex.passes.aliases import output_values, tensor_leaves
 from npugraph_ex.reference.interpreter import CpuInterpreter
@@ -32,9 +33,10 @@ class NumericCheck:
     """
 
     def __init__(self, gm: fx.GraphModule) -> None:
-        self._inputs = _random_inputs(gm)
+        with _torch_private.real_execution():
+            self._inputs = _random_inputs(gm)
+            self._expected = self._run(gm)
         self._tolerance = _tolerance(gm)
-        self._expected = self._run(gm)
         self._names = [
             *map(str, output_values(gm.graph)),
             *(str(n.target) for n in gm.graph.find_nodes(op="placeholder")),
@@ -43,8 +45,10 @@ class NumericCheck:
     def check(self, gm: fx.GraphModule, pass_name: str) -> None:
         """Raise ``GraphVerificationError`` if ``gm`` now computes something else, outputs or contents of inputs."""
         gm.recompile()
-        for name, want, have in zip(self._names, self._expected, self._run(gm), strict=True):
-            problem = _difference(want, have, self._tolerance)
+        with _torch_private.real_execution():
+            pairs = list(zip(self._names, self._expected, self._run(gm), strict=True))
+            problems = [(name, _difference(want, have, self._tolerance)) for name, want, have in pairs]
+        for name, problem in problems:
             if problem:
                 raise GraphVerificationError(
                     f"After pass {pass_name}: {name} has other values on random inputs: {problem}. "

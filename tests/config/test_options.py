@@ -108,11 +108,11 @@ def test_pool_handle_is_a_pair_of_ints() -> None:
     ("name", "value"),
     [
         ("static_kernel_compile", True),
-        ("reuse_graph_pool_in_same_fx", False),
-        ("dump_tensor_data", True),
         ("super_kernel_optimize", True),
         ("deadlock_check", True),
-        ("force_recapture", True),
+        ("disable_static_kernel_compile_cache", True),
+        ("super_kernel_optimize_options", {}),
+        ("super_kernel_debug_options", {}),
         ("mode", "max-autotune"),
     ],
 )

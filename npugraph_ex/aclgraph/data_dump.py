@@ -1,0 +1,100 @@
+"""Runs a graph operator by operator and writes what every node computed: the option `dump_tensor_data`.
+
+Each call gets a folder `<data_dump_dir>/npugraph_ex_data/pid_<pid>/graph__<number>/call__<n>/`. Every value is one file
+`NNN_<node>.pt` for `torch.load`, written under another name first and then renamed, so that no file is ever half
+written; `index.json` says which file is which operator, where it was written, and what each input is called.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from npugraph_ex.errors import NpuGraphExError
+from npugraph_ex.observe.logger import logger
+from npugraph_ex.observe.report import source_line
+from npugraph_ex.passes.aliases import written_by
+
+
+class DumpedGraph:
+    """A graph that is run uncaptured and dumps each value; call it like the graph's forward.
+
+    Args:
+        gm: the graph to run, optimised or not.
+        names: what the user calls each input.
+        directory: the option `data_dump_dir`; made if it is not there.
+        number: of the compiled graph, for the folder's name.
+    """
+
+    def __init__(self, gm: fx.GraphModule, names: Sequence[str], directory: str, number: int) -> None:
+        self.gm = gm
+        self._names = tuple(names)
+        root = Path(directory) / "npugraph_ex_data" / f"pid_{os.getpid()}"
+        self.directory = root / f"graph__{number}"
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise NpuGraphExError(
+                f"data_dump_dir={directory!r} cannot be written: {error}. Name a folder that can"
+            ) from error
+        self._calls = itertools.count()
+        logger.warning("dump_tensor_data: graph %d runs uncaptured and writes into %s", number, self.directory)
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run the graph on ``inputs``, dump, and return its outputs."""
+        folder = self.directory / f"call__{next(self._calls)}"
+        folder.mkdir()
+        run = _Dumping(self.gm, folder, self._names)
+        try:
+            return run.run(*inputs, enable_io_processing=False)
+        finally:
+            text = json.dumps(run.index, indent=2) + "\n"
+            _replace(folder / "index.json", lambda path: path.write_text(text, encoding="utf-8"))
+
+
+class _Dumping(fx.Interpreter):
+    """Writes the value of each node as soon as it is computed: a later operator may overwrite it."""
+
+    def __init__(self, gm: fx.GraphModule, folder: Path, names: Sequence[str]) -> None:
+        super().__init__(gm)
+        self.index: list[dict[str, object]] = []
+        self._folder = folder
+        self._inputs = dict(zip(gm.graph.find_nodes(op="placeholder"), names, strict=True))
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if n.op == "output":
+            return value
+        # An operator that writes an argument and returns nothing would otherwise leave no trace.
+        shown = value if value is not None else tuple(self.env[node] for node in written_by(n))
+        if any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(shown)):
+            self._write(n, shown)
+        return value
+
+    def _write(self, node: fx.Node, value: Any) -> None:
+        file = f"{len(self.index):04d}_{node.name}.pt"
+        host = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu().clone(), value)
+        _replace(self._folder / file, lambda path: torch.save(host, path))
+        self.index.append(
+            {
+                "file": file,
+                "node": node.name,
+                "operator": self._inputs.get(node, str(node.target)),
+                "source": source_line(node),
+            }
+        )
+
+
+def _replace(path: Path, write: Any) -> None:
+    """Write a file so that it is either whole or not there."""
+    part = path.with_name(f".{path.name}.part")
+    write(part)
+    part.replace(path)
