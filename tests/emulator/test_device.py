@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from npu_emulator import schedule
+
 
 def test_the_name_says_emulated() -> None:
     """Nobody who asks for the device's name can take it for hardware."""
@@ -35,9 +37,10 @@ def test_copies_keep_strides_and_cast() -> None:
 def test_pageable_memory_may_change_after_a_non_blocking_copy() -> None:
     """A host tensor that is not pinned is read before `to` returns."""
     host = torch.ones(4)
-    device = host.to("npu", non_blocking=True)
-    host.zero_()
-    assert device.cpu().tolist() == [1, 1, 1, 1]
+    with schedule("lazy"):
+        device = host.to("npu", non_blocking=True)
+        host.zero_()
+        assert device.cpu().tolist() == [1, 1, 1, 1]
 
 
 def test_pinned_memory_is_recognised() -> None:
@@ -65,8 +68,14 @@ def test_memory_statistics_follow_allocations() -> None:
     del tensor
     assert torch.npu.memory_allocated() == before
     assert torch.npu.max_memory_allocated() - before >= 4 << 20
+    torch.npu.empty_cache()
     free, total = torch.npu.mem_get_info()
     assert 0 < free <= total == 64 << 30
+    tensor = torch.empty(1 << 24, device="npu")
+    assert free - torch.npu.mem_get_info()[0] >= 4 << 24
+    del tensor
+    torch.npu.empty_cache()
+    assert torch.npu.mem_get_info()[0] == free
 
 
 def test_a_training_step_equals_the_cpu() -> None:
