@@ -9,7 +9,12 @@ from running import Run
 from npugraph_ex import testing
 from npugraph_ex.testing.near_misses import applicable
 
-PATTERNS = sorted({pattern.name for pattern in testing.registered_patterns()})
+# Rules whose arguments obey constraints that their example inputs do not show. Planting them waits for a way to say so.
+NOT_YET = {
+    "add_rms_norm_quant": "the dtype of scales and zero points depends on that of x1",
+    "transpose_batchmatmul": "its variants differ in which dimensions are transposed, and sizes decide which one applies",
+}
+PATTERNS = sorted({pattern.name for pattern in testing.registered_patterns()} - set(NOT_YET))
 DTYPES = [torch.float16, torch.bfloat16]
 NEAR_MISSES = [
     (name, kind)

@@ -22,13 +22,17 @@ def _answering(answer: Any) -> Callable[[Any], Any]:
 
 
 def _replacing(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Change what the default rules put in place of a match; ``change`` gets and gives a replacement function."""
+    """Change what one built-in rule puts in place of a match; ``change`` gets and gives a replacement function."""
 
-    def replacement(original: Callable[[], tuple[Any, ...]]) -> Any:
-        return lambda: tuple(
-            dataclasses.replace(one, rule=dataclasses.replace(one.rule, replace=change(one.rule.replace)))
-            for one in original()
+    def changed(prepared: Any) -> Any:
+        if prepared.rule.name != "add_rms_norm_dynamic_quant":
+            return prepared
+        return dataclasses.replace(
+            prepared, rule=dataclasses.replace(prepared.rule, replace=change(prepared.rule.replace))
         )
+
+    def replacement(original: Callable[..., tuple[Any, ...]]) -> Any:
+        return lambda *args, **kwargs: tuple(map(changed, original(*args, **kwargs)))
 
     return replacement
 
@@ -94,15 +98,15 @@ _MEMORY = "npugraph_ex.passes.memory:MemoryMap"
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "fusion-drops-smooth-scales", "the fused operator gets every argument of the pair that it replaces",
-        f"{_ENGINE}:prepared_rules", _replacing(_without_smoothing), "planted",
+        f"{_ENGINE}:chosen_rules", _replacing(_without_smoothing), "planted",
     ),
     Mutant(
         "fusion-drops-epsilon", "the fused operator gets the norm's epsilon",
-        f"{_ENGINE}:prepared_rules", _replacing(_without_epsilon), "planted",
+        f"{_ENGINE}:chosen_rules", _replacing(_without_epsilon), "planted",
     ),
     Mutant(
         "fusion-wrong-residual", "each result takes the place of the one that it equals",
-        f"{_ENGINE}:prepared_rules", _replacing(_wrong_residual), "planted",
+        f"{_ENGINE}:chosen_rules", _replacing(_wrong_residual), "planted",
     ),
     Mutant(
         "matcher-ignores-keywords", "an argument that the pattern does not name must have its default value",
@@ -118,7 +122,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "fusion-never-matches", "what must fuse does fuse",
-        f"{_ENGINE}:anchors", _answering([]), "planted",
+        f"{_ENGINE}:may_match", _answering(answer=False), "planted",
     ),
     Mutant(
         "dead-code-drops-writes", "a write to memory is never dead code",

@@ -38,6 +38,7 @@ class Planted:
         vanishing: names of the tensors that a fused operator would not produce.
         results: symbolic shape and dtype of each.
         certain: whether the layouts of the arguments certainly allow the fusion.
+        burnt_in: whether its steps contain numbers that other sizes would change.
         also_returned: names that a near-miss wants the program to return.
     """
 
@@ -48,6 +49,7 @@ class Planted:
     vanishing: list[str]
     results: dict[str, tuple[tuple[Dim, ...], torch.dtype]]
     certain: bool = True
+    burnt_in: bool = False
     also_returned: list[str] = field(default_factory=list)
 
     def value(self, name: str) -> Value:

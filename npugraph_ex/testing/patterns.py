@@ -74,11 +74,16 @@ class Pattern:
 
     @property
     def leading(self) -> int | None:
-        """The class of dimension that only ever leads, so that several dimensions may stand for it."""
+        """The class of dimension that only ever leads, and whose size may therefore be a symbol."""
         first = {argument.dims[0] for argument in self.arguments if len(argument.dims) > 1}
         elsewhere = {dim for argument in self.arguments for dim in argument.dims[1:]}
         alone = {argument.dims[0] for argument in self.arguments if len(argument.dims) == 1}
         return next(iter(first)) if len(first) == 1 and not first & (elsewhere | alone) else None
+
+    @property
+    def rows(self) -> bool:
+        """Whether the arguments are rows and vectors, so that several dimensions may stand for the leading one."""
+        return self.leading is not None and all(len(argument.dims) <= 2 for argument in self.arguments)
 
     def trace(
         self, shapes: Mapping[str, Sequence[int]], dtypes: Mapping[str, torch.dtype], scalars: Mapping[str, float]

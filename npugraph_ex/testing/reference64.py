@@ -93,8 +93,12 @@ class _Interpreter(fx.Interpreter):
             return value
         self._follow_quotient(n, value)
         forced = self._forced.get(n.name)
+        if forced is None:
+            return value
+        if isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable:
+            return value.copy_(_widened(forced))  # what it wrote is seen through every alias
         # A copy, because the graph may write it.
-        return value if forced is None else pytree.tree_map(lambda leaf: _widened(leaf).clone(), forced)
+        return pytree.tree_map(lambda leaf: _widened(leaf).clone(), forced)
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(target, torch._ops.OpOverload):

@@ -16,7 +16,7 @@ from npugraph_ex.testing.program import Program, Ref, Step
 
 CALLS = 4
 DTYPES = (torch.float16, torch.bfloat16)
-_HIDDEN = (64, 32, 128, 16)
+_MULTIPLES = (4, 2, 8, 1)
 _ROWS = (2, 3, 5, 6, 7)
 _EPSILONS = (1e-6, 1e-5, 0.001)
 
@@ -42,7 +42,8 @@ def _shapes(builder: Builder, pattern: Pattern, *, leading: int) -> dict[str, tu
             if size == pattern.leading:
                 drawn[size] = batch
             elif size not in drawn:
-                free = [hidden for hidden in _HIDDEN if (hidden,) not in drawn.values()]
+                # What holds for a rule's example sizes (multiples of 128, say) holds for multiples of them.
+                free = [size * times for times in _MULTIPLES if (size * times,) not in drawn.values()]
                 drawn[size] = (builder.pick(free),)
     return {a.name: tuple(dim for size in a.dims for dim in drawn[size]) for a in pattern.arguments}
 
@@ -51,8 +52,9 @@ def _plant(
     builder: Builder, pattern: Pattern, near_miss: str | None, dtype: torch.dtype, sizes: dict[str, int]
 ) -> Planted:
     """Make arguments for the pattern and append its steps."""
-    shapes = _shapes(builder, pattern, leading=builder.pick((1, 1, 2)) if pattern.leading is not None else 1)
-    dtypes = {a.name: dtype if a.dtype.is_floating_point else a.dtype for a in pattern.arguments}
+    shapes = _shapes(builder, pattern, leading=builder.pick((1, 1, 2)) if pattern.rows else 1)
+    # Only what a rule's examples have in 16 bits is of the drawn dtype; float32 scales and integers stay what they are.
+    dtypes = {a.name: dtype if a.dtype in DTYPES else a.dtype for a in pattern.arguments}
     names = {a.name: builder.produce(shapes[a.name], dtypes[a.name], 3) for a in pattern.arguments}
     if near_miss is not None or builder.chance(80):
         # A fused operator may lay its results out differently for other inputs, and then must not be used.
@@ -61,8 +63,12 @@ def _plant(
         builder.mutate(builder.mutable())
     certain = all(builder.values[name].contiguous for name in names.values())
     scalars = {name: builder.pick(_EPSILONS) for name in pattern.scalars}
-    concrete = {name: [size_of(dim, sizes) for dim in shape] for name, shape in shapes.items()}
-    traced = pattern.trace(concrete, dtypes, scalars)
+    concrete = [
+        {name: [size_of(dim, s) for dim in shape] for name, shape in shapes.items()} for s in (sizes[0], sizes[1])
+    ]
+    traced = pattern.trace(concrete[0], dtypes, scalars)
+    burnt_in = traced.steps != pattern.trace(concrete[1], dtypes, scalars).steps
+    sizes = sizes[0]
     spelling = builder.pick(SPELLINGS)
     prefix = f"p{len(builder.steps)}_"
     rename = {**names, **{name: prefix + name for name in traced.metas}}
@@ -80,6 +86,7 @@ def _plant(
         vanishing=[rename[name] for name in traced.vanishing],
         results=results,
         certain=certain,
+        burnt_in=burnt_in,
     )
 
 
@@ -141,7 +148,9 @@ def programs(
     if kind in ("mutation", "argument mutation"):
         is_functional = False
     sizes = _sizes(builder, dynamic=is_dynamic, zero=kind == "empty")
-    planted = _plant(builder, chosen, kind, drawn_dtype, sizes[0])
+    planted = _plant(builder, chosen, kind, drawn_dtype, sizes)
+    if planted.burnt_in:
+        is_dynamic, sizes = False, (sizes[0],) * CALLS
     runs = True
     if kind is not None:
         runs = NEAR_MISSES[kind](builder, planted)

@@ -120,10 +120,7 @@ def _before_rewriting(what: JudgedValues) -> dict[str, Any]:
     names = frozenset(
         node.name
         for node in what.graph.graph.nodes
-        if node not in follow
-        and isinstance(node.target, torch._ops.OpOverload)
-        and not only_moves(node.target)
-        and not node.target._schema.is_mutable
+        if node not in follow and isinstance(node.target, torch._ops.OpOverload) and not only_moves(node.target)
     )
     recorder = _Recorder(what.graph, names)
     with torch.no_grad():

@@ -13,13 +13,15 @@ from npugraph_ex.testing.metadata import observe, visible_difference
 from npugraph_ex.testing.reference64 import run_reference
 from npugraph_ex.testing.tracing import trace
 
+# The second operand is made from the first: Dynamo's symbols for two inputs are never known to be equal.
 PAIR = """
-def program(x0, x1, x2):
-    y, rstd, total = torch.ops.npu.npu_add_rms_norm.default(x0, x1, x2)
+def program(x0, x1):
+    v0 = torch.ops.aten.silu.default(x0)
+    y, rstd, total = torch.ops.npu.npu_add_rms_norm.default(x0, v0, x1)
     q, scale = torch.ops.npu.npu_dynamic_quant.default(y)
     return (q, scale, total)
 """
-INPUTS = (Input(("s0", 64), seed=1), Input(("s0", 64), seed=2), Input((64,), seed=3))
+INPUTS = (Input(("s0", 64), seed=1), Input((64,), seed=3))
 SIZES = ({"s0": 3}, {"s0": 5}, {"s0": 3}, {"s0": 3})
 
 
