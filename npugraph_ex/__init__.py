@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 import npugraph_ex_autoload
+from npugraph_ex import scope as scope
 from npugraph_ex._version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ _HOME_OF = {
 }
 
 # Submodules reachable as attributes after a bare `import npugraph_ex`.
-_SUBMODULES = frozenset({"compat", "config", "configs", "core", "errors", "observe", "patterns"})
+_SUBMODULES = frozenset({"compat", "config", "configs", "core", "errors", "inference", "observe", "patterns"})
 
 # An uninstalled checkout has no entry points and autoloading can be switched off; then this is what settles the name.
 npugraph_ex_autoload.claim()
@@ -51,6 +52,7 @@ __all__ = [
     "last_report",
     "logger",
     "register_replacement",
+    "scope",
 ]
 
 

@@ -42,6 +42,14 @@ class CaptureError(NpuGraphExError, RuntimeError):
     """A graph cannot be captured; names the operation that capture forbids and where it was written."""
 
 
+class ScopeError(NpuGraphExError, ValueError):
+    """A scope (core limit, deterministic level, stream) is wrong, not closed, or not possible where it stands."""
+
+
+class NotAvailableError(NpuGraphExError, NotImplementedError):
+    """A part of the public interface that this version does not have yet."""
+
+
 class DeviceError(NpuGraphExError, RuntimeError):
     """No device, or not the device that was asked for."""
 

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from npugraph_ex.aclgraph import scopes
 from npugraph_ex.aclgraph.captured import CapturedGraph
 from npugraph_ex.aclgraph.inputs import InputPlan
 from npugraph_ex.aclgraph.obstacles import find_obstacles
@@ -55,12 +56,12 @@ def compile_graph(
     """
     _refuse_subclasses(example_inputs, names)
     if options.force_eager:
-        return gm.forward
+        return scopes.forward_of(gm)
     obstacles = find_obstacles(gm)
     if obstacles:
         lines = "\n  ".join(str(obstacle) for obstacle in obstacles)
         logger.warning("This graph cannot be captured and runs operator by operator:\n  %s", lines)
-        return gm.forward
+        return scopes.forward_of(gm)
     if not any(node.op == "call_function" for node in gm.graph.nodes):
         return gm.forward  # nothing to run on the device
     return CompiledGraph(gm, InputPlan.of(gm, example_inputs, static, names), options, number)
@@ -166,6 +167,7 @@ class CompiledGraph:
     def __init__(self, gm: fx.GraphModule, plan: InputPlan, options: Options, number: int = 0) -> None:
         self.number = number
         self.gm = gm
+        self._forward = scopes.forward_of(gm)
         self.plan = plan
         self._options = options
         self._instances: OrderedDict[_Key, _Instances] = OrderedDict()
@@ -192,7 +194,7 @@ class CompiledGraph:
         """Run the graph; results are as in eager mode, and stay as they are whatever is called later."""
         plan = self.plan
         addresses = () if self._options.frozen_parameter else plan.addresses(inputs)
-        key = (plan.numbers(inputs), addresses)
+        key = (plan.numbers(inputs) + scopes.here.key, addresses)
         with self._lock:
             instances = self._instances.get(key)
             if instances is None or self._options.force_recapture:
@@ -225,7 +227,8 @@ class CompiledGraph:
                 self._stream = torch.npu.Stream()
             if not self.pools or not self._options.reuse_graph_pool_in_same_fx:
                 self.pools.append(torch.npu.graph_pool_handle())
-            graph = CapturedGraph(self.gm.forward, inputs, self.plan, self._options, self._stream, self.pools[-1])
+            with scopes.inherited(self._stream):
+                graph = CapturedGraph(self._forward, inputs, self.plan, self._options, self._stream, self.pools[-1])
         self._retired.clear()
         publish(key[0], reason, self.number)
         logger.debug("captured a graph because of %s", reason)

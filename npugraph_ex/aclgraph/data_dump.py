@@ -18,6 +18,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from npugraph_ex.aclgraph import scopes
 from npugraph_ex.errors import NpuGraphExError
 from npugraph_ex.observe.logger import logger
 from npugraph_ex.observe.report import source_line
@@ -54,7 +55,7 @@ class DumpedGraph:
         folder.mkdir()
         run = _Dumping(self.gm, folder, self._names)
         try:
-            return run.run(*inputs, enable_io_processing=False)
+            return scopes.closing(run.run)(*inputs, enable_io_processing=False)
         finally:
             text = json.dumps(run.index, indent=2) + "\n"
             _replace(folder / "index.json", lambda path: path.write_text(text, encoding="utf-8"))

@@ -32,12 +32,15 @@ from npugraph_ex.passes.numerics import NumericCheck
 from npugraph_ex.passes.pass_ import Pass, PassContext, user_pass
 from npugraph_ex.passes.snapshot import Snapshot
 from npugraph_ex.passes.verify import Contract
+from npugraph_ex.streams import scopes
 
 PIPELINE: tuple[Pass, ...] = (
     user_pass("post_grad_custom_pre_pass"),
+    Pass("scope_labels", scopes.label, recoverable=False),
     Pass("noop_removal", noop_removal.run, option="remove_noop_ops"),
     Pass("fusion", engine.run, option="pattern_fusion_pass"),
     user_pass("post_grad_custom_post_pass"),
+    Pass("new_scope_labels", scopes.label, recoverable=False),
     # Before reinplacing, which then removes the copies that unwrapping brought.
     Pass("functionalized_operators", functionalized.run, recoverable=False),
     Pass("canonical_views", canonical_views.run, option="remove_noop_ops"),
@@ -46,6 +49,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("reinplace_intermediates", reinplace.run_intermediates, option="inplace_pass"),
     Pass("reinplace_inputs", reinplace.run_inputs, option="input_inplace_pass"),
     Pass("final_dead_code", dead_code.run),
+    Pass("scope_lowering", scopes.lower, recoverable=False),
 )
 
 

@@ -1,0 +1,85 @@
+"""`with scope.limit_core_num(...)` and `with scope.deterministic(...)`, in eager mode and inside compiled code.
+
+Scopes nest: an inner one keeps what the outer one says and it does not. Inside compiled code a scope is a pair of
+operators that enclose what was traced between them, see `npugraph_ex.streams`. Importing this module imports no torch.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING
+
+from npugraph_ex.errors import ScopeError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    import torch
+
+__all__ = ["deterministic", "limit_core_num"]
+
+
+class _Scope:
+    """One `with` block. Written plainly, because Dynamo traces through it."""
+
+    def __init__(self, keys: list[str], values: list[str], stream: torch.npu.Stream | None = None) -> None:
+        self._keys = keys
+        self._values = values
+        self._stream = stream
+
+    def __enter__(self) -> None:
+        import torch
+
+        from npugraph_ex.aclgraph import scopes
+
+        if self._stream is None:
+            torch.ops.npugraph_ex.scope_enter(self._keys, self._values)
+            return
+        if torch.compiler.is_compiling():
+            raise ScopeError(
+                "limit_core_num(stream=...) is for eager mode: inside compiled code the limit belongs to the operators "
+                "in the block, on whatever stream they run; leave stream out"
+            )
+        scopes.enter(self._keys, self._values, self._stream)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        import torch
+
+        torch.ops.npugraph_ex.scope_exit()
+
+
+def limit_core_num(op_aicore_num: int, op_vectorcore_num: int, stream: torch.npu.Stream | None = None) -> _Scope:
+    """Let the operators in the block use at most so many cores each.
+
+    Args:
+        op_aicore_num: cube cores, at least 1; -1 keeps what is in force.
+        op_vectorcore_num: vector cores, likewise.
+        stream: eager mode only: whose limit to set; the current stream's when None.
+
+    Raises:
+        ScopeError: a number that is no core count, or more cores than the device has.
+    """
+    counts = []
+    for name, given in (("op_aicore_num", op_aicore_num), ("op_vectorcore_num", op_vectorcore_num)):
+        if isinstance(given, bool) or not isinstance(given, int) or (given < 1 and given != -1):
+            raise ScopeError(f"limit_core_num: {name} takes an int >= 1, or -1 for what is in force; got {given!r}")
+        counts.append(str(operator.index(given)))  # a size that Dynamo made symbolic becomes a number, with a guard
+    return _Scope(["_op_aicore_num", "_op_vectorcore_num"], counts, stream)
+
+
+def deterministic(level: int) -> _Scope:
+    """Run the operators in the block at a deterministic level, as `torch.npu.set_deterministic_level` takes it.
+
+    Compiled code is compiled anew when the level changes.
+
+    Args:
+        level: 0 (off), 1, 2 or 3; the higher ones need a CANN that knows them.
+
+    Raises:
+        ScopeError: no such level.
+    """
+    if isinstance(level, bool) or not isinstance(level, int) or level < 0 or level > 3:
+        raise ScopeError(f"deterministic: level takes 0, 1, 2 or 3; got {level!r}")
+    return _Scope(["_deterministic_level"], [str(operator.index(level))])
