@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
@@ -103,7 +105,7 @@ class Run:
         case, outcome = failure
         folder = self.folder or Path("reports/conformance")
         path, text = write_script(case, outcome, folder, _file_name(name))
-        raise AssertionError(f"{outcome.failures[0]}\n\nThis script reproduces it ({path}):\n\n{text}")
+        pytest.fail(f"{outcome.failures[0]}\n\nThis script reproduces it ({path}):\n\n{text}", pytrace=False)
 
 
 def _file_name(name: str) -> str:

@@ -49,7 +49,7 @@ def _shapes(builder: Builder, pattern: Pattern, *, leading: int) -> dict[str, tu
 
 
 def _plant(
-    builder: Builder, pattern: Pattern, near_miss: str | None, dtype: torch.dtype, sizes: dict[str, int]
+    builder: Builder, pattern: Pattern, near_miss: str | None, dtype: torch.dtype, calls: Sequence[dict[str, int]]
 ) -> Planted:
     """Make arguments for the pattern and append its steps."""
     shapes = _shapes(builder, pattern, leading=builder.pick((1, 1, 2)) if pattern.rows else 1)
@@ -63,12 +63,10 @@ def _plant(
         builder.mutate(builder.mutable())
     certain = all(builder.values[name].contiguous for name in names.values())
     scalars = {name: builder.pick(_EPSILONS) for name in pattern.scalars}
-    concrete = [
-        {name: [size_of(dim, s) for dim in shape] for name, shape in shapes.items()} for s in (sizes[0], sizes[1])
-    ]
+    concrete = [{name: [size_of(dim, sizes) for dim in shape] for name, shape in shapes.items()} for sizes in calls[:2]]
     traced = pattern.trace(concrete[0], dtypes, scalars)
     burnt_in = traced.steps != pattern.trace(concrete[1], dtypes, scalars).steps
-    sizes = sizes[0]
+    sizes = calls[0]
     spelling = builder.pick(SPELLINGS)
     prefix = f"p{len(builder.steps)}_"
     rename = {**names, **{name: prefix + name for name in traced.metas}}
