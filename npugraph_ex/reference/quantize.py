@@ -15,14 +15,26 @@ Covered: int8, uint8 and int32 outputs. Not covered: packed 4-bit and 8-bit floa
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import torch
 
 from npugraph_ex.reference._precision import compute_dtype, round_to, stored_like, unsupported
 from npugraph_ex.reference.scalar_types import dtype_of
 
 _NAME = "npu_quantize"
-_QUANTISED_CODES = {12: torch.int8, 13: torch.uint8, 14: torch.int32}
-"""The codes of qint8, quint8 and qint32, whose results are stored as plain integers."""
+_STORED_AS: Mapping[int | torch.dtype, torch.dtype] = MappingProxyType(
+    {
+        12: torch.int8,
+        13: torch.uint8,
+        14: torch.int32,
+        torch.qint8: torch.int8,
+        torch.quint8: torch.uint8,
+        torch.qint32: torch.int32,
+    }
+)
+"""qint8, quint8 and qint32, as codes or dtypes: their results are stored as plain integers."""
 _OUTPUTS = {True: (torch.int8, torch.uint8, torch.int32), False: (torch.int8,)}
 
 
@@ -36,8 +48,7 @@ def affine(
 
 
 def _output_dtype(dtype: int | torch.dtype, *, div_mode: bool) -> torch.dtype:
-    wanted = _QUANTISED_CODES.get(dtype) if isinstance(dtype, int) else None
-    wanted = wanted or dtype_of(dtype, _NAME, "dtype")
+    wanted = _STORED_AS.get(dtype) or dtype_of(dtype, _NAME, "dtype")
     if wanted not in _OUTPUTS[div_mode]:
         covered = ", ".join(map(str, _OUTPUTS[div_mode]))
         raise unsupported(_NAME, "dtype", dtype, f"{covered} with div_mode={div_mode}")

@@ -1,4 +1,4 @@
-"""Lets the tests of this folder import ``fx_helpers``, which the folders on FX graphs share."""
+"""Lets the tests of this folder import their helpers: ``fx_helpers``, shared with others, and ``fusion_cases``."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ import sys
 from pathlib import Path
 
 # pytest's importlib mode puts nothing on the path.
-sys.path.append(str(Path(__file__).parent.parent))
+sys.path += [str(Path(__file__).parent.parent), str(Path(__file__).parent)]

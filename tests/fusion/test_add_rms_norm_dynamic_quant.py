@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from fusion_cases import Edit, check_on_device, check_refused, limited_cores, on_stream, written_before
 from fx_helpers import aot_graph, evaluate, optimise, targets
 
 RULE = "add_rms_norm_dynamic_quant"
@@ -86,6 +87,29 @@ def residual_written_after(a: Any, b: Any, g: Any, s: Any) -> Any:
     return q, t
 
 
+def flattened(a: Any, b: Any, g: Any, s: Any) -> Any:
+    y, _, x = norm(a.unsqueeze(0), b.unsqueeze(0), g)
+    q, t = quant(y.flatten(0, 1))
+    return q, t.view(-1, 1), x
+
+
+def flattened_by_view(a: Any, b: Any, g: Any, s: Any) -> Any:
+    y, _, x = norm(a.view(2, 2, -1), b.view(2, 2, -1), g, 1e-5)
+    q, t = quant(y.view(-1, y.size(-1)))
+    return q, t.view(-1, 1), x
+
+
+def flattened_and_smoothed(a: Any, b: Any, g: Any, s: Any) -> Any:
+    y, _, _ = norm(a.unsqueeze(1), b.unsqueeze(1), g)
+    return quant(y.flatten(0, 1), smooth_scales=s)
+
+
+def partly_flattened(a: Any, b: Any, g: Any, s: Any) -> Any:
+    y, _, x = norm(a.view(2, 2, 1, -1), b.view(2, 2, 1, -1), g)
+    q, t = quant(y.flatten(0, 1))
+    return q, t.view(-1, 1), x
+
+
 MUST_FUSE: dict[Callable[..., Any], int] = {
     plain: 1,
     smoothed: 1,
@@ -100,6 +124,10 @@ MUST_FUSE: dict[Callable[..., Any], int] = {
     same_tensor_twice: 1,
     twice_in_a_row: 2,
     residual_written_after: 1,
+    flattened: 1,
+    flattened_by_view: 1,
+    flattened_and_smoothed: 1,
+    partly_flattened: 1,
 }
 
 
@@ -158,6 +186,22 @@ def two_dimensional_gamma(a: Any, b: Any, g: Any, s: Any) -> Any:
     return quant(norm(a.unsqueeze(0), b.unsqueeze(0), g.expand(a.shape))[0])
 
 
+def flattened_otherwise(a: Any, b: Any, g: Any, s: Any) -> Any:
+    y, _, x = norm(a.view(2, 2, -1), b.view(2, 2, -1), g)
+    return (*quant(y.view(8, -1)), x)
+
+
+def flattened_at_the_end(a: Any, b: Any, g: Any, s: Any) -> Any:
+    y, _, x = norm(a.view(2, 2, -1), b.view(2, 2, -1), g)
+    return (*quant(y.flatten(1, 2)), x)
+
+
+def flat_norm_used_elsewhere(a: Any, b: Any, g: Any, s: Any) -> Any:
+    y, _, x = norm(a.view(2, 2, -1), b.view(2, 2, -1), g)
+    flat = y.flatten(0, 1)
+    return (*quant(flat), flat * 2, x)
+
+
 MUST_NOT_FUSE: dict[Callable[..., Any], str] = {
     norm_used_elsewhere: "output 0 of npu_add_rms_norm is also used by mul",
     norm_is_a_result: "output 0 of npu_add_rms_norm is also a result of the graph",
@@ -171,6 +215,9 @@ MUST_NOT_FUSE: dict[Callable[..., Any], str] = {
     two_dimensional_gamma: "gamma must be",
     quantises_the_residual: "output 2 of npu_add_rms_norm, the pattern has output 0",
     something_in_between: "",
+    flattened_otherwise: "size is (8, 32), the pattern has (4, 64)",
+    flattened_at_the_end: "size is (2, 128), the pattern has (4, 64)",
+    flat_norm_used_elsewhere: "view_2 is also used by mul",
 }
 
 
@@ -226,6 +273,28 @@ def test_is_left_alone_with_a_reason(function: Callable[..., Any]) -> None:
     reasons = " / ".join(miss.reason for miss in report.near_misses(RULE))
     assert MUST_NOT_FUSE[function] in reasons
     assert bool(reasons) == bool(MUST_NOT_FUSE[function])
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("function", MUST_FUSE, ids=lambda f: f.__name__)
+def test_eager_fused_and_replayed_agree(function: Callable[..., Any], dynamic: bool) -> None:
+    """On the device, in float16: eager mode, the fused graph, and its replay on other values."""
+    check_on_device(function, SPECS, dynamic=dynamic, rule=RULE, count=MUST_FUSE[function])
+
+
+SPECS = [((4, 64), torch.float16)] * 2 + [((64,), torch.float16)] * 2
+EDITS: dict[str, tuple[Edit, str]] = {
+    "other stream": (on_stream("npu_dynamic_quant"), "has 'side'"),
+    "core limit": (limited_cores("npu_dynamic_quant"), "core_limit"),
+    "input written in between": (written_before("npu_dynamic_quant"), "writes arg0_1 between the matched operators"),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_scopes_and_writes_keep_operators_apart(name: str) -> None:
+    """Two streams, two core limits, a write in between: the operators stay as they are."""
+    edit, reason = EDITS[name]
+    check_refused(RULE, plain, SPECS, reason, edit=edit)
 
 
 @pytest.mark.parametrize(("dtype", "fusions"), [(torch.float16, 1), (torch.bfloat16, 1), (torch.float32, 0)], ids=str)

@@ -118,6 +118,50 @@ def test_activations_match_their_meta_functions(dtype: torch.dtype) -> None:
         assert_same_metadata("npu::npu_rotary_mul", (x, x[:1, :, :1], x[:1, :, :1], mode), {})
 
 
+@pytest.mark.parametrize("dtype", HALF_TYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_norm_and_cast_match_their_meta_function(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Ranks 1 to 4 and zero sizes, gamma of one dimension and of all but the first, and a permuted layout."""
+    x = torch.randn(shape).to(dtype)
+    for gamma in {x.shape[-1:], x.shape[1:] or x.shape}:
+        assert_same_metadata("npu::npu_add_rms_norm_cast", (x, x.clone(), torch.ones(gamma, dtype=dtype), 1e-5), {})
+    if shape == (2, 3, 8):  # strides of sizes 0 and 1 are anyone's
+        turned = x.transpose(0, 1)
+        assert_same_metadata("npu::npu_add_rms_norm_cast", (turned, turned, torch.ones(turned.shape[-1:], dtype=dtype)), {})
+
+
+@pytest.mark.parametrize("dtype", HALF_TYPES)
+@pytest.mark.parametrize("code", [torch.int8, torch.qint8, torch.quint8, torch.qint32, torch.int32, 1, 12, 0, 13])
+def test_quantize_matches_its_meta_function(code: object, dtype: torch.dtype) -> None:
+    """Every covered output, dividing and multiplying, any axis, a permuted layout."""
+    x, name = torch.randn(2, 3, 8).to(dtype), "npu::npu_quantize"
+    assert_same_metadata(name, (x, torch.ones(3), None, code), {})
+    assert_same_metadata(name, (x, torch.ones(8), torch.ones(8, dtype=torch.int32), code, -1), {})
+    assert_same_metadata(name, (x.transpose(0, 1), torch.ones(1), None, code, -1), {})
+    if code in (torch.int8, torch.qint8, 1, 12):
+        assert_same_metadata(name, (x, torch.ones(1, 3, 1), None, code, -2, False), {})
+
+
+@pytest.mark.parametrize("dtype", HALF_TYPES)
+def test_norm_and_static_quantisation_match_their_meta_function(dtype: torch.dtype) -> None:
+    """One and two quantisations, with and without zero points, bias and division."""
+    x, vector = torch.randn(2, 3, 8).to(dtype), torch.ones(8, dtype=dtype)
+    scales, points, name = torch.ones(8), torch.ones(8, dtype=torch.int32), "npu::npu_add_rms_norm_quant"
+    for kwargs in ({}, {"beta": vector}, {"div_mode": False}, {"scales2": scales, "zero_points2": points}, {"dst_type": 1}):
+        assert_same_metadata(name, (x, x.clone(), vector, scales, points), kwargs)
+        assert_same_metadata(name, (x.transpose(0, 1), x.transpose(0, 1), vector, scales, None), kwargs)
+
+
+@pytest.mark.parametrize("dtype", HALF_TYPES)
+def test_transposed_product_matches_its_meta_function(dtype: torch.dtype) -> None:
+    """Both orders of the first operand, explicit and default permutations, split batches."""
+    name, b = "npu::npu_transpose_batchmatmul", torch.randn(4, 8, 6).to(dtype)
+    assert_same_metadata(name, (torch.randn(4, 3, 8).to(dtype), b), {})
+    other = torch.randn(3, 4, 8).to(dtype)
+    for kwargs in ({}, {"perm_x2": [0, 1, 2], "perm_y": [1, 0, 2]}, {"batch_split_factor": 2}):
+        assert_same_metadata(name, (other, b), {"perm_x1": [1, 0, 2], **kwargs})
+
+
 @pytest.mark.parametrize("output", [torch.float16, torch.bfloat16])
 def test_quant_matmul_matches_its_meta_function(output: torch.dtype) -> None:
     """Plain and batched products, per-token scales and biases."""

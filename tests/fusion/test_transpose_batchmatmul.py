@@ -1,0 +1,251 @@
+"""The default rule matmul + transpose: which graphs fuse, which do not, and what they compute."""
+
+# The small undocumented functions are graphs to be traced; their names say what is in them.
+# ruff: noqa: D103
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from fusion_cases import Edit, check_fused, check_refused, limited_cores, on_stream, tensors, written_before
+from fx_helpers import aot_graph, optimise, targets
+
+RULE = "transpose_batchmatmul"
+FUSED = "npu_transpose_batchmatmul"
+HALF = torch.float16
+# (B, M, K), (B, K, N), and (M, B, K) for a first operand that the graph transposes
+SPECS = [((4, 6, 128), HALF), ((4, 128, 256), HALF), ((6, 4, 128), HALF)]
+
+
+def reshaped(a: Any, b: Any, c: Any) -> Any:
+    return torch.matmul(a, b).transpose(0, 1).reshape(a.shape[1], -1)
+
+
+def made_contiguous(a: Any, b: Any, c: Any) -> Any:
+    return torch.matmul(a, b).transpose(0, 1).contiguous()
+
+
+def other_order(a: Any, b: Any, c: Any) -> Any:
+    return torch.matmul(a, b).transpose(1, 0).contiguous()
+
+
+def negative_dims(a: Any, b: Any, c: Any) -> Any:
+    return torch.matmul(a, b).transpose(-3, -2).contiguous()
+
+
+def mixed_dims(a: Any, b: Any, c: Any) -> Any:
+    return torch.matmul(a, b).transpose(-2, 0).contiguous()
+
+
+def batched_operator(a: Any, b: Any, c: Any) -> Any:
+    return torch.bmm(a, b).transpose(0, 1).contiguous()
+
+
+def permuted(a: Any, b: Any, c: Any) -> Any:
+    return torch.matmul(a, b).permute(1, 0, 2).contiguous()
+
+
+def permuted_negatively(a: Any, b: Any, c: Any) -> Any:
+    return torch.bmm(a, b).permute(-2, -3, -1).contiguous()
+
+
+def first_transposed(a: Any, b: Any, c: Any) -> Any:
+    return torch.matmul(c.transpose(0, 1), b).transpose(0, 1).contiguous()
+
+
+def first_transposed_for_bmm(a: Any, b: Any, c: Any) -> Any:
+    return torch.bmm(c.transpose(-2, -3), b).transpose(1, 0).flatten(1)
+
+
+def first_transposed_and_used(a: Any, b: Any, c: Any) -> Any:
+    t = c.transpose(0, 1)
+    return torch.matmul(t, b).transpose(0, 1).contiguous(), t * 2
+
+
+def summed(a: Any, b: Any, c: Any) -> Any:
+    return torch.matmul(a, b).transpose(0, 1).sum(-1)
+
+
+def computed_with(a: Any, b: Any, c: Any) -> Any:
+    return (torch.matmul(a, b).transpose(0, 1) * 2 + 1).reshape(-1, 256)
+
+
+def second_is_transposed_view(a: Any, b: Any, c: Any) -> Any:
+    return torch.matmul(a, b.transpose(1, 2).contiguous().transpose(1, 2)).transpose(0, 1).contiguous()
+
+
+def two_products(a: Any, b: Any, c: Any) -> Any:
+    y = torch.matmul(a, b).transpose(0, 1).contiguous()
+    return torch.matmul(y.transpose(0, 1), b.transpose(1, 2).contiguous()).transpose(0, 1).flatten(1)
+
+
+MUST_FUSE: dict[Callable[..., Any], int] = {
+    reshaped: 1, made_contiguous: 1, other_order: 1, negative_dims: 1, mixed_dims: 1, batched_operator: 1, permuted: 1,
+    permuted_negatively: 1, first_transposed: 1, first_transposed_for_bmm: 1, first_transposed_and_used: 1, summed: 1,
+    computed_with: 1, second_is_transposed_view: 1, two_products: 2,
+}  # fmt: skip
+
+
+def view_is_a_result(a: Any, b: Any, c: Any) -> Any:
+    return torch.matmul(a, b).transpose(0, 1)
+
+
+def strides_reach_a_result(a: Any, b: Any, c: Any) -> Any:
+    return torch.matmul(a, b).transpose(0, 1) + 1
+
+
+def strides_are_read(a: Any, b: Any, c: Any) -> Any:
+    return torch.matmul(a, b).transpose(0, 1).as_strided((6, 256), (256, 1)).clone()
+
+
+def random_in_memory_order(a: Any, b: Any, c: Any) -> Any:
+    return torch.rand_like(torch.matmul(a, b).transpose(0, 1)).sum(0)
+
+
+def product_used_elsewhere(a: Any, b: Any, c: Any) -> Any:
+    y = torch.matmul(a, b)
+    return y.transpose(0, 1).contiguous(), y * 2
+
+
+def last_dims(a: Any, b: Any, c: Any) -> Any:
+    return torch.matmul(a, b).transpose(1, 2).contiguous()
+
+
+def outer_dims(a: Any, b: Any, c: Any) -> Any:
+    return torch.matmul(a, b).transpose(0, 2).contiguous()
+
+
+def equal_dims(a: Any, b: Any, c: Any) -> Any:
+    return torch.matmul(a, b).transpose(1, 1).contiguous() + 1
+
+
+def other_permutation(a: Any, b: Any, c: Any) -> Any:
+    return torch.matmul(a, b).permute(1, 2, 0).contiguous()
+
+
+def broadcast_batches(a: Any, b: Any, c: Any) -> Any:
+    return torch.matmul(a, b[:1]).transpose(0, 1).contiguous()
+
+
+def two_dimensional_second(a: Any, b: Any, c: Any) -> Any:
+    return torch.matmul(a, b[0]).transpose(0, 1).contiguous()
+
+
+def four_dimensions(a: Any, b: Any, c: Any) -> Any:
+    return torch.matmul(a.unsqueeze(0), b.unsqueeze(0)).transpose(0, 1).contiguous()
+
+
+def unaligned_inner(a: Any, b: Any, c: Any) -> Any:
+    return torch.matmul(a[..., :100], b[:, :100]).transpose(0, 1).contiguous()
+
+
+def unaligned_columns(a: Any, b: Any, c: Any) -> Any:
+    return torch.matmul(a, b[..., :130]).transpose(0, 1).contiguous()
+
+
+def added_product(a: Any, b: Any, c: Any) -> Any:
+    return torch.baddbmm(torch.matmul(a, b), a, b).transpose(0, 1).contiguous()
+
+
+def something_in_between(a: Any, b: Any, c: Any) -> Any:
+    return (torch.matmul(a, b) + 1).transpose(0, 1).contiguous()
+
+
+MUST_NOT_FUSE: dict[Callable[..., Any], str] = {
+    view_is_a_result: "instead of [256, 1536, 1], and it is a result of the graph",
+    strides_reach_a_result: "and it is a result of the graph",
+    strides_are_read: "(aten.as_strided.default) may depend on them",
+    product_used_elsewhere: "matmul is also used by mul",
+    last_dims: "dim0 is 1, the pattern has 0",
+    outer_dims: "dim1 is 2, the pattern has 1",
+    equal_dims: "dim0 is 1, the pattern has 0",
+    other_permutation: "dims is (1, 2, 0), the pattern has (1, 0, 2)",
+    broadcast_batches: "x1 has 4 batches and x2 1; the fused operator does not broadcast",
+    two_dimensional_second: "the operands must have 3 dimensions each",
+    four_dimensions: "the operands must have 3 dimensions each",
+    unaligned_inner: "K is 100, not a multiple of 128",
+    unaligned_columns: "N is 130, not a multiple of 128",
+    added_product: "",
+    something_in_between: "",
+}
+
+EDITS: dict[str, tuple[Callable[..., Any], Edit, str]] = {
+    "random numbers": (random_in_memory_order, lambda _: None, "(aten.rand_like.default) may depend on them"),
+    "other stream": (made_contiguous, on_stream("transpose"), "has 'side'"),
+    "core limit": (made_contiguous, limited_cores("transpose"), "core_limit"),
+    "input written in between": (made_contiguous, written_before("transpose"), "writes arg0_1 between the matched operators"),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("function", MUST_FUSE, ids=lambda f: f.__name__)
+def test_fuses_and_computes_the_same(function: Callable[..., Any], dynamic: bool) -> None:
+    """The expected number of fusions, and equal values eager, fused and replayed."""
+    check_fused(RULE, FUSED, function, SPECS, MUST_FUSE[function], dynamic=dynamic)
+
+
+@pytest.mark.parametrize("function", MUST_NOT_FUSE, ids=lambda f: f.__name__)
+def test_is_left_alone_with_a_reason(function: Callable[..., Any]) -> None:
+    """No fusion, and the report says why wherever the graph looks like the pattern."""
+    check_refused(RULE, function, SPECS, MUST_NOT_FUSE[function])
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_scopes_writes_and_chance_keep_operators_apart(name: str) -> None:
+    """Two streams, two core limits, a write in between, random numbers: the operators stay as they are."""
+    function, edit, reason = EDITS[name]
+    check_refused(RULE, function, SPECS, reason, edit=edit)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_documented_dtypes_fuse(dtype: torch.dtype) -> None:
+    """float16, bfloat16 and float32."""
+    check_fused(RULE, FUSED, first_transposed, [(shape, dtype) for shape, _ in SPECS], 1, dynamic=False)
+
+
+def test_double_precision_is_refused() -> None:
+    """The operator does not take float64."""
+    check_refused(RULE, made_contiguous, [(shape, torch.float64) for shape, _ in SPECS], "the operands are torch.float64", edit=lambda _: None)
+
+
+@pytest.mark.parametrize("batches", [512, 511])
+def test_inner_size_times_batches_is_limited(batches: int) -> None:
+    """K * B must be below 65536: 128 * 512 is not, 128 * 511 is."""
+    report = optimise(aot_graph(made_contiguous, *tensors([((batches, 2, 128), HALF), ((batches, 128, 128), HALF), ((1,), HALF)])))
+    assert report.fusions(RULE) == (batches == 511)
+    assert batches == 511 or "K * B is 65536; it must be below 65536" in report.near_misses(RULE)[0].reason
+
+
+def test_empty_operands_are_refused() -> None:
+    """No rows, or an inner size of zero, which every number divides."""
+    for m, k in ((0, 128), (2, 0)):
+        report = optimise(aot_graph(made_contiguous, *tensors([((4, m, k), HALF), ((4, k, 128), HALF), ((1,), HALF)])))
+        assert "may be empty" in report.near_misses(RULE)[0].reason
+
+
+def test_symbolic_limits_become_guards() -> None:
+    """With symbolic sizes the limits hold for the sizes compiled for, and the report shows the guards."""
+    report = optimise(aot_graph(made_contiguous, *tensors(SPECS), dynamic=True))
+    ((fusion,),) = [record.fusions for record in report.rules if record.name == RULE]
+    assert any("65536" in guard for guard in fusion.guards)
+    assert any("128" in guard for guard in fusion.guards)
+
+
+def test_a_copy_that_made_it_dense_goes() -> None:
+    """The fused result is dense already; a copy stays where it changes something."""
+    gm = aot_graph(made_contiguous, *tensors(SPECS))
+    optimise(gm)
+    assert targets(gm) == [FUSED]
+    gm = aot_graph(computed_with, *tensors(SPECS))
+    optimise(gm)
+    assert targets(gm)[:3] == [FUSED, "mul", "add"]
+
+
+def test_not_in_max_autotune() -> None:
+    """The specification leaves this rule out of that mode; the report says so."""
+    report = optimise(aot_graph(made_contiguous, *tensors(SPECS)), mode="max-autotune")
+    assert {record.name: record.inactive for record in report.rules}[RULE] == "it does not apply in mode 'max-autotune'"
+    assert report.fusions(RULE) == 0
