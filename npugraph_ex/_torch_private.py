@@ -8,7 +8,7 @@ Nothing else in the library reaches behind an underscore of torch: when torch mo
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -69,29 +69,6 @@ def fake_execution(mode: FakeTensorMode | None) -> Iterator[None]:
 
     with mode if mode is not None else nullcontext(), enable_python_dispatcher(), torch.no_grad():
         yield
-
-
-def set_deterministic_level(level: int) -> Callable[[], None]:
-    """Set torch_npu's deterministic level, with the torch switch that it goes by, and return what puts both back.
-
-    Its public setter warns at every call about the very switch that it sets, and there is no public getter.
-    """
-    import torch_npu
-
-    switch, warn_only = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    earlier = torch_npu.npu._get_deterministic_level()
-
-    def restore() -> None:
-        torch.use_deterministic_algorithms(switch, warn_only=warn_only)
-        torch_npu._C._npu_set_deterministic_level(earlier)
-
-    torch.use_deterministic_algorithms(level > 0, warn_only=warn_only)
-    try:
-        torch_npu._C._npu_set_deterministic_level(level)
-    except BaseException:
-        restore()
-        raise
-    return restore
 
 
 @contextmanager

@@ -94,7 +94,7 @@ class InputPlan:
 def _unnamed_dimensions(example_inputs: Sequence[Any], numbers: Sequence[int]) -> list[tuple[int, int]]:
     """Sizes that vary and that no scalar input carries, as in a graph traced without Dynamo."""
     named = {str(example_inputs[position]) for position in numbers}
-    found = []
+    found: list[tuple[int, int]] = []
     for position, value in enumerate(example_inputs):
         if not isinstance(value, torch.Tensor):
             continue

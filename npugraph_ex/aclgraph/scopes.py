@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from npugraph_ex import _torch_private
+from npugraph_ex.aclgraph import _npu_private
 from npugraph_ex.errors import ScopeError
+from npugraph_ex.streams.labels import KEPT, labels_of
 from npugraph_ex.streams.ops import ENTERS, implement
-from npugraph_ex.streams.scopes import KEPT, labels_of
 
 
 class _Opened(NamedTuple):
@@ -58,7 +58,7 @@ def enter(keys: Sequence[str], values: Sequence[str], stream: torch.npu.Stream |
         if "core_limit" in new:
             restore.append(_limit(stream or torch.npu.current_stream(), *new["core_limit"]))
         if "deterministic_level" in new:
-            restore.append(_torch_private.set_deterministic_level(new["deterministic_level"]))
+            restore.append(_npu_private.set_deterministic_level(new["deterministic_level"]))
     except BaseException:
         for undo in reversed(restore):
             undo()
