@@ -11,15 +11,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from functorch.compile import aot_function
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from npugraph_ex import _torch_private
 from npugraph_ex.frontend.backend import compile_fx
 
 PROGRAMS = int(os.environ.get("NPUGRAPH_EX_RANDOM_PROGRAMS", "2000"))
+SHARDS = 8
 SIZE = 4
 
 VIEWS: dict[str, tuple[str, Callable[[tuple[int, ...]], tuple[int, ...] | None]]] = {
@@ -155,17 +157,29 @@ def _through_aot(function: Callable[..., Any], compiler: Callable[..., Any]) -> 
     return compiled
 
 
-@settings(
-    max_examples=PROGRAMS, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
-)
-@given(programs())
-def test_random_programs_equal_eager(program: Program) -> None:
+def _property(examples: int, **options: bool) -> Callable[[int], None]:
+    """Make a test over `examples` random programs, a different set for each shard."""
+
+    def run_shard(shard: int) -> None:
+        @seed(shard)
+        @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @given(programs())
+        def check(program: Program) -> None:
+            run_both(program, **options)
+
+        check()
+
+    return run_shard
+
+
+# Shards, so that several processes can share the work.
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_random_programs_equal_eager(shard: int) -> None:
     """No program of views and writes tells the backend from eager mode."""
-    run_both(program)
+    _property(PROGRAMS // SHARDS)(shard)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
-@given(programs())
-def test_random_programs_equal_eager_without_reinplacing(program: Program) -> None:
+def test_random_programs_equal_eager_without_the_memory_passes() -> None:
     """The same holds with the memory passes switched off."""
-    run_both(program, inplace_pass=False, input_inplace_pass=False, remove_noop_ops=False, remove_cat_ops=False)
+    switched_off = ("inplace_pass", "input_inplace_pass", "remove_noop_ops", "remove_cat_ops")
+    _property(60, **dict.fromkeys(switched_off, False))(SHARDS)
