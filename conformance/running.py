@@ -116,6 +116,10 @@ class _FailedError(Exception):
     """A drawn program failed; the search keeps which."""
 
 
+class _EnoughError(BaseException):
+    """Shrinking has taken long enough. Not an Exception, which hypothesis would take for one more failure to shrink."""
+
+
 @dataclass
 class _Search:
     """One hypothesis search, with an end to its shrinking."""
@@ -124,7 +128,6 @@ class _Search:
     route: str
     what: str
     known: dict[Program, tuple[Case, Outcome]] = field(default_factory=dict)
-    last: tuple[Case, Outcome] | None = None
     deadline: float = float("inf")
     kind: str = ""
 
@@ -139,8 +142,8 @@ class _Search:
         )  # fmt: skip
         try:
             seeded(seed)(chosen(given(strategy)(self.check)))()
-        except _FailedError:
-            return self.last
+        except (_FailedError, _EnoughError):
+            return min(self.known.values(), key=lambda failure: (failure[0].source.count("\n"), len(failure[0].source)))
         return None
 
     def check(self, program: Program) -> None:
@@ -148,9 +151,8 @@ class _Search:
         from npugraph_ex.testing import Case, check
 
         failure = self.known.get(program)
-        # After the deadline only known failures fail, which ends hypothesis's search for smaller ones.
-        if failure is None and time.monotonic() > self.deadline:
-            return
+        if time.monotonic() > self.deadline:
+            raise _EnoughError
         if failure is None:
             case, start = Case.of(program, route=self.route), time.perf_counter()
             outcome = check(case)
@@ -163,5 +165,4 @@ class _Search:
                 return
             failure = self.known[program] = (case, outcome)
             self.deadline = min(self.deadline, time.monotonic() + SHRINKING_SECONDS)
-        self.last = failure
         raise _FailedError

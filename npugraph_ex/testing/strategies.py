@@ -56,8 +56,9 @@ def _plant(
     # Only what a rule's examples have in 16 bits is of the drawn dtype; float32 scales and integers stay what they are.
     dtypes = {a.name: dtype if a.dtype in DTYPES else a.dtype for a in pattern.arguments}
     names = {a.name: builder.produce(shapes[a.name], dtypes[a.name], 3) for a in pattern.arguments}
-    if near_miss is not None or builder.chance(80):
-        # A fused operator may lay its results out differently for other inputs, and then must not be used.
+    if near_miss is not None or not pattern.rows or builder.chance(80):
+        # A fused operator may lay its results out differently for other inputs, and then must not be used. A search
+        # function of more than rows may contain a view, which other layouts do not have.
         names = {argument: builder.contiguous(name) for argument, name in names.items()}
     if near_miss is None and builder.chance(25):
         builder.mutate(builder.mutable())
@@ -160,6 +161,7 @@ def programs(
     if runs and builder.chance(20):
         builder.mutate(builder.mutable())
     integers = [name for name in planted.outputs if not planted.results[name][1].is_floating_point]
+    integers = integers or planted.outputs[:1]
     rest = [name for name in planted.outputs if name not in integers and builder.chance(75)]
     return Program(
         inputs=tuple(builder.inputs),
