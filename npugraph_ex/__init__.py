@@ -10,7 +10,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 import npugraph_ex_autoload
-from npugraph_ex import scope as scope
 from npugraph_ex._version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ _HOME_OF = {
 }
 
 # Submodules reachable as attributes after a bare `import npugraph_ex`.
-_SUBMODULES = frozenset({"compat", "config", "configs", "core", "errors", "inference", "observe", "patterns"})
+_SUBMODULES = frozenset({"compat", "config", "configs", "core", "errors", "inference", "observe", "patterns", "scope"})
 
 # An uninstalled checkout has no entry points and autoloading can be switched off; then this is what settles the name.
 npugraph_ex_autoload.claim()
