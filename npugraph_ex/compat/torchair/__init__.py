@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from npugraph_ex import get_npu_backend as get_npu_backend
     from npugraph_ex import logger as logger
     from npugraph_ex import register_replacement as register_replacement
+    from npugraph_ex import scope as scope
 
-__all__ = ["CompilerConfig", "get_compiler", "get_npu_backend", "logger", "register_replacement"]
+__all__ = ["CompilerConfig", "get_compiler", "get_npu_backend", "logger", "register_replacement", "scope"]
 
 
 def __getattr__(name: str) -> object:
