@@ -177,9 +177,11 @@ TORCHAIR = """
 import torchair
 from torchair.core.utils import logger
 from torchair.configs.compiler_config import CompilerConfig
+from torchair.scope import limit_core_num
 import npugraph_ex
 assert torchair.CompilerConfig is CompilerConfig is npugraph_ex.CompilerConfig
 assert torchair.logger is logger is npugraph_ex.logger
+assert torchair.scope.limit_core_num is limit_core_num is npugraph_ex.scope.limit_core_num
 try:
     torchair.npu_print
 except AttributeError as error:
