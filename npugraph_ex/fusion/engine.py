@@ -29,7 +29,7 @@ from npugraph_ex.fusion.rules import RULE_NAMES, chosen_rules
 from npugraph_ex.fusion.splice import splice
 from npugraph_ex.fusion.traces import Traces
 from npugraph_ex.observe.report import Fusion, NearMiss, ReportBuilder, source_line
-from npugraph_ex.passes.metadata import fake_mode_of
+from npugraph_ex.passes.metadata import difference, fake_mode_of
 from npugraph_ex.passes.pass_ import PassContext
 
 
@@ -123,18 +123,46 @@ class _Attempt:
             return "the graph has no fake tensors to check the match with"
         values = self.rule.structured(site.bound)
         with mode:
-            examples = [_example(value) for value in values]
+            examples = self.rule.structured(
+                {name: self._example(name, value) for name, value in site.bound.items()}
+            )
             if self.rule.rule.pattern is None:
                 match = self._precise_match(loose, examples)
                 if isinstance(match, str):
                     return match
             else:
+                unlike = self._unlike_search(site, examples)
+                if unlike is not None:
+                    return unlike
                 match = loose
             with collected_assumptions() as assumed:
                 reason = self.rule.rule.condition(match)
             if reason is not None:
                 return reason
             return self._replace(site, examples, values, assumed)
+
+    def _example(self, name: str, value: Any) -> Any:
+        """A fresh fake tensor like the node that the wildcard ``name`` is bound to; other values unchanged."""
+        if not isinstance(value, fx.Node):
+            return value
+        example = tracing.fresh(value.meta["val"])
+        return example.requires_grad_(name in self.rule.with_gradient) if isinstance(example, torch.Tensor) else example
+
+    def _unlike_search(self, site: Site, examples: list[Any]) -> str | None:
+        """How a match of a hand-written pattern differs from what the search function gives for the same inputs.
+
+        Such a pattern may ignore arguments that decide the shape; the search function does not.
+        """
+        results = self.traces.search_results(self.rule, examples)
+        if isinstance(results, str):
+            return results
+        if len(results) != len(site.outputs):
+            return None  # the search function only stands in for the pattern
+        for output, result in zip(site.outputs, results, strict=True):
+            changed = difference(result, output.meta["val"])
+            if changed:
+                return f"{checks.described(output)} has {changed}, which search_fn gives for these inputs"
+        return None
 
     def _precise_match(self, loose: Match, examples: list[Any]) -> Match | str:
         """Match again with the search function traced on the actual inputs."""
@@ -164,7 +192,7 @@ class _Attempt:
         if isinstance(relaid, str):
             return relaid
         names, source = tuple(node.name for node in site.nodes), source_line(site.nodes[-1])
-        new = splice(site, replacement.graph, pytree.tree_leaves(values), placement, self.facts)
+        new = splice(site, replacement.graph, _arguments(site, replacement.graph, values), placement, self.facts)
         layout.settle(relaid, new)
         by = tuple(node.name for node in new if isinstance(node.target, OpOverload))
         guards = (*replacement.guards, *(str(condition) for condition in assumed if bool(condition)))
@@ -182,6 +210,8 @@ class _Attempt:
         return relaid if isinstance(relaid, str) else checks.same_aliasing(site, replacement, self.facts) or relaid
 
 
-def _example(value: Any) -> Any:
-    """Fresh fake tensors for the nodes in ``value``."""
-    return fx.map_arg(value, lambda node: tracing.fresh(node.meta["val"]))
+def _arguments(site: Site, replacement: fx.Graph, values: list[Any]) -> list[Any]:
+    """What the placeholders of ``replacement`` stand for: ``values``, then tangents, which a joint graph has too."""
+    flat = pytree.tree_leaves(values)
+    further = replacement.find_nodes(op="placeholder")[len(flat) :]
+    return [*flat, *(site.bound[node.name] for node in further)]

@@ -70,6 +70,7 @@ class PreparedRule:
         flat_arguments: for each argument, the names of its tensors and numbers: one, or several for a list.
         specs: for each argument, how its flat values are put together.
         tensors: the flat names that stand for tensors.
+        with_gradient: those of them whose examples require a gradient.
         pattern: the loose pattern; None when the rule is inactive.
         inactive: why the rule cannot be used here, for example a missing operator.
         key: equal for two registrations of the same rewrite.
@@ -80,6 +81,7 @@ class PreparedRule:
     flat_arguments: tuple[tuple[str, ...], ...]
     specs: tuple[Any, ...]
     tensors: frozenset[str]
+    with_gradient: frozenset[str]
     pattern: PatternExpr | None
     inactive: str
     key: tuple[object, ...]
@@ -218,6 +220,8 @@ def prepare(rule: FusionRule, judge: object = None) -> PreparedRule:
             replacement_text = str(replacement.graph)
             _refuse_other_outputs(rule, pattern, replacement)
     key = (str(search.graph), replacement_text, _identity_of(judge), rule.pattern)
+    leaves = zip(flat, pytree.tree_leaves(examples), strict=True)
+    gradients = frozenset(name for name, leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad)
     return PreparedRule(
-        rule, names, tuple(flat_names), tuple(specs), frozenset(tensors), pattern, inactive, key
+        rule, names, tuple(flat_names), tuple(specs), frozenset(tensors), gradients, pattern, inactive, key
     )  # fmt: skip

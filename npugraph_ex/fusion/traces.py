@@ -36,6 +36,7 @@ class Traces:
 
     _patterns: dict[object, PatternExpr | str] = field(default_factory=dict)
     _replacements: dict[object, TracedReplacement | str] = field(default_factory=dict)
+    _results: dict[object, list[Any] | str] = field(default_factory=dict)
 
     def precise_pattern(self, rule: PreparedRule, examples: Sequence[Any]) -> PatternExpr | str:
         """The pattern of the search function for inputs like ``examples``: numbers and dtypes count."""
@@ -43,6 +44,13 @@ class Traces:
         if key not in self._patterns:
             self._patterns[key] = _precise_pattern(rule, examples)
         return self._patterns[key]
+
+    def search_results(self, rule: PreparedRule, examples: Sequence[Any]) -> list[Any] | str:
+        """What the search function returns for inputs like ``examples``, as fake tensors."""
+        key = (id(rule), _signature(examples))
+        if key not in self._results:
+            self._results[key] = _search_results(rule, examples)
+        return self._results[key]
 
     def replacement(self, rule: PreparedRule, examples: Sequence[Any]) -> TracedReplacement | str:
         """The replacement for inputs like ``examples``."""
@@ -71,6 +79,15 @@ def _precise_pattern(rule: PreparedRule, examples: Sequence[Any]) -> PatternExpr
         return f"the search function does not accept these inputs: {type(error).__name__}: {error}"
     symbols = [f"symbol_{number}" for number in range(len(tracing.symbols_of(examples)))]
     return pattern_of(search.graph, [*symbols, *rule.flat_names])
+
+
+def _search_results(rule: PreparedRule, examples: Sequence[Any]) -> list[Any] | str:
+    try:
+        graph = tracing.trace(rule.rule.search, examples, rule.rule.trace_fn).graph
+    except Exception as error:  # noqa: BLE001 - as above
+        return f"the search function does not accept these inputs: {type(error).__name__}: {error}"
+    output = next(iter(graph.find_nodes(op="output")))
+    return [leaf.meta["val"] if isinstance(leaf, fx.Node) else leaf for leaf in pytree.tree_leaves(output.args[0])]
 
 
 def _replacement(rule: PreparedRule, examples: Sequence[Any]) -> TracedReplacement | str:

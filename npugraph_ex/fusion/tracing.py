@@ -30,10 +30,14 @@ def _no_decompositions() -> dict[Any, Any]:
 
 
 def fresh(value: Any) -> Any:
-    """A new fake tensor with the metadata of ``value``, under the active fake mode; other values unchanged."""
+    """A new fake tensor with the metadata of ``value``, under the active fake mode; other values unchanged.
+
+    It requires a gradient when ``value`` does, which a ``trace_fn`` for training looks at.
+    """
     if not isinstance(value, torch.Tensor):
         return value
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    new = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    return new.requires_grad_(value.requires_grad)
 
 
 def registration_mode(stack: ExitStack) -> FakeTensorMode:

@@ -13,12 +13,24 @@ import pytest
 import torch
 import torch_npu
 from fx_helpers import aot_graph, evaluate, optimise, targets
-from torch._inductor.pattern_matcher import Match
+from torch._inductor.pattern_matcher import (
+    CallFunction,
+    Ignored,
+    KeywordArg,
+    Match,
+    MultiOutputPattern,
+    joint_fwd_bwd,
+)
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from npugraph_ex.errors import ReplacementError
 from npugraph_ex.fusion import registry
+from npugraph_ex.fusion.conditions import ShapeRange
+from npugraph_ex.fusion.engine import apply_rules
 from npugraph_ex.fusion.registry import register_replacement
+from npugraph_ex.fusion.rule import FusionRule, prepare
+from npugraph_ex.observe.report import ReportBuilder
+from npugraph_ex.passes import noop_removal
 
 
 @pytest.fixture(autouse=True)
@@ -207,3 +219,121 @@ def test_lists_of_tensors_are_arguments() -> None:
     assert optimise(gm).fusions() == 1
     assert targets(gm) == ["relu", "relu", "cat"]
     assert len(seen[0]) == 2
+
+
+def test_hand_written_patterns_are_held_to_the_search_function() -> None:
+    """A pattern that ignores a view's sizes matches every view; only the one that search_fn makes is replaced."""
+    aten = torch.ops.aten
+    pattern = MultiOutputPattern(
+        [CallFunction(aten.relu.default, CallFunction(aten.view.default, KeywordArg("x"), Ignored()))]
+    )
+
+    def search(x: Any) -> Any:
+        return torch.relu(x.view(-1, x.shape[-1]))
+
+    def replace(x: Any) -> Any:
+        return torch.clamp_min(x.view(-1, x.shape[-1]), 0)
+
+    def several(x: Any) -> Any:
+        return torch.relu(x.view(-1, 8)), torch.relu(x.view(-1, 4))
+
+    register_replacement(search, replace, [half(2, 3, 8)], search_fn_pattern=pattern)
+    gm = aot_graph(several, half(5, 7, 8))
+    report = optimise(gm)
+    assert report.fusions() == 1
+    (miss,) = [miss for miss in report.near_misses() if "relu" in miss.node]
+    assert "has shape [70, 4] instead of [35, 8], which search_fn gives for these inputs" in miss.reason
+
+
+def test_multi_output_patterns_by_hand() -> None:
+    """Two outputs, one of them used by the other; both are replaced together."""
+    aten = torch.ops.aten
+    total = CallFunction(aten.add.Tensor, KeywordArg("x"), KeywordArg("y"), _users=2)
+    pattern = MultiOutputPattern([CallFunction(aten.relu.default, total), total])
+
+    def search(x: Any, y: Any) -> Any:
+        total = torch.add(x, y)
+        return torch.relu(total), total
+
+    def replace(x: Any, y: Any) -> Any:
+        total = torch.sub(x, torch.neg(y))
+        return torch.clamp_min(total, 0), total
+
+    register_replacement(search, replace, [half(2, 3), half(2, 3)], search_fn_pattern=pattern)
+    gm = aot_graph(lambda x, y: search(x, y), half(4, 3), half(4, 3))
+    values = [torch.randn(4, 3), torch.randn(4, 3)]
+    before = evaluate(gm, *values)
+    assert optimise(gm).fusions() == 1
+    assert sorted(targets(gm)) == ["clamp_min", "neg", "sub"]
+    for old, new in zip(before, evaluate(gm, *values), strict=True):
+        torch.testing.assert_close(new, old)
+
+
+def test_training_patterns_match_joint_graphs() -> None:
+    """With ``joint_fwd_bwd`` the pattern holds the backward too; forward and gradient are replaced together."""
+
+    def search(x: Any, y: Any) -> Any:
+        return torch.mul(torch.relu(x), y)
+
+    def replace(x: Any, y: Any) -> Any:
+        return torch.mul(y, torch.relu(x))
+
+    with FakeTensorMode():
+        examples = [torch.empty(4, 8, device="npu", requires_grad=True) for _ in range(2)]
+    report = ReportBuilder()
+    prepared = prepare(FusionRule("joint", search, replace, lambda: examples, trace_fn=joint_fwd_bwd))
+    assert prepared.inactive == ""
+    with FakeTensorMode():
+        inputs = [torch.empty(3, 8, device="npu", requires_grad=True) for _ in range(2)]
+        gm = joint_fwd_bwd(search, inputs, get_decomp_fn=dict)
+    noop_removal.remove(gm.graph)  # as the pipeline does before fusion; a joint graph is full of detach
+    values = [torch.randn(3, 8) for _ in range(3)]
+    before = evaluate(gm, *values)
+    apply_rules(gm.graph, (prepared,), report)
+    gm.graph.lint()
+    gm.recompile()
+    assert report.build().fusions() == 1, report.build().table()
+    for old, new in zip(before, evaluate(gm, *values), strict=True):
+        torch.testing.assert_close(new, old)
+
+
+@pytest.mark.parametrize(
+    ("check", "reason"),
+    [
+        (ShapeRange("x1", -1, at_least=32), "size 16 of dimension -1 of x1 is below 32"),
+        (ShapeRange("x1", -1, at_most=8), "size 16 of dimension -1 of x1 is above 8"),
+        (ShapeRange("x1", -1, multiple_of=32), "size 16 of dimension -1 of x1 is not a multiple of 32"),
+        (ShapeRange("x1", 4), "x1 has no dimension 4"),
+        (ShapeRange("x1", -1, 16, 16, 8), ""),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_shape_ranges_are_conditions(check: ShapeRange, reason: str) -> None:
+    """As ``extra_check``, with a reason of their own in the report."""
+    register_replacement(search_fn, replace_fn, [half(1, 2), half(1, 2), half(2)], extra_check=check)
+    report = optimise(aot_graph(model, half(3, 16), half(3, 16), half(16)))
+    assert report.fusions() == (not reason)
+    assert [miss.reason for miss in report.near_misses()] == [reason] * bool(reason)
+
+
+def test_a_shape_range_on_a_symbol_becomes_a_guard() -> None:
+    """The range holds for the size compiled for; the report shows the guard that keeps others out."""
+    check = ShapeRange("x1", -1, at_most=64)
+    register_replacement(search_fn, replace_fn, [half(1, 2), half(1, 2), half(2)], extra_check=check)
+    report = optimise(aot_graph(model, half(3, 16), half(3, 16), half(16), dynamic=True))
+    (fusion,) = report.rules[0].fusions
+    assert any("<= 64" in guard for guard in fusion.guards), fusion
+
+
+def test_registered_rules_are_switched_by_name() -> None:
+    """``fusion_rules={name: False}`` holds for user rules too; a name of no rule is warned of."""
+    handle = register_replacement(search_fn, replace_fn, [half(1, 2), half(1, 2), half(2)])
+    report = optimise(aot_graph(model, half(3, 16), half(3, 16), half(16)), fusion_rules={handle.name: False})
+    assert report.fusions() == 0
+    assert "fusion_rules" in report.rules[0].inactive
+
+
+def test_a_switch_for_no_rule_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """A misspelt name would otherwise switch nothing, silently."""
+    optimise(aot_graph(model, half(3, 16), half(3, 16), half(16)), fusion_rules={"add_rms_norm_kast": False})
+    assert "no rule is called add_rms_norm_kast; built in are add_rms_norm_dynamic_quant" in caplog.text
