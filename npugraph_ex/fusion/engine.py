@@ -32,7 +32,6 @@ from npugraph_ex.observe.report import Fusion, NearMiss, ReportBuilder, source_l
 from npugraph_ex.passes.metadata import difference, fake_mode_of
 from npugraph_ex.passes.pass_ import PassContext
 
-
 _ALL_ON: Mapping[str, bool] = MappingProxyType({})
 
 
@@ -123,9 +122,7 @@ class _Attempt:
             return "the graph has no fake tensors to check the match with"
         values = self.rule.structured(site.bound)
         with mode:
-            examples = self.rule.structured(
-                {name: self._example(name, value) for name, value in site.bound.items()}
-            )
+            examples = self.rule.structured({name: self._example(name, value) for name, value in site.bound.items()})
             if self.rule.rule.pattern is None:
                 match = self._precise_match(loose, examples)
                 if isinstance(match, str):
@@ -176,9 +173,7 @@ class _Attempt:
         match.kwargs = {**match.kwargs, **structured}
         return match
 
-    def _replace(
-        self, site: Site, examples: list[Any], values: list[Any], assumed: list[torch.SymBool]
-    ) -> str | None:
+    def _replace(self, site: Site, examples: list[Any], values: list[Any], assumed: list[torch.SymBool]) -> str | None:
         placement = checks.place(site)
         if isinstance(placement, str):
             return placement
