@@ -78,6 +78,11 @@ RULES = (
     FusionRule(NAME, _search_smoothed, _replace_smoothed, lambda: examples(torch.float16), CONSTRAINTS, EPSILON),
     FusionRule(NAME, _search_flat, _replace_flat, deeper_examples, CONSTRAINTS, EPSILON),
     FusionRule(
-        NAME, _search_flat_smoothed, _replace_flat_smoothed, lambda: deeper_examples(torch.float16), CONSTRAINTS, EPSILON
+        NAME,
+        _search_flat_smoothed,
+        _replace_flat_smoothed,
+        lambda: deeper_examples(torch.float16),
+        CONSTRAINTS,
+        EPSILON,
     ),
 )
