@@ -43,11 +43,15 @@ def _quantisation(match: Match) -> str | None:
 
 
 def _rule(*, div_mode: bool, with_zero_points: bool) -> FusionRule:
-    def search(x1: Tensor, x2: Tensor, gamma: Tensor, scales: Tensor, zero_points: Tensor, epsilon: float) -> _TwoTensors:
+    def search(
+        x1: Tensor, x2: Tensor, gamma: Tensor, scales: Tensor, zero_points: Tensor, epsilon: float
+    ) -> _TwoTensors:
         y, _, x_out = torch.ops.npu.npu_add_rms_norm(x1, x2, gamma, epsilon)
         return torch.ops.npu.npu_quantize(y, scales, zero_points, torch.int8, -1, div_mode), x_out
 
-    def replace(x1: Tensor, x2: Tensor, gamma: Tensor, scales: Tensor, zero_points: Tensor, epsilon: float) -> _TwoTensors:
+    def replace(
+        x1: Tensor, x2: Tensor, gamma: Tensor, scales: Tensor, zero_points: Tensor, epsilon: float
+    ) -> _TwoTensors:
         quantised, _, x_out = torch.ops.npu.npu_add_rms_norm_quant(
             x1, x2, gamma, scales, zero_points, epsilon=epsilon, div_mode=div_mode
         )
@@ -63,7 +67,9 @@ def _rule(*, div_mode: bool, with_zero_points: bool) -> FusionRule:
         )
         return quantised, x_out
 
-    functions: tuple[Callable[..., _TwoTensors], ...] = (search, replace) if with_zero_points else (search_without, replace_without)
+    functions: tuple[Callable[..., _TwoTensors], ...] = (
+        (search, replace) if with_zero_points else (search_without, replace_without)
+    )
     # Zero points of integers exist when dividing only; multiplying, they have the dtype of the scales.
     zero_points = (torch.int32 if div_mode else torch.float32,) if with_zero_points else ()
     return FusionRule(
