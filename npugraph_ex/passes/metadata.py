@@ -46,7 +46,7 @@ def same_numbers(left: Iterable[object], right: Iterable[object]) -> bool:
     return len(left) == len(right) and all(map(_same_number, left, right))
 
 
-def difference(old: object, new: object) -> str | None:  # noqa: PLR0911 - one kind of value a case
+def difference(old: object, new: object) -> str | None:
     """How ``new`` differs from ``old`` in shape, dtype, stride, device or kind; None when it does not."""
     if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
         if not same_numbers(old.shape, new.shape):
