@@ -38,9 +38,7 @@ _STORED_AS: Mapping[int | torch.dtype, torch.dtype] = MappingProxyType(
 _OUTPUTS = {True: (torch.int8, torch.uint8, torch.int32), False: (torch.int8,)}
 
 
-def affine(
-    y: torch.Tensor, scales: torch.Tensor, zero_points: torch.Tensor | None, *, divide: bool
-) -> torch.Tensor:
+def affine(y: torch.Tensor, scales: torch.Tensor, zero_points: torch.Tensor | None, *, divide: bool) -> torch.Tensor:
     """``y / scales + zero_points`` or ``y * scales + zero_points`` in the dtype of ``y``, not rounded."""
     wide = scales.to(y.dtype)
     quotient = y / wide if divide else y * wide
@@ -84,7 +82,7 @@ def before_rounding(
     zero_points: torch.Tensor | None,
     dtype: int,
     axis: int = 1,
-    div_mode: bool = True,  # noqa: FBT001, FBT002 - the schema's
+    div_mode: bool = True,
 ) -> torch.Tensor:
     """What the operator rounds: float32, or float64 for float64 inputs."""
     _output_dtype(dtype, div_mode=div_mode)
@@ -100,7 +98,7 @@ def npu_quantize(
     zero_points: torch.Tensor | None,
     dtype: int,
     axis: int = 1,
-    div_mode: bool = True,  # noqa: FBT001, FBT002 - the schema's
+    div_mode: bool = True,
 ) -> torch.Tensor:
     """Like ``input``, of the dtype that the code ``dtype`` names: int8 (1, 12), uint8 (0, 13) or int32 (3, 14)."""
     quotient = before_rounding(input, scales, zero_points, dtype, axis, div_mode)
