@@ -58,7 +58,8 @@ class _Wide(CpuInterpreter):
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call one operator with every floating dtype, written out or as a code, replaced by float64."""
         args, kwargs = pytree.tree_map(
-            lambda leaf: torch.float64 if isinstance(leaf, torch.dtype) and leaf.is_floating_point else leaf, (args, kwargs)
+            lambda leaf: torch.float64 if isinstance(leaf, torch.dtype) and leaf.is_floating_point else leaf,
+            (args, kwargs),
         )
         if getattr(target, "__name__", "") == "npu_dtype_cast.default":
             args = (args[0], torch.float64)
@@ -106,7 +107,7 @@ def outputs(result: Any) -> list[torch.Tensor]:
     return list(result) if isinstance(result, (tuple, list)) else [result]
 
 
-def check_fused(  # noqa: PLR0913 - a table's row
+def check_fused(
     rule: str, operator: str, function: Function, specs: Sequence[Spec], count: int, *, dynamic: bool
 ) -> None:
     """``count`` fusions, no near-miss, the same float64 values to the bit, and close device values in all three ways."""
@@ -121,9 +122,7 @@ def check_fused(  # noqa: PLR0913 - a table's row
     check_on_device(function, specs, dynamic=dynamic, rule=rule, count=count)
 
 
-def check_on_device(
-    function: Function, specs: Sequence[Spec], *, dynamic: bool, rule: str, count: int
-) -> None:
+def check_on_device(function: Function, specs: Sequence[Spec], *, dynamic: bool, rule: str, count: int) -> None:
     """Eager mode, the fused graph uncaptured, and its replay agree on the device; without fusions, the replay alone."""
     for options in ({"force_eager": True}, {})[not count :]:
         torch._dynamo.reset()
@@ -160,7 +159,9 @@ def check_refused(
 
 def find(gm: fx.GraphModule, name: str) -> fx.Node:
     """The last call of the operator called ``name``."""
-    return [n for n in gm.graph.nodes if n.op == "call_function" and getattr(n.target, "__name__", "").split(".")[0] == name][-1]
+    return [
+        n for n in gm.graph.nodes if n.op == "call_function" and getattr(n.target, "__name__", "").split(".")[0] == name
+    ][-1]
 
 
 def on_stream(name: str, label: str = "side") -> Edit:
@@ -192,4 +193,3 @@ def written_before(name: str, argument: int = 0) -> Edit:
         write.meta["val"] = source.meta["val"]
 
     return edit
-
