@@ -1,7 +1,7 @@
 """The default rule npu_add_rms_norm + cast to float32: which graphs fuse, which do not, and what they compute."""
 
 # The small undocumented functions are graphs to be traced; their names say what is in them.
-# ruff: noqa: D103, SLF001
+# ruff: noqa: D103
 
 from __future__ import annotations
 
@@ -196,4 +196,6 @@ def test_every_documented_rank_and_dtype_fuses(shape: tuple[int, ...], dtype: to
 
 def test_empty_tensors_do_not_fuse() -> None:
     """The fused operator is documented not to take them."""
-    check_refused(RULE, norm_unused_otherwise, [((0, 8), HALF), ((0, 8), HALF), ((8,), HALF)], "empty", edit=lambda _: None)
+    check_refused(
+        RULE, norm_unused_otherwise, [((0, 8), HALF), ((0, 8), HALF), ((8,), HALF)], "empty", edit=lambda _: None
+    )
