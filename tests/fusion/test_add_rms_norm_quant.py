@@ -177,7 +177,11 @@ MUST_NOT_FUSE: dict[Callable[..., Any], str] = {
 EDITS: dict[str, tuple[Callable[..., Any], Edit, str]] = {
     "other stream": (dividing, on_stream("npu_quantize"), "has 'side'"),
     "core limit": (dividing, limited_cores("npu_quantize"), "core_limit"),
-    "input written in between": (dividing, written_before("npu_quantize"), "writes arg0_1 between the matched operators"),
+    "input written in between": (
+        dividing,
+        written_before("npu_quantize"),
+        "writes arg0_1 between the matched operators",
+    ),
 }
 
 
@@ -217,7 +221,14 @@ def test_single_precision_is_refused() -> None:
 def test_every_documented_rank_fuses(shape: tuple[int, ...]) -> None:
     """The last axis whatever the rank."""
     last = shape[-1:]
-    check_fused(RULE, FUSED, dividing, [(shape, HALF), (shape, HALF), (last, HALF), (last, SINGLE), (last, INT32)], 1, dynamic=False)
+    check_fused(
+        RULE,
+        FUSED,
+        dividing,
+        [(shape, HALF), (shape, HALF), (last, HALF), (last, SINGLE), (last, INT32)],
+        1,
+        dynamic=False,
+    )
 
 
 def test_a_symbolic_alignment_becomes_a_guard() -> None:
