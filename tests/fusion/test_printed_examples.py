@@ -13,7 +13,7 @@ import npu_emulator
 
 EXAMPLES = Path(__file__).parent / "examples"
 
-USE = '''
+USE = """
 
 import npugraph_ex
 
@@ -38,7 +38,7 @@ for size, expected in ((7168, 1), (64, 0)):
         (miss,) = report.near_misses(name)
         assert miss.reason == "extra_check extra_check returned False", miss
 print("fused", size)
-'''
+"""
 
 
 def printed(name: str) -> str:
@@ -48,7 +48,9 @@ def printed(name: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("example", "flags"), [("guide.md", ["--as-torchair"]), ("guide_zh.md", [])], ids=["import torchair", "import npugraph_ex"]
+    ("example", "flags"),
+    [("guide.md", ["--as-torchair"]), ("guide_zh.md", [])],
+    ids=["import torchair", "import npugraph_ex"],
 )
 def test_runs_as_printed(
     example: str, flags: list[str], command: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
