@@ -176,7 +176,11 @@ EDITS: dict[str, tuple[Callable[..., Any], Edit, str]] = {
     "random numbers": (random_in_memory_order, lambda _: None, "(aten.rand_like.default) may depend on them"),
     "other stream": (made_contiguous, on_stream("transpose"), "has 'side'"),
     "core limit": (made_contiguous, limited_cores("transpose"), "core_limit"),
-    "input written in between": (made_contiguous, written_before("transpose"), "writes arg0_1 between the matched operators"),
+    "input written in between": (
+        made_contiguous,
+        written_before("transpose"),
+        "writes arg0_1 between the matched operators",
+    ),
 }
 
 
@@ -208,13 +212,21 @@ def test_documented_dtypes_fuse(dtype: torch.dtype) -> None:
 
 def test_double_precision_is_refused() -> None:
     """The operator does not take float64."""
-    check_refused(RULE, made_contiguous, [(shape, torch.float64) for shape, _ in SPECS], "the operands are torch.float64", edit=lambda _: None)
+    check_refused(
+        RULE,
+        made_contiguous,
+        [(shape, torch.float64) for shape, _ in SPECS],
+        "the operands are torch.float64",
+        edit=lambda _: None,
+    )
 
 
 @pytest.mark.parametrize("batches", [512, 511])
 def test_inner_size_times_batches_is_limited(batches: int) -> None:
     """K * B must be below 65536: 128 * 512 is not, 128 * 511 is."""
-    report = optimise(aot_graph(made_contiguous, *tensors([((batches, 2, 128), HALF), ((batches, 128, 128), HALF), ((1,), HALF)])))
+    report = optimise(
+        aot_graph(made_contiguous, *tensors([((batches, 2, 128), HALF), ((batches, 128, 128), HALF), ((1,), HALF)]))
+    )
     assert report.fusions(RULE) == (batches == 511)
     assert batches == 511 or "K * B is 65536; it must be below 65536" in report.near_misses(RULE)[0].reason
 
