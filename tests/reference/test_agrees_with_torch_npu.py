@@ -127,7 +127,9 @@ def test_norm_and_cast_match_their_meta_function(shape: tuple[int, ...], dtype: 
         assert_same_metadata("npu::npu_add_rms_norm_cast", (x, x.clone(), torch.ones(gamma, dtype=dtype), 1e-5), {})
     if shape == (2, 3, 8):  # strides of sizes 0 and 1 are anyone's
         turned = x.transpose(0, 1)
-        assert_same_metadata("npu::npu_add_rms_norm_cast", (turned, turned, torch.ones(turned.shape[-1:], dtype=dtype)), {})
+        assert_same_metadata(
+            "npu::npu_add_rms_norm_cast", (turned, turned, torch.ones(turned.shape[-1:], dtype=dtype)), {}
+        )
 
 
 @pytest.mark.parametrize("dtype", HALF_TYPES)
@@ -147,7 +149,13 @@ def test_norm_and_static_quantisation_match_their_meta_function(dtype: torch.dty
     """One and two quantisations, with and without zero points, bias and division."""
     x, vector = torch.randn(2, 3, 8).to(dtype), torch.ones(8, dtype=dtype)
     scales, points, name = torch.ones(8), torch.ones(8, dtype=torch.int32), "npu::npu_add_rms_norm_quant"
-    for kwargs in ({}, {"beta": vector}, {"div_mode": False}, {"scales2": scales, "zero_points2": points}, {"dst_type": 1}):
+    for kwargs in (
+        {},
+        {"beta": vector},
+        {"div_mode": False},
+        {"scales2": scales, "zero_points2": points},
+        {"dst_type": 1},
+    ):
         assert_same_metadata(name, (x, x.clone(), vector, scales, points), kwargs)
         assert_same_metadata(name, (x.transpose(0, 1), x.transpose(0, 1), vector, scales, None), kwargs)
 
