@@ -328,7 +328,9 @@ def test_before_rounding_of_static_quantisation() -> None:
     x, points = torch.tensor([[1.0, 4.0]]), torch.tensor([1, 1], dtype=torch.int32)
     quotient = before_rounding["npu::npu_quantize"](x, torch.full((2,), 2.0), points, 1)
     assert quotient.tolist() == [[1.5, 3.0]]
-    first, _, _ = before_rounding["npu::npu_add_rms_norm_quant"](x, x * 0, torch.ones(2), torch.ones(2), points, epsilon=8.5 * 0)
+    first, _, _ = before_rounding["npu::npu_add_rms_norm_quant"](
+        x, x * 0, torch.ones(2), torch.ones(2), points, epsilon=8.5 * 0
+    )
     torch.testing.assert_close(first, x / math.sqrt(8.5) + 1)
 
 
