@@ -71,6 +71,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Reporter(run, config), "conformance-reporter")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Models last: what is wrong with one pattern is better learnt from that pattern."""
+    items.sort(key=lambda item: "test_models" in item.nodeid)
+
+
 @pytest.fixture
 def run(request: pytest.FixtureRequest) -> Run:
     """The run that this test belongs to."""
