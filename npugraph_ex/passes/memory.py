@@ -85,8 +85,11 @@ class MemoryMap:
         self.inputs = frozenset(
             root for node in graph.find_nodes(op="placeholder") for root in self._facts.roots(node)
         ) | frozenset(root for node in graph.find_nodes(op="get_attr") for root in self._facts.roots(node))
+        self._bytes: dict[int, object] = {}  # root -> size of its storage
         for node in graph.nodes:
             self._note(node)
+            for leaf, root in zip(tensor_leaves(node), self._facts.roots(node), strict=False):
+                self._bytes.setdefault(root, leaf.untyped_storage().nbytes())
             if _returns_first_argument(node):
                 self._same[node] = node.args[0]
 
@@ -131,6 +134,18 @@ class MemoryMap:
             return True
         here, there = self.region(first), self.region(second)
         return here is not None and here == there and (here.start, here.stop) != WHOLE
+
+    def owns_memory(self, node: fx.Node) -> bool:
+        """Whether ``node`` is a whole allocation: made as one, or known to span all bytes of it."""
+        schema = schema_of(self._original(node))
+        if schema is not None and all(result.alias_info is None for result in schema.returns):
+            return True
+        place = self.region(node)
+        return place is not None and (place.start, place.stop) == (0, self._bytes.get(place.root))
+
+    def leaves(self, place: Region) -> bool:
+        """Whether an output of the graph lies in bytes of ``place``."""
+        return any(access.node.op == "output" for access in self.reads_after(place, -1))
 
     def _original(self, node: fx.Node) -> fx.Node:
         while node in self._same:

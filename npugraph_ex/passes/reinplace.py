@@ -10,6 +10,7 @@ A destination qualifies only if
 * no later node reads any of its bytes through any alias, and the graph's outputs do not;
 * no other argument of the operator lies in its bytes (`a + a.t()`);
 * whatever is written there later comes after the last read of the result;
+* if the result is an output, the destination is an allocation of its own: an output lies in no larger memory than eager's;
 * it is no input, or an input that the graph itself overwrites afterwards;
 * the in-place overload has a kernel on the device.
 
@@ -69,18 +70,26 @@ class _Reinplacer:
         place, own = self.memory.region(target), self.memory.region(node)
         if place is None or own is None or place.root == own.root or not _same_layout(node, target):
             return False
-        position = self.memory.position[node]
-        overwrites = list(self.memory.writes_after(place, position))
-        is_input = place.root in self.memory.inputs
-        if is_input != self.inputs or (is_input and not _is_overwritten(overwrites, place, self.memory)):
-            return False
+        overwrites = list(self.memory.writes_after(place, self.memory.position[node]))
+        return (
+            self._is_allowed(place, overwrites)
+            and self._only_target_is_there(node, target)
+            and next(self.memory.reads_after(place, self.memory.position[node]), None) is None
+            and (not self.memory.leaves(own) or self.memory.owns_memory(target))
+            and self._result_is_done_before(own, overwrites, self.memory.position[node])
+        )
+
+    def _is_allowed(self, place: Region, overwrites: list[Access]) -> bool:
+        """Whether the destination is of the kind that this pass is about."""
+        if place.root not in self.memory.inputs:
+            return not self.inputs
+        return self.inputs and _is_overwritten(overwrites, place, self.memory)
+
+    def _only_target_is_there(self, node: fx.Node, target: fx.Node) -> bool:
+        """Whether ``node`` reads the destination's bytes as its first argument and in no other way."""
         if any(self.memory.overlap(other, target) for other in node.all_input_nodes if other is not target):
             return False
-        if node.args.count(target) + list(node.kwargs.values()).count(target) != 1:
-            return False
-        if next(self.memory.reads_after(place, position), None) is not None:
-            return False
-        return self._result_is_done_before(own, overwrites, position)
+        return node.args.count(target) + list(node.kwargs.values()).count(target) == 1
 
     def _result_is_done_before(self, own: Region, overwrites: list[Access], position: int) -> bool:
         """Whether the result is neither read nor written once something else is written to the destination."""

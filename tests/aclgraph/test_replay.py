@@ -2,67 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
+from device_helpers import NPU, check, compiled, random
 
 from npugraph_ex.errors import CaptureError
 from npugraph_ex.observe.captures import capture_records, captures_so_far
-
-NPU = "npu"
-
-
-def compiled(function: Callable[..., Any], *, dynamic: bool | None = False, **options: object) -> Callable[..., Any]:
-    """Compile with this backend and nothing left over from another test."""
-    torch._dynamo.reset()
-    return torch.compile(function, backend="npugraph_ex", fullgraph=True, dynamic=dynamic, options=options)
-
-
-def describe(value: torch.Tensor) -> tuple[Any, ...]:
-    """What must be equal besides the elements."""
-    return tuple(value.shape), value.stride(), value.dtype, value.device
-
-
-def check(function: Callable[..., Any], calls: Sequence[Sequence[Any]], **how: Any) -> Callable[..., Any]:
-    """Call `function` eagerly and compiled on equal inputs, keep every result, and compare all of them at the end."""
-    graph = compiled(function, **how)
-    kept = []
-    with torch.no_grad():
-        for arguments in calls:
-            twins = [_twin(argument) for argument in arguments]
-            expected = function(*twins)
-            got = graph(*arguments)
-            kept.append((_leaves(expected), _leaves(got), twins, arguments))
-            torch.randn(1000, device=NPU)  # unrelated memory, to take what was freed by mistake
-    for number, (expected, got, twins, arguments) in enumerate(kept):
-        for want, have in zip(expected, got, strict=True):
-            assert describe(want) == describe(have), f"call {number}"
-            torch.testing.assert_close(have.cpu(), want.cpu(), rtol=0, atol=0, msg=f"result of call {number}")
-        for twin, argument in zip(twins, arguments, strict=True):
-            if isinstance(argument, torch.Tensor):
-                torch.testing.assert_close(argument.cpu(), twin.cpu(), rtol=0, atol=0, msg=f"input after call {number}")
-    return graph
-
-
-def _twin(argument: Any) -> Any:
-    """A tensor of its own with the same values and strides."""
-    if not isinstance(argument, torch.Tensor):
-        return argument
-    storage = argument.untyped_storage().clone()
-    return torch.empty(0, dtype=argument.dtype, device=argument.device).set_(
-        storage, argument.storage_offset(), argument.size(), argument.stride()
-    )
-
-
-def _leaves(result: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in torch.utils._pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-
-
-def random(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Values that differ in every call, at an address of their own."""
-    return torch.randn(*size, device=NPU).to(dtype)
 
 
 def test_new_values_at_new_addresses() -> None:

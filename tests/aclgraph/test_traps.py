@@ -1,0 +1,174 @@
+"""The known traps of mutation and capture, each as a small program compared with eager mode over at least three calls.
+
+Ids are the public threads in which a shipped system fell into the trap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from device_helpers import NPU, check, compiled, random
+
+from npugraph_ex.observe.captures import capture_records, captures_so_far
+
+
+def read_before_write(x: torch.Tensor) -> torch.Tensor:
+    """Torch's own `remove_noop_ops`: a copy taken before a write must not turn into the written tensor."""
+    before = x.clone()
+    x.add_(1)
+    return before + 0
+
+
+def no_op_slice_then_write(x: torch.Tensor) -> torch.Tensor:
+    """A slice of everything, read after a write to its base."""
+    part = x[:]
+    x.mul_(2)
+    return part + 1
+
+
+def scatter_then_zero(x: torch.Tensor) -> torch.Tensor:
+    """pytorch#198096: a slice_scatter result folded into an input that a later write overwrites."""
+    y = torch.slice_scatter(x, torch.ones(2, 4, device=NPU), 0, 1, 3)
+    x.zero_()
+    return y
+
+
+def diagonal_then_zero(x: torch.Tensor) -> torch.Tensor:
+    """pytorch#198096, diagonal_scatter."""
+    y = torch.diagonal_scatter(x, torch.ones(4, device=NPU))
+    x.zero_()
+    return y
+
+
+def transposed_operand(x: torch.Tensor) -> torch.Tensor:
+    """pytorch#198260, #198031: an operator that reads the storage it would write."""
+    x.copy_(x + x.t())
+    return x.sum()
+
+
+def written_twice(x: torch.Tensor) -> torch.Tensor:
+    """pytorch#132196: one input mutated twice, read in between."""
+    x.add_(1)
+    between = x * 2
+    x.mul_(3)
+    return between
+
+
+def strides_of_functionalized(x: torch.Tensor) -> torch.Tensor:
+    """pytorch#186328: the strides of an in-place result are its destination's."""
+    y = x.t().clone(memory_format=torch.preserve_format)
+    y.add_(1)
+    return y
+
+
+def write_through_a_view(x: torch.Tensor) -> torch.Tensor:
+    """A write through a view reaches the base and its other views."""
+    row, column = x[0], x[:, 0]
+    row.fill_(5)
+    column.mul_(2)
+    return x.sum(0) + row
+
+
+def scatter_into_input(x: torch.Tensor) -> torch.Tensor:
+    """Indexed writes to an input, the result used afterwards."""
+    x.index_put_((torch.tensor([0, 2], device=NPU),), torch.ones(2, 4, device=NPU), accumulate=True)
+    return x * 2
+
+
+MUTATION = [
+    read_before_write,
+    no_op_slice_then_write,
+    scatter_then_zero,
+    diagonal_then_zero,
+    transposed_operand,
+    written_twice,
+    strides_of_functionalized,
+    write_through_a_view,
+    scatter_into_input,
+]
+
+
+@pytest.mark.parametrize("program", MUTATION, ids=lambda program: program.__name__)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_mutation(program: Callable[..., Any], dynamic: bool) -> None:
+    """Values, strides, aliasing and the inputs afterwards are eager's."""
+    check(program, [(random(4, 4),) for _ in range(4)], dynamic=dynamic)
+
+
+def test_a_fake_function_that_lies_about_aliasing() -> None:
+    """A custom operator returns its input although it says that it does not: the lie shows as an error, not as values."""
+
+    @torch.library.custom_op("npugraph_ex_tests::identity_that_lies", mutates_args=())
+    def lies(x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    lies.register_fake(torch.empty_like)
+    graph = compiled(lambda x: torch.ops.npugraph_ex_tests.identity_that_lies(x).add(1).relu())
+    x = random(4)
+    before = x.cpu()
+    try:
+        result = graph(x)
+    except RuntimeError:
+        return
+    assert torch.equal(x.cpu(), before)
+    torch.testing.assert_close(result.cpu(), (before + 1).relu())
+
+
+def test_results_survive_the_next_replays() -> None:
+    """pytorch#148439, #158551: results handed out earlier are not overwritten."""
+    graph = compiled(lambda x: x.softmax(-1))
+    inputs = [random(3, 5) for _ in range(6)]
+    results = [graph(x) for x in inputs]
+    for x, result in zip(inputs, results, strict=True):
+        torch.testing.assert_close(result.cpu(), x.cpu().softmax(-1))
+
+
+def test_no_stale_input_address() -> None:
+    """vllm#53915: an input freed between calls, its memory reused by others, is not read again."""
+    graph = compiled(lambda x: x * 2)
+    for value in range(5):
+        x = torch.full((64,), float(value), device=NPU)
+        result = graph(x)
+        del x
+        torch.full((64,), -1.0, device=NPU)
+        assert result.cpu().eq(2 * value).all()
+
+
+def test_many_captures_of_many_models() -> None:
+    """vllm-ascend#9564: capturing again and again does not run out of streams."""
+    for _ in range(40):
+        graph = compiled(lambda x: x + 1)
+        assert graph(torch.zeros(2, device=NPU)).cpu().eq(1).all()
+
+
+def test_two_graphs_of_one_model_do_not_share_state() -> None:
+    """Graphs of several sizes in one pool each keep their own inputs and results."""
+    graph = compiled(lambda x, y: (x @ y).relu() + x.sum(), dynamic=True)
+    kept = []
+    for size in (3, 5, 3, 7, 5, 3):
+        x, y = random(size, 4), random(4, size)
+        kept.append((graph(x, y), (x @ y).relu() + x.sum()))
+    for have, want in kept:
+        torch.testing.assert_close(have, want, rtol=0, atol=0)
+
+
+def test_dropout_and_bernoulli_are_not_frozen() -> None:
+    """Random numbers differ between replays, as they do between eager calls."""
+    graph = compiled(lambda x: torch.nn.functional.dropout(x, 0.5, training=True))
+    ones = torch.ones(256, device=NPU)
+    draws = [graph(ones).cpu() for _ in range(4)]
+    assert all(not torch.equal(draws[i], draws[i + 1]) for i in range(3))
+    assert {float(value) for draw in draws for value in draw.unique()} == {0.0, 2.0}
+
+
+def test_returning_to_a_size_is_not_a_new_capture() -> None:
+    """A recapture of a known key does not count against the limit: two sizes under a limit of two never evict."""
+    graph = compiled(lambda x: x * 2, dynamic=True, capture_limit=2)
+    mark = captures_so_far()
+    for size in (3, 5) * 5:
+        result = graph(random(size))
+        del result
+    assert len(capture_records(after=mark)) == 2

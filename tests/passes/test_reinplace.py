@@ -1,0 +1,226 @@
+"""Reinplacing: which operators become in-place, which must not, and that values and aliasing stay as in eager mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from device_helpers import NPU, check, random, through_aot
+
+from npugraph_ex import _torch_private
+from npugraph_ex.passes.inplace import inplace_overload
+
+aten = torch.ops.aten
+
+
+def operators(function: Callable[..., Any], *inputs: torch.Tensor, **options: object) -> list[str]:
+    """The optimised operators of a program whose values are right, over three calls with new inputs."""
+    check(function, [tuple(torch.randn_like(value) for value in inputs) for _ in range(3)], **options)
+    return through_aot(function, *inputs, **options)[1]
+
+
+def with_sum(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give `function` an intermediate, x + 1, in place of the first input."""
+    return lambda x, *others: function(x + 1, *others)
+
+
+def test_intermediates_become_in_place() -> None:
+    """A chain of elementwise operators works in one piece of memory; the first operator may not touch its input."""
+    found = operators(lambda x: ((x + 1).relu() * 2).exp(), random(4, 4))
+    assert found == ["aten.add.Tensor", "aten.relu_.default", "aten.mul_.Tensor", "aten.exp_.default"]
+
+
+def test_writes_to_inputs_are_restored() -> None:
+    """What AOT functionalized, operators and a copy, becomes the in-place operators that the user wrote."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.mul_(0.5).add_(y)
+        return y + 1
+
+    found = operators(function, random(4), random(4))
+    assert found == ["aten.mul_.Tensor", "aten.add_.Tensor", "aten.add.Tensor"]
+
+
+def test_assignment_to_a_slice_is_restored() -> None:
+    """`x[1:] = y` becomes a view and a copy into it: nothing else is copied."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x[1:] = y
+        return y * 2
+
+    found = operators(function, random(4, 4), random(3, 4))
+    assert "aten.slice_scatter.default" not in found
+    assert found.count("aten.copy_.default") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "kept"),
+    [
+        ("read later", with_sum(lambda a: (a.relu(), a * 2)), "aten.relu.default"),
+        ("read later through a view", with_sum(lambda a: (a.relu(), a.t() * 2)), "aten.relu.default"),
+        ("returned", with_sum(lambda a: (a, a.relu())), "aten.relu.default"),
+        ("overlapping operand", with_sum(lambda a: a + a.t()), "aten.add.Tensor"),
+        ("other dtype", lambda x: (x + 1) > 0, "aten.gt.Scalar"),
+        ("smaller than the result", lambda x: (x[:1] + 1) * x, "aten.mul.Tensor"),
+        ("expanded memory", lambda x: torch.ones(4, 1, device=NPU).add(1).expand(4, 4).relu() + x, "aten.relu.default"),
+        ("an input that nobody writes", lambda x: x.relu(), "aten.relu.default"),
+    ],
+)
+def test_not_in_place(name: str, function: Callable[..., Any], kept: str) -> None:
+    """Each condition of the pass keeps an operator functional that would otherwise compute something else."""
+    assert kept in operators(function, random(4, 4)), name
+
+
+def test_same_number_of_elements_is_not_enough() -> None:
+    """A destination of another shape with as many elements is refused (a trap of comparing element counts)."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        column = x[:, :1] + 1
+        return column + x[:1, :1]
+
+    check(function, [(random(4, 4),) for _ in range(3)])
+    found = operators(lambda x: (x[:, :1] + 1).view(1, 4) * torch.ones(1, 4, device=NPU), random(4, 4))
+    assert "aten.view.default" in found
+
+
+def test_a_view_of_the_result_that_outlives_a_later_write() -> None:
+    """`y = x + 1; x.copy_(y); return y`: the result is not the input in eager mode, so the copy must stay."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        x.copy_(y)
+        return y
+
+    assert "aten.copy_.default" in operators(function, random(4))
+
+
+def test_disjoint_bytes_of_one_storage_do_not_disturb() -> None:
+    """Two halves of one tensor are told apart by byte range: both become in-place."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        whole = x * 2
+        top, bottom = whole[:2], whole[2:]
+        return top.relu().sum(), bottom.exp().sum()
+
+    found = operators(function, random(4, 4))
+    assert "aten.relu_.default" in found
+    assert "aten.exp_.default" in found
+
+
+def test_an_output_lies_in_memory_of_its_own() -> None:
+    """A result that is returned is not computed into a part of a larger tensor: nothing may be seen beside it."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        whole = x * 2
+        return whole[:2].relu(), whole[2:].exp()
+
+    found = operators(function, random(4, 4))
+    assert "aten.relu.default" in found
+    assert "aten.exp.default" in found
+
+
+def test_options_switch_the_passes_off() -> None:
+    """`inplace_pass` rules intermediates, `input_inplace_pass` rules inputs, each alone."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return (x * 2).relu()
+
+    assert operators(function, random(4)) == ["aten.add_.Tensor", "aten.mul.Tensor", "aten.relu_.default"]
+    assert operators(function, random(4), inplace_pass=False)[-1] == "aten.relu.default"
+    assert "aten.add.Tensor" in operators(function, random(4), input_inplace_pass=False)
+
+
+def test_symbolic_sizes() -> None:
+    """With symbolic sizes whole storages are compared, and what is the same value is still recognised."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.mul_(2).add_(y)
+        return (y + 1).relu()
+
+    check(function, [(random(size, 3), random(size, 3)) for size in (4, 5, 4, 6)], dynamic=True)
+
+
+def test_an_operator_without_a_device_kernel_stays_functional(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dispatcher is asked whether the in-place overload has a kernel; a fallback to the CPU does not count."""
+    inplace_overload.cache_clear()
+    monkeypatch.setattr(_torch_private, "has_device_kernel", lambda operator: operator is not aten.relu_.default)
+    try:
+        found = operators(lambda x: (x + 1).relu().exp(), random(4))
+    finally:
+        inplace_overload.cache_clear()
+    assert found == ["aten.add.Tensor", "aten.relu.default", "aten.exp_.default"]
+
+
+@pytest.mark.parametrize("operator", [aten.t.default, aten.squeeze.default, aten.set.source_Tensor, aten.cat.default])
+def test_what_has_no_in_place_form(operator: Any) -> None:
+    """Views, operators that change metadata, and operators without an in-place overload are left alone."""
+    assert inplace_overload(operator) is None
+
+
+def test_custom_operators_that_mutate() -> None:
+    """A wrapped custom operator with several mutated arguments is unwrapped, and needless copies go."""
+
+    @torch.library.custom_op("npugraph_ex_tests::update", mutates_args=("a", "c"))
+    def update(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        a.add_(b)
+        c.mul_(2)
+        return a + c
+
+    update.register_fake(lambda a, _b, _c: torch.empty_like(a))
+
+    def function(x: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        scratch = b + 1
+        first = torch.ops.npugraph_ex_tests.update(x, b, scratch)
+        second = torch.ops.npugraph_ex_tests.update(x[1:], b[1:], scratch[1:])
+        return first, second, scratch
+
+    for options in ({}, {"inplace_pass": False, "input_inplace_pass": False, "remove_noop_ops": False}):
+        found = operators(function, random(4, 3), random(4, 3), **options)
+        assert found.count("npugraph_ex_tests.update.default") == 2
+        assert not any("auto_functionalized" in name for name in found)
+    assert "aten.clone.default" not in operators(function, random(4, 3), random(4, 3))
+
+
+def test_concatenation_is_computed_in_place() -> None:
+    """Members that only the concatenation uses are computed into their slices; others are copied."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x + 1, y, x * y])
+
+    found = operators(function, random(4, 3), random(4, 3))
+    assert "aten.cat.default" not in found
+    assert found.count("aten.add.out") + found.count("aten.mul.out") == 2
+    assert "aten.cat.default" in operators(function, random(4, 3), random(4, 3), remove_cat_ops=False)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: torch.cat([(x + 1).double(), y.double()]),
+        lambda x, y: torch.cat([x + 1, (y * 2).half()]),
+        lambda x, y: torch.cat([x + 1, y * 2], dim=1),
+        lambda x, y: torch.cat([x + 1, y * 2], dim=-1).sum(),
+        with_sum(lambda a, _: torch.cat([a, a])),
+        with_sum(lambda a, y: (torch.cat([a, y * 2]), a)),
+        lambda x, y: torch.cat([torch.empty(0, device=NPU), x + 1, y * 2]),
+        lambda x, y: torch.cat([(x + 1)[:0], x + 1, y * 2]),
+        lambda x, y: torch.cat([torch.cat([x + 1, y * 2]), x * y]),
+        lambda x, _: torch.cat([x + 1]),
+    ],
+    ids=["double", "mixed", "dim 1", "last", "twice", "used elsewhere", "legacy empty", "empty", "nested", "one"],
+)
+def test_concatenations_are_right_or_left_alone(function: Callable[..., Any]) -> None:
+    """Whatever the members and the dimension, values, strides and dtypes are eager's."""
+    check(function, [(random(4, 3), random(4, 3)) for _ in range(3)])
+
+
+def test_channels_last_concatenation() -> None:
+    """Strides of a channels-last concatenation come out as in eager mode."""
+
+    def make() -> torch.Tensor:
+        return random(2, 3, 4, 4).to(memory_format=torch.channels_last)
+
+    check(lambda x, y: torch.cat([x + 1, y * 2], dim=1), [(make(), make()) for _ in range(3)])
