@@ -10,7 +10,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from npu_emulator.activation import Emulator, activate, current, is_active, registry
-from npu_emulator.errors import ActivationError, BuildError, EmulatorError, KernelMissingError, RaceError
+from npu_emulator.errors import (
+    ActivationError,
+    BuildError,
+    EmulatorError,
+    KernelMissingError,
+    MemoryFaultError,
+    RaceError,
+)
 from npu_emulator.schedules import exhaust, switched
 from npu_emulator.settings import Settings
 
@@ -18,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from npu_emulator.device import Resources
+    from npu_emulator.memory.report import MemoryFault
     from npu_emulator.races.report import Race
 
 __all__ = [
@@ -26,9 +34,11 @@ __all__ = [
     "Emulator",
     "EmulatorError",
     "KernelMissingError",
+    "MemoryFaultError",
     "RaceError",
     "Settings",
     "activate",
+    "check_memory",
     "current",
     "detect_races",
     "every_order",
@@ -116,6 +126,23 @@ def detect_races(*, stop_at_first: bool = False) -> Iterator[list[Race]]:
     finally:
         emulator.launcher.observer = before
         emulator.runtime.set_tracing(on=before is not None)
+
+
+@contextmanager
+def check_memory(*, poison: bool = True, stop_at_first: bool = False) -> Iterator[list[MemoryFault]]:
+    """Look for reads of memory that nothing wrote and for replays over freed memory; yield the list that fills with them.
+
+    Memory allocated before the block is taken as written. Graphs must be captured inside the block to be looked at.
+
+    Args:
+        poison: also fill memory with 0xFF bytes (not a number; -1) when it is handed out and when it is freed.
+        stop_at_first: raise MemoryFaultError: at once in eager work, at the next synchronisation in queued work.
+    """
+    from npu_emulator.memory import watching
+
+    emulator = current()
+    with watching(emulator.launcher, poison=poison, check=True, stop_at_first=stop_at_first) as watch:
+        yield watch.faults
 
 
 def resources() -> Resources:

@@ -34,6 +34,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--soc", metavar="NAME", help="chip name that torch_npu sees (default Ascend910B3)")
     parser.add_argument("--schedule", metavar="S", help="fifo (default), lazy, random:SEED, pct:SEED:DEPTH")
     parser.add_argument("--null-kernels", action="store_true", default=None, help="run no kernel bodies")
+    parser.add_argument("--poison", action="store_true", default=None, help="fill fresh and freed memory with 0xFF")
+    parser.add_argument(
+        "--check-memory", action="store_true", default=None, help="fail at reads of unwritten or freed memory"
+    )
     parser.add_argument("--force", action="store_true", default=None, help="emulate although CANN or an NPU is present")
     parser.add_argument("--quiet", action="store_true", help="do not print the banner")
     parser.add_argument("-m", dest="module", action="store_true", help="the program is a module name, not a file")
@@ -43,7 +47,8 @@ def main(argv: list[str] | None = None) -> None:
     if not options.module and not Path(options.program).is_file():
         parser.error(f"there is no file {options.program!r} (a module needs -m before its name)")
     settings = {
-        name: getattr(options, name) for name in ("devices", "memory_gb", "soc", "schedule", "null_kernels", "force")
+        name: getattr(options, name)
+        for name in ("devices", "memory_gb", "soc", "schedule", "null_kernels", "poison", "check_memory", "force")
     }
     try:
         activate(quiet=options.quiet, **settings)

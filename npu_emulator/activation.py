@@ -113,18 +113,22 @@ def _start(chosen: Settings, runtime: Runtime) -> Emulator:
     _current = Emulator(chosen, runtime, launcher)
     installer.install({**installed_kernels(), **registry.items()})
     registry.listen(installer.add)
-    torch.npu._lazy_call(lambda: _settle(runtime))  # noqa: SLF001 - torch_npu's own way to say "when the device starts"
+    torch.npu._lazy_call(lambda: _settle(chosen, launcher))  # noqa: SLF001 - torch_npu's own way to say "when the device starts"
     return _current
 
 
-def _settle(runtime: Runtime) -> None:
+def _settle(chosen: Settings, launcher: Launcher) -> None:
     """Do what can be done only once torch_npu has started the device."""
     import torch
 
     # torch_npu chooses formats by the chip's name when it starts; from now on the name is for people, and says what this is.
-    runtime.name_says_emulated()
+    launcher.runtime.name_says_emulated()
     with without_padding_warning():
         torch.empty(1, device="npu")
+    if chosen.poison or chosen.check_memory:
+        from npu_emulator.memory import start_watching
+
+        start_watching(launcher, poison=chosen.poison, check=chosen.check_memory, stop_at_first=True)
 
 
 def _refuse_if_too_late() -> None:

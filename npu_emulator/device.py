@@ -96,6 +96,10 @@ class Runtime:
         self._describe_failure = self._declare("emu_describe_failure", None, ctypes.c_char_p)
         self._wait = self._freed.emu_wait
         self._wait.argtypes, self._wait.restype = [pointer], i32
+        self.is_outside_allocations = self._declare("emu_is_outside_allocations", i32, u64, u64)
+        self.shadow = self._declare("emu_shadow", u64, i32)
+        self.stream_id = self._declare("emu_stream_id", i32, pointer)
+        self._frees = u64.in_dll(self._held, "emu_frees")
         self._runner: object = None
 
     def _declare(self, name: str, result: type | None, *arguments: type) -> Callable[..., int]:
@@ -152,6 +156,10 @@ class Runtime:
         base, size = ctypes.c_uint64(), ctypes.c_uint64()
         self._held.emu_arena(ctypes.c_int(device), ctypes.byref(base), ctypes.byref(size))
         return base.value, size.value
+
+    def frees(self) -> int:
+        """Return how often device memory was given back."""
+        return self._frees.value
 
     def take_released(self) -> list[int]:
         """Return numbers of queued kernels that nothing can run any more."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ActivationError", "BuildError", "EmulatorError", "KernelMissingError", "RaceError"]
+__all__ = ["ActivationError", "BuildError", "EmulatorError", "KernelMissingError", "MemoryFaultError", "RaceError"]
 
 
 class EmulatorError(RuntimeError):
@@ -23,3 +23,7 @@ class KernelMissingError(EmulatorError, NotImplementedError):
 
 class RaceError(EmulatorError):
     """Two pieces of device work touch the same bytes, one of them writing, and nothing orders them."""
+
+
+class MemoryFaultError(EmulatorError):
+    """An operator read memory that nothing has written, or used memory that was freed."""

@@ -18,11 +18,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from npu_emulator.device import CAPTURE_FORBIDS, RUN_NOW, SKIP
 from npu_emulator.errors import EmulatorError
+from npu_emulator.memory.bounds import INVALID_ADDRESS, first_outside
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from npu_emulator.device import Runtime
+    from npu_emulator.memory.watch import MemoryWatch
 
 __all__ = ["Launch", "Launcher", "Observer", "user_frames"]
 
@@ -40,6 +42,19 @@ class Launch(NamedTuple):
     reads: Sequence[torch.Tensor]
     writes: Sequence[torch.Tensor]
     fresh: bool
+
+
+class _Queued:
+    """A kernel that waits for its turn, or that a captured graph runs again and again."""
+
+    __slots__ = ("body", "frees", "line", "name", "touched")
+
+    def __init__(self, name: str, body: Callable[[], object], touched: Iterable[torch.Tensor], frees: int) -> None:
+        self.name = name
+        self.body = body
+        self.line = _python_line()
+        self.touched = touched
+        self.frees = frees  # how often memory had been given back when `touched` was last known to be somebody's
 
 
 class Observer(Protocol):
@@ -66,8 +81,9 @@ class Launcher:
         self.launches = 0
         self._raw_stream: Callable[[int], int] = torch_npu._C._npu_getCurrentRawStream  # noqa: SLF001 - the public property is ten times slower
         self.observer: Observer | None = None
+        self.memory: MemoryWatch | None = None
         self._numbers: dict[str, int] = {}
-        self._bodies: dict[int, tuple[str, Callable[[], object], str]] = {}
+        self._bodies: dict[int, _Queued] = {}
         self._next = itertools.count(1)
         self._flat: dict[tuple[int, torch.dtype], torch.Tensor] = {}
         self._views: dict[tuple[object, ...], torch.Tensor] = {}
@@ -104,6 +120,16 @@ class Launcher:
             if key[0] != 0:
                 self._views[key] = found
         return found
+
+    def bytes_at(self, address: int, size: int) -> torch.Tensor:
+        """Return `size` bytes of device memory from an address, as a CPU tensor uint8 [size]."""
+        for device in range(torch.npu.device_count()):
+            base, length = self.runtime.arena(device)
+            if base <= address < base + length:
+                flat = self._flat.get((device, torch.uint8))
+                flat = self._flatten(device, torch.uint8) if flat is None else flat
+                return flat[address - base : address - base + size]
+        raise EmulatorError(f"{address:#x} is not device memory")
 
     def _flatten(self, device: int, dtype: torch.dtype) -> torch.Tensor:
         """Make the one CPU tensor that covers a device's whole memory in one dtype."""
@@ -148,6 +174,8 @@ class Launcher:
         """
         stream = self._raw_stream(device)
         self.launches += 1
+        if self.memory is not None:
+            body = self.memory.guard(name, stream, body, reads, writes)
         answer = self.runtime.begin(stream, number)
         if answer == RUN_NOW:
             try:
@@ -158,18 +186,30 @@ class Launcher:
             key = next(self._next)
             if self.observer is not None:
                 self.observer.launching(key, Launch(name, user_frames(), reads, writes, fresh))
-            self._queue(key, name, number, stream, body)
+            self._queue(key, _Queued(name, body, (*reads, *writes), self.runtime.frees()), number, stream)
             if self.observer is not None:
                 self.observer.launched()
 
-    def _queue(self, key: int, name: str, number: int, stream: int, body: Callable[[], object]) -> None:
+    def put(self, stream: int, name: str, body: Callable[[], object]) -> None:
+        """Queue work of the emulator's own on a stream, ordered with the program's; no checker sees it."""
+        self._queue(next(self._next), _Queued(name, body, (), 0), self.number(name), stream)
+
+    def current_stream(self) -> int:
+        """Return the raw handle of the current device's current stream."""
+        return self._raw_stream(torch.npu.current_device())
+
+    def is_capturing(self, stream: int) -> bool:
+        """Tell whether a stream, given by its raw handle, is being captured."""
+        return bool(self.runtime.is_capturing(stream))
+
+    def _queue(self, key: int, queued: _Queued, number: int, stream: int) -> None:
         if key % _SWEEP_EVERY == 0:
             self.sweep()
-        self._bodies[key] = (name, body, _python_line())
+        self._bodies[key] = queued
         status = self.runtime.launch(stream, key, number)
         if status != 0:
             del self._bodies[key]
-            raise EmulatorError(f"{name} could not be launched: {self.runtime.recent_error()} (error {status})")
+            raise EmulatorError(f"{queued.name} could not be launched: {self.runtime.recent_error()} (error {status})")
 
     def sweep(self) -> None:
         """Forget queued kernels whose graph was destroyed or that ran for the only time."""
@@ -177,13 +217,20 @@ class Launcher:
             self._bodies.pop(key, None)
 
     def _run_queued(self, key: int) -> int:
-        name, body, line = self._bodies[key]
+        queued = self._bodies[key]
+        frees = self.runtime.frees()
+        if frees != queued.frees:
+            outside = first_outside(self.runtime, queued.touched)
+            if outside is not None:
+                self.runtime.describe_failure(f"{queued.name}, launched at {queued.line}, failed on the device: {outside}")
+                return INVALID_ADDRESS
+            queued.frees = frees
         # A replay may happen inside autograd, autocast or a dispatch mode of the caller; a device knows none of them.
         try:
             with torch._C._AutoDispatchBelowAutograd(), _disable_current_modes():  # noqa: SLF001
-                body()
+                queued.body()
         except BaseException as error:  # noqa: BLE001 - no exception may unwind through the runtime's C++ frames
-            self.runtime.describe_failure(f"{name}, launched at {line}, failed on the device: {error}")
+            self.runtime.describe_failure(f"{queued.name}, launched at {queued.line}, failed on the device: {error}")
             if not isinstance(error, Exception):
                 traceback.print_exc()
             return _KERNEL_FAILED

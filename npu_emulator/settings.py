@@ -35,6 +35,10 @@ class Settings:
     """When queued work runs; see `npu_emulator.schedules`."""
     null_kernels: bool = False
     """Launch, capture and replay as always but run no kernel bodies: what remains is host cost."""
+    poison: bool = False
+    """Fill device memory with 0xFF bytes when it is handed out and when it is freed."""
+    check_memory: bool = False
+    """Fail at reads of memory that nothing has written, and at replays over freed memory."""
     force: bool = False
     """Emulate even where CANN or a real NPU is present."""
 

@@ -25,7 +25,20 @@ __all__ = ["Kernel"]
 
 _HOST_DEPENDENT = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 _OVERWRITERS = frozenset(
-    {"aten::fill_", "aten::zero_", "aten::random_", "aten::normal_", "aten::uniform_", "aten::bernoulli_"}
+    [
+        "aten::fill_",
+        "aten::zero_",
+        "aten::random_",
+        "aten::normal_",
+        "aten::uniform_",
+        "aten::bernoulli_",
+        "aten::exponential_",
+        "aten::log_normal_",
+        "aten::cauchy_",
+        "aten::geometric_",
+        "aten::_foreach_zero_",
+        "aten::_foreach_copy_",
+    ]
 )
 """In-place operators that do not look at what they overwrite."""
 _DEVICES = [torch.device("npu", index) for index in range(16)]
@@ -102,7 +115,12 @@ class Kernel:
             targets = [view(output) for output in outputs]
         else:
             outputs = tree_map(lambda like: _allocate(like, device), likes, is_leaf=lambda item: isinstance(item, Like))
-            targets = [view(leaf) for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+            # A masked output (a gradient that nobody wants) is None, and keeps its place.
+            places = [view(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in tree_leaves(outputs)]
+            targets = [place for place in places if place is not None]
+            body = _PureBody(self._bind(bound, args, kwargs), bound, places)
+            self._launcher.launch(self.name, self._number, index, body, bound.reads, targets, fresh=True)
+            return outputs
         body = _PureBody(self._bind(bound, args, kwargs), bound, targets)
         self._launcher.launch(self.name, self._number, index, body, bound.reads, targets, fresh=True)
         return outputs
@@ -182,7 +200,7 @@ class _PureBody:
 
     __slots__ = ("args", "compute", "kwargs", "targets")
 
-    def __init__(self, compute: Callable[..., Any], bound: Bound, targets: list[torch.Tensor]) -> None:
+    def __init__(self, compute: Callable[..., Any], bound: Bound, targets: Sequence[torch.Tensor | None]) -> None:
         self.compute = compute
         self.args = bound.args
         self.kwargs = bound.kwargs
@@ -212,16 +230,16 @@ def _tensors(values: list[Any]) -> list[torch.Tensor]:
     return found
 
 
-def _store(results: Sequence[Any], targets: list[torch.Tensor]) -> None:
+def _store(results: Sequence[Any], targets: Sequence[torch.Tensor | None]) -> None:
     """Write what the CPU computed to device memory.
 
     Some operators return fewer or smaller auxiliary outputs on the CPU than their meta kernel announces (batch norm's saved
     statistics in evaluation, embedding_bag's indices); nothing reads those.
     """
     for result, target in zip(results, targets, strict=False):
-        if isinstance(result, torch.Tensor) and (
-            result.size() == target.size() or target.numel() != 0 != result.numel()
-        ):
+        if not isinstance(result, torch.Tensor) or target is None:
+            continue
+        if result.size() == target.size() or target.numel() != 0 != result.numel():
             target.copy_(result)
 
 

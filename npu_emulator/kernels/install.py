@@ -9,6 +9,7 @@ import torch
 
 from npu_emulator.errors import KernelMissingError
 from npu_emulator.kernels.copies import copy_kernels
+from npu_emulator.kernels.formats import format_kernels
 from npu_emulator.kernels.generic import Kernel
 from npu_emulator.kernels.random import RandomKernel, is_random
 
@@ -88,9 +89,10 @@ class Installer:
             if name in _AUTOGRAD_ONLY:
                 self._register(name, kernel, "AutogradPrivateUse1")
             count += 1
+        formats = format_kernels()
         for name in _registered("npu::"):
             if not any(part in name for part in _NPU_WITHOUT_COMPUTE):
-                self._register(name, _Missing(name))
+                self._register(name, formats.get(name) or _Missing(name))
         for name, compute in brought.items():
             self.add(name, compute)
         return count + len(brought)

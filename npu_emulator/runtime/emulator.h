@@ -208,6 +208,10 @@ aclError append(Stream* stream, Task task, Lock& lock);
 // memory (memory.cpp)
 int32_t device_of(const void* pointer);
 bool is_pinned_host(const void* pointer);
+bool is_outside_allocations(const void* pointer, size_t bytes);
+
+// bytes never written (shadow.cpp)
+void clear_unwritten(const void* pointer, size_t bytes);
 
 // device and errors (device.cpp)
 int32_t current_device();

@@ -9,10 +9,13 @@
 
 #include "emulator.h"
 
+extern "C" uint64_t emu_frees;
+
 namespace emu {
 namespace {
 
 constexpr size_t kAlignment = 512;  // what CANN promises for aclrtMalloc
+constexpr size_t kRoom = 2;         // address space for each byte of memory: hardware maps pages, so its free bytes never lie in pieces
 
 struct Arena {
     char* base = nullptr;
@@ -31,11 +34,11 @@ Arena& arena_for(int32_t device) {
     Arena& arena = arenas[device];
     if (arena.base == nullptr) {
         // Reserved, not committed: the kernel gives pages as they are touched.
-        void* base = mmap(nullptr, arena_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        void* base = mmap(nullptr, kRoom * arena_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (base != MAP_FAILED) {
             arena.base = static_cast<char*>(base);
-            arena.size = arena_bytes;
-            arena.free_ranges[0] = arena_bytes;
+            arena.size = kRoom * arena_bytes;
+            arena.free_ranges[0] = arena.size;
         }
     }
     return arena;
@@ -47,6 +50,7 @@ void* allocate(int32_t device, size_t bytes) {
     std::lock_guard<std::mutex> guard(arena_mutex);
     Arena& arena = arena_for(device);
     const size_t want = round_up(bytes);
+    if (arena.used + want > arena_bytes) return nullptr;
     for (auto range = arena.free_ranges.begin(); range != arena.free_ranges.end(); ++range) {
         const auto [offset, length] = *range;
         if (length < want) continue;
@@ -94,6 +98,8 @@ aclError release(void* pointer) {
         arena.live.erase(found);
         arena.used -= length;
         discard(arena.base + offset, length);
+        clear_unwritten(arena.base + offset, length);
+        ++emu_frees;
         give_back(arena, offset, length);
         return ACL_SUCCESS;
     }
@@ -110,6 +116,21 @@ int32_t device_of(const void* pointer) {
     return -1;
 }
 
+// Memory that is nobody's: inside a device's address range, and not wholly inside one live allocation.
+bool is_outside_allocations(const void* pointer, size_t bytes) {
+    const auto* address = static_cast<const char*>(pointer);
+    std::lock_guard<std::mutex> guard(arena_mutex);
+    for (const auto& [device, arena] : arenas) {
+        if (arena.base == nullptr || address < arena.base || address >= arena.base + arena.size) continue;
+        const auto offset = static_cast<size_t>(address - arena.base);
+        const auto after = arena.live.upper_bound(offset);
+        if (after == arena.live.begin()) return true;
+        const auto& [start, length] = *std::prev(after);
+        return offset + bytes > start + length;
+    }
+    return false;
+}
+
 bool is_pinned_host(const void* pointer) {
     const auto* address = static_cast<const char*>(pointer);
     std::lock_guard<std::mutex> guard(arena_mutex);
@@ -122,6 +143,13 @@ bool is_pinned_host(const void* pointer) {
 }  // namespace emu
 
 using namespace emu;
+
+// How often memory was given back: what was checked against the live allocations stays valid until this changes.
+extern "C" __attribute__((visibility("default"))) uint64_t emu_frees = 0;
+
+EMU_API int emu_is_outside_allocations(uint64_t address, uint64_t bytes) {
+    return is_outside_allocations(reinterpret_cast<const void*>(address), bytes);
+}
 
 // Where Python finds device memory. `size` is 0 when the reservation failed.
 EMU_API void emu_arena(int32_t device, uint64_t* base, uint64_t* size) {
@@ -188,8 +216,8 @@ EMU_API aclError aclrtHostUnregister(void* pointer) {
 EMU_API aclError aclrtGetMemInfo(aclrtMemAttr, size_t* free_bytes, size_t* total) {
     std::lock_guard<std::mutex> guard(arena_mutex);
     const Arena& arena = arena_for(current_device());
-    *total = arena.size;
-    *free_bytes = arena.size - arena.used;
+    *total = arena.base == nullptr ? 0 : arena_bytes;
+    *free_bytes = *total - arena.used;
     return ACL_SUCCESS;
 }
 EMU_API aclError aclrtPointerGetAttributes(const void* pointer, aclrtPtrAttributes* attributes) {

@@ -41,6 +41,11 @@ EMU_API int emu_is_capturing(void* handle) {
     return resolve(handle)->capture != nullptr;
 }
 
+EMU_API int emu_stream_id(void* handle) {
+    Lock lock(state().mutex);
+    return resolve(handle)->id;
+}
+
 // The quick way of an eager operator. Answers 0: the caller runs the kernel itself now and then calls emu_end;
 // 1: the kernel has to be queued with emu_launch; 2: as 0, but kernels are null.
 EMU_API int emu_begin(void* handle, uint32_t op) {

@@ -1,5 +1,6 @@
 // The runtime as one translation unit: the headers are then parsed once, which more than halves the first-use build.
 #include "memory.cpp"
+#include "shadow.cpp"
 #include "trace.cpp"
 #include "policy.cpp"
 #include "scheduler.cpp"

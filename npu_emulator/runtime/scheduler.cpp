@@ -4,6 +4,7 @@
 // time executes, without holding the lock, so a kernel may take Python's GIL. Which ready task runs next is policy.cpp's.
 #include "emulator.h"
 
+#include <cstdio>
 #include <cstring>
 
 // Weak, so that the runtime also loads in a process without Python.
@@ -39,16 +40,45 @@ class WithoutGil {
     void* saved_ = nullptr;
 };
 
+// Reports device memory that belongs to no allocation, by 507011: the code that a replay over freed memory gives. It
+// surfaces at the next synchronisation, as on hardware.
+aclError check_address(const char* what, const void* pointer, size_t bytes) {
+    if (!is_outside_allocations(pointer, bytes)) return ACL_SUCCESS;
+    char text[160];
+    snprintf(text, sizeof text, "%s %zu bytes at %p, which no live allocation holds (freed, or past an end)", what, bytes, pointer);
+    State& s = state();
+    Lock lock(s.mutex);
+    if (s.failure == ACL_SUCCESS) s.failure_message = text;
+    return ACL_ERROR_RT_MODEL_EXECUTE;
+}
+
+aclError execute_copy(const Task& task) {
+    if (state().null_kernels) return ACL_SUCCESS;
+    aclError status = check_address("an asynchronous copy reads", task.source, task.bytes);
+    if (status == ACL_SUCCESS) status = check_address("an asynchronous copy writes", task.destination, task.bytes);
+    if (status != ACL_SUCCESS) return status;
+    memmove(task.destination, task.source, task.bytes);
+    clear_unwritten(task.destination, task.bytes);
+    return ACL_SUCCESS;
+}
+
+aclError execute_fill(const Task& task) {
+    if (state().null_kernels) return ACL_SUCCESS;
+    const aclError status = check_address("an asynchronous fill writes", task.destination, task.bytes);
+    if (status != ACL_SUCCESS) return status;
+    memset(task.destination, static_cast<int>(task.value), task.bytes);
+    clear_unwritten(task.destination, task.bytes);
+    return ACL_SUCCESS;
+}
+
 aclError execute(const Task& task) {
     switch (task.kind) {
         case Kind::Kernel:
             return state().null_kernels || python_kernel == nullptr ? ACL_SUCCESS : python_kernel(task.kernel);
         case Kind::Copy:
-            if (!state().null_kernels) memmove(task.destination, task.source, task.bytes);
-            break;
+            return execute_copy(task);
         case Kind::Fill:
-            if (!state().null_kernels) memset(task.destination, static_cast<int>(task.value), task.bytes);
-            break;
+            return execute_fill(task);
         case Kind::HostCall:
             task.host_function(task.argument);
             break;

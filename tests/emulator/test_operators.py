@@ -182,3 +182,29 @@ def test_attention_with_and_without_a_mask_equals_the_cpu(groups: int) -> None:
             results.append([out.detach().cpu(), q.grad.cpu(), k.grad.cpu(), v.grad.cpu()])
         for expected, found in zip(*results, strict=True):
             torch.testing.assert_close(found, expected)
+
+
+def test_gradients_that_nobody_wants_keep_their_place() -> None:
+    """A convolution whose input needs no gradient gets its weight's gradient, not the input's place of it."""
+    found = []
+    for device in ("cpu", "npu"):
+        torch.manual_seed(0)
+        model = torch.nn.Conv1d(2, 3, 2)
+        data = torch.randn(4, 2, 6)
+        model.to(device)(data.to(device)).square().sum().backward()
+        found.append([parameter.grad.cpu() for parameter in model.parameters()])
+    for expected, given in zip(*found, strict=True):
+        torch.testing.assert_close(given, expected)
+
+
+def test_format_casts_change_no_value() -> None:
+    """FRACTAL_NZ (29) is asked for and granted in name: the same numbers, shape and strides, in memory of their own."""
+    import torch_npu
+
+    x = torch.randn(4, 6).npu()
+    cast = torch_npu.npu_format_cast(x, 29)
+    assert torch.equal(cast.cpu(), x.cpu())
+    assert cast.stride() == x.stride()
+    cast.zero_()
+    assert x.any()
+    assert torch_npu.npu_format_cast_(x, 2) is x

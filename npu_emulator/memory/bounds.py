@@ -1,0 +1,32 @@
+"""Whether what a kernel touches still belongs to somebody: memory that was given back to the device may not be touched."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import torch
+
+    from npu_emulator.device import Runtime
+
+__all__ = ["INVALID_ADDRESS", "first_outside"]
+
+INVALID_ADDRESS = 507011
+"""The code with which a graph fails that touches freed device memory (ACL_ERROR_RT_MODEL_EXECUTE)."""
+
+
+def first_outside(runtime: Runtime, tensors: Iterable[torch.Tensor]) -> str | None:
+    """Return a sentence about the first tensor that lies outside every live allocation of a device, or None."""
+    for tensor in tensors:
+        if tensor.numel() == 0:
+            continue
+        last = sum((extent - 1) * step for extent, step in zip(tensor.size(), tensor.stride(), strict=True))
+        size = (last + 1) * tensor.element_size()
+        if runtime.is_outside_allocations(tensor.data_ptr(), size):
+            return (
+                f"it touches {size} bytes at {tensor.data_ptr():#x}, which no live allocation holds: the memory was freed. "
+                "Keep the tensors that a captured graph uses alive; NPU_EMULATOR_CHECK_MEMORY=1 says where they were allocated"
+            )
+    return None

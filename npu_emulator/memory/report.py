@@ -1,0 +1,56 @@
+"""A use of memory that holds nothing, as people read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+__all__ = ["FaultKind", "MemoryFault"]
+
+
+class FaultKind(Enum):
+    """What is wrong."""
+
+    UNWRITTEN = "reads memory that nothing has written"
+    FREED = "uses memory that was freed"
+    REUSED = "uses memory that was freed and then handed out again"
+
+
+@dataclass(frozen=True)
+class MemoryFault:
+    """One operator that used device memory which holds nothing for it."""
+
+    kind: FaultKind
+    operator: str
+    frames: tuple[str, ...]
+    """Where it was launched, innermost Python line first."""
+    stream: int
+    """The runtime's number of its stream."""
+    address: int
+    bytes: int
+    """How many bytes are concerned: those never written, or the whole access."""
+    allocated: tuple[str, ...]
+    """Where the memory was allocated; empty if that was before the check began."""
+    freed: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.operator} {self.kind.value}: {self.bytes} bytes at {self.address:#x}, on stream {self.stream}",
+            *_indented(self.frames),
+            "  the memory was allocated at",
+            *_indented(self.allocated),
+        ]
+        if self.freed:
+            lines += ["  and freed at", *_indented(self.freed)]
+        return "\n".join([*lines, f"  repair: {_REPAIRS[self.kind]}"])
+
+
+_REPAIRS = {
+    FaultKind.UNWRITTEN: "write it first (torch.zeros instead of torch.empty), or wait for the work that writes it",
+    FaultKind.FREED: "keep the tensor alive for as long as the graph that uses its memory may be replayed",
+    FaultKind.REUSED: "keep the tensor alive for as long as the graph that uses its memory may be replayed",
+}
+
+
+def _indented(frames: tuple[str, ...]) -> list[str]:
+    return [f"      {frame}" for frame in frames] or ["      (no Python line)"]

@@ -1,0 +1,50 @@
+// One byte of shadow for each byte of device memory: 1 means handed out and not written since. All of it is 0, and costs no
+// pages, until a checker in Python (npu_emulator/memory) asks for it and marks what torch_npu's allocator hands out.
+#include <sys/mman.h>
+
+#include <atomic>
+#include <cstring>
+
+#include "emulator.h"
+
+EMU_API void emu_arena(int32_t device, uint64_t* base, uint64_t* size);
+
+namespace emu {
+namespace {
+
+struct Shadow {
+    std::atomic<char*> bytes{nullptr};
+    const char* memory = nullptr;
+    size_t size = 0;
+};
+
+Shadow shadows[16];
+
+}  // namespace
+
+void clear_unwritten(const void* pointer, size_t bytes) {
+    const auto* address = static_cast<const char*>(pointer);
+    for (Shadow& shadow : shadows) {
+        char* base = shadow.bytes.load(std::memory_order_acquire);
+        if (base == nullptr || address < shadow.memory || address + bytes > shadow.memory + shadow.size) continue;
+        memset(base + (address - shadow.memory), 0, bytes);
+    }
+}
+
+}  // namespace emu
+
+using namespace emu;
+
+// The address of a device's shadow, which is as long as the device's memory; 0 if it could not be reserved.
+EMU_API uint64_t emu_shadow(int32_t device) {
+    Shadow& shadow = shadows[device];
+    if (shadow.bytes.load() != nullptr) return reinterpret_cast<uint64_t>(shadow.bytes.load());
+    uint64_t base = 0, size = 0;
+    emu_arena(device, &base, &size);
+    void* bytes = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (size == 0 || bytes == MAP_FAILED) return 0;
+    shadow.memory = reinterpret_cast<const char*>(base);
+    shadow.size = size;
+    shadow.bytes.store(static_cast<char*>(bytes), std::memory_order_release);
+    return reinterpret_cast<uint64_t>(bytes);
+}

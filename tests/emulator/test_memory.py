@@ -1,0 +1,213 @@
+"""Memory that tells: reads of bytes that nothing wrote, replays over freed memory, poison, and addresses that are nobody's."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from npu_emulator import MemoryFaultError, check_memory, schedule
+from npu_emulator.memory.report import FaultKind
+
+Program = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def kinds(faults: list[object]) -> list[FaultKind]:
+    """What each fault is."""
+    return [fault.kind for fault in faults]  # type: ignore[attr-defined]
+
+
+def test_a_read_of_unwritten_memory_names_operator_stream_and_origin() -> None:
+    """The report counts the bytes and names the launch, its stream and the line that allocated."""
+    with check_memory() as faults:
+        side = torch.npu.Stream()
+        x = torch.empty(8, device="npu")
+        x[:3] = 1
+        side.wait_stream(torch.npu.current_stream())
+        with torch.npu.stream(side):
+            y = x + 1
+        side.synchronize()
+        del y
+    assert kinds(faults) == [FaultKind.UNWRITTEN]
+    assert (faults[0].operator, faults[0].bytes) == ("aten.add.Tensor", 20)
+    assert faults[0].stream != 0
+    text = str(faults[0])
+    assert text.count("test_memory.py") == 2
+    assert "20 bytes" in text
+    assert "torch.zeros" in text
+
+
+def test_copies_carry_ignorance_along() -> None:
+    """Copying unwritten memory is no fault; computing on the copy is, and only on the unwritten part."""
+    with check_memory() as faults:
+        x = torch.empty(4, 6, device="npu")
+        x[:, ::2].fill_(1)
+        copy = x.t().contiguous().to(torch.float64)
+        (copy[::2] * 2).sum().item()
+        assert faults == []
+        copy[1].sum()
+    assert kinds(faults) == [FaultKind.UNWRITTEN]
+    assert faults[0].bytes == 4 * 8
+
+
+def test_host_reads_are_reads() -> None:
+    """`cpu` and `item` on unwritten memory are reported."""
+    with check_memory() as faults:
+        torch.empty(3, device="npu").cpu()
+        torch.empty((), device="npu").item()
+    assert kinds(faults) == [FaultKind.UNWRITTEN] * 2
+
+
+def test_what_programs_do_rightly_is_not_reported() -> None:
+    """Caches filled row by row, random fills, out variants, gathers, normalisation and a training step read nothing unwritten."""
+    with check_memory(stop_at_first=True):
+        cache = torch.empty(16, 4, device="npu")
+        rows = torch.tensor([1, 3], device="npu")
+        cache.index_copy_(0, rows, torch.ones(2, 4, device="npu"))
+        cache[rows] = torch.ones(2, 4, device="npu")
+        assert cache.index_select(0, rows).sum().item() == 8
+        for fill in ("normal_", "uniform_", "exponential_", "zero_"):
+            getattr(torch.empty(5, device="npu"), fill)().sum().item()
+        out = torch.empty(4, device="npu")
+        torch.add(torch.ones(4, device="npu"), 1, out=out)
+        assert out.sum().item() == 8
+        model = torch.nn.Sequential(torch.nn.Conv1d(2, 3, 2), torch.nn.BatchNorm1d(3), torch.nn.Dropout()).npu()
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.randn(4, 2, 6).npu()).square().mean().backward()
+            optimizer.step()
+
+
+@pytest.mark.parametrize("order", ["fifo", "lazy", "random:3"])
+def test_marks_follow_the_work_and_not_the_launches(order: str) -> None:
+    """Memory that is freed and handed out again while work is queued is judged in the order of its stream."""
+    with schedule(order), check_memory(stop_at_first=True):
+        for _ in range(8):
+            x = torch.ones(32, device="npu")
+            y = x * 2
+            del x
+            z = torch.empty(32, device="npu").copy_(y)
+            del y
+            assert z.sum().item() == 64
+
+
+def test_a_replay_over_freed_memory() -> None:
+    """A graph whose input died is told apart from one whose input's memory went to somebody else."""
+    with check_memory() as faults:
+        x = torch.ones(1 << 16, device="npu")
+        graph = torch.npu.NPUGraph()
+        with torch.npu.graph(graph):
+            y = (x + 1) * 2
+        graph.replay()
+        torch.npu.synchronize()
+        assert faults == []
+        del x
+        graph.replay()
+        torch.npu.synchronize()
+        assert kinds(faults) == [FaultKind.FREED]
+        assert torch.isnan(y).all()
+        other = torch.zeros(1 << 16, device="npu")
+        graph.replay()
+        torch.npu.synchronize()
+        del other
+    assert kinds(faults) == [FaultKind.FREED, FaultKind.REUSED]
+    assert faults[0].operator == "aten.add.Tensor"
+    assert all("test_memory.py" in line for line in (faults[0].allocated[0], faults[0].freed[0]))
+
+
+def test_a_graphs_own_memory_is_no_fault() -> None:
+    """Intermediate results, and outputs that the program dropped, belong to the graph; a replay may write them again."""
+    with check_memory(stop_at_first=True):
+        x = torch.ones(64, device="npu")
+        first, second = torch.npu.NPUGraph(), torch.npu.NPUGraph()
+        with torch.npu.graph(first):
+            middle = (x + 1) * 3
+        with torch.npu.graph(second, pool=first.pool()):
+            result = middle - 1
+        del middle
+        for _ in range(2):
+            first.replay()
+            second.replay()
+            assert result.sum().item() == 5 * 64
+
+
+def test_poison_spoils_fresh_and_freed_memory() -> None:
+    """With poison, what was never written is not a number; without it nothing is filled."""
+    with check_memory(poison=True):
+        assert torch.isnan(torch.empty(5, device="npu").cpu()).all()
+        assert torch.empty(3, dtype=torch.int64, device="npu").cpu().tolist() == [-1] * 3
+    with check_memory(poison=False):
+        x = torch.full((5,), 7.0, device="npu")
+        address = x.data_ptr()
+        del x
+        again = torch.empty(5, device="npu")
+        assert again.data_ptr() == address
+        assert again.cpu().tolist() == [7.0] * 5
+
+
+def test_memory_that_another_stream_still_uses_is_not_poisoned() -> None:
+    """After `record_stream`, the queued reader of a freed tensor sees its values."""
+    with schedule("lazy"), check_memory(stop_at_first=True):
+        side = torch.npu.Stream()
+        x = torch.ones(16, device="npu")
+        side.wait_stream(torch.npu.current_stream())
+        with torch.npu.stream(side):
+            y = x + 1
+        x.record_stream(side)
+        del x
+        side.synchronize()
+        torch.npu.current_stream().wait_stream(side)
+        assert y.sum().item() == 32
+
+
+def test_stopping_at_the_first_fault() -> None:
+    """Eager work raises at its line; work inside a replay at the next synchronisation; and the device stays usable."""
+    with check_memory(stop_at_first=True):
+        x = torch.empty(4, device="npu")
+        with pytest.raises(MemoryFaultError, match=r"aten\.neg"):
+            torch.neg(x)
+        graph = torch.npu.NPUGraph()
+        with torch.npu.graph(graph):
+            torch.abs(x)
+        graph.replay()
+        with pytest.raises(RuntimeError, match=r"(?s)abs.*nothing has written"):
+            torch.npu.synchronize()
+        assert torch.ones(2, device="npu").sum().item() == 2
+
+
+def test_the_settings_check_a_whole_program(program: Program) -> None:
+    """`--check-memory` stops a program at its first fault; `--poison` alone only fills."""
+    text = "import torch\nx = torch.empty(4, device='npu')\nprint((x * 0).sum().item())\n"
+    checked = program(text, "--quiet", "--check-memory")
+    assert checked.returncode == 1
+    assert "MemoryFaultError: aten.mul.Tensor reads memory that nothing has written" in checked.stderr
+    assert "program.py:2" in checked.stderr
+    assert program(text, "--quiet", NPU_EMULATOR_POISON="1").stdout == "nan\n"
+
+
+def test_memory_given_back_to_the_device_is_nobodys(program: Program) -> None:
+    """A replay over memory that the allocator returned to the device fails with 507011 and the Python line."""
+    text = """
+import torch
+x = torch.ones(300 << 20, device="npu")
+graph = torch.npu.NPUGraph()
+with torch.npu.graph(graph):
+    y = x[:4] + 1
+graph.replay()
+print(y.cpu().tolist())
+del x
+big = torch.empty(400 << 20, device="npu")  # does not fit beside it, so the allocator gives memory back
+del big
+torch.empty(1 << 20, device="npu").zero_()
+graph.replay()
+try:
+    torch.npu.synchronize()
+except RuntimeError as error:
+    print("507011" in str(error), "program.py:6" in str(error), "CHECK_MEMORY" in str(error))
+print((torch.ones(2, device="npu") + 1).cpu().tolist())
+"""
+    done = program(text, "--quiet", "--memory-gb", "2")
+    assert done.stdout.splitlines()[0] == "[2.0, 2.0, 2.0, 2.0]", done.stdout + done.stderr
