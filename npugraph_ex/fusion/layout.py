@@ -35,6 +35,7 @@ def new_values(site: Site, results: Sequence[object], graph: fx.Graph) -> dict[f
     """The metadata of every node that the new strides of the outputs of ``site`` reach; a reason when one may not.
 
     Args:
+        site: the match.
         results: what takes the place of each output: nodes of the traced replacement.
         graph: the graph of ``site``.
     """

@@ -96,7 +96,7 @@ def _return_true(match: Match) -> bool:  # noqa: ARG001 - an extra_check takes t
 
 def _condition_of(extra_check: Callable[[Match], Any]) -> Callable[[Match], str | None]:
     """A user's boolean check as a condition with a reason; one such as ``ShapeRange`` has its own reasons."""
-    explained = getattr(extra_check, "reason_against", None)
+    explained: Callable[[Match], str | None] | None = getattr(extra_check, "reason_against", None)
     if explained is not None:
         return explained
     name = getattr(extra_check, "__qualname__", repr(extra_check))

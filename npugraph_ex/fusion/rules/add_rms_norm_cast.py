@@ -28,11 +28,13 @@ def _to(y: Tensor) -> Tensor:
 
 
 def _npu_dtype_cast(y: Tensor) -> Tensor:
-    return torch.ops.npu._npu_dtype_cast(y, torch.float32)  # noqa: SLF001 - the operator's name
+    wide: Tensor = torch.ops.npu._npu_dtype_cast(y, torch.float32)  # noqa: SLF001 - the operator's name
+    return wide
 
 
 def _npu_dtype_cast_by_code(y: Tensor) -> Tensor:
-    return torch.ops.npu.npu_dtype_cast(y, torch.float32)
+    wide: Tensor = torch.ops.npu.npu_dtype_cast(y, torch.float32)
+    return wide
 
 
 def _direct(cast: Cast) -> FusionRule:

@@ -67,7 +67,7 @@ def _rule(*, div_mode: bool, with_zero_points: bool) -> FusionRule:
         )
         return quantised, x_out
 
-    functions: tuple[Callable[..., _TwoTensors], ...] = (
+    functions: tuple[Callable[..., _TwoTensors], Callable[..., _TwoTensors]] = (
         (search, replace) if with_zero_points else (search_without, replace_without)
     )
     # Zero points of integers exist when dividing only; multiplying, they have the dtype of the scales.

@@ -66,7 +66,10 @@ def _plain(product: Product, swap: Swap) -> FusionRule:
         return swap(product(x1, x2))
 
     def replace(x1: Tensor, x2: Tensor) -> Tensor:
-        return torch.ops.npu.npu_transpose_batchmatmul(x1, x2, perm_x1=[0, 1, 2], perm_x2=[0, 1, 2], perm_y=[1, 0, 2])
+        result: Tensor = torch.ops.npu.npu_transpose_batchmatmul(
+            x1, x2, perm_x1=[0, 1, 2], perm_x2=[0, 1, 2], perm_y=[1, 0, 2]
+        )
+        return result
 
     return _rule(search, replace, 0)
 
@@ -76,7 +79,10 @@ def _from_transposed(product: Product, swap: Swap) -> FusionRule:
         return swap(product(swap(x1), x2))
 
     def replace(x1: Tensor, x2: Tensor) -> Tensor:
-        return torch.ops.npu.npu_transpose_batchmatmul(x1, x2, perm_x1=[1, 0, 2], perm_x2=[0, 1, 2], perm_y=[1, 0, 2])
+        result: Tensor = torch.ops.npu.npu_transpose_batchmatmul(
+            x1, x2, perm_x1=[1, 0, 2], perm_x2=[0, 1, 2], perm_y=[1, 0, 2]
+        )
+        return result
 
     return _rule(search, replace, 1)
 
