@@ -52,6 +52,7 @@ def _take_apart(graph: fx.Graph, cat: fx.Node, order: dict[fx.Node, int]) -> Non
             _aten.empty_strided.default, (sizes, strides), {"dtype": result.dtype, "device": result.device}
         )
     _label(whole, cat)
+    whole.meta["val"] = result  # another concatenation may take this one as a member
     _fill(graph, cat, whole, kept, direct, dimension)
     cat.replace_all_uses_with(whole)
     graph.erase_node(cat)

@@ -44,12 +44,12 @@ class Access:
 
 
 def byte_range(tensor: torch.Tensor) -> tuple[int, int]:
-    """First byte and one past the last byte that ``tensor`` spans in its storage; `WHOLE` where sizes are symbolic."""
+    """First byte and one past the last byte that ``tensor`` spans in its storage; `WHOLE` if not known, or none."""
     numbers = (*tensor.size(), *tensor.stride(), tensor.storage_offset())
     if not all(isinstance(number, int) for number in numbers):
         return WHOLE
     if tensor.numel() == 0:
-        return 0, 0
+        return WHOLE  # it has no bytes, yet whose memory it lies in can be seen
     start = int(tensor.storage_offset())
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
     width = tensor.element_size()

@@ -25,7 +25,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from npugraph_ex.passes.aliases import tensor_leaves
+from npugraph_ex.passes.aliases import AliasFacts, tensor_leaves, written_by
 from npugraph_ex.passes.inplace import inplace_overload
 from npugraph_ex.passes.memory import Access, MemoryMap, Region
 from npugraph_ex.passes.metadata import difference
@@ -192,8 +192,16 @@ def remove_self_copies(graph: fx.Graph, memory: MemoryMap) -> None:
             continue
         if difference(_value(destination), _value(source)) is not None or not memory.is_same(destination, source):
             continue
+        if destination.op == "placeholder" and not _is_written_elsewhere(graph, node):
+            continue  # `x.copy_(x.clone())`: callers were told that the graph writes this input
         node.replace_all_uses_with(destination)
         graph.erase_node(node)
+
+
+def _is_written_elsewhere(graph: fx.Graph, copy: fx.Node) -> bool:
+    """Whether another node than ``copy`` writes to what it writes."""
+    facts = AliasFacts(graph)
+    return any(writer is not copy and facts.touches(writer, written_by(copy)) for writer in facts.writers)
 
 
 def _value(node: fx.Node) -> object:

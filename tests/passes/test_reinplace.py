@@ -9,7 +9,7 @@ import pytest
 import torch
 from device_helpers import NPU, check, random, through_aot
 
-from npugraph_ex import _torch_private
+from npugraph_ex import _torch_private, last_report
 from npugraph_ex.passes.inplace import inplace_overload
 
 aten = torch.ops.aten
@@ -224,3 +224,25 @@ def test_channels_last_concatenation() -> None:
         return random(2, 3, 4, 4).to(memory_format=torch.channels_last)
 
     check(lambda x, y: torch.cat([x + 1, y * 2], dim=1), [(make(), make()) for _ in range(3)])
+
+
+def outcomes(function: Callable[..., Any], *inputs: torch.Tensor) -> list[str]:
+    """What became of each pass, for a program whose values are right."""
+    operators(function, *inputs)
+    report = last_report()
+    assert report is not None
+    return [record.outcome for record in report.passes]
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "shape"),
+    [
+        ("nested", lambda x, y: torch.cat([torch.cat([x + 1, y * 2]), x * y]), (4, 3)),
+        ("empty", with_sum(lambda v, y: (v + (-y), (v + (-y)).clone())), (0, 3)),
+        ("empty twice", with_sum(lambda v, _: (v, v.clone())), (0, 3)),
+        ("itself", lambda x, y: x.copy_(x.clone()) + y, (4, 3)),
+    ],
+)
+def test_no_pass_has_to_be_rolled_back(name: str, function: Callable[..., Any], shape: tuple[int, ...]) -> None:
+    """Programs that a pass once broke, and the verifier had to mend."""
+    assert "rolled back" not in outcomes(function, random(*shape), random(*shape)), name
