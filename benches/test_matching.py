@@ -1,0 +1,86 @@
+"""What the checked matcher costs beside torch's own, on the same graphs and the same rules, and how it grows.
+
+The gates are ratios of two times of one process, so that they hold on any machine.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from matching_graphs import layers
+from torch import fx
+from torch._inductor.pattern_matcher import PatternMatcherPass, fwd_only, register_replacement
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from npugraph_ex.fusion.engine import apply_rules
+from npugraph_ex.fusion.rules import DEFAULT_RULES, prepared_rules
+from npugraph_ex.observe.report import ReportBuilder
+
+AT_MOST = 1.3
+ROUNDS = 5
+
+
+def duplicate(gm: fx.GraphModule) -> fx.GraphModule:
+    """A copy that shares the fake tensors."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {}))
+    return fx.GraphModule(gm, graph)
+
+
+def torchs_matcher() -> PatternMatcherPass:
+    """The default rules, registered with torch's matcher; conditions included."""
+    matcher = PatternMatcherPass()
+    with FakeTensorMode():
+        for rule in DEFAULT_RULES:
+            register_replacement(
+                rule.search, rule.replace, list(rule.example_inputs()), fwd_only, matcher,
+                extra_check=lambda match, rule=rule: rule.condition(match) is None,
+                scalar_workaround=dict(rule.scalars) or None, get_decomp_fn=dict, skip_duplicates=True,
+            )  # fmt: skip
+    return matcher
+
+
+def ours(gm: fx.GraphModule) -> int:
+    """Match and replace with the checked matcher; how often it did."""
+    report = ReportBuilder()
+    apply_rules(gm.graph, prepared_rules(), report)
+    return report.build().fusions()
+
+
+def fastest(function: Callable[[fx.GraphModule], Any], gm: fx.GraphModule, rounds: int = ROUNDS) -> tuple[float, Any]:
+    """The shortest of several times, and what the function answered; each round has a graph of its own."""
+    times, answer = [], None
+    for _ in range(rounds):
+        graph = duplicate(gm)
+        gc.collect()
+        start = time.perf_counter()
+        answer = function(graph)
+        times.append(time.perf_counter() - start)
+    return min(times), answer
+
+
+@pytest.mark.parametrize("fusing", [True, False], ids=["fusing", "nothing matches"])
+@pytest.mark.parametrize("nodes", [1000, 4000])
+def test_costs_little_more_than_torchs_matcher(nodes: int, fusing: bool, record_property: Callable[[str, Any], None]) -> None:
+    """At most 1.3 times torch's own matcher on the same graph and rules, all checks included."""
+    gm, matcher = layers(nodes, fusing=fusing), torchs_matcher()
+    theirs, matches = fastest(matcher.apply, gm)
+    own, fusions = fastest(ours, gm)
+    record_property("seconds", {"torch": theirs, "npugraph_ex": own})
+    print(f"\n{nodes} nodes: torch {theirs * 1e3:.1f} ms, {matches} matches; ours {own * 1e3:.1f} ms, {fusions}; {own / theirs:.2f}")
+    assert bool(fusions) == fusing
+    assert matches == fusions
+    assert own <= AT_MOST * theirs
+
+
+def test_grows_linearly() -> None:
+    """Eight times the nodes, 16,000 in all, cost at most twelve times the time."""
+    small, large = layers(2000), layers(16000)
+    few, _ = fastest(ours, small, 3)
+    many, fusions = fastest(ours, large, 3)
+    print(f"\n2000 nodes {few * 1e3:.1f} ms; 16000 nodes {many * 1e3:.1f} ms, {fusions} fusions; {many / few:.1f}")
+    assert many <= 12 * few
