@@ -6,7 +6,7 @@ particular, and its result may be what a default rule waits for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -28,6 +28,7 @@ from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.fusion.rules import RULE_NAMES, chosen_rules
 from npugraph_ex.fusion.splice import splice
 from npugraph_ex.fusion.traces import Traces
+from npugraph_ex.fusion.unfused import explanations
 from npugraph_ex.observe.report import Fusion, NearMiss, ReportBuilder, source_line
 from npugraph_ex.passes.metadata import difference, fake_mode_of
 from npugraph_ex.passes.pass_ import PassContext
@@ -64,17 +65,23 @@ def apply_rules(
         mode: the value of the option; some rules do not apply in some modes.
     """
     facts: GraphFacts | None = None
-    traces = Traces()
+    traces, tried = Traces(), list[PreparedRule]()
+    near_missed: set[fx.Node] = set()
     for rule in rules:
         inactive = rule.inactive or _switched_off(rule, switches, mode)
         report.add_rule(rule.rule.name, inactive)
-        if inactive or rule.pattern is None or not may_match(graph, rule.pattern):
+        if inactive or rule.pattern is None:
+            continue
+        tried.append(rule)
+        if not may_match(graph, rule.pattern):
             continue
         facts = facts or GraphFacts.of(graph)
         with explicit_outputs(graph, rule.pattern, facts.aliases):
             for anchor in anchors(graph, rule.pattern):
                 if not _torch_private.is_erased(anchor):
-                    _Attempt(rule, anchor, facts, traces, report).run()
+                    _Attempt(rule, anchor, facts, traces, report, near_missed).run()
+    for explanation in explanations(graph, tried, near_missed):
+        report.add_unfused(explanation)
 
 
 def _switched_off(rule: PreparedRule, switches: Mapping[str, bool], mode: str) -> str:
@@ -93,6 +100,7 @@ class _Attempt:
     facts: GraphFacts
     traces: Traces
     report: ReportBuilder
+    near_missed: set[fx.Node]
 
     def run(self) -> None:
         """Replace, or say why not."""
@@ -101,16 +109,17 @@ class _Attempt:
         if not is_match(loose):
             if reached:
                 progress = (0, loose.kwargs.get("position", 0))
-                self._near_miss(max(reached).name, max(reached), str(loose), progress)
+                self._near_miss(max(reached).name, reached, str(loose), progress)
             return
         site = Site.of(loose)
         unfit = checks.wildcards(self.rule, site) or checks.unnamed_arguments(loose)
         reason = unfit or self._judge(loose, site)
         if reason is not None:
-            self._near_miss(site.name, site.nodes[-1], reason, (1 if unfit else 2, 0))
+            self._near_miss(site.name, site.nodes, reason, (1 if unfit else 2, 0))
 
-    def _near_miss(self, name: str, node: fx.Node, reason: str, progress: tuple[int, int]) -> None:
-        self.report.add_near_miss(NearMiss(self.rule.rule.name, name, reason, source_line(node)), progress)
+    def _near_miss(self, name: str, nodes: Sequence[fx.Node], reason: str, progress: tuple[int, int]) -> None:
+        self.near_missed.update(nodes)
+        self.report.add_near_miss(NearMiss(self.rule.rule.name, name, reason, source_line(max(nodes))), progress)
 
     def _judge(self, loose: Match, site: Site) -> str | None:
         """None after a replacement, otherwise the first reason against it; cheap questions first."""

@@ -76,6 +76,8 @@ class PassReport:
 
     passes: tuple[PassRecord, ...] = ()
     rules: tuple[RuleRecord, ...] = ()
+    unfused: tuple[NearMiss, ...] = ()
+    """Norms that are in no near-miss, each with what follows it and what the rules would want to follow."""
 
     def fusions(self, rule: str | None = None) -> int:
         """How many subgraphs were replaced, by ``rule`` or by any."""
@@ -97,16 +99,18 @@ class PassReport:
         )
 
     def table(self) -> str:
-        """The report as text: a table of passes, one of rules and one of near-misses, each only if it has rows."""
+        """The report as text: tables of passes, rules, near-misses and unfused norms, each only if it has rows."""
         passes = [
             (p.name, p.outcome, f"{p.seconds * 1e3:.1f}", p.nodes_before, p.nodes_after, p.message) for p in self.passes
         ]
         rules = [(r.name, len(r.fusions), len(r.near_misses), r.inactive) for r in self.rules]
         misses = [(m.rule, m.node, m.reason, m.source) for m in self.near_misses()]
+        left = [(m.node, m.reason, m.source) for m in self.unfused]
         sections = (
             (passes, ("pass", "outcome", "ms", "nodes before", "after", "note")),
             (rules, ("fusion rule", "fused", "near-misses", "inactive because")),
             (misses, ("near-miss of", "node", "reason", "source")),
+            (left, ("norm that no rule came near", "reason", "source")),
         )
         return "\n\n".join(tabulate(rows, headers=headers, tablefmt="simple") for rows, headers in sections if rows)
 
@@ -136,6 +140,7 @@ class ReportBuilder:
 
     _passes: list[PassRecord] = field(default_factory=list)
     _rules: dict[str, _OpenRule] = field(default_factory=dict)
+    _unfused: list[NearMiss] = field(default_factory=list)
 
     def add_pass(self, record: PassRecord) -> None:
         """Append a pass."""
@@ -156,6 +161,10 @@ class ReportBuilder:
         if miss.node not in misses or misses[miss.node][0] < progress:
             misses[miss.node] = (progress, miss)
 
+    def add_unfused(self, explanation: NearMiss) -> None:
+        """Append an operator that no rule came near."""
+        self._unfused.append(explanation)
+
     def mark(self) -> dict[str, _OpenRule]:
         """What the rules did so far, for ``reset``."""
         return {
@@ -166,10 +175,12 @@ class ReportBuilder:
     def reset(self, mark: dict[str, _OpenRule]) -> None:
         """Forget what the rules did since ``mark``: the pass that ran them was rolled back."""
         self._rules = mark
+        self._unfused.clear()
 
     def build(self) -> PassReport:
         """The finished report."""
-        return PassReport(tuple(self._passes), tuple(rule.close(name) for name, rule in self._rules.items()))
+        rules = tuple(rule.close(name) for name, rule in self._rules.items())
+        return PassReport(tuple(self._passes), rules, tuple(self._unfused))
 
 
 _last: list[PassReport] = []

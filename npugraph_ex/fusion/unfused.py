@@ -1,0 +1,82 @@
+"""Explains the norms that no rule came near: what follows them, and what the rules would want to follow.
+
+A near-miss is a place where a pattern's last operator was found. A norm whose result goes to something that ends no
+pattern has none, and yet its owner asks why it was not fused.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+
+from torch import fx
+from torch._inductor.pattern_matcher import PatternExpr
+from torch._ops import OpOverload
+
+from npugraph_ex import _torch_private
+from npugraph_ex.fusion.checks import described
+from npugraph_ex.fusion.pattern import OutputOf, SchemaCall, outputs_of
+from npugraph_ex.fusion.rule import PreparedRule
+from npugraph_ex.observe.report import NearMiss, source_line
+
+NORMS = ("npu::npu_rms_norm", "npu::npu_add_rms_norm")
+"""The operators that are explained."""
+
+
+def explanations(graph: fx.Graph, rules: Iterable[PreparedRule], near_missed: Collection[fx.Node]) -> Iterator[NearMiss]:
+    """One explanation for each norm of ``graph`` that is in no near-miss, in graph order.
+
+    Args:
+        graph: after the rules were applied.
+        rules: those that were tried.
+        near_missed: the nodes of matches that were refused, whose reasons the report already has.
+    """
+    wanted: dict[str, dict[str, set[str]]] | None = None
+    for node in graph.nodes:
+        if node.op != "call_function" or not isinstance(node.target, OpOverload) or node in near_missed:
+            continue
+        name = _torch_private.schema(node.target).name
+        if name in NORMS:
+            wanted = _wanted(rules) if wanted is None else wanted
+            beginning = wanted.get(name, {})
+            yield NearMiss(", ".join(sorted(beginning)), node.name, _reason(node, beginning), source_line(node))
+
+
+def _wanted(rules: Iterable[PreparedRule]) -> dict[str, dict[str, set[str]]]:
+    """For each operator that takes nothing but wildcards: rule name -> the operators that the rule wants to follow it."""
+    found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for rule in rules:
+        seen: set[int] = set()
+        for output in outputs_of(rule.pattern) if rule.pattern is not None else ():
+            _follow(output, "", rule.rule.name, found, seen)
+    return found
+
+
+def _follow(part: Any, user: str, rule: str, found: dict[str, dict[str, set[str]]], seen: set[int]) -> None:
+    """Note ``part`` as followed by the operator ``user``, and what it takes as followed by itself."""
+    if isinstance(part, (tuple, list)):
+        for item in part:
+            _follow(item, user, rule, found, seen)
+    elif isinstance(part, OutputOf):
+        _follow(part.source, user, rule, found, seen)
+    elif isinstance(part, SchemaCall):
+        name = _torch_private.schema(part.overload).name
+        if user:
+            found[name][rule].add(user)
+        if id(part) not in seen:
+            seen.add(id(part))
+            for argument in part.args:
+                if isinstance(argument, (PatternExpr, tuple, list)):
+                    _follow(argument, name.split("::")[1], rule, found, seen)
+
+
+def _reason(node: fx.Node, beginning: dict[str, set[str]]) -> str:
+    if not beginning:
+        return f"no rule begins with {node.target}"
+    following = sorted(set().union(*beginning.values()))
+    results = [user for user in node.users if user.target is operator.getitem and user.args[1] == 0] or [node]
+    users = [user for result in results for user in result.users if user.target is not operator.getitem]
+    shown = ", ".join("a result of the graph" if user.op == "output" else user.name for user in users) or "nobody"
+    return f"{described(results[0])} goes to {shown}; the rules that begin so want {', '.join(following)}"

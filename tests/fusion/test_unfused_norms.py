@@ -1,0 +1,72 @@
+"""Every norm that stays is explained: by its near-miss, or by what follows it and what the rules want to follow."""
+
+# ruff: noqa: D103 - the small functions are graphs to be traced
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fusion_cases import tensors
+from fx_helpers import aot_graph, optimise
+from torch import float16, ops
+
+norm, rms = ops.npu.npu_add_rms_norm, ops.npu.npu_rms_norm
+SPECS = [((4, 64), float16), ((4, 64), float16), ((64,), float16)]
+
+
+def followed_by_product(a: Any, b: Any, g: Any) -> Any:
+    y, _, x = norm(a, b, g)
+    return y @ b.t(), x
+
+
+def a_result(a: Any, b: Any, g: Any) -> Any:
+    return norm(a, b, g)[0]
+
+
+def only_the_residual(a: Any, b: Any, g: Any) -> Any:
+    return norm(a, b, g)[2]
+
+
+def plain_norm(a: Any, b: Any, g: Any) -> Any:
+    return rms(a, g)[0] * b
+
+
+WANTED = "the rules that begin so want _npu_dtype_cast, _to_copy, npu_dtype_cast, npu_dynamic_quant, npu_quantize, view"
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (followed_by_product, f"output 0 of npu_add_rms_norm goes to matmul; {WANTED}"),
+        (a_result, f"output 0 of npu_add_rms_norm goes to a result of the graph; {WANTED}"),
+        (only_the_residual, f"npu_add_rms_norm goes to nobody; {WANTED}"),
+        (plain_norm, "no rule begins with npu.npu_rms_norm.default"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_norm_that_no_rule_came_near_is_explained(function: Any, reason: str) -> None:
+    """What its result goes to and what the rules want, in report, table and JSON, with the source line."""
+    report = optimise(aot_graph(function, *tensors(SPECS)))
+    (explanation,) = report.unfused
+    assert explanation.reason == reason
+    assert explanation.source.startswith(__file__)
+    assert reason in report.table()
+    assert reason in report.to_json()
+
+
+def test_fused_and_nearly_fused_norms_are_not_listed_twice() -> None:
+    """One norm fuses, one is a near-miss, one is neither: only the last is listed."""
+
+    def three(a: Any, b: Any, g: Any) -> Any:
+        y, _, x = norm(a, b, g)
+        q = ops.npu.npu_dynamic_quant(y)
+        y2, _, x2 = norm(x, b, g)
+        q2 = ops.npu.npu_dynamic_quant(y2)
+        y3, _, x3 = norm(x2, b, g)
+        return (*q, *q2, y2 * 2, y3 * 2, x3)
+
+    report = optimise(aot_graph(three, *tensors(SPECS)))
+    assert report.fusions() == 1
+    assert len(report.near_misses()) == 1
+    assert [explanation.node for explanation in report.unfused] == ["npu_add_rms_norm_2"]
