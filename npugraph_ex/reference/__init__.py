@@ -30,6 +30,7 @@ from npugraph_ex.reference import (
     rms_norm,
     rotary_mul,
     swiglu,
+    swiglu_quant,
     transpose_batchmatmul,
 )
 from npugraph_ex.reference._precision import UnsupportedArgumentError
@@ -50,6 +51,7 @@ KERNELS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "npu::npu_dtype_cast": dtype_cast.npu_dtype_cast,
         "npu::_npu_dtype_cast": dtype_cast._npu_dtype_cast,  # noqa: SLF001 - the operator's own name
         "npu::npu_swiglu": swiglu.npu_swiglu,
+        "npu::npu_swiglu_quant": swiglu_quant.npu_swiglu_quant,
         "npu::npu_rotary_mul": rotary_mul.npu_rotary_mul,
     }
 )
@@ -60,6 +62,7 @@ before_rounding: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "npu::npu_add_rms_norm_dynamic_quant": add_rms_norm_dynamic_quant.before_rounding,
         "npu::npu_quant_matmul": quant_matmul.before_rounding,
         "npu::npu_quantize": quantize.before_rounding,
+        "npu::npu_swiglu_quant": swiglu_quant.before_rounding,
         "npu::npu_add_rms_norm_quant": add_rms_norm_quant.before_rounding,
     }
 )

@@ -161,6 +161,14 @@ def test_norm_and_static_quantisation_match_their_meta_function(dtype: torch.dty
 
 
 @pytest.mark.parametrize("dtype", HALF_TYPES)
+@pytest.mark.parametrize("shape", SHAPES[1:])
+def test_swiglu_and_quantisation_match_their_meta_function(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Ranks 2 to 4 and zero sizes, either half activated."""
+    for kwargs in ({}, {"activate_left": True}):
+        assert_same_metadata("npu::npu_swiglu_quant", (torch.randn(shape).to(dtype),), {"quant_mode": 1, **kwargs})
+
+
+@pytest.mark.parametrize("dtype", HALF_TYPES)
 def test_transposed_product_matches_its_meta_function(dtype: torch.dtype) -> None:
     """Both orders of the first operand, explicit and default permutations, split batches."""
     name, b = "npu::npu_transpose_batchmatmul", torch.randn(4, 8, 6).to(dtype)

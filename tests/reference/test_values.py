@@ -334,6 +334,17 @@ def test_before_rounding_of_static_quantisation() -> None:
     torch.testing.assert_close(first, x / math.sqrt(8.5) + 1)
 
 
+@pytest.mark.parametrize("left", [True, False])
+def test_swiglu_and_quantisation_equal_their_parts(left: bool) -> None:
+    """In float64; with ``activate_left`` the first half is the gate, as in npu_swiglu, else the second."""
+    x = torch.randn(6, 32, dtype=torch.float64)
+    gate_first = x if left else torch.cat(x.chunk(2, dim=-1)[::-1], dim=-1)
+    expected, expected_scale = dynamic_quant(swiglu(gate_first))
+    out, scale = KERNELS["npu::npu_swiglu_quant"](x, activate_left=left, quant_mode=1)
+    assert_equal(out, expected)
+    assert_equal(scale, expected_scale)
+
+
 def test_transposed_product_by_hand() -> None:
     """Two batches of 1x1 products land side by side; the first operand may come as (M, B, K)."""
     x1, x2 = torch.tensor([[[2.0]], [[3.0]]]), torch.tensor([[[5.0]], [[7.0]]])
@@ -375,6 +386,8 @@ def test_transposed_product_refuses_other_permutations() -> None:
         (lambda x: quantize(x, x[0], None, 3, -1, False), "dtype"),
         (lambda x: norm_quant(x, x, x[0], x[0], None, dst_type=16), "dst_type"),
         (lambda x: transposed_product(x[None], x[None], bias=x), "bias"),
+        (lambda x: KERNELS["npu::npu_swiglu_quant"](x), "quant_mode"),
+        (lambda x: KERNELS["npu::npu_swiglu_quant"](x, quant_mode=1, smooth_scales=x[0]), "smooth_scales"),
         (lambda x: transposed_product(x[None], x[None], scale=x), "scale"),
     ],
 )

@@ -12,9 +12,12 @@ from npugraph_ex.errors import ReplacementError
 from npugraph_ex.fusion.registry import warn_once
 from npugraph_ex.fusion.rule import FusionRule, PreparedRule, prepare
 from npugraph_ex.fusion.rules import (
+    add_rms_norm_bias_quant,
     add_rms_norm_cast,
     add_rms_norm_dynamic_quant,
     add_rms_norm_quant,
+    muls_add,
+    swiglu_quant,
     transpose_batchmatmul,
 )
 
@@ -26,7 +29,7 @@ DEFAULT_RULES: tuple[FusionRule, ...] = (
 )
 """On unless switched off."""
 
-EXTRA_RULES: tuple[FusionRule, ...] = ()
+EXTRA_RULES: tuple[FusionRule, ...] = (*add_rms_norm_bias_quant.RULES, *swiglu_quant.RULES, *muls_add.RULES)
 """Off unless switched on."""
 
 RULE_NAMES: tuple[str, ...] = tuple(dict.fromkeys(rule.name for rule in (*DEFAULT_RULES, *EXTRA_RULES)))

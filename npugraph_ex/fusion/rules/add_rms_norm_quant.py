@@ -31,7 +31,7 @@ OPERANDS = NormOperands(tuple(DTYPES), range(1, 9), vectors=("gamma",), last_byt
 _TwoTensors = tuple[Tensor, Tensor]
 
 
-def _quantisation(match: Match) -> str | None:
+def quantisation(match: Match) -> str | None:
     """Scales and zero points fit x1."""
     x1 = value_of(match, "x1")
     assert x1 is not None  # noqa: S101 - OPERANDS was asked before
@@ -73,7 +73,7 @@ def _rule(*, div_mode: bool, with_zero_points: bool) -> FusionRule:
     # Zero points of integers exist when dividing only; multiplying, they have the dtype of the scales.
     zero_points = (torch.int32 if div_mode else torch.float32,) if with_zero_points else ()
     return FusionRule(
-        NAME, *functions, lambda: examples(torch.float32, *zero_points), first_of(OPERANDS, _quantisation), EPSILON,
+        NAME, *functions, lambda: examples(torch.float32, *zero_points), first_of(OPERANDS, quantisation), EPSILON,
         not_in_modes=("max-autotune",),
     )  # fmt: skip
 

@@ -1,0 +1,44 @@
+"""A tensor times a number plus a tensor => one addition with ``alpha``. An extra rule, off unless switched on.
+
+``x * scale + y`` and ``y + x * scale`` become ``torch.add(y, x, alpha=scale)``, which CANN computes in one kernel
+(operator documentation, aclnnAdd: ``out = self + alpha * other``). Floating-point tensors of one dtype.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch._inductor.pattern_matcher import Match
+
+from npugraph_ex.fusion.conditions import value_of
+from npugraph_ex.fusion.rule import FusionRule
+
+NAME = "muls_add"
+
+
+def _search(x: Tensor, y: Tensor, scale: float) -> Tensor:
+    return torch.add(torch.mul(x, scale), y)
+
+
+def _search_swapped(x: Tensor, y: Tensor, scale: float) -> Tensor:
+    return torch.add(y, torch.mul(x, scale))
+
+
+def _replace(x: Tensor, y: Tensor, scale: float) -> Tensor:
+    return torch.add(y, x, alpha=scale)
+
+
+def _unsupported(match: Match) -> str | None:
+    x, y = value_of(match, "x"), value_of(match, "y")
+    if x is None or y is None or not x.dtype.is_floating_point or x.dtype != y.dtype:
+        return "x and y must be floating-point tensors of one dtype"
+    return None
+
+
+def _examples() -> list[Tensor]:
+    return [torch.empty(2, 16, dtype=torch.float16, device="npu") for _ in range(2)]
+
+
+RULES = tuple(
+    FusionRule(NAME, search, _replace, _examples, _unsupported, {"scale": 0.1875}) for search in (_search, _search_swapped)
+)
