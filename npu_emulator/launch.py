@@ -222,7 +222,9 @@ class Launcher:
         if frees != queued.frees:
             outside = first_outside(self.runtime, queued.touched)
             if outside is not None:
-                self.runtime.describe_failure(f"{queued.name}, launched at {queued.line}, failed on the device: {outside}")
+                self.runtime.describe_failure(
+                    f"{queued.name}, launched at {queued.line}, failed on the device: {outside}"
+                )
                 return INVALID_ADDRESS
             queued.frees = frees
         # A replay may happen inside autograd, autocast or a dispatch mode of the caller; a device knows none of them.

@@ -12,6 +12,7 @@ from npu_emulator.kernels.copies import copy_kernels
 from npu_emulator.kernels.formats import format_kernels
 from npu_emulator.kernels.generic import Kernel
 from npu_emulator.kernels.random import RandomKernel, is_random
+from npu_emulator.kernels.workspaces import workspace_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -105,6 +106,8 @@ class Installer:
                 f"there is no operator {name}; import the library that defines it, then register its kernel"
             )
         self._register(name, Kernel(op, self._launcher, compute))
+        for form, kernel in workspace_kernels(name, compute, self._launcher).items():
+            self._register(form, kernel)
 
     def _register(self, name: str, kernel: Callable[..., Any], key: str = "PrivateUse1") -> None:
         namespace, _, rest = name.partition("::")

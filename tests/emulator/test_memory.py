@@ -158,6 +158,7 @@ def test_memory_that_another_stream_still_uses_is_not_poisoned() -> None:
             y = x + 1
         x.record_stream(side)
         del x
+        torch.npu.current_stream().synchronize()  # whatever the first stream does to the freed memory is done now
         side.synchronize()
         torch.npu.current_stream().wait_stream(side)
         assert y.sum().item() == 32

@@ -1,0 +1,86 @@
+"""The `.out` forms of operators with a workspace, and the two operators that prepare their call.
+
+torch_npu captures inference attention as `X.out(..., workspace=, out=[...])` in a task group, so that its host arguments can
+change between replays; before that it asks `_X_get_max_workspace` and `_X_infer_output` for the memory. All three follow
+from X itself: no workspace is needed here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from npu_emulator.kernels.arguments import bind
+from npu_emulator.kernels.metadata import on_meta
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch._ops import OpOverload
+
+    from npu_emulator.launch import Launcher
+
+__all__ = ["workspace_kernels"]
+
+
+def workspace_kernels(name: str, compute: Callable[..., Any], launcher: Launcher) -> dict[str, Callable[..., Any]]:
+    """Return the kernels that `namespace::operator` brings along; none if it has no `.out` form with a workspace."""
+    namespace, _, operator = name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), operator, None)
+    if packet is None or "out" not in packet.overloads():
+        return {}
+    if "workspace" not in [argument.name for argument in packet.out._schema.arguments]:
+        return {}
+    found: dict[str, Callable[..., Any]] = {f"{name}.out": _OutKernel(packet.out, compute, launcher)}
+    helpers = {"get_max_workspace": _no_workspace, "infer_output": _InferOutput(packet.default)}
+    for suffix, kernel in helpers.items():
+        if hasattr(getattr(torch.ops, namespace), f"_{operator}_{suffix}"):
+            found[f"{namespace}::_{operator}_{suffix}"] = kernel
+    return found
+
+
+class _OutKernel:
+    """Computes the operator and stores what it gives to the tensors of `out`."""
+
+    def __init__(self, op: OpOverload, compute: Callable[..., Any], launcher: Launcher) -> None:
+        self._name = str(op)
+        self._compute = compute
+        self._launcher = launcher
+        self._number = launcher.number(self._name)
+
+    def __call__(
+        self, *args: Any, workspace: torch.Tensor | None = None, out: list[torch.Tensor], **kwargs: Any
+    ) -> Any:
+        del workspace
+        bound = bind(args, kwargs, self._launcher.view)
+        targets = [self._launcher.view(tensor) for tensor in out]
+        compute = self._compute
+
+        def body() -> None:
+            for target, result in zip(targets, compute(*bound.args, **bound.kwargs), strict=True):
+                if result.numel() != 0:
+                    target.copy_(result)
+
+        written = [target for target in targets if target.numel() != 0]
+        self._launcher.launch(self._name, self._number, bound.device, body, bound.reads, written)
+        return tuple(out)
+
+
+class _InferOutput:
+    """Allocates an operator's outputs from its query and value alone."""
+
+    def __init__(self, op: OpOverload) -> None:
+        self._op = op
+
+    def __call__(self, query: torch.Tensor, value: torch.Tensor, **kwargs: Any) -> Any:
+        meta = {name: on_meta(argument) for name, argument in kwargs.items()}
+        likes = self._op(on_meta(query), on_meta(value), on_meta(value), **meta)
+        return tuple(
+            torch.empty_strided(like.size(), like.stride(), dtype=like.dtype, device=query.device) for like in likes
+        )
+
+
+def _no_workspace(query: torch.Tensor, *ignored: object, **also_ignored: object) -> torch.Tensor:
+    del ignored, also_ignored
+    return torch.empty(0, dtype=torch.uint8, device=query.device)

@@ -1,0 +1,73 @@
+"""Inference attention on the device: new sequence lengths in a captured graph, through torch_npu's task groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch_npu
+
+import npu_emulator
+
+FORMS = [
+    (torch_npu.npu_fused_infer_attention_score, "actual_seq_lengths_kv", {"num_heads": 2, "scale": 0.5}),
+    (torch_npu.npu_fused_infer_attention_score_v2, "actual_seq_kvlen", {"num_query_heads": 2, "softmax_scale": 0.5}),
+]
+
+
+@pytest.mark.parametrize(("operator", "lengths", "arguments"), FORMS, ids=["v1", "v2"])
+@pytest.mark.parametrize("order", ["fifo", "lazy", "random:5"])
+def test_a_graph_takes_new_sequence_lengths_each_step(
+    operator: Any, lengths: str, arguments: dict[str, Any], order: str
+) -> None:
+    """`NPUGraph.update` with lengths 2 to 6 gives what eager attention gives, and without it the last lengths stay."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, rows, 8).npu() for rows in (1, 6, 6))
+    with npu_emulator.schedule(order):
+        graph = torch.npu.NPUGraph()
+        with torch.npu.graph(graph, auto_dispatch_capture=True):
+            out = operator(query * 2, key, value, input_layout="BSH", **{lengths: [1, 1]}, **arguments)[0] + 1
+        seen = []
+        for step in ([2, 3], [6, 1], [4, 6]):
+            graph.update(cpu_update_input=[{lengths: step}])
+            graph.replay()
+            torch.npu.synchronize()
+            expected = operator(query * 2, key, value, input_layout="BSH", **{lengths: step}, **arguments)[0] + 1
+            assert torch.equal(out.cpu(), expected.cpu()), step
+            seen.append(out.cpu())
+        assert not torch.equal(seen[0], seen[1])
+
+
+def test_the_out_form_writes_where_it_is_told() -> None:
+    """`.out` with a workspace fills the given tensors, statistics included, and returns them."""
+    query, key, value = (torch.randn(2, rows, 8).npu() for rows in (1, 6, 6))
+    operator = torch_npu.npu_fused_infer_attention_score
+    kwargs: dict[str, Any] = {"num_heads": 2, "softmax_lse_flag": True}
+    expected = operator(query, key, value, **kwargs)
+    out = [torch.zeros_like(tensor) for tensor in expected]
+    workspace = torch_npu._npu_fused_infer_attention_score_get_max_workspace(query, key, value, **kwargs)
+    operator.out(query, key, value, **kwargs, workspace=workspace, out=out)
+    for found, wanted in zip(out, expected, strict=True):
+        assert torch.equal(found.cpu(), wanted.cpu())
+
+
+def test_experts_and_caches_on_the_device() -> None:
+    """Gating, grouped products and in-place scatter run as kernels, in a graph too."""
+    x, weight = torch.randn(4, 3).npu(), torch.randn(2, 3, 5).npu()
+    cache = torch.zeros(6, 3).npu()
+    places = torch.tensor([[1], [4], [0], [2]]).npu()
+    ends = torch.tensor([1, 4]).npu()
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        shares, experts, _ = torch_npu.npu_moe_gating_top_k_softmax(x, k=2)
+        (product,) = torch_npu.npu_grouped_matmul([x], [weight], group_list=ends, group_type=0, split_item=3)
+        torch_npu.npu_scatter_nd_update_(cache, places, x)
+    x.copy_(torch.randn(4, 3))
+    graph.replay()
+    host = x.cpu()
+    best = torch.softmax(host, -1).topk(2)
+    torch.testing.assert_close(shares.cpu(), best.values)
+    assert torch.equal(experts.cpu().long(), best.indices)
+    torch.testing.assert_close(product.cpu(), torch.cat([host[:1] @ weight[0].cpu(), host[1:] @ weight[1].cpu()]))
+    assert torch.equal(cache.cpu()[places.cpu().flatten()], host)
