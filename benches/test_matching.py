@@ -65,13 +65,16 @@ def fastest(function: Callable[[fx.GraphModule], Any], gm: fx.GraphModule, round
 
 @pytest.mark.parametrize("fusing", [True, False], ids=["fusing", "nothing matches"])
 @pytest.mark.parametrize("nodes", [1000, 4000])
-def test_costs_little_more_than_torchs_matcher(nodes: int, fusing: bool, record_property: Callable[[str, Any], None]) -> None:
+def test_costs_little_more_than_torchs_matcher(
+    nodes: int, fusing: bool, record_property: Callable[[str, Any], None]
+) -> None:
     """At most 1.3 times torch's own matcher on the same graph and rules, all checks included."""
     gm, matcher = layers(nodes, fusing=fusing), torchs_matcher()
     theirs, matches = fastest(matcher.apply, gm)
     own, fusions = fastest(ours, gm)
     record_property("seconds", {"torch": theirs, "npugraph_ex": own})
-    print(f"\n{nodes} nodes: torch {theirs * 1e3:.1f} ms, {matches} matches; ours {own * 1e3:.1f} ms, {fusions}; {own / theirs:.2f}")
+    figures = f"torch {theirs * 1e3:.1f} ms, {matches} matches; ours {own * 1e3:.1f} ms, {fusions}; {own / theirs:.2f}"
+    print(f"\n{nodes} nodes: {figures}")
     assert bool(fusions) == fusing
     assert matches == fusions
     assert own <= AT_MOST * theirs

@@ -25,7 +25,9 @@ NORMS = ("npu::npu_rms_norm", "npu::npu_add_rms_norm")
 """The operators that are explained."""
 
 
-def explanations(graph: fx.Graph, rules: Iterable[PreparedRule], near_missed: Collection[fx.Node]) -> Iterator[NearMiss]:
+def explanations(
+    graph: fx.Graph, rules: Iterable[PreparedRule], near_missed: Collection[fx.Node]
+) -> Iterator[NearMiss]:
     """One explanation for each norm of ``graph`` that is in no near-miss, in graph order.
 
     Args:

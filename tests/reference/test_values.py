@@ -386,7 +386,7 @@ def test_transposed_product_refuses_other_permutations() -> None:
         (lambda x: quantize(x, x[0], None, 3, -1, False), "dtype"),
         (lambda x: norm_quant(x, x, x[0], x[0], None, dst_type=16), "dst_type"),
         (lambda x: transposed_product(x[None], x[None], bias=x), "bias"),
-        (lambda x: KERNELS["npu::npu_swiglu_quant"](x), "quant_mode"),
+        (KERNELS["npu::npu_swiglu_quant"], "quant_mode"),
         (lambda x: KERNELS["npu::npu_swiglu_quant"](x, quant_mode=1, smooth_scales=x[0]), "smooth_scales"),
         (lambda x: transposed_product(x[None], x[None], scale=x), "scale"),
     ],

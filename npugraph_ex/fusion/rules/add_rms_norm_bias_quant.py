@@ -22,14 +22,14 @@ NAME = "add_rms_norm_bias_quant"
 CONSTRAINTS = first_of(dataclasses.replace(OPERANDS, vectors=("gamma", "beta")), quantisation)
 
 
-def _search(
+def _search(  # noqa: PLR0913, PLR0917 - the operators' arguments
     x1: Tensor, x2: Tensor, gamma: Tensor, beta: Tensor, scales: Tensor, zero_points: Tensor, epsilon: float
 ) -> tuple[Tensor, Tensor]:
     y, _, x_out = torch.ops.npu.npu_add_rms_norm(x1, x2, gamma, epsilon)
     return torch.ops.npu.npu_quantize(torch.add(y, beta), scales, zero_points, torch.int8, -1, True), x_out  # noqa: FBT003
 
 
-def _replace(
+def _replace(  # noqa: PLR0913, PLR0917 - as above
     x1: Tensor, x2: Tensor, gamma: Tensor, beta: Tensor, scales: Tensor, zero_points: Tensor, epsilon: float
 ) -> tuple[Tensor, Tensor]:
     quantised, _, x_out = torch.ops.npu.npu_add_rms_norm_quant(

@@ -40,5 +40,6 @@ def _examples() -> list[Tensor]:
 
 
 RULES = tuple(
-    FusionRule(NAME, search, _replace, _examples, _unsupported, {"scale": 0.1875}) for search in (_search, _search_swapped)
+    FusionRule(NAME, search, _replace, _examples, _unsupported, {"scale": 0.1875})
+    for search in (_search, _search_swapped)
 )
