@@ -83,8 +83,10 @@ EMU_API int emu_launch(void* handle, uint64_t kernel, uint32_t op) {
 EMU_API int emu_wait(void* handle) {
     State& s = state();
     Lock lock(s.mutex);
-    if (capture_forbids_here(lock)) return ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT;
-    const aclError status = wait_for_stream(lock, resolve(handle));
+    // No mode permits waiting for a stream that is itself being captured: its work will not run before a replay.
+    Stream* stream = resolve(handle);
+    if (stream->capture || capture_forbids_here(lock)) return ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT;
+    const aclError status = wait_for_stream(lock, stream);
     return status == ACL_SUCCESS ? take_failure(lock) : status;
 }
 

@@ -85,7 +85,12 @@ EMU_API aclError aclrtStreamGetId(aclrtStream stream, int32_t* id) {
     return ACL_SUCCESS;
 }
 EMU_API aclError aclrtSynchronizeStream(aclrtStream stream) {
-    return synchronise("aclrtSynchronizeStream", [&](Lock& lock) { return wait_for_stream(lock, resolve(stream)); });
+    return synchronise("aclrtSynchronizeStream", [&](Lock& lock) {
+        Stream* wanted = resolve(stream);
+        if (wanted->capture)  // whatever the mode: its work will not run before a replay
+            return fail(ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT, "aclrtSynchronizeStream: this stream is being captured");
+        return wait_for_stream(lock, wanted);
+    });
 }
 EMU_API aclError aclrtSynchronizeStreamWithTimeout(aclrtStream stream, int32_t) { return aclrtSynchronizeStream(stream); }
 EMU_API aclError aclrtSynchronizeDevice(void) {

@@ -1,0 +1,106 @@
+"""What each capture mode forbids whom, and captures beside and across one another."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+
+
+def read_elsewhere() -> float:
+    """Read a value on another stream than the captured one."""
+    with torch.npu.stream(torch.npu.Stream()):
+        return torch.ones(3, device="npu").sum().item()
+
+
+def outcome(action: Callable[[], object], *, other_thread: bool) -> str:
+    """Tell how an action ends in this or another thread: `fine`, or the code it is refused with."""
+    found: list[str] = []
+
+    def run() -> None:
+        try:
+            assert action() == 3.0
+        except RuntimeError as error:
+            found.append("107030" if "107030" in str(error) else str(error))
+        else:
+            found.append("fine")
+
+    if other_thread:
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    else:
+        run()
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("mode", "here", "there"),
+    [("global", "107030", "107030"), ("thread_local", "107030", "fine"), ("relaxed", "fine", "fine")],
+)
+def test_who_may_read_during_a_capture(mode: str, here: str, there: str) -> None:
+    """`global` forbids host reads to every thread, `thread_local` to the capturing one, `relaxed` to none."""
+    x = torch.ones(3, device="npu")
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph, capture_error_mode=mode):
+        y = x + 1
+        assert outcome(read_elsewhere, other_thread=False) == here
+        assert outcome(read_elsewhere, other_thread=True) == there
+    graph.replay()
+    assert y.cpu().tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
+def test_no_mode_lets_the_host_wait_for_the_captured_stream(mode: str) -> None:
+    """A read through the captured stream cannot be served before a replay, so it is refused and not answered wrongly."""
+    x = torch.ones(3, device="npu")
+    with torch.npu.graph(torch.npu.NPUGraph(), capture_error_mode=mode):
+        y = x + 1
+        assert outcome(lambda: y.sum().item(), other_thread=False) == "107030"
+        assert outcome(torch.npu.current_stream().synchronize, other_thread=False) == "107030"
+
+
+def test_two_captures_side_by_side() -> None:
+    """Captures on two streams that do not meet are two graphs, each with its own work."""
+    x = torch.ones(2, device="npu")
+    first, second = torch.npu.NPUGraph(), torch.npu.NPUGraph()
+    one, two = torch.npu.Stream(), torch.npu.Stream()
+    torch.npu.synchronize()
+    with torch.npu.stream(one):
+        first.capture_begin()
+        a = x + 1
+        with torch.npu.stream(two):
+            second.capture_begin()
+            b = x + 2
+            second.capture_end()
+        first.capture_end()
+    x.fill_(10)
+    torch.npu.synchronize()
+    first.replay()
+    assert a.cpu().tolist() == [11, 11]
+    second.replay()
+    assert b.cpu().tolist() == [12, 12]
+
+
+def test_a_wait_across_captures_is_refused_and_ruins_the_other() -> None:
+    """Waiting in one capture for an event of another is 107032; the capture that owns the event ends with 107026."""
+    x = torch.ones(2, device="npu")
+    first, second = torch.npu.NPUGraph(), torch.npu.NPUGraph()
+    one, two = torch.npu.Stream(), torch.npu.Stream()
+    torch.npu.synchronize()
+    with torch.npu.stream(one):
+        first.capture_begin()
+        kept = x + 1
+        event = torch.npu.Event()
+        event.record(one)
+        with torch.npu.stream(two):
+            second.capture_begin()
+            with pytest.raises(RuntimeError, match=r"(?s)107032.*another capture"):
+                event.wait(two)
+            second.capture_end()
+        with pytest.raises(RuntimeError, match="107026"):
+            first.capture_end()
+    del kept
+    assert torch.ones(2, device="npu").sum().item() == 2
