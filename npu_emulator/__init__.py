@@ -24,6 +24,7 @@ from npu_emulator.settings import Settings
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from npu_emulator.clock.timeline import Timeline
     from npu_emulator.device import Resources
     from npu_emulator.memory.report import MemoryFault
     from npu_emulator.races.report import Race
@@ -49,6 +50,7 @@ __all__ = [
     "register_kernel",
     "resources",
     "schedule",
+    "timeline",
 ]
 
 
@@ -148,3 +150,26 @@ def check_memory(*, poison: bool = True, stop_at_first: bool = False) -> Iterato
 def resources() -> Resources:
     """Return how many streams and events are in use, how many there are, and what each captured graph holds."""
     return current().runtime.resources()
+
+
+@contextmanager
+def timeline() -> Iterator[Timeline]:
+    """Follow the block's work on a modelled clock; yield the timeline, whose `save` writes a Chrome trace.
+
+    Times are a roofline model of one chip (see `npu_emulator.clock.roofline`), not measurements. Graphs must be captured
+    inside the block for their replays to be seen. Not together with `detect_races`.
+    """
+    from npu_emulator.clock.timeline import Timeline
+
+    emulator = current()
+    if emulator.launcher.observer is not None:
+        raise EmulatorError("a timeline and a race check both read the runtime's log; use one at a time")
+    found = Timeline(emulator.runtime)
+    emulator.runtime.set_tracing(on=True)
+    emulator.launcher.observer = found
+    try:
+        yield found
+        found.synchronised()
+    finally:
+        emulator.launcher.observer = None
+        emulator.runtime.set_tracing(on=False)

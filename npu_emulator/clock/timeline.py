@@ -1,0 +1,154 @@
+"""A modelled timeline per stream, and the file that Perfetto and chrome://tracing open.
+
+Launches, events, replays and synchronisations come from the runtime's log. A stream's work starts when the work before it,
+and what it waits for, has ended; the host launches in no time, and after a synchronisation nothing starts before its end.
+Streams do not slow each other down: they share neither cores nor bandwidth in this model.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from npu_emulator.clock.roofline import ASCEND_910B, Chip
+from npu_emulator.device import Note, NoteKind
+
+if TYPE_CHECKING:
+    from npu_emulator.device import Runtime
+    from npu_emulator.launch import Launch
+
+__all__ = ["Span", "Timeline"]
+
+
+class Span(NamedTuple):
+    """One piece of work; times in modelled microseconds."""
+
+    name: str
+    stream: str
+    start: float
+    duration: float
+    line: str
+
+
+class _Arrow(NamedTuple):
+    source: tuple[str, float]
+    target: tuple[str, float]
+
+
+@dataclass
+class _Lanes:
+    """The clocks of a set of streams: those of the program, or those of one replay."""
+
+    title: str
+    ends: dict[int, float] = field(default_factory=dict)
+    records: dict[int, tuple[str, float]] = field(default_factory=dict)
+
+    def stream(self, number: int) -> str:
+        return f"{self.title} {number}"
+
+
+class Timeline:
+    """The work of a span of a program on a modelled clock. Everything here is modelled; nothing is measured."""
+
+    def __init__(self, runtime: Runtime, chip: Chip = ASCEND_910B) -> None:
+        """Read the log of `runtime`."""
+        self.chip = chip
+        self.spans: list[Span] = []
+        self._arrows: list[_Arrow] = []
+        self._runtime = runtime
+        self._program = _Lanes("stream")
+        self._host = 0.0
+        self._captured: dict[int, list[Note]] = {}
+        self._works: dict[int, tuple[str, float, str]] = {}
+
+    @property
+    def end(self) -> float:
+        """When the last work ends, in modelled microseconds."""
+        return max((span.start + span.duration for span in self.spans), default=0.0)
+
+    def launching(self, key: int, launch: Launch) -> None:
+        """Price kernel number `key`."""
+        line = launch.frames[0] if launch.frames else ""
+        self._works[key] = (launch.name, self.chip.kernel_us(launch.name, launch.reads, launch.writes), line)
+
+    def launched(self) -> None:
+        """Read the log."""
+        for note in self._runtime.take_notes():
+            if note.graph:
+                self._captured.setdefault(note.graph, []).append(note)
+            else:
+                self._follow(self._program, note, note.first, note.first)
+
+    synchronised = launched
+
+    def _follow(self, lanes: _Lanes, note: Note, record: int, awaited: int) -> None:
+        """Advance one stream; `record` and `awaited` say under which number events are known here."""
+        now = max(lanes.ends.get(note.stream, 0.0), self._host)
+        match note.kind:
+            case NoteKind.KERNEL | NoteKind.COPY | NoteKind.FILL:
+                name, duration, line = self._price(note)
+                self.spans.append(Span(name, lanes.stream(note.stream), now, duration, line))
+                now += duration
+            case NoteKind.RECORD:
+                lanes.records[record] = (lanes.stream(note.stream), now)
+            case NoteKind.WAIT if awaited in lanes.records:
+                source = lanes.records[awaited]
+                now = max(now, source[1])
+                if source[0] != lanes.stream(note.stream):
+                    self._arrows.append(_Arrow(source, (lanes.stream(note.stream), now)))
+            case NoteKind.REPLAY:
+                now = self._replay(note, now)
+            case NoteKind.SYNC_STREAM:
+                self._host = max(self._host, lanes.ends.get(note.first, 0.0))
+                return
+            case NoteKind.SYNC_DEVICE:
+                self._host = max([self._host, *lanes.ends.values()])
+                return
+            case NoteKind.SYNC_TICKET:
+                self._host = max(self._host, lanes.records.get(note.first, ("", 0.0))[1])
+                return
+        lanes.ends[note.stream] = now
+
+    def _price(self, note: Note) -> tuple[str, float, str]:
+        if note.kind == NoteKind.KERNEL:
+            # A captured kernel is priced again at each replay; an eager one runs once.
+            take = self._works.get if note.graph else self._works.pop
+            return take(note.first, ("launched before the timeline began", self.chip.launch_us, ""))
+        return ("memset" if note.kind == NoteKind.FILL else "memcpy", self.chip.copy_us(note.third), "")
+
+    def _replay(self, note: Note, start: float) -> float:
+        """Run a captured graph's lanes from `start`; return when the last of them ends."""
+        tasks = self._captured.get(note.first, [])
+        lanes = _Lanes(f"stream {note.stream}, graph {note.first}, lane")
+        lanes.ends = {task.stream: start for task in tasks}
+        for task in tasks:
+            self._follow(lanes, task, task.task, task.edge - 1)
+        return max(lanes.ends.values(), default=start)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the timeline as a Chrome trace: open it in https://ui.perfetto.dev. Arrows are events."""
+        places = {name: number for number, name in enumerate(dict.fromkeys(span.stream for span in self.spans))}
+        rows: list[dict[str, Any]] = [
+            {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": f"modelled: {self.chip.name}"}}
+        ]
+        rows += [
+            {"ph": "M", "name": "thread_name", "pid": 0, "tid": number, "args": {"name": name}}
+            for name, number in places.items()
+        ]
+        rows += [
+            {"ph": "X", "name": span.name, "cat": "modelled", "pid": 0, "tid": places[span.stream], "ts": span.start,
+             "dur": span.duration, "args": {"line": span.line}}
+            for span in self.spans
+        ]  # fmt: skip
+        for number, arrow in enumerate(self._arrows):
+            for phase, (stream, time) in (("s", arrow.source), ("f", arrow.target)):
+                if stream in places:
+                    rows.append(
+                        {"ph": phase, "name": "event", "cat": "event", "id": number, "pid": 0, "tid": places[stream],
+                         "ts": time, **({"bp": "e"} if phase == "f" else {})}
+                    )  # fmt: skip
+        target = Path(path)
+        target.write_text(json.dumps({"traceEvents": rows, "otherData": {"time": "modelled, not measured"}}))
+        return target
