@@ -33,7 +33,10 @@ def workspace_kernels(name: str, compute: Callable[..., Any], launcher: Launcher
     if "workspace" not in [argument.name for argument in packet.out._schema.arguments]:
         return {}
     found: dict[str, Callable[..., Any]] = {f"{name}.out": _OutKernel(packet.out, compute, launcher)}
-    helpers: dict[str, Callable[..., Any]] = {"get_max_workspace": _no_workspace, "infer_output": _InferOutput(packet.default)}
+    helpers: dict[str, Callable[..., Any]] = {
+        "get_max_workspace": _no_workspace,
+        "infer_output": _InferOutput(packet.default),
+    }
     for suffix, kernel in helpers.items():
         if hasattr(getattr(torch.ops, namespace), f"_{operator}_{suffix}"):
             found[f"{namespace}::_{operator}_{suffix}"] = kernel
