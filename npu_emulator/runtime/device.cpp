@@ -11,6 +11,7 @@ namespace emu {
 namespace {
 
 thread_local int32_t device_index = 0;
+thread_local bool device_chosen = false;  // by this thread; until then CANN has no context for it
 thread_local std::string recent_error;
 thread_local aclError last_error = ACL_SUCCESS;
 uint32_t device_count = 1;
@@ -59,7 +60,9 @@ EMU_API aclError aclrtGetDeviceCount(uint32_t* count) {
     *count = device_count;
     return ACL_SUCCESS;
 }
+// torch_npu notes a device as used, and empties its cache, only if it had to choose it because this answered 107002.
 EMU_API aclError aclrtGetDevice(int32_t* device) {
+    if (!device_chosen) return ACL_ERROR_RT_CONTEXT_NULL;
     *device = device_index;
     return ACL_SUCCESS;
 }
@@ -68,6 +71,7 @@ EMU_API aclError aclrtSetDevice(int32_t device) {
         return fail(ACL_ERROR_RT_INVALID_DEVICEID, "device " + std::to_string(device) + " does not exist: there are " +
                                                        std::to_string(device_count) + " emulated devices (NPU_EMULATOR_DEVICES)");
     device_index = device;
+    device_chosen = true;
     return ACL_SUCCESS;
 }
 EMU_API aclError aclrtResetDevice(int32_t) { return ACL_SUCCESS; }

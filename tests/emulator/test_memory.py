@@ -212,3 +212,13 @@ print((torch.ones(2, device="npu") + 1).cpu().tolist())
 """
     done = program(text, "--quiet", "--memory-gb", "2")
     assert done.stdout.splitlines()[0] == "[2.0, 2.0, 2.0, 2.0]", done.stdout + done.stderr
+
+
+def test_an_emptied_cache_goes_back_to_the_device() -> None:
+    """`empty_cache` returns what no tensor uses: reserved and free bytes of the device both say so."""
+    x = torch.empty(1 << 26, device="npu")
+    reserved, free = torch.npu.memory_reserved(), torch.npu.mem_get_info()[0]
+    del x
+    torch.npu.empty_cache()
+    assert torch.npu.memory_reserved() <= reserved - (4 << 26)
+    assert torch.npu.mem_get_info()[0] >= free + (4 << 26)
