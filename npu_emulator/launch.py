@@ -79,6 +79,7 @@ class Launcher:
 
         self.runtime = runtime
         self.launches = 0
+        self._interrupted = False
         self._raw_stream: Callable[[int], int] = torch_npu._C._npu_getCurrentRawStream  # noqa: SLF001 - the public property is ten times slower
         self.observer: Observer | None = None
         self.memory: MemoryWatch | None = None
@@ -231,6 +232,11 @@ class Launcher:
         try:
             with torch._C._AutoDispatchBelowAutograd(), _disable_current_modes():  # noqa: SLF001
                 queued.body()
+        except KeyboardInterrupt:
+            self._interrupted = (
+                True  # raised where Python code waits or launches next: not through the runtime's frames
+            )
+            return 0
         except BaseException as error:  # noqa: BLE001 - no exception may unwind through the runtime's C++ frames
             self.runtime.describe_failure(f"{queued.name}, launched at {queued.line}, failed on the device: {error}")
             if not isinstance(error, Exception):
@@ -241,6 +247,9 @@ class Launcher:
     def wait(self, device: int, what: str) -> None:
         """Wait for the current stream because the host is about to read device memory."""
         status = self.runtime.wait(self._raw_stream(device))
+        if self._interrupted:
+            self._interrupted = False
+            raise KeyboardInterrupt
         if status == CAPTURE_FORBIDS:
             raise RuntimeError(
                 f"{what} reads device memory from the host, which is not permitted while a stream is being captured "

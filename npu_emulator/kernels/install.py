@@ -77,6 +77,10 @@ class Installer:
 
     def install(self, brought: Mapping[str, Callable[..., Any]]) -> int:
         """Register all kernels and return their number; `brought` holds those that other packages offer."""
+        # Dynamo traces what a compiled frame calls; kernels are the device's inside, not part of the user's program.
+        from torch._dynamo import trace_rules
+
+        trace_rules.add("npu_emulator")
         special = copy_kernels(self._launcher)
         count = 0
         for name in sorted(_aten_names()):

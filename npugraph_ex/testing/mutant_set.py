@@ -129,10 +129,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "npugraph_ex.passes.dead_code:has_effect", _only_ends_have_effects, "integers",
     ),
     Mutant(
-        "noop-removal-ignores-writes", "a copy stays where a write can tell it from its source",
-        "npugraph_ex.passes.noop_removal:_copy_is_invisible", _answering(answer=True), "integers",
-    ),
-    Mutant(
         "reinplace-ignores-later-reads", "memory that is read later is not overwritten",
         f"{_MEMORY}.reads_after", lambda _original: lambda *_args: iter(()), "integers",
     ),
@@ -147,10 +143,6 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "replay-overwrites-results", "a result never changes because of a later call",
         "npugraph_ex.aclgraph.outputs:Outputs.held", _answering(answer=False), "integers",
-    ),
-    Mutant(
-        "replay-ignores-sizes", "another size is another graph",
-        "npugraph_ex.aclgraph.inputs:InputPlan.numbers", _answering(()), "integers",
     ),
     Mutant(
         "replay-ignores-addresses", "an input that is used in place and has moved is captured anew",
