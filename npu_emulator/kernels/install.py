@@ -11,6 +11,7 @@ from npu_emulator.errors import KernelMissingError
 from npu_emulator.kernels.copies import copy_kernels
 from npu_emulator.kernels.formats import format_kernels
 from npu_emulator.kernels.generic import Kernel
+from npu_emulator.kernels.matmul import matmul_backward
 from npu_emulator.kernels.random import RandomKernel, is_random
 from npu_emulator.kernels.workspaces import workspace_kernels
 
@@ -98,6 +99,7 @@ class Installer:
         for name in _registered("npu::"):
             if not any(part in name for part in _NPU_WITHOUT_COMPUTE):
                 self._register(name, formats.get(name) or _Missing(name))
+        self.add("aten::matmul_backward", matmul_backward)
         for name, compute in brought.items():
             self.add(name, compute)
         return count + len(brought)
