@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import runpy
 import sys
 from pathlib import Path
 
-from npu_emulator.activation import activate
+from npu_emulator.activation import activate, current
+from npu_emulator.costs import cost_table
 from npu_emulator.errors import EmulatorError
+from npu_emulator.settings import Settings
 
 _EPILOG = """\
 examples:
   python -m npu_emulator train.py --epochs 1        any torch_npu program, unchanged
   python -m npu_emulator -m pytest tests            a module, as `python -m` would run it
   python -m npu_emulator --schedule lazy script.py  run queued work only when something waits for it
+  python -m npu_emulator --costs serve.py           what captured graphs hold, and how many of them the device takes
   python -m npu_emulator --null-kernels bench.py    launch everything, compute nothing: host cost alone
 
 Each option is also an environment variable: --memory-gb 16 is NPU_EMULATOR_MEMORY_GB=16.
@@ -38,23 +42,46 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--check-memory", action="store_true", default=None, help="fail at reads of unwritten or freed memory"
     )
+    parser.add_argument(
+        "--costs", action="store_true", help="at the end, print what each captured graph costs and how many fit"
+    )
     parser.add_argument("--force", action="store_true", default=None, help="emulate although CANN or an NPU is present")
     parser.add_argument("--quiet", action="store_true", help="do not print the banner")
     parser.add_argument("-m", dest="module", action="store_true", help="the program is a module name, not a file")
     parser.add_argument("program", help="script file, or module name after -m")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the program")
     options = parser.parse_args(argv)
-    if not options.module and not Path(options.program).is_file():
-        parser.error(f"there is no file {options.program!r} (a module needs -m before its name)")
+    _refuse_what_is_not_there(parser, options.program, module=options.module)
     settings = {
         name: getattr(options, name)
         for name in ("devices", "memory_gb", "soc", "schedule", "null_kernels", "poison", "check_memory", "force")
     }
     try:
+        Settings.from_environment(**settings)
+    except EmulatorError as error:
+        parser.error(str(error))
+    try:
         activate(quiet=options.quiet, **settings)
     except EmulatorError as error:
         sys.exit(f"npu_emulator: {error}")
-    _run(options.program, options.arguments, module=options.module)
+    try:
+        _run(options.program, options.arguments, module=options.module)
+    finally:
+        if options.costs:
+            emulator = current()
+            sys.stderr.write(f"{cost_table(emulator.runtime.resources(), emulator.settings)}\n")
+
+
+def _refuse_what_is_not_there(parser: argparse.ArgumentParser, program: str, *, module: bool) -> None:
+    path = Path(program)
+    if not module and not path.is_file() and not (path / "__main__.py").is_file():
+        parser.error(f"there is no file {program!r} (a module needs -m before its name)")
+    # Only the first part of a dotted name: looking further would import it, and torch perhaps, before the device is there.
+    first = program.partition(".")[0]
+    sys.path.insert(0, "")
+    if module and importlib.util.find_spec(first) is None:
+        parser.error(f"there is no module named {first!r} (a file needs no -m)")
+    del sys.path[0]
 
 
 def _run(program: str, arguments: list[str], *, module: bool) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from npu_emulator.build import LIBRARIES, libraries
 from npu_emulator.children import announce, is_ours
 from npu_emulator.device import Runtime
+from npu_emulator.dynamo import leave_us_alone
 from npu_emulator.errors import ActivationError
 from npu_emulator.kernels.registry import Registry, installed_kernels
 from npu_emulator.noise import without_cann_warnings, without_padding_warning
@@ -108,6 +109,7 @@ def _start(chosen: Settings, runtime: Runtime) -> Emulator:
     from npu_emulator.kernels.install import Installer
     from npu_emulator.launch import Launcher
 
+    leave_us_alone()
     launcher = Launcher(runtime)
     installer = Installer(launcher)
     _current = Emulator(chosen, runtime, launcher)

@@ -58,13 +58,26 @@ def libraries() -> list[Path]:
     torch_npu = torch_npu_folder()
     folder = _cache_folder() / _key(torch_npu)
     if not (folder / _MARK).exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
         # The lock file stays: removing it would let a third process lock a file that nobody else sees.
-        with (folder.parent / f"{folder.name}.lock").open("w") as lock:
+        with _lock_file(folder).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (folder / _MARK).exists():
                 _build(folder, torch_npu)
     return [folder / name for name in LIBRARIES]
+
+
+def _lock_file(folder: Path) -> Path:
+    """Return a file beside `folder` that can be written, or say that the cache cannot."""
+    lock = folder.parent / f"{folder.name}.lock"
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        lock.touch()
+    except OSError as error:
+        raise BuildError(
+            f"the emulated device is compiled once into {folder.parent}, which cannot be written ({error.strerror}); "
+            "name another folder in NPU_EMULATOR_CACHE"
+        ) from error
+    return lock
 
 
 def _cache_folder() -> Path:

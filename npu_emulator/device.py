@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from npu_emulator.schedules import Schedule
     from npu_emulator.settings import Settings
 
-__all__ = ["RUN_NOW", "SKIP", "Note", "NoteKind", "Resources", "Runtime"]
+__all__ = ["RUN_NOW", "SKIP", "GraphCost", "Note", "NoteKind", "Resources", "Runtime"]
 
 RUN_NOW, QUEUE, SKIP = 0, 1, 2
 """What `Runtime.begin` answers: run the kernel here and now, hand it to the queue, or run nothing (null kernels)."""
@@ -25,12 +25,19 @@ CAPTURE_FORBIDS = 107030
 
 
 class GraphCost(NamedTuple):
-    """What one captured graph holds."""
+    """What one captured graph holds for as long as it lives."""
 
     id: int
     streams: int
+    events: int
+    """Events that are recorded inside it."""
     kernels: int
     other_tasks: int
+    """Records, waits, copies and host functions."""
+    pool_bytes: int
+    """Device memory that its capture took for its pool; 0 if it found room in a pool that it shares."""
+    alive: int
+    """Whether it still holds them."""
 
 
 class Resources(NamedTuple):
@@ -40,11 +47,22 @@ class Resources(NamedTuple):
     streams: int
     events_used: int
     events: int
-    graphs: tuple[GraphCost, ...]
+    captured: tuple[GraphCost, ...]
+    """Every graph captured so far, oldest first."""
+
+    @property
+    def graphs(self) -> tuple[GraphCost, ...]:
+        """The graphs that are alive, oldest first."""
+        return tuple(graph for graph in self.captured if graph.alive)
 
     def room_for(self, graph: GraphCost) -> int:
         """Return how many more graphs like this one fit before error 207008."""
         return (self.streams - self.streams_used) // graph.streams
+
+    def takes(self, graph: GraphCost) -> int:
+        """Return how many graphs like this one, and no others, the device takes before error 207008."""
+        others = self.streams_used - sum(captured.streams for captured in self.graphs)
+        return (self.streams - others) // graph.streams
 
 
 class NoteKind(IntEnum):
@@ -94,6 +112,7 @@ class Runtime:
         self.name_op = self._declare("emu_name_op", None, ctypes.c_uint32, ctypes.c_char_p)
         self.name_says_emulated = self._declare("emu_name_says_emulated", None)
         self._describe_failure = self._declare("emu_describe_failure", None, ctypes.c_char_p)
+        self.interrupt = self._declare("emu_interrupt", None)
         self._wait = self._freed.emu_wait
         self._wait.argtypes, self._wait.restype = [pointer], i32
         self.is_outside_allocations = self._declare("emu_is_outside_allocations", i32, u64, u64)
@@ -191,12 +210,12 @@ class Runtime:
         """Return what is in use and what there is."""
         numbers = (ctypes.c_uint64 * 5)()
         self._held.emu_resources(numbers)
-        self._held.emu_graphs.restype = ctypes.c_uint64
-        count = numbers[4]
-        rows = (ctypes.c_uint64 * (4 * max(count, 1)))()
-        self._held.emu_graphs(rows, ctypes.c_uint64(count))
-        graphs = tuple(GraphCost(*rows[4 * line : 4 * line + 4]) for line in range(count))
-        return Resources(numbers[0], numbers[1], numbers[2], numbers[3], graphs)
+        self._held.emu_costs.restype = ctypes.c_uint64
+        rows = (ctypes.c_uint64 * (7 * max(numbers[4], 1)))()
+        count = self._held.emu_costs(rows, ctypes.c_uint64(numbers[4]))
+        captured = (rows[7 * line : 7 * line + 7] for line in range(count))
+        costs = tuple(GraphCost(*row) for row in captured)
+        return Resources(numbers[0], numbers[1], numbers[2], numbers[3], costs)
 
     def counts(self) -> list[int]:
         """Return how many kernels ran so far, by operator number."""

@@ -9,27 +9,28 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import sys
 import traceback
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from npu_emulator.device import CAPTURE_FORBIDS, RUN_NOW, SKIP
 from npu_emulator.errors import EmulatorError
+from npu_emulator.frames import python_line, user_frames
+from npu_emulator.interrupts import Interrupts
 from npu_emulator.memory.bounds import INVALID_ADDRESS, first_outside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from npu_emulator.device import Runtime
+    from npu_emulator.kernels.metadata import Like
     from npu_emulator.memory.watch import MemoryWatch
 
-__all__ = ["Launch", "Launcher", "Observer", "user_frames"]
+__all__ = ["Launch", "Launcher", "Observer"]
 
 _KERNEL_FAILED = 507015  # ACL_ERROR_RT_AICORE_EXCEPTION
-_NOT_THE_USERS = ("/npu_emulator/", "/torch/", "/torch_npu/", "<frozen ")
 _SWEEP_EVERY = 256
 _VIEWS_KEPT = 16384
 
@@ -52,7 +53,7 @@ class _Queued:
     def __init__(self, name: str, body: Callable[[], object], touched: Iterable[torch.Tensor], frees: int) -> None:
         self.name = name
         self.body = body
-        self.line = _python_line()
+        self.line = python_line()
         self.touched = touched
         self.frees = frees  # how often memory had been given back when `touched` was last known to be somebody's
 
@@ -79,7 +80,6 @@ class Launcher:
 
         self.runtime = runtime
         self.launches = 0
-        self._interrupted = False
         self._raw_stream: Callable[[int], int] = torch_npu._C._npu_getCurrentRawStream  # noqa: SLF001 - the public property is ten times slower
         self.observer: Observer | None = None
         self.memory: MemoryWatch | None = None
@@ -88,8 +88,12 @@ class Launcher:
         self._next = itertools.count(1)
         self._flat: dict[tuple[int, torch.dtype], torch.Tensor] = {}
         self._views: dict[tuple[object, ...], torch.Tensor] = {}
+        self._output_views: dict[tuple[int, Like], torch.Tensor] = {}
         self._bases: dict[int, int] = {}
+        self._suspicious = False  # a view was made of memory that is nobody's
+        self._frees = 0  # how often memory had been given back when the remembered views were made
         runtime.set_kernel_runner(self._run_queued)
+        self._interrupts = Interrupts(self._run_queued.__func__.__code__, runtime.interrupt)
 
     # -- memory ---------------------------------------------------------------------------------------------------------
 
@@ -104,6 +108,8 @@ class Launcher:
         if flat is None:
             flat = self._flatten(device, dtype)
         view = flat.as_strided(tensor.size(), tensor.stride(), (address - self._bases[device]) // dtype.itemsize)
+        if self.runtime.is_outside_allocations(address, 1):  # torch sees to it that a tensor stays inside its storage
+            self._suspicious = True
         if dtype.is_complex and tensor.is_conj():
             view = view.conj()
         return torch._neg_view(view) if tensor.is_neg() else view  # noqa: SLF001 - as above: a flag of the view, not of the memory
@@ -120,6 +126,18 @@ class Launcher:
                 self._views.clear()
             if key[0] != 0:
                 self._views[key] = found
+        return found
+
+    def output_view(self, tensor: torch.Tensor, like: Like) -> torch.Tensor:
+        """Return the shared view of a tensor that was just allocated as `like`: no flags to ask for, a cheap key."""
+        key = (tensor.data_ptr(), like)
+        found = self._output_views.get(key)
+        if found is None:
+            found = self.view(tensor)
+            if len(self._output_views) >= _VIEWS_KEPT:
+                self._output_views.clear()
+            if key[0] != 0:
+                self._output_views[key] = found
         return found
 
     def bytes_at(self, address: int, size: int) -> torch.Tensor:
@@ -177,6 +195,8 @@ class Launcher:
         self.launches += 1
         if self.memory is not None:
             body = self.memory.guard(name, stream, body, reads, writes)
+        if self._suspicious or self.runtime.frees() != self._frees:
+            self._check_memory(name, stream, (*reads, *writes))
         answer = self.runtime.begin(stream, number)
         if answer == RUN_NOW:
             try:
@@ -190,6 +210,22 @@ class Launcher:
             self._queue(key, _Queued(name, body, (*reads, *writes), self.runtime.frees()), number, stream)
             if self.observer is not None:
                 self.observer.launched()
+
+    def _check_memory(self, name: str, stream: int, touched: Iterable[torch.Tensor]) -> None:
+        """Raise if the kernel about to be launched would touch memory that is nobody's.
+
+        Views are looked at when they are made; when memory was given back since, all of them are forgotten and made anew.
+        """
+        self._frees = self.runtime.frees()
+        self._views.clear()
+        self._output_views.clear()
+        self._suspicious = False
+        wrong = first_outside(self.runtime, touched)
+        if wrong is not None:
+            raise RuntimeError(
+                f"{name} on stream {self.runtime.stream_id(stream)} cannot run: {wrong} "
+                f"(ACL error {INVALID_ADDRESS}). Python line: {python_line()}"
+            )
 
     def put(self, stream: int, name: str, body: Callable[[], object]) -> None:
         """Queue work of the emulator's own on a stream, ordered with the program's; no checker sees it."""
@@ -206,6 +242,7 @@ class Launcher:
     def _queue(self, key: int, queued: _Queued, number: int, stream: int) -> None:
         if key % _SWEEP_EVERY == 0:
             self.sweep()
+        self._interrupts.install()
         self._bodies[key] = queued
         status = self.runtime.launch(stream, key, number)
         if status != 0:
@@ -232,10 +269,8 @@ class Launcher:
         try:
             with torch._C._AutoDispatchBelowAutograd(), _disable_current_modes():  # noqa: SLF001
                 queued.body()
-        except KeyboardInterrupt:
-            self._interrupted = (
-                True  # raised where Python code waits or launches next: not through the runtime's frames
-            )
+        except KeyboardInterrupt:  # from a handler of the program's own
+            self.runtime.interrupt()
             return 0
         except BaseException as error:  # noqa: BLE001 - no exception may unwind through the runtime's C++ frames
             self.runtime.describe_failure(f"{queued.name}, launched at {queued.line}, failed on the device: {error}")
@@ -247,13 +282,10 @@ class Launcher:
     def wait(self, device: int, what: str) -> None:
         """Wait for the current stream because the host is about to read device memory."""
         status = self.runtime.wait(self._raw_stream(device))
-        if self._interrupted:
-            self._interrupted = False
-            raise KeyboardInterrupt
         if status == CAPTURE_FORBIDS:
             raise RuntimeError(
                 f"{what} reads device memory from the host, which is not permitted while a stream is being captured "
-                f"(ACL error {CAPTURE_FORBIDS}); move it out of the captured region. Python line: {_python_line()}"
+                f"(ACL error {CAPTURE_FORBIDS}); move it out of the captured region. Python line: {python_line()}"
             )
         if status != 0:
             raise RuntimeError(f"{self.runtime.recent_error()} (ACL error {status})")
@@ -270,21 +302,3 @@ class Launcher:
             for name, number in self._numbers.items()
             if number < len(by_number) and by_number[number]
         }
-
-
-def _python_line() -> str:
-    """Name the innermost line of the user's program that led here."""
-    frames = user_frames(1)
-    return frames[0].partition(" in ")[0] if frames else "an unknown line"
-
-
-def user_frames(limit: int = 6) -> tuple[str, ...]:
-    """Name the lines of the user's program that led here, innermost first: torch's and our own frames tell nothing."""
-    found: list[str] = []
-    frame: Any = sys._getframe(1)  # noqa: SLF001 - walking frames one by one is far cheaper than traceback.extract_stack
-    while frame is not None and len(found) < limit:
-        file = frame.f_code.co_filename
-        if not any(part in file for part in _NOT_THE_USERS):
-            found.append(f"{file}:{frame.f_lineno} in {frame.f_code.co_name}")
-        frame = frame.f_back
-    return tuple(found)

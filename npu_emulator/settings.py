@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from npu_emulator.errors import EmulatorError
 from npu_emulator.schedules import parse
 
-__all__ = ["Settings"]
+__all__ = ["SOCS", "Settings"]
 
 _PREFIX = "NPU_EMULATOR_"
+_NOT_FIELDS = ("NPU_EMULATOR_CACHE",)
+"""Variables that are read elsewhere: where the built runtime lies (build.py)."""
+
+SOCS = (
+    *("Ascend910A", "Ascend910B", "Ascend910ProA", "Ascend910ProB", "Ascend910PremiumA"),
+    *("Ascend910B1", "Ascend910B2", "Ascend910B2C", "Ascend910B3", "Ascend910B4", "Ascend910B4-1"),
+    *("Ascend910_9362", "Ascend910_9363", "Ascend910_9372", "Ascend910_9381", "Ascend910_9382"),
+    *("Ascend910_9391", "Ascend910_9392"),
+    *("Ascend310P1", "Ascend310P2", "Ascend310P3", "Ascend310P4", "Ascend310P5", "Ascend310P7"),
+    *("Ascend310B1", "Ascend310B2", "Ascend310B3", "Ascend310B4"),
+)
+"""Chips that torch_npu 2.13 knows by name; it refuses to start on any other. The 950 generation is left out: it has core
+kinds and formats that the emulator does not model."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +63,20 @@ class Settings:
             raise EmulatorError(f"{_PREFIX}DEVICES must lie in 1..16, got {self.devices}")
         if self.memory_gb < 1:
             raise EmulatorError(f"{_PREFIX}MEMORY_GB must be at least 1, got {self.memory_gb}")
+        if self.soc not in SOCS:
+            raise EmulatorError(
+                f"{_PREFIX}SOC must be the name of an Ascend chip that torch_npu knows, got {self.soc!r}"
+                f"{_did_you_mean(self.soc, SOCS) or '; for instance Ascend910B3'}"
+            )
+        for name in ("streams", "events"):
+            if getattr(self, name) < 1:
+                raise EmulatorError(f"{_PREFIX}{name.upper()} must be at least 1, got {getattr(self, name)}")
         parse(self.schedule)
 
     @classmethod
     def from_environment(cls, **overrides: Any) -> Settings:
         """Read the `NPU_EMULATOR_*` variables; keyword arguments that are not None win over them."""
+        _refuse_unknown_variables({_PREFIX + field.name.upper() for field in fields(cls)})
         found: dict[str, Any] = {}
         for field in fields(cls):
             text = os.environ.get(_PREFIX + field.name.upper())
@@ -61,8 +85,24 @@ class Settings:
         unknown = set(overrides) - {field.name for field in fields(cls)}
         if unknown:
             known = ", ".join(field.name for field in fields(cls))
-            raise EmulatorError(f"unknown emulator setting {min(unknown)!r}; the settings are {known}")
+            hint = _did_you_mean(min(unknown), [field.name for field in fields(cls)])
+            raise EmulatorError(f"unknown emulator setting {min(unknown)!r}{hint}; the settings are {known}")
         return replace(cls(**found), **{name: value for name, value in overrides.items() if value is not None})
+
+
+def _refuse_unknown_variables(known: set[str]) -> None:
+    """A mistyped variable would otherwise be a setting that silently does nothing."""
+    for name in sorted(os.environ):
+        if name.startswith(_PREFIX) and name not in known and name not in _NOT_FIELDS:
+            every = sorted({*known, *_NOT_FIELDS})
+            raise EmulatorError(
+                f"unknown environment variable {name}{_did_you_mean(name, every)}; the emulator reads {', '.join(every)}"
+            )
+
+
+def _did_you_mean(given: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(given, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _parse(name: str, default: object, text: str) -> object:

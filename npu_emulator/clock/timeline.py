@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from npu_emulator.device import Runtime
     from npu_emulator.launch import Launch
 
-__all__ = ["Span", "Timeline"]
+__all__ = ["Arrow", "Span", "Timeline"]
 
 
 class Span(NamedTuple):
@@ -32,9 +32,21 @@ class Span(NamedTuple):
     line: str
 
 
-class _Arrow(NamedTuple):
+class Arrow(NamedTuple):
+    """An event between two streams: each end is a stream and a time in modelled microseconds."""
+
     source: tuple[str, float]
     target: tuple[str, float]
+
+
+class _Moment(NamedTuple):
+    """A time, and the number of the span whose end it is; -1: the beginning. The later of two is their maximum."""
+
+    time: float = 0.0
+    cause: int = -1
+
+
+_BEGINNING = _Moment()
 
 
 @dataclass
@@ -42,8 +54,8 @@ class _Lanes:
     """The clocks of a set of streams: those of the program, or those of one replay."""
 
     title: str
-    ends: dict[int, float] = field(default_factory=dict)
-    records: dict[int, tuple[str, float]] = field(default_factory=dict)
+    ends: dict[int, _Moment] = field(default_factory=dict)
+    records: dict[int, tuple[str, _Moment]] = field(default_factory=dict)
 
     def stream(self, number: int) -> str:
         return f"{self.title} {number}"
@@ -56,10 +68,11 @@ class Timeline:
         """Read the log of `runtime`."""
         self.chip = chip
         self.spans: list[Span] = []
-        self._arrows: list[_Arrow] = []
+        self.arrows: list[Arrow] = []
         self._runtime = runtime
         self._program = _Lanes("stream")
-        self._host = 0.0
+        self._host = _BEGINNING
+        self._causes: list[int] = []
         self._captured: dict[int, list[Note]] = {}
         self._works: dict[int, tuple[str, float, str]] = {}
 
@@ -67,6 +80,16 @@ class Timeline:
     def end(self) -> float:
         """When the last work ends, in modelled microseconds."""
         return max((span.start + span.duration for span in self.spans), default=0.0)
+
+    @property
+    def critical_path(self) -> list[Span]:
+        """The spans that make the end as late as it is, first to last: each starts where the one before it ends."""
+        path: list[Span] = []
+        place = max(range(len(self.spans)), key=lambda n: self.spans[n].start + self.spans[n].duration, default=-1)
+        while place >= 0:
+            path.append(self.spans[place])
+            place = self._causes[place]
+        return path[::-1]
 
     def launching(self, key: int, launch: Launch) -> None:
         """Price kernel number `key`."""
@@ -85,29 +108,30 @@ class Timeline:
 
     def _follow(self, lanes: _Lanes, note: Note, record: int, awaited: int) -> None:
         """Advance one stream; `record` and `awaited` say under which number events are known here."""
-        now = max(lanes.ends.get(note.stream, 0.0), self._host)
+        now = max(lanes.ends.get(note.stream, _BEGINNING), self._host)
         match note.kind:
             case NoteKind.KERNEL | NoteKind.COPY | NoteKind.FILL:
                 name, duration, line = self._price(note)
-                self.spans.append(Span(name, lanes.stream(note.stream), now, duration, line))
-                now += duration
+                self.spans.append(Span(name, lanes.stream(note.stream), now.time, duration, line))
+                self._causes.append(now.cause)
+                now = _Moment(now.time + duration, len(self.spans) - 1)
             case NoteKind.RECORD:
                 lanes.records[record] = (lanes.stream(note.stream), now)
             case NoteKind.WAIT if awaited in lanes.records:
-                source = lanes.records[awaited]
-                now = max(now, source[1])
-                if source[0] != lanes.stream(note.stream):
-                    self._arrows.append(_Arrow(source, (lanes.stream(note.stream), now)))
+                stream, recorded = lanes.records[awaited]
+                now = max(now, recorded)
+                if stream != lanes.stream(note.stream):
+                    self.arrows.append(Arrow((stream, recorded.time), (lanes.stream(note.stream), now.time)))
             case NoteKind.REPLAY:
                 now = self._replay(note, now)
             case NoteKind.SYNC_STREAM:
-                self._host = max(self._host, lanes.ends.get(note.first, 0.0))
+                self._host = max(self._host, lanes.ends.get(note.first, _BEGINNING))
                 return
             case NoteKind.SYNC_DEVICE:
                 self._host = max([self._host, *lanes.ends.values()])
                 return
             case NoteKind.SYNC_TICKET:
-                self._host = max(self._host, lanes.records.get(note.first, ("", 0.0))[1])
+                self._host = max(self._host, lanes.records.get(note.first, ("", _BEGINNING))[1])
                 return
         lanes.ends[note.stream] = now
 
@@ -118,7 +142,7 @@ class Timeline:
             return take(note.first, ("launched before the timeline began", self.chip.launch_us, ""))
         return ("memset" if note.kind == NoteKind.FILL else "memcpy", self.chip.copy_us(note.third), "")
 
-    def _replay(self, note: Note, start: float) -> float:
+    def _replay(self, note: Note, start: _Moment) -> _Moment:
         """Run a captured graph's lanes from `start`; return when the last of them ends."""
         tasks = self._captured.get(note.first, [])
         lanes = _Lanes(f"stream {note.stream}, graph {note.first}, lane")
@@ -137,12 +161,13 @@ class Timeline:
             {"ph": "M", "name": "thread_name", "pid": 0, "tid": number, "args": {"name": name}}
             for name, number in places.items()
         ]
+        critical = set(map(id, self.critical_path))
         rows += [
             {"ph": "X", "name": span.name, "cat": "modelled", "pid": 0, "tid": places[span.stream], "ts": span.start,
-             "dur": span.duration, "args": {"line": span.line}}
+             "dur": span.duration, "args": {"line": span.line, "critical": id(span) in critical}}
             for span in self.spans
         ]  # fmt: skip
-        for number, arrow in enumerate(self._arrows):
+        for number, arrow in enumerate(self.arrows):
             for phase, (stream, time) in (("s", arrow.source), ("f", arrow.target)):
                 if stream in places:
                     rows.append(

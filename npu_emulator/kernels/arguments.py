@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 __all__ = ["Bound", "bind", "is_npu"]
 
@@ -31,6 +31,8 @@ class Bound(NamedTuple):
     """Index of the first device tensor's device, else of the device asked for, else -1."""
     reads: list[torch.Tensor]
     """The CPU tensors that lie on device memory."""
+    mixed: bool
+    """Whether tensors of the device and of the host meet, scalar tensors of the host apart."""
 
 
 def is_npu(value: object) -> bool:
@@ -41,18 +43,24 @@ def is_npu(value: object) -> bool:
 def bind(args: tuple[Any, ...], kwargs: dict[str, Any], view: Callable[[torch.Tensor], torch.Tensor]) -> Bound:
     """Convert the arguments of one launch, taking CPU tensors from `view`."""
     walk = _Walk(view)
-    convert = walk.convert
-    cpu_args = tuple([convert(value) for value in args])
+    cpu_args = walk.convert_all(args)
     cpu_kwargs = {}
-    for name, value in kwargs.items():
-        walk.parts.append(name)
-        cpu_kwargs[name] = convert(value)
+    if kwargs:
+        walk.parts.extend(kwargs)
+        cpu_kwargs = dict(zip(kwargs, walk.convert_all(tuple(kwargs.values())), strict=True))
     device = walk.device if walk.device >= 0 else walk.asked
-    return Bound(cpu_args, cpu_kwargs, tuple(walk.parts) if walk.known else None, device, walk.reads)
+    return Bound(
+        tuple(cpu_args),
+        cpu_kwargs,
+        tuple(walk.parts) if walk.known else None,
+        device,
+        walk.reads,
+        walk.device >= 0 and walk.host,
+    )
 
 
 class _Walk:
-    __slots__ = ("asked", "device", "known", "parts", "reads", "view")
+    __slots__ = ("asked", "device", "host", "known", "parts", "reads", "view")
 
     def __init__(self, view: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self.view = view
@@ -60,27 +68,35 @@ class _Walk:
         self.reads: list[torch.Tensor] = []
         self.device = -1
         self.asked = -1
+        self.host = False
         self.known = True
 
-    def convert(self, value: Any) -> Any:
-        """Return the CPU form of one argument and note what it tells."""
-        kind = type(value)
-        if kind in _SCALARS:
-            self.parts.append(kind)  # 1, 1.0 and True are equal in Python and promote differently
-            self.parts.append(value)
-            return value
-        if isinstance(value, torch.Tensor):
-            return self._tensor(value)
-        if kind is list or kind is tuple:
+    def convert_all(self, values: Sequence[Any]) -> list[Any]:
+        """Return the CPU form of several arguments; one loop, because every launch comes through here."""
+        converted = []
+        parts = self.parts
+        for value in values:
+            kind = type(value)
+            if kind in _SCALARS:
+                parts.append(kind)  # 1, 1.0 and True are equal in Python and promote differently
+                parts.append(value)
+                converted.append(value)
+            elif isinstance(value, torch.Tensor):
+                converted.append(self._tensor(value))
+            else:
+                converted.append(self._other(value))
+        return converted
+
+    def _other(self, value: Any) -> Any:
+        """Convert what is neither a number nor a tensor."""
+        if isinstance(value, (list, tuple)):  # torch.Size and named tuples included
             self.parts.append(len(value))
-            return [self.convert(item) for item in value]
-        if kind is torch.device:
+            return self.convert_all(value)
+        if type(value) is torch.device:
             self.parts.append(value.type)
             if value.type == "npu" and value.index is not None and self.asked < 0:
                 self.asked = value.index
             return _CPU if value.type == "npu" else value
-        if isinstance(value, (list, tuple)):  # torch.Size and named tuples
-            return self.convert(list(value))
         self.known = False
         return value
 
@@ -90,6 +106,7 @@ class _Walk:
         # A CPU scalar tensor promotes differently from a device tensor, so where it lies is part of the key.
         self.parts.extend((value.dtype, value.size(), value.stride(), on_device))
         if not on_device:
+            self.host = self.host or value.dim() > 0
             return value
         if self.device < 0:
             self.device = index

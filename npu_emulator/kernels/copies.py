@@ -48,7 +48,7 @@ class _Copies:
             origin = self._launcher.view(source)
             reads.append(origin)
             if source.device.index != index:
-                self._launcher.wait(source.device.index, "a copy between devices")
+                return self._between_devices(destination, source, target, origin)
         else:
             # The host may change pageable memory as soon as this returns; pinned memory is read when the task runs.
             pinned = non_blocking and source.is_pinned()
@@ -56,6 +56,23 @@ class _Copies:
             if pinned:
                 reads.append(origin)  # two streams may race for a pinned buffer as well
         self._launcher.launch("aten.copy_.default", self._number, index, lambda: target.copy_(origin), reads, [target])
+        return destination
+
+    def _between_devices(
+        self, destination: torch.Tensor, source: torch.Tensor, target: torch.Tensor, origin: torch.Tensor
+    ) -> torch.Tensor:
+        """Copy behind the work of both devices' current streams and in front of what follows on both, as torch does."""
+        here, there = (torch.npu.current_stream(tensor.device) for tensor in (destination, source))
+        here.wait_stream(there)
+        self._launcher.launch(
+            "aten.copy_.default",
+            self._number,
+            destination.device.index,
+            lambda: target.copy_(origin),
+            [origin],
+            [target],
+        )
+        there.wait_stream(here)
         return destination
 
     def _to_host(self, destination: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> torch.Tensor:
@@ -100,12 +117,11 @@ class _Copies:
         """Copy to another dtype, device or memory format."""
         like = torch.empty_strided(source.size(), source.stride(), dtype=source.dtype, device="meta")
         shape = torch.ops.aten._to_copy.default(like, dtype=dtype, layout=layout, memory_format=memory_format)  # noqa: SLF001
+        target = device or source.device
+        # torch asks for pinned memory where a copy to the host must not wait.
+        pinned = pin_memory or (non_blocking and is_npu(source) and target.type == "cpu")
         out = torch.empty_strided(
-            shape.size(),
-            shape.stride(),
-            dtype=shape.dtype,
-            device=device or source.device,
-            pin_memory=pin_memory or False,
+            shape.size(), shape.stride(), dtype=shape.dtype, device=target, pin_memory=pinned or False
         )
         return self.copy_(out, source, non_blocking)
 

@@ -12,7 +12,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from npu_emulator.kernels.arguments import Bound, bind
-from npu_emulator.kernels.metadata import Like, MetadataCache
+from npu_emulator.kernels.metadata import Like, Likes, MetadataCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,12 +41,35 @@ _OVERWRITERS = frozenset(
     ]
 )
 """In-place operators that do not look at what they overwrite."""
+_INDEXING = frozenset({"aten::index", "aten::_unsafe_index"})
+"""Tagged as if their shape always depended on values; it does for masks alone, whose elements have to be counted."""
+_TAKING_HOST_TENSORS = frozenset(
+    [
+        "aten::index",
+        "aten::_unsafe_index",
+        "aten::index_put",
+        "aten::index_put_",
+        "aten::_index_put_impl_",
+        "aten::_unsafe_index_put",
+        "aten::tensor_split",
+        "aten::_pack_padded_sequence",
+        "aten::_pack_padded_sequence_backward",
+    ]
+)
+"""ATen operators for which torch allows indices, sections or lengths on the host beside tensors of the device."""
+_MASKS = frozenset({torch.bool, torch.uint8})
 _DEVICES = [torch.device("npu", index) for index in range(16)]
 
 
 def _index(bound: Bound) -> int:
     """Return the device that the arguments live on or ask for, else the current one."""
     return bound.device if bound.device >= 0 else torch.npu.current_device()
+
+
+def _has_mask(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether one of the indices of an indexing operator is a mask."""
+    indices = args[1] if len(args) > 1 else kwargs["indices"]
+    return any(index is not None and index.dtype in _MASKS for index in indices)
 
 
 class Kernel:
@@ -60,7 +83,7 @@ class Kernel:
         """Prepare a kernel; `compute` defaults to the operator's own CPU kernel."""
         self.op = op
         self.name = str(op)
-        self.compute = compute or op
+        self.compute = compute or op._op  # noqa: SLF001 - as calling the overload, without its Python frame
         self._launcher = launcher
         self._number = launcher.number(self.name)
         self._metadata = MetadataCache(op)
@@ -73,6 +96,8 @@ class Kernel:
         self._is_out_variant = any(argument.is_out for argument in schema.arguments)
         # Batch norm and its like write to an argument and return something else; most writers return what they wrote.
         self._returns_written = all(value.alias_info is not None for value in schema.returns)
+        self._takes_host = not schema.name.startswith("aten::") or schema.name in _TAKING_HOST_TENSORS
+        self._indexes = schema.name in _INDEXING
         self._only_overwrites = schema.name in _OVERWRITERS
         self._returns = len(schema.returns)
         tensors_only = all(str(value.type) in {"Tensor", "Tensor[]", "List[Tensor]"} for value in schema.returns)
@@ -83,7 +108,9 @@ class Kernel:
         if self._written and self._returns_written:
             return self._launch_writing(args, kwargs)
         bound = bind(args, kwargs, self._launcher.shared_view)
-        if self._reads_host:
+        if bound.mixed:
+            self._refuse_mixed(bound)
+        if self._reads_host and not (self._indexes and not _has_mask(args, kwargs)):
             return self._run_on_host(bound, args, kwargs)
         try:
             likes = self._metadata.outputs(bound.key, args, kwargs)
@@ -97,32 +124,40 @@ class Kernel:
         """Return what computes this one launch."""
         return self.compute
 
+    def _refuse_mixed(self, bound: Bound) -> None:
+        """Say what torch says on hardware, where a kernel cannot reach the host's memory."""
+        if not self._takes_host:
+            raise RuntimeError(
+                f"Expected all tensors to be on the same device, but found at least two devices, npu:{bound.device} and "
+                f"cpu! ({self.name}; move the tensor with .npu() first)"
+            )
+
     # -- pure operators -------------------------------------------------------------------------------------------------
 
     def _launch_pure(self, bound: Bound, args: Any, kwargs: Any, likes: Any) -> Any:
         index = _index(bound)
         device = _DEVICES[index]
-        view = self._launcher.shared_view
-        outputs: Any
-        targets: list[torch.Tensor]
-        if type(likes) is Like:
-            outputs = torch.empty_strided(likes.size, likes.stride, dtype=likes.dtype, device=device)
-            targets = [view(outputs)]
-        elif type(likes) is tuple and all(type(like) is Like for like in likes):
-            outputs = tuple(
-                [torch.empty_strided(like.size, like.stride, dtype=like.dtype, device=device) for like in likes]
-            )
-            targets = [view(output) for output in outputs]
-        else:
-            outputs = tree_map(lambda like: _allocate(like, device), likes, is_leaf=lambda item: isinstance(item, Like))
-            # A masked output (a gradient that nobody wants) is None, and keeps its place.
-            places = [view(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in tree_leaves(outputs)]
-            targets = [place for place in places if place is not None]
-            body = _PureBody(self._bind(bound, args, kwargs), bound, places)
+        if type(likes) is Likes:
+            view = self._launcher.output_view
+            each = likes.each
+            made = [torch.empty_strided(like.size, like.stride, dtype=like.dtype, device=device) for like in each]
+            targets = [view(output, like) for output, like in zip(made, each, strict=True)]
+            body = _PureBody(self._bind(bound, args, kwargs), bound, targets, likes)
             self._launcher.launch(self.name, self._number, index, body, bound.reads, targets, fresh=True)
-            return outputs
-        body = _PureBody(self._bind(bound, args, kwargs), bound, targets)
-        self._launcher.launch(self.name, self._number, index, body, bound.reads, targets, fresh=True)
+            return made[0] if likes.single else tuple(made)
+        outputs = tree_map(lambda like: _allocate(like, device), likes, is_leaf=lambda item: isinstance(item, Like))
+        # A masked output (a gradient that nobody wants) is None, and keeps its place.
+        places = [
+            self._launcher.shared_view(leaf) if isinstance(leaf, torch.Tensor) else None
+            for leaf in tree_leaves(outputs)
+        ]
+        targets = [place for place in places if place is not None]
+        compute = self._bind(bound, args, kwargs)
+
+        def store() -> None:
+            _store(tree_leaves(compute(*bound.args, **bound.kwargs)), places)
+
+        self._launcher.launch(self.name, self._number, index, store, bound.reads, targets, fresh=True)
         return outputs
 
     # -- in-place and out variants --------------------------------------------------------------------------------------
@@ -132,6 +167,8 @@ class Kernel:
             self._resize_outputs(args, kwargs)
         # Fresh views: a CPU kernel may resize what it writes to, and a view shared between launches must stay as it is.
         bound = bind(args, kwargs, self._launcher.view)
+        if bound.mixed:
+            self._refuse_mixed(bound)
         index = _index(bound)
         if self._reads_host:
             self._launcher.wait(index, self.name)
@@ -163,9 +200,8 @@ class Kernel:
         except NotImplementedError:
             return  # no meta kernel: the CPU kernel will complain if the shape is wrong
         outs = [_argument(args, kwargs, *place) for place in self._written]
-        for out, like in zip(
-            tree_leaves(outs), tree_leaves(likes, is_leaf=lambda item: isinstance(item, Like)), strict=False
-        ):
+        wanted = likes.each if type(likes) is Likes else tree_leaves(likes, is_leaf=lambda item: isinstance(item, Like))
+        for out, like in zip(tree_leaves(outs), wanted, strict=False):
             if isinstance(like, Like) and tuple(out.size()) != like.size:
                 out.resize_(like.size)
 
@@ -198,22 +234,28 @@ class Kernel:
 class _PureBody:
     """What a pure operator does when its turn comes: compute on CPU tensors, store to device memory."""
 
-    __slots__ = ("args", "compute", "kwargs", "targets")
+    __slots__ = ("args", "compute", "kwargs", "likes", "targets")
 
-    def __init__(self, compute: Callable[..., Any], bound: Bound, targets: Sequence[torch.Tensor | None]) -> None:
+    def __init__(
+        self, compute: Callable[..., Any], bound: Bound, targets: Sequence[torch.Tensor], likes: Likes
+    ) -> None:
         self.compute = compute
         self.args = bound.args
         self.kwargs = bound.kwargs
         self.targets = targets
+        self.likes = likes
 
     def __call__(self) -> None:
         results = self.compute(*self.args, **self.kwargs)
         if isinstance(results, torch.Tensor):
-            _store((results,), self.targets)
+            results = (results,)
+        elif type(results) is not tuple:
+            results = tree_leaves(results)
+        if self.likes.confirmed:
+            for target, result in zip(self.targets, results, strict=True):
+                target.copy_(result)
         else:
-            # Almost always a plain tuple of tensors; only nested results pay for the tree.
-            flat = type(results) is tuple and all(isinstance(result, torch.Tensor) for result in results)
-            _store(results if flat else tree_leaves(results), self.targets)
+            self.likes.confirmed = _store(results, self.targets)
 
 
 def _argument(args: Any, kwargs: Any, position: int, name: str) -> Any:
@@ -230,17 +272,23 @@ def _tensors(values: list[Any]) -> list[torch.Tensor]:
     return found
 
 
-def _store(results: Sequence[Any], targets: Sequence[torch.Tensor | None]) -> None:
-    """Write what the CPU computed to device memory.
+def _store(results: Sequence[Any], targets: Sequence[torch.Tensor | None]) -> bool:
+    """Write what the CPU computed to device memory; tell whether each target got a result of its size.
 
     Some operators return fewer or smaller auxiliary outputs on the CPU than their meta kernel announces (batch norm's saved
     statistics in evaluation, embedding_bag's indices); nothing reads those.
     """
+    fits = len(results) == len(targets)
     for result, target in zip(results, targets, strict=False):
         if not isinstance(result, torch.Tensor) or target is None:
-            continue
-        if result.size() == target.size() or target.numel() != 0 != result.numel():
+            fits = False
+        elif result.size() == target.size():
             target.copy_(result)
+        else:
+            fits = False
+            if target.numel() != 0 != result.numel():
+                target.copy_(result)
+    return fits
 
 
 def _allocate(like: Any, device: torch.device) -> Any:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from npu_emulator.errors import KernelMissingError
+from npu_emulator.kernels.composites import composite_kernels
 from npu_emulator.kernels.copies import copy_kernels
 from npu_emulator.kernels.formats import format_kernels
 from npu_emulator.kernels.generic import Kernel
-from npu_emulator.kernels.matmul import matmul_backward
+from npu_emulator.kernels.gradients import GRADIENTS
 from npu_emulator.kernels.random import RandomKernel, is_random
 from npu_emulator.kernels.workspaces import workspace_kernels
 
@@ -51,6 +52,9 @@ _TORCH_NPUS_OWN = frozenset(
         "aten::is_set_to",
         "aten::alias",
         "aten::detach",
+        "aten::squeeze",
+        "aten::squeeze.dim",
+        "aten::unsqueeze",
     ]
 )
 """Operators that allocate or describe memory and compute nothing: torch_npu's kernels for them need no CANN operator."""
@@ -59,6 +63,11 @@ _AUTOGRAD_ONLY = frozenset({"aten::one_hot"})
 """Operators without a gradient whose CANN kernel torch_npu calls from its autograd key, above the one overridden here."""
 
 _NPU_WITHOUT_COMPUTE = (
+    # They compose copies, events and host functions, or speak to the runtime.
+    "print_npugraph_tensor",
+    "save_npugraph_tensor",
+    "super_kernel_scope",
+    "get_storage_size",
     "get_npu_format",
     "npu_get",
     "empty_with_format",
@@ -78,10 +87,6 @@ class Installer:
 
     def install(self, brought: Mapping[str, Callable[..., Any]]) -> int:
         """Register all kernels and return their number; `brought` holds those that other packages offer."""
-        # Dynamo traces what a compiled frame calls; kernels are the device's inside, not part of the user's program.
-        from torch._dynamo import trace_rules
-
-        trace_rules.add("npu_emulator")
         special = copy_kernels(self._launcher)
         count = 0
         for name in sorted(_aten_names()):
@@ -99,8 +104,10 @@ class Installer:
         for name in _registered("npu::"):
             if not any(part in name for part in _NPU_WITHOUT_COMPUTE):
                 self._register(name, formats.get(name) or _Missing(name))
-        self.add("aten::matmul_backward", matmul_backward)
-        for name, compute in brought.items():
+        for name, composed in composite_kernels().items():
+            for key in ("PrivateUse1", "AutogradPrivateUse1"):
+                self._register(name, composed, key)
+        for name, compute in {**GRADIENTS, **brought}.items():
             self.add(name, compute)
         return count + len(brought)
 

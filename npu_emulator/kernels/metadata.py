@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Like", "MetadataCache", "on_meta"]
+__all__ = ["Like", "Likes", "MetadataCache", "on_meta"]
 
 _CACHE_LIMIT = 4096
 
@@ -21,6 +21,19 @@ class Like(NamedTuple):
     size: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
+
+
+class Likes:
+    """What an operator gives that returns one tensor, or a tuple of tensors: nearly every operator."""
+
+    __slots__ = ("confirmed", "each", "single")
+
+    def __init__(self, each: tuple[Like, ...], *, single: bool) -> None:
+        """Describe the outputs in order; `single` says that the operator returns a tensor and no tuple."""
+        self.each = each
+        self.single = single
+        self.confirmed = False
+        """Whether a run has shown that the CPU's results have these sizes, so that later runs need not look."""
 
 
 def on_meta(value: object) -> object:
@@ -39,7 +52,7 @@ class MetadataCache:
         self._known: dict[Any, Any] = {}
 
     def outputs(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the operator's outputs with every tensor replaced by its `Like`.
+        """Return the operator's outputs as `Likes`, or, if lists are among them, with every tensor replaced by its `Like`.
 
         `key` describes the arguments (see `Bound.key`); None means that nothing may be remembered. Raises whatever the meta
         kernel raises: wrong arguments fail here, at launch, as they do on hardware.
@@ -48,6 +61,10 @@ class MetadataCache:
         if found is None:
             result = self._op(*tree_map(on_meta, args), **tree_map(on_meta, kwargs))
             found = tree_map(_like, result)
+            if type(found) is Like:
+                found = Likes((found,), single=True)
+            elif type(found) is tuple and all(type(like) is Like for like in found):
+                found = Likes(found, single=False)
             if key is not None:
                 if len(self._known) >= _CACHE_LIMIT:
                     self._known.clear()

@@ -11,10 +11,18 @@ if TYPE_CHECKING:
 
     from npu_emulator.device import Runtime
 
-__all__ = ["INVALID_ADDRESS", "first_outside"]
+__all__ = ["INVALID_ADDRESS", "extent_bytes", "first_outside"]
 
 INVALID_ADDRESS = 507011
 """The code with which a graph fails that touches freed device memory (ACL_ERROR_RT_MODEL_EXECUTE)."""
+
+
+def extent_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes from a tensor's first element to its last, gaps included."""
+    if tensor.numel() == 0:
+        return 0
+    last = sum((extent - 1) * step for extent, step in zip(tensor.size(), tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
 
 
 def first_outside(runtime: Runtime, tensors: Iterable[torch.Tensor]) -> str | None:
@@ -22,11 +30,11 @@ def first_outside(runtime: Runtime, tensors: Iterable[torch.Tensor]) -> str | No
     for tensor in tensors:
         if tensor.numel() == 0:
             continue
-        last = sum((extent - 1) * step for extent, step in zip(tensor.size(), tensor.stride(), strict=True))
-        size = (last + 1) * tensor.element_size()
+        size = extent_bytes(tensor)
         if runtime.is_outside_allocations(tensor.data_ptr(), size):
             return (
-                f"it touches {size} bytes at {tensor.data_ptr():#x}, which no live allocation holds: the memory was freed. "
-                "Keep the tensors that a captured graph uses alive; NPU_EMULATOR_CHECK_MEMORY=1 says where they were allocated"
+                f"it touches {size} bytes at {tensor.data_ptr():#x}, which no live allocation holds: the memory was freed, or "
+                "the access goes past its end. Keep alive the tensors that a captured graph or a weak reference uses; "
+                "NPU_EMULATOR_CHECK_MEMORY=1 says where they were allocated"
             )
     return None

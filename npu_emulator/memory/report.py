@@ -14,6 +14,7 @@ class FaultKind(Enum):
     UNWRITTEN = "reads memory that nothing has written"
     FREED = "uses memory that was freed"
     REUSED = "uses memory that was freed and then handed out again"
+    OUTSIDE = "reaches past the end of its memory"
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,12 @@ class MemoryFault:
         return "\n".join([*lines, f"  repair: {_REPAIRS[self.kind]}"])
 
 
+_KEEP_ALIVE = "keep the tensor alive for as long as a graph that may be replayed, or a weak reference, uses its memory"
 _REPAIRS = {
     FaultKind.UNWRITTEN: "write it first (torch.zeros instead of torch.empty), or wait for the work that writes it",
-    FaultKind.FREED: "keep the tensor alive for as long as the graph that uses its memory may be replayed",
-    FaultKind.REUSED: "keep the tensor alive for as long as the graph that uses its memory may be replayed",
+    FaultKind.FREED: _KEEP_ALIVE,
+    FaultKind.REUSED: _KEEP_ALIVE,
+    FaultKind.OUTSIDE: "size, strides and offset must stay inside the storage; whoever made the view by hand got one wrong",
 }
 
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from npu_emulator.errors import MemoryFaultError
-from npu_emulator.launch import user_frames
+from npu_emulator.frames import user_frames
 from npu_emulator.memory.blocks import Block, Blocks
+from npu_emulator.memory.bounds import extent_bytes
 from npu_emulator.memory.report import FaultKind, MemoryFault
 from npu_emulator.memory.rules import is_copy, may_skip_reads, overwrites_in_part
 
@@ -110,6 +111,8 @@ class MemoryWatch:
             if (block := self._blocks.holding(tensor.data_ptr())) is not None
         )
         use = _Use(name, user_frames(), stream, self._launcher.is_capturing(stream), reads, writes, blocks)
+        if self._check:
+            self._check_launch(use)
 
         def guarded() -> None:
             if self._check:
@@ -119,6 +122,15 @@ class MemoryWatch:
             self._mark(use)
 
         return guarded
+
+    def _check_launch(self, use: _Use) -> None:
+        """At its launch a kernel's memory must be alive and large enough, whatever becomes of it until the kernel runs."""
+        for tensor, block in use.blocks:
+            size = extent_bytes(tensor)
+            if block.freed is not None:
+                self._report(use, FaultKind.FREED, tensor, block, size)
+            elif tensor.data_ptr() + size > block.end:
+                self._report(use, FaultKind.OUTSIDE, tensor, block, size)
 
     def _check_blocks(self, use: _Use) -> None:
         """Memory that a captured kernel met must be the same allocation at every replay, unless the graph owns it."""

@@ -25,6 +25,28 @@ aclError no_stream_left(const char* wanted) {
                     " captured graphs; destroy graphs, capture fewer sizes, or use fewer side streams in each (NPU_EMULATOR_STREAMS)");
 }
 
+// Remembers what a graph costs, at the end of its capture.
+void note_cost(const Graph& graph) {
+    Cost cost;
+    cost.graph = graph.id;
+    cost.streams = graph.lanes.size();
+    cost.memory = graph.memory;
+    for (const Task& task : graph.tasks) {
+        cost.kernels += task.kind == Kind::Kernel;
+        cost.events += task.kind == Kind::Record;
+    }
+    cost.others = graph.tasks.size() - cost.kernels;
+    state().costs.push_back(cost);
+}
+
+// Device memory that a thread takes while it captures is its graph's: torch_npu's allocator gives graphs pools of their own.
+void charge_capture(uint64_t bytes) {
+    State& s = state();
+    Lock lock(s.mutex);
+    for (Graph* graph : s.capturing)
+        if (graph->thread == std::this_thread::get_id()) graph->memory += bytes;
+}
+
 }  // namespace emu
 
 EMU_API void emu_set_budgets(uint64_t streams, uint64_t events) {
@@ -34,7 +56,7 @@ EMU_API void emu_set_budgets(uint64_t streams, uint64_t events) {
     s.event_budget = events;
 }
 
-// {streams in use, streams there are, events in use, events there are, captured graphs}
+// {streams in use, streams there are, events in use, events there are, captures so far}
 EMU_API void emu_resources(uint64_t* out) {
     State& s = state();
     Lock lock(s.mutex);
@@ -42,25 +64,20 @@ EMU_API void emu_resources(uint64_t* out) {
     out[1] = s.stream_budget;
     out[2] = s.events;
     out[3] = s.event_budget;
-    out[4] = s.graphs.size();
+    out[4] = s.costs.size();
 }
 
-// For up to `capacity` captured graphs, oldest first: {id, streams, kernels, other tasks}. Returns how many there are.
-EMU_API uint64_t emu_graphs(uint64_t* out, uint64_t capacity) {
+// For up to `capacity` captures, oldest first: the seven numbers of Cost. Returns how many were written.
+EMU_API uint64_t emu_costs(Cost* out, uint64_t capacity) {
+    static_assert(sizeof(Cost) == 7 * sizeof(uint64_t), "Python reads costs as seven numbers");
     State& s = state();
     Lock lock(s.mutex);
-    std::map<uint32_t, const Graph*> by_age;
-    for (const auto& [handle, graph] : s.graphs) by_age[graph->id] = graph.get();
-    uint64_t count = 0;
-    for (const auto& [id, graph] : by_age) {
-        if (count == capacity) break;
-        uint64_t kernels = 0;
-        for (const Task& task : graph->tasks) kernels += task.kind == Kind::Kernel;
-        uint64_t* row = out + 4 * count++;
-        row[0] = id;
-        row[1] = graph->lanes.size();
-        row[2] = kernels;
-        row[3] = graph->tasks.size() - kernels;
+    std::set<uint64_t> alive;
+    for (const auto& [handle, graph] : s.graphs) alive.insert(graph->id);
+    const uint64_t count = std::min<uint64_t>(capacity, s.costs.size());
+    for (uint64_t place = 0; place < count; ++place) {
+        out[place] = s.costs[place];
+        out[place].alive = alive.count(out[place].graph);
     }
-    return by_age.size();
+    return count;
 }

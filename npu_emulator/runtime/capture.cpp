@@ -119,6 +119,7 @@ EMU_API aclError aclmdlRICaptureEnd(aclrtStream handle, aclmdlRI* model) {
     }
     *model = graph.get();
     s.graphs[graph.get()] = graph;
+    note_cost(*graph);
     return ACL_SUCCESS;
 }
 

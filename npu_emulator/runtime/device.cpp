@@ -81,7 +81,10 @@ EMU_API aclError aclrtGetCurrentContext(aclrtContext* context) {
 }
 EMU_API aclError aclrtSetCurrentContext(aclrtContext context) {
     const auto* address = static_cast<char*>(context);
-    if (address >= contexts && address < contexts + sizeof contexts) device_index = static_cast<int32_t>(address - contexts);
+    if (address < contexts || address >= contexts + device_count)
+        return fail(ACL_ERROR_RT_CONTEXT_NULL, "aclrtSetCurrentContext: this is no context of an emulated device");
+    device_index = static_cast<int32_t>(address - contexts);
+    device_chosen = true;  // a context belongs to a device: taking it is choosing
     return ACL_SUCCESS;
 }
 EMU_API aclError aclrtGetPrimaryCtxState(int32_t, uint32_t* flags, int32_t* active) {

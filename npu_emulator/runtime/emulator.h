@@ -84,6 +84,7 @@ struct Graph {
     std::vector<uint32_t> lane_of;  // task index -> lane
     std::vector<Lane> lanes;
     std::vector<GroupRef> groups;
+    uint64_t memory = 0;         // bytes that the capture took from the device: for its pool
     bool waits_outside = false;  // some task waits for an event or value from outside the graph
     std::map<int64_t, std::map<uint32_t, int64_t>> seen_at_record;  // record -> what its lane had seen by then
     std::vector<struct Stream*> streams;  // lane -> the stream it was captured from
@@ -125,6 +126,11 @@ struct Note {
     uint64_t graph = 0, index = 0, edge = 0;  // of a captured task: graph id, task index, 1 + the record it waits for
 };
 
+// What one captured graph costs; kept when the graph is gone.
+struct Cost {
+    uint64_t graph = 0, streams = 0, events = 0, kernels = 0, others = 0, memory = 0, alive = 0;
+};
+
 enum class Policy { Fifo, Lazy, Random, Pct, Choices };
 
 // A place where a task could run next: the head of a stream, or of one lane of a replay under way.
@@ -151,6 +157,7 @@ struct State {
     std::mt19937_64 random;
     std::vector<uint32_t> choices;                           // Policy::Choices: what to decide
     std::vector<std::pair<uint32_t, uint32_t>> decisions;    // Policy::Choices: (decided, among how many)
+    bool interrupted = false;  // Ctrl-C arrived inside a kernel; raised again on the way back to the program
     bool null_kernels = false;
     bool tracing = false;
     std::deque<Note> notes;
@@ -158,6 +165,7 @@ struct State {
     uint64_t stream_budget = 2048;
     uint64_t event_budget = 65536;
     uint64_t events = 0;
+    std::vector<Cost> costs;  // of every capture so far
     std::vector<std::string> op_names;
     std::vector<uint64_t> executed;    // per operator: kernels run, replays included
     std::vector<uint64_t> released;    // Python kernels that nothing can run any more
@@ -181,6 +189,7 @@ aclError wait_for_device(Lock& lock, int32_t device);
 aclError wait_for_ticket(Lock& lock, const TicketRef& ticket);
 bool step(Lock& lock, Stream* wanted);
 aclError take_failure(Lock& lock);
+void deliver_interrupt(Lock& lock);
 
 // policy (policy.cpp)
 const Choice& pick(const std::vector<Choice>& found, const Stream* wanted);
@@ -196,6 +205,8 @@ void note_ticket_finished(const TicketRef& ticket);
 
 // budgets (budgets.cpp)
 uint64_t streams_in_use();
+void note_cost(const Graph& graph);
+void charge_capture(uint64_t bytes);
 aclError no_stream_left(const char* wanted);
 
 // task groups (groups.cpp)

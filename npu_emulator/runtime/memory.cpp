@@ -4,6 +4,7 @@
 // and because Python can view any device tensor as a slice of one big CPU tensor.
 #include <sys/mman.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -170,6 +171,7 @@ EMU_API aclError aclrtMalloc(void** pointer, size_t size, aclrtMemMallocPolicy) 
     if (*pointer == nullptr)
         return fail(ACL_ERROR_RT_MEMORY_ALLOCATION,
                     "out of emulated device memory: " + std::to_string(size) + " bytes wanted; raise NPU_EMULATOR_MEMORY_GB");
+    charge_capture(round_up(size));
     return ACL_SUCCESS;
 }
 EMU_API aclError aclrtMallocAlign32(void** pointer, size_t size, aclrtMemMallocPolicy policy) {
@@ -243,17 +245,32 @@ aclError blocking(const char* name) {
     return waited == ACL_SUCCESS ? take_failure(lock) : waited;
 }
 
+// A synchronous copy finds a bad address at once, by the code with which an asynchronous one would surface later.
+aclError somebodys(const char* what, const void* pointer, size_t bytes) {
+    if (!is_outside_allocations(pointer, bytes)) return ACL_SUCCESS;
+    char text[160];
+    snprintf(text, sizeof text, "%s %zu bytes at %p, which no live allocation holds (freed, or past an end)", what, bytes, pointer);
+    return fail(ACL_ERROR_RT_MODEL_EXECUTE, text);
+}
+
 }  // namespace
 
 EMU_API aclError aclrtMemcpy(void* destination, size_t, const void* source, size_t count, aclrtMemcpyKind) {
-    const aclError status = blocking("aclrtMemcpy");
-    if (status == ACL_SUCCESS) memmove(destination, source, count);
-    return status;
+    aclError status = blocking("aclrtMemcpy");
+    if (status == ACL_SUCCESS) status = somebodys("aclrtMemcpy reads", source, count);
+    if (status == ACL_SUCCESS) status = somebodys("aclrtMemcpy writes", destination, count);
+    if (status != ACL_SUCCESS) return status;
+    memmove(destination, source, count);
+    clear_unwritten(destination, count);
+    return ACL_SUCCESS;
 }
 EMU_API aclError aclrtMemset(void* pointer, size_t, int32_t value, size_t count) {
-    const aclError status = blocking("aclrtMemset");
-    if (status == ACL_SUCCESS) memset(pointer, value, count);
-    return status;
+    aclError status = blocking("aclrtMemset");
+    if (status == ACL_SUCCESS) status = somebodys("aclrtMemset writes", pointer, count);
+    if (status != ACL_SUCCESS) return status;
+    memset(pointer, value, count);
+    clear_unwritten(pointer, count);
+    return ACL_SUCCESS;
 }
 EMU_API aclError aclrtMemcpyAsync(void* destination, size_t, const void* source, size_t count, aclrtMemcpyKind, aclrtStream stream) {
     State& s = state();

@@ -13,6 +13,7 @@ __attribute__((weak)) int PyGILState_Check(void);
 __attribute__((weak)) void* PyEval_SaveThread(void);
 __attribute__((weak)) void PyEval_RestoreThread(void*);
 __attribute__((weak)) int Py_IsInitialized(void);
+__attribute__((weak)) void PyErr_SetInterrupt(void);
 }
 
 namespace emu {
@@ -135,12 +136,11 @@ void run_graph_in_order(State& s, const Graph& graph, Lock& lock) {
     s.owner = std::this_thread::get_id();
     lock.unlock();
     aclError status = ACL_SUCCESS;
-    const double now = now_milliseconds();
     for (const Task& task : graph.tasks) {
         if (task.kind == Kind::Record) {
             if (task.ticket) {
                 task.ticket->done = true;
-                task.ticket->milliseconds = now;
+                task.ticket->milliseconds = now_milliseconds();
             }
             continue;
         }
@@ -276,6 +276,7 @@ aclError wait_until(Lock& lock, Predicate finished, Stream* wanted) {
         }
         lock.lock();
     }
+    deliver_interrupt(lock);
     return ACL_SUCCESS;
 }
 
@@ -301,6 +302,14 @@ aclError wait_for_ticket(Lock& lock, const TicketRef& ticket) {
     if (!ticket) return ACL_SUCCESS;
     note_ticket_finished(ticket);
     return wait_until(lock, [&] { return ticket->done; }, nullptr);
+}
+
+// Called where the runtime is about to return to the program, with nothing of it left on the stack.
+void deliver_interrupt(Lock&) {
+    State& s = state();
+    if (!s.interrupted || s.busy) return;
+    s.interrupted = false;
+    if (PyErr_SetInterrupt != nullptr) PyErr_SetInterrupt();
 }
 
 aclError take_failure(Lock&) {
@@ -337,6 +346,7 @@ bool replay_at_once(Stream* stream, const GraphRef& graph, Lock& lock) {
     while (s.pending != 0 && !s.busy && step(lock, nullptr)) {
     }
     s.changed.notify_all();
+    deliver_interrupt(lock);
     return true;
 }
 
@@ -359,6 +369,7 @@ aclError submit(Stream* stream, Task task, Lock& lock) {
         for (uint64_t steps = steps_at_launch(); steps > 0 && !s.busy && step(lock, nullptr); --steps) {
         }
     }
+    deliver_interrupt(lock);
     return ACL_SUCCESS;
 }
 

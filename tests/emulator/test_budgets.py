@@ -37,10 +37,17 @@ try:
         capture()
 except RuntimeError as error:
     print("207008" in str(error), "captured graphs" in str(error))
-print(len(graphs) == room + 1)
+print(len(graphs) == room + 1 == npu_emulator.resources().takes(resources.graphs[0]))
+graphs.clear()
 """
-    done = program(text, "--quiet", NPU_EMULATOR_STREAMS="150")
+    done = program(text, "--quiet", "--costs", NPU_EMULATOR_STREAMS="150")
     assert done.stdout.splitlines() == ["2 2", "True True", "True"], done.stdout + done.stderr
+    device, header, row = done.stderr.splitlines()[-3:]
+    assert "Ascend910B3 (emulated): 150 streams, 65536 events, 64 GiB" in device
+    assert header.split("  ")[0].strip() == "graphs"
+    graphs, streams, events, kernels, others, mebibytes, fit = row.split()
+    assert (streams, events, kernels, others, mebibytes) == ("2", "2", "2", "4", "4.0")
+    assert int(graphs) == int(fit) > 10  # all of them ran into 207008, none of them fits less
 
 
 def test_events_run_out(program: Program) -> None:
@@ -72,6 +79,37 @@ print((torch.ones(4, device="npu") + 1).sum().item(), torch.npu.get_device_prope
 """
     done = program(text, "--quiet", "--memory-gb", "2")
     assert done.stdout == "True\n8.0 2\n", done.stdout + done.stderr
+
+
+def test_a_graph_s_cost_is_counted() -> None:
+    """Tasks, events and the bytes that the capture took for its pool; a graph in another's pool takes none."""
+    x = torch.ones(1 << 20, device="npu")
+    side, first, second = torch.npu.Stream(), torch.npu.NPUGraph(), torch.npu.NPUGraph()
+    with torch.npu.graph(first):
+        side.wait_stream(torch.npu.current_stream())
+        with torch.npu.stream(side):
+            x.add_(1)
+        torch.npu.current_stream().wait_stream(side)
+        y = x * 2
+    del y
+    with torch.npu.graph(second, pool=first.pool()):
+        z = x * 3
+    one, two = npu_emulator.resources().captured[-2:]
+    assert (one.streams, one.events, one.kernels, one.other_tasks) == (2, 2, 2, 4)
+    assert one.pool_bytes >= 4 << 20
+    assert (two.streams, two.events, two.kernels, two.other_tasks, two.pool_bytes) == (1, 0, 1, 0, 0)
+    assert one.alive
+    assert two.alive
+    del first, second, z
+    assert not any(graph.alive for graph in npu_emulator.resources().captured[-2:])
+
+
+def test_an_empty_table_says_so() -> None:
+    """A program without graphs gets the device's line and a sentence."""
+    from npu_emulator.costs import cost_table
+
+    nothing = npu_emulator.resources()._replace(captured=())
+    assert cost_table(nothing, npu_emulator.Settings()).endswith("no graph was captured")
 
 
 def test_a_destroyed_graph_gives_its_streams_back() -> None:

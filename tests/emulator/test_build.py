@@ -55,6 +55,13 @@ def test_no_compiler_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
         build.libraries()
 
 
+def test_a_cache_that_cannot_be_written_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder in which nothing can be made is named, with the variable that names another."""
+    monkeypatch.setenv("NPU_EMULATOR_CACHE", "/proc/nowhere")
+    with pytest.raises(BuildError, match=r"/proc/nowhere, which cannot be written.*NPU_EMULATOR_CACHE"):
+        build.libraries()
+
+
 def test_a_broken_compiler_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler that fails is reported with its first error and the command line."""
     fake = tmp_path / "fake-cxx"

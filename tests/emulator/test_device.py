@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import threading
+
 import pytest
 import torch
 
-from npu_emulator import schedule
+from npu_emulator import build, schedule
 
 
 def test_the_name_says_emulated() -> None:
@@ -124,3 +127,43 @@ def test_seeds_reproduce_numbers_and_leave_the_host_alone() -> None:
     second = torch.rand(100, device="npu").cpu()
     torch.npu.set_rng_state(state)
     assert torch.equal(torch.rand(100, device="npu").cpu(), second)
+
+
+def test_a_context_is_a_choice_of_its_device() -> None:
+    """A thread has no device until it chooses one, by number or by a context that it was handed; other contexts are refused."""
+    library = ctypes.CDLL(str(build.libraries()[0]))
+    context, found = ctypes.c_void_p(), []
+    assert library.aclrtGetCurrentContext(ctypes.byref(context)) == 0
+
+    def ask() -> int:
+        return int(library.aclrtGetDevice(ctypes.byref(ctypes.c_int())))
+
+    def other_thread() -> None:
+        found.append(ask())
+        found.append(library.aclrtSetCurrentContext(ctypes.c_void_p(context.value + 64)))
+        found.append(ask())
+        found.append(library.aclrtSetCurrentContext(context))
+        found.append(ask())
+
+    thread = threading.Thread(target=other_thread)
+    thread.start()
+    thread.join()
+    assert found == [107002, 107002, 107002, 0, 0]
+
+
+def test_tensors_of_host_and_device_do_not_meet() -> None:
+    """As on hardware: an error that names both devices; scalars of the host and indices on it are allowed."""
+    ours, host = torch.ones(4, 4, device="npu"), torch.ones(4, 4)
+    for mix in (
+        lambda: ours + host,
+        lambda: host + ours,
+        lambda: torch.cat([ours, host]),
+        lambda: torch.nn.functional.linear(ours, host),
+        lambda: ours.add_(host),
+        lambda: torch.where(host > 0, ours, ours),
+    ):
+        with pytest.raises(RuntimeError, match=r"same device.*npu:0.*cpu"):
+            mix()
+    assert torch.equal((ours * torch.tensor(2.0)).cpu(), host * 2)
+    assert torch.equal(ours[torch.tensor([0, 2])].cpu(), host[:2])
+    assert torch.equal(ours.copy_(host * 3).cpu(), host * 3)

@@ -245,3 +245,23 @@ def test_an_update_that_launches_something_else_is_refused() -> None:
         torch.npu.graph_task_update_end(stream)
     graph.replay()
     assert x.cpu().tolist() == [1, 1, 1, 1]
+
+
+def test_a_pool_goes_back_to_a_checkpoint() -> None:
+    """After a pool's state is restored the next capture gets the memory that the forgotten one had, and the first is whole."""
+    import torch_npu
+
+    x = torch.ones(1024, device="npu")
+    first, a = captured(lambda x: x + 1, x)
+    state = torch_npu._C._npu_getCheckpointState(0, first.pool())
+    second, b = captured(lambda a: a * 2, a, pool=first.pool())
+    address = b.data_ptr()
+    assert address != a.data_ptr()
+    torch_npu._C._npu_setCheckpointPoolState(0, state, [b.untyped_storage()._cdata], [])
+    third, c = captured(lambda a: a * 3, a, pool=first.pool())
+    assert c.data_ptr() == address
+    x.fill_(4)
+    first.replay()
+    third.replay()
+    assert c.cpu().tolist() == [15.0] * 1024
+    del second

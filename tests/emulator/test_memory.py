@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+import npu_emulator
 from npu_emulator import MemoryFaultError, check_memory, schedule
 from npu_emulator.memory.report import FaultKind
 
@@ -222,3 +223,73 @@ def test_an_emptied_cache_goes_back_to_the_device() -> None:
     torch.npu.empty_cache()
     assert torch.npu.memory_reserved() <= reserved - (4 << 26)
     assert torch.npu.mem_get_info()[0] >= free + (4 << 26)
+
+
+def test_eager_work_on_memory_that_went_back_to_the_device_is_507011() -> None:
+    """A weak reference whose tensor died and whose memory was given back: operator, stream and Python line, at the launch."""
+    import torch_npu
+
+    x = torch.ones(1 << 24, device="npu")
+    weak = torch_npu._C._weak_ref_tensor(x)
+    del x
+    torch.npu.empty_cache()
+    with pytest.raises(RuntimeError, match=r"aten\.zero_\S* on stream 0 .*no live allocation.*507011.*test_memory\.py"):
+        weak.zero_()
+    assert torch.ones(2, device="npu").sum().item() == 2
+
+
+def test_eager_work_on_a_dead_tensor_s_memory_names_its_origin() -> None:
+    """While the allocator still holds the memory the check tells where it was allocated and freed."""
+    import torch_npu
+
+    with check_memory() as faults:
+        x = torch.ones(1 << 10, device="npu")
+        weak = torch_npu._C._weak_ref_tensor(x)
+        weak.add_(1)
+        assert faults == []
+        del x
+        weak.mul_(2)
+    assert kinds(faults) == [FaultKind.FREED]
+    assert faults[0].operator == "aten.mul_.Tensor"
+    assert all("test_memory.py" in lines[0] for lines in (faults[0].frames, faults[0].allocated, faults[0].freed))
+
+
+def test_an_access_past_the_end_of_a_block() -> None:
+    """A kernel that is handed more bytes than its tensor has is told the operator, the stream and the allocation."""
+    launcher = npu_emulator.current().launcher
+    number = launcher.number("test::past_the_end")
+    with check_memory() as faults:
+        x = torch.ones(128, device="npu")
+        for size in (512, 2048):  # the allocator rounds up, but not so far
+            view = launcher.bytes_at(x.data_ptr(), size)
+            launcher.launch("test::past_the_end", number, 0, lambda: None, [], [view])
+    assert kinds(faults) == [FaultKind.OUTSIDE]
+    assert (faults[0].bytes, faults[0].stream) == (2048, 0)
+    assert "test_memory.py" in faults[0].allocated[0]
+    assert "past the end" in str(faults[0])
+
+
+def test_synchronous_copies_stay_inside_allocations() -> None:
+    """`aclrtMemcpy` and `aclrtMemset` on bytes that are nobody's return 507011 and say which; inside they do their work."""
+    import ctypes
+
+    from npu_emulator import build
+
+    library = ctypes.CDLL(str(build.libraries()[0]))
+    library.aclGetRecentErrMsg.restype = ctypes.c_char_p
+    pointer = ctypes.c_void_p()
+    assert library.aclrtMalloc(ctypes.byref(pointer), ctypes.c_size_t(1024), 0) == 0
+    host = ctypes.create_string_buffer(b"x" * 2048, 2048)
+    size, more = ctypes.c_size_t(1024), ctypes.c_size_t(1025)
+    assert library.aclrtMemset(pointer, size, 7, size) == 0
+    assert library.aclrtMemcpy(host, size, pointer, size, 2) == 0
+    assert host.raw[1022:1026] == b"\x07\x07xx"
+    for call in (
+        lambda: library.aclrtMemset(pointer, more, 7, more),
+        lambda: library.aclrtMemcpy(host, more, pointer, more, 2),
+        lambda: library.aclrtMemcpy(pointer, more, host, more, 1),
+    ):
+        assert call() == 507011
+        assert b"1025 bytes" in library.aclGetRecentErrMsg()
+    assert library.aclrtFree(pointer) == 0
+    assert library.aclrtMemset(pointer, size, 7, size) == 507011

@@ -208,3 +208,17 @@ def test_format_casts_change_no_value() -> None:
     cast.zero_()
     assert x.any()
     assert torch_npu.npu_format_cast_(x, 2) is x
+
+
+def test_views_are_no_copies() -> None:
+    """A write through any kind of view is seen in the tensor that it is a view of."""
+    for view in (
+        lambda x: x.unsqueeze(0), lambda x: x.view(1, 16).squeeze(), lambda x: x.view(1, 16).squeeze(0), lambda x: x[3:],
+        lambda x: x.view(4, 4).t(), lambda x: x.view(4, 4).diagonal(), lambda x: x.unfold(0, 2, 2), lambda x: x.chunk(2)[1],
+        lambda x: x.view(2, 8).unbind()[0], lambda x: x.view(4, 4).movedim(0, 1), lambda x: x.reshape(4, 4),
+        lambda x: x.contiguous(), lambda x: x.as_strided((2, 2), (4, 1)), lambda x: x.view(torch.int16),
+    ):  # fmt: skip
+        ours, cpus = torch.arange(16, dtype=torch.int32, device="npu"), torch.arange(16, dtype=torch.int32)
+        view(ours).add_(1)
+        view(cpus).add_(1)
+        assert ours.cpu().tolist() == cpus.tolist()

@@ -6,6 +6,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+import pytest
+
+import npu_emulator
+
 Program = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -42,14 +46,6 @@ def test_a_module_runs(fresh_environment: Callable[..., dict[str, str]]) -> None
     assert "1 loop" in done.stdout
 
 
-def test_a_missing_script_is_one_sentence(fresh_environment: Callable[..., dict[str, str]]) -> None:
-    """A file that is not there is named, with the hint that modules need -m."""
-    command = [sys.executable, "-m", "npu_emulator", "nowhere.py"]
-    done = subprocess.run(command, env=fresh_environment(), capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 2
-    assert "there is no file 'nowhere.py'" in done.stderr
-
-
 def test_activating_after_torch_says_what_to_do(fresh_environment: Callable[..., dict[str, str]]) -> None:
     """When torch came first, the message says so and names both remedies."""
     code = "import torch, npu_emulator\nnpu_emulator.activate()"
@@ -62,12 +58,45 @@ def test_activating_after_torch_says_what_to_do(fresh_environment: Callable[...,
     assert "python -m npu_emulator" in done.stderr
 
 
-def test_settings_are_checked(program: Program) -> None:
-    """A schedule that does not exist is refused before anything runs."""
-    done = program("print('ran')", "--schedule", "fastest")
-    assert done.returncode == 1
-    assert "pct:SEED:DEPTH" in done.stderr
-    assert "ran" not in done.stdout
+BAD = [
+    (
+        {"NPU_EMULATOR_DEVICE": "2"},
+        r"unknown environment variable NPU_EMULATOR_DEVICE; did you mean NPU_EMULATOR_DEVICES\?",
+    ),
+    ({"NPU_EMULATOR_DEVICES": "two"}, "NPU_EMULATOR_DEVICES must be a whole number, got 'two'"),
+    ({"NPU_EMULATOR_DEVICES": "17"}, r"NPU_EMULATOR_DEVICES must lie in 1\.\.16, got 17"),
+    ({"NPU_EMULATOR_SOC": "H100"}, "name of an Ascend chip that torch_npu knows, got 'H100'; for instance Ascend910B3"),
+    ({"NPU_EMULATOR_SOC": "ascend910B3"}, r"got 'ascend910B3'; did you mean Ascend910B3\?"),
+    ({"NPU_EMULATOR_STREAMS": "0"}, "NPU_EMULATOR_STREAMS must be at least 1, got 0"),
+    ({"NPU_EMULATOR_POISON": "perhaps"}, "NPU_EMULATOR_POISON must be 0 or 1, got 'perhaps'"),
+    ({"NPU_EMULATOR_SCHEDULE": "pct:x"}, "pct:SEED:DEPTH"),
+]
+
+
+@pytest.mark.parametrize(("variables", "message"), BAD, ids=[" ".join(next(iter(bad.items()))) for bad, _ in BAD])
+def test_bad_settings_are_named(variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable that is mistyped or impossible is refused with its name, its value and what to write instead."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(npu_emulator.EmulatorError, match=message):
+        npu_emulator.Settings.from_environment()
+
+
+def test_bad_options_end_the_launcher_with_usage_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    """A schedule, a chip, a module or a file that does not exist is refused before anything runs, as argparse refuses."""
+    from npu_emulator.__main__ import main
+
+    for arguments, message in (
+        (["--schedule", "fastest", __file__], "pct:SEED:DEPTH"),
+        (["--soc", "H100", __file__], "got 'H100'"),
+        (["nowhere.py"], "there is no file 'nowhere.py'"),
+        (["-m", "no_such_module.at_all"], "there is no module named 'no_such_module'"),
+        ([], "program"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            main(arguments)
+        assert stopped.value.code == 2
+        assert message in capsys.readouterr().err
 
 
 def test_an_operator_without_a_kernel_says_how_to_give_it_one(program: Program) -> None:
@@ -115,13 +144,14 @@ if __name__ == "__main__":
     assert done.stdout.count("[12.0, 44.0]") == 2, done.stderr
 
 
-def test_interrupting_leaves_no_process(program: Program) -> None:
-    """Ctrl-C in the middle of device work ends the program as Python ends any."""
+def test_interrupting_leaves_no_process_and_tears_no_kernel(program: Program) -> None:
+    """Ctrl-C ends a program as Python ends any; one that arrives inside a replay surfaces behind it, every kernel done."""
     text = """
-import os, signal, torch
-x = torch.ones(4, device="npu")
-def interrupt():
+import os, signal, torch, npu_emulator
+def interrupt(x=None):
     os.kill(os.getpid(), signal.SIGINT)
+    return x
+x = torch.ones(4, device="npu")
 try:
     for step in range(1000):
         x = x + 1
@@ -129,28 +159,81 @@ try:
             interrupt()
 except KeyboardInterrupt:
     print("stopped", (x * 0 + 5).sum().item())
+npu_emulator.register_kernel("npu::fast_gelu", interrupt)
+graph, y = torch.npu.NPUGraph(), torch.zeros(4, device="npu")
+with torch.npu.graph(graph):
+    y.add_(1)
+    z = torch.ops.npu.fast_gelu(y)
+    y.add_(z)
+try:
+    for _ in range(100):
+        graph.replay()
+        torch.npu.synchronize()
+    print("never stopped")
+except KeyboardInterrupt:
+    print("stopped", y.cpu().tolist())
 """
-    done = program(text, "--quiet", "--schedule", "lazy")
-    assert done.stdout == "stopped 20.0\n", done.stderr
+    for order in ("lazy", "fifo"):
+        done = program(text, "--quiet", "--schedule", order)
+        assert done.stdout == "stopped 20.0\nstopped [2.0, 2.0, 2.0, 2.0]\n", done.stderr
 
 
-def test_two_devices_copy_between_each_other(program: Program) -> None:
-    """With two devices a copy between them waits for its source."""
+def test_two_devices_work_side_by_side(program: Program) -> None:
+    """Copies between devices, blocking or not, and events recorded on one and waited for on the other, under every order."""
     text = """
-import torch
-a = torch.arange(4.0, device="npu:0") * 2
-b = a.to("npu:1")
-with torch.npu.device(1):
-    c = b + 1
-print(b.device, c.cpu().tolist(), torch.npu.device_count())
+import torch, npu_emulator
+def copies():
+    a = torch.arange(4.0, device="npu:0") * 2
+    b = a.to("npu:1", non_blocking=True)
+    a.zero_()
+    with torch.npu.device(1):
+        c = b + 1
+    back = c.to("npu:0")
+    return [b.device.index, c.cpu().tolist(), back.device.index, (back * 10).cpu().tolist()]
+def events():
+    first, second = torch.npu.Stream(device=0), torch.npu.Stream(device=1)
+    a = torch.zeros(4, device="npu:0")
+    torch.npu.synchronize(0)
+    with torch.npu.stream(first):
+        a.add_(3)
+        done = first.record_event()
+    with torch.npu.stream(second):
+        second.wait_event(done)
+        b = a.to("npu:1", non_blocking=True) * 2
+        again = second.record_event()
+    first.wait_event(again)
+    with torch.npu.stream(first):
+        a.zero_()
+    first.synchronize()
+    second.synchronize()
+    return [b.cpu().tolist(), a.cpu().tolist(), torch.npu.current_device()]
+def graphs():
+    made = []
+    for index in (0, 1):
+        with torch.npu.device(index):
+            x, graph = torch.ones(2, device="npu"), torch.npu.NPUGraph()
+            # A stream of this device: torch.npu.graph keeps one of its own, of the device that captured first.
+            with torch.npu.graph(graph, stream=torch.npu.Stream()):
+                y = x + index + 1
+            made.append((x, graph, y))
+    for index, (x, graph, y) in enumerate(made):
+        with torch.npu.device(index):
+            x.fill_(5)
+            graph.replay()
+    return [y.cpu().tolist() for _, _, y in made]
+for order in ("fifo", "lazy", *(f"random:{seed}" for seed in range(8))):
+    with npu_emulator.schedule(order):
+        print(order.partition(":")[0], copies(), events(), graphs())
+print(torch.npu.device_count(), torch.npu.can_device_access_peer(0, 1))
 try:
     torch.ones(1, device="npu:5")
 except RuntimeError as error:
     print("device" in str(error).lower())
 """
-    for policy in ("fifo", "lazy"):
-        done = program(text, "--quiet", "--devices", "2", "--schedule", policy)
-        assert done.stdout == "npu:1 [1.0, 3.0, 5.0, 7.0] 2\nTrue\n", done.stderr
+    done = program(text, "--quiet", "--devices", "2")
+    values = "[1, [1.0, 3.0, 5.0, 7.0], 0, [10.0, 30.0, 50.0, 70.0]] [[6.0, 6.0, 6.0, 6.0], [0.0, 0.0, 0.0, 0.0], 0]"
+    lines = [f"{order} {values} [[6.0, 6.0], [7.0, 7.0]]" for order in ("fifo", "lazy", *["random"] * 8)]
+    assert done.stdout.splitlines() == [*lines, "2 True", "True"], done.stdout + done.stderr
 
 
 def test_the_bundled_backend_compiles_captures_and_replays(program: Program) -> None:

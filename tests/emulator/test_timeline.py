@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -98,3 +99,85 @@ def test_replays_and_the_file(tmp_path: Path) -> None:
     assert sum(row["ph"] == "s" for row in rows) == sum(row["ph"] == "f" for row in rows) > 0
     assert "modelled" in rows[0]["args"]["name"]
     del w
+
+
+def test_the_critical_path_leads_through_the_events(tmp_path: Path) -> None:
+    """The long kernel on the side stream and what waits for it make the end; the short one beside it does not."""
+    long, short = torch.zeros(1 << 22, device="npu"), torch.zeros(4, device="npu")
+    side, graph = torch.npu.Stream(), torch.npu.NPUGraph()
+    torch.npu.synchronize()
+    with npu_emulator.timeline() as clock:
+        assert clock.critical_path == []
+        side.wait_stream(torch.npu.current_stream())
+        with torch.npu.stream(side):
+            long.add_(1)
+        short.mul_(2)
+        torch.npu.current_stream().wait_stream(side)
+        short.sub_(1)
+        with torch.npu.graph(graph):
+            side.wait_stream(torch.npu.current_stream())
+            with torch.npu.stream(side):
+                long.neg_()
+            short.abs_()
+            torch.npu.current_stream().wait_stream(side)
+            short.exp_()
+        graph.replay()
+        torch.npu.synchronize()
+    path = clock.critical_path
+    assert [span.name.split(".")[1] for span in path] == ["add_", "sub_", "neg_", "exp_"]
+    for before, after in itertools.pairwise(path):
+        assert after.start == pytest.approx(before.start + before.duration)
+    assert path[0].start == 0
+    assert path[-1].start + path[-1].duration == clock.end
+    rows = json.loads(clock.save(tmp_path / "trace.json").read_text())["traceEvents"]
+    marked = [row["name"].split(".")[1] for row in rows if row["ph"] == "X" and row["args"]["critical"]]
+    assert marked == ["add_", "sub_", "neg_", "exp_"]
+
+
+def test_the_file_keeps_to_the_trace_format(tmp_path: Path) -> None:
+    """What Perfetto wants of each row: phases it knows, numbers for times, and arrows whose two ends lie in order and in spans."""
+    x, side = torch.zeros(1 << 20, device="npu"), torch.npu.Stream()
+    torch.npu.synchronize()
+    with npu_emulator.timeline() as clock:
+        y = x + 1
+        side.wait_stream(torch.npu.current_stream())
+        with torch.npu.stream(side):
+            y.mul_(2)
+        torch.npu.current_stream().wait_stream(side)
+        y.sub_(1)
+    rows = json.loads(clock.save(tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {row["ph"] for row in rows} == {"M", "X", "s", "f"}
+    spans = [row for row in rows if row["ph"] == "X"]
+    for row in spans:
+        assert isinstance(row["ts"], float)
+        assert row["dur"] > 0
+    starts = {row["id"]: row for row in rows if row["ph"] == "s"}
+    ends = {row["id"]: row for row in rows if row["ph"] == "f"}
+    assert len(starts) == 2
+    assert starts.keys() == ends.keys()
+    for number, start in starts.items():
+        end = ends[number]
+        assert start["ts"] <= end["ts"]
+        assert start["tid"] != end["tid"]
+        assert (start["name"], start["cat"]) == (end["name"], end["cat"])
+        assert end["bp"] == "e"
+        for point in (start, end):  # an arrow is drawn between the spans that enclose its ends
+            assert any(
+                row["tid"] == point["tid"] and row["ts"] <= point["ts"] <= row["ts"] + row["dur"] for row in spans
+            )
+
+
+def test_an_interpreted_graph_names_the_lines_that_it_was_traced_from() -> None:
+    """A node that knows where it comes from says so; the interpreter and whoever runs it come after."""
+    x = torch.zeros(4, device="npu")
+    graph = torch.fx.Graph()
+    value = graph.call_function(torch.ops.aten.add.Tensor, (graph.placeholder("x"), 1))
+    value.meta["stack_trace"] = (
+        '  File "main.py", line 9, in run\n    step()\n  File "model.py", line 7, in forward\n    x + 1\n'
+    )
+    graph.output(value)
+    interpreter = torch.fx.Interpreter(torch.fx.GraphModule(torch.nn.Module(), graph))
+    with npu_emulator.timeline() as clock:
+        interpreter.run(x)
+        torch.npu.synchronize()
+    assert clock.spans[0].line == "model.py:7 in forward"

@@ -1,4 +1,4 @@
-"""The gradient of `matmul`, which torch_npu computes by an operator of its own."""
+"""Gradients that torch_npu computes by operators of its own."""
 
 from __future__ import annotations
 
@@ -25,4 +25,23 @@ def test_gradients_equal_the_cpus(left: tuple[int, ...], right: tuple[int, ...])
         inputs = [value.detach().to(device).requires_grad_() for value in given]
         (inputs[0] @ inputs[1]).sin().sum().backward()
         found.append([value.grad.cpu() for value in inputs])
+    torch.testing.assert_close(found[1], found[0])
+
+
+FUNCTIONS = {
+    "quantile": lambda x: torch.quantile(x, 0.3, dim=-1),
+    "gather": lambda x: x.gather(1, torch.tensor([[0, 0, 2], [1, 1, 1]], device=x.device)),
+    "softmax with dtype": lambda x: x.softmax(-1, dtype=torch.float64),
+    "cast": lambda x: x.half().sin(),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_gradients_of_functions_equal_the_cpus(name: str) -> None:
+    """Gathers and casts are differentiated back to the input's shape and dtype."""
+    given, found = torch.randn(2, 3), []
+    for device in ("cpu", "npu"):
+        x = given.to(device).detach().requires_grad_()
+        FUNCTIONS[name](x).sin().sum().backward()
+        found.append(x.grad.cpu())
     torch.testing.assert_close(found[1], found[0])

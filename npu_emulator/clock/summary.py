@@ -1,0 +1,116 @@
+"""What a modelled timeline comes to, in numbers: how much of it the streams save, and how much of it they wait."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from npu_emulator.clock.timeline import Span, Timeline
+
+__all__ = ["Lane", "Share", "Summary", "summarise"]
+
+_REPLAYED = re.compile(r"graph (\d+), lane")
+
+
+@dataclass(frozen=True)
+class Share:
+    """A part of the work.
+
+    Attributes:
+        title: which part.
+        kernels: how many pieces of work it has, replays counted each time.
+        busy: modelled microseconds in which any of it runs.
+        serial: modelled microseconds that it would take on one stream.
+    """
+
+    title: str
+    kernels: int
+    busy: float
+    serial: float
+
+    @property
+    def speed_up(self) -> float:
+        """How many times faster than on one stream; 1 where nothing overlaps."""
+        return self.serial / self.busy if self.busy else 1.0
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One stream, or one lane of the replays of one graph.
+
+    Attributes:
+        name: as in `Span.stream`.
+        spans: its work, in order.
+        idle: the part of the time from its first work to its last end in which it runs nothing, 0 to 1.
+    """
+
+    name: str
+    spans: tuple[Span, ...]
+    idle: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All of a timeline in numbers; times in modelled microseconds.
+
+    Attributes:
+        whole: all work.
+        graphs: the replays of each captured graph.
+        lanes: one a stream, in the order of first use.
+        critical: the work that makes the end as late as it is.
+    """
+
+    whole: Share
+    graphs: tuple[Share, ...]
+    lanes: tuple[Lane, ...]
+    critical: tuple[Span, ...]
+
+    def __str__(self) -> str:
+        lines = [
+            f"{share.title}: {share.kernels} kernels in {share.busy:.1f} modelled us; on one stream {share.serial:.1f} us, "
+            f"speed-up {share.speed_up:.2f}"
+            for share in (self.whole, *self.graphs)
+        ]
+        lines.append(f"critical path: {len(self.critical)} of {self.whole.kernels} kernels")
+        lines += [f"{lane.name}: {len(lane.spans)} kernels, idle {lane.idle:.0%}" for lane in self.lanes]
+        return "\n".join(lines)
+
+
+def summarise(timeline: Timeline) -> Summary:
+    """Sum up a timeline."""
+    lanes: dict[str, list[Span]] = {}
+    graphs: dict[str, list[Span]] = {}
+    for span in timeline.spans:
+        lanes.setdefault(span.stream, []).append(span)
+        replayed = _REPLAYED.search(span.stream)
+        if replayed:
+            graphs.setdefault(f"graph {replayed[1]}", []).append(span)
+    return Summary(
+        _share("all work", timeline.spans),
+        tuple(_share(title, spans) for title, spans in graphs.items()),
+        tuple(Lane(name, tuple(spans), _idle(spans)) for name, spans in lanes.items()),
+        tuple(timeline.critical_path),
+    )
+
+
+def _share(title: str, spans: Sequence[Span]) -> Share:
+    return Share(title, len(spans), covered(spans), sum(span.duration for span in spans))
+
+
+def _idle(spans: Sequence[Span]) -> float:
+    length = max(span.start + span.duration for span in spans) - min(span.start for span in spans)
+    return 1 - covered(spans) / length if length else 0.0
+
+
+def covered(spans: Iterable[Span]) -> float:
+    """How long at least one of the spans runs."""
+    total, reached = 0.0, 0.0
+    for span in sorted(spans, key=lambda span: span.start):
+        end = span.start + span.duration
+        total += max(0.0, end - max(span.start, reached))
+        reached = max(reached, end)
+    return total

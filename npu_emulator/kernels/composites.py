@@ -1,0 +1,80 @@
+"""Operators that torch composes of others and torch_npu replaces by fused ones: here they are composed again.
+
+torch_npu takes recurrent layers at its autograd key and calls fused operators with gradients of their own (`npu_lstm`,
+`npu_gru`, ...). Composed of plain operators they are captured, replayed and differentiated like everything else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch._ops import OpOverload
+
+__all__ = ["composite_kernels"]
+
+
+def composite_kernels() -> dict[str, Callable[..., Any]]:
+    """Return the compositions by operator name; they belong at the autograd key as well."""
+    aten = torch.ops.aten
+    return {
+        **{str(op.name()): _decomposed(op) for op in (aten.lstm.input, aten.lstm.data, aten.gru.input, aten.gru.data)},
+        "aten::lstm_cell": _lstm_cell,
+        "aten::gru_cell": _gru_cell,
+    }
+
+
+def _decomposed(op: OpOverload) -> Callable[..., Any]:
+    """Return torch's own decomposition of an operator, looked up at its first call."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        import torch._decomp.decompositions
+
+        return op.py_kernels[torch._C.DispatchKey.CompositeImplicitAutograd](*args, **kwargs)  # noqa: SLF001
+
+    return run
+
+
+def _gates(
+    given: torch.Tensor,
+    hidden: torch.Tensor,
+    w_ih: torch.Tensor,
+    w_hh: torch.Tensor,
+    b_ih: torch.Tensor | None,
+    b_hh: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.nn.functional.linear(given, w_ih, b_ih), torch.nn.functional.linear(hidden, w_hh, b_hh)
+
+
+def _lstm_cell(
+    given: torch.Tensor,
+    hx: Sequence[torch.Tensor],
+    w_ih: torch.Tensor,
+    w_hh: torch.Tensor,
+    b_ih: torch.Tensor | None = None,
+    b_hh: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One step of torch.nn.LSTMCell, by the formula of its documentation; given [B, I], hidden and cell state [B, H]."""
+    left, right = _gates(given, hx[0], w_ih, w_hh, b_ih, b_hh)
+    into, forget, new, out = (left + right).chunk(4, -1)
+    cell = torch.sigmoid(forget) * hx[1] + torch.sigmoid(into) * torch.tanh(new)
+    return torch.sigmoid(out) * torch.tanh(cell), cell
+
+
+def _gru_cell(
+    given: torch.Tensor,
+    hx: torch.Tensor,
+    w_ih: torch.Tensor,
+    w_hh: torch.Tensor,
+    b_ih: torch.Tensor | None = None,
+    b_hh: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """One step of torch.nn.GRUCell, by the formula of its documentation; given [B, I], hidden state [B, H]."""
+    left, right = (part.chunk(3, -1) for part in _gates(given, hx, w_ih, w_hh, b_ih, b_hh))
+    reset, update = torch.sigmoid(left[0] + right[0]), torch.sigmoid(left[1] + right[1])
+    new = torch.tanh(left[2] + reset * right[2])
+    return new + update * (hx - new)

@@ -1,0 +1,115 @@
+"""CANN's codes: what raises each, on the C interface where torch_npu would not let one get there, and in the page for users."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from npu_emulator import build, schedule
+
+NULL = ctypes.c_void_p()
+
+
+@pytest.fixture
+def acl() -> ctypes.CDLL:
+    """Return the runtime as C programs see it."""
+    library = ctypes.CDLL(str(build.libraries()[0]))
+    library.aclGetRecentErrMsg.restype = ctypes.c_char_p
+    return library
+
+
+@pytest.fixture
+def streams(acl: ctypes.CDLL) -> Iterator[list[ctypes.c_void_p]]:
+    """Create two streams."""
+    made = [ctypes.c_void_p(), ctypes.c_void_p()]
+    for stream in made:
+        assert acl.aclrtCreateStream(ctypes.byref(stream)) == 0
+    yield made
+    for stream in made:
+        assert acl.aclrtDestroyStream(stream) == 0
+
+
+def test_beginning_and_ending_captures(acl: ctypes.CDLL, streams: list[ctypes.c_void_p]) -> None:
+    """A second beginning is 107027, an end without one 107029, an end on a stream that only joined 107036."""
+    first, second = streams
+    model, event = ctypes.c_void_p(), ctypes.c_void_p()
+    assert acl.aclmdlRICaptureEnd(first, ctypes.byref(model)) == 107029
+    assert acl.aclmdlRICaptureBegin(NULL, 2) == 107031
+    assert acl.aclmdlRICaptureBegin(first, 2) == 0
+    assert acl.aclmdlRICaptureBegin(first, 2) == 107027
+    assert acl.aclrtCreateEvent(ctypes.byref(event)) == 0
+    assert acl.aclrtRecordEvent(event, first) == 0
+    assert acl.aclrtStreamWaitEvent(second, event) == 0
+    assert acl.aclmdlRICaptureEnd(second, ctypes.byref(model)) == 107036
+    assert acl.aclrtRecordEvent(event, second) == 0
+    assert acl.aclrtStreamWaitEvent(first, event) == 0
+    assert acl.aclmdlRICaptureEnd(first, ctypes.byref(model)) == 0
+    assert acl.aclrtStreamWaitEvent(second, event) == 107028
+    assert b"record it again" in acl.aclGetRecentErrMsg()
+    assert acl.aclmdlRIExecuteAsync(model, first) == 0
+    assert acl.aclmdlRIDestroy(model) == 0
+    assert acl.aclmdlRIExecuteAsync(model, first) == 107000
+    assert acl.aclrtDestroyEvent(event) == 0
+
+
+def test_devices_times_and_sizes_that_are_not_there(acl: ctypes.CDLL) -> None:
+    """A device too many is 107001, more memory than there is 207001, times of events that never ran 507006 and 107006."""
+    event, pointer, stamp, elapsed = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_float()
+    assert acl.aclrtSetDevice(15) == 107001
+    assert b"NPU_EMULATOR_DEVICES" in acl.aclGetRecentErrMsg()
+    assert acl.aclrtMalloc(ctypes.byref(pointer), ctypes.c_size_t(1 << 50), 0) == 207001
+    assert b"NPU_EMULATOR_MEMORY_GB" in acl.aclGetRecentErrMsg()
+    assert acl.aclrtCreateEvent(ctypes.byref(event)) == 0
+    assert acl.aclrtEventElapsedTime(ctypes.byref(elapsed), event, event) == 507006
+    assert acl.aclrtEventGetTimestamp(event, ctypes.byref(stamp)) == 107006
+    assert acl.aclrtDestroyEvent(event) == 0
+
+
+def test_waiting_for_what_nothing_will_signal_is_507046(acl: ctypes.CDLL, streams: list[ctypes.c_void_p]) -> None:
+    """A stream that waits for an external event nobody records is a deadlock, said at once; recorded, it goes on."""
+    event = torch.npu.ExternalEvent()
+    side = torch.npu.Stream()
+    with torch.npu.stream(side):
+        event.wait(side)
+        x = torch.ones(2, device="npu") + 1
+    with pytest.raises(RuntimeError, match=r"(?s)507046.*deadlock"):
+        side.synchronize()
+    event.record(torch.npu.current_stream())
+    side.synchronize()
+    assert x.cpu().tolist() == [2, 2]
+
+
+def test_a_capture_may_not_wait_for_unfinished_work_outside_it() -> None:
+    """An event that a stream outside the capture recorded behind queued work is 107024; the capture is spoilt."""
+    x, side, graph = torch.ones(2, device="npu"), torch.npu.Stream(), torch.npu.NPUGraph()
+    capturing = torch.npu.Stream()
+    torch.npu.synchronize()
+    with schedule("lazy"):
+        with torch.npu.stream(side):
+            x.add_(1)
+            event = side.record_event()
+        with torch.npu.stream(capturing):
+            graph.capture_begin()
+            with pytest.raises(RuntimeError, match=r"(?s)107024.*synchronise before the capture"):
+                event.wait(capturing)
+            with pytest.raises(RuntimeError, match="107026"):
+                graph.capture_end()
+    assert x.cpu().tolist() == [2, 2]
+
+
+def test_the_page_lists_every_code() -> None:
+    """The table of the documentation holds exactly the codes that the runtime can return, by CANN's numbers and names."""
+    headers = (build.torch_npu_folder() / "include/third_party/acl/inc/acl").rglob("*.h")
+    numbers = {}
+    for header in headers:
+        numbers.update(re.findall(r"\b(ACL_ERROR_\w+)[\s=]+(\d+)", header.read_text(errors="replace")))
+    used = {name for path in build._SOURCES.iterdir() for name in re.findall(r"\bACL_ERROR_\w+", path.read_text())}
+    used.add("ACL_ERROR_RT_AICORE_EXCEPTION")  # launch.py: a kernel that raises
+    page = (Path(__file__).parents[2] / "docs" / "emulator.md").read_text()
+    listed = dict(re.findall(r"\| (\d{6}) `(\w+)` \|", page))
+    assert listed == {numbers[name]: name.removeprefix("ACL_ERROR_").removeprefix("RT_") for name in used}
