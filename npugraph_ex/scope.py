@@ -1,4 +1,4 @@
-"""`with scope.limit_core_num(...)` and `with scope.deterministic(...)`, in eager mode and inside compiled code.
+"""`with scope.limit_core_num(...)`, `scope.deterministic(...)`, `scope.npu_stream_switch(...)`, eager and compiled.
 
 Scopes nest: an inner one keeps what the outer one says and it does not. Inside compiled code a scope is a pair of
 operators that enclose what was traced between them, see `npugraph_ex.streams`. Importing this module imports no torch.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["deterministic", "limit_core_num"]
+__all__ = ["deterministic", "limit_core_num", "npu_stream_switch"]
 
 
 class _Scope:
@@ -83,3 +83,24 @@ def deterministic(level: int) -> _Scope:
     if isinstance(level, bool) or not isinstance(level, int) or level < 0 or level > 3:
         raise ScopeError(f"deterministic: level takes 0, 1, 2 or 3; got {level!r}")
     return _Scope(["_deterministic_level"], [str(operator.index(level))])
+
+
+def npu_stream_switch(stream_tag: str, stream_priority: int = 0) -> _Scope:
+    """Run the operators in the block on a stream of their own, inside compiled code.
+
+    One tag is one stream of the compiled graph. Its work is ordered with other streams' by events alone
+    (`npugraph_ex.ops`), but for its first, which follows what stands before it, and for the graph's results, which
+    wait for all streams. In eager mode the block runs where the code around it runs, in the order in which it is written.
+
+    Args:
+        stream_tag: the stream's name.
+        stream_priority: of the stream, as `torch.npu.Stream(priority=...)` takes it: lower numbers go first.
+
+    Raises:
+        ScopeError: no such tag or priority.
+    """
+    if not isinstance(stream_tag, str) or not stream_tag:
+        raise ScopeError(f"npu_stream_switch: stream_tag takes a str that is not empty; got {stream_tag!r}")
+    if isinstance(stream_priority, bool) or not isinstance(stream_priority, int):
+        raise ScopeError(f"npu_stream_switch: stream_priority takes an int; got {stream_priority!r}")
+    return _Scope(["_user_stream_label", "_user_stream_priority"], [stream_tag, str(operator.index(stream_priority))])

@@ -1,4 +1,5 @@
-"""Scopes: which part of a program runs where and how. `ops` has the operators, `scopes` what they mean in a graph.
+"""Scopes, streams and events in graphs.
 
-Nothing here touches a device; `npugraph_ex.aclgraph.scopes` does.
+`ops` has the operators, `labels` what scopes may say, `scopes` the way from enclosing nodes to labels and back, `events`
+the representation that every pass reads. Nothing here touches a device; `npugraph_ex.aclgraph.scopes` does.
 """

@@ -14,6 +14,9 @@ STREAM, PRIORITY = "_user_stream_label", "_user_stream_priority"
 KEPT = -1
 """A core number that leaves what the scope around it says."""
 
+MAIN = ""
+"""What stands for the stream of nodes that have no stream label: the one on which the graph is captured or called."""
+
 Labels = dict[str, Any]
 
 
@@ -43,6 +46,8 @@ def labels_of(keys: Sequence[str], values: Sequence[str], outer: Mapping[str, An
     if LEVEL in said:
         found["deterministic_level"] = _number(said, LEVEL)
     if STREAM in said:
+        if not said[STREAM]:
+            raise ScopeError("a stream's tag takes a text that is not empty; got ''")
         found["stream_label"] = said[STREAM]
     if PRIORITY in said:
         found["stream_priority"] = _number(said, PRIORITY)

@@ -1,14 +1,23 @@
-"""The operators that open and close a scope: how a `with` block of the user's survives tracing.
+"""The operators by which scopes, streams and events are written into a graph.
 
-`scope_enter(keys, values)` and `scope_exit()` take and return no tensor, so nothing but their place in the node list
-says what they enclose; torch is told that they have side effects, and keeps place and order. They exist under
-`torch.ops.npugraph_ex` and, for passes written for TorchAir, under `torch.ops.air`. What they do when they run is
-registered by `npugraph_ex.aclgraph.scopes`.
+They exist under `torch.ops.npugraph_ex` and, for passes written for TorchAir, under `torch.ops.air`:
+
+* `scope_enter(keys, values)` and `scope_exit()` enclose the nodes between them;
+* `record() -> Tensor` records an event on the stream where it stands; its result is a token, not data;
+* `wait(tensors)` makes the stream where it stands wait for records, or for the producers of other tensors;
+* `record_stream(tensor, stream)` says that a stream uses a tensor, whose memory must not be free before it is through;
+* `keep_alive(tensors)` does nothing but use them, so that their memory is not free before that place;
+* `tagged_event_record(tag, event)` and `tagged_event_wait(tag, event)` are how `npugraph_ex.ops` traces: the event's tag, and
+  a name that no other living event has. `streams.lowering` turns them into `record` and `wait`.
+
+None of them has a tensor edge that would keep its place, so torch is told that they have side effects. What they do when
+they run is registered by `npugraph_ex.aclgraph.scopes`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import fx
@@ -17,37 +26,71 @@ from torch._ops import OpOverload
 NAMESPACES = ("npugraph_ex", "air")
 
 
-def _define(namespace: str) -> torch.library.Library | None:
-    """Define both operators; None where another library of this process already did."""
-    if hasattr(getattr(torch.ops, namespace), "scope_enter"):
-        return None
-    library = torch.library.Library(namespace, "FRAGMENT")
-    library.define("scope_enter(str[] keys, str[] values) -> ()")
-    library.define("scope_exit() -> ()")
-    torch.library.register_fake(f"{namespace}::scope_enter", _fake_enter, lib=library)
-    torch.library.register_fake(f"{namespace}::scope_exit", _fake_exit, lib=library)
-    return library
+def _no_result(*args: object) -> None:
+    del args
 
 
-def _fake_enter(keys: Sequence[str], values: Sequence[str]) -> None:
-    del keys, values
+def _token() -> torch.Tensor:
+    return torch.empty(0, dtype=torch.int64)
 
 
-def _fake_exit() -> None:
-    return None
+_SCHEMAS: Mapping[str, tuple[str, Callable[..., object]]] = {
+    "scope_enter": ("(str[] keys, str[] values) -> ()", _no_result),
+    "scope_exit": ("() -> ()", _no_result),
+    "record": ("() -> Tensor", _token),
+    "wait": ("(Tensor[] tensors) -> ()", _no_result),
+    "record_stream": ("(Tensor tensor, str stream) -> ()", _no_result),
+    "keep_alive": ("(Tensor[] tensors) -> ()", _no_result),
+    "tagged_event_record": ("(str tag, str event='') -> ()", _no_result),
+    "tagged_event_wait": ("(str tag, str event='') -> ()", _no_result),
+}
 
 
-_libraries = [library for library in map(_define, NAMESPACES) if library is not None]
+def _define(namespace: str) -> dict[str, torch.library.Library]:
+    """Define the operators, but for those that another library of this process already defined."""
+    defined = {}
+    for name, (schema, fake) in _SCHEMAS.items():
+        if hasattr(getattr(torch.ops, namespace), name):
+            continue
+        library = torch.library.Library(namespace, "FRAGMENT")
+        library.define(f"{name}{schema}")
+        torch.library.register_fake(f"{namespace}::{name}", fake, lib=library)
+        defined[name] = library
+    return defined
 
-ENTERS: tuple[OpOverload, ...] = tuple(getattr(torch.ops, name).scope_enter.default for name in NAMESPACES)
-EXITS: tuple[OpOverload, ...] = tuple(getattr(torch.ops, name).scope_exit.default for name in NAMESPACES)
 
-for _operator in (*ENTERS, *EXITS):
-    fx.has_side_effect(_operator)
+_libraries = [_define(namespace) for namespace in NAMESPACES]
 
 
-def implement(enter: Callable[[Sequence[str], Sequence[str]], None], leave: Callable[[], None]) -> None:
-    """Say what the operators do when they run; called once, by the module that may touch the device."""
-    for library in _libraries:
-        library.impl("scope_enter", enter, "CompositeExplicitAutograd")
-        library.impl("scope_exit", leave, "CompositeExplicitAutograd")
+def _overloads(name: str) -> tuple[OpOverload, ...]:
+    return tuple(getattr(getattr(torch.ops, namespace), name).default for namespace in NAMESPACES)
+
+
+ENTERS = _overloads("scope_enter")
+EXITS = _overloads("scope_exit")
+RECORDS = _overloads("record")
+WAITS = _overloads("wait")
+RECORD_STREAMS = _overloads("record_stream")
+KEEP_ALIVES = _overloads("keep_alive")
+TAGGED_RECORDS = _overloads("tagged_event_record")
+TAGGED_WAITS = _overloads("tagged_event_wait")
+
+for _name in _SCHEMAS:
+    for _operator in _overloads(_name):
+        fx.has_side_effect(_operator)
+
+
+def implement(functions: Mapping[str, Callable[..., object]]) -> None:
+    """Say what operators do when they run, by name; called once, by the module that may touch the device.
+
+    Dynamo must not trace what they do: it is the inside of an operator, also where a frame around it is not compiled.
+    """
+    for defined in _libraries:
+        for name, function in functions.items():
+            if name in defined:
+                defined[name].impl(name, torch.compiler.disable(function), "CompositeExplicitAutograd")
+
+
+def argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:
+    """One argument of a node, however it is passed."""
+    return node.args[position] if position < len(node.args) else node.kwargs.get(name, default)

@@ -2,21 +2,21 @@
 
 While passes work, a node's scope is in its metadata: `core_limit` (cube cores, vector cores), `deterministic_level`,
 `stream_label`. Labels travel with nodes that move, and fusion refuses to join nodes that differ in them; enclosing
-nodes in the list could not say that. At the end the limits and levels become enclosing nodes again, for the run.
+nodes in the list could not say that. At the end streams, limits and levels become enclosing nodes again, for the run.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 from torch import fx
 
 from npugraph_ex.errors import ScopeError
-from npugraph_ex.observe.graphs import launches
 from npugraph_ex.observe.report import source_line
 from npugraph_ex.passes.pass_ import PassContext
-from npugraph_ex.streams.labels import CUBE, LEVEL, VECTOR, Labels, labels_of
-from npugraph_ex.streams.ops import ENTERS, EXITS
+from npugraph_ex.streams.events import MAIN, computes, orders_streams, priorities, stream_of
+from npugraph_ex.streams.labels import CUBE, LEVEL, PRIORITY, STREAM, VECTOR, Labels, labels_of
+from npugraph_ex.streams.ops import ENTERS, EXITS, argument
 
 
 def label(gm: fx.GraphModule, context: PassContext) -> None:
@@ -30,7 +30,7 @@ def label(gm: fx.GraphModule, context: PassContext) -> None:
     for node in list(gm.graph.nodes):
         if node.target in ENTERS:
             around = opened[-1][1] if opened else {}
-            keys, values = _strings(node, 0), _strings(node, 1)
+            keys, values = argument(node, 0, "keys"), argument(node, 1, "values")
             opened.append((node, {**around, **labels_of(keys, values, around)}))
         elif node.target in EXITS:
             if not opened:
@@ -49,21 +49,15 @@ def label(gm: fx.GraphModule, context: PassContext) -> None:
         )
 
 
-def _strings(node: fx.Node, position: int) -> list[str]:
-    """One argument of a `scope_enter` node, however it is passed."""
-    name = ("keys", "values")[position]
-    given: Any = node.args[position] if position < len(node.args) else node.kwargs.get(name)
-    return list(given)
-
-
 def lower(gm: fx.GraphModule, context: PassContext) -> None:
-    """Enclose each run of nodes under one core limit and level, so that running the graph sets and resets them."""
+    """Enclose each run of nodes under one stream, core limit and level, so that running the graph sets and resets them."""
     del context
+    of_stream = priorities(gm.graph)
     current: tuple[tuple[str, str], ...] = ()
     for node in list(gm.graph.nodes):
-        if node.op != "output" and not launches(node):
+        if node.op != "output" and not computes(node) and not orders_streams(node):
             continue
-        wanted = () if node.op == "output" else _spelt(node)
+        wanted = () if node.op == "output" else _spelt(node, of_stream)
         if wanted == current:
             continue
         with gm.graph.inserting_before(node):
@@ -75,9 +69,13 @@ def lower(gm: fx.GraphModule, context: PassContext) -> None:
         current = wanted
 
 
-def _spelt(node: fx.Node) -> tuple[tuple[str, str], ...]:
-    """The limits and the level of a node as `scope_enter` takes them."""
+def _spelt(node: fx.Node, of_stream: Mapping[str, int]) -> tuple[tuple[str, str], ...]:
+    """The stream, the limits and the level of a node as `scope_enter` takes them; events need the stream alone."""
     said: list[tuple[str, str]] = []
+    if stream_of(node) != MAIN:
+        said += [(STREAM, stream_of(node)), (PRIORITY, str(of_stream[stream_of(node)]))]
+    if orders_streams(node):
+        return tuple(said)
     if "core_limit" in node.meta:
         cube, vector = node.meta["core_limit"]
         said += [(CUBE, str(cube)), (VECTOR, str(vector))]

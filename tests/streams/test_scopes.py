@@ -14,7 +14,7 @@ from torch._functorch.aot_autograd import aot_module_simplified
 import npugraph_ex
 from npugraph_ex import scope
 from npugraph_ex.aclgraph.scopes import here
-from npugraph_ex.errors import NotAvailableError, ScopeError
+from npugraph_ex.errors import ScopeError
 from npugraph_ex.frontend.explain import Watch
 from npugraph_ex.passes.pass_ import PassContext
 from npugraph_ex.streams import scopes
@@ -283,11 +283,3 @@ def test_a_limit_of_a_whole_graph_costs_two_nodes() -> None:
     assert names[0] == "npugraph_ex.scope_enter.default"
     assert names[-1] == "npugraph_ex.scope_exit.default"
     assert len(names) == 5
-
-
-def test_inference_says_that_it_is_not_there_yet() -> None:
-    """`torch.npu.npugraph_ex.inference.cache_compile` reaches this library and is refused in one sentence."""
-    with pytest.raises(NotAvailableError, match="not available yet"):
-        torch.npu.npugraph_ex.inference.cache_compile(lambda x: x)
-    with pytest.raises(NotAvailableError, match="not available yet"):
-        torch.npu.npugraph_ex.inference.readable_cache(b"")

@@ -1,0 +1,222 @@
+"""What the stream check says: findings as plain data, and the list of them as a table, JSON and SARIF 2.1.0.
+
+Lowering adds what only it can see (a wait on an event that nothing records); `analysis` finds the rest. Nothing here
+looks at a graph.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal
+
+from tabulate import tabulate
+
+from npugraph_ex._version import __version__
+
+Level = Literal["error", "warning", "note"]
+"""Wrong results are possible; probably not what was meant; does nothing."""
+
+
+class Code(StrEnum):
+    """What is wrong, as a word that stays the same from version to version."""
+
+    READ_AFTER_WRITE = "read-after-write"
+    WRITE_AFTER_READ = "write-after-read"
+    WRITE_AFTER_WRITE = "write-after-write"
+    MEMORY_REUSED = "memory-reused"
+    OUTPUT_UNORDERED = "output-unordered"
+    WRITE_BACK_UNORDERED = "write-back-unordered"
+    NEVER_FORKED = "never-forked"
+    NEVER_JOINED = "never-joined"
+    WAIT_WITHOUT_RECORD = "wait-without-record"
+    RECORDED_TWICE = "recorded-twice"
+    WAIT_ORDERS_NOTHING = "wait-orders-nothing"
+
+
+MEANING: dict[Code, tuple[Level, str]] = {
+    Code.READ_AFTER_WRITE: ("error", "A read may run before the write whose value it needs."),
+    Code.WRITE_AFTER_READ: ("error", "A write may run before an earlier read of the same bytes."),
+    Code.WRITE_AFTER_WRITE: ("error", "Two writes to the same bytes may run in either order."),
+    Code.MEMORY_REUSED: ("error", "Memory may be handed out again on its stream while another stream still uses it."),
+    Code.OUTPUT_UNORDERED: ("error", "The caller may read an output before it is computed."),
+    Code.WRITE_BACK_UNORDERED: ("error", "The caller may see an input before the graph has written it."),
+    Code.NEVER_FORKED: ("error", "A stream's work may run before the graph has begun; it would not be captured."),
+    Code.NEVER_JOINED: ("error", "A stream's work may still run when the graph has ended; it cannot be captured."),
+    Code.WAIT_WITHOUT_RECORD: ("error", "A wait waits for an event that was not recorded before it."),
+    Code.RECORDED_TWICE: ("warning", "An event is recorded again before anything waited for it."),
+    Code.WAIT_ORDERS_NOTHING: ("note", "A wait orders nothing that is not ordered without it."),
+}
+"""Of every code, how bad it is and what it means in general."""
+
+
+def stream_name(label: str | None) -> str:
+    """A stream as messages call it."""
+    return "the main stream" if not label else f"stream {label!r}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """One side of a finding.
+
+    Attributes:
+        node: its name in the graph.
+        stream: the label of the stream it stands on; None for the stream on which the graph is called.
+        does: the operator and what it does to the memory, as in "aten.mul_.Tensor writes 64 bytes of x".
+        source: ``file:line`` of the user's code; empty where the graph does not know.
+    """
+
+    node: str
+    stream: str | None
+    does: str = ""
+    source: str = ""
+
+    def __str__(self) -> str:
+        what = f"{self.node} ({self.does})" if self.does else self.node
+        return f"{what} on {stream_name(self.stream)}{f' at {self.source}' if self.source else ''}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong with the streams of a graph, and the line that mends it.
+
+    Attributes:
+        code: what kind of thing.
+        message: one sentence.
+        first: the node that comes first in the graph.
+        second: the other; None where there is only one.
+        missing_edge: "B does not wait for A", in words; empty where no order is missing.
+        repair: the line to add or remove, in the words of the API that the program uses.
+        record_after: the node after which a record is missing; empty where there is one already.
+        record: the record that is there already.
+        wait_before: the node before which a wait is missing.
+        keep_alive: the value whose memory must not be reused while ``first`` runs.
+        repaired: whether the graph that runs has the edge, because the option asked for repair.
+    """
+
+    code: Code
+    message: str
+    first: Place
+    second: Place | None = None
+    missing_edge: str = ""
+    repair: str = ""
+    record_after: str = ""
+    record: str = ""
+    wait_before: str = ""
+    keep_alive: str = ""
+    repaired: bool = False
+
+    @property
+    def level(self) -> Level:
+        """How bad it is."""
+        return MEANING[self.code][0]
+
+    def __str__(self) -> str:
+        lines = [f"{self.level} [{self.code.value}]{' (repaired)' if self.repaired else ''}: {self.message}"]
+        lines += [f"  {place}" for place in (self.first, self.second) if place is not None]
+        if self.missing_edge:
+            lines.append(f"  missing: {self.missing_edge}")
+        if self.repair:
+            lines.append(f"  repair: {self.repair}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What is wrong with the streams of one graph, in the order of the graph."""
+
+    found: tuple[Finding, ...] = ()
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(self.found)
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def __add__(self, others: Findings) -> Findings:
+        return Findings((*self.found, *others.found))
+
+    def of(self, *codes: Code) -> tuple[Finding, ...]:
+        """Those with one of ``codes``."""
+        return tuple(finding for finding in self.found if finding.code in codes)
+
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        """Those because of which results may be wrong: level "error" and not repaired."""
+        return tuple(finding for finding in self.found if finding.level == "error" and not finding.repaired)
+
+    def as_repaired(self) -> Findings:
+        """The same, marked as repaired."""
+        return Findings(tuple(replace(finding, repaired=True) for finding in self.found))
+
+    def __str__(self) -> str:
+        return "\n".join(str(finding) for finding in self.found) or "Streams: nothing was found."
+
+    def table(self) -> str:
+        """One row a finding; empty when there is none."""
+        rows = [
+            (
+                finding.level + (" (repaired)" if finding.repaired else ""),
+                finding.code.value,
+                *(f"{place.node}, {stream_name(place.stream)}" if place else "" for place in (finding.first, finding.second)),
+                finding.repair,
+            )
+            for finding in self.found
+        ]  # fmt: skip
+        headers = ("level", "finding", "first", "second", "repair")
+        return tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True) if rows else ""
+
+    def to_json(self) -> str:
+        """A JSON list, one object a finding, its level included."""
+        return json.dumps([{"level": finding.level, **asdict(finding)} for finding in self.found], indent=2)
+
+    def to_sarif(self) -> str:
+        """A SARIF 2.1.0 log, which code hosts and editors show beside the source lines."""
+        codes = list(dict.fromkeys(finding.code for finding in self.found))
+        driver = {
+            "name": "npugraph_ex stream check",
+            "version": __version__,
+            "rules": [_rule(code) for code in codes],
+        }
+        run = {"tool": {"driver": driver}, "results": [_result(finding, codes) for finding in self.found]}
+        log = {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
+        return json.dumps(log, indent=2)
+
+
+_SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+
+
+def _rule(code: Code) -> dict[str, Any]:
+    level, meaning = MEANING[code]
+    return {"id": code.value, "shortDescription": {"text": meaning}, "defaultConfiguration": {"level": level}}
+
+
+def _result(finding: Finding, codes: list[Code]) -> dict[str, Any]:
+    """One SARIF result: at the second node, where a wait would stand, with the first beside it."""
+    places = [place for place in (finding.second, finding.first) if place is not None]
+    text = " ".join(part for part in (finding.message, finding.repair) if part)
+    result: dict[str, Any] = {
+        "ruleId": finding.code.value,
+        "ruleIndex": codes.index(finding.code),
+        "level": "note" if finding.repaired else finding.level,
+        "message": {"text": text},
+        "locations": [_location(places[0])],
+        "properties": asdict(finding),
+    }
+    if len(places) > 1:
+        result["relatedLocations"] = [{"id": 1, **_location(places[1]), "message": {"text": str(places[1])}}]
+    return result
+
+
+def _location(place: Place) -> dict[str, Any]:
+    """Where a node came from: its source line where that is known, and its name in any case."""
+    location: dict[str, Any] = {"logicalLocations": [{"name": place.node, "kind": "function"}]}
+    file, _, line = place.source.rpartition(":")
+    if file and line.isdigit():
+        path = Path(file)
+        uri = path.as_uri() if path.is_absolute() else path.as_posix()
+        location["physicalLocation"] = {"artifactLocation": {"uri": uri}, "region": {"startLine": int(line)}}
+    return location

@@ -1,0 +1,276 @@
+"""Compiled code with streams among eager code with streams: what is ordered before, after and between calls."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from stream_programs import Tagged, compiled, native_events, native_wait_stream, plain, vector
+from torch import fx
+
+import npu_emulator
+import npugraph_ex
+from npugraph_ex import inference
+from npugraph_ex.passes import pipeline
+
+SCHEDULES = ("lazy", "random:2")
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    """Inference, and nothing captured is left to the next test."""
+    with torch.no_grad():
+        yield
+    torch._dynamo.reset()
+    gc.collect()
+
+
+def twice(program: Callable[[], list[torch.Tensor]], expected: list[list[float]]) -> None:
+    """Run a program under two schedules; its tensors have the expected values and nothing races."""
+    with npu_emulator.detect_races() as races:  # around the capture too, or replays are not looked into
+        program()
+        for schedule in SCHEDULES:
+            torch.npu.synchronize()
+            with npu_emulator.schedule(schedule):
+                assert [tensor.cpu().tolist() for tensor in program()] == expected, schedule
+    assert not races, races[0]
+
+
+@pytest.mark.parametrize("compiled_on", ["another stream", "that stream"])
+def test_a_users_stream_means_the_same_inside_and_outside(compiled_on: str) -> None:
+    """What the user's stream was given before the call comes before it, and what it is given later after it."""
+    side = torch.npu.Stream()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with torch.npu.stream(side):
+            return x * 2
+
+    fast, x = compiled(function), torch.zeros(2, device="npu")
+    if compiled_on == "that stream":
+        with torch.npu.stream(side):
+            fast(x)
+
+    def program() -> list[torch.Tensor]:
+        x.zero_()
+        side.wait_stream(torch.npu.current_stream())
+        with torch.npu.stream(side):
+            x.add_(3)  # no event: it is the same stream
+        y = fast(x)
+        with torch.npu.stream(side):
+            z = y + 1
+        torch.npu.current_stream().wait_stream(side)
+        return [y, z]
+
+    twice(program, [[6, 6], [7, 7]])
+
+
+def test_events_that_cross_the_border_of_the_graph() -> None:
+    """An event recorded before the call holds inside, and one recorded inside can be awaited after it."""
+    side, other = torch.npu.Stream(), torch.npu.Stream()
+    before, inside = torch.npu.Event(), torch.npu.Event()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        before.wait()
+        y = x * 2
+        inside.record()
+        return y
+
+    fast, x = compiled(function), torch.zeros(2, device="npu")
+
+    def program() -> list[torch.Tensor]:
+        x.zero_()
+        side.wait_stream(torch.npu.current_stream())
+        with torch.npu.stream(side):
+            x.add_(3)
+            before.record()
+        y = fast(x)
+        other.wait_event(inside)
+        with torch.npu.stream(other):
+            z = y + 1
+        torch.npu.current_stream().wait_stream(other)
+        return [y, z]
+
+    twice(program, [[6, 6], [7, 7]])
+
+
+@pytest.mark.parametrize("form", [Tagged(), native_wait_stream], ids=["tagged", "native"])
+@pytest.mark.parametrize("options", [{}, {"force_eager": True}], ids=["captured", "force_eager"])
+def test_calls_on_the_callers_streams(form: Callable[..., Any], options: dict[str, Any]) -> None:
+    """One compiled function called on two streams in turn: each call is ordered with its stream and the call before."""
+    fast = compiled(form, **options)
+    streams = [torch.npu.Stream(), torch.npu.Stream()]
+    x = vector(1, 2)
+
+    def program() -> list[torch.Tensor]:
+        results = []
+        for stream in streams:
+            stream.wait_stream(torch.npu.default_stream())
+            with torch.npu.stream(stream):
+                y = x * 1
+                # What `default_stream` names inside `native_wait_stream` must know of y as well.
+                torch.npu.default_stream().wait_stream(stream)
+                results.append(fast(y)[0])
+            torch.npu.default_stream().wait_stream(stream)
+        return results
+
+    twice(program, [plain(x.cpu())[0].tolist()] * 2)
+
+
+def test_a_held_result_survives_later_calls_on_any_stream() -> None:
+    """A result that another stream still reads, and that is held, is not overwritten by the next calls."""
+    fast, side, x = compiled(Tagged()), torch.npu.Stream(), vector(1, 2)
+
+    def program() -> list[torch.Tensor]:
+        first = fast(x)[0]
+        side.wait_stream(torch.npu.current_stream())
+        with torch.npu.stream(side):
+            double = first * 2
+        for number in range(3):
+            fast(x + number)
+        torch.npu.current_stream().wait_stream(side)
+        return [first, double]
+
+    want = plain(x.cpu())[0]
+    twice(program, [want.tolist(), (want * 2).tolist()])
+
+
+def test_a_dropped_result_may_be_read_on_with_clone_output() -> None:
+    """With `clone_output=True` a result comes from the allocator, and `record_stream` protects it as in eager mode."""
+    fast, side, x = compiled(Tagged(), clone_output=True), torch.npu.Stream(), vector(1, 2)
+
+    def program() -> list[torch.Tensor]:
+        first = fast(x)[0]
+        side.wait_stream(torch.npu.current_stream())
+        with torch.npu.stream(side):
+            double = first * 2
+        first.record_stream(side)
+        del first
+        for number in range(3):
+            fast(x + number)
+        torch.npu.current_stream().wait_stream(side)
+        return [double]
+
+    twice(program, [(plain(x.cpu())[0] * 2).tolist()])
+
+
+def test_two_streams_that_became_one() -> None:
+    """Called on the very stream that it uses as a side stream, the function keeps the order of that one stream."""
+    side = torch.npu.Stream()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        with torch.npu.stream(side):
+            z = x * 2
+        y = y.clone()
+        torch.npu.current_stream().wait_stream(side)
+        return y + z
+
+    fast, x = compiled(function), vector(1, 2)
+    fast(x)  # compiled where the two are two
+
+    def program() -> list[torch.Tensor]:
+        side.wait_stream(torch.npu.current_stream())
+        with torch.npu.stream(side):
+            y = fast(x)
+        torch.npu.current_stream().wait_stream(side)
+        return [y]
+
+    twice(program, [[4, 7]])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (torch.npu.set_stream, "write `with torch.npu.stream\\(s\\):` instead"),
+        (lambda stream: stream.query(), "Move the query out of the compiled function"),
+    ],
+    ids=["set_stream", "query"],
+)
+def test_what_has_no_meaning_inside_is_refused(wrong: Callable[..., Any], message: str) -> None:
+    """Changing the caller's stream for good, and asking on the host whether a stream is done."""
+    side = torch.npu.Stream()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        wrong(side)
+        return x + 1
+
+    with pytest.raises(Exception, match=message):
+        compiled(function)(vector(1))
+    torch.npu.set_stream(torch.npu.default_stream())
+
+
+def test_the_race_of_the_specifications_pass_is_found_and_repaired() -> None:
+    """Its `add` reads what stream_1 computes and waits for nothing: one finding; repaired, values are right."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        mm = torch.mm(x, x)
+        absolute = torch.abs(mm)
+        return torch.add(absolute, 1), torch.sub(x, mm)
+
+    def insert(gm: fx.GraphModule, example_inputs: object, config: object) -> None:
+        fx_graph, air = gm.graph, torch.ops.air
+        for node in fx_graph.nodes:
+            if node.target == torch.ops.aten.mm.default:
+                with fx_graph.inserting_before(node):
+                    fx_graph.call_function(air.scope_enter.default, args=(["_user_stream_label"], ["stream_1"]))
+            if node.target == torch.ops.aten.abs.default:
+                with fx_graph.inserting_after(node):
+                    record_node = fx_graph.call_function(air.record.default, args=())
+                with fx_graph.inserting_after(record_node):
+                    fx_graph.call_function(air.scope_exit.default, args=())
+            if node.target == torch.ops.aten.sub.Tensor:
+                with fx_graph.inserting_before(node):
+                    fx_graph.call_function(air.wait.default, args=([record_node],))
+
+    x = torch.tensor([[1.0, -2.0], [3.0, 4.0]], device="npu")
+    fast = compiled(function, post_grad_custom_pre_pass=insert, stream_check="repair")
+    expected = [tensor.tolist() for tensor in function(x.cpu())]
+    twice(lambda: list(fast(x)), expected)
+    (finding,) = [found for found in npugraph_ex.last_report().streams if found.level == "error"]
+    assert (finding.code, finding.first.node, finding.second.node) == ("read-after-write", "abs_1", "add")
+    assert finding.repaired
+
+
+@pytest.mark.parametrize("form", [Tagged(), native_events], ids=["tagged", "native"])
+def test_training(form: Callable[..., Any]) -> None:
+    """The forward graph keeps its streams when gradients are asked for; the backward graph runs after it, in order."""
+    x, earlier = vector(1, 2).requires_grad_(), {graph.id for graph in npu_emulator.resources().graphs}
+    with torch.enable_grad(), npu_emulator.schedule("lazy"), npu_emulator.detect_races() as races:
+        first, second = compiled(form)(x)
+        (first.sum() + second.sum()).backward()
+        want = plain(x.detach().cpu())
+        assert [first.tolist(), second.tolist()] == [tensor.tolist() for tensor in want]
+        assert x.grad.tolist() == [8, 8]
+    assert not races
+    assert {graph.streams for graph in npu_emulator.resources().graphs if graph.id not in earlier} == {3}
+
+
+class Serving(Tagged):
+    """The program as a module that keeps its compilation."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__("kept ")
+        self.cached = inference.cache_compile(self.step, dynamic=True, cache_dir=str(directory))
+
+    def step(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What is compiled."""
+        return self.forward(x)
+
+
+def test_a_kept_compilation_keeps_its_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`cache_compile` finds the graph again, on the same streams, without compiling."""
+    x = vector(1, 2)
+    want = [tensor.tolist() for tensor in plain(x.cpu())]
+    first = Serving(tmp_path)
+    assert [tensor.tolist() for tensor in first.cached(x)] == want
+    del first
+    monkeypatch.setattr(pipeline, "run", None)  # nothing may be compiled any more
+    torch._dynamo.reset()
+    gc.collect()
+    again = Serving(tmp_path)
+    twice(lambda: list(again.cached(x)), want)
+    assert npu_emulator.resources().graphs[-1].streams == 3

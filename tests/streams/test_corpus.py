@@ -1,0 +1,95 @@
+"""The stream check on the corpus, without a device; `conformance/test_streams.py` asks the device too."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch._dynamo.source import ConstantSource
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from npugraph_ex.streams.analysis import analyse
+from npugraph_ex.streams.check import repair
+from npugraph_ex.streams.findings import Code
+from npugraph_ex.testing.stream_builder import StreamBuilder
+from npugraph_ex.testing.stream_programs import StreamProgram, stream_corpus
+from npugraph_ex.testing.stream_runs import judge
+from npugraph_ex.testing.stream_strategies import inputs_of, sample_stream_graph
+
+PROGRAMS = [pytest.param(program, id=program.name) for program in stream_corpus()]
+aten = torch.ops.aten
+
+
+def test_the_corpus_is_large_and_shows_every_kind_of_mistake() -> None:
+    """At least 60 graphs; every code that the check itself can find in a graph is found in one of them."""
+    assert 2 * len(PROGRAMS) >= 60
+    shown = {code for program in stream_corpus() for code in (*program.codes, *program.notes)}
+    assert shown == set(Code) - {
+        Code.WAIT_WITHOUT_RECORD,
+        Code.RECORDED_TWICE,
+    }  # of events, found where they are lowered
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_mistake_is_found_and_nothing_else(program: StreamProgram) -> None:
+    """In the program as it is, mended, and with the missing edges inserted."""
+    racy, mended = program.graph(mended=False).graph, program.graph(mended=True).graph
+    found = analyse(racy)
+    assert Counter(finding.code for finding in found) == Counter((*program.codes, *program.notes)), str(found)
+    assert Counter(finding.code for finding in analyse(mended)) == Counter(program.notes), str(analyse(mended))
+    repair(racy, found)
+    racy.lint()
+    assert not analyse(racy).errors, f"{racy}\n{analyse(racy)}"
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_findings_say_all_there_is_to_say(program: StreamProgram) -> None:
+    """Each error names nodes of the graph, the missing edge and the line that mends it."""
+    graph = program.graph(mended=False).graph
+    names = {node.name for node in graph.nodes}
+    for finding in analyse(graph).errors:
+        assert finding.first.node in names
+        assert finding.second is None or finding.second.node in names
+        assert finding.missing_edge
+        assert "add `" in finding.repair
+
+
+def test_a_wait_for_nothing_is_found() -> None:
+    """A wait without a record is an error of its own."""
+    b = StreamBuilder()
+    x = b.input(8)
+    b.fork("s")
+    with b.on("s"):
+        b.wait()
+        y = b.call(aten.mul.Tensor, x, 3)
+    b.join("s")
+    (finding,) = analyse(b.finish(y).graph)
+    assert finding.code is Code.WAIT_WITHOUT_RECORD
+
+
+def test_unknown_sizes_are_taken_for_overlap() -> None:
+    """Where the place of a cut is a symbol, the two sides may meet; where it is a number, they do not."""
+    shapes = ShapeEnv()
+
+    def graph(cut: int | torch.SymInt) -> torch.fx.Graph:
+        b = StreamBuilder(shapes=shapes)
+        buffer = b.call(aten.mul.Tensor, b.input(8), 2)
+        b.fork("s")
+        with b.on("s"):
+            b.call(aten.mul_.Tensor, b.call(aten.slice.Tensor, buffer, 0, 0, cut), 3)
+        b.call(aten.mul_.Tensor, b.call(aten.slice.Tensor, buffer, 0, cut, 8), 3)
+        b.join("s")
+        return b.finish(buffer).graph
+
+    symbol = shapes.create_symintnode(shapes.create_symbol(4, ConstantSource("n")), hint=4)
+    assert analyse(graph(4)).found == ()
+    assert analyse(graph(symbol)).errors
+
+
+def test_the_judge_sees_a_race_and_only_a_race() -> None:
+    """The oracle of the corpus is no rubber stamp: random graphs are racy by its verdict and clean by it."""
+    verdicts = [
+        judge(gm, inputs_of(gm), schedules=("lazy", "random:1")).is_racy for gm in map(sample_stream_graph, range(8))
+    ]
+    assert set(verdicts) == {True, False}

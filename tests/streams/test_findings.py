@@ -1,0 +1,97 @@
+"""Findings of the stream check as text, table, JSON and SARIF."""
+
+from __future__ import annotations
+
+import json
+
+from torch import fx
+
+from npugraph_ex.observe import report
+from npugraph_ex.observe.report import ReportBuilder
+from npugraph_ex.streams.findings import MEANING, Code, Finding, Findings, Place
+
+RACE = Finding(
+    Code.READ_AFTER_WRITE,
+    "add may read abs before it is computed",
+    Place("abs_1", "s", "aten.abs.default writes 36 bytes", "/home/me/model.py:12"),
+    Place("add", None, "aten.add.Tensor reads 36 bytes", "model.py:13"),
+    missing_edge="the main stream does not wait for stream 's'",
+    repair="before model.py:13 add `event.wait()`",
+)
+LOST = Finding(Code.WAIT_WITHOUT_RECORD, "event 'e' is never recorded", Place("wait", "s"))
+NOTE = Finding(Code.WAIT_ORDERS_NOTHING, "wait_1 orders nothing", Place("wait_1", None))
+
+
+def test_every_code_says_how_bad_it_is_and_what_it_means() -> None:
+    """No code is left without a level and a sentence."""
+    assert set(MEANING) == set(Code)
+    assert all(meaning.endswith(".") for _, meaning in MEANING.values())
+
+
+def test_text_and_table_name_both_nodes_streams_lines_edge_and_repair() -> None:
+    """What a person reads has all of it."""
+    text = str(RACE)
+    for part in (
+        "error [read-after-write]", "abs_1", "stream 's'", "the main stream", "/home/me/model.py:12", "model.py:13",
+        "missing:", "repair:",
+    ):  # fmt: skip
+        assert part in text
+    table = Findings((RACE, NOTE)).table()
+    assert "abs_1, stream 's'" in table
+    assert "add, the main stream" in table
+    assert Findings().table() == ""
+    assert str(Findings()) == "Streams: nothing was found."
+
+
+def test_errors_are_what_nobody_repaired() -> None:
+    """A repaired finding, and a note, are no reason to stop."""
+    assert Findings((RACE, NOTE)).errors == (RACE,)
+    assert Findings((RACE, NOTE)).as_repaired().errors == ()
+    assert "(repaired)" in str(Findings((RACE,)).as_repaired())
+    assert Findings((RACE, LOST)).of(Code.WAIT_WITHOUT_RECORD) == (LOST,)
+
+
+def test_json_has_every_field() -> None:
+    """Reading it back gives every field of every finding, and its level."""
+    (row,) = json.loads(Findings((RACE,)).to_json())
+    assert row["level"] == "error"
+    assert row["code"] == "read-after-write"
+    assert row["second"] == {
+        "node": "add", "stream": None, "does": "aten.add.Tensor reads 36 bytes", "source": "model.py:13"
+    }  # fmt: skip
+
+
+def test_sarif_has_what_the_standard_requires() -> None:
+    """Version, driver, rules by index, a text for each result, locations with line numbers, URIs."""
+    log = json.loads(Findings((RACE, LOST, RACE)).to_sarif())
+    assert log["version"] == "2.1.0"
+    (run,) = log["runs"]
+    rules = run["tool"]["driver"]["rules"]
+    assert [rule["id"] for rule in rules] == ["read-after-write", "wait-without-record"]
+    for result in run["results"]:
+        assert rules[result["ruleIndex"]]["id"] == result["ruleId"]
+        assert result["level"] in {"error", "warning", "note"}
+        assert result["message"]["text"]
+    place = run["results"][0]["locations"][0]["physicalLocation"]
+    assert place == {"artifactLocation": {"uri": "model.py"}, "region": {"startLine": 13}}
+    related = run["results"][0]["relatedLocations"][0]["physicalLocation"]
+    assert related["artifactLocation"]["uri"] == "file:///home/me/model.py"
+    assert "physicalLocation" not in run["results"][1]["locations"][0]
+
+
+def test_the_pass_report_carries_findings() -> None:
+    """A pass adds a finding to the report that the compilation publishes; its table and JSON show it."""
+    builder = ReportBuilder()
+    builder.add_finding(RACE)
+    built = builder.build()
+    assert built.streams == Findings((RACE,))
+    assert "read-after-write" in built.table()
+    assert json.loads(built.to_json())["streams"]["found"][0]["code"] == "read-after-write"
+
+
+def test_the_line_of_a_user_is_not_a_line_of_this_library() -> None:
+    """A node that was traced inside a function of the library has the line from which the user called it."""
+    node = fx.Graph().placeholder("x")
+    inside = report.__file__.replace("observe", "ops")
+    node.meta["stack_trace"] = f'  File "/home/me/model.py", line 7, in forward\n  File "{inside}", line 3, in record\n'
+    assert report.source_line(node) == "/home/me/model.py:7"

@@ -1,0 +1,111 @@
+"""Streams in all the ways in which they can be written: values under adversarial schedules, on streams that really differ."""
+
+from __future__ import annotations
+
+import gc
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import stream_programs as programs
+import torch
+from stream_programs import check, compiled, vector
+
+import npu_emulator
+import npugraph_ex
+
+EXAMPLES = Path(__file__).parent / "examples"
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients() -> Iterator[None]:
+    """Inference, and nothing captured is left from the test before or to the next one."""
+    for run in (True, False):
+        torch._dynamo.reset()
+        gc.collect()
+        if run:
+            with torch.no_grad():
+                yield
+
+
+FORMS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "tagged events": (programs.Tagged(), {}),
+    "native events": (programs.native_events, {}),
+    "native wait_stream": (programs.native_wait_stream, {}),
+    "torch.ops.air": (programs.plain, {"post_grad_custom_pre_pass": programs.inserting_pass("air")}),
+    "torch.ops.npugraph_ex": (programs.plain, {"post_grad_custom_post_pass": programs.inserting_pass("npugraph_ex")}),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_computes_the_same_on_three_streams(form: str) -> None:
+    """Captured with several sizes: values and no race under each schedule; each capture holds three streams."""
+    function, options = FORMS[form]
+    fast = compiled(function, dynamic=True, **options)
+    check(fast, programs.plain, (vector(1, 2, 3),), (vector(4, 5, 6),), (vector(1, 2),))
+    assert npu_emulator.resources().graphs[-1].streams == 3
+
+
+@pytest.mark.parametrize("form", ["tagged events", "native wait_stream", "torch.ops.air"])
+def test_force_eager_honours_streams(form: str) -> None:
+    """Run operator by operator, work is launched on the same streams, and memory outlives its last use on any."""
+    function, options = FORMS[form]
+    captured = len(npu_emulator.resources().graphs)
+    fast = compiled(function, force_eager=True, **options)
+    check(fast, programs.plain, (vector(1, 2, 3),), (vector(4, 5, 6),))
+    assert len(npu_emulator.resources().graphs) <= captured
+    with npu_emulator.timeline() as clock:
+        fast(vector(1, 2, 3))
+        torch.npu.synchronize()
+    assert len(streams_of(clock)) == 3
+
+
+@pytest.mark.parametrize("option", ["check_numerics", "dump_tensor_data"])
+def test_options_that_run_the_graph_otherwise(option: str, tmp_path: Path) -> None:
+    """On the CPU, and dumped value by value, a graph runs in order; results are the same and nothing is rolled back."""
+    fast = compiled(programs.Tagged(), **{option: True, "data_dump_dir": str(tmp_path)})
+    check(fast, programs.plain, (vector(1, 2, 3),), schedules=("lazy",))
+    report = npugraph_ex.last_report()
+    assert all(record.outcome != "rolled back" for record in report.passes), report.table()
+
+
+def streams_of(clock: Any) -> set[object]:
+    """The streams on which kernels ran."""
+    return {span.stream for span in clock.spans}
+
+
+def printed(name: str) -> str:
+    """The code block of an example file, unchanged."""
+    (code,) = re.findall(r"```python\n(.*?)```", (EXAMPLES / name).read_text(encoding="utf-8"), re.DOTALL)
+    return code
+
+
+UNDER_SCHEDULES = """
+import npu_emulator
+import npugraph_ex
+
+add = in1 + in2
+mm = torch.mm(in3, in4)
+expected = add, mm, mm, in3 + in4, torch.full((1000, 1000), 3, dtype=torch.float16)
+for schedule in ("lazy",):
+    with npu_emulator.schedule(schedule), npu_emulator.detect_races() as races:
+        for have, want in zip(model(in1, in2, in3, in4), expected, strict=True):
+            assert torch.equal(have.cpu(), want.cpu()), schedule
+    assert not races, races[0]
+print("right under every schedule")
+"""
+
+
+def test_the_specifications_models_run_as_printed(
+    command: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """With `import torchair` after the opt-in; the profiler, which a device has to provide, says that it is not there."""
+    script = tmp_path / "example.py"
+    script.write_text(printed("multi_stream.md") + UNDER_SCHEDULES + printed("custom_pass.md"), encoding="utf-8")
+    done = command("run", "--emulate", "--as-torchair", str(script))
+    assert done.returncode == 0, done.stderr
+    assert "right under every schedule" in done.stdout
+    assert "aclprofInit" in done.stdout + done.stderr
