@@ -1,25 +1,50 @@
-"""The one place that knows which nodes of a graph share memory, and which nodes write it.
+"""The one place that knows which bytes the nodes of a graph lie in, which they read and which they write.
 
-Two sources are joined: the storages of the fake tensors in ``node.meta["val"]``, and what operator schemas declare
-(``Tensor(a)``). Where neither knows, memory is assumed to overlap and an operator is assumed to write its inputs.
-The unit is the whole storage; byte ranges within one storage are not told apart.
+Two sources are joined: storage, offset and strides of the fake tensors in ``node.meta["val"]``, and what operator schemas
+declare (``Tensor(a)``). Where neither knows, memory is assumed to overlap and an operator is assumed to write its inputs.
+
+Every pass asks here and keeps no idea of its own:
+
+* which bytes: ``AliasFacts.regions(node)``, ``reads(node)``, ``writes(node)``, as `Region` (storage, first byte, end);
+* whether a write to one value may be seen through another: ``may_overlap``, ``is_written``, ``touches``;
+* whether two values lie in one storage, which callers can see even where no byte is common: ``share_storage``.
+
+`memory.py` puts these facts in the order of the graph, for passes that move values into other memory.
 """
 
 from __future__ import annotations
 
-import operator
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from npugraph_ex import _torch_private
+from npugraph_ex.passes.operators import (
+    is_view,
+    may_alias,
+    named_arguments,
+    read_by,
+    schema_of,
+    tensor_leaves,
+    written_by,
+)
+from npugraph_ex.passes.regions import UNKNOWN, Region
 
-UNKNOWN = -1
-"""The name of memory of which nothing is known."""
+__all__ = [
+    "AliasFacts",
+    "inputs_left_behind",
+    "is_view",
+    "mutated_inputs",
+    "named_arguments",
+    "output_values",
+    "read_by",
+    "schema_of",
+    "tensor_leaves",
+    "written_by",
+]
 
 
 def output_values(graph: fx.Graph) -> list[object]:
@@ -28,49 +53,8 @@ def output_values(graph: fx.Graph) -> list[object]:
     return list(pytree.tree_leaves(output.args[0], is_leaf=lambda leaf: leaf is None))
 
 
-def tensor_leaves(node: fx.Node) -> list[torch.Tensor]:
-    """The fake tensors that ``node`` produces."""
-    return [leaf for leaf in pytree.tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)]
-
-
-def schema_of(node: fx.Node) -> torch.FunctionSchema | None:
-    """The schema of the operator that ``node`` calls, if it calls an ATen-style one."""
-    return _torch_private.schema(node.target) if isinstance(node.target, OpOverload) else None
-
-
-def _nodes_in(value: object) -> Iterator[fx.Node]:
-    """The nodes in one argument, which may be a list."""
-    return (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, fx.Node))
-
-
-def _argument(node: fx.Node, position: int, argument: torch.Argument) -> object:
-    """What ``node`` passes for a schema argument; None when it is left out."""
-    if not argument.kwarg_only and position < len(node.args):
-        return node.args[position]
-    return node.kwargs.get(argument.name)
-
-
-def written_by(node: fx.Node) -> tuple[fx.Node, ...]:
-    """The argument nodes whose memory ``node`` writes, by its schema; all of them where there is no schema."""
-    if node.op not in ("call_function", "call_method", "call_module"):
-        return ()
-    schema = schema_of(node)
-    if schema is None:
-        if node.target is operator.getitem or node.target in _torch_private.auto_functionalized_operators():
-            return ()
-        return tuple(argument for argument in node.all_input_nodes if tensor_leaves(argument))
-    if not schema.is_mutable:
-        return ()
-    return tuple(
-        written
-        for position, argument in enumerate(schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-        for written in _nodes_in(_argument(node, position, argument))
-    )
-
-
 class AliasFacts:
-    """Sharing and writing in one graph, as it is now. Build it anew after the graph was edited.
+    """Memory, reads and writes of one graph, as it is now. Build it anew after the graph was edited.
 
     Args:
         graph: its nodes carry fake tensors in ``meta["val"]``.
@@ -80,37 +64,63 @@ class AliasFacts:
     """
 
     def __init__(self, graph: fx.Graph) -> None:
-        self._parent: dict[int, int] = {}
-        self._roots: dict[fx.Node, tuple[int, ...]] = {}
+        self._parent: dict[int, int] = {}  # storages that schemas declare to be one, though their tensors do not say so
+        self._regions: dict[fx.Node, tuple[Region, ...]] = {}
+        self._bytes: dict[int, int | torch.SymInt] = {}
         self.writers: list[fx.Node] = []
         for node in graph.nodes:
             self.add(node)
-            if written_by(node):
+            if node.op != "placeholder" and written_by(node):
                 self.writers.append(node)
-        self._written = {root for writer in self.writers for node in written_by(writer) for root in self.roots(node)}
+        self._written = _Union(region for writer in self.writers for region in self.writes(writer))
 
     def add(self, node: fx.Node) -> None:
         """Take in a node that was inserted since, which writes nothing and whose arguments are known."""
-        self._roots[node] = self._storages(node)
+        self._regions[node] = self._lies_in(node)
         self._join_declared_aliases(node)
+
+    def regions(self, node: fx.Node) -> tuple[Region, ...]:
+        """Where the tensors of ``node`` lie, one region for each, in order. Equal roots mean one memory."""
+        regions = self._regions[node]
+        if not self._parent or not regions:
+            return regions
+        # Offsets in storages that were joined mean different things, so bytes are not told apart there.
+        roots = [self._find(region.root) for region in regions]
+        return tuple(
+            Region(root) if root in self._parent else region for root, region in zip(roots, regions, strict=True)
+        )
 
     def roots(self, node: fx.Node) -> frozenset[int]:
         """Names of the memory that the tensors of ``node`` lie in; equal names mean shared memory."""
-        return frozenset(self._find(storage) for storage in self._roots[node])
+        return frozenset([region.root for region in self.regions(node)])
+
+    def reads(self, node: fx.Node) -> tuple[Region, ...]:
+        """The bytes that ``node`` may read."""
+        return tuple(region for argument in read_by(node) for region in self.regions(argument))
+
+    def writes(self, node: fx.Node) -> tuple[Region, ...]:
+        """The bytes that ``node`` may write, besides those of new memory that it returns."""
+        return tuple(region for argument in written_by(node) for region in self.regions(argument))
 
     def may_overlap(self, first: fx.Node, second: fx.Node) -> bool:
-        """Whether a write to one could be seen through the other."""
+        """Whether a write to one could be seen through the other: whether they may have a byte in common."""
+        others = self.regions(second)
+        return any(region.overlaps(other) for region in self.regions(first) for other in others)
+
+    def share_storage(self, first: fx.Node, second: fx.Node) -> bool:
+        """Whether the two may lie in one storage, if only in different bytes of it."""
         left, right = self.roots(first), self.roots(second)
         if not left or not right:
             return False
         return UNKNOWN in left or UNKNOWN in right or not left.isdisjoint(right)
 
     def is_written(self, node: fx.Node) -> bool:
-        """Whether anything in the graph writes memory that ``node`` lies in."""
-        roots = self.roots(node)
-        if not roots or not self._written:
-            return False
-        return UNKNOWN in roots or UNKNOWN in self._written or not roots.isdisjoint(self._written)
+        """Whether anything in the graph may write bytes of ``node``."""
+        return any(self._written.overlaps(region) for region in self.regions(node))
+
+    def storage_bytes(self, root: int) -> int | torch.SymInt | None:
+        """How large the storage named ``root`` is; None where nothing is known of it."""
+        return self._bytes.get(root)
 
     def writers_between(self, first: fx.Node, last: fx.Node) -> list[fx.Node]:
         """The writers strictly after ``first`` and strictly before ``last``, in graph order."""
@@ -119,41 +129,92 @@ class AliasFacts:
         return [writer for writer in self.writers[start:stop] if writer is not first]
 
     def touches(self, writer: fx.Node, nodes: Iterable[fx.Node]) -> fx.Node | None:
-        """The first of ``nodes`` whose memory ``writer`` may write."""
-        targets = written_by(writer)
-        return next((node for node in nodes if any(self.may_overlap(node, target) for target in targets)), None)
+        """The first of ``nodes`` whose bytes ``writer`` may write."""
+        written = self.writes(writer)
+        return next(
+            (
+                node
+                for node in nodes
+                if any(region.overlaps(other) for region in self.regions(node) for other in written)
+            ),
+            None,
+        )
 
-    def _storages(self, node: fx.Node) -> tuple[int, ...]:
+    def _lies_in(self, node: fx.Node) -> tuple[Region, ...]:
         if "val" not in node.meta:
-            return (UNKNOWN,) if node.op not in ("output", "get_attr") else ()
-        return tuple(_torch_private.storage_key(leaf) for leaf in tensor_leaves(node))
+            return (Region(UNKNOWN),) if node.op not in ("output", "get_attr") else ()
+        regions = []
+        for leaf in tensor_leaves(node):
+            root = _torch_private.storage_key(leaf)
+            if root not in self._bytes:
+                self._bytes[root] = leaf.untyped_storage().nbytes()
+            regions.append(Region.of(leaf, root))
+        return tuple(regions)
 
     def _join_declared_aliases(self, node: fx.Node) -> None:
-        schema = schema_of(node)
-        if schema is None:
-            return
-        for result in schema.returns:
-            if result.alias_info is None:
-                continue
-            for position, argument in enumerate(schema.arguments):
-                if argument.alias_info is None:
-                    continue
-                # The alias set of a list result, ``Tensor(a)[]``, is not kept: it may be any argument's.
-                if result.alias_info.before_set in (set(), argument.alias_info.before_set):
-                    for source in _nodes_in(_argument(node, position, argument)):
-                        self._join(self._roots[node], self._roots[source])
+        for source in may_alias(node):
+            self._join(self._regions[node], self._regions[source])
 
-    def _join(self, left: tuple[int, ...], right: tuple[int, ...]) -> None:
-        for storage in (*left, *right):
-            for other in right[:1]:
-                self._parent[self._find(storage)] = self._find(other)
+    def _join(self, left: tuple[Region, ...], right: tuple[Region, ...]) -> None:
+        if len(left) == len(right) == 1 and left[0].root == right[0].root:
+            return
+        storages = {self._find(region.root) for region in (*left, *right)}
+        if len(storages) < 2 or not left or not right:
+            return
+        head = UNKNOWN if UNKNOWN in storages else min(storages)
+        for storage in storages:
+            self._parent[storage] = head
 
     def _find(self, storage: int) -> int:
-        parent = self._parent.setdefault(storage, storage)
+        parent = self._parent.get(storage, storage)
         while parent != storage:
-            self._parent[storage] = self._parent.setdefault(parent, parent)
+            self._parent[storage] = self._parent[parent]
             storage, parent = parent, self._parent[parent]
         return storage
+
+
+class _Union:
+    """Bytes that lie in any of some regions."""
+
+    def __init__(self, regions: Iterable[Region]) -> None:
+        self._starts: dict[int, list[int]] = {}
+        self._stops: dict[int, list[int]] = {}
+        for root, start, stop in sorted(regions):
+            starts, stops = self._starts.setdefault(root, []), self._stops.setdefault(root, [])
+            if stops and start <= stops[-1]:
+                stops[-1] = max(stops[-1], stop)
+            else:
+                starts.append(start)
+                stops.append(stop)
+
+    def overlaps(self, region: Region) -> bool:
+        """Whether ``region`` may have a byte in common with one of them."""
+        if UNKNOWN in self._starts or (region.root == UNKNOWN and self._starts):
+            return True
+        last = bisect_left(self._starts.get(region.root, ()), region.stop) - 1
+        return last >= 0 and self._stops[region.root][last] > region.start
+
+
+def inputs_left_behind(graph: fx.Graph, facts: AliasFacts) -> frozenset[int]:
+    """The positions of the placeholders around which the graph uses memory that is not theirs, as `as_strided` can.
+
+    Where sizes are symbolic any `as_strided` may.
+    """
+    own = {region.root: (position, region) for position, region in _single_regions(graph, facts)}
+    beyond = set()
+    for node in graph.nodes:
+        strided = node.target is torch.ops.aten.as_strided.default
+        for region in facts.regions(node) if strided or is_view(node) else ():
+            position, mine = own.get(region.root, (-1, region))
+            if not mine.covers(region) if region.is_exact and mine.is_exact else strided:
+                beyond.add(position)
+    return frozenset(beyond - {-1})
+
+
+def _single_regions(graph: fx.Graph, facts: AliasFacts) -> Iterator[tuple[int, Region]]:
+    for position, node in enumerate(graph.find_nodes(op="placeholder")):
+        for region in facts.regions(node):
+            yield position, region
 
 
 def mutated_inputs(graph: fx.Graph, facts: AliasFacts) -> frozenset[int]:

@@ -2,7 +2,8 @@
 
 `cat([a, b])` becomes one allocation; each member that an operator with an `out` form computes, and that only the `cat`
 uses, is computed into its slice, and the others are copied there. That pays only where the slices are contiguous, since a
-kernel writes elsewhere first if they are not; other concatenations stay as they are.
+kernel writes elsewhere first if they are not; other concatenations stay as they are. A member on another stream than the
+`cat` is copied: writing it in place would need events between its stream and the one that allocates.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch._ops import OpOverload
 from npugraph_ex import _torch_private
 from npugraph_ex.passes.aliases import tensor_leaves
 from npugraph_ex.passes.pass_ import PassContext
-from npugraph_ex.passes.streams import has_several_streams
+from npugraph_ex.streams.events import stream_of
 
 _aten = torch.ops.aten
 
@@ -26,8 +27,6 @@ _aten = torch.ops.aten
 def run(gm: fx.GraphModule, context: PassContext) -> None:
     """Take apart every concatenation of ``gm.graph`` that gains by it."""
     del context
-    if has_several_streams(gm.graph):
-        return  # an allocation shared by members on different streams would need events between them
     order = {node: position for position, node in enumerate(gm.graph.nodes)}
     for node in gm.graph.find_nodes(op="call_function", target=_aten.cat.default):
         _take_apart(gm.graph, node, order)
@@ -77,6 +76,7 @@ def _fill(
                 new = graph.call_function(_aten.copy_.default, (part, member))
         _label(part, anchor)
         _label(new, anchor)
+        new.meta["val"] = member.meta["val"]  # what it returns is like this, in another place
         if member in direct:
             member.replace_all_uses_with(part)
             graph.erase_node(member)
@@ -112,6 +112,7 @@ def _can_write_out(member: fx.Node, cat: fx.Node, result: torch.Tensor) -> bool:
     return (
         member.op == "call_function"
         and set(member.users) == {cat}
+        and stream_of(member) == stream_of(cat)
         and len(leaves) == 1
         and leaves[0].dtype == result.dtype
         and leaves[0].is_contiguous()

@@ -1,8 +1,7 @@
-"""Where each value of a graph lies, in bytes, and who reads and writes there: what decides whether memory may be reused.
+"""The reads and writes of a graph in their order, for passes that move values into other memory.
 
-`AliasFacts` says which values may share a storage. `MemoryMap` says more where more is known: the byte range within it.
-Where it is not known (symbolic sizes, several tensors in one node) the range is the whole storage. A pass that makes an
-operator write into another value's memory tells the map with `merge`, so that later questions see the new layout.
+`AliasFacts` says where each value lies. `MemoryMap` says who uses those bytes before and after a node. A pass that makes
+an operator write into another value's memory tells the map with `merge`, so that later questions see the new layout.
 """
 
 from __future__ import annotations
@@ -12,26 +11,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import fx
 
-from npugraph_ex.passes.aliases import UNKNOWN, AliasFacts, schema_of, tensor_leaves, written_by
-
-WHOLE = (0, 1 << 62)
-"""The byte range of which nothing is known but that it lies in the storage."""
-
-
-@dataclass(frozen=True)
-class Region:
-    """Bytes ``start`` (inclusive) to ``stop`` (exclusive) of the memory named ``root``."""
-
-    root: int
-    start: int
-    stop: int
-
-    def overlaps(self, other: Region) -> bool:
-        """Whether the two have a byte in common."""
-        return self.root == other.root and self.start < other.stop and other.start < self.stop
+from npugraph_ex.passes.aliases import AliasFacts, read_by, schema_of, written_by
+from npugraph_ex.passes.operators import returned_argument
+from npugraph_ex.passes.regions import EVERYWHERE, UNKNOWN, Region
 
 
 @dataclass(frozen=True)
@@ -41,28 +25,6 @@ class Access:
     position: int
     node: fx.Node
     value: fx.Node
-
-
-def byte_range(tensor: torch.Tensor) -> tuple[int, int]:
-    """First byte and one past the last byte that ``tensor`` spans in its storage; `WHOLE` if not known, or none."""
-    numbers = (*tensor.size(), *tensor.stride(), tensor.storage_offset())
-    if not all(isinstance(number, int) for number in numbers):
-        return WHOLE
-    if tensor.numel() == 0:
-        return WHOLE  # it has no bytes, yet whose memory it lies in can be seen
-    start = int(tensor.storage_offset())
-    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
-    width = tensor.element_size()
-    return start * width, (start + int(span)) * width
-
-
-def _returns_first_argument(node: fx.Node) -> bool:
-    """Whether ``node`` is an in-place operator, whose result is its first argument itself."""
-    schema = schema_of(node)
-    if schema is None or len(schema.returns) != 1 or not node.args or not isinstance(node.args[0], fx.Node):
-        return False
-    result, first = schema.returns[0].alias_info, schema.arguments[0].alias_info
-    return result is not None and result.is_write and first is not None and result.before_set == first.before_set
 
 
 class MemoryMap:
@@ -83,47 +45,39 @@ class MemoryMap:
         self._reads: dict[int, list[Access]] = defaultdict(list)
         self._writes: dict[int, list[Access]] = defaultdict(list)
         self.inputs = frozenset(
-            root for node in graph.find_nodes(op="placeholder") for root in self._facts.roots(node)
-        ) | frozenset(root for node in graph.find_nodes(op="get_attr") for root in self._facts.roots(node))
-        self._bytes: dict[int, object] = {}  # root -> size of its storage
+            root
+            for op in ("placeholder", "get_attr")
+            for node in graph.find_nodes(op=op)
+            for root in self._facts.roots(node)
+        )
         for node in graph.nodes:
             self._note(node)
-            for leaf, root in zip(tensor_leaves(node), self._facts.roots(node), strict=False):
-                self._bytes.setdefault(root, leaf.untyped_storage().nbytes())
-            if _returns_first_argument(node):
-                self._same[node] = node.args[0]
+            returned = returned_argument(node)
+            if returned is not None:
+                self._same[node] = returned
 
     def _note(self, node: fx.Node) -> None:
-        position = self.position[node]
-        written = set(written_by(node))
-        for value in node.all_input_nodes:
-            access = Access(position, node, value)
-            only_written = (
-                value in written and node.target is torch.ops.aten.copy_.default and node.args[1] is not value
-            )
-            for root in self._facts.roots(value):
-                if value in written:
-                    self._writes[root].append(access)
-                if not only_written:
-                    self._reads[root].append(access)
+        for accesses, values in ((self._reads, read_by(node)), (self._writes, written_by(node))):
+            for value in values:
+                access = Access(self.position[node], node, value)
+                for root in self._facts.roots(value):
+                    accesses[root].append(access)
 
     def regions(self, node: fx.Node) -> list[Region]:
-        """Where the tensors of ``node`` lie; several where it has several, or may lie in several memories."""
-        roots = self._facts.roots(node)
-        leaves = tensor_leaves(node)
-        ranges = byte_range(leaves[0]) if len(leaves) == 1 and len(roots) == 1 else WHOLE
-        return [self._placed(root, *ranges) for root in roots]
+        """Where the tensors of ``node`` lie, one region for each."""
+        return [self._placed(region) for region in self._facts.regions(node)]
 
     def region(self, node: fx.Node) -> Region | None:
         """Where ``node`` lies, if it is one tensor in one known memory."""
         regions = self.regions(node)
-        return regions[0] if len(regions) == 1 and len(tensor_leaves(node)) == 1 and regions[0].root >= 0 else None
+        return regions[0] if len(regions) == 1 and regions[0].root != UNKNOWN else None
 
-    def _placed(self, root: int, start: int, stop: int) -> Region:
+    def _placed(self, region: Region) -> Region:
+        root, start, stop = region
         while root in self._shift:
             root, delta = self._shift[root]
-            if delta is None or (start, stop) == WHOLE:
-                start, stop = WHOLE
+            if delta is None or stop == EVERYWHERE:
+                start, stop = 0, EVERYWHERE
             else:
                 start, stop = start + delta, stop + delta
         return Region(root, start, stop)
@@ -133,7 +87,7 @@ class MemoryMap:
         if self._original(first) is self._original(second):
             return True
         here, there = self.region(first), self.region(second)
-        return here is not None and here == there and (here.start, here.stop) != WHOLE
+        return here is not None and here == there and here.is_exact
 
     def owns_memory(self, node: fx.Node) -> bool:
         """Whether ``node`` is a whole allocation: made as one, or known to span all bytes of it."""
@@ -141,7 +95,7 @@ class MemoryMap:
         if schema is not None and all(result.alias_info is None for result in schema.returns):
             return True
         place = self.region(node)
-        return place is not None and (place.start, place.stop) == (0, self._bytes.get(place.root))
+        return place is not None and (place.start, place.stop) == (0, self._facts.storage_bytes(place.root))
 
     def leaves(self, place: Region) -> bool:
         """Whether an output of the graph lies in bytes of ``place``."""
@@ -154,10 +108,8 @@ class MemoryMap:
 
     def overlap(self, first: fx.Node, second: fx.Node) -> bool:
         """Whether two values may have a byte in common; assumed where either's memory is unknown."""
-        left, right = self.regions(first), self.regions(second)
-        if any(region.root < 0 for region in (*left, *right)):
-            return bool(left) and bool(right)
-        return any(one.overlaps(other) for one in left for other in right)
+        others = self.regions(second)
+        return any(region.overlaps(other) for region in self.regions(first) for other in others)
 
     def reads_after(self, place: Region, position: int) -> Iterator[Access]:
         """Reads of bytes of ``place`` by nodes later than ``position``, in order."""
@@ -167,11 +119,17 @@ class MemoryMap:
         """Writes to bytes of ``place`` by nodes later than ``position``, in order."""
         return self._after(self._writes, place, position)
 
+    def accesses(self, node: fx.Node) -> Iterator[Access]:
+        """Everything that reads or writes bytes in which ``node`` lies."""
+        for place in self.regions(node):
+            yield from self.reads_after(place, -1)
+            yield from self.writes_after(place, -1)
+
     def _after(self, accesses: dict[int, list[Access]], place: Region, position: int) -> Iterator[Access]:
         for root in (place.root, UNKNOWN):
             known = accesses.get(root, [])
             for access in known[bisect_right(known, position, key=_position) :]:
-                if root == UNKNOWN or any(region.overlaps(place) for region in self.regions(access.value)):
+                if any(region.overlaps(place) for region in self.regions(access.value)):
                     yield access
 
     def merge(self, value: fx.Node, target: fx.Node) -> None:
@@ -182,7 +140,7 @@ class MemoryMap:
         own, into = self.region(value), self.region(target)
         if own is None or into is None:
             raise ValueError(f"{value.name} or {target.name} has no single known memory")
-        known = WHOLE not in {(own.start, own.stop), (into.start, into.stop)}
+        known = own.is_exact and into.is_exact
         self._shift[own.root] = (into.root, into.start - own.start if known else None)
         self._same[value] = target
         now = self.position[value]

@@ -6,7 +6,7 @@ Fake execution happens under the graph's own fake mode, so symbolic shapes stay 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from npugraph_ex import _torch_private
 from npugraph_ex.errors import GraphVerificationError
-from npugraph_ex.passes.aliases import schema_of, tensor_leaves
+from npugraph_ex.passes.operators import returned_argument, schema_of, tensor_leaves
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -102,7 +102,7 @@ def _can_be_derived(node: fx.Node) -> bool:
     return "val" not in node.meta or not isinstance(node.target, HigherOrderOperator)
 
 
-def _shares_memory(node: fx.Node) -> bool:
+def shares_memory(node: fx.Node) -> bool:
     """Whether a result of ``node`` lies in an argument's memory, so that it must follow a new argument."""
     if node.target is operator.getitem:
         return True
@@ -110,8 +110,29 @@ def _shares_memory(node: fx.Node) -> bool:
     return schema is not None and any(result.alias_info is not None for result in schema.returns)
 
 
-def refresh(graph: fx.Graph, changed: Iterable[fx.Node]) -> None:
-    """Derive the metadata of ``changed`` nodes, and of nodes that follow from them, as far as it really changes."""
+def _of_returned_argument(node: fx.Node, old: object) -> torch.Tensor | None:
+    """The value of a node that returns what it writes, where that is like what it returned before: nothing is run."""
+    argument = returned_argument(node)
+    value = argument.meta.get("val") if argument is not None else None
+    return value if isinstance(value, torch.Tensor) and old is not None and difference(old, value) is None else None
+
+
+def _lies_elsewhere(old: object, new: object) -> bool:
+    """Whether views of a value have to follow it: it is not the same place in the same storage."""
+    if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
+        return True
+    same = _torch_private.storage_key(old) == _torch_private.storage_key(new)
+    return not same or not _same_number(old.storage_offset(), new.storage_offset())
+
+
+def refresh(graph: fx.Graph, changed: Iterable[fx.Node], *, trusting: bool = False) -> None:
+    """Derive the metadata of ``changed`` nodes, and of nodes that follow from them, as far as it really changes.
+
+    Args:
+        graph: its nodes' ``meta["val"]`` is set.
+        changed: nodes that are new or were edited.
+        trusting: an operator that returns what it writes, like what it returned before, accepts its arguments.
+    """
     stale = set(changed)
     if not stale:
         return
@@ -119,8 +140,33 @@ def refresh(graph: fx.Graph, changed: Iterable[fx.Node]) -> None:
     for node in graph.nodes:
         if node not in stale or not _can_be_derived(node):
             continue
-        old, new = node.meta.get("val"), derive(node, mode)
+        old = node.meta.get("val")
+        new = _of_returned_argument(node, old) if trusting else None
+        if new is None:
+            new = derive(node, mode)
         moved = old is None or difference(old, new) is not None
         node.meta["val"] = new
         node.meta.pop("tensor_meta", None)
-        stale.update(user for user in node.users if moved or _shares_memory(user))
+        if moved or _lies_elsewhere(old, new):
+            stale.update(user for user in node.users if moved or shares_memory(user))
+
+
+def only_renamed(node: fx.Node, old_args: tuple[Any, ...], old_kwargs: Mapping[str, Any]) -> bool:
+    """Whether all that changed in a call is which nodes it takes, and these are like the old ones.
+
+    Then its metadata stays what it was, unless it lies in an argument's memory.
+    """
+    if shares_memory(node):
+        return False
+    new, shape = pytree.tree_flatten((node.args, dict(node.kwargs)))
+    old, old_shape = pytree.tree_flatten((old_args, dict(old_kwargs)))
+    return shape == old_shape and all(map(_alike, old, new))
+
+
+def _alike(old: object, new: object) -> bool:
+    if old is new:
+        return True
+    if not isinstance(old, fx.Node) or not isinstance(new, fx.Node):
+        return type(old) is type(new) and old == new
+    before, now = old.meta.get("val"), new.meta.get("val")
+    return before is not None and now is not None and difference(before, now) is None

@@ -58,7 +58,7 @@ def _copy_is_invisible(node: fx.Node, source: fx.Node, facts: AliasFacts, leavin
     """Whether no write and no output could tell the copy from its source."""
     if facts.is_written(node) or facts.is_written(source):
         return False
-    return not any(facts.may_overlap(output, node) for output in leaving)
+    return not any(facts.share_storage(output, node) for output in leaving)
 
 
 def remove(graph: fx.Graph) -> None:

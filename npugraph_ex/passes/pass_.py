@@ -42,12 +42,14 @@ class Pass:
         option: the name of the option that switches it on; None when it always runs.
         recoverable: whether the graph is still right without it, so that a failure is undone and reported instead
             of raised. Never true of a user's pass: the user must learn of it.
+        by_user: whether the user's own function runs, which may call the module or print its code.
     """
 
     name: str
     run: Callable[[fx.GraphModule, PassContext], None]
     option: str | None = None
     recoverable: bool = True
+    by_user: bool = False
 
     def enabled(self, context: PassContext) -> bool:
         """Whether the options switch this pass on."""
@@ -61,4 +63,4 @@ def user_pass(option: str) -> Pass:
         function = getattr(context.options, option)
         function(gm, context.example_inputs, context.config)
 
-    return Pass(option, run, option=option, recoverable=False)
+    return Pass(option, run, option=option, recoverable=False, by_user=True)

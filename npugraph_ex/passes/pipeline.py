@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import fx
 
+from npugraph_ex._collection import no_collection
 from npugraph_ex.config.options import Options
 from npugraph_ex.fusion import engine
 from npugraph_ex.observe.dump import GraphDumper, new_dumper
@@ -32,23 +33,30 @@ from npugraph_ex.passes.numerics import NumericCheck
 from npugraph_ex.passes.pass_ import Pass, PassContext, user_pass
 from npugraph_ex.passes.snapshot import Snapshot
 from npugraph_ex.passes.verify import Contract
-from npugraph_ex.streams import scopes
+from npugraph_ex.streams import check, closure, lifetimes, lowering, redundant, scopes
 
 PIPELINE: tuple[Pass, ...] = (
     user_pass("post_grad_custom_pre_pass"),
     Pass("scope_labels", scopes.label, recoverable=False),
+    Pass("events", lowering.run, recoverable=False),
     Pass("noop_removal", noop_removal.run, option="remove_noop_ops"),
     Pass("fusion", engine.run, option="pattern_fusion_pass"),
     user_pass("post_grad_custom_post_pass"),
     Pass("new_scope_labels", scopes.label, recoverable=False),
+    Pass("new_events", lowering.run, recoverable=False),
     # Before reinplacing, which then removes the copies that unwrapping brought.
     Pass("functionalized_operators", functionalized.run, recoverable=False),
     Pass("canonical_views", canonical_views.run, option="remove_noop_ops"),
     Pass("cat_removal", cat_removal.run, option="remove_cat_ops"),
     Pass("dead_code", dead_code.run),
+    # Reinplacing asks what the events prove, those of the closure included.
+    Pass("event_closure", closure.run, recoverable=False),
     Pass("reinplace_intermediates", reinplace.run_intermediates, option="inplace_pass"),
     Pass("reinplace_inputs", reinplace.run_inputs, option="input_inplace_pass"),
     Pass("final_dead_code", dead_code.run),
+    Pass("lifetimes", lifetimes.run, recoverable=False),
+    Pass("stream_check", check.run, recoverable=False),
+    Pass("redundant_events", redundant.run),
     Pass("scope_lowering", scopes.lower, recoverable=False),
 )
 
@@ -80,14 +88,14 @@ class _Run:
     def _attempt(self, pass_: Pass) -> tuple[PassOutcome, str]:
         mark = self.context.report.mark()
         try:
-            if not pass_.recoverable:
-                self.gm.recompile()  # a user may run the module, or print its code
+            if pass_.by_user:
+                self.gm.recompile()
             pass_.run(self.gm, self.context)
             if not self.snapshot.differs(self.gm):
                 if not pass_.recoverable:
-                    self.snapshot = Snapshot(self.gm)  # a user may have written metadata alone, a stream label say
+                    self.snapshot = Snapshot(self.gm)  # it may have written metadata alone, a stream label say
                 return "unchanged", ""
-            metadata.refresh(self.gm.graph, self.snapshot.changed_nodes(self.gm))
+            metadata.refresh(self.gm.graph, self.snapshot.changed_nodes(self.gm), trusting=pass_.recoverable)
             self.contract.check(self.gm.graph, pass_.name)
             if self.numerics is not None:
                 self.numerics.check(self.gm, pass_.name)
@@ -137,13 +145,16 @@ def run(
     state = _Run(gm, context, contract, Snapshot(gm), dumper, NumericCheck(gm) if options.check_numerics else None)
     if dumper is not None:
         dumper.graph(gm, "aot")
-    for pass_ in passes:
-        state.apply(pass_)
-    gm.recompile()
-    state.contract.check(gm.graph, "final_verification")
+    with no_collection():  # nodes are many and live on: each full collection would look at all of them for nothing
+        for pass_ in passes:
+            state.apply(pass_)
+        gm.recompile()
+        state.contract.check(gm.graph, "final_verification")
     report = context.report.build()
     publish(report)
     if dumper is not None:
         dumper.text(report.table() + "\n", "pass_report")
         dumper.text(report.to_json() + "\n", "pass_report", ".json")
+        if report.streams:
+            dumper.text(report.streams.to_sarif() + "\n", "stream_check", ".sarif")
     return report

@@ -14,11 +14,14 @@ A destination qualifies only if
 * it is no input, or an input that the graph itself overwrites afterwards;
 * the in-place overload has a kernel on the device.
 
-With work on several streams order is not what the node list says, so the pass does nothing there.
+With work on several streams order is not what the node list says. There, in addition, everything that touched the
+destination must be proven to be over before the operator, and whatever is written there later proven to come after all
+uses of the result.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 import torch
@@ -27,10 +30,13 @@ from torch._ops import OpOverload
 
 from npugraph_ex.passes.aliases import AliasFacts, tensor_leaves, written_by
 from npugraph_ex.passes.inplace import inplace_overload
-from npugraph_ex.passes.memory import Access, MemoryMap, Region
+from npugraph_ex.passes.memory import Access, MemoryMap
 from npugraph_ex.passes.metadata import difference
 from npugraph_ex.passes.pass_ import PassContext
+from npugraph_ex.passes.regions import UNKNOWN, Region
 from npugraph_ex.passes.streams import has_several_streams
+from npugraph_ex.streams.events import computes, producers, stream_of
+from npugraph_ex.streams.order import Order
 
 _aten = torch.ops.aten
 
@@ -49,6 +55,7 @@ class _Reinplacer:
     graph: fx.Graph
     memory: MemoryMap
     inputs: bool  # destinations are inputs that the graph overwrites; otherwise intermediates
+    order: Order | None  # None where one stream runs in the order of the list
 
     def run(self) -> None:
         for node in list(self.graph.nodes):
@@ -77,6 +84,7 @@ class _Reinplacer:
             and next(self.memory.reads_after(place, self.memory.position[node]), None) is None
             and (not self.memory.leaves(own) or self.memory.owns_memory(target))
             and self._result_is_done_before(own, overwrites, self.memory.position[node])
+            and self._is_ordered(node, target, overwrites)
         )
 
     def _is_allowed(self, place: Region, overwrites: list[Access]) -> bool:
@@ -104,6 +112,21 @@ class _Reinplacer:
                 return False
         return True
 
+    def _is_ordered(self, node: fx.Node, target: fx.Node, overwrites: list[Access]) -> bool:
+        """Whether the streams' events order ``node`` with all that touches the destination, as the list does."""
+        if self.order is None:
+            return True
+        position = self.memory.position[node]
+        earlier = [access.node for access in self.memory.accesses(target) if access.position < position]
+        earlier += producers(target)
+        late = [node, *(access.node for access in self.memory.accesses(node) if access.position > position)]
+        return all(self.order.proves(one, node) for one in earlier if computes(one) and one is not node) and all(
+            self.order.proves(use, overwrite.node)
+            for overwrite in overwrites
+            for use in late
+            if computes(use) and use is not overwrite.node
+        )
+
     def _rewrite(self, node: fx.Node, target: fx.Node) -> None:
         self.memory.merge(node, target)
         if node.target is _aten.clone.default:
@@ -129,6 +152,8 @@ class _Reinplacer:
         for new in (part, copy):
             new.meta = {key: value for key, value in node.meta.items() if key not in {"val", "tensor_meta"}}
             self.memory.position[new] = self.memory.position[node]
+        if isinstance(source, fx.Node):
+            copy.meta["val"] = source.meta["val"]  # what it returns is most often like this, in another place
         self.memory.wrote(node, target)
         node.replace_all_uses_with(target)
         self.graph.erase_node(node)
@@ -143,6 +168,10 @@ class _Reinplacer:
         if not isinstance(values, fx.Node) or tensor_leaves(source)[0].dtype != tensor_leaves(node)[0].dtype:
             return source
         start, stop = self.memory.position[source], self.memory.position[node]
+        if self.order is not None:
+            if stream_of(source) != stream_of(node):
+                return source
+            stop = len(self.memory.position)  # a write that stands later may still come first
         rewritten = any(
             access.position < stop
             for region in self.memory.regions(values)
@@ -178,30 +207,56 @@ def _is_overwritten(writes: list[Access], place: Region, memory: MemoryMap) -> b
         and write.node.args[0] is write.value
         and write.value.op == "placeholder"
         and (region := memory.region(write.value)) is not None
-        and region.start <= place.start
-        and place.stop <= region.stop
+        and region.covers(place)
         for write in writes
     )
 
 
 def remove_self_copies(graph: fx.Graph, memory: MemoryMap) -> None:
     """Remove every `copy_(x, y)` whose two sides are the same bytes in the same layout."""
+    writers: _Writers | None = None
     for node in graph.find_nodes(op="call_function", target=_aten.copy_.default):
         destination, source = node.args[:2]
         if not isinstance(source, fx.Node) or not isinstance(destination, fx.Node):
             continue
         if difference(_value(destination), _value(source)) is not None or not memory.is_same(destination, source):
             continue
-        if destination.op == "placeholder" and not _is_written_elsewhere(graph, node):
+        writers = writers or _Writers(graph)
+        if destination.op == "placeholder" and not writers.others_write(node):
             continue  # `x.copy_(x.clone())`: callers were told that the graph writes this input
+        writers.forget(node)
         node.replace_all_uses_with(destination)
         graph.erase_node(node)
 
 
-def _is_written_elsewhere(graph: fx.Graph, copy: fx.Node) -> bool:
-    """Whether another node than ``copy`` writes to what it writes."""
-    facts = AliasFacts(graph)
-    return any(writer is not copy and facts.touches(writer, written_by(copy)) for writer in facts.writers)
+class _Writers:
+    """Who writes what, by the memory written, so that asking for one copy does not look at all the others."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._facts = AliasFacts(graph)
+        self._by_root: dict[int, list[fx.Node]] = defaultdict(list)
+        for writer in self._facts.writers:
+            for root in self._roots(writer):
+                self._by_root[root].append(writer)
+
+    def _roots(self, writer: fx.Node) -> set[int]:
+        return {region.root for region in self._facts.writes(writer)}
+
+    def forget(self, writer: fx.Node) -> None:
+        """Take out a node that is about to be erased."""
+        for root in self._roots(writer):
+            self._by_root[root].remove(writer)
+
+    def others_write(self, copy: fx.Node) -> bool:
+        """Whether another node than ``copy`` writes to what it writes."""
+        roots = self._roots(copy)
+        asked = self._by_root if UNKNOWN in roots else (*roots, UNKNOWN)
+        written = written_by(copy)
+        return any(
+            writer is not copy and self._facts.touches(writer, written)
+            for root in asked
+            for writer in self._by_root.get(root, ())
+        )
 
 
 def _value(node: fx.Node) -> object:
@@ -209,10 +264,9 @@ def _value(node: fx.Node) -> object:
 
 
 def _run(gm: fx.GraphModule, *, inputs: bool) -> None:
-    if has_several_streams(gm.graph):
-        return
+    order = Order(gm.graph) if has_several_streams(gm.graph) else None
     memory = MemoryMap(gm.graph)
-    _Reinplacer(gm.graph, memory, inputs).run()
+    _Reinplacer(gm.graph, memory, inputs, order).run()
     remove_self_copies(gm.graph, memory)
 
 

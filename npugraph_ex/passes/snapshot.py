@@ -7,16 +7,15 @@ change by identity and to restore it. Taking a record is linear, with a small co
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import fx
 
 from npugraph_ex import _torch_private
+from npugraph_ex.passes.metadata import only_renamed
 
 
-@dataclass(frozen=True)
-class _NodeRecord:
+class _NodeRecord(NamedTuple):
     node: fx.Node
     op: str
     target: Any
@@ -46,10 +45,14 @@ class Snapshot:
         return len(self._records)
 
     def changed_nodes(self, gm: fx.GraphModule) -> Iterator[fx.Node]:
-        """The nodes of ``gm`` that are new, or call something else, or with other arguments, in graph order."""
+        """The nodes of ``gm`` that are new, or call something else, or with arguments unlike the old, in graph order."""
         for node in gm.graph.nodes:
             record = self._records.get(node)
-            if record is None or not record.still_true():
+            if record is None or record.target is not node.target:
+                yield node
+            elif record.still_true() or only_renamed(node, record.args, record.kwargs):
+                continue
+            else:
                 yield node
 
     def differs(self, gm: fx.GraphModule) -> bool:

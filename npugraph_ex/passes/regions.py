@@ -1,0 +1,53 @@
+"""A piece of memory as the alias analysis names it: a storage, and the bytes in it. Not who uses it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+UNKNOWN = -1
+"""The name of memory of which nothing is known."""
+
+EVERYWHERE = 1 << 62
+"""Where a range ends of which nothing is known but that it lies in the storage."""
+
+
+class Region(NamedTuple):
+    """Bytes ``start`` (inclusive) to ``stop`` (exclusive) of the memory named ``root``."""
+
+    root: int
+    start: int = 0
+    stop: int = EVERYWHERE
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, root: int) -> Region:
+        """The bytes from the first to the last element of ``tensor`` in the storage named ``root``.
+
+        Elements in between that are not the tensor's count as its own. The whole storage where sizes are symbolic, and
+        for a tensor without elements: it has no bytes, yet whose memory it lies in can be seen.
+        """
+        offset, span = tensor.storage_offset(), 1
+        if type(offset) is not int or tensor.layout != torch.strided:
+            return cls(root)
+        for size, step in zip(tensor.size(), tensor.stride(), strict=True):
+            if type(size) is not int or type(step) is not int or size == 0:
+                return cls(root)
+            span += (size - 1) * step
+        width = tensor.element_size()
+        return cls(root, offset * width, (offset + span) * width)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it is known which memory and which bytes."""
+        return self.root != UNKNOWN and self.stop != EVERYWHERE
+
+    def overlaps(self, other: Region) -> bool:
+        """Whether the two may have a byte in common; assumed where nothing is known."""
+        if self.root != other.root:
+            return UNKNOWN in (self.root, other.root)
+        return self.start < other.stop and other.start < self.stop
+
+    def covers(self, other: Region) -> bool:
+        """Whether every byte of ``other`` is known to be one of these."""
+        return self.root == other.root != UNKNOWN and self.start <= other.start and other.stop <= self.stop
