@@ -177,21 +177,29 @@ def same_metadata(site: Site, results: Sequence[object]) -> str | None:
     return None
 
 
-def same_aliasing(site: Site, replacement: fx.Graph, facts: GraphFacts) -> str | None:
-    """Every replaced output shares memory with the same inputs, and the same other outputs, as before."""
+def same_aliasing(site: Site, replacement: fx.Graph, values: Sequence[Any], facts: GraphFacts) -> str | None:
+    """Every replaced output shares memory with the same inputs, and the same other outputs, as before.
+
+    Args:
+        site: the match.
+        replacement: what comes in its place.
+        values: what each of its placeholders stands for.
+        facts: of the graph.
+    """
     inside = AliasFacts(replacement)
-    actual = dict(zip(replacement.find_nodes(op="placeholder"), site.inputs, strict=False))
+    pairs = zip(replacement.find_nodes(op="placeholder"), values, strict=True)
+    actual = {placeholder: value for placeholder, value in pairs if isinstance(value, fx.Node)}
     results = output_nodes(replacement)
     input_roots = frozenset().union(*(facts.aliases.roots(node) for node in site.inputs))
     for position, (output, result) in enumerate(zip(site.outputs, results, strict=True)):
         if not output.users or not isinstance(result, fx.Node):
             continue
-        shared = (facts.aliases.roots(source) for twin, source in actual.items() if inside.may_overlap(twin, result))
+        shared = (facts.aliases.roots(source) for twin, source in actual.items() if inside.share_storage(twin, result))
         if frozenset().union(*shared) != facts.aliases.roots(output) & input_roots:
             return f"{described(output)} would share memory with other inputs than before"
         for earlier, other in zip(site.outputs[:position], results[:position], strict=True):
-            now = isinstance(other, fx.Node) and inside.may_overlap(other, result)
-            if earlier.users and now != facts.aliases.may_overlap(earlier, output):
+            now = isinstance(other, fx.Node) and inside.share_storage(other, result)
+            if earlier.users and now != facts.aliases.share_storage(earlier, output):
                 return f"{described(output)} and {described(earlier)} would share memory differently"
     return None
 

@@ -45,6 +45,11 @@ def holds(condition: bool | torch.SymBool) -> bool:  # noqa: FBT001 - a question
     return True
 
 
+def same_sizes(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two tensors have one shape, as ``holds`` answers it: equal sizes under different symbols are assumed."""
+    return left.dim() == right.dim() and all(holds(a == b) for a, b in zip(left.shape, right.shape, strict=True))
+
+
 def value_of(match: Match, name: str) -> torch.Tensor | None:
     """The fake tensor that the wildcard ``name`` is bound to; None when there is no such tensor in this variant."""
     node = match.kwargs.get(name)

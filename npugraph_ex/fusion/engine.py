@@ -1,221 +1,147 @@
 """The fusion pass: tries every rule at every place, replaces where all checks agree, reports where one does not.
 
 User rules come first, in the order of their registration, then the default rules: what a user asks for is more
-particular, and its result may be what a default rule waits for.
+particular, and its result may be what a default rule waits for. What is asked at one place is in ``attempt``. A rule
+that fails, its condition raising or its values being other ones, is switched off for the graph; the others go on.
 """
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any
+from dataclasses import dataclass, field
 
-import torch
 from torch import fx
-from torch._inductor.pattern_matcher import Match, is_match
-from torch._ops import OpOverload
-from torch.utils import _pytree as pytree
+from torch._inductor.pattern_matcher import PatternExpr
 
 from npugraph_ex import _torch_private
-from npugraph_ex.fusion import checks, layout, tracing
-from npugraph_ex.fusion.checks import GraphFacts, Site
-from npugraph_ex.fusion.conditions import collected_assumptions
+from npugraph_ex.errors import GraphVerificationError, OptionValueError
+from npugraph_ex.fusion.attempt import Attempt
+from npugraph_ex.fusion.checks import GraphFacts
 from npugraph_ex.fusion.outputs import anchors, explicit_outputs, may_match
-from npugraph_ex.fusion.pattern import match_at
 from npugraph_ex.fusion.registry import USER_RULES, warn_once
 from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.fusion.rules import RULE_NAMES, chosen_rules
-from npugraph_ex.fusion.splice import splice
 from npugraph_ex.fusion.traces import Traces
 from npugraph_ex.fusion.unfused import explanations
-from npugraph_ex.observe.report import Fusion, NearMiss, ReportBuilder, source_line
-from npugraph_ex.passes.metadata import difference, fake_mode_of
+from npugraph_ex.observe.report import NearMiss, ReportBuilder
+from npugraph_ex.passes.numerics import NumericCheck
 from npugraph_ex.passes.pass_ import PassContext
-
-_ALL_ON: Mapping[str, bool] = MappingProxyType({})
+from npugraph_ex.passes.snapshot import Snapshot
 
 
 def run(gm: fx.GraphModule, context: PassContext) -> None:
     """The pass: apply the registered rules and the built-in ones that the options switch on to ``gm.graph``."""
     switches = context.options.fusion_rules or {}
-    built_in = chosen_rules(switches)
-    rules = (*USER_RULES.snapshot(), *built_in)
-    unknown = sorted(set(switches) - {rule.rule.name for rule in rules} - set(RULE_NAMES))
-    if unknown:
-        warn_once("fusion_rules", f"no rule is called {', '.join(unknown)}; built in are {', '.join(RULE_NAMES)}")
-    apply_rules(gm.graph, rules, context.report, switches=switches, mode=context.options.mode)
+    rules = (*USER_RULES.snapshot(), *chosen_rules(switches))
+    application = _Application(context.report, switches, context.options.mode)
+    if context.options.check_numerics:
+        _apply_checked(gm, rules, application)
+    else:
+        application.apply(gm.graph, rules)
+    application.explain(gm.graph)
 
 
-def apply_rules(
-    graph: fx.Graph,
-    rules: tuple[PreparedRule, ...],
-    report: ReportBuilder,
-    *,
-    switches: Mapping[str, bool] = _ALL_ON,
-    mode: str = "",
-) -> None:
-    """Apply ``rules``, in order, wherever they hold.
+def check_switches(switches: Mapping[str, bool] | None) -> None:
+    """Refuse switches of rules that do not exist.
+
+    Args:
+        switches: the option ``fusion_rules``.
+
+    Raises:
+        OptionValueError: neither a built-in rule nor one that is registered now has that name.
+    """
+    names = {*RULE_NAMES, *(rule.rule.name for rule in USER_RULES.snapshot())}
+    for name in switches or {}:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise OptionValueError(
+                f"option 'fusion_rules' names {name!r}, and no rule has that name; {hint}The rules are: "
+                f"{', '.join(sorted(names))}"
+            )
+
+
+def apply_rules(graph: fx.Graph, rules: Sequence[PreparedRule], report: ReportBuilder) -> None:
+    """Apply ``rules``, in order, wherever they hold; each is tried everywhere before the next.
 
     Args:
         graph: is edited in place.
-        rules: each is tried everywhere before the next.
-        report: learns what was replaced, and what nearly was.
-        switches: rules that are off, by name.
-        mode: the value of the option; some rules do not apply in some modes.
+        rules: prepared.
+        report: learns what was replaced, what nearly was, and which norms no rule came near.
     """
-    facts: GraphFacts | None = None
-    traces, tried = Traces(), list[PreparedRule]()
-    near_missed: set[fx.Node] = set()
-    for rule in rules:
-        inactive = rule.inactive or _switched_off(rule, switches, mode)
-        report.add_rule(rule.rule.name, inactive)
-        if inactive or rule.pattern is None:
-            continue
-        tried.append(rule)
-        if not may_match(graph, rule.pattern):
-            continue
-        facts = facts or GraphFacts.of(graph)
-        with explicit_outputs(graph, rule.pattern, facts.aliases):
-            for anchor in anchors(graph, rule.pattern):
-                if not _torch_private.is_erased(anchor):
-                    _Attempt(rule, anchor, facts, traces, report, near_missed).run()
-    for explanation in explanations(graph, tried, near_missed):
-        report.add_unfused(explanation)
+    application = _Application(report)
+    application.apply(graph, rules)
+    application.explain(graph)
 
 
-def _switched_off(rule: PreparedRule, switches: Mapping[str, bool], mode: str) -> str:
-    """Why the options do not want the rule; empty when they do."""
-    if not switches.get(rule.rule.name, True):
-        return "the option fusion_rules switches it off"
-    return f"it does not apply in mode {mode!r}" if mode in rule.rule.not_in_modes else ""
+@dataclass
+class _Application:
+    """Rules being applied to one graph; ``mode`` and ``switches`` are the options' values."""
 
-
-@dataclass(frozen=True)
-class _Attempt:
-    """One rule at one node."""
-
-    rule: PreparedRule
-    anchor: fx.Node
-    facts: GraphFacts
-    traces: Traces
     report: ReportBuilder
-    near_missed: set[fx.Node]
+    switches: Mapping[str, bool] = field(default_factory=dict)
+    mode: str = ""
+    tried: list[PreparedRule] = field(default_factory=list)
+    near_missed: set[str] = field(default_factory=set)
 
-    def run(self) -> None:
-        """Replace, or say why not."""
-        assert self.rule.pattern is not None  # noqa: S101 - inactive rules are not attempted
-        loose, reached = match_at(self.rule.pattern, self.anchor)
-        if not is_match(loose):
-            if reached:
-                progress = (0, loose.kwargs.get("position", 0))
-                self._near_miss(max(reached).name, reached, str(loose), progress)
-            return
-        site = Site.of(loose)
-        unfit = checks.wildcards(self.rule, site) or checks.unnamed_arguments(loose)
-        reason = unfit or self._judge(loose, site)
-        if reason is not None:
-            self._near_miss(site.name, site.nodes, reason, (1 if unfit else 2, 0))
+    def apply(self, graph: fx.Graph, rules: Sequence[PreparedRule]) -> None:
+        """Apply each rule that is on."""
+        facts: GraphFacts | None = None
+        traces = Traces()
+        for rule in rules:
+            inactive = rule.inactive or self._switched_off(rule)
+            self.report.add_rule(rule.rule.name, inactive)
+            if inactive or rule.pattern is None:
+                continue
+            self.tried.append(rule)
+            if may_match(graph, rule.pattern):
+                facts = facts or GraphFacts.of(graph)
+                self._apply_one(rule, rule.pattern, facts, traces)
 
-    def _near_miss(self, name: str, nodes: Sequence[fx.Node], reason: str, progress: tuple[int, int]) -> None:
-        self.near_missed.update(nodes)
-        self.report.add_near_miss(NearMiss(self.rule.rule.name, name, reason, source_line(max(nodes))), progress)
+    def _apply_one(self, rule: PreparedRule, pattern: PatternExpr, facts: GraphFacts, traces: Traces) -> None:
+        failure = ""
+        with explicit_outputs(facts.graph, pattern, facts.aliases):
+            for anchor in anchors(facts.graph, pattern):
+                if not _torch_private.is_erased(anchor):
+                    failure = Attempt(rule, anchor, facts, traces, self.report, self.near_missed).run()
+                if failure:
+                    break
+        if failure:
+            self.give_up(rule, failure)
 
-    def _judge(self, loose: Match, site: Site) -> str | None:
-        """None after a replacement, otherwise the first reason against it; cheap questions first."""
-        return checks.vanishing_values(site) or checks.one_scope(site, self.facts) or self._judge_precisely(loose, site)
+    def give_up(self, rule: PreparedRule, reason: str) -> None:
+        """Say, in the report and once in the log, that a rule failed and is not used further."""
+        self.report.add_rule(rule.rule.name, reason)
+        warn_once(rule.rule.name, reason)
 
-    def _judge_precisely(self, loose: Match, site: Site) -> str | None:
-        mode = fake_mode_of(self.facts.graph)
-        if mode is None:
-            return "the graph has no fake tensors to check the match with"
-        values = self.rule.structured(site.bound)
-        with mode:
-            examples = self.rule.structured({name: self._example(name, value) for name, value in site.bound.items()})
-            if self.rule.rule.pattern is None:
-                match = self._precise_match(loose, examples)
-                if isinstance(match, str):
-                    return match
-            else:
-                unlike = self._unlike_search(site, examples)
-                if unlike is not None:
-                    return unlike
-                match = loose
-            with collected_assumptions() as assumed:
-                reason = self.rule.rule.condition(match)
-            if reason is not None:
-                return reason
-            return self._replace(site, examples, values, assumed)
+    def _switched_off(self, rule: PreparedRule) -> str:
+        """Why the options do not want the rule; empty when they do."""
+        if not self.switches.get(rule.rule.name, True):
+            return "the option fusion_rules switches it off"
+        return f"it does not apply in mode {self.mode!r}" if self.mode in rule.rule.not_in_modes else ""
 
-    def _example(self, name: str, value: Any) -> Any:
-        """A fresh fake tensor like the node that the wildcard ``name`` is bound to; other values unchanged."""
-        if not isinstance(value, fx.Node):
-            return value
-        example = tracing.fresh(value.meta["val"])
-        return example.requires_grad_(name in self.rule.with_gradient) if isinstance(example, torch.Tensor) else example
-
-    def _unlike_search(self, site: Site, examples: list[Any]) -> str | None:
-        """How a match of a hand-written pattern differs from what the search function gives for the same inputs.
-
-        Such a pattern may ignore arguments that decide the shape; the search function does not.
-        """
-        results = self.traces.search_results(self.rule, examples)
-        if isinstance(results, str):
-            return results
-        if len(results) != len(site.outputs):
-            return None  # the search function only stands in for the pattern
-        for output, result in zip(site.outputs, results, strict=True):
-            changed = difference(result, output.meta["val"])
-            if changed:
-                return f"{checks.described(output)} has {changed}, which search_fn gives for these inputs"
-        return None
-
-    def _precise_match(self, loose: Match, examples: list[Any]) -> Match | str:
-        """Match again with the search function traced on the actual inputs."""
-        pattern = self.traces.precise_pattern(self.rule, examples)
-        if isinstance(pattern, str):
-            return pattern
-        match, _ = match_at(pattern, self.anchor)
-        if not is_match(match):
-            return str(match)
-        structured = dict(zip(self.rule.arguments, self.rule.structured(loose.kwargs), strict=True))
-        match.kwargs = {**match.kwargs, **structured}
-        return match
-
-    def _replace(self, site: Site, examples: list[Any], values: list[Any], assumed: list[torch.SymBool]) -> str | None:
-        placement = checks.place(site)
-        if isinstance(placement, str):
-            return placement
-        reason = checks.undisturbed(site, placement, self.facts)
-        if reason is not None:
-            return reason
-        replacement = self.traces.replacement(self.rule, examples)
-        if isinstance(replacement, str):
-            return replacement
-        relaid = self._fit(site, replacement.graph)
-        if isinstance(relaid, str):
-            return relaid
-        names, source = tuple(node.name for node in site.nodes), source_line(site.nodes[-1])
-        new = splice(site, replacement.graph, _arguments(site, replacement.graph, values), placement, self.facts)
-        layout.settle(relaid, new)
-        by = tuple(node.name for node in new if isinstance(node.target, OpOverload))
-        guards = (*replacement.guards, *(str(condition) for condition in assumed if bool(condition)))
-        self.report.add_fusion(Fusion(self.rule.rule.name, names, by, source, tuple(dict.fromkeys(guards))))
-        return None
-
-    def _fit(self, site: Site, replacement: fx.Graph) -> dict[fx.Node, Any] | str:
-        """The nodes whose metadata the replacement changes, which is none for most rules; a reason if it may not."""
-        results = checks.output_nodes(replacement)
-        relaid: dict[fx.Node, Any] | str = {}
-        if self.rule.rule.free_strides:
-            relaid = layout.new_values(site, results, self.facts.graph)
-        else:
-            relaid = checks.same_metadata(site, results) or relaid
-        return relaid if isinstance(relaid, str) else checks.same_aliasing(site, replacement, self.facts) or relaid
+    def explain(self, graph: fx.Graph) -> None:
+        """Report the norms that no rule came near."""
+        for explanation in explanations(graph, self.tried, self.near_missed):
+            self.report.add_unfused(explanation)
 
 
-def _arguments(site: Site, replacement: fx.Graph, values: list[Any]) -> list[Any]:
-    """What the placeholders of ``replacement`` stand for: ``values``, then tangents, which a joint graph has too."""
-    flat = pytree.tree_leaves(values)
-    further = replacement.find_nodes(op="placeholder")[len(flat) :]
-    return [*flat, *(site.bound[node.name] for node in further)]
+def _apply_checked(gm: fx.GraphModule, rules: Sequence[PreparedRule], application: _Application) -> None:
+    """Apply one rule after the other and compare the graph's values after each; a rule that changes them is undone."""
+    values = NumericCheck(gm)
+    for rule in rules:
+        name, report = rule.rule.name, application.report
+        before, mark, earlier = Snapshot(gm), report.mark(), len(report.fusions_of(rule.rule.name))
+        application.apply(gm.graph, (rule,))
+        if not before.differs(gm):
+            continue
+        try:
+            values.check(gm, f"fusion, by rule {name}")
+        except GraphVerificationError as error:
+            undone = report.fusions_of(name)[earlier:]
+            before.restore(gm)
+            report.reset(mark)
+            application.give_up(rule, str(error))
+            for fusion in undone:
+                report.add_near_miss(NearMiss(name, fusion.replaced[-1], str(error), fusion.source), (3, 0))

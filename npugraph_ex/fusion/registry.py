@@ -16,7 +16,8 @@ from torch._inductor.pattern_matcher import Match, PatternExpr, fwd_only
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from npugraph_ex.errors import ReplacementError
-from npugraph_ex.fusion.rule import FusionRule, PreparedRule, prepare
+from npugraph_ex.fusion.preparing import name_of, prepare
+from npugraph_ex.fusion.rule import FusionRule, PreparedRule
 from npugraph_ex.fusion.tracing import TraceFn
 from npugraph_ex.observe.logger import logger
 
@@ -33,13 +34,13 @@ class Registration:
 
     name: str
     _registry: Registry
-    _key: tuple[object, ...]
+    key: tuple[object, ...]
     _alive: list[bool] = field(default_factory=lambda: [True])
 
     def remove(self) -> None:
         """Unregister; the rule goes when every registration of it was removed. A second call does nothing."""
         if self._alive.pop() if self._alive else False:
-            self._registry.release(self._key)
+            self._registry.release(self.key)
 
     def __enter__(self) -> Self:
         return self
@@ -107,6 +108,21 @@ def _condition_of(extra_check: Callable[[Match], Any]) -> Callable[[Match], str 
     return condition
 
 
+def _refuse_wrong_kinds(
+    search: object, replace: object, trace_fn: object, extra_check: object, pattern: object
+) -> None:
+    """Raise for what is no function, and for a pattern that is none."""
+    functions = {"search_fn": search, "replace_fn": replace, "trace_fn": trace_fn, "extra_check": extra_check}
+    for argument, function in functions.items():
+        if not callable(function):
+            raise ReplacementError(f"register_replacement: {argument} must be a function; it is {function!r}.")
+    if pattern is not None and not isinstance(pattern, PatternExpr):
+        raise ReplacementError(
+            "register_replacement: search_fn_pattern must be a pattern of torch._inductor.pattern_matcher, such as a "
+            f"MultiOutputPattern; it is {pattern!r}."
+        )
+
+
 def register_replacement(  # noqa: PLR0913, PLR0917 - the signature is the specification's
     search_fn: Callable[..., Any],
     replace_fn: Callable[..., Any],
@@ -125,7 +141,8 @@ def register_replacement(  # noqa: PLR0913, PLR0917 - the signature is the speci
         example_inputs: a tuple or list of one example for each argument, fake or real; sizes do not matter.
         trace_fn: traces both functions; ``fwd_only`` traces for inference.
         extra_check: called with the ``Match`` (``match.kwargs[name]`` is a node, its ``meta["val"]`` a fake tensor);
-            a false answer refuses the match.
+            a false answer refuses the match, and a ``ShapeRange`` also says why. One that raises is reported with
+            the match, and the rule is not tried again in that graph.
         search_fn_pattern: a pattern to match in place of ``search_fn``, as ``MultiOutputPattern`` defines it.
         scalar_workaround: numeric arguments of ``search_fn``, with the value that stands for each while tracing;
             they become wildcards and get no entry in ``example_inputs``.
@@ -137,14 +154,17 @@ def register_replacement(  # noqa: PLR0913, PLR0917 - the signature is the speci
     Raises:
         ReplacementError: one of the functions or arguments is wrong; the message says which.
     """
-    name = f"{getattr(search_fn, '__module__', '')}.{getattr(search_fn, '__qualname__', search_fn)}"
-    for argument, function in (("search_fn", search_fn), ("replace_fn", replace_fn), ("extra_check", extra_check)):
-        if not callable(function):
-            raise ReplacementError(f"{name}: {argument} must be callable; it is {function!r}.")
+    _refuse_wrong_kinds(search_fn, replace_fn, trace_fn, extra_check, search_fn_pattern)
+    name = name_of(search_fn)
     if not isinstance(example_inputs, (list, tuple)):
         raise ReplacementError(
             f"{name}: example_inputs must be a tuple or list, one value for each argument of search_fn; "
             f"it is a {type(example_inputs).__name__}."
+        )
+    if not isinstance(scalar_workaround or {}, Mapping):
+        raise ReplacementError(
+            f"{name}: scalar_workaround must map argument names to the number that stands for each while tracing; "
+            f"it is {scalar_workaround!r}."
         )
     examples = tuple(example_inputs)
     rule = FusionRule(

@@ -55,6 +55,13 @@ def _one_dimension(node: fx.Node, values: list[Any]) -> None:
         values[1] = _from_zero(values[1], rank)
 
 
+def _split_dimension(node: fx.Node, values: list[Any]) -> None:
+    """The third argument is a dimension, counted from 0."""
+    rank = _rank(node)
+    if rank:
+        values[2] = _from_zero(values[2], rank)
+
+
 def _quantised_axis(node: fx.Node, values: list[Any]) -> None:
     """``npu_quantize``'s axis, counted from the end; without ``div_mode`` all but -2 mean the last one."""
     axis, div_mode, rank = values[4], values[5], _rank(node)
@@ -76,6 +83,8 @@ SPELLINGS: Mapping[str, Spelling] = MappingProxyType(
         "aten.select.int": _one_dimension,
         "aten.slice.Tensor": _one_dimension,
         "aten._softmax.default": _one_dimension,
+        "aten.split_with_sizes.default": _split_dimension,
+        "aten.split.Tensor": _split_dimension,
         "npu.npu_swiglu.default": _one_dimension,
         "npu.npu_quantize.default": _quantised_axis,
     }

@@ -1,25 +1,30 @@
 """Remembers, during one run of the fusion pass, what a rule's functions trace to for given inputs.
 
 The layers of a model repeat, and tracing is by far the most costly step of a match. Two matches whose inputs have the
-same metadata and numbers share their traces, which nobody edits.
+same metadata and numbers share their traces, which nobody edits. A built-in rule's traces for sizes without symbols outlive
+the run: its functions depend on nothing else, and a model is compiled more than once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
 from torch._inductor.pattern_matcher import PatternExpr
 from torch.utils import _pytree as pytree
 
+from npugraph_ex._torch_private import active_fake_mode
 from npugraph_ex.fusion import tracing
 from npugraph_ex.fusion.pattern import pattern_of
 from npugraph_ex.fusion.registry import warn_once
 from npugraph_ex.fusion.rule import PreparedRule
+from npugraph_ex.fusion.rules import BUILT_IN
 from npugraph_ex.passes.aliases import written_by
+from npugraph_ex.passes.metadata import fake_mode_of
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,21 @@ class TracedReplacement:
 
     graph: fx.Graph
     guards: tuple[str, ...]
+
+    def on(self, examples: Sequence[Any]) -> TracedReplacement:
+        """The same with the metadata of ``examples``, whose fake mode is active; itself if it was traced on them."""
+        given = iter(pytree.tree_leaves(list(examples)))
+        if fake_mode_of(self.graph) is active_fake_mode():
+            return self
+        graph, twins = fx.Graph(), dict[fx.Node, fx.Node]()
+        for node in self.graph.nodes:
+            twin = twins[node] = graph.node_copy(node, lambda source: twins[source])
+            if node.op == "placeholder":
+                twin.meta["val"] = next(given)
+            elif node.op == "call_function":
+                args, kwargs = fx.map_arg((twin.args, twin.kwargs), lambda source: source.meta["val"])
+                twin.meta["val"] = twin.target(*args, **kwargs)  # type: ignore[operator]
+        return TracedReplacement(graph, self.guards)
 
 
 @dataclass
@@ -42,7 +62,7 @@ class Traces:
         """The pattern of the search function for inputs like ``examples``: numbers and dtypes count."""
         key = (id(rule), _signature(examples))
         if key not in self._patterns:
-            self._patterns[key] = _precise_pattern(rule, examples)
+            self._patterns[key] = _kept(_precise_pattern, rule, examples)
         return self._patterns[key]
 
     def search_results(self, rule: PreparedRule, examples: Sequence[Any]) -> list[Any] | str:
@@ -56,8 +76,31 @@ class Traces:
         """The replacement for inputs like ``examples``."""
         key = (id(rule), _signature(examples))
         if key not in self._replacements:
-            self._replacements[key] = _replacement(rule, examples)
+            kept = _kept(_replacement, rule, examples)
+            self._replacements[key] = kept if isinstance(kept, str) else kept.on(examples)
         return self._replacements[key]
+
+
+_T = TypeVar("_T")
+_MOST_KEPT = 512
+_KEPT: OrderedDict[object, Any] = OrderedDict()
+
+
+def _kept(trace: Callable[[PreparedRule, Sequence[Any]], _T], rule: PreparedRule, examples: Sequence[Any]) -> _T:
+    """``trace(rule, examples)``, from an earlier run where that is allowed.
+
+    Not for a rule of the user's, whose functions may look at anything, and not with symbols, which belong to one
+    compilation.
+    """
+    if rule.rule not in BUILT_IN or tracing.symbols_of(examples):
+        return trace(rule, examples)
+    key = (trace, rule.rule, _signature(examples))
+    if key not in _KEPT:
+        _KEPT[key] = trace(rule, examples)
+        if len(_KEPT) > _MOST_KEPT:
+            _KEPT.popitem(last=False)
+    found: _T = _KEPT[key]
+    return found
 
 
 def _signature(examples: Sequence[Any]) -> tuple[object, ...]:

@@ -56,9 +56,20 @@ def _keywords(trace_fn: TraceFn) -> dict[str, Any]:
     return {name: value for name, value in wanted.items() if name in parameters}
 
 
+def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function in place of a method, a module or a partial, of which torch's tracing counts the arguments wrongly."""
+    if inspect.isfunction(function):
+        return function
+
+    def call(*args: Any) -> Any:
+        return function(*args)
+
+    return call
+
+
 def trace(function: Callable[..., Any], args: Sequence[Any], trace_fn: TraceFn = fwd_only) -> fx.GraphModule:
     """The graph of ``function(*args)``, without dead code and no-ops; writes are kept so that they can be refused."""
-    gm = trace_fn(function, list(args), **_keywords(trace_fn))
+    gm = trace_fn(_plain(function), list(args), **_keywords(trace_fn))
     noop_removal.remove(gm.graph)
     gm.graph.eliminate_dead_code(is_impure_node=lambda node: node.is_impure() or bool(written_by(node)))
     return gm

@@ -25,19 +25,17 @@ NORMS = ("npu::npu_rms_norm", "npu::npu_add_rms_norm")
 """The operators that are explained."""
 
 
-def explanations(
-    graph: fx.Graph, rules: Iterable[PreparedRule], near_missed: Collection[fx.Node]
-) -> Iterator[NearMiss]:
+def explanations(graph: fx.Graph, rules: Iterable[PreparedRule], near_missed: Collection[str]) -> Iterator[NearMiss]:
     """One explanation for each norm of ``graph`` that is in no near-miss, in graph order.
 
     Args:
         graph: after the rules were applied.
         rules: those that were tried.
-        near_missed: the nodes of matches that were refused, whose reasons the report already has.
+        near_missed: the names of the nodes of matches that were refused, whose reasons the report already has.
     """
     wanted: dict[str, dict[str, set[str]]] | None = None
     for node in graph.nodes:
-        if node.op != "call_function" or not isinstance(node.target, OpOverload) or node in near_missed:
+        if node.op != "call_function" or not isinstance(node.target, OpOverload) or node.name in near_missed:
             continue
         name = _torch_private.schema(node.target).name
         if name in NORMS:

@@ -4,7 +4,8 @@ Every function has exactly its operator's schema signature. It computes in float
 float32 inputs and rounds once, at each output's documented dtype; for float64 inputs it computes, and answers,
 wholly in float64, so that the same function serves as kernel on an emulated device and as judge of one.
 
-``KERNELS`` maps an operator's name without overload to its function. ``before_rounding`` holds, for operators
+``KERNELS`` maps an operator's name without overload to its function, and ``CUSTOM_KERNELS`` does so for operators that
+clients of torch_npu define; ``kernel_of`` looks in both. ``before_rounding`` holds, for operators
 with int8 outputs, a twin with the same signature whose int8 outputs are replaced by the floating-point quotient
 before it is rounded and saturated: a judge needs it to tell a tie from an error.
 
@@ -28,9 +29,11 @@ from npugraph_ex.reference import (
     fusion_attention,
     grouped_matmul,
     moe_gating,
+    qkv_rmsnorm_rope,
     quant_matmul,
     quantize,
     rms_norm,
+    rotary_embedding,
     rotary_mul,
     scatter_nd,
     swiglu,
@@ -66,6 +69,19 @@ KERNELS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     }
 )
 
+CUSTOM_KERNELS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "vllm::npu_rotary_embedding": rotary_embedding.npu_rotary_embedding,
+        "vllm::qkv_rmsnorm_rope": qkv_rmsnorm_rope.qkv_rmsnorm_rope,
+    }
+)
+
+
+def kernel_of(name: str) -> Callable[..., Any] | None:
+    """The reference of the operator ``name``, as in ``npu::npu_rms_norm``; None when there is none."""
+    return KERNELS.get(name) or CUSTOM_KERNELS.get(name)
+
+
 before_rounding: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
         "npu::npu_dynamic_quant": dynamic_quant.before_rounding,
@@ -77,4 +93,4 @@ before_rounding: Mapping[str, Callable[..., Any]] = MappingProxyType(
     }
 )
 
-__all__ = ["KERNELS", "UnsupportedArgumentError", "before_rounding"]
+__all__ = ["CUSTOM_KERNELS", "KERNELS", "UnsupportedArgumentError", "before_rounding", "kernel_of"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from npugraph_ex.reference.infer_attention import Band, Lengths, attend, checked_heads
+from npugraph_ex.reference.infer_attention import Band, Lengths, attend, checked_heads, join_rope
 
 _NO_LIMIT = 2147483647
 
@@ -56,7 +56,8 @@ def npu_fused_infer_attention_score(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``(output, lse)``: output like ``query`` in layout; lse [B, N, S, 1] float32, empty unless ``softmax_lse_flag``.
 
-    query [B, S, N*D], [B, S, N, D] or [B, N, S, D]; key and value likewise with ``num_key_value_heads`` heads.
+    query [B, S, N*D], [B, S, N, D] or [B, N, S, D]; key and value likewise with ``num_key_value_heads`` heads. In layout TND
+    query [T, N, D] and lse [T, N, 1], with ``actual_seq_lengths`` as running totals. The rotary parts are laid out alike.
     """
     heads = checked_heads(
         "npu_fused_infer_attention_score",
@@ -79,13 +80,12 @@ def npu_fused_infer_attention_score(
         key_shared_prefix=key_shared_prefix,
         value_shared_prefix=value_shared_prefix,
         actual_shared_prefix_len=actual_shared_prefix_len,
-        query_rope=query_rope,
-        key_rope=key_rope,
         key_rope_antiquant_scale=key_rope_antiquant_scale,
     )
     band = Band(atten_mask, sparse_mode, pre_tokens, next_tokens)
     lengths = Lengths(actual_seq_lengths, actual_seq_lengths_kv)
-    output, lse = attend((query, key, value), heads, scale, band, lengths, pse_shift, block_table)
+    operands = join_rope(heads, (query, key, value), (query_rope, key_rope), paged=block_table is not None)
+    output, lse = attend(operands, heads, scale, band, lengths, pse_shift, block_table)
     return output, _given(lse, wanted=softmax_lse_flag)
 
 
@@ -143,8 +143,6 @@ def npu_fused_infer_attention_score_v2(
         input_layout,
         num_query_heads,
         num_key_value_heads,
-        query_rope=query_rope,
-        key_rope=key_rope,
         dequant_scale_query=dequant_scale_query,
         dequant_scale_key=dequant_scale_key,
         dequant_offset_key=dequant_offset_key,
@@ -170,7 +168,8 @@ def npu_fused_infer_attention_score_v2(
     )
     band = Band(atten_mask, sparse_mode, pre_tokens, next_tokens)
     lengths = Lengths(actual_seq_qlen, actual_seq_kvlen)
-    output, lse = attend((query, key, value), heads, softmax_scale, band, lengths, pse_shift, block_table)
+    operands = join_rope(heads, (query, key, value), (query_rope, key_rope), paged=block_table is not None)
+    output, lse = attend(operands, heads, softmax_scale, band, lengths, pse_shift, block_table)
     return output, _given(lse, wanted=return_softmax_lse)
 
 

@@ -9,8 +9,10 @@ Formula (operator documentation of ``torch_npu.npu_fused_infer_attention_score``
 Only the first ``actual_seq_lengths[b]`` rows of Q and ``actual_seq_lengths_kv[b]`` rows of K and V take part; the other rows
 of the output are 0. Fewer key heads than query heads are shared by as many consecutive query heads (grouped-query attention).
 
-Covered: layouts BSH, BSND, BNSD and BNSD_BSND; bool, int8 and uint8 masks; sparse modes 0 to 4; paged caches through
-``block_table``. Not covered: TND and NTD layouts, quantised operands, shared prefixes, padding sizes, rotary parts, sinks.
+Covered: layouts BSH, BSND, BNSD, BNSD_BSND and TND (packed rows, lengths as running totals, without ``pse_shift`` and without a
+mask of its own in sparse modes 0 and 1); bool, int8 and uint8 masks; sparse modes 0 to 4; paged caches through ``block_table``;
+rotary parts of query and key. Not covered, and refused by name: NTD and the mixed layouts, quantised operands, shared
+prefixes, padding sizes, sinks.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ from typing import NamedTuple
 import torch
 
 from npugraph_ex.reference._precision import compute_dtype, unsupported
+from npugraph_ex.reference.packed_attention import packed, per_sequence, unpacked, with_rope
 
-_LAYOUTS = ("BSH", "BSND", "BNSD", "BNSD_BSND")
+_LAYOUTS = ("BSH", "BSND", "BNSD", "BNSD_BSND", "TND")
 
 
 class Heads(NamedTuple):
@@ -65,6 +68,23 @@ def checked_heads(operator: str, layout: str, heads: int, cache_heads: int, **on
     return Heads(operator, layout, heads, cache_heads)
 
 
+def join_rope(
+    heads: Heads,
+    operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    ropes: tuple[torch.Tensor | None, torch.Tensor | None],
+    *,
+    paged: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``(query, key, value)`` with the rotary parts joined to query and key, both or neither of which must be given."""
+    query, key, value = operands
+    if (ropes[0] is None) != (ropes[1] is None):
+        missing, given = ("query_rope", "key_rope") if ropes[0] is None else ("key_rope", "query_rope")
+        raise ValueError(f"{heads.operator}: {given} needs {missing} beside it, which is None.")
+    query = with_rope(query, ropes[0], heads.query, joined=heads.layout == "BSH")
+    key = with_rope(key, ropes[1], heads.cache, joined=key.dim() == 3 if paged else heads.layout == "BSH")
+    return query, key, value
+
+
 def attend(
     operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     heads: Heads,
@@ -75,6 +95,8 @@ def attend(
     block_table: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``(output, lse)``: output in the layout and dtype of the query, lse [B, N, S, 1] in the dtype of the computation."""
+    if heads.layout == "TND":
+        return _attend_packed(operands, heads, scale, band, lengths, pse, block_table)
     query = operands[0]
     dtype = compute_dtype(*operands)
     q = _by_head(query, heads.layout, heads.query).to(dtype)
@@ -97,6 +119,35 @@ def attend(
         total = torch.logsumexp(scores, -1, keepdim=True)
         lse[b, :, :rows] = torch.where(total == -torch.inf, torch.inf, total)
     return _stored(output, heads.layout).to(query.dtype).contiguous(), lse
+
+
+def _attend_packed(
+    operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    heads: Heads,
+    scale: float,
+    band: Band,
+    lengths: Lengths,
+    pse: torch.Tensor | None,
+    block_table: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``(output, lse)`` as [T, N, D] and [T, N, 1]: the sequences side by side, then packed again."""
+    if pse is not None:
+        raise unsupported(heads.operator, "pse_shift", "a value", "None in layout TND")
+    if band.mask is not None and band.mode in {0, 1}:
+        raise unsupported(heads.operator, "atten_mask", "a value", "None in layout TND with sparse_mode 0 or 1")
+    query, key, value = operands
+    rows = per_sequence(heads.operator, "query", lengths.query, query.shape[0])
+    if block_table is None:
+        columns = per_sequence(heads.operator, "key", lengths.cache, key.shape[0])
+        key, value = unpacked(key, columns), unpacked(value, columns)
+    else:
+        columns = [int(length) for length in lengths.cache or ()]
+    spread = heads._replace(layout="BSND")
+    output, lse = attend(
+        (unpacked(query, rows), key, value), spread, scale, band, Lengths(rows, columns), block_table=block_table
+    )
+    total = query.shape[0]
+    return packed(output, rows, total, 0.0), packed(lse.transpose(1, 2), rows, total, torch.inf)
 
 
 def _by_head(operand: torch.Tensor, layout: str, heads: int) -> torch.Tensor:

@@ -15,7 +15,7 @@ import torch
 from npugraph_ex.reference._precision import compute_dtype, unsupported
 
 
-def _rotated(x: torch.Tensor, rotary_mode: str) -> torch.Tensor:
+def rotated(x: torch.Tensor, rotary_mode: str) -> torch.Tensor:
     """The last dimension of ``x`` turned by a quarter, pair by pair."""
     if x.shape[-1] % 2:
         raise ValueError(f"npu_rotary_mul: the last dimension must be even; the input has shape {tuple(x.shape)}.")
@@ -37,5 +37,5 @@ def npu_rotary_mul(
     """Contiguous, shape and dtype of ``input`` (4-D); ``r1`` (cosine) and ``r2`` (sine) broadcast to it."""
     dtype = compute_dtype(input, r1, r2, rotate)
     wide = input.to(dtype)
-    turned = _rotated(wide, rotary_mode) if rotate is None else wide @ rotate.to(dtype)
+    turned = rotated(wide, rotary_mode) if rotate is None else wide @ rotate.to(dtype)
     return (r1.to(dtype) * wide + r2.to(dtype) * turned).to(input.dtype).contiguous()

@@ -1,13 +1,15 @@
 """What the tables of must-fuse and must-not-fuse graphs share: how a graph is made, counted, and run in each way.
 
-Values are compared between eager mode, the fused graph run operator by operator, and the captured graph, replayed on
-inputs that it was not captured with; all on the device. In float64, on the references, nothing is rounded in between,
-and the graphs before and after fusion must agree to the bit.
+Graph by graph: counts, reasons, and values in float64 on the references, where nothing is rounded in between, so that
+the graphs before and after fusion must agree to the bit. All graphs of a table at once, in one compile, on the device:
+eager mode, the fused graph run operator by operator, and the captured graph, replayed on inputs that it was not captured
+with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 import npugraph_ex
+from npugraph_ex.observe.report import PassReport
 from npugraph_ex.reference.interpreter import CpuInterpreter
 
 Function = Callable[..., Any]
@@ -77,12 +80,6 @@ def copies(values: Sequence[Any]) -> list[Any]:
     return [value.clone() if isinstance(value, torch.Tensor) else value for value in values]
 
 
-def assert_same_bits(left: Sequence[Any], right: Sequence[Any]) -> None:
-    """Equal dtype, shape and values; NaN equals NaN."""
-    for old, new in zip(left, right, strict=True):
-        torch.testing.assert_close(new, old, rtol=0, atol=0, equal_nan=True)
-
-
 def coarsest(specs: Sequence[Spec]) -> float:
     """The relative step of the coarsest floating dtype among the inputs, which bounds what rounding may change."""
     return max(torch.finfo(dtype).eps for _, dtype in specs if dtype.is_floating_point)
@@ -93,6 +90,8 @@ def assert_close(expected: torch.Tensor, actual: torch.Tensor, coarse: float) ->
     assert actual.dtype == expected.dtype
     assert actual.shape == expected.shape
     assert actual.stride() == expected.stride()
+    if not expected.numel():
+        return
     if not expected.dtype.is_floating_point:
         far = (expected.int() - actual.int()).abs().cpu()
         assert int(far.max()) <= 1, far
@@ -107,54 +106,111 @@ def outputs(result: Any) -> list[torch.Tensor]:
     return list(result) if isinstance(result, (tuple, list)) else [result]
 
 
-def check_fused(
-    rule: str, operator: str, function: Function, specs: Sequence[Spec], count: int, *, dynamic: bool
-) -> None:
-    """``count`` fusions, no near-miss, the same float64 values to the bit, and close device values in all three ways."""
-    gm = aot_graph(function, *tensors(specs), dynamic=dynamic)
-    wide = wide_inputs(gm)
-    before = in_float64(gm, wide)
-    report = optimise(gm)
-    assert report.fusions(rule) == count, report.table()
-    assert report.near_misses(rule) == (), report.table()
-    assert targets(gm).count(operator) == count
-    assert_same_bits(before, in_float64(gm, wide))
-    check_on_device(function, specs, dynamic=dynamic, rule=rule, count=count)
+@dataclass(frozen=True)
+class Table:
+    """The graphs of one rule.
 
+    Attributes:
+        rule: its name.
+        operator: the fused operator that it puts into the graph.
+        must_fuse: for each graph, how many fusions there must be.
+        must_not_fuse: for each graph, what the reason must contain; empty where nothing resembles the pattern.
+        edits: graphs that are edited after tracing, by name: the graph, the edit and the reason.
+        specs: the inputs of every graph that is not in ``other_specs``.
+        other_specs: for graphs that take other inputs.
+        unknown: graphs that are not run: an operator has no reference, or draws random numbers.
+        exact: whether the fused operator rounds no differently in float64.
+    """
 
-def check_on_device(function: Function, specs: Sequence[Spec], *, dynamic: bool, rule: str, count: int) -> None:
-    """Eager mode, the fused graph uncaptured, and its replay agree on the device; without fusions, the replay alone."""
-    for options in ({"force_eager": True}, {})[not count :]:
-        torch._dynamo.reset()
-        with torch.no_grad():
-            compiled = torch.compile(function, backend="npugraph_ex", options=options, dynamic=dynamic, fullgraph=True)
-            for seed in (1, 2):  # the second call replays, on other values
-                eager_inputs, inputs = tensors(specs, seed), tensors(specs, seed)
-                expected, actual = outputs(function(*eager_inputs)), outputs(compiled(*inputs))
-                for old, new in zip(expected, actual, strict=True):
-                    assert_close(old, new, coarsest(specs))
-                for old, new in zip(eager_inputs, inputs, strict=True):
-                    assert_close(old, new, coarsest(specs))
-        report = npugraph_ex.last_report()
-        assert report is not None
-        assert report.fusions(rule) == count, report.table()
-        assert all(record.outcome != "rolled back" for record in report.passes), report.table()
+    rule: str
+    operator: str
+    must_fuse: Mapping[Function, int]
+    must_not_fuse: Mapping[Function, str]
+    edits: Mapping[str, tuple[Function, Edit, str]]
+    specs: Sequence[Spec]
+    other_specs: Mapping[Function, Sequence[Spec]] = field(default_factory=dict)
+    unknown: Sequence[Function] = ()
+    exact: bool = True
 
+    def specs_of(self, function: Function) -> Sequence[Spec]:
+        """The shapes and dtypes of the inputs of one graph."""
+        return self.other_specs.get(function, self.specs)
 
-def check_refused(
-    rule: str, function: Function, specs: Sequence[Spec], reason: str, *, edit: Edit | None = None
-) -> None:
-    """No fusion by the rule, a near-miss with ``reason`` (none when empty), and nothing computed differently."""
-    gm = aot_graph(function, *tensors(specs))
-    if edit is not None:
+    def check_size(self) -> None:
+        """Each side of the table has at least twelve graphs."""
+        assert len(self.must_fuse) >= 12
+        assert len(self.must_not_fuse) + len(self.edits) >= 12
+
+    def check_fused(
+        self, function: Function, *, dynamic: bool, specs: Sequence[Spec] = (), count: int | None = None
+    ) -> PassReport:
+        """As many fusions as the table says, no near-miss, and the same float64 values."""
+        gm = aot_graph(function, *tensors(specs or self.specs_of(function)), dynamic=dynamic)
+        wide = wide_inputs(gm)
+        before = in_float64(gm, wide)
+        report = optimise(gm, fusion_rules={self.rule: True})
+        wanted = self.must_fuse[function] if count is None else count
+        assert report.fusions(self.rule) == wanted, report.table()
+        assert report.near_misses(self.rule) == (), report.table()
+        assert targets(gm).count(self.operator) == wanted
+        self._assert_same_values(before, in_float64(gm, wide))
+        return report
+
+    def check_refused(
+        self, function: Function, reason: str | None = None, *, edit: Edit = lambda _: None, specs: Sequence[Spec] = ()
+    ) -> None:
+        """No fusion by the rule, a near-miss with ``reason`` (none when empty), and the same float64 values."""
+        reason = self.must_not_fuse[function] if reason is None else reason
+        gm = aot_graph(function, *tensors(specs or self.specs_of(function)))
         edit(gm)
-    report = optimise(gm)
-    reasons = " / ".join(miss.reason for miss in report.near_misses(rule))
-    assert report.fusions(rule) == 0, report.table()
-    assert reason in reasons, reasons
-    assert bool(reasons) == bool(reason), reasons
-    if edit is None:
-        check_on_device(function, specs, dynamic=False, rule=rule, count=0)
+        wide = wide_inputs(gm)
+        before = in_float64(gm, wide) if function not in self.unknown else []
+        report = optimise(gm, fusion_rules={self.rule: True})
+        reasons = " / ".join(miss.reason for miss in report.near_misses(self.rule))
+        assert report.fusions(self.rule) == 0, report.table()
+        assert reason in reasons, reasons
+        assert bool(reasons) == bool(reason), reasons
+        self._assert_same_values(before, in_float64(gm, wide) if function not in self.unknown else [])
+
+    def _assert_same_values(self, before: Sequence[Any], after: Sequence[Any]) -> None:
+        close = 0 if self.exact else 1e-14
+        for old, new in zip(before, after, strict=True):
+            torch.testing.assert_close(new, old, rtol=close, atol=close, equal_nan=True)
+
+    def check_on_device(self, *, dynamic: bool) -> None:
+        """All graphs in one compile: eager mode, the fused graph, and its replay on other values agree.
+
+        The fused graph also runs uncaptured, where sizes are numbers.
+        """
+        functions = [f for f in (*self.must_fuse, *self.must_not_fuse) if f not in self.unknown]
+        count = sum(self.must_fuse.values())
+
+        def run_all(inputs: list[list[torch.Tensor]]) -> list[Any]:
+            return [function(*own) for function, own in zip(functions, inputs, strict=True)]
+
+        for eager in (False,) if dynamic else (True, False):
+            torch._dynamo.reset()
+            options = {"force_eager": eager, "fusion_rules": {self.rule: True}}
+            compiled = torch.compile(run_all, backend="npugraph_ex", options=options, dynamic=dynamic, fullgraph=True)
+            for seed in (1, 2):  # the second call replays, on other values
+                inputs, eager_inputs = ([tensors(self.specs_of(f), seed) for f in functions] for _ in range(2))
+                with torch.no_grad():
+                    expected, actual = run_all(eager_inputs), compiled(inputs)
+                for function, *parts in zip(functions, expected, actual, eager_inputs, inputs, strict=True):
+                    self._assert_close(function, *parts)
+            report = npugraph_ex.last_report()
+            assert report is not None
+            assert report.fusions(self.rule) == count, report.table()
+            assert all(record.outcome != "rolled back" for record in report.passes), report.table()
+
+    def _assert_close(self, function: Function, expected: Any, actual: Any, left: Any, right: Any) -> None:
+        """Outputs, and inputs after the call, agree."""
+        try:
+            for old, new in zip((*outputs(expected), *left), (*outputs(actual), *right), strict=True):
+                assert_close(old, new, coarsest(self.specs_of(function)))
+        except AssertionError as error:
+            error.add_note(f"in {function.__name__}")
+            raise
 
 
 def find(gm: fx.GraphModule, name: str) -> fx.Node:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from fusion_cases import Edit, check_fused, check_refused, limited_cores, on_stream, written_before
+from fusion_cases import Edit, Table, limited_cores, on_stream, written_before
 
 RULE = "add_rms_norm_cast"
 FUSED = "npu_add_rms_norm_cast"
@@ -167,35 +167,43 @@ EDITS: dict[str, tuple[Callable[..., Any], Edit, str]] = {
 }
 
 
+TABLE = Table(RULE, FUSED, MUST_FUSE, MUST_NOT_FUSE, EDITS, ROWS)
+
+
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("function", MUST_FUSE, ids=lambda f: f.__name__)
 def test_fuses_and_computes_the_same(function: Callable[..., Any], dynamic: bool) -> None:
-    """The expected number of fusions, and equal values eager, fused and replayed."""
-    check_fused(RULE, FUSED, function, ROWS, MUST_FUSE[function], dynamic=dynamic)
+    """The expected number of fusions; in float64 equal to the bit."""
+    TABLE.check_fused(function, dynamic=dynamic)
 
 
 @pytest.mark.parametrize("function", MUST_NOT_FUSE, ids=lambda f: f.__name__)
 def test_is_left_alone_with_a_reason(function: Callable[..., Any]) -> None:
     """No fusion, and the report says why wherever the graph looks like the pattern."""
-    check_refused(RULE, function, ROWS, MUST_NOT_FUSE[function])
+    TABLE.check_refused(function)
 
 
 @pytest.mark.parametrize("name", EDITS)
 def test_scopes_and_writes_keep_operators_apart(name: str) -> None:
     """Two streams, two core limits, a write in between: the operators stay as they are."""
     function, edit, reason = EDITS[name]
-    check_refused(RULE, function, ROWS, reason, edit=edit)
+    TABLE.check_refused(function, reason, edit=edit)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_eager_fused_and_replayed_agree(dynamic: bool) -> None:
+    """Every graph of the table, on the device."""
+    TABLE.check_size()
+    TABLE.check_on_device(dynamic=dynamic)
 
 
 @pytest.mark.parametrize("dtype", [HALF, BF16], ids=str)
 @pytest.mark.parametrize("shape", [(64,), (3, 64), (1, 64), (2, 2, 3, 16), (5, 2), (1, 1, 1, 1, 1, 1, 2, 8)], ids=str)
 def test_every_documented_rank_and_dtype_fuses(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """Ranks 1 to 8 and sizes of one."""
-    check_fused(RULE, FUSED, direct, [(shape, dtype), (shape, dtype), (shape[-1:], dtype)], 1, dynamic=False)
+    TABLE.check_fused(direct, dynamic=False, specs=[(shape, dtype), (shape, dtype), (shape[-1:], dtype)])
 
 
 def test_empty_tensors_do_not_fuse() -> None:
     """The fused operator is documented not to take them."""
-    check_refused(
-        RULE, norm_unused_otherwise, [((0, 8), HALF), ((0, 8), HALF), ((8,), HALF)], "empty", edit=lambda _: None
-    )
+    TABLE.check_refused(direct, "empty", specs=[((0, 8), HALF), ((0, 8), HALF), ((8,), HALF)])

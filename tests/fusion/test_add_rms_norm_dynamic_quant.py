@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from fusion_cases import Edit, check_on_device, check_refused, limited_cores, on_stream, written_before
-from fx_helpers import aot_graph, evaluate, optimise, targets
+from fusion_cases import Edit, Table, limited_cores, on_stream, tensors, written_before
+from fx_helpers import aot_graph, optimise, targets
 
 RULE = "add_rms_norm_dynamic_quant"
 FUSED = "npu_add_rms_norm_dynamic_quant"
+HALF, BF16 = torch.float16, torch.bfloat16
 
 norm = torch.ops.npu.npu_add_rms_norm
 quant = torch.ops.npu.npu_dynamic_quant
@@ -221,122 +222,62 @@ MUST_NOT_FUSE: dict[Callable[..., Any], str] = {
 }
 
 
-def inputs(dtype: torch.dtype, device: str, shape: tuple[int, ...] = (4, 64)) -> list[torch.Tensor]:
-    """Two rows, gamma and a smoothing vector, none of them trivial."""
-    generator = torch.Generator().manual_seed(1)
-    shapes = (shape, shape, shape[-1:], shape[-1:])
-    return [(torch.randn(size, generator=generator) + 0.25).to(dtype).to(device) for size in shapes]
+SPECS = [((4, 64), HALF)] * 2 + [((64,), HALF)] * 2
+EDITS: dict[str, tuple[Callable[..., Any], Edit, str]] = {
+    "other stream": (plain, on_stream("npu_dynamic_quant"), "has 'side'"),
+    "core limit": (plain, limited_cores("npu_dynamic_quant"), "core_limit"),
+    "input written in between": (plain, written_before("npu_dynamic_quant"), "writes arg0_1 between the matched"),
+}
+TABLE = Table(
+    RULE, FUSED, MUST_FUSE, MUST_NOT_FUSE, EDITS, SPECS, unknown=(int4_output, per_tensor, grouped, custom_maximum)
+)
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("function", MUST_FUSE, ids=lambda f: f.__name__)
 def test_fuses_and_computes_the_same(function: Callable[..., Any], dynamic: bool) -> None:
-    """The expected number of fusions; in float64, where nothing is rounded in between, equal to the bit."""
-    gm = aot_graph(function, *inputs(torch.float16, "npu"), dynamic=dynamic)
-    wide = inputs(torch.float64, "cpu")
-    symbols = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
-    sizes = {str(s): 4 for s in symbols if isinstance(s, torch.SymInt)}
-    values = by_shape(gm, wide, sizes)
-    before = evaluate(gm, *[v.clone() if isinstance(v, torch.Tensor) else v for v in values])
-    report = optimise(gm)
-    assert report.fusions(RULE) == MUST_FUSE[function], report.table()
-    assert report.near_misses(RULE) == ()
-    assert targets(gm).count(FUSED) == MUST_FUSE[function]
-    assert "npu_dynamic_quant" not in targets(gm)
-    after = evaluate(gm, *[v.clone() if isinstance(v, torch.Tensor) else v for v in values])
-    for old, new in zip(before, after, strict=True):
-        torch.testing.assert_close(new, old, rtol=0, atol=0)
-
-
-def by_shape(gm: Any, tensors: list[torch.Tensor], sizes: dict[str, int]) -> list[Any]:
-    """Inputs in the order of the placeholders, which Dynamo chooses by first use."""
-    rows = [t for t in tensors if t.dim() == 2]
-    vectors = [t for t in tensors if t.dim() == 1]
-    chosen: list[Any] = []
-    for node in gm.graph.find_nodes(op="placeholder"):
-        value = node.meta["val"]
-        if isinstance(value, torch.SymInt):
-            chosen.append({"4": 4, "64": 64}.get(str(value.node.hint), sizes[str(value)]))
-        else:
-            chosen.append((rows if value.dim() == 2 else vectors).pop(0))
-    return chosen
+    """The expected number of fusions; in float64 equal to the bit."""
+    TABLE.check_fused(function, dynamic=dynamic)
 
 
 @pytest.mark.parametrize("function", MUST_NOT_FUSE, ids=lambda f: f.__name__)
 def test_is_left_alone_with_a_reason(function: Callable[..., Any]) -> None:
     """No fusion, and the report says why wherever the graph looks like the pattern."""
-    gm = aot_graph(function, *inputs(torch.float16, "npu"))
-    before = targets(gm)
-    report = optimise(gm)
-    assert report.fusions() == 0
-    assert targets(gm) == before
-    reasons = " / ".join(miss.reason for miss in report.near_misses(RULE))
-    assert MUST_NOT_FUSE[function] in reasons
-    assert bool(reasons) == bool(MUST_NOT_FUSE[function])
-
-
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("function", MUST_FUSE, ids=lambda f: f.__name__)
-def test_eager_fused_and_replayed_agree(function: Callable[..., Any], dynamic: bool) -> None:
-    """On the device, in float16: eager mode, the fused graph, and its replay on other values."""
-    check_on_device(function, SPECS, dynamic=dynamic, rule=RULE, count=MUST_FUSE[function])
-
-
-SPECS = [((4, 64), torch.float16)] * 2 + [((64,), torch.float16)] * 2
-EDITS: dict[str, tuple[Edit, str]] = {
-    "other stream": (on_stream("npu_dynamic_quant"), "has 'side'"),
-    "core limit": (limited_cores("npu_dynamic_quant"), "core_limit"),
-    "input written in between": (written_before("npu_dynamic_quant"), "writes arg0_1 between the matched operators"),
-}
+    TABLE.check_refused(function)
 
 
 @pytest.mark.parametrize("name", EDITS)
 def test_scopes_and_writes_keep_operators_apart(name: str) -> None:
     """Two streams, two core limits, a write in between: the operators stay as they are."""
-    edit, reason = EDITS[name]
-    check_refused(RULE, plain, SPECS, reason, edit=edit)
+    function, edit, reason = EDITS[name]
+    TABLE.check_refused(function, reason, edit=edit)
 
 
-@pytest.mark.parametrize(("dtype", "fusions"), [(torch.float16, 1), (torch.bfloat16, 1), (torch.float32, 0)], ids=str)
-def test_only_documented_dtypes_fuse(dtype: torch.dtype, fusions: int) -> None:
-    """float16 and bfloat16 do; float32 is a near-miss that names the dtype."""
-    report = optimise(aot_graph(plain, *inputs(dtype, "npu")))
-    assert report.fusions(RULE) == fusions
-    assert all("torch.float32" in miss.reason for miss in report.near_misses())
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_eager_fused_and_replayed_agree(dynamic: bool) -> None:
+    """Every graph of the table, on the device."""
+    TABLE.check_size()
+    TABLE.check_on_device(dynamic=dynamic)
 
 
 @pytest.mark.parametrize("shape", [(3, 16), (2, 3, 16), (2, 1, 3, 16), (1, 16), (5, 2)], ids=str)
-def test_every_documented_rank_fuses(shape: tuple[int, ...]) -> None:
-    """Ranks 2 to 4 and sizes of one."""
-    assert optimise(aot_graph(smoothed, *inputs(torch.float16, "npu", shape))).fusions(RULE) == 1
+@pytest.mark.parametrize("dtype", [HALF, BF16], ids=str)
+def test_every_documented_rank_and_dtype_fuses(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Ranks 2 to 4 and sizes of one, in float16 and bfloat16."""
+    TABLE.check_fused(smoothed, dynamic=False, specs=[(shape, dtype)] * 2 + [(shape[-1:], dtype)] * 2)
 
 
-def test_empty_tensors_do_not_fuse() -> None:
-    """The fused operator is documented not to take them."""
-    report = optimise(aot_graph(plain, *inputs(torch.float16, "npu", (0, 16))))
-    assert report.fusions() == 0
-    assert "empty" in report.near_misses()[0].reason
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_half_precision_differs_by_one_step_at_most(dtype: torch.dtype) -> None:
-    """The fused operator rounds less; int8 values move by at most one, the residual not at all."""
-    gm = aot_graph(smoothed, *inputs(dtype, "npu"))
-    values = by_shape(gm, inputs(dtype, "cpu"), {})
-    before = evaluate(gm, *values)
-    assert optimise(gm).fusions() == 1
-    after = evaluate(gm, *values)
-    for old, new in zip(before, after, strict=True):
-        if old.dtype == torch.int8:
-            assert int((old.int() - new.int()).abs().max()) <= 1
-            assert float((old == new).float().mean()) > 0.75
-        else:
-            torch.testing.assert_close(new, old, rtol=2 * torch.finfo(dtype).eps, atol=0)
+@pytest.mark.parametrize(
+    ("shape", "dtype", "reason"), [((4, 64), torch.float32, "x1 is torch.float32"), ((0, 16), HALF, "empty")]
+)
+def test_undocumented_operands_are_refused(shape: tuple[int, ...], dtype: torch.dtype, reason: str) -> None:
+    """float32 and empty tensors."""
+    TABLE.check_refused(plain, reason, specs=[(shape, dtype)] * 2 + [(shape[-1:], dtype)] * 2)
 
 
 def test_option_turns_fusion_off() -> None:
     """``pattern_fusion_pass=False`` leaves the graph's operators."""
-    gm = aot_graph(plain, *inputs(torch.float16, "npu"))
+    gm = aot_graph(plain, *tensors(SPECS))
     report = optimise(gm, pattern_fusion_pass=False)
     assert report.fusions() == 0
     assert FUSED not in targets(gm)
@@ -344,7 +285,7 @@ def test_option_turns_fusion_off() -> None:
 
 def test_near_miss_names_the_source_line() -> None:
     """The user's file and line, not a node number alone."""
-    report = optimise(aot_graph(norm_used_elsewhere, *inputs(torch.float16, "npu")))
+    report = optimise(aot_graph(norm_used_elsewhere, *tensors(SPECS)))
     (miss,) = report.near_misses()
     assert miss.node == "npu_dynamic_quant"
     line = norm_used_elsewhere.__code__.co_firstlineno + 2

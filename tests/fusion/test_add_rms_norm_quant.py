@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from fusion_cases import Edit, check_fused, check_refused, limited_cores, on_stream, tensors, written_before
+from fusion_cases import Edit, Table, limited_cores, on_stream, tensors, written_before
 from fx_helpers import aot_graph, optimise, targets
 
 RULE = "add_rms_norm_quant"
@@ -88,10 +88,16 @@ def residual_written_after(a: Any, b: Any, g: Any, s: Any, z: Any) -> Any:
     return q
 
 
+def bfloat16(a: Any, b: Any, g: Any, s: Any, z: Any) -> Any:
+    y, _, x = norm(a, b, g)
+    return quantize(y, s.abs() + 0.5, z, torch.qint8, -1), x
+
+
 MUST_FUSE: dict[Callable[..., Any], int] = {
     dividing: 1, without_zero_points: 1, multiplying: 1, plain_int8: 1, code_of_int8: 1, default_axis_is_the_last: 1,
     positive_axis: 1, any_axis_above_minus_two_when_multiplying: 1, written_epsilon: 1, default_epsilon_written: 1,
     residual_used_early: 1, two_layers: 2, residual_written_after: 1,
+    bfloat16: 1,
 }  # fmt: skip
 
 
@@ -165,7 +171,7 @@ MUST_NOT_FUSE: dict[Callable[..., Any], str] = {
     to_int32: "dtype is 3, the pattern has 1",
     first_axis: "axis is -2, the pattern has -1",
     last_axis_but_one: "axis is -2, the pattern has -1",
-    one_scale_for_all: "scales must be a torch.float32 vector of x1's last size; it has shape [1]",
+    one_scale_for_all: "scales must be a torch.float32 vector of x1's last size, 64; it is torch.float32[1]",
     narrow_zero_points: "zero_points must be a torch.int32 vector",
     half_scales: "scales must be a torch.float32 vector",
     quantises_the_residual: "output 2 of npu_add_rms_norm, the pattern has output 0",
@@ -185,50 +191,54 @@ EDITS: dict[str, tuple[Callable[..., Any], Edit, str]] = {
 }
 
 
+TABLE = Table(RULE, FUSED, MUST_FUSE, MUST_NOT_FUSE, EDITS, FLOAT16, other_specs={bfloat16: BFLOAT16})
+
+
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("function", MUST_FUSE, ids=lambda f: f.__name__)
 def test_fuses_and_computes_the_same(function: Callable[..., Any], dynamic: bool) -> None:
-    """The expected number of fusions, and equal values eager, fused and replayed."""
-    check_fused(RULE, FUSED, function, FLOAT16, MUST_FUSE[function], dynamic=dynamic)
+    """The expected number of fusions; in float64 equal to the bit."""
+    TABLE.check_fused(function, dynamic=dynamic)
 
 
 @pytest.mark.parametrize("function", MUST_NOT_FUSE, ids=lambda f: f.__name__)
 def test_is_left_alone_with_a_reason(function: Callable[..., Any]) -> None:
     """No fusion, and the report says why wherever the graph looks like the pattern."""
-    check_refused(RULE, function, FLOAT16, MUST_NOT_FUSE[function])
+    TABLE.check_refused(function)
 
 
 @pytest.mark.parametrize("name", EDITS)
 def test_scopes_and_writes_keep_operators_apart(name: str) -> None:
     """Two streams, two core limits, a write in between: the operators stay as they are."""
     function, edit, reason = EDITS[name]
-    check_refused(RULE, function, FLOAT16, reason, edit=edit)
+    TABLE.check_refused(function, reason, edit=edit)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_eager_fused_and_replayed_agree(dynamic: bool) -> None:
+    """Every graph of the table, on the device."""
+    TABLE.check_size()
+    TABLE.check_on_device(dynamic=dynamic)
 
 
 @pytest.mark.parametrize("function", [dividing, without_zero_points, multiplying], ids=lambda f: f.__name__)
 def test_bfloat16_fuses_with_bfloat16_scales(function: Callable[..., Any]) -> None:
     """The other row of the documented table of dtypes."""
-    check_fused(RULE, FUSED, function, BFLOAT16, 1, dynamic=False)
+    TABLE.check_fused(function, dynamic=False, specs=BFLOAT16)
 
 
 def test_single_precision_is_refused() -> None:
     """x1 in float32 is in no row of the table."""
     wide = [(shape, SINGLE if dtype == HALF else dtype) for shape, dtype in FLOAT16]
-    check_refused(RULE, dividing, wide, "x1 is torch.float32")
+    TABLE.check_refused(dividing, "x1 is torch.float32", specs=wide)
 
 
 @pytest.mark.parametrize("shape", [(64,), (1, 64), (2, 3, 64), (2, 1, 3, 16)], ids=str)
 def test_every_documented_rank_fuses(shape: tuple[int, ...]) -> None:
     """The last axis whatever the rank."""
     last = shape[-1:]
-    check_fused(
-        RULE,
-        FUSED,
-        dividing,
-        [(shape, HALF), (shape, HALF), (last, HALF), (last, SINGLE), (last, INT32)],
-        1,
-        dynamic=False,
-    )
+    specs = [(shape, HALF), (shape, HALF), (last, HALF), (last, SINGLE), (last, INT32)]
+    TABLE.check_fused(dividing, dynamic=False, specs=specs)
 
 
 def test_a_symbolic_alignment_becomes_a_guard() -> None:

@@ -24,7 +24,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from npugraph_ex.fusion.engine import apply_rules
-from npugraph_ex.fusion.rule import FusionRule, prepare
+from npugraph_ex.fusion.preparing import prepare
+from npugraph_ex.fusion.rule import FusionRule
 from npugraph_ex.observe.report import PassReport, ReportBuilder
 
 aten, npu = torch.ops.aten, torch.ops.npu
@@ -181,6 +182,26 @@ def test_replacements_must_keep_metadata_and_aliasing(replace: Callable[..., Any
     report = ours(gm, add_mul, replace, pair)
     assert report.fusions() == 0
     assert reason in report.near_misses()[0].reason
+
+
+@pytest.mark.parametrize("which", ["x", "y"])
+def test_views_are_of_the_same_input_as_before(which: str) -> None:
+    """The matcher binds y before x here; a view of x in place of a view of x is right, a view of y is not."""
+
+    def search(scale: float, x: Any, y: Any) -> Any:
+        return torch.add(torch.mul(y, scale), x), x.t()
+
+    def replace(scale: float, x: Any, y: Any) -> Any:
+        return torch.sub(x, torch.mul(y, -scale)), {"x": x, "y": y}[which].t()
+
+    def model(x: Any, y: Any) -> Any:
+        return torch.add(torch.mul(y, 2.0), x), x.t()
+
+    square = lambda: [half(4, 4), half(4, 4)]  # noqa: E731 - as short as its use
+    report = ours(aot_graph(model, *square()), search, replace, square, scalars={"scale": 0.1875})
+    assert report.fusions() == (which == "x")
+    reasons = [miss.reason for miss in report.near_misses()]
+    assert reasons == ([] if which == "x" else ["t would share memory with other inputs than before"])
 
 
 def test_promotion_is_checked_per_match() -> None:

@@ -23,12 +23,13 @@ from torch._inductor.pattern_matcher import (
 )
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from npugraph_ex.errors import ReplacementError
+from npugraph_ex import ShapeRange
+from npugraph_ex.errors import OptionValueError, ReplacementError
 from npugraph_ex.fusion import registry
-from npugraph_ex.fusion.conditions import ShapeRange
-from npugraph_ex.fusion.engine import apply_rules
+from npugraph_ex.fusion.engine import apply_rules, check_switches
+from npugraph_ex.fusion.preparing import prepare
 from npugraph_ex.fusion.registry import register_replacement
-from npugraph_ex.fusion.rule import FusionRule, prepare
+from npugraph_ex.fusion.rule import FusionRule
 from npugraph_ex.observe.report import ReportBuilder
 from npugraph_ex.passes import noop_removal
 
@@ -164,7 +165,12 @@ def test_example_inputs_may_be_anything_with_metadata(kind: str) -> None:
     [
         ((search_fn, replace_fn, [torch.empty(2)]), r"one value for each of \['x1', 'x2', 'gamma'\]; it holds 1"),
         ((search_fn, replace_fn, torch.empty(2)), "must be a tuple or list"),
-        ((search_fn, None, [torch.empty(2)]), "replace_fn must be callable; it is None"),
+        ((None, replace_fn, [torch.empty(2)]), "register_replacement: search_fn must be a function; it is None"),
+        ((search_fn, None, [torch.empty(2)]), "replace_fn must be a function; it is None"),
+        ((search_fn, replace_fn, [torch.empty(2)], None), "trace_fn must be a function; it is None"),
+        ((torch.relu, torch.abs, [torch.empty(2)]), "arguments of the search function cannot be read"),
+        ((lambda x: torch.relu(x), lambda x: x, ["a"]), "cannot be traced on the example inputs, x = 'a': TypeError"),
+        ((lambda x: x if x.sum() > 0 else -x, lambda x: x, [torch.empty(2)]), "It reads a tensor's values"),
         ((search_fn, lambda x: x, [torch.empty(2)]), "must take the same arguments"),
         ((lambda x, y: torch.relu(x), lambda x, y: x, [torch.empty(2)] * 2), "does not use its argument y"),
         ((lambda x: (torch.relu(x), x), lambda x: (x, x), [torch.empty(2)]), "output 1 .* is its argument x"),
@@ -177,6 +183,38 @@ def test_wrong_registrations_say_what_is_wrong(arguments: tuple[Any, ...], messa
     """Which function, which argument, what was expected."""
     with pytest.raises(ReplacementError, match=message):
         register_replacement(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"search_fn_pattern": 3}, "search_fn_pattern must be a pattern of torch"),
+        ({"scalar_workaround": [1]}, "scalar_workaround must map argument names"),
+        ({"scalar_workaround": {"z": 1.0}}, r"scalar_workaround names \['z'\]"),
+        ({"extra_check": "x"}, "extra_check must be a function; it is 'x'"),
+    ],
+)
+def test_wrong_keywords_say_what_is_wrong(keywords: dict[str, Any], message: str) -> None:
+    """The same for what is optional."""
+    with pytest.raises(ReplacementError, match=message):
+        register_replacement(lambda x: torch.relu(x), lambda x: torch.abs(x), [torch.empty(2)], **keywords)
+
+
+class _Relu(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        """A module as a search function."""
+        return torch.relu(x)
+
+    def method(self, x: Any) -> Any:
+        """A method as a search function."""
+        return torch.relu(x)
+
+
+@pytest.mark.parametrize("search", [_Relu(), _Relu().method, functools.partial(lambda n, x: torch.relu(x), 1)])
+def test_modules_methods_and_partials_are_functions(search: Any) -> None:
+    """Whatever can be called with the examples can be looked for."""
+    register_replacement(search, lambda x: torch.abs(x), [half(2)])
+    assert optimise(aot_graph(lambda x: torch.relu(x), half(4))).fusions() == 1
 
 
 def test_a_missing_fused_operator_warns_once_and_keeps_the_graph(caplog: pytest.LogCaptureFixture) -> None:
@@ -326,14 +364,14 @@ def test_a_shape_range_on_a_symbol_becomes_a_guard() -> None:
 
 
 def test_registered_rules_are_switched_by_name() -> None:
-    """``fusion_rules={name: False}`` holds for user rules too; a name of no rule is warned of."""
+    """``fusion_rules={name: False}`` holds for user rules too."""
     handle = register_replacement(search_fn, replace_fn, [half(1, 2), half(1, 2), half(2)])
     report = optimise(aot_graph(model, half(3, 16), half(3, 16), half(16)), fusion_rules={handle.name: False})
     assert report.fusions() == 0
     assert "fusion_rules" in report.rules[0].inactive
 
 
-def test_a_switch_for_no_rule_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    """A misspelt name would otherwise switch nothing, silently."""
-    optimise(aot_graph(model, half(3, 16), half(3, 16), half(16)), fusion_rules={"add_rms_norm_kast": False})
-    assert "no rule is called add_rms_norm_kast; built in are add_rms_norm_dynamic_quant" in caplog.text
+def test_a_switch_for_no_rule_is_refused() -> None:
+    """A misspelt name would otherwise switch nothing, silently; the error has the nearest name."""
+    with pytest.raises(OptionValueError, match=r"names 'add_rms_norm_kast'.*add_rms_norm_cast"):
+        check_switches({"add_rms_norm_kast": False})

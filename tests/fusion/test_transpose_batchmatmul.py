@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from fusion_cases import Edit, check_fused, check_refused, limited_cores, on_stream, tensors, written_before
+from fusion_cases import Edit, Table, limited_cores, on_stream, tensors, written_before
 from fx_helpers import aot_graph, optimise, targets
 
 RULE = "transpose_batchmatmul"
@@ -169,11 +169,11 @@ MUST_NOT_FUSE: dict[Callable[..., Any], str] = {
     unaligned_inner: "K is 100, not a multiple of 128",
     unaligned_columns: "N is 130, not a multiple of 128",
     added_product: "",
+    random_in_memory_order: "(aten.rand_like.default) may depend on them",
     something_in_between: "",
 }
 
 EDITS: dict[str, tuple[Callable[..., Any], Edit, str]] = {
-    "random numbers": (random_in_memory_order, lambda _: None, "(aten.rand_like.default) may depend on them"),
     "other stream": (made_contiguous, on_stream("transpose"), "has 'side'"),
     "core limit": (made_contiguous, limited_cores("transpose"), "core_limit"),
     "input written in between": (
@@ -184,41 +184,46 @@ EDITS: dict[str, tuple[Callable[..., Any], Edit, str]] = {
 }
 
 
+TABLE = Table(RULE, FUSED, MUST_FUSE, MUST_NOT_FUSE, EDITS, SPECS, unknown=(random_in_memory_order,))
+
+
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("function", MUST_FUSE, ids=lambda f: f.__name__)
 def test_fuses_and_computes_the_same(function: Callable[..., Any], dynamic: bool) -> None:
-    """The expected number of fusions, and equal values eager, fused and replayed."""
-    check_fused(RULE, FUSED, function, SPECS, MUST_FUSE[function], dynamic=dynamic)
+    """The expected number of fusions; in float64 equal to the bit."""
+    TABLE.check_fused(function, dynamic=dynamic)
 
 
 @pytest.mark.parametrize("function", MUST_NOT_FUSE, ids=lambda f: f.__name__)
 def test_is_left_alone_with_a_reason(function: Callable[..., Any]) -> None:
     """No fusion, and the report says why wherever the graph looks like the pattern."""
-    check_refused(RULE, function, SPECS, MUST_NOT_FUSE[function])
+    TABLE.check_refused(function)
 
 
 @pytest.mark.parametrize("name", EDITS)
 def test_scopes_writes_and_chance_keep_operators_apart(name: str) -> None:
     """Two streams, two core limits, a write in between, random numbers: the operators stay as they are."""
     function, edit, reason = EDITS[name]
-    check_refused(RULE, function, SPECS, reason, edit=edit)
+    TABLE.check_refused(function, reason, edit=edit)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_eager_fused_and_replayed_agree(dynamic: bool) -> None:
+    """Every graph of the table, on the device."""
+    TABLE.check_size()
+    TABLE.check_on_device(dynamic=dynamic)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 def test_documented_dtypes_fuse(dtype: torch.dtype) -> None:
     """float16, bfloat16 and float32."""
-    check_fused(RULE, FUSED, first_transposed, [(shape, dtype) for shape, _ in SPECS], 1, dynamic=False)
+    TABLE.check_fused(first_transposed, dynamic=False, specs=[(shape, dtype) for shape, _ in SPECS])
 
 
 def test_double_precision_is_refused() -> None:
     """The operator does not take float64."""
-    check_refused(
-        RULE,
-        made_contiguous,
-        [(shape, torch.float64) for shape, _ in SPECS],
-        "the operands are torch.float64",
-        edit=lambda _: None,
-    )
+    wide = [(shape, torch.float64) for shape, _ in SPECS]
+    TABLE.check_refused(made_contiguous, "the operands are torch.float64", specs=wide)
 
 
 @pytest.mark.parametrize("batches", [512, 511])

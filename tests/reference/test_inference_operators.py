@@ -126,11 +126,92 @@ def test_layouts_and_pages_hold_the_same_attention() -> None:
     assert torch.equal(attention(0, q, *joined, **kwargs)[0], expected)
 
 
+PACKED: dict[str, Any] = {"num_heads": 4, "num_key_value_heads": 2, "input_layout": "TND", "softmax_lse_flag": True}
+
+
+@pytest.mark.parametrize("version", [0, 1])
+@pytest.mark.parametrize("mode", [0, 3, 4])
+@pytest.mark.parametrize("paged", [False, True])
+def test_packed_sequences_are_the_sequences_one_by_one(version: int, mode: int, paged: bool) -> None:
+    """TND gives each sequence what BSND gives it alone; rows behind the last one are 0, their statistics +inf."""
+    rows, columns = [3, 1, 2], [4, 5, 2]
+    q, k, v = torch.randn(8, 4, 8), torch.randn(11, 2, 8), torch.randn(11, 2, 8)
+    band = {"sparse_mode": mode, "pre_tokens": 2, "next_tokens": 1} if mode == 4 else {"sparse_mode": mode}
+    totals = list(itertools.accumulate(rows))
+    if paged:
+        table, pages = torch.zeros(3, 3, dtype=torch.int32), [torch.full((9, 2, 16), 99.0) for _ in range(2)]
+        for entry, (start, length) in enumerate(zip((0, 4, 9), columns, strict=True)):
+            for block in range(0, length, 2):
+                table[entry, block // 2] = 8 - 3 * entry - block // 2
+                taken = slice(start + block, min(start + block + 2, start + length))
+                for page, cache in zip(pages, (k, v), strict=True):
+                    page[table[entry, block // 2], : taken.stop - taken.start] = cache[taken].flatten(1)
+        cache = {"actual_seq_lengths_kv": columns, "block_table": table, "block_size": 2}
+        given = (q, *pages)
+    else:
+        cache, given = {"actual_seq_lengths_kv": list(itertools.accumulate(columns))}, (q, k, v)
+    out, lse = attention(version, *given, actual_seq_lengths=totals, **cache, **band, **PACKED)
+    assert out.shape == (8, 4, 8)
+    assert lse.shape == (8, 4, 1)
+    alone = PACKED | {"input_layout": "BSND"}
+    for entry, (n, m) in enumerate(zip(rows, columns, strict=True)):
+        first, begin = totals[entry] - n, sum(columns[:entry])
+        one = (q[first : first + n], k[begin : begin + m], v[begin : begin + m])
+        expected, statistic = attention(version, *(part.unsqueeze(0) for part in one), **band, **alone)
+        torch.testing.assert_close(out[first : first + n], expected[0])
+        torch.testing.assert_close(lse[first : first + n], statistic[0].transpose(0, 1))
+    assert not out[6:].any()
+    assert lse[6:].isposinf().all()
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_packed_attention_has_the_metadata_of_torch_npu(version: int) -> None:
+    """TND, with and without the statistics."""
+    q, k = torch.randn(7, 4, 8).half(), torch.randn(9, 2, 8).half()
+    heads, _, rows, columns, lse = NAMES[version]
+    for flag in (False, True):
+        kwargs = {heads: 4, "num_key_value_heads": 2, "input_layout": "TND", rows: [3, 7], columns: [4, 9], lse: flag}
+        assert_same_metadata(ATTENTION[version], q, k, k, **kwargs)
+
+
+@pytest.mark.parametrize("layout", ["BSH", "BSND", "BNSD", "TND"])
+def test_rotary_parts_join_the_heads(layout: str) -> None:
+    """Scores of query and key plus those of their rotary parts are the scores of the joined heads, in every layout."""
+    q, qr, k, kr = (torch.randn(1, 3, n, d) for n, d in ((4, 8), (4, 2), (2, 8), (2, 2)))
+    form = {
+        "BSH": lambda x: x.flatten(2),
+        "BSND": lambda x: x,
+        "BNSD": lambda x: x.transpose(1, 2).contiguous(),
+        "TND": lambda x: x[0],
+    }[layout]
+    kwargs: dict[str, Any] = {"num_heads": 4, "num_key_value_heads": 2, "input_layout": layout}
+    if layout == "TND":
+        kwargs |= {"actual_seq_lengths": [3], "actual_seq_lengths_kv": [3]}
+    found, _ = attention(0, form(q), form(k), form(k), query_rope=form(qr), key_rope=form(kr), **kwargs)
+    joined = (torch.cat([q, qr], -1), torch.cat([k, kr], -1), k)
+    expected, _ = attention(0, *(part.transpose(1, 2) for part in joined), **kwargs | {"input_layout": "BNSD"})
+    torch.testing.assert_close(found, form(expected.transpose(1, 2)))
+    with pytest.raises(ValueError, match="key_rope beside it"):
+        attention(0, form(q), form(k), form(k), query_rope=form(qr), **kwargs)
+
+
+def test_packed_lengths_are_checked() -> None:
+    """Missing totals, totals that fall or that pass the end, and a mask or shift that TND does not take are named."""
+    q = torch.ones(4, 1, 2)
+    for rows in (None, [3, 2], [2, 5]):
+        with pytest.raises(ValueError, match="running totals"):
+            attention(0, q, q, q, input_layout="TND", actual_seq_lengths=rows, actual_seq_lengths_kv=[4])
+    lengths: dict[str, Any] = {"input_layout": "TND", "actual_seq_lengths": [4], "actual_seq_lengths_kv": [4]}
+    for name in ("pse_shift", "atten_mask"):
+        with pytest.raises(UnsupportedArgumentError, match=name):
+            attention(0, q, q, q, **{name: torch.zeros(4, 4)}, **lengths)
+
+
 def test_attention_refuses_what_it_does_not_cover() -> None:
     """A layout, a quantised cache and an impossible length are errors that name the argument."""
     q = torch.ones(1, 1, 2, 4)
-    with pytest.raises(UnsupportedArgumentError, match="input_layout='TND'"):
-        attention(0, q, q, q, input_layout="TND")
+    with pytest.raises(UnsupportedArgumentError, match="input_layout='NTD_TND'"):
+        attention(0, q, q, q, input_layout="NTD_TND")
     with pytest.raises(UnsupportedArgumentError, match="dequant_scale1"):
         attention(0, q, q, q, input_layout="BNSD", dequant_scale1=q)
     with pytest.raises(ValueError, match="2 rows, but its length 0 is 3"):

@@ -2,9 +2,14 @@
 
 ``x * scale + y`` and ``y + x * scale`` become ``torch.add(y, x, alpha=scale)``, which CANN computes in one kernel
 (operator documentation, aclnnAdd: ``out = self + alpha * other``). Floating-point tensors of one dtype.
+
+A product with a number is computed in float32; ``alpha`` may be rounded to the tensors' dtype before it is used. So the
+number must be one that this does not change: 0.5 is, 1e-6 in float16 would come out 5 % off.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -14,6 +19,7 @@ from npugraph_ex.fusion.conditions import value_of
 from npugraph_ex.fusion.rule import FusionRule
 
 NAME = "muls_add"
+_SIXTEEN_BITS = 16
 
 
 def _search(x: Tensor, y: Tensor, scale: float) -> Tensor:
@@ -32,7 +38,17 @@ def _unsupported(match: Match) -> str | None:
     x, y = value_of(match, "x"), value_of(match, "y")
     if x is None or y is None or not x.dtype.is_floating_point or x.dtype != y.dtype:
         return "x and y must be floating-point tensors of one dtype"
-    return None
+    scale = float(match.kwargs["scale"])
+    return None if _is_exact(scale, x.dtype) else f"{scale} is no {x.dtype}, which alpha would be rounded to"
+
+
+def _is_exact(number: float, dtype: torch.dtype) -> bool:
+    """Whether a 16-bit ``dtype`` holds ``number``; wider ones round it as the product does."""
+    limits = torch.finfo(dtype)
+    if limits.bits > _SIXTEEN_BITS or number == 0:
+        return True
+    fraction, _ = math.frexp(number)
+    return limits.tiny <= abs(number) <= limits.max and (fraction * 2 / limits.eps).is_integer()
 
 
 def _examples() -> list[Tensor]:

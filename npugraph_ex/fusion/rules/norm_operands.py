@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch._inductor.pattern_matcher import Match
 
-from npugraph_ex.fusion.conditions import holds, value_of
-from npugraph_ex.passes.metadata import difference, same_numbers
+from npugraph_ex.fusion.conditions import holds, same_sizes, value_of
 
 EPSILON = {"epsilon": 0.1875}
 """Epsilon is a wildcard; while tracing, this value stands for it, which no operator has as a default."""
@@ -42,8 +41,8 @@ class NormOperands:
             return f"x1 has {x1.dim()} dimensions; the fused operator takes {self.ranks.start} to {self.ranks.stop - 1}"
         if not holds(x1.numel() > 0):
             return "x1 may be empty, which the fused operator does not take"
-        if not same_numbers(x2.shape, x1.shape) or x2.dtype != x1.dtype:
-            return "x1 and x2 differ in shape or dtype"
+        if x2.dtype != x1.dtype or not same_sizes(x1, x2):
+            return f"x1 is {shown(x1)} and x2 {shown(x2)}; the fused operator takes equal ones"
         if not holds(x1.shape[-1] * x1.element_size() % self.last_bytes == 0):
             return (
                 f"last dim {x1.shape[-1]} of x1 takes {x1.shape[-1] * x1.element_size()} bytes, "
@@ -57,12 +56,16 @@ class NormOperands:
 
 
 def not_a_vector(match: Match, name: str, x1: torch.Tensor, dtype: torch.dtype) -> str | None:
-    """None when the argument is missing or a ``dtype`` vector of the last size of ``x1``, otherwise how it differs."""
+    """None when the argument is missing or a ``dtype`` vector of the last size of ``x1``, otherwise what it is."""
     value = value_of(match, name)
-    wanted = x1.new_empty(x1.shape[-1:], dtype=dtype)
-    if value is None or difference(wanted, value.contiguous()) is None:
+    if value is None or (value.dtype == dtype and value.dim() == 1 and holds(value.shape[0] == x1.shape[-1])):
         return None
-    return f"{name} must be a {dtype} vector of x1's last size; it has {difference(wanted, value)}"
+    return f"{name} must be a {dtype} vector of x1's last size, {x1.shape[-1]}; it is {shown(value)}"
+
+
+def shown(value: torch.Tensor) -> str:
+    """Dtype and shape for a person: ``torch.float16[4, 64]``."""
+    return f"{value.dtype}{list(value.shape)}"
 
 
 def examples(*vectors: torch.dtype) -> tuple[torch.Tensor, ...]:

@@ -18,7 +18,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch._inductor.pattern_matcher import Match
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from npugraph_ex.fusion.conditions import holds, value_of
 from npugraph_ex.fusion.rule import FusionRule
@@ -48,7 +47,7 @@ def _unsupported(match: Match, *, batch_dim: int) -> str | None:
     if x1.dtype not in DTYPES or x2.dtype != x1.dtype:
         return f"the operands are {x1.dtype} and {x2.dtype}; the fused operator takes {', '.join(map(str, DTYPES))}"
     batches, k, n = x1.shape[batch_dim], x1.shape[2], x2.shape[2]
-    if not statically_known_true(batches == x2.shape[0]):
+    if not holds(batches == x2.shape[0]):
         return f"x1 has {batches} batches and x2 {x2.shape[0]}; the fused operator does not broadcast"
     if not holds(x1.numel() > 0) or not holds(x2.numel() > 0):
         return "an operand may be empty, which the fused operator does not take"

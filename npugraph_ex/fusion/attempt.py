@@ -1,0 +1,179 @@
+"""One rule at one place: the questions that are asked in turn, and the replacement where no answer is against it."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._inductor.pattern_matcher import Match, is_match
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+
+from npugraph_ex.errors import ReplacementError
+from npugraph_ex.fusion import checks, layout, tracing
+from npugraph_ex.fusion.checks import GraphFacts, Site
+from npugraph_ex.fusion.conditions import collected_assumptions
+from npugraph_ex.fusion.pattern import match_at
+from npugraph_ex.fusion.rule import PreparedRule
+from npugraph_ex.fusion.splice import splice
+from npugraph_ex.fusion.traces import Traces
+from npugraph_ex.observe.report import Fusion, NearMiss, ReportBuilder, source_line
+from npugraph_ex.passes.metadata import difference, fake_mode_of
+
+
+class ConditionFailedError(ReplacementError):
+    """A rule's condition or a user's ``extra_check`` raised; the rule is not tried again in this graph."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One rule at one node; ``near_missed`` collects the names of nodes whose reasons the report has."""
+
+    rule: PreparedRule
+    anchor: fx.Node
+    facts: GraphFacts
+    traces: Traces
+    report: ReportBuilder
+    near_missed: set[str]
+
+    def run(self) -> str:
+        """Replace, or say why not. The answer is empty, or why the rule must not be tried again in this graph."""
+        assert self.rule.pattern is not None  # noqa: S101 - inactive rules are not attempted
+        loose, reached = match_at(self.rule.pattern, self.anchor)
+        if not is_match(loose):
+            if reached:
+                progress = (0, loose.kwargs.get("position", 0))
+                self._near_miss(max(reached).name, reached, str(loose), progress)
+            return ""
+        site = Site.of(loose)
+        unfit = checks.wildcards(self.rule, site) or checks.unnamed_arguments(loose)
+        failed = ""
+        try:
+            reason = unfit or self._judge(loose, site)
+        except ConditionFailedError as error:
+            reason = failed = str(error)
+        if reason is not None:
+            self._near_miss(site.name, site.nodes, reason, (1 if unfit else 2, 0))
+        return failed
+
+    def _near_miss(self, name: str, nodes: Sequence[fx.Node], reason: str, progress: tuple[int, int]) -> None:
+        self.near_missed.update(node.name for node in nodes)
+        self.report.add_near_miss(NearMiss(self.rule.rule.name, name, reason, source_line(max(nodes))), progress)
+
+    def _judge(self, loose: Match, site: Site) -> str | None:
+        """None after a replacement, otherwise the first reason against it; cheap questions first."""
+        return checks.vanishing_values(site) or checks.one_scope(site, self.facts) or self._judge_precisely(loose, site)
+
+    def _judge_precisely(self, loose: Match, site: Site) -> str | None:
+        mode = fake_mode_of(self.facts.graph)
+        if mode is None:
+            return "the graph has no fake tensors to check the match with"
+        values = self.rule.structured(site.bound)
+        with mode:
+            examples = self.rule.structured({name: self._example(name, value) for name, value in site.bound.items()})
+            if self.rule.rule.pattern is None:
+                match = self._precise_match(loose, examples)
+                if isinstance(match, str):
+                    return match
+            else:
+                unlike = self._unlike_search(site, examples)
+                if unlike is not None:
+                    return unlike
+                match = loose
+            with collected_assumptions() as assumed:
+                reason = self._ask_condition(match)
+            if reason is not None:
+                return reason
+            return self._replace(site, examples, values, assumed)
+
+    def _ask_condition(self, match: Match) -> str | None:
+        try:
+            return self.rule.rule.condition(match)
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            raise ConditionFailedError(
+                f"its condition raised {type(error).__name__}: {error} ({last.filename}:{last.lineno})"
+            ) from error
+
+    def _example(self, name: str, value: Any) -> Any:
+        """A fresh fake tensor like the node that the wildcard ``name`` is bound to; other values unchanged."""
+        if not isinstance(value, fx.Node):
+            return value
+        example = tracing.fresh(value.meta["val"])
+        return example.requires_grad_(name in self.rule.with_gradient) if isinstance(example, torch.Tensor) else example
+
+    def _unlike_search(self, site: Site, examples: list[Any]) -> str | None:
+        """How a match of a hand-written pattern differs from what the search function gives for the same inputs.
+
+        Such a pattern may ignore arguments that decide the shape; the search function does not.
+        """
+        results = self.traces.search_results(self.rule, examples)
+        if isinstance(results, str):
+            return results
+        if len(results) != len(site.outputs):
+            return None  # the search function only stands in for the pattern
+        for output, result in zip(site.outputs, results, strict=True):
+            changed = difference(result, output.meta["val"])
+            if changed:
+                return f"{checks.described(output)} has {changed}, which search_fn gives for these inputs"
+        return None
+
+    def _precise_match(self, loose: Match, examples: list[Any]) -> Match | str:
+        """Match again with the search function traced on the actual inputs."""
+        pattern = self.traces.precise_pattern(self.rule, examples)
+        if isinstance(pattern, str):
+            return pattern
+        match, _ = match_at(pattern, self.anchor)
+        if not is_match(match):
+            return str(match)
+        structured = dict(zip(self.rule.arguments, self.rule.structured(loose.kwargs), strict=True))
+        match.kwargs = {**match.kwargs, **structured}
+        return match
+
+    def _replace(self, site: Site, examples: list[Any], values: list[Any], assumed: list[torch.SymBool]) -> str | None:
+        placement = checks.place(site)
+        if isinstance(placement, str):
+            return placement
+        reason = checks.undisturbed(site, placement, self.facts)
+        if reason is not None:
+            return reason
+        replacement = self.traces.replacement(self.rule, examples)
+        if isinstance(replacement, str):
+            return replacement
+        arguments = _arguments(site, replacement.graph, values)
+        relaid = self._fit(site, replacement.graph, arguments)
+        if isinstance(relaid, str):
+            return relaid
+        names, source = tuple(node.name for node in site.nodes), source_line(site.nodes[-1])
+        new = splice(site, replacement.graph, arguments, placement, self.facts)
+        layout.settle(relaid, new)
+        by = tuple(node.name for node in new if isinstance(node.target, OpOverload))
+        # All texts first: guarding on one condition may make the next one plainly true.
+        guards = (*replacement.guards, *map(str, assumed))
+        for condition in assumed:
+            bool(condition)
+        self.report.add_fusion(Fusion(self.rule.rule.name, names, by, source, tuple(dict.fromkeys(guards))))
+        return None
+
+    def _fit(self, site: Site, replacement: fx.Graph, arguments: Sequence[Any]) -> dict[fx.Node, Any] | str:
+        """The nodes whose metadata the replacement changes, which is none for most rules; a reason if it may not."""
+        results = checks.output_nodes(replacement)
+        relaid: dict[fx.Node, Any] | str = {}
+        if self.rule.rule.free_strides:
+            relaid = layout.new_values(site, results, self.facts.graph)
+        else:
+            relaid = checks.same_metadata(site, results) or relaid
+        if isinstance(relaid, str):
+            return relaid
+        return checks.same_aliasing(site, replacement, arguments, self.facts) or relaid
+
+
+def _arguments(site: Site, replacement: fx.Graph, values: list[Any]) -> list[Any]:
+    """What the placeholders of ``replacement`` stand for: ``values``, then tangents, which a joint graph has too."""
+    flat = pytree.tree_leaves(values)
+    further = replacement.find_nodes(op="placeholder")[len(flat) :]
+    return [*flat, *(site.bound[node.name] for node in further)]

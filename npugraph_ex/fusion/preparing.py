@@ -1,0 +1,182 @@
+"""Prepares a declared rule for matching: traces it once, and refuses what can never match or never be replaced."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import fx
+from torch._inductor.pattern_matcher import PatternExpr
+from torch.utils import _pytree as pytree
+
+from npugraph_ex.errors import ReplacementError
+from npugraph_ex.fusion import tracing
+from npugraph_ex.fusion.pattern import outputs_of, pattern_of
+from npugraph_ex.fusion.rule import FusionRule, PreparedRule
+from npugraph_ex.passes.aliases import written_by
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """The qualified name of a function, method, module or other callable."""
+    home = function if hasattr(function, "__qualname__") else type(function)
+    return f"{home.__module__}.{home.__qualname__}"
+
+
+def _parameters(rule: FusionRule, what: str, function: Callable[..., Any]) -> tuple[str, ...]:
+    """The argument names of a function, or of a module's ``forward``."""
+    try:
+        return tuple(inspect.signature(getattr(function, "forward", function)).parameters)
+    except (TypeError, ValueError) as error:
+        raise ReplacementError(
+            f"{rule.name}: the arguments of the {what} function cannot be read ({error}). Wrap it in a function of yours."
+        ) from error
+
+
+def _parameter_names(rule: FusionRule) -> tuple[str, ...]:
+    names = _parameters(rule, "search", rule.search)
+    others = _parameters(rule, "replacement", rule.replace)
+    if len(names) != len(others):
+        raise ReplacementError(
+            f"{rule.name}: the replacement must take the same arguments as the search function, "
+            f"({', '.join(names)}); it takes ({', '.join(others)})."
+        )
+    unknown = set(rule.scalars) - set(names)
+    if unknown:
+        raise ReplacementError(
+            f"{rule.name}: scalar_workaround names {sorted(unknown)}; "
+            f"the search function's arguments are {list(names)}."
+        )
+    return names
+
+
+def _examples(rule: FusionRule, names: Sequence[str]) -> list[Any]:
+    """One example for each argument, scalars included, all fresh."""
+    given = list(rule.example_inputs())
+    expected = [name for name in names if name not in rule.scalars]
+    if len(given) != len(expected):
+        raise ReplacementError(
+            f"{rule.name}: example_inputs must hold one value for each of {expected}; it holds {len(given)}."
+        )
+    examples = iter(given)
+    values = [rule.scalars[name] if name in rule.scalars else next(examples) for name in names]
+    return [pytree.tree_map(tracing.fresh, value) for value in values]
+
+
+def _flat(names: Sequence[str], examples: Sequence[Any]) -> tuple[list[tuple[str, ...]], list[Any], set[str]]:
+    flat_names: list[tuple[str, ...]] = []
+    specs: list[Any] = []
+    tensors: set[str] = set()
+    for name, example in zip(names, examples, strict=True):
+        leaves, spec = pytree.tree_flatten(example)
+        own = (name,) if len(leaves) == 1 else tuple(f"{name}_{i}" for i in range(len(leaves)))
+        flat_names.append(own)
+        specs.append(spec)
+        tensors.update(n for n, leaf in zip(own, leaves, strict=True) if isinstance(leaf, torch.Tensor))
+    return flat_names, specs, tensors
+
+
+def _refuse_writes(rule: FusionRule, gm: fx.GraphModule) -> None:
+    for node in gm.graph.nodes:
+        if written_by(node):
+            raise ReplacementError(
+                f"{rule.name}: the search function contains {node.target}, which writes {written_by(node)[0].name}. "
+                "AOT graphs are functional, so it could never match; search for the functional form."
+            )
+
+
+def _refuse_unused(rule: FusionRule, gm: fx.GraphModule, names: Sequence[str]) -> None:
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    for name, placeholder in zip(names, placeholders, strict=False):
+        if not placeholder.users and name not in rule.scalars:
+            raise ReplacementError(
+                f"{rule.name}: the search function does not use its argument {name}, so a match could not bind it. "
+                "Leave it out, or name it in scalar_workaround if it is a number."
+            )
+
+
+def _refuse_other_outputs(rule: FusionRule, pattern: PatternExpr, replacement: fx.GraphModule) -> None:
+    wanted = len(outputs_of(pattern))
+    output = next(iter(replacement.graph.find_nodes(op="output")))
+    given = len(pytree.tree_leaves(output.args[0]))
+    if wanted != given:
+        raise ReplacementError(
+            f"{rule.name}: the replacement must return as many results as the search function, {wanted}; "
+            f"it returns {given}."
+        )
+
+
+def _traced_search(rule: FusionRule, names: Sequence[str], examples: Sequence[Any]) -> fx.GraphModule:
+    try:
+        return tracing.trace(rule.search, examples, rule.trace_fn)
+    except Exception as error:
+        leaves = zip(names, pytree.tree_leaves(list(examples), is_leaf=lambda leaf: leaf is None), strict=False)
+        given = ", ".join(f"{name} = {_shown(leaf)}" for name, leaf in leaves)
+        hint = " It reads a tensor's values, which tracing does not know." if "DataDependent" in repr(error) else ""
+        raise ReplacementError(
+            f"{rule.name}: the search function cannot be traced on the example inputs, {given}: "
+            f"{type(error).__name__}: {error}.{hint}"
+        ) from error
+
+
+def _shown(value: object) -> str:
+    return f"{value.dtype}{list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+
+
+def _identity_of(function: object) -> object:
+    """Equal for two functions with the same code and the same captured values, as two models register them."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return function
+    cells = tuple(id(cell.cell_contents) for cell in getattr(function, "__closure__", None) or ())
+    return (code, cells, getattr(function, "__self__", None))
+
+
+def prepare(rule: FusionRule, judge: object = None) -> PreparedRule:
+    """Trace ``rule``; ``judge`` is the user's function behind the condition, for recognising duplicates.
+
+    Raises:
+        ReplacementError: the search function cannot be traced or cannot be a pattern, or the replacement does not
+            fit it. A replacement that merely cannot be traced *here* makes the rule inactive instead.
+    """
+    names = _parameter_names(rule)
+    with ExitStack() as stack:
+        tracing.registration_mode(stack)
+        examples = _examples(rule, names)
+        flat_names, specs, tensors = _flat(names, examples)
+        flat = [name for own in flat_names for name in own]
+        search = _traced_search(rule, flat, examples)
+        _refuse_writes(rule, search)
+        pattern = rule.pattern
+        if pattern is None:
+            _refuse_unused(rule, search, flat)
+            scalars = {value: name for name, value in rule.scalars.items()}
+            try:
+                pattern = pattern_of(search.graph, flat, scalars, loose=True)
+            except ReplacementError as error:
+                raise ReplacementError(f"{rule.name}: {error}") from error
+        if any(output is None for output in outputs_of(pattern)):
+            raise ReplacementError(
+                f"{rule.name}: search_fn_pattern has None among its outputs; every one needs a pattern."
+            )
+        inactive, replacement_text = "", ""
+        try:
+            replacement = tracing.trace(rule.replace, examples, rule.trace_fn)
+        except Exception as error:  # noqa: BLE001 - the fused operator may not exist on this SoC or CANN
+            inactive = f"its replacement cannot be traced: {type(error).__name__}: {error}"
+        else:
+            replacement_text = str(replacement.graph)
+            _refuse_other_outputs(rule, pattern, replacement)
+    key = (str(search.graph), replacement_text, _identity_of(judge), rule.pattern)
+    leaves = zip(flat, pytree.tree_leaves(examples), strict=True)
+    gradients = frozenset(name for name, leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad)
+    return PreparedRule(
+        rule, names, tuple(flat_names), tuple(specs), frozenset(tensors), gradients, pattern, inactive, key
+    )  # fmt: skip
+
+
+def unusable(rule: FusionRule, reason: str) -> PreparedRule:
+    """A rule that cannot be prepared, for the report to say so."""
+    return PreparedRule(rule, (), (), (), frozenset(), frozenset(), None, reason, (rule,))
