@@ -33,3 +33,29 @@ def set_deterministic_level(level: int) -> Callable[[], None]:
         restore()
         raise
     return restore
+
+
+def deterministic_level() -> int:
+    """The deterministic level in force; torch_npu's own answer without the switch of torch is not asked for."""
+    import torch_npu
+
+    return int(torch_npu.npu._get_deterministic_level()) or int(torch.are_deterministic_algorithms_enabled())
+
+
+def without_ownership(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor at the same address that does not keep the memory alive; a tensor on the host as it is.
+
+    What a captured call reads may be freed and reused later in the same graph; an update of the call needs its address.
+    """
+    import torch_npu
+
+    weak: torch.Tensor = torch_npu._C._weak_ref_tensor(tensor) if tensor.device.type == "npu" else tensor
+    return weak
+
+
+def current_stream_key(device: int) -> tuple[int, int, int]:
+    """What tells a device's current stream from others: its id, device and device type; no Stream object is made."""
+    import torch_npu
+
+    key: tuple[int, int, int] = torch_npu._C._npu_getCurrentStream(device)
+    return key

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from npugraph_ex._collection import no_collection
 from npugraph_ex.aclgraph.inputs import Buffer, InputPlan
 from npugraph_ex.aclgraph.outputs import Outputs
+from npugraph_ex.aclgraph.recording import Recording
 from npugraph_ex.config.options import Options
 from npugraph_ex.errors import CaptureError
-
-_INVALID_CAPTURE = "107026"  # what ending a capture answers that an earlier error invalidated
 
 
 class CapturedGraph:
     """A graph captured for one combination of sizes and addresses.
 
     Args:
-        function: the optimised graph's forward; called once, under capture.
+        recording: runs the optimised graph; called once, under capture.
         inputs: the caller's inputs at the call that captures.
         plan: what happens to each of them.
         options: `clone_input` and `capture_error_mode` are read.
-        stream: where to capture; not the current stream.
+        stream: where to capture and to launch updates; not the current stream.
         pool: the memory pool that all graphs of this FX graph share.
 
     Raises:
@@ -34,7 +33,7 @@ class CapturedGraph:
 
     def __init__(
         self,
-        function: Callable[..., Sequence[Any]],
+        recording: Recording,
         inputs: Sequence[Any],
         plan: InputPlan,
         options: Options,
@@ -48,50 +47,42 @@ class CapturedGraph:
         for position, buffer in self._buffers:
             arguments[position] = buffer.tensor
         self._graph = torch.npu.NPUGraph()
-        values = self._capture(function, arguments, stream, pool, options.capture_error_mode)
+        self._stream = stream
+        values = self._capture(recording, arguments, pool, options.capture_error_mode)
+        self._updates = recording.updates
         self.outputs = Outputs(values, arguments)
-        del values, arguments
+        del values, arguments  # which would count as holders of the results
         self.outputs.settle()
 
     def _capture(
         self,
-        function: Callable[..., Sequence[Any]],
+        recording: Recording,
         arguments: Sequence[Any],
-        stream: torch.npu.Stream,
         pool: tuple[int, int],
         error_mode: str,
     ) -> Sequence[Any]:
-        current = torch.npu.current_stream()
+        current, stream = torch.npu.current_stream(), self._stream
         stream.wait_stream(current)
         # A collection inside the capture could free tensors whose release asks the device something.
-        with torch.npu.stream(stream), _no_collection():
+        with torch.npu.stream(stream), no_collection():
             self._graph.capture_begin(pool=pool, capture_error_mode=error_mode)
             try:
-                values = function(*arguments)
+                values = recording(*arguments)
             except Exception as error:
                 with contextlib.suppress(RuntimeError):  # the capture is invalid already; the cause is what matters
                     self._graph.capture_end()
-                raise CaptureError(
-                    f"the device refused to capture this graph: {error}\n"
-                    "Move the operation out of the compiled region, or compile with options={'force_eager': True}"
-                ) from error
-            self._graph.capture_end()
+                raise CaptureError(f"the device refused to capture {recording.place}: {error}") from error
+            try:
+                self._graph.capture_end()
+            except RuntimeError as error:  # something refused before, and the operator kept it to itself
+                raise CaptureError(f"the device refused to end the capture: {error}") from error
         current.wait_stream(stream)
         return values
 
     def replay(self, inputs: Sequence[Any]) -> None:
-        """Copy the inputs in and run the graph on the current stream."""
+        """Copy the inputs in, update host arguments, and run the graph on the current stream."""
         for position, buffer in self._buffers:
             buffer.load(inputs[position])
+        if self._updates is not None:
+            self._updates.apply(inputs, self._stream)
         self._graph.replay()
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

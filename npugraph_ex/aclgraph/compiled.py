@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -13,22 +14,21 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from npugraph_ex.aclgraph import scopes
+from npugraph_ex.aclgraph import _npu_private, scopes
 from npugraph_ex.aclgraph.captured import CapturedGraph
+from npugraph_ex.aclgraph.host_updates import UpdatePlan
 from npugraph_ex.aclgraph.inputs import InputPlan
+from npugraph_ex.aclgraph.instances import Instances
 from npugraph_ex.aclgraph.obstacles import find_obstacles
+from npugraph_ex.aclgraph.recording import Recording
+from npugraph_ex.aclgraph.stable import Runner, StableInputs
 from npugraph_ex.config.options import Options
 from npugraph_ex.errors import CaptureError
+from npugraph_ex.observe import graphs
 from npugraph_ex.observe.captures import publish
 from npugraph_ex.observe.logger import logger
 
 _Key = tuple[tuple[Any, ...], tuple[int, ...]]
-
-_MOST_LENT = 2
-"""How many instances of one graph may have results out at once before results are copied.
-
-Two, because `out = model(out)` holds one result while the next is computed.
-"""
 
 
 def compile_graph(
@@ -53,18 +53,24 @@ def compile_graph(
     Returns:
         A function of the graph's inputs that returns its outputs: captured and replayed, or, with ``force_eager`` and
         where capture is impossible, run operator by operator.
+
+    Raises:
+        CaptureError: an input is a tensor subclass; or capture is impossible and ``require_capture`` is on.
     """
     _refuse_subclasses(example_inputs, names)
     if options.force_eager:
         return scopes.forward_of(gm)
-    obstacles = find_obstacles(gm)
+    updates = UpdatePlan.of(gm)
+    obstacles = find_obstacles(gm, updates)
     if obstacles:
         lines = "\n  ".join(str(obstacle) for obstacle in obstacles)
+        if options.require_capture:
+            raise CaptureError(f"the option require_capture is on, and this graph cannot be captured:\n  {lines}")
         logger.warning("This graph cannot be captured and runs operator by operator:\n  %s", lines)
         return scopes.forward_of(gm)
     if not any(node.op == "call_function" for node in gm.graph.nodes):
         return gm.forward  # nothing to run on the device
-    return CompiledGraph(gm, InputPlan.of(gm, example_inputs, static, names), options, number)
+    return CompiledGraph(gm, InputPlan.of(gm, example_inputs, static, names, updates), options, number)
 
 
 def _refuse_subclasses(example_inputs: Sequence[Any], names: Sequence[str] | None) -> None:
@@ -103,54 +109,6 @@ _alive: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
 """Every compiled graph that somebody can still call: for `invalidate`, which only empties their caches."""
 
 
-class _Instances:
-    """All captures for one graph key: up to `_MOST_LENT` that lend their results, and one that copies."""
-
-    def __init__(self, capture: Callable[[Sequence[Any], str], CapturedGraph], reason: str, options: Options) -> None:
-        self._capture = capture
-        self._reason = reason
-        self._clone_output = options.clone_output
-        self._poison = options.poison_results and options.clone_output is False
-        self._handed_out: list[torch.Tensor] = []
-        self._lending: list[CapturedGraph] = []
-        self._copying: CapturedGraph | None = None
-
-    def run(self, inputs: Sequence[Any]) -> list[Any]:
-        """Replay with ``inputs`` such that no earlier result changes that somebody still holds."""
-        if self._poison:
-            return self._run_poisoning(inputs)
-        if self._clone_output is not True:
-            for graph in self._lending:
-                if self._clone_output is False or not graph.outputs.held():
-                    graph.replay(inputs)
-                    return graph.outputs.lend(inputs)
-            if len(self._lending) < _MOST_LENT:
-                graph = self._capture_another(inputs)
-                self._lending.append(graph)
-                graph.replay(inputs)
-                return graph.outputs.lend(inputs)
-        if self._copying is None:
-            self._copying = self._capture_another(inputs)
-        self._copying.replay(inputs)
-        return self._copying.outputs.copy(inputs)
-
-    def _run_poisoning(self, inputs: Sequence[Any]) -> list[Any]:
-        """Spoil the results of the call before, which `clone_output=False` gives up, and hand out copies."""
-        for result in self._handed_out:
-            result.fill_(torch.nan if result.dtype.is_floating_point else torch.iinfo(result.dtype).max)
-        if self._copying is None:
-            self._copying = self._capture_another(inputs)
-        self._copying.replay(inputs)
-        results = self._copying.outputs.copy(inputs)
-        mine = self._copying.outputs.fresh_positions
-        self._handed_out = [results[position] for position in mine if results[position].dtype != torch.bool]
-        return results
-
-    def _capture_another(self, inputs: Sequence[Any]) -> CapturedGraph:
-        reason, self._reason = self._reason, "results of earlier calls being still held"
-        return self._capture(inputs, reason)
-
-
 class CompiledGraph:
     """A captured and replayed FX graph. Safe to call from several threads; calls then run one after another.
 
@@ -167,18 +125,20 @@ class CompiledGraph:
     def __init__(self, gm: fx.GraphModule, plan: InputPlan, options: Options, number: int = 0) -> None:
         self.number = number
         self.gm = gm
-        self._forward = scopes.forward_of(gm)
         self.plan = plan
+        self._around = scopes.around(gm)
+        self._uncaptured: scopes.Runner | None = None  # once the device has refused
         self._options = options
-        self._instances: OrderedDict[_Key, _Instances] = OrderedDict()
+        self._instances: OrderedDict[_Key, Runner] = OrderedDict()
         self._lock = threading.RLock()
+        self._last_stream: tuple[int, int, int] | None = None
         self._stream: torch.npu.Stream | None = None
         self.pools: list[tuple[int, int]] = [] if options.use_graph_pool is None else [options.use_graph_pool]
         self._warned = False
         self._dropped = False
         # A memory pool is gone with its last graph, and no graph can join it again; so what is dropped stays until the
         # next capture has joined.
-        self._retired: list[_Instances] = []
+        self._retired: list[Runner] = []
         _alive.add(self)
 
     def invalidate(self) -> int:
@@ -188,22 +148,55 @@ class CompiledGraph:
             self._retired.extend(self._instances.values())
             self._instances.clear()
             self._dropped = self._dropped or count > 0
+            self._uncaptured = None
             return count
 
-    def __call__(self, *inputs: Any) -> list[Any]:
+    def __call__(self, *inputs: Any) -> Sequence[Any]:
         """Run the graph; results are as in eager mode, and stay as they are whatever is called later."""
+        if self._uncaptured is not None:
+            return self._uncaptured(*inputs)
         plan = self.plan
         addresses = () if self._options.frozen_parameter else plan.addresses(inputs)
         key = (plan.numbers(inputs) + scopes.here.key, addresses)
         with self._lock:
+            self._follow_last_call()
             instances = self._instances.get(key)
             if instances is None or self._options.force_recapture:
                 instances = self._add(key)
-            else:
+            elif len(self._instances) > 1:
                 self._instances.move_to_end(key)
-            return instances.run(inputs)
+            try:
+                return instances.run(inputs)
+            except CaptureError as refusal:
+                if self._options.require_capture:
+                    raise
+                self._give_up(refusal)
+        return self(*inputs)
 
-    def _add(self, key: _Key) -> _Instances:
+    def _follow_last_call(self) -> None:
+        """Order this call after the last one, which may have run on another stream: they share buffers and memory."""
+        here = _npu_private.current_stream_key(self.plan.device)
+        if here != self._last_stream:
+            current = torch.npu.current_stream(self.plan.device)
+            if self._last_stream is not None:
+                stream_id, device_index, device_type = self._last_stream
+                last = torch.npu.Stream(stream_id=stream_id, device_index=device_index, device_type=device_type)
+                current.wait_stream(last)
+            self._last_stream = here
+
+    def _give_up(self, refusal: CaptureError) -> None:
+        """Run operator by operator from now on; what was captured for other sizes keeps its results until they are gone."""
+        graphs.refused(self.number, str(refusal))
+        logger.warning(
+            "Graph %d runs operator by operator from now on, because %s\nnpugraph_ex.invalidate() tries again; "
+            "options={'require_capture': True} raises instead",
+            self.number,
+            refusal,
+        )
+        self.invalidate()
+        self._uncaptured = self._around(self.gm.forward)
+
+    def _add(self, key: _Key) -> Runner:
         known = self._instances.pop(key, None)
         reason = self._reason(key) if known is None else "the option force_recapture"
         if known is not None:
@@ -217,22 +210,40 @@ class CompiledGraph:
                     self._options.capture_limit,
                     reason,
                 )
-        instances = _Instances(partial(self._capture, key), reason, self._options)
+        # Which inputs share memory with parameters is settled by the addresses in the key; without them nothing is watched.
+        watched = self._options.stable_inputs_in_place and not self._options.frozen_parameter
+        make = partial(self._instances_for, key)
+        instances = StableInputs(self.plan, make, reason) if watched else make(self.plan, reason)
         self._instances[key] = instances
         return instances
 
-    def _capture(self, key: _Key, inputs: Sequence[Any], reason: str) -> CapturedGraph:
+    def _instances_for(self, key: _Key, plan: InputPlan, reason: str) -> Instances:
+        return Instances(partial(self._capture, key, plan), reason, self._options)
+
+    def _capture(self, key: _Key, plan: InputPlan, inputs: Sequence[Any], reason: str) -> CapturedGraph:
         with torch.npu.device(self.plan.device):
             if self._stream is None:
                 self._stream = torch.npu.Stream()
-            if not self.pools or not self._options.reuse_graph_pool_in_same_fx:
+            opened = not self.pools or not self._options.reuse_graph_pool_in_same_fx
+            if opened:
                 self.pools.append(torch.npu.graph_pool_handle())
-            with scopes.inherited(self._stream):
-                graph = CapturedGraph(self._forward, inputs, self.plan, self._options, self._stream, self.pools[-1])
+            recording = Recording(self.gm, self.plan.updates, self._around)
+            with scopes.inherited((self._stream,)), self._closing_pool(unused=opened):
+                graph = CapturedGraph(recording, inputs, plan, self._options, self._stream, self.pools[-1])
         self._retired.clear()
         publish(key[0], reason, self.number)
         logger.debug("captured a graph because of %s", reason)
         return graph
+
+    @contextmanager
+    def _closing_pool(self, *, unused: bool) -> Iterator[None]:
+        """Forget the last pool if the first capture into it fails: no graph can join it any more."""
+        try:
+            yield
+        except BaseException:
+            if unused:
+                self.pools.pop()
+            raise
 
     def _reason(self, key: _Key) -> str:
         """Say why none of the captured graphs will do, naming the argument that differs."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
-from npugraph_ex.passes.aliases import AliasFacts, mutated_inputs
+from npugraph_ex.aclgraph.host_scalars import host_scalars
+from npugraph_ex.aclgraph.host_scalars import values as scalar_values
+from npugraph_ex.aclgraph.host_updates import UpdatePlan
+from npugraph_ex.passes.aliases import AliasFacts, inputs_left_behind, mutated_inputs
 
 
 class Geometry(NamedTuple):
@@ -25,15 +30,21 @@ class Geometry(NamedTuple):
         return cls(tuple(tensor.size()), tuple(tensor.stride()), tensor.dtype)
 
 
+_ADDRESS = torch.Tensor.data_ptr
+
+
 @dataclass(frozen=True)
 class InputPlan:
     """The class of every input, by position.
 
     Attributes:
         names: what messages call each input.
-        in_place: tensors that the graph reads or writes at the caller's address: parameters, buffers, mutated inputs.
+        in_place: tensors that the graph reads or writes at the caller's address: parameters, buffers, mutated inputs,
+            and views around which it uses more of their memory.
         copied: device tensors that are copied into buffers of the captured graph before each replay.
         keyed: numbers (sizes, scalars) that are baked into the captured kernels.
+        scalars: CPU tensors without dimensions, which are baked in likewise.
+        updates: the numbers and CPU tensors that captured kernels are given anew before a replay; None without any.
         dimensions: (position, dimension) of sizes that no number among the inputs tells.
         device: the index of the device that the graph runs on.
     """
@@ -42,6 +53,8 @@ class InputPlan:
     in_place: tuple[int, ...]
     copied: tuple[int, ...]
     keyed: tuple[int, ...]
+    scalars: tuple[int, ...]
+    updates: UpdatePlan | None
     dimensions: tuple[tuple[int, int], ...]
     device: int
 
@@ -52,6 +65,7 @@ class InputPlan:
         example_inputs: Sequence[Any],
         static: Sequence[int],
         names: Sequence[str] | None = None,
+        updates: UpdatePlan | None = None,
     ) -> InputPlan:
         """Classify the inputs of ``gm``.
 
@@ -60,21 +74,32 @@ class InputPlan:
             example_inputs: its inputs, fake or real.
             static: positions of inputs whose address does not change from call to call.
             names: what messages call each input; the placeholders' names when None.
+            updates: what replays give to captured kernels.
         """
         nodes = gm.graph.find_nodes(op="placeholder")
-        written = mutated_inputs(gm.graph, AliasFacts(gm.graph))
-        tensors = [position for position, value in enumerate(example_inputs) if isinstance(value, torch.Tensor)]
+        updated = updates.positions if updates is not None else frozenset()
+        known = host_scalars(gm.graph)
+        scalars = tuple(position for position, node in enumerate(nodes) if node in known and position not in updated)
+        facts = AliasFacts(gm.graph)
+        at_home = mutated_inputs(gm.graph, facts) | inputs_left_behind(gm.graph, facts)
+        tensors = [
+            position
+            for position, value in enumerate(example_inputs)
+            if isinstance(value, torch.Tensor) and position not in updated and position not in scalars
+        ]
         in_place = tuple(
             position
             for position in tensors
-            if position in static or position in written or isinstance(example_inputs[position], torch.nn.Parameter)
+            if position in static or position in at_home or isinstance(example_inputs[position], torch.nn.Parameter)
         )
-        numbers = tuple(position for position in range(len(nodes)) if position not in set(tensors))
+        numbers = tuple(position for position in range(len(nodes)) if position not in {*tensors, *scalars})
         return cls(
             names=tuple(names if names is not None else (str(node.target) for node in nodes)),
             in_place=in_place,
             copied=tuple(position for position in tensors if position not in set(in_place)),
-            keyed=numbers,
+            keyed=tuple(position for position in numbers if position not in updated),
+            scalars=scalars,
+            updates=updates,
             dimensions=tuple(_unnamed_dimensions(example_inputs, numbers)),
             device=_device_index(gm),
         )
@@ -82,13 +107,27 @@ class InputPlan:
     def numbers(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """The part of the graph key that is made of values: sizes and scalars."""
         keyed = tuple([inputs[position] for position in self.keyed])
+        if self.scalars:
+            keyed += scalar_values(inputs, self.scalars)
         if not self.dimensions:
             return keyed
         return keyed + tuple([inputs[position].size(dimension) for position, dimension in self.dimensions])
 
     def addresses(self, inputs: Sequence[Any]) -> tuple[int, ...]:
         """The part of the graph key that is made of addresses."""
-        return tuple([inputs[position].data_ptr() for position in self.in_place])
+        return tuple(map(_ADDRESS, self._of_in_place(inputs)))
+
+    def reading(self, positions: Collection[int]) -> InputPlan:
+        """The same plan, but with the inputs at ``positions``, which are copied here, read where they are."""
+        return replace(self, copied=tuple(position for position in self.copied if position not in positions))
+
+    @cached_property
+    def _of_in_place(self) -> Callable[[Sequence[Any]], Sequence[torch.Tensor]]:
+        """Picks the tensors whose addresses are compared, in one call into C: models have hundreds."""
+        positions = self.in_place
+        if len(positions) > 1:
+            return itemgetter(*positions)
+        return lambda inputs: [inputs[position] for position in positions]
 
 
 def _unnamed_dimensions(example_inputs: Sequence[Any], numbers: Sequence[int]) -> list[tuple[int, int]]:

@@ -8,10 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from npugraph_ex.aclgraph.host_scalars import host_scalars
+from npugraph_ex.aclgraph.host_updates import UpdatePlan
 from npugraph_ex.observe.report import source_line
 from npugraph_ex.passes.aliases import tensor_leaves
+from npugraph_ex.streams.ops import RECORDS
 
 _HOST_READS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
+_INDEXING = (torch.ops.aten.index.Tensor, torch.ops.aten._unsafe_index.Tensor)  # noqa: SLF001 - the operator's name
+_BRANCHES = (torch.ops.higher_order.cond, torch.ops.higher_order.while_loop)
 
 
 @dataclass(frozen=True)
@@ -27,15 +32,17 @@ class Obstacle:
         return f"{self.node}: {self.reason}" + (f" ({self.source})" if self.source else "")
 
 
-def find_obstacles(gm: fx.GraphModule) -> list[Obstacle]:
-    """Everything in ``gm`` that keeps it from being captured, in graph order."""
-    return list(_obstacles(gm))
+def find_obstacles(gm: fx.GraphModule, updates: UpdatePlan | None = None) -> list[Obstacle]:
+    """Everything in ``gm`` that keeps it from being captured, in graph order; what ``updates`` deals with does not."""
+    return list(_obstacles(gm, updates.hosts if updates is not None else frozenset()))
 
 
-def _obstacles(gm: fx.GraphModule) -> Iterator[Obstacle]:
+def _obstacles(gm: fx.GraphModule, updated: frozenset[fx.Node]) -> Iterator[Obstacle]:
     home: torch.device | None = None
+    known = updated | host_scalars(gm.graph)
     for node in gm.graph.nodes:
-        if node.op == "output":
+        # What a record gives is a token, not data.
+        if node.op == "output" or node.target in RECORDS or node in known:
             continue
         reason = _reason(node, home)
         if reason:
@@ -45,7 +52,9 @@ def _obstacles(gm: fx.GraphModule) -> Iterator[Obstacle]:
 
 def _reason(node: fx.Node, home: torch.device | None) -> str:
     """Why ``node`` keeps the graph from being captured on the device ``home``; empty if it does not."""
-    if _HOST_READS & set(getattr(node.target, "tags", ())):
+    if node.target in _BRANCHES:
+        return "the host has to read from the device which way to go"
+    if _HOST_READS & set(getattr(node.target, "tags", ())) and not _indexes_by_number(node):
         return "the host has to read its result, or the shape of it, from the device"
     for leaf in tensor_leaves(node):
         if leaf.device.type != "npu":
@@ -53,3 +62,11 @@ def _reason(node: fx.Node, home: torch.device | None) -> str:
         if home is not None and leaf.device != home:
             return f"it lies on {leaf.device} and the graph began on {home}; a captured graph belongs to one device"
     return ""
+
+
+def _indexes_by_number(node: fx.Node) -> bool:
+    """Whether this is `x[i]` with whole numbers, whose shape is known; only a mask has to be counted first."""
+    if node.target not in _INDEXING:
+        return False
+    indices = [value.meta.get("val") for value in node.all_input_nodes[1:]]
+    return all(isinstance(index, torch.Tensor) and index.dtype not in {torch.bool, torch.uint8} for index in indices)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from sys import getrefcount
 from typing import Any
 
 import torch
@@ -83,7 +84,11 @@ class Outputs:
                 self._storages.append(storage)
             self._slots.append(_Fresh(value.detach(), storages[key]))
         del values, arguments
+        fresh = [slot.tensor for slot in self._slots if isinstance(slot, _Fresh)]
+        self._all_fresh = fresh if len(fresh) == len(self._slots) else None
+        self._handles: list[int] = []
         self._owners: list[int] = []
+        self._references: list[int] = []
 
     @property
     def fresh_positions(self) -> list[int]:
@@ -92,15 +97,21 @@ class Outputs:
 
     def settle(self) -> None:
         """Remember how many owners each storage has while no caller holds a result. Call once, after capture."""
-        self._owners = [_torch_private.storage_use_count(storage) for storage in self._storages]
+        self._handles = [_torch_private.storage_handle(storage) for storage in self._storages]
+        self._owners = list(map(_torch_private.owners_of_storage, self._handles))
+        self._references = list(map(getrefcount, self._storages))
 
     def held(self) -> bool:
         """Whether a caller still holds a result of an earlier call, or any view of one."""
-        count = _torch_private.storage_use_count
-        return any([count(storage) > own for storage, own in zip(self._storages, self._owners, strict=True)])  # noqa: C419 - a list is faster here, once a call
+        if list(map(_torch_private.owners_of_storage, self._handles)) != self._owners:
+            return True
+        # `result.untyped_storage()` gives this very object, so that who keeps only that is no further owner.
+        return list(map(getrefcount, self._storages)) != self._references
 
     def lend(self, inputs: Sequence[Any]) -> list[Any]:
         """Hand the results out where they are; the next replay overwrites them."""
+        if self._all_fresh is not None:
+            return [tensor.detach() for tensor in self._all_fresh]
         return [
             slot.tensor.detach()
             if isinstance(slot, _Fresh)

@@ -1,23 +1,26 @@
-"""What scopes do when they run: core limits of the current stream, the process's deterministic level.
+"""What scopes do when they run: the stream, its core limits, the process's deterministic level.
 
-Both are set at `scope_enter` and put back at `scope_exit`, in eager mode as well as while a graph is captured or run
+They are set at `scope_enter` and put back at `scope_exit`, in eager mode as well as while a graph is captured or run
 operator by operator. A capture inherits what is in force around the call, which is part of the graph's key.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
-from npugraph_ex.aclgraph import _npu_private
+from npugraph_ex.aclgraph import _npu_private, side_streams
 from npugraph_ex.errors import ScopeError
 from npugraph_ex.streams.labels import KEPT, labels_of
 from npugraph_ex.streams.ops import ENTERS, implement
+
+Runner = Callable[..., Sequence[Any]]
+"""Runs a graph: takes its inputs and returns its outputs."""
 
 
 class _Opened(NamedTuple):
@@ -51,10 +54,10 @@ def enter(keys: Sequence[str], values: Sequence[str], stream: torch.npu.Stream |
     """
     around = here.opened[-1].labels if here.opened else {}
     new = labels_of(keys, values, around)
-    if "stream_label" in new:
-        raise ScopeError("stream scopes work inside compiled code only; in eager mode use torch.npu.stream(...)")
     restore: list[Callable[[], None]] = []
     try:
+        if "stream_label" in new:
+            restore.append(_switch(side_streams.stream(new["stream_label"])))
         if "core_limit" in new:
             restore.append(_limit(stream or torch.npu.current_stream(), *new["core_limit"]))
         if "deterministic_level" in new:
@@ -65,6 +68,11 @@ def enter(keys: Sequence[str], values: Sequence[str], stream: torch.npu.Stream |
         raise
     here.opened.append(_Opened({**around, **new}, tuple(reversed(restore))))
     _note_key()
+
+
+def deterministic_level() -> int:
+    """The deterministic level in force."""
+    return _npu_private.deterministic_level()
 
 
 def leave() -> None:
@@ -78,12 +86,37 @@ def leave() -> None:
         _note_key()
 
 
-implement(enter, leave)
+def _nothing_to_do(tag: str, event: str = "") -> None:
+    del tag, event
+
+
+implement(
+    {
+        "scope_enter": enter,
+        "scope_exit": leave,
+        "record": side_streams.record,
+        "wait": side_streams.wait,
+        "record_stream": side_streams.record_stream,
+        "keep_alive": side_streams.keep_alive,
+        # Eager code runs in the order in which it is written; compiled code has records and waits in their place.
+        "tagged_event_record": _nothing_to_do,
+        "tagged_event_wait": _nothing_to_do,
+    }
+)
 
 
 def _note_key() -> None:
+    """Note what a capture inherits; a stream scope in eager mode changes nothing."""
     labels = here.opened[-1].labels if here.opened else {}
-    here.key = tuple(f"{name}={value}" for name, value in sorted(labels.items()))
+    here.key = tuple(f"{name}={labels[name]}" for name in ("core_limit", "deterministic_level") if name in labels)
+
+
+def _switch(stream: torch.npu.Stream | None) -> Callable[[], None]:
+    """Make a stream the current one, and return what makes the earlier one current; None changes nothing."""
+    earlier = torch.npu.current_stream()
+    if stream is not None:
+        torch.npu.set_stream(stream)
+    return lambda: torch.npu.set_stream(earlier)
 
 
 def _limit(stream: torch.npu.Stream, cube: int, vector: int) -> Callable[[], None]:
@@ -108,21 +141,48 @@ def _limit(stream: torch.npu.Stream, cube: int, vector: int) -> Callable[[], Non
 
 
 @contextmanager
-def inherited(stream: torch.npu.Stream) -> Iterator[None]:
-    """Give a stream the core limits of the current one, for a capture."""
+def inherited(streams: Iterable[torch.npu.Stream]) -> Iterator[None]:
+    """Give streams the core limits of the current one, for a run or a capture."""
     limits = torch.npu.get_stream_limit(torch.npu.current_stream())
-    restore = _limit(stream, limits["cube_core_num"], limits["vector_core_num"])
-    try:
+    with ExitStack() as stack:
+        for stream in streams:
+            stack.callback(_limit(stream, limits["cube_core_num"], limits["vector_core_num"]))
         yield
-    finally:
-        restore()
 
 
-def forward_of(gm: fx.GraphModule) -> Callable[..., Sequence[Any]]:
-    """The graph's forward; where the graph has scopes, such that an exception leaves none open."""
-    forward: Callable[..., Sequence[Any]] = gm.forward
+def around(gm: fx.GraphModule) -> Callable[[Runner], Runner]:
+    """What has to happen around each run of a graph, as a decorator; make one for a graph, it owns the graph's streams.
+
+    Where the graph has scopes, an exception leaves none open; where it has side streams, they are there.
+    """
+    sides = side_streams.SideStreams(gm.graph)
     has_scopes = any(gm.graph.find_nodes(op="call_function", target=target) for target in ENTERS)
-    return closing(forward) if has_scopes else forward
+
+    def decorate(runner: Runner) -> Runner:
+        closed = closing(runner) if has_scopes else runner
+        return _on_streams(closed, sides) if sides else closed
+
+    return decorate
+
+
+def forward_of(gm: fx.GraphModule) -> Runner:
+    """The graph's forward with what has to happen around it."""
+    return around(gm)(gm.forward)
+
+
+def _on_streams(function: Runner, sides: side_streams.SideStreams) -> Runner:
+    """The function, with the side streams that its scopes name; works under a capture and without one."""
+
+    def run(*args: Any, **kwargs: Any) -> Sequence[Any]:
+        with sides.running(), inherited(sides.streams):
+            results = function(*args, **kwargs)
+        if not torch.npu.is_current_stream_capturing():
+            for result in results:
+                if isinstance(result, torch.Tensor):  # perhaps allocated on a side stream, and the caller's from now on
+                    result.record_stream(torch.npu.current_stream())
+        return results
+
+    return run
 
 
 def closing(function: Callable[..., Any]) -> Callable[..., Any]:

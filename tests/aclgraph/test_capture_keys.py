@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from device_helpers import NPU, check, compiled, random
 
+from npugraph_ex import invalidate
 from npugraph_ex.errors import CaptureError
+from npugraph_ex.frontend.explain import Watch
 from npugraph_ex.observe.captures import capture_records, captures_so_far
 
 
@@ -111,24 +115,88 @@ def test_a_cpu_tensor_among_the_inputs_is_not_frozen() -> None:
         torch.testing.assert_close(graph(x, torch.tensor(value)).cpu(), x.cpu() * value)
 
 
-def test_a_refused_capture_names_the_cause() -> None:
-    """What the device refuses during capture surfaces as CaptureError with advice, and the device stays usable."""
+@pytest.fixture(scope="module")
+def reads_host() -> Callable[[torch.Tensor], torch.Tensor]:
+    """A custom operator that reads from the device: what nobody can see before the device refuses it."""
 
     @torch.library.custom_op("npugraph_ex_tests::reads_host", mutates_args=())
-    def reads_host(x: torch.Tensor) -> torch.Tensor:
+    def function(x: torch.Tensor) -> torch.Tensor:
         return x + x.sum().item()
 
-    reads_host.register_fake(torch.empty_like)
-    graph = compiled(lambda x: torch.ops.npugraph_ex_tests.reads_host(x) * 2)
-    with pytest.raises(CaptureError, match="force_eager"):
-        graph(random(4))
+    function.register_fake(torch.empty_like)
+    return torch.ops.npugraph_ex_tests.reads_host
+
+
+def test_what_the_device_refuses_runs_uncaptured(
+    reads_host: Callable[..., torch.Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The values are eager's, inputs are written once, and the warning names the operator and its line."""
+    mark = captures_so_far()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return reads_host(x * 2) * 2
+
+    check(function, [(random(4),) for _ in range(4)])
+    assert not capture_records(after=mark)
+    (warning,) = [record.getMessage() for record in caplog.records if "operator by operator" in record.getMessage()]
+    line = function.__code__.co_firstlineno + 2
+    assert "npugraph_ex_tests.reads_host" in warning
+    assert f"test_capture_keys.py:{line}" in warning
+    assert Watch(from_start=True).explanation().graphs[-1].graph.fate == "not capturable"
+
+
+def test_a_refused_graph_may_be_tried_again(reads_host: Callable[..., torch.Tensor]) -> None:
+    """After `invalidate()` the next call captures what can now be captured."""
+    refuse = True
+
+    @torch.library.custom_op("npugraph_ex_tests::reads_at_first", mutates_args=())
+    def fickle(x: torch.Tensor) -> torch.Tensor:
+        return x + (x.sum().item() if refuse else 1)
+
+    fickle.register_fake(torch.empty_like)
+    graph, mark = compiled(lambda x: torch.ops.npugraph_ex_tests.reads_at_first(x) * 2), captures_so_far()
+    for _ in range(3):
+        x = random(4)
+        torch.testing.assert_close(graph(x), (x + x.sum()) * 2)
+    refuse = False
+    assert not capture_records(after=mark)
+    invalidate()
+    for _ in range(3):
+        x = random(4)
+        torch.testing.assert_close(graph(x), (x + 1) * 2)
+    assert capture_records(after=mark)
+    del reads_host
+
+
+def test_require_capture_raises(reads_host: Callable[..., torch.Tensor]) -> None:
+    """Who asked for capture only gets an error, from what is found before capture and from what the device refuses."""
+    with pytest.raises(CaptureError, match=r"refused to capture .*reads_host.* at .*test_capture_keys.py:\d+"):
+        compiled(lambda x: reads_host(x) * 2, require_capture=True)(random(4))
+    with pytest.raises(Exception, match=r"option require_capture is on(.|\n)*'cpu'"):
+        compiled(lambda x, y: (x * 2, y + 1), require_capture=True)(random(4), torch.ones(3))
     assert random(4).sum().isfinite().item()
+
+
+def test_control_flow_runs_uncaptured(caplog: pytest.LogCaptureFixture) -> None:
+    """`torch.cond` and `while_loop` decide on the host; the graph runs as in eager mode, both ways."""
+
+    def branch(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x * 2, (x,))
+
+    def loop(x: torch.Tensor) -> torch.Tensor:
+        return torch.while_loop(lambda x: x.sum() < 100, lambda x: (x + 10,), (x,))[0]
+
+    for function, name in ((branch, "cond"), (loop, "while_loop")):
+        caplog.clear()
+        check(function, [(torch.full((3,), value, device=NPU),) for value in (2.0, -2.0, 3.0, -1.0)])
+        (warning,) = [record.getMessage() for record in caplog.records if "operator by operator" in record.getMessage()]
+        assert name in warning
+        assert f"test_capture_keys.py:{function.__code__.co_firstlineno + 1}" in warning
 
 
 def test_invalidate_captures_anew() -> None:
     """`invalidate()` drops what was captured; the next call captures and says why."""
-    from npugraph_ex.aclgraph.compiled import invalidate
-
     graph = compiled(lambda x: x + 1)
     graph(random(3))
     assert invalidate() >= 1
@@ -168,3 +236,66 @@ def test_joining_the_callers_pool() -> None:
     pool = torch.npu.graph_pool_handle()
     check(lambda x: (x @ x).relu() + 1, [(random(8, 8),) for _ in range(4)], use_graph_pool=pool)
     check(lambda x: (x @ x).exp() - 1, [(random(8, 8),) for _ in range(4)], use_graph_pool=pool)
+
+
+def test_indexing_by_numbers_is_captured_and_by_a_mask_is_not() -> None:
+    """The operator is the same; only a mask makes the host wait for how many elements there are."""
+    table, rows = random(8, 4), torch.tensor([3, 1, 3]).to("npu")
+    by_number = compiled(lambda x, i: x[i] * 2, dynamic=False)
+    mark = captures_so_far()
+    for shift in range(3):
+        assert torch.equal(by_number(table, rows + shift).cpu(), table.cpu()[rows.cpu() + shift] * 2)
+    assert len(capture_records(after=mark)) == 1
+
+    def by_mask(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return x[mask] * 2
+
+    from npugraph_ex import compile_fx
+
+    mask = table[:, 0] > 0
+    gm = torch.fx.experimental.proxy_tensor.make_fx(by_mask, tracing_mode="fake", _allow_non_fake_inputs=True)(
+        table, mask
+    )
+    graph = compile_fx(gm, [table, mask])
+    for rows_wanted in (mask, ~mask):
+        assert torch.equal(torch.as_tensor(graph(table, rows_wanted)).cpu(), table.cpu()[rows_wanted.cpu()] * 2)
+
+
+def test_a_float_attribute_under_dynamic_shapes_is_part_of_the_key() -> None:
+    """Dynamo hands it over as a scalar on the CPU: captured, and captured anew for another value, down to zero's sign."""
+
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = 2.5
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(x) + 1 / (x.abs() * self.scale)
+
+    model, watch = Scaled(), Watch()
+    graph, mark = compiled(model, dynamic=True), captures_so_far()
+    for scale in (2.5, 3.5, 0.0, -0.0, 2.5):
+        model.scale = scale
+        for size in (3, 5):
+            x = random(size, 4)
+            assert torch.equal(graph(x).cpu(), model(x).cpu()), scale
+    assert len(capture_records(after=mark)) == 8
+    kinds = {given.name: given.kind for given in watch.explanation().graphs[0].graph.inputs}
+    assert next(kind for name, kind in kinds.items() if name.endswith("scale")) == "key"
+
+
+def test_a_scalar_that_comes_back_is_no_constant() -> None:
+    """A graph that returns a scalar of the host runs operator by operator, and the caller gets the value of the call."""
+    from npugraph_ex import compile_fx
+
+    def program(x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * scale, scale + 1
+
+    example, scale = random(4), torch.tensor(2.0)
+    graph = compile_fx(torch.fx.experimental.proxy_tensor.make_fx(program, tracing_mode="fake")(example, scale))
+    for number in (2.0, 3.0, 2.0):
+        product, more = graph(example, torch.tensor(number))
+        assert torch.equal(product.cpu(), example.cpu() * number)
+        assert more.item() == number + 1
+        more.add_(100)  # the caller's own; the next call with this number must not see it
+        del more

@@ -281,3 +281,11 @@ def test_poisoned_results() -> None:
     assert integers.eq(torch.iinfo(torch.int32).max).all().item()
     assert torch.equal(same.cpu(), copy)
     assert second[0].isfinite().all().item()
+
+
+def test_a_result_kept_as_its_storage_alone_stays() -> None:
+    """Who holds no tensor but only `result.untyped_storage()` still holds the result."""
+    graph = compiled(lambda x: x * 2, dynamic=False)
+    kept = [graph(torch.full((4,), float(number), device="npu")).untyped_storage() for number in range(4)]
+    seen = [torch.empty(0, device="npu").set_(storage, 0, (4,)) for storage in kept]
+    assert [tensor.tolist() for tensor in seen] == [[2.0 * number] * 4 for number in range(4)]

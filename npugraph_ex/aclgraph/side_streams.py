@@ -1,0 +1,145 @@
+"""The side streams of one compiled graph, and what records and waits do while it runs or is captured.
+
+A graph's tags are names in that graph alone: each `SideStreams` has streams of its own. What runs outside of any, such as
+eager code, stays on the current stream, where order needs no events.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import fx
+
+from npugraph_ex.errors import ScopeError
+from npugraph_ex.streams.labels import MAIN, labels_of
+from npugraph_ex.streams.ops import ENTERS, argument
+
+_POOLED = 64
+"""More draws than torch_npu has streams in its pool of one priority; then two tags have to share one."""
+
+
+class _Run:
+    """One run or capture of a graph: the events that were recorded and the memory that is kept."""
+
+    def __init__(self, streams: Mapping[str, torch.npu.Stream]) -> None:
+        self.streams = streams
+        self.events: list[torch.npu.Event] = []
+        self.kept: list[torch.Tensor] = []
+
+
+class _Thread(threading.local):
+    """The run that is going on in this thread, if any."""
+
+    def __init__(self) -> None:
+        self.run: _Run | None = None
+
+
+here = _Thread()
+
+
+class SideStreams:
+    """The streams of one graph on one device, made at the first run.
+
+    Args:
+        graph: the graph after all passes, where scope nodes name the streams.
+    """
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._priorities: dict[str, int] = {}
+        for node in graph.nodes:
+            if node.target in ENTERS:
+                said = labels_of(argument(node, 0, "keys"), argument(node, 1, "values"), {})
+                if "stream_label" in said:
+                    self._priorities[said["stream_label"]] = said.get("stream_priority", 0)
+        self._streams: dict[str, torch.npu.Stream] = {}
+        self._device = -1
+
+    def __bool__(self) -> bool:
+        return bool(self._priorities)
+
+    @property
+    def streams(self) -> tuple[torch.npu.Stream, ...]:
+        """The streams made so far."""
+        return tuple(self._streams.values())
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Let stream scopes, records and waits of this thread mean this graph's, with the current stream as the main one.
+
+        Events and kept memory are given back at the end; a stream goes back to torch_npu's pool with this object.
+        """
+        main = torch.npu.current_stream()
+        earlier, here.run = here.run, _Run({**self._made(main), MAIN: main})
+        try:
+            yield
+        finally:
+            here.run = earlier
+
+    def _made(self, main: torch.npu.Stream) -> Mapping[str, torch.npu.Stream]:
+        """The streams, on the device of the main one and distinct from it and from each other."""
+        if self._device != main.device_index or main in self.streams:
+            self._streams, self._device = {}, main.device_index
+        for label, priority in self._priorities.items():
+            if label not in self._streams:
+                self._streams[label] = _draw(priority, {main, *self.streams})
+        return self._streams
+
+
+def _draw(priority: int, taken: set[torch.npu.Stream]) -> torch.npu.Stream:
+    """A stream that is none of those taken, as far as torch_npu's pool has one."""
+    for _ in range(_POOLED):
+        stream = torch.npu.Stream(priority=priority)
+        if stream not in taken:
+            break
+    return stream
+
+
+def stream(label: str) -> torch.npu.Stream | None:
+    """The stream of a label in the graph that is running; None where none is running."""
+    if here.run is None:
+        return None
+    if label not in here.run.streams:
+        known = ", ".join(repr(name) for name in here.run.streams if name != MAIN)
+        raise ScopeError(
+            f"the graph that is running has no stream {label!r}; it has {known or 'none beside the main one'}"
+        )
+    return here.run.streams[label]
+
+
+def record() -> torch.Tensor:
+    """Record an event on the current stream; return its token: a number, empty outside of a graph."""
+    run = here.run
+    if run is None:
+        return torch.empty(0, dtype=torch.int64)
+    event = torch.npu.Event()
+    event.record()
+    run.events.append(event)
+    return torch.tensor([len(run.events) - 1])
+
+
+def wait(tensors: Sequence[torch.Tensor]) -> None:
+    """Make the current stream wait for the events that tokens stand for."""
+    run = here.run
+    if run is not None:
+        for token in tensors:
+            run.events[int(token)].wait()
+
+
+def record_stream(tensor: torch.Tensor, label: str) -> None:
+    """Keep a tensor's memory from other use until the stream of a label is through with what it was given so far."""
+    run = here.run
+    if run is None:
+        return
+    used_by = stream(label)
+    if torch.npu.is_current_stream_capturing():
+        run.kept.append(tensor)  # the allocator's own way has to ask events, which a capture forbids
+    elif used_by is not None:
+        tensor.record_stream(used_by)
+
+
+def keep_alive(tensors: Sequence[torch.Tensor]) -> None:
+    """Do nothing: that the tensors are still referenced here is all."""
+    del tensors
