@@ -11,6 +11,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from books import Books, OtherRunError
+from known_failures import KnownFailuresError, mark, read
 from reporting import Reporter
 from running import PROFILES, Run
 
@@ -33,7 +35,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--mutant", metavar="NAME", help="switch a deliberate fault on: the run must then fail; 'list' lists them"
     )
     group.addoption(
-        "--report-dir", type=Path, metavar="DIR", help="write cases.jsonl, junit.xml and failing scripts there"
+        "--report-dir", type=Path, metavar="DIR",
+        help="write report.html, junit.xml, cases.jsonl, tests.jsonl and failing scripts there",
+    )  # fmt: skip
+    group.addoption("--resume", action="store_true", help="go on with the run in --report-dir: skip what passed there")
+    group.addoption(
+        "--xfails-file", type=Path, metavar="FILE", help="known failures, each with the link of its report; see docs"
     )
 
 
@@ -41,6 +48,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Start the target, say what it is, and switch the mutant on."""
     folder: Path | None = config.getoption("report_dir")
+    if folder is None and config.getoption("resume"):
+        pytest.exit("--resume goes on with the run in --report-dir; say which folder that is.", returncode=_BEFORE_ALL)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         config.option.xmlpath = config.option.xmlpath or str(folder / "junit.xml")
@@ -58,7 +67,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if name == "list":
         lines = [f"{mutant.name:<32} breaks: {mutant.breaks}" for mutant in testing.mutants().values()]
         pytest.exit("\n" + "\n".join(lines), returncode=0)
-    run = Run(target, PROFILES[config.getoption("profile")], config.getoption("seed"), folder)
+    profile, seed = config.getoption("profile"), config.getoption("seed")
+    identity = {"target": target.describe(), "profile": profile, "seed": seed, "mutant": name}
+    run = Run(target, PROFILES[profile], seed, Books(folder, identity))
+    try:
+        run.books.open(resume=config.getoption("resume"))
+    except OtherRunError as error:
+        pytest.exit(str(error), returncode=_BEFORE_ALL)
     config.stash[RUN] = run
     if name is not None:
         stack = ExitStack()
@@ -71,9 +86,22 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Reporter(run, config), "conformance-reporter")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Models last: what is wrong with one pattern is better learnt from that pattern."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Models last: what is wrong with one pattern is better learnt from that pattern. What passed is not run again."""
     items.sort(key=lambda item: "test_models" in item.nodeid)
+    path: Path | None = config.getoption("xfails_file")
+    try:
+        mark(read(path) if path is not None else [], items)
+    except KnownFailuresError as error:
+        pytest.exit(str(error), returncode=_BEFORE_ALL)
+    done = config.stash[RUN].books.done
+    items[:] = [item for item in items if item.nodeid not in done]
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """A resumed run of which nothing is left to do is a success."""
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.config.stash[RUN].books.done:
+        session.exitstatus = pytest.ExitCode.OK
 
 
 @pytest.fixture

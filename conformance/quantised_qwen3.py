@@ -17,22 +17,26 @@ _EMBEDDING_GAIN = 10.0
 
 
 def random_qwen3(*, layers: int, seed: int = 0) -> Qwen3ForCausalLM:
-    """A small decoder of Qwen3's architecture with random weights, float32 on the CPU, eager attention.
-
-    The head's rows are the embedding's, permuted, and the embedding is large enough to be felt at the end. So one token
-    is likelier than all others by a margin, as in a trained model; with independent random weights the best two are
-    often closer than int8 rounding, and then equal tokens would mean nothing.
-    """
+    """A small decoder of Qwen3's architecture with random weights, float32 on the CPU, eager attention."""
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=layers, num_attention_heads=4,
         num_key_value_heads=2, head_dim=32, max_position_embeddings=128, tie_word_embeddings=False,
         attn_implementation="eager", initializer_range=0.08,
     )  # fmt: skip
-    model = Qwen3ForCausalLM(config).eval()
+    return told_apart(Qwen3ForCausalLM(config).eval())
+
+
+def told_apart(model: nn.Module) -> nn.Module:
+    """The model with one token likelier than all others by a margin, as a trained model has it.
+
+    The head's rows become the embedding's, permuted, and the embedding large enough to be felt at the end. With
+    independent random weights the best two tokens are often closer than int8 rounding, and equal tokens mean nothing.
+    """
+    embedding = model.model.embed_tokens.weight
     with torch.no_grad():
-        model.lm_head.weight.copy_(model.model.embed_tokens.weight[torch.randperm(config.vocab_size)])
-        model.model.embed_tokens.weight.mul_(_EMBEDDING_GAIN)
+        model.lm_head.weight.copy_(embedding[torch.randperm(len(embedding))])
+        embedding.mul_(_EMBEDDING_GAIN)
     return model
 
 
@@ -42,10 +46,12 @@ class QuantisedLinear(nn.Module):
     Args:
         linears: their outputs are concatenated.
         dtype: of the result.
+        last: take inputs of any number of dimensions and keep all but the last.
     """
 
-    def __init__(self, *linears: nn.Linear, dtype: torch.dtype) -> None:
+    def __init__(self, *linears: nn.Linear, dtype: torch.dtype, last: bool = False) -> None:
         super().__init__()
+        self.last = last
         weight = torch.cat([linear.weight.detach() for linear in linears]).t()  # in, out
         scale = weight.abs().amax(0) / 127
         self.register_buffer("weight", (weight / scale).round().to(torch.int8).contiguous())
@@ -53,7 +59,12 @@ class QuantisedLinear(nn.Module):
         self.dtype = dtype
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Tokens, in -> tokens, out."""
+        """Tokens, in -> tokens, out; with ``last``, ..., in -> ..., out."""
+        if self.last:
+            return self._of_rows(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
+        return self._of_rows(x)
+
+    def _of_rows(self, x: torch.Tensor) -> torch.Tensor:
         quantised, scale = torch.ops.npu.npu_dynamic_quant(x)
         return torch.ops.npu.npu_quant_matmul(
             quantised, self.weight, self.scale, pertoken_scale=scale, output_dtype=self.dtype

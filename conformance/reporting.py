@@ -1,4 +1,4 @@
-"""What a person sees: the target first, progress, the tables at the end. A pytest plugin; decides nothing."""
+"""What a person sees: the target first, progress, the tables at the end, and the page. A pytest plugin; decides nothing."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from books import Finished
 from tabulate import tabulate
 
 if TYPE_CHECKING:
     from running import Run
+
+_OUTCOMES = {"passed": "ok", "skipped": "skipped", "failed": "WRONG", "xfailed": "known"}
 
 
 class Reporter:
@@ -19,6 +22,7 @@ class Reporter:
         self._run = run
         self._config = config
         self._start = time.monotonic()
+        self._here = 0
         self._progress: Any = None
 
     def pytest_report_header(self) -> list[str]:
@@ -27,10 +31,13 @@ class Reporter:
 
         lines = self._run.target.describe(seed=self._run.seed).splitlines()
         lines.append(f"{'judge':<12} {Limits()}")
+        if self._run.books.done:
+            lines.append(f"{'resumed':<12} {len(self._run.books.done)} tests passed already")
         return [*lines, *([f"{'mutant':<12} {self._run.mutant} (this run must fail)"] if self._run.mutant else [])]
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Start the bar, if there is somebody to look at it."""
+        self._here = len(self._run.books.entries)
         self._config.pluginmanager.get_plugin("terminalreporter").showfspath = False
         writer = self._config.get_terminal_writer()
         if not writer.hasmarkup or self._config.option.verbose:
@@ -41,51 +48,63 @@ class Reporter:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._progress = Progress(*columns, console=Console(file=writer._file, force_terminal=True), transient=True)
         self._task = self._progress.add_task("tests", total=len(session.items))
-        self._run.on_example = lambda: self._progress.update(self._task, description=f"{self._run.checked} programs")
+        self._run.on_example = self._example
         self._progress.start()
+
+    def _example(self) -> None:
+        name = self._run.test.rpartition("::")[2]
+        self._progress.update(self._task, description=f"{len(self._run.books.entries)} programs · {name}")
 
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
         """No dots: the bar or the lines say it."""
-        if report.when == "call" and report.passed:
-            return "passed", "", "PASSED"
-        return None
+        if hasattr(report, "wasxfail"):
+            return None
+        return (report.outcome, "", report.outcome.upper()) if report.when == "call" or not report.passed else None
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """A test begins; what it draws is entered under its name."""
+        self._run.test = nodeid
+        self._run.models.clear()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """One test is done."""
-        if report.when != "call" and not (report.when == "setup" and report.failed):
+        if report.when != "call" and not (report.when == "setup" and not report.passed):
             return
+        outcome = "xfailed" if report.skipped and hasattr(report, "wasxfail") else report.outcome
+        text = report.longreprtext if report.failed else getattr(report, "wasxfail", "")
+        test = Finished(report.nodeid, outcome, round(report.duration, 2), text, tuple(self._run.models))
+        self._run.books.finish(test)
         if self._progress is not None:
             self._progress.advance(self._task)
             return
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
-        verdict = "ok" if report.passed else "skipped" if report.skipped else "WRONG"
         name = report.nodeid.split("::", 1)[-1]
-        reporter.write_line(f"{verdict:<8}{report.duration:6.1f} s  {self._run.checked:5d} programs  {name}")
+        count = len(self._run.books.entries)
+        reporter.write_line(f"{_OUTCOMES[outcome]:<8}{report.duration:6.1f} s  {count:5d} programs  {name}")
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """The tables."""
+        """The tables, and the page."""
+        from page import HEADERS, page, pattern_rows
+
         if self._progress is not None:
             self._progress.stop()
-        run = self._run
+        run, books = self._run, self._run.books
         write = terminalreporter.write_line
-        if run.rows:
+        if books.entries:
             terminalreporter.section("patterns and capture")
-            write(self._patterns())
-            rate = run.checked / run.seconds if run.seconds else 0.0
-            write(f"\n{run.checked} programs, {rate:.1f} a second, on {run.target.device}, seed {run.seed}")
-        for model in run.models:
+            write(tabulate(pattern_rows(run), headers=HEADERS, tablefmt="simple", disable_numparse=True))
+            seconds = sum(entry.seconds for entry in books.entries)
+            rate = len(books.entries) / seconds if seconds else 0.0
+            write(f"\n{len(books.entries)} programs, {rate:.1f} a second, on {run.target.device}, seed {run.seed}")
+        for model in (model for test in books.finished for model in test.models):
             terminalreporter.section(f"model: {model['name']}")
             write(tabulate(model["rows"], headers=model["headers"], tablefmt="simple"))
+            for part in model.get("parts", ()):
+                write("\n" + tabulate(part["rows"], headers=part["headers"], tablefmt="simple"))
             write(f"\n{model['note']}")
-        write(f"\ntarget {run.target.kind} ({run.target.device}), {time.monotonic() - self._start:.0f} s")
-
-    def _patterns(self) -> str:
-        rows = [
-            (
-                *key, row.cases, row.fused, row.refused, f"{row.worst_ulp:.2f}" if row.worst_ulp else "equal",
-                f"{row.failed} WRONG" if row.failed else "right",
-            )
-            for key, row in sorted(self._run.rows.items())
-        ]  # fmt: skip
-        headers = ("pattern", "dtype", "shapes", "cases", "fused", "near-misses refused", "worst ULP", "verdict")
-        return tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True)
+        seconds = time.monotonic() - self._start
+        if books.folder is not None:
+            path = books.folder / "report.html"
+            path.write_text(page(run, seconds=seconds), encoding="utf-8")
+            write(f"\nwritten: {path}")
+        write(f"\ntarget {run.target.kind} ({run.target.device}), {seconds:.0f} s")

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from npugraph_ex.testing.corpus import KnownBug as KnownBug
     from npugraph_ex.testing.formats import ulp as ulp
     from npugraph_ex.testing.inputs import Input as Input
     from npugraph_ex.testing.inputs import make_inputs as make_inputs
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from npugraph_ex.testing.judge import Limits as Limits
     from npugraph_ex.testing.judge import judge_floating as judge_floating
     from npugraph_ex.testing.judge import judge_quantised as judge_quantised
+    from npugraph_ex.testing.kills import kill as kill
     from npugraph_ex.testing.localise import find_guilty as find_guilty
     from npugraph_ex.testing.mutation import mutant as mutant
     from npugraph_ex.testing.mutation import mutants as mutants
@@ -28,62 +30,114 @@ if TYPE_CHECKING:
     from npugraph_ex.testing.program import Program as Program
     from npugraph_ex.testing.script import reproduce as reproduce
     from npugraph_ex.testing.script import script_of as script_of
+    from npugraph_ex.testing.search import find_failure as find_failure
+    from npugraph_ex.testing.shrinking import shrink as shrink
+    from npugraph_ex.testing.strategies import exact_programs as exact_programs
     from npugraph_ex.testing.strategies import integer_programs as integer_programs
+    from npugraph_ex.testing.strategies import planted_programs as planted_programs
     from npugraph_ex.testing.strategies import programs as programs
+    from npugraph_ex.testing.strategies import sample as sample
+    from npugraph_ex.testing.stream_builder import StreamBuilder as StreamBuilder
+    from npugraph_ex.testing.stream_programs import StreamProgram as StreamProgram
+    from npugraph_ex.testing.stream_programs import stream_corpus as stream_corpus
+    from npugraph_ex.testing.stream_strategies import stream_graphs as stream_graphs
     from npugraph_ex.testing.targets import Target as Target
     from npugraph_ex.testing.targets import TargetError as TargetError
     from npugraph_ex.testing.targets import start_target as start_target
+    from npugraph_ex.testing.validation import Finding as Finding
+    from npugraph_ex.testing.validation import ReplacementRefutedError as ReplacementRefutedError
+    from npugraph_ex.testing.validation import RulesNotFoundError as RulesNotFoundError
+    from npugraph_ex.testing.validation import Validation as Validation
+    from npugraph_ex.testing.validation import load_rules as load_rules
+    from npugraph_ex.testing.validation import validate_module as validate_module
+    from npugraph_ex.testing.validation import validate_replacement as validate_replacement
 
 _HOME_OF = {
     "Case": "oracle",
+    "Finding": "validation",
     "Input": "inputs",
     "Judgement": "judge",
+    "KnownBug": "corpus",
     "Limits": "judge",
     "Outcome": "oracle",
     "Pattern": "patterns",
     "Program": "program",
+    "ReplacementRefutedError": "validation",
+    "RulesNotFoundError": "validation",
+    "StreamBuilder": "stream_builder",
+    "StreamProgram": "stream_programs",
+    "stream_corpus": "stream_programs",
+    "stream_graphs": "stream_strategies",
     "Target": "targets",
     "TargetError": "targets",
+    "Validation": "validation",
     "check": "oracle",
+    "exact_programs": "strategies",
+    "find_failure": "search",
     "find_guilty": "localise",
     "integer_programs": "strategies",
     "judge_floating": "judge",
     "judge_quantised": "judge",
+    "kill": "kills",
+    "load_rules": "validation",
     "make_inputs": "inputs",
     "mutant": "mutation",
     "mutants": "mutation",
+    "planted_programs": "strategies",
     "programs": "strategies",
     "registered_patterns": "patterns",
     "reproduce": "script",
+    "sample": "strategies",
     "script_of": "script",
+    "shrink": "shrinking",
     "start_target": "targets",
     "ulp": "formats",
+    "validate_module": "validation",
+    "validate_replacement": "validation",
 }
 
 __all__ = [
     "Case",
+    "Finding",
     "Input",
     "Judgement",
+    "KnownBug",
     "Limits",
     "Outcome",
     "Pattern",
     "Program",
+    "ReplacementRefutedError",
+    "RulesNotFoundError",
+    "StreamBuilder",
+    "StreamProgram",
     "Target",
     "TargetError",
+    "Validation",
     "check",
+    "exact_programs",
+    "find_failure",
     "find_guilty",
     "integer_programs",
     "judge_floating",
     "judge_quantised",
+    "kill",
+    "load_rules",
     "make_inputs",
     "mutant",
     "mutants",
+    "planted_programs",
     "programs",
     "registered_patterns",
     "reproduce",
+    "sample",
     "script_of",
+    "shrink",
     "start_target",
+    "stream_corpus",
+    "stream_graphs",
     "ulp",
+    "validate_module",
+    "validate_replacement",
 ]
 
 

@@ -1,4 +1,4 @@
-"""Grows a program from hypothesis draws: values that have a wanted shape and dtype, and uses of values that exist.
+"""Grows a program from random choices: values that have a wanted shape and dtype, and uses of values that exist.
 
 Values are made backwards ("something of shape (s0, 64) in float16") and used forwards ("something with one of these"),
 so every draw is a legal program and nothing has to be rejected.
@@ -7,20 +7,23 @@ so every draw is a legal program and nothing has to be rejected.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from hypothesis import strategies as st
 
+from npugraph_ex.testing.choices import Choices
 from npugraph_ex.testing.inputs import LAYOUTS, Dim, Input
 from npugraph_ex.testing.program import Ref, Step
 
-Draw = Callable[[st.SearchStrategy[Any]], Any]
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _UNARY = ("neg", "abs", "relu", "sigmoid", "tanh", "silu", "clone")
-_PERMUTING = frozenset({"aten.transpose.int", "aten.slice.Tensor"})
+_PERMUTING = frozenset({"aten.transpose.int", "aten.slice.Tensor", "aten.unsqueeze.default"})
+_EXACT = (
+    "neg", "not", "xor", "add", "copy", "copy", "transpose", "slice", "cat", "mirror", "flat", "neg", "wider", "copy",
+)  # fmt: skip
+"""What follows an integer, as often as named."""
 _BINARY = ("add.Tensor", "sub.Tensor", "mul.Tensor", "maximum.default")
 
 
@@ -46,13 +49,13 @@ class Builder:
     """A program while it is being drawn.
 
     Attributes:
-        draw: hypothesis's.
+        choices: what it is drawn with.
         inputs: so far.
         steps: so far.
         values: what may be used further, by name.
     """
 
-    draw: Draw
+    choices: Choices
     inputs: list[Input] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     values: dict[str, Value] = field(default_factory=dict)
@@ -60,11 +63,11 @@ class Builder:
 
     def chance(self, percent: int) -> bool:
         """True with about this probability; shrinks to False."""
-        return bool(self.draw(st.integers(0, 99)) >= 100 - percent)
+        return self.choices.chance(percent)
 
-    def pick(self, options: Any) -> Any:
+    def pick(self, options: Iterable[Any]) -> Any:
         """One of the options; shrinks to the first."""
-        return self.draw(st.sampled_from(list(options)))
+        return self.choices.pick(tuple(options))
 
     def new_input(self, shape: tuple[Dim, ...], dtype: torch.dtype, *, plain: bool = False) -> str:
         """A new argument of the program, sometimes one that shares an earlier one's memory."""
@@ -73,7 +76,7 @@ class Builder:
         twins = [
             i for i, x in enumerate(self.inputs) if x.shape == shape and x.torch_dtype == dtype and x.alias_of is None
         ]
-        seed = self.draw(st.integers(0, 999))
+        seed = self.choices.number(0, 999)
         spec = Input(shape, str(dtype).removeprefix("torch."), seed=seed)
         if twins and not plain and self.chance(15):
             twin = self.pick(twins)
@@ -191,7 +194,8 @@ class Builder:
 
     def consume(self) -> None:
         """One more step on some value, or an in-place write of an input."""
-        name = str(self.pick(self.values))
+        latest = list(self.values)[-2:]
+        name = str(self.pick(latest if self.chance(50) else self.values))
         value = self.values[name]
         if not value.dtype.is_floating_point:
             self._consume_exactly(name, value)
@@ -215,16 +219,57 @@ class Builder:
     def _consume_exactly(self, name: str, value: Value) -> None:
         """What follows an integer is exact: its values are compared without tolerance."""
         shape, dtype = value.shape, value.dtype
-        what = self.pick(("wider", "neg", "xor", "transpose"))
+        what = self.pick(_EXACT)
         if what == "wider" and dtype != torch.int32:
             self.emit("aten._to_copy.default", name, shape=shape, dtype=torch.int32, keywords=(("dtype", torch.int32),))
-        elif what == "xor":
-            self.emit("aten.bitwise_xor.Tensor", name, self.produce(shape, dtype, 1), shape=shape, dtype=dtype)
+        elif what in ("xor", "add"):
+            operator = "bitwise_xor.Tensor" if what == "xor" else "add.Tensor"
+            if len(shape) > 1 and self.chance(25):
+                # The smaller operand first: its memory cannot hold the result.
+                self.emit(f"aten.{operator}", self.produce(shape[-1:], dtype, 2), name, shape=shape, dtype=dtype)
+                return
+            other = name if self.chance(10) else self.produce(shape, dtype, 1)
+            self.emit(f"aten.{operator}", name, other, shape=shape, dtype=dtype)
         elif what == "transpose" and len(shape) >= 2:
             swapped = (shape[1], shape[0], *shape[2:])
             self.emit("aten.transpose.int", name, 0, 1, shape=swapped, dtype=dtype, memory_of=value.memory_of)
+        elif what == "mirror" and len(shape) == 2 and shape[0] == shape[1]:
+            mirrored = self.emit("aten.transpose.int", name, 0, 1, shape=shape, dtype=dtype, memory_of=value.memory_of)
+            self.emit("aten.sub.Tensor", name, mirrored, shape=shape, dtype=dtype)
+        elif what == "copy":
+            operator = self.pick(("aten.clone.default", "aten.alias.default"))
+            memory = value.memory_of if operator.endswith("alias.default") else None
+            self.emit(operator, name, shape=shape, dtype=dtype, memory_of=memory)
+        elif what in ("slice", "cat", "flat") and shape and isinstance(shape[-1], int) and shape[-1] > 1:
+            self._reshaped(name, value, what)
         else:
-            self.emit("aten.bitwise_not.default", name, shape=shape, dtype=dtype)
+            operator = "aten.neg.default" if what == "neg" else "aten.bitwise_not.default"
+            self.emit(operator, name, shape=shape, dtype=dtype)
+
+    def _reshaped(self, name: str, value: Value, what: str) -> None:
+        """A part of a value, a concatenation with itself or another, or a view with one more dimension."""
+        shape, dtype = value.shape, value.dtype
+        last = int(shape[-1])
+        if what == "slice":
+            start = self.pick((0, 0, last // 2))
+            stop = self.pick((last, start + max(1, (last - start) // 2)))
+            part = (*shape[:-1], stop - start)
+            self.emit("aten.slice.Tensor", name, -1, start, stop, shape=part, dtype=dtype, memory_of=value.memory_of)
+        elif what == "flat":
+            extended = (*shape[:-1], 1, last) if self.chance(50) else (*shape, 1)
+            dim = len(shape) - 1 if extended[-1] == last else len(shape)
+            self.emit("aten.unsqueeze.default", name, dim, shape=extended, dtype=dtype, memory_of=value.memory_of)
+        else:
+            other = self.produce(shape, dtype, 2)
+            if self.chance(50):
+                other = self.emit(
+                    self.pick(("aten.neg.default", "aten.bitwise_not.default")), other, shape=shape, dtype=dtype
+                )
+            rows = shape[0]
+            if isinstance(rows, int):
+                self.emit("aten.cat.default", (other, name), 0, shape=(2 * rows, *shape[1:]), dtype=dtype)
+            else:
+                self.emit("aten.cat.default", (other, name), -1, shape=(*shape[:-1], 2 * last), dtype=dtype)
 
     def mutate(self, targets: list[str]) -> bool:
         """Write one of the named values in place; False when there is none."""

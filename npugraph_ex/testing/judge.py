@@ -81,6 +81,13 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     return bool(torch.equal(left, right))
 
 
+def same_values(left: object, right: object) -> bool:
+    """``same_bits`` of tensors; equality of type and value of anything else."""
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        return same_bits(left, right)
+    return type(left) is type(right) and left == right
+
+
 def permitted_error(
     reference: torch.Tensor,
     dtype: torch.dtype,

@@ -16,13 +16,13 @@ class Observation:
     Attributes:
         outputs: copies on the CPU; values that are no tensors as they are.
         inputs: copies of the inputs after the call.
-        metadata: shape, strides, dtype and device of each output.
+        metadata: shape, dtype and device, then strides, of each output.
         sharing: for each input and output, the first of them in the same memory and the distance to it in bytes.
     """
 
     outputs: tuple[Any, ...]
     inputs: tuple[Any, ...]
-    metadata: tuple[str, ...]
+    metadata: tuple[tuple[str, str], ...]
     sharing: tuple[tuple[int, int] | None, ...]
 
 
@@ -31,10 +31,10 @@ def host_copy(value: Any) -> Any:
     return value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
 
 
-def _described(value: Any) -> str:
+def _described(value: Any) -> tuple[str, str]:
     if not isinstance(value, torch.Tensor):
-        return f"{type(value).__name__} {value}"
-    return f"{list(value.shape)} strides {_strides(value)} {value.dtype} {value.device.type}"
+        return f"{type(value).__name__} {value}", ""
+    return f"{list(value.shape)} {value.dtype} {value.device.type}", f" strides {_strides(value)}"
 
 
 def _strides(value: torch.Tensor) -> list[int]:
@@ -66,13 +66,13 @@ def observe(inputs: Sequence[Any], outputs: Sequence[Any]) -> Observation:
     )
 
 
-def visible_difference(expected: Observation, actual: Observation) -> str | None:
-    """How two calls differ in anything but values; None when they do not."""
+def visible_difference(expected: Observation, actual: Observation, *, strides: bool = True) -> str | None:
+    """How two calls differ in anything but values; None when they do not. ``strides`` says whether these count."""
     if len(expected.outputs) != len(actual.outputs):
         return f"{len(actual.outputs)} outputs instead of {len(expected.outputs)}"
     for position, (old, new) in enumerate(zip(expected.metadata, actual.metadata, strict=True)):
-        if old != new:
-            return f"output {position} is {new} instead of {old}"
+        if old[: 1 + strides] != new[: 1 + strides]:
+            return f"output {position} is {''.join(new)} instead of {''.join(old)}"
     inputs = len(expected.inputs)
     for position, (before, after) in enumerate(zip(expected.sharing, actual.sharing, strict=True)):
         if before != after:

@@ -21,7 +21,7 @@ class Mutant:
         breaks: the promise that it breaks, in a sentence.
         target: "module:attribute" of what is replaced; the attribute may be dotted (a method).
         replacement: makes the broken thing from the right one. Called when the mutant is switched on.
-        found_by: which programs find it: "planted", "near-miss", "integers" or "model".
+        found_by: the family of examples that finds it, see ``families``.
     """
 
     name: str
@@ -36,7 +36,7 @@ _active: list[str] = []
 
 def mutants() -> dict[str, Mutant]:
     """Every mutant, by name."""
-    from npugraph_ex.testing.mutant_set import MUTANTS
+    from npugraph_ex.testing.faults import MUTANTS
 
     return {mutant.name: mutant for mutant in MUTANTS}
 
@@ -64,11 +64,11 @@ def mutant(name: str) -> Iterator[Mutant]:
     owner: Any = import_module(module)
     for part in owners:
         owner = getattr(owner, part)
-    original = getattr(owner, attribute)
-    setattr(owner, attribute, chosen.replacement(original))
+    before = vars(owner)[attribute]  # not getattr, which binds a class method
+    setattr(owner, attribute, chosen.replacement(getattr(owner, attribute)))
     _active.append(name)
     try:
         yield chosen
     finally:
         _active.pop()
-        setattr(owner, attribute, original)
+        setattr(owner, attribute, before)

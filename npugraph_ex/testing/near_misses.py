@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from npugraph_ex.testing.builder import Builder, Value
+from npugraph_ex.testing.constraints import constraints_of
 from npugraph_ex.testing.inputs import Dim
 from npugraph_ex.testing.patterns import Pattern
 from npugraph_ex.testing.program import Ref, Step
@@ -116,7 +117,8 @@ def argument_mutation(builder: Builder, planted: Planted) -> bool:
     # A value of the program's own may be written as well as an input.
     own = builder.values[name].memory_of is None
     operator = "mul_.Tensor" if own else builder.pick(("mul_.Tensor", "add_.Tensor"))
-    planted.steps.insert(len(planted.steps) - 1, Step(f"aten.{operator}", (Ref(name), 0.5)))
+    number = 0.5 if builder.values[name].dtype.is_floating_point else 2
+    planted.steps.insert(len(planted.steps) - 1, Step(f"aten.{operator}", (Ref(name), number)))
     return True
 
 
@@ -158,10 +160,15 @@ NEAR_MISSES: Mapping[str, Callable[[Builder, Planted], bool]] = MappingProxyType
 
 def applicable(pattern: Pattern) -> tuple[str, ...]:
     """The near-misses that make sense for a pattern: those about its inside need one, and keywords must be known."""
+    constraints = constraints_of(pattern.name)
+    if constraints.common:
+        return ()  # what surrounds a near-miss may be fused
     shapes = {a.name: [max(size, 1) for size in a.dims] for a in pattern.arguments}
-    traced = pattern.trace(shapes, {a.name: a.dtype for a in pattern.arguments}, dict.fromkeys(pattern.scalars, 1e-6))
-    inside = bool(traced.vanishing)
-    known = any(step.operator in FOREIGN_KEYWORDS for step in traced.steps)
-    names = [name for name in NEAR_MISSES if name != "keyword" or known]
-    about_inside = {"extra user", "step between", "mutation", "argument mutation"}
-    return tuple(name for name in names if inside or name not in about_inside)
+    dtypes = {a.name: a.dtype for a in pattern.arguments}
+    numbers = {n: value if isinstance(value, int) else 1e-6 for n, value in pattern.rule.scalars.items()}
+    traced = pattern.trace(shapes, dtypes, numbers)
+    excluded = set() if traced.vanishing else {"extra user", "step between", "mutation", "argument mutation"}
+    excluded |= {"dtype"} if constraints.takes_single else set()
+    excluded |= {"empty"} if pattern.leading is None else set()
+    excluded |= set() if any(step.operator in FOREIGN_KEYWORDS for step in traced.steps) else {"keyword"}
+    return tuple(name for name in NEAR_MISSES if name not in excluded)

@@ -24,13 +24,16 @@ from npugraph_ex.config import CompilerConfig
 from npugraph_ex.config.compiler_config import apply_flat
 from npugraph_ex.observe.report import PassReport
 from npugraph_ex.testing import tracing
+from npugraph_ex.testing.constraints import options_for
+from npugraph_ex.testing.fx_level import compare_on_host, optimise, replaced_nodes
 from npugraph_ex.testing.inputs import Input, make_inputs, refill
-from npugraph_ex.testing.judge import Limits, same_bits
+from npugraph_ex.testing.judge import Limits, same_values
 from npugraph_ex.testing.metadata import Observation, host_copy, observe, visible_difference
 from npugraph_ex.testing.program import Program, function_of
 from npugraph_ex.testing.verdict import JudgedValues, judge_values
 
-ROUTES = ("graph", "compile")
+ROUTES = ("fx", "graph", "compile")
+"""How a case is checked: the passes alone, on the CPU; without Dynamo; and all of ``torch.compile``."""
 _JUDGED_CALLS = 2
 """In how many calls of a case values are judged: the float64 reference costs more than all the rest. Replay is compared in all."""
 
@@ -43,7 +46,8 @@ class Case:
         source: the text of a function ``program`` of tensors.
         inputs: its arguments.
         sizes: for each call, the values of the symbols in their shapes.
-        route: "graph" traces without Dynamo, "compile" goes through ``torch.compile``.
+        route: "fx" checks the passes on the CPU, without a device; "graph" traces without Dynamo, captures and replays;
+            "compile" goes through ``torch.compile``.
         dynamic: compile for symbolic shapes.
         functional: functionalise in-place operators before the passes (route "graph"; "compile" always does).
         expected: how many fusions there must be; None when any number will do.
@@ -75,8 +79,6 @@ class Case:
         expected = program.expected
         if route == "compile" and program.near_miss == "argument mutation":
             expected = None  # AOT makes the write functional, after which nothing stands in the way
-        if route == "compile" and program.dynamic and expected:
-            expected = None  # Dynamo gives each input symbols of its own, and no rule may take two of them for equal
         return cls(
             source=program.source,
             inputs=program.inputs,
@@ -86,7 +88,7 @@ class Case:
             functional=program.functional,
             expected=expected,
             runs=program.runs,
-            options=dict(options or {}),
+            options={**options_for(program.pattern), **(options or {})},
         )
 
     def function(self) -> Callable[..., Any]:
@@ -169,6 +171,9 @@ def check(case: Case) -> Outcome:
 
 
 def _check(case: Case, outcome: Outcome) -> None:
+    if case.route == "fx":
+        _check_passes(case, outcome)
+        return
     compiled = _Compiled(case)
     if not case.runs:
         compiled.optimise()
@@ -183,6 +188,20 @@ def _check(case: Case, outcome: Outcome) -> None:
     replayed = _session(compiled.capture(), case)
     _compare_exactly(optimised, replayed, outcome)
     _compare_with_eager(case, compiled.traced, eager, optimised, outcome)
+
+
+def _check_passes(case: Case, outcome: Outcome) -> None:
+    traced = tracing.trace(
+        case.function(), case.inputs, case.sizes[0], dynamic=case.dynamic, functional=case.functional
+    )
+    optimised = tracing.copy_of(traced)
+    report = optimise(optimised, case.options)
+    _count(case, outcome, report)
+    if not case.runs:
+        return
+    judged = compare_on_host(traced, optimised, report, inputs=case.inputs, sizes=case.sizes, limits=case.limits)
+    outcome.worst_ulp = judged.worst_ulp
+    outcome.failures += [f"optimised, {message}" for message in judged.messages]
 
 
 def check_optimised(
@@ -267,7 +286,7 @@ def _compare_exactly(optimised: _Session, replayed: _Session, outcome: Outcome) 
             return
     for call, (before, after) in enumerate(zip(optimised.at_end(), replayed.at_end(), strict=True)):
         for position, (old, new) in enumerate(zip(before, after, strict=True)):
-            if not _same(old, new):
+            if not same_values(old, new):
                 outcome.failures.append(f"replay, output {position} of call {call} was changed by a later call")
                 return
 
@@ -276,15 +295,9 @@ def _first_difference(expected: Observation, actual: Observation) -> str | None:
     pairs = [("output", expected.outputs, actual.outputs), ("input", expected.inputs, actual.inputs)]
     for kind, left, right in pairs:
         for position, (old, new) in enumerate(zip(left, right, strict=True)):
-            if not _same(old, new):
+            if not same_values(old, new):
                 return f"{kind} {position} differs from the optimised graph run operator by operator"
     return None
-
-
-def _same(old: Any, new: Any) -> bool:
-    if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
-        return same_bits(old, new)
-    return type(old) is type(new) and bool(old == new)
 
 
 def _compare_with_eager(
@@ -292,22 +305,20 @@ def _compare_with_eager(
 ) -> None:
     judged_calls = 0
     for call, (expected, actual) in enumerate(zip(eager.seen, optimised.seen, strict=True)):
-        what = visible_difference(expected, actual)
-        if what:
-            outcome.failures.append(f"optimised, call {call}: {what}")
+        difference = visible_difference(expected, actual)
+        if difference:
+            outcome.failures.append(f"optimised, call {call}: {difference}")
             return
         values: Sequence[Any] = (*actual.outputs, *actual.inputs)
         wanted: Sequence[Any] = (*expected.outputs, *expected.inputs)
-        if all(_same(old, new) for old, new in zip(wanted, values, strict=True)) or outcome.report is None:
+        if all(same_values(old, new) for old, new in zip(wanted, values, strict=True)) or outcome.report is None:
             continue
         judged_calls += 1
         if judged_calls > _JUDGED_CALLS:
             return
         inputs = partial(make_inputs, case.inputs, sizes=case.sizes[call], call=call)
-        replaced = frozenset(name for rule in outcome.report.rules for fused in rule.fusions for name in fused.replaced)
-        judged = judge_values(
-            JudgedValues(traced, inputs, len(actual.outputs), replaced), values, wanted, limits=case.limits
-        )
+        what = JudgedValues(traced, inputs, len(actual.outputs), replaced_nodes(outcome.report))
+        judged = judge_values(what, values, wanted, limits=case.limits)
         outcome.worst_ulp = max(outcome.worst_ulp, judged.worst_ulp)
         outcome.failures += [f"optimised, call {call}, {message}" for message in judged.messages]
         if judged.messages:

@@ -97,9 +97,10 @@ class Pattern:
 
 
 def registered_patterns(name: str | None = None) -> tuple[Pattern, ...]:
-    """Every rule that the fusion pass would use now, or those of one name; user rules first."""
-    rules = [prepared.rule for prepared in (*USER_RULES.snapshot(), *prepared_rules()) if not prepared.inactive]
-    found = tuple(_pattern_of(rule) for rule in rules if name in (None, rule.name))
+    """Every rule that the fusion pass would use now, or those of one name, extra rules included; user rules first."""
+    prepared_ones = (*USER_RULES.snapshot(), *prepared_rules(), *(prepared_rules(extra=True) if name else ()))
+    rules = [prepared.rule for prepared in prepared_ones if not prepared.inactive]
+    found = tuple(pattern_of(rule) for rule in rules if name in (None, rule.name))
     if not found:
         names = sorted({rule.name for rule in rules})
         raise ValueError(f"there is no registered fusion rule called {name!r}; there are {', '.join(names) or 'none'}.")
@@ -109,7 +110,7 @@ def registered_patterns(name: str | None = None) -> tuple[Pattern, ...]:
 _known: dict[int, Pattern] = {}
 
 
-def _pattern_of(rule: FusionRule) -> Pattern:
+def pattern_of(rule: FusionRule) -> Pattern:
     """The pattern of a rule; made once, so that its traces are kept. A pattern keeps its rule, so ids stay unique."""
     if id(rule) not in _known:
         _known[id(rule)] = _new_pattern(rule)

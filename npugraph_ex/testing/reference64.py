@@ -20,8 +20,10 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from npugraph_ex.reference import KERNELS, before_rounding
-from npugraph_ex.testing.formats import FORMATS
+from npugraph_ex.reference import before_rounding
+from npugraph_ex.reference.scalar_types import DTYPE_OF_CODE
+from npugraph_ex.testing.formats import FORMATS, Format
+from npugraph_ex.testing.host import HostGraph, copied, on_host
 
 RUNS_WITH_NOISE = 4
 _MOVES_DATA = (
@@ -38,10 +40,7 @@ _MOVES_DATA = (
     "t",
 )
 _WIDE = torch.float64
-
-
-class ReferenceUnavailableError(NotImplementedError):
-    """The float64 reference does not know an operator of the graph."""
+_PRODUCTS = frozenset({torch.ops.aten.mm.default, torch.ops.aten.bmm.default, torch.ops.aten.matmul.default})
 
 
 @dataclass(frozen=True)
@@ -64,13 +63,17 @@ def _widened(value: Any) -> Any:
     return value
 
 
-def _host_arguments(value: Any) -> Any:
+def _wide_argument(value: Any) -> Any:
     """An argument for the CPU in float64: devices and narrow floating-point dtypes are replaced."""
-    if isinstance(value, torch.device):
-        return torch.device("cpu")
-    if isinstance(value, torch.dtype) and value.is_floating_point:
-        return _WIDE
-    return value
+    return _WIDE if isinstance(value, torch.dtype) and value.is_floating_point else on_host(value)
+
+
+def _widened_cast(node: fx.Node, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments, where ``node`` casts to a dtype that is written as its code: float64 for a floating-point one."""
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.name != "npu::npu_dtype_cast":
+        return args, kwargs
+    code = args[1] if len(args) > 1 else kwargs["dtype"]
+    return (args[0], _wide_argument(DTYPE_OF_CODE.get(code, code))), {}
 
 
 def only_moves(target: torch._ops.OpOverload) -> bool:
@@ -78,96 +81,104 @@ def only_moves(target: torch._ops.OpOverload) -> bool:
     return target.is_view or target._schema.name.split("::")[1] in _MOVES_DATA
 
 
-class _Interpreter(fx.Interpreter):
-    """One run of the graph in float64."""
+class WideGraph(HostGraph):
+    """A graph prepared for running in float64, as often as its judge likes.
 
-    def __init__(self, gm: fx.GraphModule, noise: torch.Generator | None, forced: Mapping[str, Any]) -> None:
-        super().__init__(gm, garbage_collect_values=False)
-        self._noise = noise
-        self._forced = forced
-        self.quotients: dict[fx.Node, torch.Tensor] = {}
+    Args:
+        gm: a graph of ATen and npu operators, as traced from the original program, with ``meta["val"]``.
+    """
 
-    def run_node(self, n: fx.Node) -> Any:
-        value = super().run_node(n)
-        if n.op != "call_function":
-            return value
-        self._follow_quotient(n, value)
-        forced = self._forced.get(n.name)
-        if forced is None:
-            return value
-        if isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable:
-            return value.copy_(_widened(forced))  # what it wrote is seen through every alias
-        # A copy, because the graph may write it.
-        return pytree.tree_map(lambda leaf: _widened(leaf).clone(), forced)
+    def __init__(self, gm: fx.GraphModule) -> None:
+        super().__init__(gm, _wide_argument)
+        self.calls = [
+            (node, function, *_widened_cast(node, args, kwargs)) for node, function, args, kwargs in self.calls
+        ]
+        self._noisy = {node: shapes for node, *_ in self.calls if (shapes := _rounded_results(node)) is not None}
+        self._quotients = {node: before for node, *_ in self.calls if (before := _before_rounding(node)) is not None}
 
-    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not isinstance(target, torch._ops.OpOverload):
-            return super().call_function(target, args, kwargs)
-        args, kwargs = pytree.tree_map(_host_arguments, (args, kwargs))
-        if target.namespace == "npu":
-            return self._npu(target, args, kwargs)
-        try:
-            return target(*args, **kwargs)
-        except NotImplementedError as error:
-            raise ReferenceUnavailableError(f"the float64 reference cannot run {target} on the CPU: {error}") from error
+    def compute(
+        self, inputs: Sequence[Any], forced: Mapping[str, Any], noise: torch.Generator | None = None
+    ) -> Reference:
+        """One run.
 
-    def _npu(self, target: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        kernel = KERNELS.get(target._schema.name)
-        if kernel is None:
-            raise ReferenceUnavailableError(
-                f"npugraph_ex.reference.KERNELS has no {target._schema.name}; add it there."
-            )
-        return kernel(*args, **kwargs)
+        Args:
+            inputs: on any device, of the graph's own dtypes; not changed.
+            forced: values to continue with in place of what a node computes, by node name.
+            noise: where the movement of results comes from; None for the exact run.
+        """
+        arguments = _copies(inputs)
+        values = self.start(arguments)
+        quotients: dict[fx.Node, torch.Tensor] = {}
+        with torch.no_grad():
+            for node, function, args, kwargs in self.calls:
+                value = values[node] = self.call(function, args, kwargs, values)
+                self._follow_quotient(node, (args, kwargs), values, quotients)
+                if node.name in forced:
+                    values[node] = _continued(node, value, forced[node.name])
+                elif noise is not None and node in self._noisy:
+                    if node.target in _PRODUCTS:
+                        value.add_(_accumulation(*fx.map_arg(args, values.__getitem__), noise=noise))
+                    _perturb(value, self._noisy[node], noise)
+        outputs = self.results(values)
+        followed = [quotients.get(leaf) if isinstance(leaf, fx.Node) else None for leaf in self.outputs]
+        return Reference(tuple(map(copied, (*outputs, *arguments))), (*followed, *[None] * len(arguments)))
 
-    def _follow_quotient(self, node: fx.Node, value: Any) -> None:
+    def _follow_quotient(
+        self, node: fx.Node, given: Any, values: Mapping[fx.Node, Any], quotients: dict[fx.Node, torch.Tensor]
+    ) -> None:
         """Keep the value before rounding of what ``node`` produced, if it was quantised."""
-        target = node.target
-        if isinstance(target, torch._ops.OpOverload) and target._schema.name in before_rounding:
-            args, kwargs = pytree.tree_map(_host_arguments, self.fetch_args_kwargs_from_env(node))
-            self.quotients[node] = before_rounding[target._schema.name](*args, **kwargs)
+        if node in self._quotients:
+            args, kwargs = fx.map_arg(given, values.__getitem__)
+            quotients[node] = self._quotients[node](*args, **kwargs)
             return
         source = node.args[0] if node.args else None
-        if not isinstance(source, fx.Node) or source not in self.quotients:
+        if not isinstance(source, fx.Node) or source not in quotients:
             return
-        if target is operator.getitem:
-            part = self.quotients[source][node.args[1]]  # type: ignore[index]
-            if isinstance(value, torch.Tensor) and not value.dtype.is_floating_point:
-                self.quotients[node] = part
-        elif isinstance(target, torch._ops.OpOverload) and target._schema.name.split("::")[1] in _MOVES_DATA:
-            args, kwargs = self.fetch_args_kwargs_from_env(node)
-            self.quotients[node] = target(self.quotients[source], *args[1:], **kwargs)
+        if node.target is operator.getitem:
+            part = quotients[source][node.args[1]]  # type: ignore[index]
+            if isinstance(values[node], torch.Tensor) and not values[node].dtype.is_floating_point:
+                quotients[node] = part
+        elif isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name.split("::")[1] in _MOVES_DATA:
+            args, kwargs = fx.map_arg((given[0][1:], given[1]), values.__getitem__)
+            quotients[node] = node.target(quotients[source], *args, **kwargs)
 
 
-class _NoisyInterpreter(_Interpreter):
-    """One run in which results are moved as eager mode's roundings move them."""
-
-    def run_node(self, n: fx.Node) -> Any:
-        value = super().run_node(n)
-        if n.name in self._forced or not isinstance(n.target, torch._ops.OpOverload) or only_moves(n.target):
-            return value
-        pytree.tree_map(self._perturb, value, n.meta.get("val"))
-        return value
-
-    def _perturb(self, value: Any, fake: Any) -> None:
-        shape = FORMATS.get(fake.dtype) if isinstance(value, torch.Tensor) and isinstance(fake, torch.Tensor) else None
-        if shape is None or value.dtype != _WIDE or value.numel() == 0:
-            return
-        xi = torch.rand(value.shape, generator=self._noise, dtype=_WIDE) * 2 - 1
-        value.add_(value * (shape.roundoff * xi) + shape.tiniest * xi / 2)
+def _before_rounding(node: fx.Node) -> Any:
+    """The function that computes what ``node`` rounds to integers; None where it does not."""
+    target = node.target
+    return before_rounding.get(target._schema.name) if isinstance(target, torch._ops.OpOverload) else None
 
 
-def _run(
-    gm: fx.GraphModule, inputs: Sequence[Any], noise: torch.Generator | None, forced: Mapping[str, Any]
-) -> Reference:
-    arguments = _copies(inputs)
-    interpreter = (_Interpreter if noise is None else _NoisyInterpreter)(gm, noise, forced)
-    with torch.no_grad():
-        outputs = pytree.tree_leaves(interpreter.run(*arguments), is_leaf=lambda leaf: leaf is None)
-    (output,) = gm.graph.find_nodes(op="output")
-    nodes = pytree.tree_leaves(output.args[0], is_leaf=lambda leaf: leaf is None)
-    quotients = [interpreter.quotients.get(node) if isinstance(node, fx.Node) else None for node in nodes]
-    values = tuple(v.clone() if isinstance(v, torch.Tensor) else v for v in (*outputs, *arguments))
-    return Reference(values, (*quotients, *[None] * len(arguments)))
+def _continued(node: fx.Node, value: Any, forced: Any) -> Any:
+    """A value given in place of the computed one."""
+    if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+        return value.copy_(_widened(forced))  # what it wrote is seen through every alias
+    # A copy, because the graph may write it.
+    return pytree.tree_map(lambda leaf: _widened(leaf).clone(), forced)
+
+
+def _rounded_results(node: fx.Node) -> list[Format | None] | None:
+    """The formats that eager mode rounds the results of ``node`` to; None where it rounds nothing."""
+    if not isinstance(node.target, torch._ops.OpOverload) or only_moves(node.target):
+        return None
+    fakes = pytree.tree_leaves(node.meta.get("val"))
+    formats = [FORMATS.get(fake.dtype) if isinstance(fake, torch.Tensor) else None for fake in fakes]
+    return formats if any(formats) else None
+
+
+def _perturb(value: Any, formats: Sequence[Format | None], noise: torch.Generator) -> None:
+    for leaf, format_ in zip(pytree.tree_leaves(value), formats, strict=True):
+        if format_ is None or leaf.dtype != _WIDE or leaf.numel() == 0:
+            continue
+        xi = torch.rand(leaf.shape, generator=noise, dtype=_WIDE) * 2 - 1
+        leaf.add_(leaf * (format_.roundoff * xi) + format_.tiniest * xi / 2)
+
+
+def _accumulation(left: torch.Tensor, right: torch.Tensor, *, noise: torch.Generator) -> torch.Tensor:
+    """How summing the terms of a matrix product in float32 moves it: by a roundoff of the sum of their magnitudes."""
+    size = torch.matmul(left.abs(), right.abs()).to(_WIDE)
+    xi = torch.rand(size.shape, generator=noise, dtype=_WIDE) * 2 - 1
+    return size * (FORMATS[torch.float32].roundoff * xi)
 
 
 def _copies(inputs: Sequence[Any]) -> list[Any]:
@@ -187,11 +198,13 @@ def _copies(inputs: Sequence[Any]) -> list[Any]:
     return copies
 
 
-def run_reference(gm: fx.GraphModule, inputs: Sequence[Any], *, forced: Mapping[str, Any] | None = None) -> Reference:
-    """Run ``gm`` in float64.
+def run_reference(
+    gm: fx.GraphModule | WideGraph, inputs: Sequence[Any], *, forced: Mapping[str, Any] | None = None
+) -> Reference:
+    """Run a graph in float64.
 
     Args:
-        gm: a graph of ATen and npu operators, as traced from the original program, with ``meta["val"]``.
+        gm: as for ``WideGraph``, or one.
         inputs: on any device, of the graph's own dtypes; not changed.
         forced: values to continue with in place of what a node computes, by node name: what a candidate quantised to,
             and what was computed before the part that is judged.
@@ -199,7 +212,8 @@ def run_reference(gm: fx.GraphModule, inputs: Sequence[Any], *, forced: Mapping[
     Raises:
         ReferenceUnavailableError: the graph has an operator without a reference.
     """
-    return _run(gm, inputs, None, forced or {})
+    graph = gm if isinstance(gm, WideGraph) else WideGraph(gm)
+    return graph.compute(inputs, forced or {})
 
 
 @dataclass(frozen=True)
@@ -211,16 +225,17 @@ class Spread:
 
 
 def run_spread(
-    gm: fx.GraphModule,
+    gm: fx.GraphModule | WideGraph,
     inputs: Sequence[Any],
     reference: Reference,
     *,
     seed: int = 0,
     forced: Mapping[str, Any] | None = None,
 ) -> Spread:
-    """Run ``gm`` several times with noise; see ``pooled`` for what becomes of the differences."""
+    """Run a graph several times with noise; see ``pooled`` for what becomes of the differences."""
+    graph = gm if isinstance(gm, WideGraph) else WideGraph(gm)
     generator = torch.Generator().manual_seed(seed)
-    runs = [_run(gm, inputs, generator, forced or {}) for _ in range(RUNS_WITH_NOISE)]
+    runs = [graph.compute(inputs, forced or {}, generator) for _ in range(RUNS_WITH_NOISE)]
     return Spread(
         tuple(_spread(base, [run.values[i] for run in runs]) for i, base in enumerate(reference.values)),
         tuple(_spread(base, [run.quotients[i] for run in runs]) for i, base in enumerate(reference.quotients)),

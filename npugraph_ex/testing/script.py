@@ -26,7 +26,7 @@ from npugraph_ex.testing import start_target
 start_target("auto")  # a real NPU where there is one, otherwise the emulated one; before torch is imported
 
 from npugraph_ex.testing import Input, reproduce
-
+{setup}
 PROGRAM = """
 {source}"""
 
@@ -42,13 +42,14 @@ reproduce(
 '''
 
 
-def script_of(case: Case, outcome: Outcome, *, guilty: str | None = None) -> str:
+def script_of(case: Case, outcome: Outcome, *, guilty: str | None = None, setup: str = "") -> str:
     """The script that reproduces a failed case.
 
     Args:
         case: the case.
         outcome: what came of it.
         guilty: which pass or rule did it; found by running pass by pass when None.
+        setup: lines of Python that run before the program, such as the registration of a replacement.
 
     Raises:
         ValueError: the case did not fail.
@@ -83,6 +84,7 @@ def script_of(case: Case, outcome: Outcome, *, guilty: str | None = None) -> str
         title=title,
         guilty=guilty if guilty is not None else find_guilty(case),
         source=case.source,
+        setup=f"\n{setup.strip()}\n" if setup.strip() else "",
         inputs="\n".join(f"    {_text(spec)}," for spec in case.inputs),
         arguments="\n".join(lines),
     )

@@ -1,32 +1,41 @@
-"""Hypothesis strategies: random programs around a planted pattern, its near-misses, and integer programs without one."""
+"""Random programs around a planted pattern, its near-misses, and integer programs without one.
+
+Each kind is a function of ``Choices``. ``programs`` and ``integer_programs`` are hypothesis strategies over them, which
+shrink; ``sample`` draws one program from a seed, thirty times faster.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from hypothesis import strategies as st
 
-from npugraph_ex.testing.builder import Builder
-from npugraph_ex.testing.inputs import Dim, size_of
+from npugraph_ex.testing.builder import Builder, Value
+from npugraph_ex.testing.choices import Choices, Drawn, Sampled
+from npugraph_ex.testing.constraints import SIXTEEN_BITS as DTYPES
+from npugraph_ex.testing.constraints import constraints_of
+from npugraph_ex.testing.inputs import Dim
 from npugraph_ex.testing.near_misses import NEAR_MISSES, Planted, applicable
 from npugraph_ex.testing.patterns import SPELLINGS, Pattern, registered_patterns, respelled
 from npugraph_ex.testing.program import Program, Ref, Step
+from npugraph_ex.testing.templates import fill
 
 CALLS = 4
-DTYPES = (torch.float16, torch.bfloat16)
 _MULTIPLES = (4, 2, 8, 1)
 _ROWS = (2, 3, 5, 6, 7)
-_EPSILONS = (1e-6, 1e-5, 0.001)
+_LARGE = 64
+Spec = tuple[tuple[Dim, ...], torch.dtype]
+"""Shape and dtype of an argument of a pattern."""
 
 
 def _sizes(builder: Builder, *, dynamic: bool, zero: bool) -> tuple[dict[str, int], ...]:
     """The values of s0 and s1 in each call. In one call all differ, so that no two sizes are equal by accident."""
     if dynamic:
-        orders = st.permutations(_ROWS)
         # Two calls share their sizes: the second of them replays what the first captured.
-        first, second = builder.draw(orders), builder.draw(orders)
+        first, second = builder.choices.order(_ROWS), builder.choices.order(_ROWS)
         rows = (first, second, first, first)
         return tuple({"s0": row[0], "s1": row[1]} for row in rows)
     s0 = 0 if zero else builder.pick((2, 3, 1, 5))
@@ -37,25 +46,68 @@ def _shapes(builder: Builder, pattern: Pattern, *, leading: int) -> dict[str, tu
     """A symbolic shape for each argument: one draw for each class of dimensions, ``leading`` dims for the leading one."""
     batch = ("s0", "s1")[:leading]
     drawn: dict[int, tuple[Dim, ...]] = {}
+    large = _is_large(pattern)
     for argument in pattern.arguments:
         for size in argument.dims:
             if size == pattern.leading:
                 drawn[size] = batch
             elif size not in drawn:
-                # What holds for a rule's example sizes (multiples of 128, say) holds for multiples of them.
-                free = [size * times for times in _MULTIPLES if (size * times,) not in drawn.values()]
-                drawn[size] = (builder.pick(free),)
+                # What holds for a rule's example sizes (multiples of 128, say) holds for multiples of them; small ones
+                # would equal the symbols' values by accident, and where some are large, more would cost time.
+                free = [size * times for times in _MULTIPLES if size * times > max(_ROWS)]
+                free = [number for number in free if (number,) not in drawn.values()]
+                drawn[size] = (min(free) if large else builder.pick(free),)
     return {a.name: tuple(dim for size in a.dims for dim in drawn[size]) for a in pattern.arguments}
 
 
-def _plant(
-    builder: Builder, pattern: Pattern, near_miss: str | None, dtype: torch.dtype, calls: Sequence[dict[str, int]]
-) -> Planted:
-    """Make arguments for the pattern and append its steps."""
+def _is_large(pattern: Pattern) -> bool:
+    """Whether the pattern's operands are so large that everything around them costs much time."""
+    return any(size >= _LARGE for argument in pattern.arguments for size in argument.dims)
+
+
+def _specs(builder: Builder, pattern: Pattern, dtype: torch.dtype) -> dict[str, Spec]:
+    """A shape and a dtype for each argument of the pattern."""
     shapes = _shapes(builder, pattern, leading=builder.pick((1, 1, 2)) if pattern.rows else 1)
-    # Only what a rule's examples have in 16 bits is of the drawn dtype; float32 scales and integers stay what they are.
-    dtypes = {a.name: dtype if a.dtype in DTYPES else a.dtype for a in pattern.arguments}
-    names = {a.name: builder.produce(shapes[a.name], dtypes[a.name], 3) for a in pattern.arguments}
+    # Only what a rule's examples have in 16 bits is of the drawn dtype; float32 scales and integers stay what they are,
+    # unless the rule says that they depend on it.
+    depending = constraints_of(pattern.name).operands.get(dtype, {})
+    own = {a.name: dtype if a.dtype in DTYPES else a.dtype for a in pattern.arguments}
+    return {name: (shapes[name], depending.get(name, kind)) for name, kind in own.items()}
+
+
+def _small(builder: Builder, name: str) -> str:
+    """The integer value ``name``, or what it leaves when divided by eight."""
+    value = builder.values[name]
+    if value.dtype.is_floating_point:
+        return name
+    return builder.emit("aten.remainder.Scalar", name, 8, shape=value.shape, dtype=value.dtype)
+
+
+def _densely(builder: Builder, planted: Planted) -> None:
+    """Copies of the results in place of them, for a rule that may change their strides only where nobody sees them."""
+    for position, name in enumerate(planted.outputs):
+        shape, dtype = planted.results[name]
+        keywords = (("memory_format", torch.contiguous_format),)
+        copy = builder.emit("aten.clone.default", name, shape=shape, dtype=dtype, keywords=keywords)
+        builder.values[copy] = Value(shape, dtype)
+        planted.outputs[position] = copy
+        planted.results = {**planted.results, copy: (shape, dtype)}
+        del builder.values[name]
+
+
+def _plant(
+    builder: Builder,
+    pattern: Pattern,
+    near_miss: str | None,
+    specs: Mapping[str, Spec],
+    calls: Sequence[dict[str, int]],
+    depth: int,
+) -> Planted:
+    """Make arguments of the given shapes and dtypes for the pattern and append its steps."""
+    shapes, dtypes = {n: shape for n, (shape, _) in specs.items()}, {n: dtype for n, (_, dtype) in specs.items()}
+    names = {a.name: builder.produce(shapes[a.name], dtypes[a.name], depth) for a in pattern.arguments}
+    if constraints_of(pattern.name).small_integers:
+        names = {argument: _small(builder, name) for argument, name in names.items()}
     if near_miss is not None or not pattern.rows or builder.chance(80):
         # A fused operator may lay its results out differently for other inputs, and then must not be used. A search
         # function of more than rows may contain a view, which other layouts do not have.
@@ -63,30 +115,31 @@ def _plant(
     if near_miss is None and builder.chance(25):
         builder.mutate(builder.mutable())
     certain = all(builder.values[name].contiguous for name in names.values())
-    scalars = {name: builder.pick(_EPSILONS) for name in pattern.scalars}
-    concrete = [{name: [size_of(dim, sizes) for dim in shape] for name, shape in shapes.items()} for sizes in calls[:2]]
-    traced = pattern.trace(concrete[0], dtypes, scalars)
-    burnt_in = traced.steps != pattern.trace(concrete[1], dtypes, scalars).steps
-    sizes = calls[0]
+    given, numbers = pattern.rule.scalars, constraints_of(pattern.name).numbers
+    scalars = {name: given[name] if isinstance(given[name], int) else builder.pick(numbers) for name in pattern.scalars}
+    filled = fill(pattern, shapes, dtypes, scalars, calls[0])
+    traced = filled.traced
     spelling = builder.pick(SPELLINGS)
     prefix = f"p{len(builder.steps)}_"
     rename = {**names, **{name: prefix + name for name in traced.metas}}
     steps = [_renamed(respelled(step, spelling), rename) for step in traced.steps]
-    symbols = {size_of(dim, sizes): dim for shape in shapes.values() for dim in shape}
-    results = {
-        rename[name]: (tuple(symbols.get(size, size) for size in shape), kind)
-        for name, (shape, kind) in traced.metas.items()
-    }
     return Planted(
         pattern=pattern,
         arguments=tuple(names.values()),
         steps=steps,
         outputs=[rename[name] for name in traced.outputs],
-        vanishing=[rename[name] for name in traced.vanishing],
-        results=results,
+        vanishing=_spoilable(pattern, [rename[name] for name in traced.vanishing], steps),
+        results={rename[name]: result for name, result in filled.results.items()},
         certain=certain,
-        burnt_in=burnt_in,
+        burnt_in=filled.burnt_in,
     )
+
+
+def _spoilable(pattern: Pattern, vanishing: list[str], steps: Sequence[Step]) -> list[str]:
+    """The values between the operators whose change leaves nothing that fuses."""
+    if not constraints_of(pattern.name).nested:
+        return vanishing
+    return [name for name in vanishing if Ref(name) in steps[-1].args]
 
 
 def _renamed(step: Step, names: dict[str, str]) -> Step:
@@ -102,52 +155,69 @@ def _renamed(step: Step, names: dict[str, str]) -> Step:
 def _outputs(builder: Builder, always: Sequence[str]) -> tuple[str, ...]:
     """What the program returns: the given values, and some others."""
     others = [name for name in builder.values if name not in always and not name.startswith("x")]
-    count = builder.draw(st.integers(0, min(3, len(others))))
+    count = builder.choices.number(0, min(3, len(others)))
     chosen = [str(builder.pick(others)) for _ in range(count)]
     if builder.chance(10):
         chosen.append(str(builder.pick(builder.values)))
     return tuple(dict.fromkeys((*always, *chosen)))
 
 
-@st.composite
-def programs(
-    draw: Any,
+Maker = Callable[[Choices], Program]
+"""Makes one program of some kind."""
+
+
+def planted_programs(  # noqa: PLR0913 - each is one thing to fix; the rest is drawn
     *,
     pattern: Pattern | str,
     near_miss: str | bool | None = False,
     dtype: torch.dtype | None = None,
     dynamic: bool | None = None,
     functional: bool | None = None,
-) -> Program:
-    """Random programs around a planted pattern.
-
-    Args:
-        draw: given by hypothesis.
-        pattern: what to plant: a registered pattern, or the name of a rule, of which a variant is drawn.
-        near_miss: False for programs that must be fused, True for any near-miss, or the name of one.
-        dtype: of the pattern's floating-point arguments; drawn when None.
-        dynamic: whether to compile for symbolic shapes; drawn when None.
-        functional: whether in-place steps are functionalised before the passes; drawn when None.
-
-    Raises:
-        ValueError: there is no such rule or near-miss.
-    """
+    exactly: Mapping[str, Spec] | None = None,
+    prefix: int = 3,
+) -> Maker:
+    """What makes random programs around a planted pattern; the arguments are those of ``programs``."""
     if isinstance(near_miss, str) and near_miss not in NEAR_MISSES:
         raise ValueError(f"near_miss must be one of {', '.join(NEAR_MISSES)}; it is {near_miss!r}.")
-    builder = Builder(draw)
+    return partial(
+        _planted, pattern=pattern, near_miss=near_miss, dtype=dtype, dynamic=dynamic, functional=functional,
+        exactly=exactly, prefix=prefix,
+    )  # fmt: skip
+
+
+def _planted(  # noqa: PLR0913 - as ``planted_programs``
+    choices: Choices,
+    *,
+    pattern: Pattern | str,
+    near_miss: str | bool | None,
+    dtype: torch.dtype | None,
+    dynamic: bool | None,
+    functional: bool | None,
+    exactly: Mapping[str, Spec] | None,
+    prefix: int,
+) -> Program:
+    builder = Builder(choices)
     variants = registered_patterns(pattern) if isinstance(pattern, str) else (pattern,)
-    chosen = builder.pick(variants)
     kind: str | None = near_miss if isinstance(near_miss, str) else None
+    chosen = builder.pick([one for one in variants if kind is None or kind in applicable(one)])
+    constraints = constraints_of(chosen.name)
     if near_miss is True:
         kind = str(builder.pick(applicable(chosen)))
     wide = kind == "dtype"
-    drawn_dtype = torch.float32 if wide else dtype or builder.pick(DTYPES)
+    drawn_dtype = torch.float32 if wide else dtype or builder.pick(constraints.dtypes)
     is_dynamic = kind != "empty" and (builder.chance(35) if dynamic is None else dynamic)
     is_functional = builder.chance(70) if functional is None else functional
     if kind in ("mutation", "argument mutation"):
         is_functional = False
     sizes = _sizes(builder, dynamic=is_dynamic, zero=kind == "empty")
-    planted = _plant(builder, chosen, kind, drawn_dtype, sizes)
+    planted = _plant(
+        builder,
+        chosen,
+        kind,
+        exactly or _specs(builder, chosen, drawn_dtype),
+        sizes,
+        min(prefix, 1) if _is_large(chosen) else prefix,
+    )
     if planted.burnt_in:
         is_dynamic, sizes = False, (sizes[0],) * CALLS
     runs = True
@@ -156,7 +226,9 @@ def programs(
     builder.steps.extend(planted.steps)
     for name in planted.outputs:
         builder.values[name] = planted.value(name)
-    for _ in range(draw(st.integers(0, 4)) if runs else 0):
+    if chosen.rule.free_strides:
+        _densely(builder, planted)
+    for _ in range(choices.number(0, 4) if runs else 0):
         builder.consume()
     if runs and builder.chance(20):
         builder.mutate(builder.mutable())
@@ -173,21 +245,24 @@ def programs(
         pattern=chosen.name,
         dtype=str(drawn_dtype).removeprefix("torch."),
         near_miss=kind,
-        expected=0 if kind is not None else 1 if planted.certain else None,
+        expected=0 if kind is not None else 1 if planted.certain and not constraints.common else None,
         runs=runs,
     )
 
 
-@st.composite
-def integer_programs(draw: Any, *, dynamic: bool | None = None) -> Program:
-    """Random int32 programs of xor, add, views and in-place writes: any misorder in replay is an exact difference."""
-    builder = Builder(draw)
+def exact_programs(*, dynamic: bool | None = None) -> Maker:
+    """What makes random int32 programs; the argument is that of ``integer_programs``."""
+    return partial(_integers, dynamic=dynamic)
+
+
+def _integers(choices: Choices, *, dynamic: bool | None) -> Program:
+    builder = Builder(choices)
     is_dynamic = builder.chance(30) if dynamic is None else dynamic
-    shape: tuple[Dim, ...] = builder.pick((("s0", 8), ("s0",), ("s0", "s1", 4)))
-    for _ in range(draw(st.integers(1, 4))):
+    shape: tuple[Dim, ...] = builder.pick((("s0", 8), ("s0",), (4, 4), ("s0", "s1", 4), (4, 4), (8,)))
+    for _ in range(choices.number(1, 4)):
         builder.new_input(shape, torch.int32)
-    for _ in range(draw(st.integers(1, 8))):
-        if builder.chance(40):
+    for _ in range(choices.number(1, 9)):
+        if builder.chance(30):
             builder.mutate(builder.mutable())
         else:
             builder.consume()
@@ -204,3 +279,53 @@ def integer_programs(draw: Any, *, dynamic: bool | None = None) -> Program:
         dtype="int32",
         expected=0,
     )
+
+
+@st.composite
+def programs(  # noqa: PLR0913 - each is one thing to fix; the rest is drawn
+    draw: Any,
+    *,
+    pattern: Pattern | str,
+    near_miss: str | bool | None = False,
+    dtype: torch.dtype | None = None,
+    dynamic: bool | None = None,
+    functional: bool | None = None,
+    exactly: Mapping[str, Spec] | None = None,
+    prefix: int = 3,
+) -> Program:
+    """Random programs around a planted pattern.
+
+    Args:
+        draw: given by hypothesis.
+        pattern: what to plant: a registered pattern, or the name of a rule, of which a variant is drawn.
+        near_miss: False for programs that must be fused, True for any near-miss, or the name of one.
+        dtype: of the pattern's floating-point arguments; drawn when None.
+        dynamic: whether to compile for symbolic shapes; drawn when None.
+        functional: whether in-place steps are functionalised before the passes; drawn when None.
+        exactly: shape and dtype of each of the pattern's arguments, by name; drawn when None.
+        prefix: how many operators deep the pattern's arguments are computed at most; 0 for inputs alone.
+
+    Raises:
+        ValueError: there is no such rule or near-miss.
+    """
+    make = planted_programs(
+        pattern=pattern, near_miss=near_miss, dtype=dtype, dynamic=dynamic, functional=functional, exactly=exactly,
+        prefix=prefix,
+    )  # fmt: skip
+    return make(Choices(Drawn(draw)))
+
+
+@st.composite
+def integer_programs(draw: Any, *, dynamic: bool | None = None) -> Program:
+    """Random int32 programs of xor, add, views and in-place writes: any misorder in replay is an exact difference."""
+    return exact_programs(dynamic=dynamic)(Choices(Drawn(draw)))
+
+
+def sample(maker: Maker, seed: object) -> Program:
+    """The program that a seed stands for.
+
+    Args:
+        maker: of ``planted_programs`` or ``exact_programs``.
+        seed: any number or text.
+    """
+    return maker(Choices(Sampled(seed)))

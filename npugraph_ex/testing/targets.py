@@ -74,6 +74,13 @@ def start_target(kind: str = "auto", *, quiet: bool = True) -> Target:
     raise TargetError(f"target must be one of {', '.join(KINDS)} or auto; it is {kind!r}.")
 
 
+def device_name() -> str:
+    """The name of the device that runs, once a target was started."""
+    import torch
+
+    return str(torch.npu.get_device_name())
+
+
 def _start_emulated(*, quiet: bool) -> Target:
     import npu_emulator
 

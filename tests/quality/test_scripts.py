@@ -31,7 +31,7 @@ def _run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 def test_a_planted_failure_reproduces_under_plain_python(tmp_path: Path) -> None:
     """The script names the guilty pass, is no longer than a page, fails as the suite did, and passes once mended."""
-    with testing.mutant("fusion-wrong-residual"):
+    with testing.mutant("quant-subtracts-residual"):
         outcome = testing.check(CASE)
         assert not outcome.ok
         script = testing.script_of(CASE, outcome)
@@ -40,7 +40,7 @@ def test_a_planted_failure_reproduces_under_plain_python(tmp_path: Path) -> None
     failed = _run(script, tmp_path)
     assert failed.returncode == 1, failed.stderr
     assert outcome.failures[0] in failed.stdout
-    mended = _run(script.replace("    mutant='fusion-wrong-residual',\n", ""), tmp_path)
+    mended = _run(script.replace("    mutant='quant-subtracts-residual',\n", ""), tmp_path)
     assert mended.returncode == 0, mended.stdout + mended.stderr
     assert "right: fused 1 times" in mended.stdout
 
@@ -59,7 +59,7 @@ def _suite(*options: str) -> subprocess.CompletedProcess[str]:
 def test_the_suite_fails_with_a_broken_pass_and_prints_the_script(tmp_path: Path) -> None:
     """`--mutant` makes the run exit 1, and the printed script reproduces the failure."""
     done = _suite(
-        "--mutant=fusion-wrong-residual", f"--report-dir={tmp_path}", "-k", "test_planted and float16 and static"
+        "--mutant=quant-subtracts-residual", f"--report-dir={tmp_path}", "-k", "test_planted and float16 and static"
     )
     assert done.returncode == 1, done.stdout[-2000:]
     (script,) = tmp_path.glob("*.py")

@@ -13,7 +13,7 @@ from npugraph_ex.testing.metadata import observe, visible_difference
 from npugraph_ex.testing.reference64 import run_reference
 from npugraph_ex.testing.tracing import trace
 
-# The second operand is made from the first: Dynamo's symbols for two inputs are never known to be equal.
+# The second operand is made from the first, so that something stands in front of the pair.
 PAIR = """
 def program(x0, x1):
     v0 = torch.ops.aten.silu.default(x0)
@@ -75,9 +75,18 @@ def test_the_reference_is_exact() -> None:
     assert run_reference(gm, [one]).values[0].item() == 1 + 2.0**-20
 
 
+@pytest.mark.parametrize("cast", ["npu_dtype_cast.default(v, 5)", "npu_dtype_cast.default(v, dtype=15, input_dtype=5)"])
+def test_the_reference_widens_dtypes_that_are_written_as_codes(cast: str) -> None:
+    """A cast to float16 or bfloat16 by its code rounds nothing in the reference."""
+    source = f"def program(x0):\n    v = torch.ops.aten.add.Tensor(x0, 2.0**-20)\n    return (torch.ops.npu.{cast},)\n"
+    spec = Input((1,))
+    gm = trace(Case(source, (spec,)).function(), (spec,), {}, dynamic=False, functional=True)
+    assert run_reference(gm, [torch.ones(1, dtype=torch.float16)]).values[0].item() == 1 + 2.0**-20
+
+
 def test_small_values_make_epsilon_count() -> None:
     """A right fusion at 0.001 stays right: the judge has no blind eye for small numbers."""
     small = tuple(dataclasses.replace(spec, scale=0.001) for spec in INPUTS)
     assert testing.check(Case(PAIR, small, SIZES[:1] * 4, expected=1)).ok
-    with testing.mutant("fusion-drops-epsilon"):
+    with testing.mutant("quant-drops-epsilon"):
         assert not testing.check(Case(PAIR, small, SIZES[:1] * 4, expected=1)).ok

@@ -1,0 +1,145 @@
+"""The books of a run: every example, every finished test; kept in files as it goes, so that a run can be resumed.
+
+``cases.jsonl`` has one line an example, ``tests.jsonl`` one line a finished test, the first line says which run it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+class OtherRunError(Exception):
+    """The folder holds the books of a run that is not this one, so there is nothing to resume."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One example.
+
+    Attributes:
+        test: the id of the test that drew it.
+        what: the row of the table that it counts for.
+        dtype: of the planted pattern.
+        dynamic: whether it was compiled for symbolic shapes.
+        near_miss: what kept the pattern from being fused; None where it had to fuse.
+        route: as in ``Case``.
+        seconds: that it took.
+        fusions: that happened.
+        expected: that had to happen, None for any number.
+        worst_ulp: distance from the float64 reference.
+        reasons: of the pass report's near-misses.
+        failures: what went wrong.
+        source: the program.
+    """
+
+    test: str
+    what: str
+    dtype: str
+    dynamic: bool
+    near_miss: str | None
+    route: str
+    seconds: float
+    fusions: int
+    expected: int | None
+    worst_ulp: float
+    reasons: tuple[str, ...]
+    failures: tuple[str, ...]
+    source: str
+
+
+@dataclass(frozen=True)
+class Finished:
+    """One test that has ended: its id, outcome and seconds, and the tables of models that it added."""
+
+    test: str
+    outcome: str
+    seconds: float
+    text: str = ""
+    models: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass
+class Books:
+    """What has happened so far, in memory and, with a folder, on disk.
+
+    Attributes:
+        folder: where the files are; None for memory alone.
+        run: what makes the run this one: target, versions, profile, seed.
+        entries: examples of tests that are done or under way.
+        finished: tests that are done.
+    """
+
+    folder: Path | None
+    run: dict[str, Any]
+    entries: list[Entry] = field(default_factory=list)
+    finished: list[Finished] = field(default_factory=list)
+
+    def open(self, *, resume: bool) -> None:
+        """Start new files, or read what is there and forget the tests that did not end well.
+
+        Raises:
+            OtherRunError: the files are another run's.
+        """
+        if self.folder is None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if resume and (self.folder / "tests.jsonl").exists():
+            self._read(self.folder)
+        self._write_all(self.folder)
+
+    def _read(self, folder: Path) -> None:
+        first, *lines = (folder / "tests.jsonl").read_text(encoding="utf-8").splitlines()
+        before = json.loads(first)
+        if before != json.loads(json.dumps(self.run)):
+            changed = sorted(
+                key for key in {*before, *self.run} if before.get(key) != json.loads(json.dumps(self.run)).get(key)
+            )
+            raise OtherRunError(
+                f"{folder} holds another run's results: {', '.join(changed)} differ. Start without --resume, or elsewhere."
+            )
+        read = [Finished(**{**json.loads(line), "models": tuple(json.loads(line)["models"])}) for line in lines]
+        self.finished = [test for test in read if test.outcome == "passed"]
+        done = {test.test for test in self.finished}
+        cases = (folder / "cases.jsonl").read_text(encoding="utf-8").splitlines()
+        self.entries = [_entry(json.loads(line)) for line in cases if json.loads(line)["test"] in done]
+
+    def _write_all(self, folder: Path) -> None:
+        tests = [json.dumps(self.run), *(json.dumps(asdict(test)) for test in self.finished)]
+        (folder / "tests.jsonl").write_text("\n".join(tests) + "\n", encoding="utf-8")
+        cases = [json.dumps(asdict(entry)) + "\n" for entry in self.entries]
+        (folder / "cases.jsonl").write_text("".join(cases), encoding="utf-8")
+
+    @property
+    def done(self) -> set[str]:
+        """The ids of tests that passed in the run that is resumed."""
+        return {test.test for test in self.finished if test.outcome == "passed"}
+
+    def add(self, entry: Entry) -> None:
+        """Enter an example."""
+        self.entries.append(entry)
+        self._append("cases.jsonl", entry)
+
+    def finish(self, test: Finished) -> None:
+        """Enter a test that has ended."""
+        self.finished.append(test)
+        self._append("tests.jsonl", test)
+
+    def _append(self, name: str, what: Entry | Finished) -> None:
+        if self.folder is not None:
+            with (self.folder / name).open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(asdict(what)) + "\n")
+
+    def rows(self) -> dict[tuple[str, str, str], list[Entry]]:
+        """The examples of each row of the table: pattern, dtype, static or dynamic shapes."""
+        rows = defaultdict(list)
+        for entry in self.entries:
+            rows[entry.what, entry.dtype, "dynamic" if entry.dynamic else "static"].append(entry)
+        return dict(sorted(rows.items()))
+
+
+def _entry(data: dict[str, Any]) -> Entry:
+    return Entry(**{**data, "reasons": tuple(data["reasons"]), "failures": tuple(data["failures"])})

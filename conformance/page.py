@@ -1,0 +1,128 @@
+"""The run as one HTML page: `report.html`. Reads the books; runs the slowest example once more for its timeline."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from books import Entry
+
+from npugraph_ex.testing import Limits
+from npugraph_ex.testing.reporting import (
+    Section,
+    draw_histogram,
+    draw_program,
+    draw_timeline,
+    drawing,
+    preformatted,
+    render_page,
+    table,
+)
+
+if TYPE_CHECKING:
+    from running import Run
+
+HEADERS = ("pattern", "dtype", "shapes", "cases", "fused", "near-misses refused", "worst ULP", "verdict")
+_SLOWEST = 12
+
+
+def pattern_rows(run: Run) -> list[tuple[str | int, ...]]:
+    """The table of patterns and capture, as on the terminal."""
+    rows: list[tuple[str | int, ...]] = []
+    for key, entries in run.books.rows().items():
+        worst = max(entry.worst_ulp for entry in entries)
+        failed = sum(bool(entry.failures) for entry in entries)
+        refused = sum(entry.near_miss is not None and entry.fusions == 0 for entry in entries)
+        rows.append(
+            (
+                *key, len(entries), sum(entry.fusions for entry in entries), refused, f"{worst:.2f}" if worst else "equal",
+                f"{failed} WRONG" if failed else "right",
+            )
+        )  # fmt: skip
+    return rows
+
+
+def page(run: Run, *, seconds: float) -> str:
+    """The text of the page."""
+    books = run.books
+    wrong = [test for test in books.finished if test.outcome == "failed"]
+    examples = len(books.entries)
+    verdict = (
+        f"{len(wrong)} of {len(books.finished)} tests failed" if wrong
+        else f"{len(books.finished)} tests, {examples} random programs: everything right"
+    )  # fmt: skip
+    facts = [" · ".join(" ".join(line.split()) for line in run.target.describe().splitlines())]
+    facts.append(f"profile {books.run['profile']} · seed {run.seed} · {seconds:.0f} s · {Limits()}")
+    sections = [
+        Section("What failed", [preformatted(test.text, test.test) for test in wrong]),
+        Section("Patterns and capture", [table(HEADERS, pattern_rows(run))] if books.entries else []),
+        _ulps(books.entries),
+        _graphs(books.entries),
+        _timeline(run),
+        *(_model(model) for test in books.finished for model in test.models),
+        Section("Slowest tests", [_slowest(run)] if books.finished else []),
+    ]
+    return render_page("Conformance", verdict, good=not wrong, facts=facts, sections=sections)
+
+
+def _ulps(entries: list[Entry]) -> Section:
+    """One histogram a pattern: the worst element of every example."""
+    by_pattern: dict[str, list[float]] = {}
+    for entry in entries:
+        if entry.fusions and not entry.failures:
+            by_pattern.setdefault(entry.what, []).append(entry.worst_ulp)
+    blocks = [drawing(draw_histogram(values), f"{name}: {len(values)} programs") for name, values in by_pattern.items()]
+    return Section(
+        "Distance from the float64 reference", blocks,
+        "The worst element of every program in which something was fused, in ulps of its dtype. Bars are logarithmic.",
+    )  # fmt: skip
+
+
+def _graphs(entries: list[Entry]) -> Section:
+    """For each pattern the smallest program in which it was fused, and one in which it was refused."""
+    blocks = []
+    for name in dict.fromkeys(entry.what for entry in entries):
+        own = [entry for entry in entries if entry.what == name and not entry.failures]
+        for chosen, what in (
+            ([entry for entry in own if entry.fusions], "fused"),
+            ([entry for entry in own if entry.near_miss and not entry.fusions], "left alone"),
+        ):
+            if chosen:
+                entry = _typical(chosen)
+                why = f", near-miss “{entry.near_miss}”: {'; '.join(entry.reasons)}" if entry.near_miss else ""
+                blocks.append(drawing(draw_program(entry.source), f"{name}, {what}{why}"))
+    return Section("Graphs", blocks, "The planted pattern is marked. Rows are depths; dashed boxes are inputs.")
+
+
+def _typical(entries: list[Entry]) -> Entry:
+    """A program of middling length: the smallest show nothing of what is around a pattern."""
+    return sorted(entries, key=lambda entry: len(entry.source))[len(entries) // 2]
+
+
+def _timeline(run: Run) -> Section:
+    if run.slowest is None or run.target.kind != "emulated":
+        return Section("Timeline of the slowest program", [])
+    from npugraph_ex.testing.reporting.modelled import modelled_spans
+
+    seconds, case = run.slowest
+    eager, replayed = modelled_spans(case)
+    blocks = [
+        drawing(
+            draw_timeline(spans), f"{what}: {max((s.start + s.duration for s in spans), default=0):.1f} µs, modelled"
+        )
+        for what, spans in (("eager", eager), ("captured and replayed", replayed))
+    ]
+    return Section(
+        "Timeline of the slowest program", [*blocks, preformatted(case.source)],
+        f"It took {seconds:.2f} s to check. Times below are a roofline model of the emulated chip, not measurements.",
+    )  # fmt: skip
+
+
+def _model(model: dict[str, object]) -> Section:
+    blocks = [table(model["headers"], model["rows"])]  # type: ignore[arg-type]
+    blocks += [table(part["headers"], part["rows"]) for part in model.get("parts", ())]  # type: ignore[attr-defined]
+    return Section(f"Model: {model['name']}", blocks, str(model["note"]))
+
+
+def _slowest(run: Run) -> str:
+    tests = sorted(run.books.finished, key=lambda test: -test.seconds)[:_SLOWEST]
+    return table(("test", "outcome", "seconds"), [(test.test, test.outcome, f"{test.seconds:.1f}") for test in tests])

@@ -1,0 +1,90 @@
+"""The stream check against the device: on a corpus and on random graphs both must say the same, and repairs must hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, seed, settings
+from running import Run
+from torch import fx
+
+import npu_emulator
+from npugraph_ex import compile_fx
+from npugraph_ex.errors import StreamOrderError
+from npugraph_ex.streams.analysis import analyse
+from npugraph_ex.streams.check import repair
+from npugraph_ex.streams.findings import Code
+from npugraph_ex.testing.stream_programs import StreamProgram, stream_corpus
+from npugraph_ex.testing.stream_runs import judge, run_in_order
+from npugraph_ex.testing.stream_strategies import inputs_of, stream_graphs
+
+FEW = ("lazy", "random:1", "random:2", "pct:1:3")
+RACES = {Code.READ_AFTER_WRITE, Code.WRITE_AFTER_READ, Code.WRITE_AFTER_WRITE}
+PROGRAMS = [pytest.param(program, id=program.name) for program in stream_corpus()]
+
+pytestmark = pytest.mark.skipif(not npu_emulator.is_active(), reason="schedules and races are the emulated device's")
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_check_and_device_agree(program: StreamProgram) -> None:
+    """In the program as it is, mended, and repaired, the check finds an error where the device finds a race."""
+    for mended in (False, True):
+        gm = program.graph(mended=mended)
+        found, verdict = analyse(gm.graph), judge(gm, program.inputs())
+        assert verdict.is_racy == bool(found.errors) == (not mended), f"{gm.graph}\n{found}\n{verdict}"
+    gm = program.graph(mended=False)
+    repair(gm.graph, analyse(gm.graph))
+    verdict = judge(gm, program.inputs())
+    assert not verdict.is_racy, f"{gm.graph}\n{verdict}"
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_compiled(program: StreamProgram) -> None:
+    """Compiled, a race is refused or repaired as the option says; forks, joins and memory are the compiler's own affair."""
+    for mended in (False, True):
+        assert _is_refused(program.graph(mended=mended)) == (not mended and bool(RACES & set(program.codes)))
+        gm = program.graph(mended=mended)
+        expected = run_in_order(gm, program.inputs())
+        compiled = compile_fx(gm, None, {"stream_check": "repair"})
+        for text in FEW:
+            with npu_emulator.schedule(text):
+                inputs = [tensor.npu() for tensor in program.inputs()]
+                results = [tensor.cpu() for tensor in (*compiled(*inputs), *inputs)]
+            _assert_equal(results, expected, text)
+
+
+def _is_refused(gm: fx.GraphModule) -> bool:
+    try:
+        compile_fx(gm, None, {"stream_check": "raise"})
+    except StreamOrderError:
+        return True
+    return False
+
+
+def _assert_equal(results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], text: str) -> None:
+    for number, (result, meant) in enumerate(zip(results, expected, strict=True)):
+        assert result.tolist() == meant.tolist(), f"value {number} under schedule {text}"
+
+
+@pytest.mark.parametrize("keep", [True, False], ids=["kept", "freed"])
+def test_random_graphs(run: Run, keep: bool) -> None:
+    """On random graphs the check says racy exactly where the device does; with memory used again, wherever it does."""
+
+    @seed(run.seed)
+    @settings(max_examples=run.profile.streams, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(stream_graphs(keep=keep))
+    def agree(gm: fx.GraphModule) -> None:
+        found, verdict = analyse(gm.graph), judge(gm, inputs_of(gm), schedules=FEW)
+        report = f"{gm.graph}\n{found}\n{verdict}"
+        assert not verdict.is_racy or found.errors, report
+        if keep:  # which freed block is used again is the allocator's choice; the check takes any for possible
+            assert verdict.races or not found.errors, report
+        repair(gm.graph, found)
+        gm.graph.lint()
+        assert not analyse(gm.graph).errors, f"not repaired: {gm.graph}\n{report}"
+        after = judge(gm, inputs_of(gm), schedules=FEW)
+        assert not after.is_racy, f"repaired in vain: {gm.graph}\n{after}\n{report}"
+
+    agree()

@@ -1,0 +1,76 @@
+"""Families of examples: what a mutant, or a bug that came back, is looked for with. Each turns a seed into one example.
+
+An example answers which promise it found broken; nothing when all is well. The same seed is the same example everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from types import MappingProxyType
+
+import torch
+
+from npugraph_ex.testing.oracle import Case, check
+from npugraph_ex.testing.strategies import Maker, exact_programs, planted_programs, sample
+
+Example = Callable[[int], str]
+"""From a seed to what is wrong with its example; empty when nothing is."""
+
+_RULE = "add_rms_norm_dynamic_quant"
+
+
+def _programs(make: Callable[[], Maker], route: str) -> Example:
+    made: Callable[[], Maker] = cache(make)
+
+    def example(seed: int) -> str:
+        outcome = check(Case.of(sample(made(), seed), route=route))
+        return outcome.failures[0] if outcome.failures else ""
+
+    return example
+
+
+def _streams(seed: int) -> str:
+    from npugraph_ex.testing.stream_examples import stream_example
+
+    return stream_example(seed)
+
+
+def _updates(seed: int) -> str:
+    """Attention over a cache, whose lengths are host arguments of one captured graph, against eager mode."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def attend(query: torch.Tensor, cache: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+        found: torch.Tensor = torch.ops.npu.npu_fused_infer_attention_score(
+            query * 2, cache, cache, input_layout="BSH", num_heads=2, scale=0.5, actual_seq_lengths_kv=lengths
+        )[0]
+        return found + query
+
+    torch._dynamo.reset()
+    compiled = torch.compile(attend, backend="npugraph_ex", dynamic=True, fullgraph=True)
+    for call in range(4):
+        lengths = torch.randint(1, 7, (2,), generator=generator).tolist()
+        query, cache = (torch.randn(2, rows, 8, generator=generator).to("npu", torch.float16) for rows in (1, 6))
+        try:
+            with torch.no_grad():
+                actual = compiled(query, cache, lengths)
+        except Exception as error:  # noqa: BLE001 - whatever a fault makes the library raise is what was found
+            return f"raised {type(error).__name__}: {error}"
+        if not torch.equal(actual.cpu(), attend(query, cache, lengths).cpu()):
+            return f"replay, call {call}: another result than eager mode for lengths {lengths}"
+    return ""
+
+
+FAMILIES: Mapping[str, Example] = MappingProxyType(
+    {
+        "planted": _programs(partial(planted_programs, pattern=_RULE), "fx"),
+        "planted add_rms_norm_cast": _programs(partial(planted_programs, pattern="add_rms_norm_cast"), "fx"),
+        "near-miss": _programs(partial(planted_programs, pattern=_RULE, near_miss=True), "fx"),
+        "exact": _programs(exact_programs, "fx"),
+        "device": _programs(partial(exact_programs, dynamic=False), "graph"),
+        "device dynamic": _programs(partial(exact_programs, dynamic=True), "graph"),
+        "streams": _streams,
+        "updates": _updates,
+    }
+)
+"""By name. All but "updates" and "device ..." need no device; "streams" wants the emulated one."""

@@ -1,0 +1,148 @@
+"""Faults of the matcher and of the checks around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+
+from npugraph_ex.testing.faults._patches import answering, with_result
+from npugraph_ex.testing.mutation import Mutant
+
+_CHECKS = "npugraph_ex.fusion.checks"
+_ATTEMPT = "npugraph_ex.fusion.attempt"
+
+
+def _constants_match(original: Callable[..., Any]) -> Callable[..., Any]:
+    def matches(pattern: Any, value: Any, ctx: Any, match: Any) -> Any:
+        failed = original(pattern, value, ctx, match)
+        return None if failed is not None and failed.format_string == "differs" else failed
+
+    return matches
+
+
+def _written_arguments_only(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What a call leaves out is None, whatever its default is."""
+
+    def effective(node: fx.Node) -> tuple[Any, ...]:
+        given = original(node)
+        names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+        written = {*names[: len(node.args)], *node.kwargs}
+        return tuple(value if name in written else None for name, value in zip(names, given, strict=True))
+
+    return effective
+
+
+def _any_dtype(original: Callable[..., Any]) -> Callable[..., Any]:
+    def condition(self: Any, match: Any) -> Any:
+        reason = original(self, match)
+        return None if reason is not None and "float32" in reason else reason
+
+    return condition
+
+
+def _outputs_shifted(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The results of a replacement, each in the place of its neighbour."""
+
+    def outputs(graph: fx.Graph) -> list[object]:
+        found = original(graph)
+        return [*found[1:], *found[:1]]
+
+    return outputs
+
+
+def _one_wildcard_forgotten(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The second operand of a match is taken for the first."""
+
+    def arguments(site: Any, replacement: Any, values: list[Any]) -> list[Any]:
+        found = original(site, replacement, values)
+        return [found[0], found[0], *found[2:]]
+
+    return arguments
+
+
+def _before_the_first(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement stands where the match began, before what it reads."""
+
+    def place(site: Any) -> Any:
+        found = original(site)
+        return (
+            found if isinstance(found, str) else type(found)(site.nodes[0].graph.find_nodes(op="placeholder")[0].next)
+        )
+
+    return place
+
+
+def _constants_from_tracing(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Numbers of a match are those of the examples, not those of the graph."""
+
+    def structured(self: Any, bound: Any) -> list[Any]:
+        found: list[Any] = original(self, bound)
+        return [1e-5 if isinstance(value, float) else value for value in found]
+
+    return structured
+
+
+MUTANTS = (
+    Mutant(
+        "matcher-ignores-constants", "an argument that the pattern does not name must have its default value",
+        "npugraph_ex.fusion.pattern:_match_value", _constants_match, "near-miss",
+    ),
+    Mutant(
+        "matcher-forgets-defaults", "a default that is written out is the same call as one that is left out",
+        "npugraph_ex.fusion.pattern:effective_arguments", _written_arguments_only, "planted",
+    ),
+    Mutant(
+        "fusion-ignores-other-users", "no value that vanishes has a user outside the match",
+        f"{_CHECKS}:vanishing_values", answering(None), "near-miss",
+    ),
+    Mutant(
+        "fusion-ignores-writes-between", "nothing writes a matched value between the matched operators",
+        f"{_CHECKS}:undisturbed", answering(None), "near-miss",
+    ),
+    Mutant(
+        "fusion-ignores-conditions", "a rule applies only where its condition holds",
+        f"{_ATTEMPT}:Attempt._ask_condition", answering(None), "near-miss",
+    ),
+    Mutant(
+        "fusion-ignores-dtypes", "an operator that does not take float32 is not given it",
+        "npugraph_ex.fusion.rules.norm_operands:NormOperands.__call__", _any_dtype, "near-miss",
+    ),
+    Mutant(
+        "fusion-ignores-metadata", "every replaced result keeps shape, dtype and strides",
+        f"{_CHECKS}:same_metadata", answering(None), "planted",
+    ),
+    Mutant(
+        "fusion-never-matches", "what must fuse does fuse",
+        "npugraph_ex.fusion.engine:may_match", answering(answer=False), "planted",
+    ),
+    Mutant(
+        "fusion-has-no-anchors", "every place where a pattern may begin is tried",
+        "npugraph_ex.fusion.engine:anchors", answering([]), "planted",
+    ),
+    Mutant(
+        "fusion-shifts-results", "each result takes the place of the one that it equals",
+        "npugraph_ex.fusion.splice:output_nodes", _outputs_shifted, "planted",
+    ),
+    Mutant(
+        "fusion-forgets-an-operand", "the fused operator reads what the matched operators read",
+        f"{_ATTEMPT}:_arguments", _one_wildcard_forgotten, "planted",
+    ),
+    Mutant(
+        "fusion-inserts-too-early", "a replacement stands after everything that it reads",
+        f"{_CHECKS}:place", _before_the_first, "planted",
+    ),
+    Mutant(
+        "fusion-takes-traced-numbers", "a number of the graph reaches the fused operator as it is",
+        "npugraph_ex.fusion.rule:PreparedRule.structured", _constants_from_tracing, "planted",
+    ),
+    Mutant(
+        "fusion-hides-outputs", "an output that nobody uses does not keep a pattern from matching",
+        "npugraph_ex.fusion.outputs:_item", answering(None), "planted",
+    ),
+    Mutant(
+        "fusion-refuses-all-aliases", "results that share memory as before are no reason against a fusion",
+        f"{_CHECKS}:same_aliasing", with_result(lambda _reason: "they share memory"), "planted",
+    ),
+)  # fmt: skip

@@ -1,0 +1,85 @@
+"""The oracle without a device: the pipeline's graph and the traced one, run on the CPU and compared by the judge.
+
+It sees what passes and rules do to values, aliases and writes, five times faster than capture and replay, and nothing of
+what happens on a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from torch import fx
+
+from npugraph_ex.config import CompilerConfig
+from npugraph_ex.config.compiler_config import apply_flat
+from npugraph_ex.observe.report import PassReport
+from npugraph_ex.passes import pipeline
+from npugraph_ex.testing.host import HostGraph
+from npugraph_ex.testing.inputs import Input, make_inputs
+from npugraph_ex.testing.judge import Limits, same_values
+from npugraph_ex.testing.metadata import Observation, observe, visible_difference
+from npugraph_ex.testing.verdict import JudgedValues, Verdict, judge_values
+
+
+def optimise(gm: fx.GraphModule, options: Mapping[str, Any]) -> PassReport:
+    """Run the pipeline on ``gm``, in place."""
+    config = CompilerConfig()
+    apply_flat(config, dict(options))
+    examples = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
+    return pipeline.run(gm, examples, config.to_options())
+
+
+def replaced_nodes(report: PassReport) -> frozenset[str]:
+    """The names of the nodes that were fused."""
+    return frozenset(name for rule in report.rules for fused in rule.fusions for name in fused.replaced)
+
+
+def compare_on_host(
+    traced: fx.GraphModule,
+    optimised: fx.GraphModule,
+    report: PassReport,
+    *,
+    inputs: tuple[Input, ...],
+    sizes: tuple[Mapping[str, int], ...],
+    limits: Limits,
+) -> Verdict:
+    """Run both graphs for each different set of sizes, with new values, and judge what differs.
+
+    Args:
+        traced: the graph as traced.
+        optimised: the graph after the passes.
+        report: of the passes.
+        inputs: the specification of the arguments.
+        sizes: for each call, the values of the symbols.
+        limits: of the judge.
+    """
+    before, after = HostGraph(traced), HostGraph(optimised)
+    total, seen = Verdict(), list[Mapping[str, int]]()
+    for call, wanted in enumerate(sizes):
+        if wanted in seen:
+            continue
+        seen.append(wanted)
+        make = partial(make_inputs, inputs, sizes=wanted, call=call, device="cpu")
+        old, new = (_observed(graph, make()) for graph in (before, after))
+        what = visible_difference(old, new, strides=False)
+        if what:
+            total.messages.append(f"call {call}: {what}")
+            return total
+        values, expected = (*new.outputs, *new.inputs), (*old.outputs, *old.inputs)
+        if all(map(same_values, expected, values)):
+            continue
+        judged = judge_values(
+            JudgedValues(traced, make, len(new.outputs), replaced_nodes(report), on_host=True),
+            values, expected, limits=limits,
+        )  # fmt: skip
+        total.worst_ulp = max(total.worst_ulp, judged.worst_ulp)
+        total.messages += [f"call {call}, {message}" for message in judged.messages]
+        if total.messages:
+            break
+    return total
+
+
+def _observed(graph: HostGraph, inputs: list[Any]) -> Observation:
+    return observe(inputs, graph.run(inputs))

@@ -1,0 +1,157 @@
+"""Runs a graph on the CPU many times, quickly: what each node calls is settled once, and a run is a loop over calls.
+
+ATen operators run by their CPU kernels, npu operators by ``npugraph_ex.reference``. This is eager mode without a device:
+each result is rounded to the dtype that the graph gives it.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from npugraph_ex.reference import kernel_of
+
+Argument = Callable[[Any], Any]
+
+
+class ReferenceUnavailableError(NotImplementedError):
+    """An operator of the graph cannot run on the CPU."""
+
+
+def on_host(value: Any) -> Any:
+    """An argument for the CPU: another device becomes it."""
+    return torch.device("cpu") if isinstance(value, torch.device) else value
+
+
+@functools.cache
+def callable_of(target: Any) -> Callable[..., Any]:
+    """What computes ``target`` on the CPU."""
+    kernel = kernel_of(target._schema.name) if isinstance(target, torch._ops.OpOverload) else None
+    if kernel is None and getattr(target, "namespace", "") != "npu":
+        return target  # type: ignore[no-any-return]
+    if kernel is None:
+        raise ReferenceUnavailableError(f"npugraph_ex.reference.KERNELS has no {target._schema.name}; add it there.")
+    return kernel
+
+
+def _laid_out_as(node: fx.Node, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """``kernel`` with results that lie in memory as the device's operator says; a formula does not care."""
+    wanted = [_strides(fake) for fake in pytree.tree_leaves(node.meta.get("val"))]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        leaves, spec = pytree.tree_flatten(kernel(*args, **kwargs))
+        return pytree.tree_unflatten(list(map(_relaid, leaves, wanted)), spec)
+
+    return run
+
+
+def _strides(fake: Any) -> tuple[int, ...] | None:
+    """The strides of a fake tensor; None where they are symbolic, and then dense."""
+    known = isinstance(fake, torch.Tensor) and all(isinstance(stride, int) for stride in fake.stride())
+    return tuple(fake.stride()) if known else None
+
+
+def _relaid(value: Any, strides: tuple[int, ...] | None) -> Any:
+    if not isinstance(value, torch.Tensor) or value.stride() == strides:
+        return value
+    return torch.empty_strided(value.shape, strides, dtype=value.dtype).copy_(value) if strides else value.contiguous()
+
+
+class HostGraph:
+    """A graph prepared for the CPU. Do not edit the graph afterwards.
+
+    Args:
+        gm: of ATen and npu operators.
+        argument: what becomes of arguments that are no nodes.
+        call: what computes an operator.
+
+    Raises:
+        ReferenceUnavailableError: the graph has an operator that cannot run on the CPU.
+    """
+
+    def __init__(
+        self, gm: fx.GraphModule, argument: Argument = on_host, call: Callable[[Any], Any] | None = None
+    ) -> None:
+        self.placeholders = gm.graph.find_nodes(op="placeholder")
+        self.calls = [
+            (node, call(node.target) if call else _on_host(node), *_changed(node, argument))
+            for node in gm.graph.nodes
+            if node.op == "call_function"
+        ]
+        self.constants = {node: _constant(gm, node) for node in gm.graph.find_nodes(op="get_attr")}
+        (output,) = gm.graph.find_nodes(op="output")
+        self.outputs = pytree.tree_leaves(output.args[0], is_leaf=lambda leaf: leaf is None)
+
+    def run(self, inputs: Sequence[Any], *, keep: dict[fx.Node, Any] | None = None) -> list[Any]:
+        """The outputs for ``inputs``, which the graph may write.
+
+        Args:
+            inputs: tensors on the CPU.
+            keep: gets a copy, as it was then, of what each of its nodes computed.
+        """
+        values = self.start(inputs)
+        with torch.no_grad():
+            for node, function, args, kwargs in self.calls:
+                values[node] = self.call(function, args, kwargs, values)
+                if keep is not None and node in keep:
+                    keep[node] = pytree.tree_map(copied, values[node])
+        return self.results(values)
+
+    def start(self, inputs: Sequence[Any]) -> dict[fx.Node, Any]:
+        """The values that are there before the first call."""
+        return {**dict(zip(self.placeholders, inputs, strict=True)), **self.constants}
+
+    @staticmethod
+    def call(function: Callable[..., Any], args: Any, kwargs: Any, values: Mapping[fx.Node, Any]) -> Any:
+        """One call with nodes replaced by their values."""
+        given, named = fx.map_arg((args, kwargs), values.__getitem__)
+        try:
+            return function(*given, **named)
+        except NotImplementedError as error:
+            raise ReferenceUnavailableError(f"{function} cannot run on the CPU: {error}") from error
+
+    def results(self, values: Mapping[fx.Node, Any]) -> list[Any]:
+        """The outputs, flat."""
+        return [values[leaf] if isinstance(leaf, fx.Node) else leaf for leaf in self.outputs]
+
+
+def _on_host(node: fx.Node) -> Callable[..., Any]:
+    function = callable_of(node.target)
+    if function is node.target or node.target._schema.is_mutable:  # type: ignore[union-attr]
+        return function
+    return _laid_out_as(node, function)
+
+
+class DeviceGraph(HostGraph):
+    """The same loop on the device: every operator as the graph has it."""
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        super().__init__(gm, _as_it_is, _as_it_is)
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def copied(value: Any) -> Any:
+    """A copy of a tensor, on the CPU; other values as they are."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.clone() if value.device.type == "cpu" else value.cpu()
+
+
+def _changed(node: fx.Node, argument: Argument) -> tuple[Any, Any]:
+    if node.target is operator.getitem:
+        return node.args, node.kwargs
+    return pytree.tree_map(lambda leaf: leaf if isinstance(leaf, fx.Node) else argument(leaf), (node.args, node.kwargs))  # type: ignore[no-any-return]
+
+
+def _constant(gm: fx.GraphModule, node: fx.Node) -> Any:
+    value = operator.attrgetter(str(node.target))(gm)
+    return value.cpu() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,118 @@
+"""Validation of users' replacements: ``validate_replacement`` for one, ``validate_module`` for what a module registers.
+
+``survey`` finds where a rule matches, ``trials`` runs it in random programs, ``blame`` tells a wrong replacement from a
+weak guard, ``validate`` draws the conclusions, ``findings`` are they.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._inductor.pattern_matcher import Match, PatternExpr, fwd_only
+
+from npugraph_ex.fusion.registry import USER_RULES, register_replacement
+from npugraph_ex.testing.targets import device_name
+from npugraph_ex.testing.validation.effort import Effort
+from npugraph_ex.testing.validation.findings import Finding, ReplacementRefutedError, Validation
+from npugraph_ex.testing.validation.loading import RulesNotFoundError, load_rules
+from npugraph_ex.testing.validation.registration import registration_code
+from npugraph_ex.testing.validation.validate import validate_rule
+
+__all__ = [
+    "Finding",
+    "ReplacementRefutedError",
+    "RulesNotFoundError",
+    "Validation",
+    "load_rules",
+    "validate_module",
+    "validate_replacement",
+]
+
+
+def validate_replacement(  # noqa: PLR0913 - keyword arguments, all but three with defaults
+    search_fn: Callable[..., Any],
+    replace_fn: Callable[..., Any],
+    example_inputs: Sequence[Any],
+    *,
+    extra_check: Callable[[Match], Any] | None = None,
+    scalar_workaround: Mapping[str, float] | None = None,
+    search_fn_pattern: PatternExpr | None = None,
+    trace_fn: Callable[..., torch.fx.GraphModule] = fwd_only,
+    dtypes: Sequence[torch.dtype] | None = None,
+    max_examples: int = 60,
+    expect_matches: int = 1,
+    seed: int = 0,
+    report_dir: str | Path | None = None,
+) -> Validation:
+    """Find out whether a replacement computes what it replaces, wherever its guard lets it match.
+
+    It is registered for the time of the call, and planted into random programs of other operators, views and in-place
+    writes, over dtypes, sizes, layouts and symbolic shapes. Each program runs in eager mode, optimised, and captured
+    and replayed, and is judged by a float64 reference.
+
+    Args:
+        search_fn: as in ``register_replacement``, like the next five.
+        replace_fn: what takes its place.
+        example_inputs: one tensor for each argument that is not in ``scalar_workaround``.
+        extra_check: the guard.
+        scalar_workaround: numeric arguments.
+        search_fn_pattern: a pattern in place of ``search_fn``.
+        trace_fn: traces both functions.
+        dtypes: of the floating-point arguments, those that are float32 beside narrower ones aside; None for float16,
+            bfloat16 and float32.
+        max_examples: how many programs, at least one.
+        expect_matches: in how many of them it must be fused.
+        seed: the same seed draws the same programs.
+        report_dir: where a counterexample is written as a script; None for nowhere.
+
+    Returns:
+        The validation: ``print`` it, ask its ``verdict``, or ``require()`` that nothing is wrong.
+
+    Raises:
+        ReplacementError: it cannot be registered; the message says which function or argument is wrong.
+        ValueError: a number is out of range.
+    """
+    given: dict[str, Any] = {"scalar_workaround": scalar_workaround, "search_fn_pattern": search_fn_pattern}
+    if extra_check is not None:
+        given["extra_check"] = extra_check
+    folder = None if report_dir is None else Path(report_dir)
+    setup = registration_code(search_fn, replace_fn, example_inputs, given)
+    chosen = None if dtypes is None else tuple(dtypes)
+    effort = Effort(max_examples, chosen, seed, expect_matches, folder, setup)
+    with register_replacement(search_fn, replace_fn, example_inputs, trace_fn, **given) as registration:
+        (prepared,) = (rule for rule in USER_RULES.snapshot() if rule.key == registration.key)
+        return validate_rule(prepared, effort, target=device_name())
+
+
+def validate_module(
+    spec: str,
+    *,
+    dtypes: Sequence[torch.dtype] | None = None,
+    max_examples: int = 60,
+    expect_matches: int = 1,
+    seed: int = 0,
+    report_dir: str | Path | None = None,
+) -> tuple[Validation, ...]:
+    """Validate every replacement that a module registers; the arguments are those of ``validate_replacement``.
+
+    Args:
+        spec: "module", "module:name" or "path/to/file.py"; see ``load_rules``.
+        dtypes: of the floating-point arguments.
+        max_examples: how many programs for each replacement.
+        expect_matches: in how many of them it must be fused.
+        seed: the same seed draws the same programs.
+        report_dir: where counterexamples are written; None for nowhere.
+
+    Raises:
+        RulesNotFoundError: it cannot be imported, or registers nothing.
+        ValueError: a number is out of range.
+    """
+    folder = None if report_dir is None else Path(report_dir)
+    place = str(Path(spec).resolve()) if spec.partition(":")[0].endswith(".py") else spec
+    setup = f"from npugraph_ex.testing import load_rules\n\nload_rules({place!r})"
+    chosen = None if dtypes is None else tuple(dtypes)
+    effort = Effort(max_examples, chosen, seed, expect_matches, folder, setup)
+    return tuple(validate_rule(rule, effort, target=device_name()) for rule in load_rules(spec))

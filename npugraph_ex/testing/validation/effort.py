@@ -1,0 +1,35 @@
+"""How much validation tries, and where its counterexamples go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much to try, and where counterexamples go.
+
+    Attributes:
+        examples: random programs for each replacement, at least one.
+        dtypes: of the pattern's floating-point arguments; None for float16, bfloat16 and float32.
+        seed: the same seed tries the same.
+        expect: in how many programs it must be fused at least.
+        folder: where counterexamples are written; None for nowhere.
+        setup: lines of Python that register the replacement in a counterexample.
+    """
+
+    examples: int = 60
+    dtypes: tuple[torch.dtype, ...] | None = None
+    seed: int = 0
+    expect: int = 1
+    folder: Path | None = None
+    setup: str = ""
+
+    def __post_init__(self) -> None:
+        if self.examples < 1:
+            raise ValueError(f"max_examples must be an int >= 1; it is {self.examples}.")
+        if self.expect < 0:
+            raise ValueError(f"expect_matches must be an int >= 0; it is {self.expect}.")

@@ -1,0 +1,128 @@
+"""What validation says of a replacement: findings, and one verdict, as plain data that prints as a table or as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+from tabulate import tabulate
+
+from npugraph_ex.errors import NpuGraphExError
+
+Kind = Literal[
+    "proven", "refuted", "guard-too-weak", "guard-too-strong", "never-matches", "not-judged", "overlaps-with"
+]
+_ORDER: tuple[Kind, ...] = (
+    "refuted", "never-matches", "guard-too-strong", "not-judged", "proven", "guard-too-weak", "overlaps-with",
+)  # fmt: skip
+
+
+class ReplacementRefutedError(NpuGraphExError):
+    """A replacement was validated and is not right; the message is what was found."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was found out about a replacement.
+
+    Attributes:
+        kind: a verdict, or what else is worth knowing.
+        text: a sentence or two.
+        fails: whether it makes validation fail.
+        script: a counterexample that runs with plain ``python``; empty where there is none.
+    """
+
+    kind: Kind
+    text: str
+    fails: bool = False
+    script: str = ""
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What was found out about one replacement.
+
+    Attributes:
+        rule: its name.
+        findings: the worst first.
+        programs: how many random programs with the pattern in them were run.
+        fused: in how many of them it was fused and computed what they compute.
+        worst_ulp: the largest distance of a fused program's result from the float64 reference.
+        pattern: the operators that the search function was traced to.
+        target: the device that it ran on.
+        seed: of the programs.
+        settings: how many settings of sizes and dtypes got which answer of the matcher.
+    """
+
+    rule: str
+    findings: tuple[Finding, ...]
+    programs: int = 0
+    fused: int = 0
+    worst_ulp: float = 0.0
+    pattern: str = ""
+    target: str = ""
+    seed: int = 0
+    settings: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong with it."""
+        return not any(finding.fails for finding in self.findings)
+
+    @property
+    def verdict(self) -> str:
+        """The findings in a word or two each: "proven on 60", "refuted", "proven on 60, overlaps-with", ..."""
+        kinds = dict.fromkeys(finding.kind for finding in self.findings)
+        return ", ".join(f"proven on {self.fused}" if kind == "proven" else kind for kind in kinds)
+
+    def require(self) -> None:
+        """Raise ``ReplacementRefutedError`` with the failing findings, if there are any."""
+        if not self.ok:
+            text = "\n".join(f"{finding.kind}: {finding.text}" for finding in self.findings if finding.fails)
+            raise ReplacementRefutedError(f"{self.rule}:\n{text}")
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON: every field, and the verdict."""
+        return {"verdict": self.verdict, "ok": self.ok, **asdict(self)}
+
+    def __str__(self) -> str:
+        return report_table((self,))
+
+
+def ordered(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """The worst first: what fails, then the verdict, then remarks."""
+    return tuple(sorted(findings, key=lambda finding: (not finding.fails, _ORDER.index(finding.kind))))
+
+
+def report_table(results: Sequence[Validation]) -> str:
+    """One line a replacement, then every finding in full."""
+    rows = [
+        (
+            result.rule, result.verdict, f"{result.fused} of {result.programs}",
+            f"{result.worst_ulp:.2f}" if result.worst_ulp else "equal" if result.fused else "",
+            _settings(result.settings),
+        )
+        for result in results
+    ]  # fmt: skip
+    headers = ("replacement", "verdict", "right and fused", "worst ULP", "sizes and dtypes tried")
+    parts = [tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True)]
+    for result in results:
+        lines = [f"{result.rule}", f"  looks for {result.pattern}"] if result.pattern else [result.rule]
+        lines += [f"  {finding.kind}: {finding.text}" for finding in result.findings]
+        lines += [f"  counterexample: python {finding.script}" for finding in result.findings if finding.script]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def _settings(counts: dict[str, int]) -> str:
+    words = {"fused": "fused", "guard": "refused by its guard", "library": "refused by the library"}
+    return ", ".join(f"{counts[key]} {word}" for key, word in words.items() if counts.get(key))
+
+
+def to_json(results: Sequence[Validation]) -> str:
+    """All results as one JSON object."""
+    return json.dumps(
+        {"ok": all(result.ok for result in results), "replacements": [result.as_dict() for result in results]}, indent=2
+    )

@@ -1,0 +1,158 @@
+"""Finds the replacements that a module registers: imports it, calls what is named, and looks at what the registry gained."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+from npugraph_ex.errors import NpuGraphExError
+from npugraph_ex.fusion.registry import USER_RULES
+from npugraph_ex.fusion.rule import PreparedRule
+
+
+class RulesNotFoundError(NpuGraphExError):
+    """What was to be validated cannot be imported, or registers nothing; one sentence says which and why."""
+
+
+def load_rules(spec: str) -> tuple[PreparedRule, ...]:
+    """Import a module and return the replacements that it registers with ``register_replacement``.
+
+    Args:
+        spec: "module", "package.module" or "path/to/file.py", and, after a colon if only a part is meant, the name
+            of a search function, or of a function without required arguments that registers when it is called.
+
+    Raises:
+        RulesNotFoundError: there is no such module or name, importing it or the call failed, or nothing is registered.
+    """
+    place, name = _split(spec)
+    before = {id(rule) for rule in USER_RULES.snapshot()}
+    module = _module(place)
+    found = _new(before) or _of_module(module)
+    if not name:
+        if not found:
+            raise RulesNotFoundError(
+                f"{place} registers no replacement when it is imported; if a function of it does, name that: "
+                f"{place}:function."
+            )
+        return found
+    target = getattr(module, name, None)
+    named = tuple(rule for rule in found if rule.rule.search is target or rule.rule.name.endswith(f".{name}"))
+    if named:
+        return named
+    if target is None:
+        names = ", ".join(rule.rule.name for rule in found) or "none"
+        raise RulesNotFoundError(f"{place} has no {name!r}; the replacements that it registers are: {names}.")
+    return _registered_by(target, f"{place}:{name}")
+
+
+def _split(spec: str) -> tuple[str, str]:
+    place, colon, name = spec.rpartition(":")
+    if not colon:
+        place, name = spec, ""
+    if not place or (colon and not name.isidentifier()):
+        raise RulesNotFoundError(
+            f"{spec!r} must be MODULE or MODULE:NAME, the module a name or the path of a .py file."
+        )
+    return place, name
+
+
+def _new(before: set[int]) -> tuple[PreparedRule, ...]:
+    return tuple(rule for rule in USER_RULES.snapshot() if id(rule) not in before)
+
+
+def _of_module(module: ModuleType) -> tuple[PreparedRule, ...]:
+    """What a module that was imported earlier has registered."""
+    own = module.__name__
+    return tuple(rule for rule in USER_RULES.snapshot() if getattr(rule.rule.search, "__module__", None) == own)
+
+
+def _module(place: str) -> ModuleType:
+    try:
+        return _from_file(Path(place)) if place.endswith(".py") else _by_name(place)
+    except RulesNotFoundError:
+        raise
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise RulesNotFoundError(f"importing {place} failed{_where(error, place)}: {_said(error)}") from error
+
+
+def _by_name(name: str) -> ModuleType:
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        spec = importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        spec = None
+        if not (error.name and name.startswith(error.name)):
+            raise
+    if spec is None:
+        raise RulesNotFoundError(
+            f"there is no module {name!r} on the path or in {Path.cwd()}; for a file, name it *.py."
+        )
+    return importlib.import_module(name)
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise RulesNotFoundError(f"there is no file {str(path)!r}.")
+    resolved = path.resolve()
+    known = next((m for m in sys.modules.values() if getattr(m, "__file__", None) == str(resolved)), None)
+    if known is not None:
+        return known
+    spec = importlib.util.spec_from_file_location(path.stem, resolved)
+    if spec is None or spec.loader is None:
+        raise RulesNotFoundError(f"{str(path)!r} cannot be loaded as Python.")
+    module = importlib.util.module_from_spec(spec)
+    # What stands beside the file is importable, as if it were run as a script.
+    sys.path.insert(0, str(resolved.parent))
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _registered_by(target: object, named: str) -> tuple[PreparedRule, ...]:
+    """What a call of a function registers."""
+    if not callable(target):
+        raise RulesNotFoundError(
+            f"{named} is a {type(target).__name__}, no search function of a registered replacement."
+        )
+    required = [
+        parameter.name
+        for parameter in inspect.signature(target).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind not in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}
+    ]
+    if required:
+        raise RulesNotFoundError(
+            f"{named} is no search function of a registered replacement, and cannot be called to register one: "
+            f"it wants {', '.join(required)}."
+        )
+    before = {id(rule) for rule in USER_RULES.snapshot()}
+    try:
+        target()
+    except Exception as error:
+        raise RulesNotFoundError(f"calling {named}() failed{_where(error, named)}: {_said(error)}") from error
+    found = _new(before)
+    if not found:
+        raise RulesNotFoundError(f"{named}() registers no replacement that was not there before.")
+    return found
+
+
+def _said(error: BaseException) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {' '.join(text.split())}" if text else type(error).__name__
+
+
+def _where(error: BaseException, place: str) -> str:
+    """The line of the user's own file that the error passed through last."""
+    if isinstance(error, SyntaxError):
+        return f" at line {error.lineno}"
+    stem = place.partition(":")[0].rpartition(".")[2] if not place.endswith(".py") else Path(place).stem
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).stem == stem]
+    return f" at line {frames[-1].lineno}" if frames else ""

@@ -1,0 +1,63 @@
+"""What the matcher's answers say of a rule: refused everywhere, allowed too much, or after the same place as another."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from npugraph_ex.fusion.registry import USER_RULES
+from npugraph_ex.fusion.rule import PreparedRule
+from npugraph_ex.fusion.rules import prepared_rules
+from npugraph_ex.testing.patterns import Pattern
+from npugraph_ex.testing.validation.findings import Finding
+from npugraph_ex.testing.validation.survey import Setting, Surveyed, match_report
+
+_COMPARED = 4
+
+
+def refused_everywhere(answers: Sequence[Surveyed]) -> Finding:
+    """The matcher refuses the rule in every setting, whatever its guard says; why."""
+    tried = [entry for entry in answers if entry.answer == "library"]
+    if not tried:
+        return Finding("never-matches", f"its search function cannot be traced: {answers[0].reason}", fails=True)
+    reason, times = Counter(entry.reason for entry in tried).most_common(1)[0]
+    example = next(entry.setting for entry in tried if entry.reason == reason)
+    return Finding(
+        "never-matches",
+        f"the matcher refuses it in all {len(tried)} settings; in {times} of them because {reason} ({example})",
+        fails=True,
+    )
+
+
+def allowed_too_much(answers: Sequence[Surveyed]) -> list[Finding]:
+    """The guard lets matches through that would change a dtype, a shape or what shares memory."""
+    legal = [entry for entry in answers if entry.answer == "library" and entry.allowed and " would " in entry.reason]
+    if not legal:
+        return []
+    return [
+        Finding(
+            "guard-too-weak",
+            f"its guard allows matches that would change what the program returns; this library refuses them: "
+            f"{legal[0].reason} ({legal[0].setting})",
+        )
+    ]
+
+
+def overlaps(prepared: PreparedRule, pattern: Pattern, settings: Sequence[Setting]) -> list[Finding]:
+    """Which other rules would fuse operators of the same pattern, and who comes first."""
+    rules = (*USER_RULES.snapshot(), *prepared_rules())
+    order = [rule.rule.name for rule in rules]
+    name = prepared.rule.name
+    found: dict[str, None] = {}
+    for setting in settings[:_COMPARED]:
+        report = match_report(pattern, setting, tuple(rule for rule in rules if rule.rule.name != name))
+        if not isinstance(report, str):
+            found |= dict.fromkeys(record.name for record in report.rules if record.fusions)
+    return [
+        Finding(
+            "overlaps-with",
+            f"{other} fuses the same operators; {'this' if order.index(name) < order.index(other) else 'that'} one is "
+            "tried first and wins",
+        )
+        for other in found
+    ]

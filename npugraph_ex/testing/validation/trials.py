@@ -1,0 +1,144 @@
+"""Runs a replacement in random programs, and sorts what came of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from hypothesis import strategies as st
+
+from npugraph_ex.testing.choices import Choices, Drawn, Sampled
+from npugraph_ex.testing.inputs import Dim, make_inputs
+from npugraph_ex.testing.oracle import Case, Outcome, check
+from npugraph_ex.testing.patterns import Pattern
+from npugraph_ex.testing.program import Program
+from npugraph_ex.testing.strategies import planted_programs
+from npugraph_ex.testing.validation.survey import Setting
+
+Fate = Literal["right", "wrong", "not fused", "not runnable", "not judged"]
+_SMALL = 1 << 13
+_ENOUGH_WRONG = 8
+_DYNAMIC_PERCENT = 25
+_MOST_SETTINGS = 32
+# None leaves magnitudes to the inputs and puts other operators before the pattern.
+_SCALES = (1.0, None, 0.01, None, 0.001, None, 20.0, None)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One program around the pattern and what came of it."""
+
+    setting: Setting
+    case: Case
+    outcome: Outcome
+    fate: Fate
+
+
+@dataclass
+class Trials:
+    """All of them.
+
+    Attributes:
+        made: in the order in which they were run.
+    """
+
+    made: list[Trial] = field(default_factory=list)
+
+    def of(self, fate: Fate) -> list[Trial]:
+        """Those that ended so."""
+        return [trial for trial in self.made if trial.fate == fate]
+
+
+def runnable(settings: Sequence[Setting]) -> list[Setting]:
+    """The settings to compute with: small ones, of every dtype, and where there are none the smallest."""
+    by_size = sorted(settings, key=_elements)
+    small = [setting for setting in by_size if _elements(setting) <= _SMALL] or by_size[:2]
+    step = max(1, math.ceil(len(small) / _MOST_SETTINGS))
+    # Evenly over the sizes; the smallest stays first, which is what a failure shrinks to.
+    return small[::step]
+
+
+def _elements(setting: Setting) -> int:
+    return sum(math.prod(shape) for shape in setting.shapes)
+
+
+@st.composite
+def placed(draw: Any, pattern: Pattern, settings: Sequence[Setting]) -> Program:
+    """A program with the pattern in it in one of the settings; shrinks."""
+    choices = Choices(Drawn(draw))
+    return place(choices, pattern, choices.pick(settings))
+
+
+def place(choices: Choices, pattern: Pattern, setting: Setting) -> Program:
+    """A program with the pattern in it in this setting; its leading size may be a symbol."""
+    dynamic = pattern.leading is not None and choices.chance(_DYNAMIC_PERCENT)
+    specs = {
+        argument.name: (_shape(pattern, argument.dims, shape) if dynamic else shape, dtype)
+        for argument, shape, dtype in zip(pattern.arguments, setting.shapes, setting.dtypes, strict=True)
+    }
+    scale = choices.pick(_SCALES)
+    make = planted_programs(pattern=pattern, dynamic=dynamic, exactly=specs, prefix=3 if scale is None else 0)
+    # How often it must fuse is not known: the guard may refuse what the program's other sizes make of it.
+    program = dataclasses.replace(make(choices), expected=None)
+    return program if scale is None else _scaled(program, scale)
+
+
+def _scaled(program: Program, scale: float) -> Program:
+    """The program with inputs of one magnitude: an epsilon matters only where all that it is added to is small."""
+    inputs = tuple(
+        dataclasses.replace(x, scale=scale) if x.torch_dtype.is_floating_point else x for x in program.inputs
+    )
+    return dataclasses.replace(program, inputs=inputs)
+
+
+def _shape(pattern: Pattern, dims: Sequence[int], shape: Sequence[int]) -> tuple[Dim, ...]:
+    return tuple("s0" if dim == pattern.leading else size for dim, size in zip(dims, shape, strict=True))
+
+
+def run_trials(
+    pattern: Pattern,
+    settings: Sequence[Setting],
+    *,
+    examples: int,
+    seed: str,
+    options: Mapping[str, Any],
+    route: str = "graph",
+) -> Trials:
+    """Run so many programs, of every dtype as many; stop early once enough are wrong and some others have been seen."""
+    trials = Trials()
+    kinds = list(dict.fromkeys(setting.dtypes for setting in settings))
+    for number in range(examples):
+        choices = Choices(Sampled(f"{seed}:{number}"))
+        dtypes = kinds[number % len(kinds)]
+        setting = choices.pick([setting for setting in settings if setting.dtypes == dtypes])
+        case = Case.of(place(choices, pattern, setting), route=route, options=options)
+        outcome = check(case)
+        trials.made.append(Trial(setting, case, outcome, _fate(case, outcome)))
+        if len(trials.of("wrong")) >= _ENOUGH_WRONG and len(trials.made) >= 3 * _ENOUGH_WRONG:
+            break
+    return trials
+
+
+def _fate(case: Case, outcome: Outcome) -> Fate:
+    if outcome.ok:
+        return "right" if outcome.fusions else "not fused"
+    raised = outcome.failures[0].startswith("raised ")
+    if raised and not _runs_eagerly(case):
+        return "not runnable"
+    if raised and any(name in outcome.failures[0] for name in ("ReferenceUnavailable", "KernelMissing")):
+        return "not judged"
+    if raised or outcome.fusions or "rolled back" in outcome.failures[0]:
+        return "wrong"
+    return "not fused"
+
+
+def _runs_eagerly(case: Case) -> bool:
+    """Whether the program itself runs; a random integer need not be an index, say."""
+    try:
+        case.function()(*make_inputs(case.inputs, sizes=case.sizes[0]))
+    except Exception:  # noqa: BLE001 - any reason will do
+        return False
+    return True

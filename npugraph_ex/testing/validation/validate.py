@@ -1,0 +1,197 @@
+"""Validates replacements: where they match, whether what they put there is right, and who else wants the same place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from npugraph_ex.fusion.registry import USER_RULES
+from npugraph_ex.fusion.rule import PreparedRule
+from npugraph_ex.fusion.rules import RULE_NAMES
+from npugraph_ex.testing.patterns import Pattern, pattern_of
+from npugraph_ex.testing.script import script_of
+from npugraph_ex.testing.search import find_failure
+from npugraph_ex.testing.validation.blame import Divide, divide_of
+from npugraph_ex.testing.validation.effort import Effort
+from npugraph_ex.testing.validation.findings import Finding, Validation, ordered
+from npugraph_ex.testing.validation.matching import allowed_too_much, overlaps, refused_everywhere
+from npugraph_ex.testing.validation.survey import Setting, Surveyed, counted, operators_of, survey
+from npugraph_ex.testing.validation.trials import Trials, placed, run_trials, runnable
+
+_CONFIRMING = 12
+_COMPILED = 2
+_SHRINKING_SECONDS = 8.0
+_COMPARED = 4
+
+
+def validate_rule(prepared: PreparedRule, effort: Effort, *, target: str = "") -> Validation:
+    """Validate one registered replacement, with every other rule switched off."""
+    return _Validator(prepared, effort, target).run()
+
+
+@dataclass
+class _Validator:
+    prepared: PreparedRule
+    effort: Effort
+    target: str
+    findings: list[Finding] = field(default_factory=list)
+    operators: str = ""
+
+    def run(self) -> Validation:
+        """Everything about the one replacement."""
+        name = self.prepared.rule.name
+        if self.prepared.inactive:
+            self._say("not-judged", f"{self.prepared.inactive}.", fails=True)
+            return self._result(Trials(), ())
+        try:
+            pattern = pattern_of(self.prepared.rule)
+        except TypeError as error:
+            self._say("not-judged", f"{error}", fails=True)
+            return self._result(Trials(), ())
+        answers = survey(self.prepared, pattern, dtypes=self.effort.dtypes, seed=self.effort.seed)
+        traced = [entry.setting for entry in answers if entry.answer != "no trace"]
+        self.operators = " -> ".join(operators_of(pattern, traced[0])) if traced else ""
+        fused = [entry.setting for entry in answers if entry.answer == "fused"]
+        if not fused:
+            self._never(pattern, answers)
+            return self._result(Trials(), answers)
+        self.findings += allowed_too_much(answers) + overlaps(self.prepared, pattern, fused)
+        trials = self._tried(pattern, runnable(fused), f"{self.effort.seed}:{name}")
+        self._judge(pattern, trials)
+        return self._result(trials, answers)
+
+    def _say(self, kind: Any, text: str, *, fails: bool = False, script: str = "") -> None:
+        self.findings.append(Finding(kind, text, fails, script))
+
+    def _result(self, trials: Trials, answers: Sequence[Surveyed]) -> Validation:
+        right = trials.of("right")
+        return Validation(
+            rule=self.prepared.rule.name,
+            findings=ordered(self.findings),
+            programs=len(trials.made) - len(trials.of("not runnable")),
+            fused=len(right),
+            worst_ulp=max((trial.outcome.worst_ulp for trial in right), default=0.0),
+            pattern=self.operators,
+            target=self.target,
+            seed=self.effort.seed,
+            settings={answer: count for answer, count in counted(answers).items() if answer != "no trace"},
+        )
+
+    # -- where it matches ----------------------------------------------------------------------------------------------
+
+    def _never(self, pattern: Pattern, answers: Sequence[Surveyed]) -> None:
+        """Nothing was fused: because of the guard, or because of what the library refuses."""
+        guarded = [entry for entry in answers if entry.answer == "guard"]
+        if guarded:
+            right = self._right_without_guard(pattern, [entry.setting for entry in guarded])
+            self._say(
+                "guard-too-strong",
+                f"it never matches: in {len(guarded)} settings of sizes and dtypes where everything else fits, "
+                f"{guarded[0].reason} (for example for {guarded[0].setting}). {right}",
+                fails=True,
+            )
+        else:
+            self.findings.append(refused_everywhere(answers))
+
+    def _right_without_guard(self, pattern: Pattern, settings: Sequence[Setting]) -> str:
+        """Whether the replacement would be right where its guard refuses it."""
+        from npugraph_ex.testing.validation.unguarded import without_guard
+
+        with without_guard(self.prepared):
+            trials = self._tried(pattern, runnable(settings), "unguarded", examples=min(10, self.effort.examples))
+        right, wrong = len(trials.of("right")), len(trials.of("wrong"))
+        if wrong:
+            return f"Without it the replacement is wrong in {wrong} of {right + wrong} programs."
+        return f"Without it the replacement is right in all {right} programs that were tried." if right else ""
+
+    # -- whether it is right -------------------------------------------------------------------------------------------
+
+    def _tried(
+        self, pattern: Pattern, settings: Sequence[Setting], seed: str, *, examples: int = 0, route: str = "graph"
+    ) -> Trials:
+        return run_trials(
+            pattern, settings, examples=examples or self.effort.examples, seed=seed, options=self._options(),
+            route=route,
+        )  # fmt: skip
+
+    def _options(self) -> Mapping[str, Any]:
+        """Every rule but this one is off."""
+        own = self.prepared.rule.name
+        others = dict.fromkeys((rule.rule.name for rule in USER_RULES.snapshot()), False) | dict.fromkeys(
+            RULE_NAMES, False
+        )
+        return {"fusion_rules": {name: False for name in others if name != own}}
+
+    def _judge(self, pattern: Pattern, trials: Trials) -> None:
+        wrong, right = trials.of("wrong"), trials.of("right")
+        if wrong:
+            self._refute(pattern, trials)
+        elif not right:
+            unjudged = trials.of("not judged")
+            why = unjudged[0].outcome.failures[0] if unjudged else "no program around the pattern could be run"
+            self._say("not-judged", f"{why}.", fails=True)
+        elif len(right) < self.effort.expect:
+            self._say(
+                "never-matches", f"fused in {len(right)} of {len(trials.made)} programs; expected in at least "
+                f"{self.effort.expect}", fails=True,
+            )  # fmt: skip
+        else:
+            self._through_torch_compile(pattern, trials)
+
+    def _through_torch_compile(self, pattern: Pattern, trials: Trials) -> None:
+        """Dynamo and AOT may write the pattern differently from what tracing the search function gives."""
+        settings = list(dict.fromkeys(trial.setting for trial in trials.of("right")))[:_COMPARED]
+        compiled = self._tried(pattern, settings, "compiled", examples=_COMPILED, route="compile")
+        if compiled.of("wrong"):
+            self._refute(pattern, compiled, route="compile")
+        elif compiled.made and len(compiled.of("not fused")) == len(compiled.made):
+            misses = [miss for trial in compiled.made for miss in trial.outcome.near_misses]
+            why = misses[0] if misses else "nothing in the graph that AOT makes looks like it"
+            self._say("never-matches", f"it fuses in traced graphs but not through torch.compile: {why}", fails=True)
+        else:
+            right = trials.of("right")
+            self._say(
+                "proven",
+                f"fused in {len(right)} random programs, each run in eager mode, optimised, and captured and replayed, "
+                f"and judged by a float64 reference",
+            )
+
+    def _refute(self, pattern: Pattern, trials: Trials, *, route: str = "graph") -> None:
+        """Wrong somewhere: everywhere, or where a stronger guard could tell."""
+        wrong = trials.of("wrong")
+        divide = divide_of(pattern, trials)
+        if divide is not None and not self._confirmed(pattern, trials, divide):
+            divide = None
+        settings = list(dict.fromkeys(trial.setting for trial in wrong))
+        found = find_failure(
+            placed(pattern, settings), examples=self.effort.examples, seed=self.effort.seed, route=route, options=self._options(),
+            shrinking_seconds=_SHRINKING_SECONDS,
+        )  # fmt: skip
+        case, outcome = found or (wrong[0].case, wrong[0].outcome)
+        script = ""
+        if self.effort.folder is not None:
+            guilty = f"the replacement {self.prepared.rule.name}"
+            text = script_of(case, outcome, guilty=guilty, setup=self.effort.setup)
+            path = self.effort.folder / f"{_file_name(self.prepared.rule.name)}.py"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            script = str(path)
+        count = f"{len(wrong)} of {len(wrong) + len(trials.of('right'))} programs in which it fused"
+        if divide is None:
+            self._say("refuted", f"wrong in {count}: {outcome.failures[0]}", fails=True, script=script)
+        else:
+            self._say(
+                "guard-too-weak", f"{divide} ({count}): {outcome.failures[0]}", fails=True, script=script
+            )  # fmt: skip
+
+    def _confirmed(self, pattern: Pattern, trials: Trials, divide: Divide) -> bool:
+        """New programs on the right side are right too: what divides the settings was no accident of the values."""
+        settings = dict.fromkeys(trial.setting for trial in trials.made)
+        rightly = [setting for setting in settings if divide.feature(setting) in divide.right]
+        again = self._tried(pattern, rightly, f"again {divide.what}", examples=_CONFIRMING)
+        return bool(again.of("right")) and not again.of("wrong")
+
+
+def _file_name(name: str) -> str:
+    return "counterexample_" + "".join(letter if letter.isalnum() else "_" for letter in name).strip("_")

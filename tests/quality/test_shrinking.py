@@ -1,0 +1,75 @@
+"""Planted bugs are found, become programs of at most six operators in half a minute, and are blamed on the right match."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from npugraph_ex import testing
+from npugraph_ex.testing import Case, Input, Program
+from npugraph_ex.testing.kills import kill
+from npugraph_ex.testing.shrinking import SECONDS
+from npugraph_ex.testing.strategies import Maker
+
+RULE = "add_rms_norm_dynamic_quant"
+SOURCES: dict[str, tuple[Maker, str]] = {
+    "planted": (testing.planted_programs(pattern=RULE), "fx"),
+    "near-miss": (testing.planted_programs(pattern=RULE, near_miss=True), "fx"),
+    "exact": (testing.exact_programs(), "fx"),
+    "device": (testing.exact_programs(dynamic=False), "graph"),
+}
+BUGS = (
+    "quant-subtracts-residual", "quant-drops-epsilon", "fusion-ignores-writes-between", "noop-removal-ignores-writes",
+    "reinplace-ignores-overlap", "cat-picks-another-operator", "replay-overwrites-results", "replay-ignores-addresses",
+)  # fmt: skip
+TWO_PAIRS = """\
+def program(x0, x1, x2, x3):
+    y, _, total = torch.ops.npu.npu_add_rms_norm.default(x0, x1, x2)
+    q, scale = torch.ops.npu.npu_dynamic_quant.default(y)
+    z, _, sum = torch.ops.npu.npu_add_rms_norm.default(total, x1, x2)
+    p, step = torch.ops.npu.npu_dynamic_quant.default(z, smooth_scales=x3)
+    return (q, scale, p, step, sum)
+"""
+ROWS = (Input((3, 64), seed=1), Input((3, 64), seed=2), Input((64,), seed=3), Input((64,), seed=4))
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_becomes_a_small_program(name: str) -> None:
+    """What is left has at most six operators, fails as the first program did, and only because of the fault."""
+    found = kill(name)
+    assert found.examples is not None
+    maker, route = SOURCES[found.family]
+    program = testing.sample(maker, found.examples - 1)
+
+    with testing.mutant(name):
+        kind = testing.check(Case.of(program, route=route)).kind
+
+        def fails(candidate: Program) -> bool:
+            outcome = testing.check(Case.of(candidate, route=route))
+            return not outcome.ok and outcome.kind == kind
+
+        start = time.process_time()
+        small = testing.shrink(program, fails)
+        assert time.process_time() - start < SECONDS
+        assert len(small.steps) <= min(6, len(program.steps)), small
+        assert fails(small)
+    assert testing.check(Case.of(small, route=route)).ok
+
+
+def test_a_program_that_does_not_fail_is_not_shrunk() -> None:
+    """There would be nothing to keep."""
+    with pytest.raises(ValueError, match="does not"):
+        testing.shrink(testing.sample(testing.exact_programs(), 0), lambda _program: False)
+
+
+def test_of_two_matches_the_wrong_one_is_blamed() -> None:
+    """Both pairs are fused, only the smoothed one wrongly."""
+    case = Case(TWO_PAIRS, ROWS, route="fx", expected=2)
+    assert testing.check(case).ok
+    with testing.mutant("quant-drops-smoothing"):
+        outcome = testing.check(case)
+        blamed = testing.find_guilty(case)
+    assert "the worst, at (" in outcome.failures[0]
+    assert blamed.startswith(f"pass fusion: rule {RULE}, match npu_add_rms_norm_1,")
+    assert blamed.endswith("alone of 2")

@@ -1,0 +1,172 @@
+"""The page and its drawings: well-formed, complete, and true to what they show; the books that a run is resumed from."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from npugraph_ex.testing import Case, Input
+from npugraph_ex.testing.reporting import (
+    Section,
+    draw_histogram,
+    draw_program,
+    draw_timeline,
+    drawing,
+    preformatted,
+    render_page,
+    table,
+)
+from npugraph_ex.testing.reporting.charts import binned
+from npugraph_ex.testing.reporting.modelled import Work, modelled_spans
+
+SUITE = Path(__file__).parents[2] / "conformance"
+PROGRAM = """\
+def program(x0, x1):
+    v0 = torch.ops.aten.add.Tensor(x0, x1)
+    torch.ops.aten.mul_.Tensor(x0, 2)
+    p1_a, p1_b = torch.ops.npu.npu_rms_norm.default(v0, x1)
+    v2 = torch.ops.aten.relu.default(x0)
+    return (p1_a, v2)
+"""
+
+
+def _parsed(text: str) -> ET.Element:
+    """Well-formed XML, or an error."""
+    return ET.fromstring(text)  # noqa: S314 - our own drawings
+
+
+def _texts(svg: str) -> list[str]:
+    return [element.text or "" for element in _parsed(svg).iter("text")]
+
+
+def test_a_graph_has_every_call_and_every_edge() -> None:
+    """Six boxes and the results; what reads a written value hangs below the write; the planted call is marked."""
+    svg = draw_program(PROGRAM)
+    assert sorted(_texts(svg)) == sorted(
+        ["x0", "x1", "add.Tensor", "mul_.Tensor", "npu.npu_rms_norm", "relu", "results"]
+    )
+    root = _parsed(svg)
+    boxes = {text.text: float(text.get("y", 0)) for text in root.iter("text")}
+    assert boxes["x0"] < boxes["mul_.Tensor"] < boxes["relu"] < boxes["results"]
+    assert boxes["add.Tensor"] < boxes["npu.npu_rms_norm"]
+    # x0, x1 -> add; x0 -> mul_; add, x1 -> norm; mul_ -> relu; norm, relu -> results
+    assert len(list(root.iter("path"))) == 8
+    assert [rect.get("class") for rect in root.iter("rect")].count("planted") == 1
+    right = max(float(rect.get("x", 0)) + float(rect.get("width", 0)) for rect in root.iter("rect"))
+    assert right <= float(root.get("width", 0))
+
+
+def test_a_histogram_counts_every_value_once() -> None:
+    """Zero is equal, an edge belongs to the bin that it ends, nothing is lost above the last."""
+    values = [0.0, 0.0, 0.25, 0.5, 0.75, 16.0, 17.0, float("inf")]
+    assert dict(binned(values)) == {
+        "equal": 2, "up to 0.5": 2, "up to 1": 1, "up to 2": 0, "up to 4": 0, "up to 8": 0, "up to 16": 1, "above 16": 2,
+    }  # fmt: skip
+    bars = [float(rect.get("width", 0)) for rect in _parsed(draw_histogram(values)).iter("rect")]
+    assert bars[0] == bars[1] == bars[-1] == max(bars)
+    assert bars[3] == 0
+
+
+def test_a_timeline_is_to_scale() -> None:
+    """Twice the time is twice the length, later is further right, each stream has a lane."""
+    spans = [Work("a", "s0", 0, 10), Work("b", "s1", 10, 20), Work("c", "s0", 30, 10)]
+    first, second, third = _parsed(draw_timeline(spans)).iter("rect")
+    assert float(second.get("width", 0)) == pytest.approx(2 * float(first.get("width", 0)), rel=0.01)
+    assert float(second.get("x", 0)) == pytest.approx(float(first.get("x", 0)) + float(first.get("width", 0)), abs=0.2)
+    assert second.get("y") != first.get("y") == third.get("y")
+
+
+def test_the_page_is_well_formed_and_loads_nothing() -> None:
+    """What tests print is escaped; no script, no address; an empty section is left out; wrong is coloured."""
+    blocks = [table(("a", "b"), [("<x>", "right"), (1, "2 WRONG")]), preformatted("a < b & c", "why <not>")]
+    sections = [Section("One", [*blocks, drawing(draw_program(PROGRAM), "caption")], "said"), Section("Empty", [])]
+    text = render_page("Title", "all <right>", good=True, facts=["seed 3"], sections=sections)
+    body = text.replace("<!doctype html>", "").replace('<meta charset="utf-8">', "")
+    _parsed(body.replace('content="width=device-width, initial-scale=1">', 'content="w"/>'))
+    assert not any(word in text for word in ("<script", "http", "src=", "href=", "Empty", "<x>"))
+    assert '<td class="good">right</td>' in text
+    assert '<td class="bad">2 WRONG</td>' in text
+
+
+def test_modelled_spans_of_a_program() -> None:
+    """Eager mode and a replay run the same kernels of an unfused program, each from time zero."""
+    steps = ("v0 = torch.ops.aten.relu.default(x0)", "v1 = torch.ops.aten.neg.default(v0)", "return (v1,)")
+    source = "\n    ".join(("def program(x0):", *steps)) + "\n"
+    eager, replayed = modelled_spans(Case(source, (Input((4, 8)),)))
+    assert min(span.start for span in eager) == min(span.start for span in replayed) == 0
+    names = [[span.name for span in spans] for spans in (eager, replayed)]
+    for kernel in ("relu", "neg"):
+        assert all(sum(kernel in name for name in found) == 1 for found in names), names
+
+
+@pytest.fixture
+def suite(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The suite's own helpers, which are no package."""
+    monkeypatch.syspath_prepend(str(SUITE))
+    import books
+    import known_failures
+
+    yield SimpleNamespace(books=books, known=known_failures)
+    for name in ("books", "known_failures"):
+        sys.modules.pop(name)
+
+
+def _entry(suite: Any, test: str) -> Any:
+    return suite.books.Entry(test, "rule", "float16", False, None, "graph", 0.1, 1, 1, 0.5, ("because",), (), PROGRAM)
+
+
+def test_a_run_is_resumed_where_it_was_cut_off(suite: Any, tmp_path: Path) -> None:
+    """What passed stays with its examples; a failed test and one that was cut off are forgotten and run again."""
+    run = {"seed": 3, "profile": "quick"}
+    books = suite.books.Books(tmp_path, run)
+    books.open(resume=False)
+    for test, outcome in (("a", "passed"), ("b", "failed"), ("c", None)):
+        books.add(_entry(suite, test))
+        if outcome:
+            books.finish(suite.books.Finished(test, outcome, 1.0, "", ({"name": "m", "rows": [[1, 2]]},)))
+    again = suite.books.Books(tmp_path, run)
+    again.open(resume=True)
+    assert again.done == {"a"}
+    assert again.entries == [_entry(suite, "a")]
+    assert again.finished[0].models == ({"name": "m", "rows": [[1, 2]]},)
+    again.add(_entry(suite, "b"))
+    third = suite.books.Books(tmp_path, run)
+    third.open(resume=True)
+    assert [entry.test for entry in third.entries] == ["a"]
+
+
+def test_another_run_is_not_resumed(suite: Any, tmp_path: Path) -> None:
+    """Another seed's results say nothing about this one's; what differs is named."""
+    suite.books.Books(tmp_path, {"seed": 3, "profile": "quick"}).open(resume=False)
+    with pytest.raises(suite.books.OtherRunError, match="seed differ"):
+        suite.books.Books(tmp_path, {"seed": 4, "profile": "quick"}).open(resume=True)
+
+
+class _Item:
+    def __init__(self, nodeid: str) -> None:
+        self.nodeid = nodeid
+        self.marks: list[Any] = []
+
+    def add_marker(self, mark: Any) -> None:
+        self.marks.append(mark)
+
+
+def test_known_failures_need_a_link(suite: Any, tmp_path: Path) -> None:
+    """An entry marks the tests whose ids begin so, strictly; without a link, or without a test, it is refused."""
+    path = tmp_path / "known.txt"
+    path.write_text("# why\n\ntest_a.py::test_x  https://example.org/1  waits\n", encoding="utf-8")
+    items = [_Item("conformance/test_a.py::test_x[1]"), _Item("conformance/test_a.py::test_y")]
+    suite.known.mark(suite.known.read(path), items)
+    (mark,) = items[0].marks
+    assert (mark.name, mark.kwargs) == ("xfail", {"reason": "https://example.org/1 waits", "strict": True})
+    assert not items[1].marks
+    with pytest.raises(suite.known.KnownFailuresError, match="no test is called"):
+        suite.known.mark(suite.known.read(path), items[1:])
+    path.write_text("test_a.py::test_x  soon\n", encoding="utf-8")
+    with pytest.raises(suite.known.KnownFailuresError, match="needs the link"):
+        suite.known.read(path)

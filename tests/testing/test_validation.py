@@ -1,0 +1,232 @@
+"""Validation of users' replacements: each verdict on a replacement that deserves it, and what the documentation shows."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from npugraph_ex import cli
+from npugraph_ex.errors import ReplacementError
+from npugraph_ex.fusion.conditions import ShapeRange
+from npugraph_ex.fusion.registry import USER_RULES
+from npugraph_ex.testing import ReplacementRefutedError, Validation, validate_replacement
+from npugraph_ex.testing.validation.guards import numbers_in
+
+PAGE = Path(__file__).parents[2] / "docs" / "validate.md"
+WIDTH = 96
+
+
+def _example(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.float16, device="npu")
+
+
+def _validated(
+    search: Callable[..., Any], replace: Callable[..., Any], *examples: torch.Tensor, **given: Any
+) -> Validation:
+    before = USER_RULES.snapshot()
+    result = validate_replacement(search, replace, examples or (_example(4, 8), _example(4, 8)), **given)
+    assert USER_RULES.snapshot() == before, "it stays registered"
+    return result
+
+
+def product_then_sigmoid(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """A pattern."""
+    return torch.sigmoid(torch.mul(x, y))
+
+
+def the_same_turned(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The same values."""
+    return torch.sigmoid(torch.mul(y, x))
+
+
+def test_a_right_replacement_is_proven() -> None:
+    """It fuses in the programs and no judge objects; other dtypes are not tried when one is asked for."""
+    result = _validated(product_then_sigmoid, the_same_turned, dtypes=[torch.bfloat16], max_examples=8)
+    assert result.verdict == f"proven on {result.fused}", str(result)
+    assert result.fused >= 4
+    assert result.pattern == "aten.mul.Tensor -> aten.sigmoid"
+    result.require()
+
+
+def test_a_wrong_one_is_refuted_by_a_script_that_runs(tmp_path: Path) -> None:
+    """The counterexample is small, and exits 1 under plain python in another process."""
+
+    def search(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(torch.sub(x, y))
+
+    def replace(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(torch.sub(y, x))
+
+    result = _validated(search, replace, max_examples=6, dtypes=[torch.float16], report_dir=tmp_path)
+    assert result.verdict == "refuted", str(result)
+    with pytest.raises(ReplacementRefutedError, match="elements are wrong"):
+        result.require()
+    script = Path(result.findings[0].script)
+    assert script.parent == tmp_path
+    assert len(script.read_text(encoding="utf-8").splitlines()) < 60
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "WRONG" in done.stdout
+
+
+def test_what_fails_for_one_dtype_blames_the_guard() -> None:
+    """Wrong for bfloat16 alone: the guard should have said so, and the finding says what divides right from wrong."""
+
+    def replace(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(torch.add(x, y) if x.dtype == torch.bfloat16 else torch.mul(x, y))
+
+    result = _validated(product_then_sigmoid, replace, max_examples=20, dtypes=[torch.float16, torch.bfloat16])
+    assert result.verdict == "guard-too-weak", str(result)
+    assert "wrong where the dtype of x is bfloat16, right where it is float16" in result.findings[0].text
+    assert not result.ok
+
+
+def test_a_guard_that_wants_what_the_examples_are_not_is_met() -> None:
+    """The guard mentions a size, and that size is tried; a size that no argument can have makes it too strong."""
+
+    def wide(match: Any) -> bool:
+        return bool(match.kwargs["x"].meta["val"].shape[-1] == WIDTH)
+
+    result = _validated(product_then_sigmoid, the_same_turned, extra_check=wide, max_examples=4, dtypes=[torch.float16])
+    assert result.verdict.startswith("proven"), str(result)
+    assert result.settings["guard"] > result.settings["fused"] > 0
+    never = _validated(
+        product_then_sigmoid, the_same_turned, extra_check=lambda match: not match, max_examples=3,
+        dtypes=[torch.float16],
+    )  # fmt: skip
+    assert never.verdict == "guard-too-strong"
+    assert "Without it the replacement is right in all" in never.findings[0].text
+    assert not never.ok
+
+
+def test_a_replacement_of_another_dtype_never_matches() -> None:
+    """The library refuses it everywhere, and the reason is told."""
+    result = _validated(product_then_sigmoid, lambda x, y: torch.sigmoid(torch.mul(x, y)).double(), max_examples=3)
+    assert result.verdict == "never-matches"
+    assert "would have dtype torch.float64" in result.findings[0].text
+
+
+def test_too_few_matches_fail() -> None:
+    """More fusions than there are programs cannot be had."""
+    result = _validated(product_then_sigmoid, the_same_turned, max_examples=3, expect_matches=4, dtypes=[torch.float16])
+    assert result.verdict == "never-matches"
+    assert "expected in at least 4" in result.findings[0].text
+
+
+def test_an_overlap_with_a_default_rule_is_told() -> None:
+    """Two rules after the same operators: both are named, and who wins."""
+
+    def search(x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y, _, total = torch.ops.npu.npu_add_rms_norm(x1, x2, gamma)
+        return (*torch.ops.npu.npu_dynamic_quant(y), total)
+
+    def replace(x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        quantised, _, total, scale, _ = torch.ops.npu.npu_add_rms_norm_dynamic_quant(x1, x2, gamma)
+        return quantised, scale, total
+
+    examples = (_example(4, 64), _example(4, 64), _example(64))
+    result = _validated(search, replace, *examples, max_examples=4, dtypes=[torch.float16])
+    (finding,) = [finding for finding in result.findings if finding.kind == "overlaps-with"]
+    assert finding.text.startswith("add_rms_norm_dynamic_quant fuses the same operators; this one")
+    assert result.ok, str(result)
+
+
+def test_errors_come_early() -> None:
+    """A number out of range and a function that is none are refused before anything runs."""
+    with pytest.raises(ValueError, match="max_examples must be an int >= 1; it is 0"):
+        _validated(product_then_sigmoid, the_same_turned, max_examples=0)
+    with pytest.raises(ReplacementError, match="replace_fn must be"):
+        _validated(product_then_sigmoid, 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("check", "numbers"),
+    [
+        (ShapeRange("x", dim=-1, at_least=256, at_most=8192, multiple_of=32), {32, 256, 8192}),
+        (lambda match: match.kwargs["x"].meta["val"].shape[-1] in (512, 1024), {512, 1024}),
+        (lambda match: match.kwargs["x"].meta["val"].numel() % WIDTH == 0, {WIDTH}),
+    ],
+)
+def test_numbers_of_a_guard(check: Callable[..., bool], numbers: set[int]) -> None:
+    """Fields of an object, constants of the code, and numbers at the top of the module."""
+    assert numbers <= set(numbers_in(check))
+
+
+BAD = {
+    "import nothing_there\n": "importing {0} failed at line 1: ModuleNotFoundError: No module named 'nothing_there'",
+    "def f(:\n": "importing {0} failed at line 1: SyntaxError",
+    "import sys\nsys.exit(3)\n": "importing {0} failed at line 2: SystemExit: 3",
+    "x = 1\n": "{0} registers no replacement when it is imported",
+    "import torch, npugraph_ex\ndef s(x):\n    return x + 1 if x.sum() > 0 else x\n"
+    "npugraph_ex.register_replacement(s, s, [torch.empty(2)])\n": "the search function cannot be traced",
+}
+
+
+@pytest.mark.parametrize("text", BAD, ids=["import", "syntax", "exit", "nothing", "untraceable"])
+def test_a_bad_module_is_one_clear_line(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit status 1, and one line that names the module, the line in it, and what happened."""
+    path = tmp_path / f"bad_{abs(hash(text))}.py"
+    path.write_text(text, encoding="utf-8")
+    assert cli.main(["validate", str(path)]) == 1
+    said = capsys.readouterr().err
+    assert BAD[text].format(path) in said, said
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("no_such_module", "there is no module 'no_such_module'"),
+        ("no/such.py", "there is no file 'no/such.py'"),
+        ("json:loads", "json:loads is no search function of a registered replacement"),
+        ("json:JSONDecoder.x", "must be MODULE or MODULE:NAME"),
+        ("json:nothing", "json has no 'nothing'"),
+    ],
+)
+def test_a_wrong_name_is_one_clear_line(spec: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is not there is named."""
+    assert cli.main(["validate", spec]) == 1
+    assert said in capsys.readouterr().err
+
+
+def _blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_the_documented_mistake_passes_fixed_tolerances_and_is_refuted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page's module passes the page's test, and the page's command refutes it with a counterexample, also as JSON."""
+    module, usual_test, _ = _blocks()
+    (tmp_path / "my_fusions.py").write_text(module, encoding="utf-8")
+    (tmp_path / "usual_test.py").write_text(usual_test, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    before = set(USER_RULES.snapshot())
+    try:
+        runpy.run_path("usual_test.py")
+        assert cli.main(["validate", "my_fusions.py", "--json", "--max-examples", "24", "--dtype", "float16"]) == 1
+    finally:
+        for rule in set(USER_RULES.snapshot()) - before:
+            USER_RULES.release(rule.key)
+    (result,) = json.loads(capsys.readouterr().out)["replacements"]
+    assert result["verdict"] == "refuted"
+    text = (tmp_path / result["findings"][0]["script"]).read_text(encoding="utf-8")
+    assert f"load_rules({str(tmp_path / 'my_fusions.py')!r})" in text
+
+
+def test_the_documented_api_example_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The last block of the page, as printed."""
+    path = tmp_path / "example.py"
+    path.write_text(_blocks()[-1], encoding="utf-8")
+    runpy.run_path(str(path))
+    assert "proven on" in capsys.readouterr().out
