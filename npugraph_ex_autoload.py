@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 NAME = "npugraph_ex"
 SWITCH = "NPUGRAPH_EX"
 _HOST = "torch_npu.dynamo"
+_DEVICES = "torch_npu.npu"
 
 
 def bundled_is_chosen() -> bool:
@@ -172,6 +173,11 @@ def _settle(host: ModuleType) -> None:
         return
     # `torch.npu.npugraph_ex.scope` asks for the bundled package by its full path.
     sys.modules[f"{_HOST}.{NAME}"] = facade
+    # And `torch.npu.npugraph_ex` is a module of torch_npu's own that forwards some names; this library takes its place.
+    devices = sys.modules.get(_DEVICES)
+    if devices is not None:
+        sys.modules[f"{_DEVICES}.{NAME}"] = facade
+        vars(devices)[NAME] = facade
     host_names = vars(host)
     host_names[NAME] = facade
     host_names["_npugraph_ex_backend_entrypoint"] = backend

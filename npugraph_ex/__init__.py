@@ -13,17 +13,22 @@ import npugraph_ex_autoload
 from npugraph_ex._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from npugraph_ex.aclgraph.host_arguments import register_host_arguments as register_host_arguments
+    from npugraph_ex.cache.key import cache_key as cache_key
     from npugraph_ex.config.compiler_config import CompilerConfig as CompilerConfig
     from npugraph_ex.frontend.backend import compile_fx as compile_fx
     from npugraph_ex.frontend.backend import get_compiler as get_compiler
     from npugraph_ex.frontend.backend import get_npu_backend as get_npu_backend
     from npugraph_ex.frontend.explain import explain as explain
+    from npugraph_ex.fusion.conditions import ShapeRange as ShapeRange
     from npugraph_ex.fusion.registry import register_replacement as register_replacement
     from npugraph_ex.observe.logger import logger as logger
     from npugraph_ex.observe.report import last_report as last_report
 
 _HOME_OF = {
     "CompilerConfig": "npugraph_ex.config.compiler_config",
+    "ShapeRange": "npugraph_ex.fusion.conditions",
+    "cache_key": "npugraph_ex.cache.key",
     "compile_fx": "npugraph_ex.frontend.backend",
     "get_compiler": "npugraph_ex.frontend.backend",
     "get_npu_backend": "npugraph_ex.frontend.backend",
@@ -31,18 +36,37 @@ _HOME_OF = {
     "invalidate": "npugraph_ex.aclgraph.compiled",
     "last_report": "npugraph_ex.observe.report",
     "logger": "npugraph_ex.observe.logger",
+    "register_host_arguments": "npugraph_ex.aclgraph.host_arguments",
     "register_replacement": "npugraph_ex.fusion.registry",
 }
 
 # Submodules reachable as attributes after a bare `import npugraph_ex`.
-_SUBMODULES = frozenset({"compat", "config", "configs", "core", "errors", "inference", "observe", "patterns", "scope"})
+_SUBMODULES = frozenset(
+    {
+        "cache",
+        "compat",
+        "config",
+        "configs",
+        "core",
+        "errors",
+        "inference",
+        "integrations",
+        "npu_fx_compiler",
+        "observe",
+        "ops",
+        "patterns",
+        "scope",
+    }
+)
 
 # An uninstalled checkout has no entry points and autoloading can be switched off; then this is what settles the name.
 npugraph_ex_autoload.claim()
 
 __all__ = [
     "CompilerConfig",
+    "ShapeRange",
     "__version__",
+    "cache_key",
     "compile_fx",
     "explain",
     "get_compiler",
@@ -50,6 +74,8 @@ __all__ = [
     "invalidate",
     "last_report",
     "logger",
+    "ops",
+    "register_host_arguments",
     "register_replacement",
     "scope",
 ]

@@ -8,14 +8,15 @@ Nothing else in the library reaches behind an underscore of torch: when torch mo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.graph import CodeGen
 
 
@@ -40,6 +41,11 @@ def provenance_fields() -> tuple[str, ...]:
 def schema(overload: OpOverload) -> torch.FunctionSchema:
     """The schema of an operator: the only place where torch states defaults, aliasing and writes."""
     return overload._schema
+
+
+def scoped_library(namespace: str) -> AbstractContextManager[torch.library.Library]:
+    """A library that defines operators until the block ends, when they are gone."""
+    return torch.library._scoped_library(namespace, "DEF")
 
 
 def is_erased(node: fx.Node) -> bool:
@@ -71,6 +77,13 @@ def fake_execution(mode: FakeTensorMode | None) -> Iterator[None]:
         yield
 
 
+def active_fake_mode() -> FakeTensorMode | None:
+    """The innermost fake mode that is in force."""
+    from torch._guards import active_fake_mode as active
+
+    return active()
+
+
 @contextmanager
 def real_execution() -> Iterator[None]:
     """Compute real values inside a compilation, where torch.compile has a fake mode in force around its backend."""
@@ -85,13 +98,24 @@ def codegen_of(graph: fx.Graph) -> CodeGen:
     return graph._codegen
 
 
-def storage_use_count(storage: torch.UntypedStorage) -> int:
-    """How many owners a storage has, Python objects and tensors alike.
+def lazy_graph_module(root: torch.nn.Module, graph: fx.Graph) -> fx.GraphModule:
+    """A graph module whose Python code is written when it is first called, not whenever its graph changes."""
+    from torch.fx._lazy_graph_module import _LazyGraphModule
 
-    The only way to learn whether a caller still holds any view of a result; reference counts of Python objects do not
-    see views.
-    """
-    return int(torch._C._storage_Use_Count(storage._cdata))
+    return _LazyGraphModule(root, graph)
+
+
+def storage_handle(storage: torch.UntypedStorage) -> int:
+    """What `owners_of_storage` calls a storage; valid as long as the storage object lives."""
+    return int(storage._cdata)
+
+
+owners_of_storage: Callable[[int], int] = torch._C._storage_Use_Count
+"""How many owners a storage has, Python objects and tensors alike.
+
+The only way to learn whether a caller still holds any view of a result; reference counts of Python objects do not see
+views. It is asked at every call, so it is torch's own function without a wrapper.
+"""
 
 
 def static_input_positions() -> tuple[int, ...]:
@@ -150,3 +174,141 @@ def dynamo_input_names(gm: fx.GraphModule) -> list[str]:
 def aot_input_position(node: fx.Node) -> int | None:
     """Which input of the Dynamo graph a placeholder of the AOT graph is; None where AOT made it up."""
     return getattr(node.meta.get("desc"), "idx", None)
+
+
+def operator_name(overload: OpOverload) -> tuple[str, str, str]:
+    """Namespace, name and overload, as in ``torch.ops.aten.add.Tensor``."""
+    return overload.namespace, overload._opname, overload._overloadname
+
+
+def is_plain_aot_graph(graph: fx.Graph) -> bool:
+    """Whether inputs and outputs of an AOT graph are, one by one, those of the function that AOT was given.
+
+    Otherwise AOT's own wrapper takes inputs apart or puts outputs together, and the graph is not all of the function. A
+    graph that does not come from AOT has no such wrapper.
+    """
+    from torch._functorch._aot_autograd import descriptors
+
+    inputs = [node.meta.get("desc") for node in graph.find_nodes(op="placeholder")]
+    outputs = next(iter(graph.find_nodes(op="output"))).meta.get("desc")
+    if outputs is None and not any(inputs):
+        return True
+    return all(
+        isinstance(found, descriptors.PlainAOTInput) and found.idx == position for position, found in enumerate(inputs)
+    ) and all(
+        isinstance(found, descriptors.PlainAOTOutput) and found.idx == position
+        for position, found in enumerate(outputs or ())
+    )
+
+
+def input_guards(inputs: Sequence[object], mode: FakeTensorMode | None) -> str:
+    """What the sizes of a graph's inputs must fulfil, as an expression over ``L['t0']``, ``L['t1']`` and so on."""
+    environment = mode.shape_env if mode is not None else None
+    if environment is None:
+        return ""
+    checked = [value for value in inputs if isinstance(value, (torch.Tensor, torch.SymInt))]
+    return environment.produce_guards_expression(checked, ignore_static=True) or ""  # type: ignore[arg-type]
+
+
+def guard_names() -> dict[str, object]:
+    """The functions that an expression of ``input_guards`` may call."""
+    from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
+
+    return dict(SYMPY_INTERP)
+
+
+def new_symbols(hints: Mapping[str, int]) -> tuple[FakeTensorMode, dict[str, Any]]:
+    """A fake mode of its own, and in it one free symbol (of sympy) for each name, with its value in the example inputs."""
+    from torch._dynamo.source import ConstantSource
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+    environment = ShapeEnv()
+    symbols = {
+        name: environment.create_symbol(
+            hint, ConstantSource(name), dynamic_dim=DimDynamic.DYNAMIC, do_not_specialize_zero_one=True
+        )
+        for name, hint in hints.items()
+    }
+    return FakeTensorMode(shape_env=environment), symbols
+
+
+def symbolic_size(mode: FakeTensorMode, expression: Any, hint: int) -> int | torch.SymInt:
+    """A size that is an expression (of sympy) over symbols of ``mode``."""
+    environment: Any = mode.shape_env
+    size: int | torch.SymInt = environment.create_symintnode(expression, hint=hint)
+    return size
+
+
+def size_functions() -> dict[str, Any]:
+    """The functions that the spelling of a symbolic size may call, such as ``CeilDiv``."""
+    from torch.utils._sympy import functions
+
+    return {name: getattr(functions, name) for name in functions.__all__}
+
+
+def in_one_fake_mode(inputs: Sequence[Any]) -> list[Any]:
+    """The inputs as tensors of the fake mode that is in force, if one is; AOT refuses those of another."""
+    from torch._guards import detect_fake_mode
+
+    try:
+        mode = detect_fake_mode()
+    except AssertionError:
+        mode = None  # several are in force; AOT says which
+    if mode is None:
+        return list(inputs)
+    return [
+        mode.from_tensor(value) if isinstance(value, FakeTensor) and value.fake_mode is not mode else value
+        for value in inputs
+    ]
+
+
+CURRENT_STREAM = 0
+"""The number that Dynamo gives the stream which is current where a compiled function is called."""
+
+
+def traced_object(number: int) -> Any:
+    """The stream or event object that Dynamo knows under a number: while it compiles, and at the start of each call."""
+    from torch._dynamo.graph_bytecode_inputs import get_external_object_by_index
+
+    return get_external_object_by_index(number)
+
+
+def set_current_stream(stream: object) -> None:
+    """Say which object Dynamo's operators on streams take for the current stream, during one call."""
+    from torch._dynamo.graph_bytecode_inputs import set_external_object_by_index
+
+    set_external_object_by_index(CURRENT_STREAM, stream)
+
+
+def was_made_while_tracing(number: int) -> bool:
+    """Whether the compiled function makes the object itself, rather than getting it from the code around it."""
+    from torch._dynamo import graph_bytecode_inputs as table
+
+    thing = table.get_external_object_by_index(number)
+    return any(thing is made for made in table.keep_alive)
+
+
+def fetches_traced_object(node: fx.Node) -> bool:
+    """Whether a node of a Dynamo graph does nothing but fetch a stream or event object."""
+    from torch._dynamo.graph_bytecode_inputs import get_external_object_by_index
+
+    return node.target is get_external_object_by_index
+
+
+def trace_as_constant_call(module: str, name: str) -> None:
+    """Let Dynamo trace ``torch.<module>.<name>()`` as an object that the code around the graph fetches at each call.
+
+    torch_npu does so for `current_stream` and forgot `default_stream`; what is registered already stays.
+    """
+    from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource, ImportSource
+    from torch._dynamo.variables.base import VariableTracker
+    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+
+    function = getattr(getattr(torch, module), name)
+
+    def handle(self: object, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        del self, args, kwargs
+        source = CallFunctionNoArgsSource(AttrSource(AttrSource(ImportSource("torch"), module), name))
+        return VariableTracker.build(tx, function(), source)
+
+    TorchInGraphFunctionVariable._get_handlers().setdefault(function, handle)

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import argparse
 import os
-import runpy
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
-from pathlib import Path
-from typing import NoReturn
 
 from rich.console import Console
 from rich.table import Table
 
 from npugraph_ex._version import __version__
-from npugraph_ex.config import OPTION_TABLE
-from npugraph_ex.errors import NpuGraphExError
+from npugraph_ex.commands import cache, conformance, diff, options, script, validate
+from npugraph_ex.errors import NpuGraphExError, UsageError
 from npugraph_ex.observe import environment
 
 _SWITCH = "NPUGRAPH_EX"
+
+_COMMANDS = {"cache": cache, "conformance": conformance, "diff": diff, "options": options, "validate": validate}
 
 _EPILOG = """\
 examples:
@@ -27,6 +25,11 @@ examples:
   npugraph-ex run --emulate script.py --steps 3 run a torch_npu program on an emulated NPU; no CANN, no hardware
   npugraph-ex run --as-torchair old_script.py   run a script that says `import torchair` on this library
   npugraph-ex explain --emulate script.py       the same, then what was compiled: inputs, passes, fusions, captures
+  npugraph-ex timeline script.py                draw what the streams of a program do, on a modelled clock
+  npugraph-ex validate my_fusions.py            are the replacements that it registers right? exit status 1 if not
+  npugraph-ex cache ls                          saved compilations; `cache show NAME`, `cache clear [PREFIX]`
+  npugraph-ex conformance --profile full        random programs, streams, models: do eager, fused and replayed agree?
+  npugraph-ex diff dump_a dump_b                the first node whose values differ between two dumps, with ULPs
   npugraph-ex options                           every option of torch.compile(..., options={...})
 
 in a program:
@@ -45,19 +48,22 @@ def main(argv: Sequence[str] | None = None, *, choice: str | None = None) -> int
         argv: The arguments; those of the process if None.
         choice: The value of NPUGRAPH_EX that the console script took out of the environment, so that this code loads.
     """
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments, further = parser.parse_known_args(argv)
+    if further and not getattr(arguments, "takes_further", False):
+        parser.error(f"unrecognized arguments: {' '.join(further)}")
+    arguments.further = further
     said = choice if choice is not None else os.environ.get(_SWITCH, "")
     try:
         if arguments.command == "env":
             return _env(as_json=arguments.json, emulate=arguments.emulate, choice=said)
-        if arguments.command == "options":
-            return _options()
-        if arguments.command == "explain":
-            return _explain(arguments, said)
-        return _run(arguments, said)
+        if arguments.command in script.COMMANDS:
+            return script.COMMANDS[arguments.command](arguments, said)
+        run: Callable[[argparse.Namespace], int] = _COMMANDS[arguments.command].run
+        return run(arguments)
     except NpuGraphExError as error:
         sys.stderr.write(f"npugraph-ex: {error}\n")
-        return 1
+        return 2 if isinstance(error, UsageError) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -72,15 +78,9 @@ def _parser() -> argparse.ArgumentParser:
     env = commands.add_parser("env", help="what is installed, which device, what is wrong and how to mend it")
     env.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     env.add_argument("--emulate", action="store_true", help="look at the emulated device even beside a real one")
-    run = commands.add_parser("run", help="run a script as `python script.py` would")
-    explain = commands.add_parser("explain", help="run a script, then say what was compiled and why it is as it is")
-    explain.add_argument("--json", action="store_true", help="one JSON object; the script's own output goes to stderr")
-    for runs in (run, explain):
-        runs.add_argument("--emulate", action="store_true", help="on an emulated NPU")
-        runs.add_argument("--as-torchair", action="store_true", help="make `import torchair` mean this library")
-        runs.add_argument("script", help="the Python file to run")
-        runs.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the script")
-    commands.add_parser("options", help="the table of compile options")
+    script.add_parsers(commands)
+    for command in _COMMANDS.values():
+        command.add_parser(commands)
     return parser
 
 
@@ -109,75 +109,6 @@ def _env(*, as_json: bool, emulate: bool, choice: str) -> int:
         console.print(f"  mend it: {problem.remedy}", markup=False)
     console.print("\n" + ("This environment works." if found.works else "This environment does not work yet."))
     return 0 if found.works else 1
-
-
-def _options() -> int:
-    """Print the option table."""
-    table = Table("option", "default", "allowed", "meaning", "TorchAir", title="options of backend='npugraph_ex'")
-    for row in OPTION_TABLE.values():
-        limit = "" if row.honoured is None else f" (this version: {', '.join(repr(value) for value in row.honoured)})"
-        path = f"{row.torchair}{' (inverted)' if row.inverted else ''}"
-        table.add_row(row.name, repr(row.default), row.kind.allowed + limit, row.meaning, path)
-    Console(width=None if sys.stdout.isatty() else 200).print(table, markup=False)
-    return 0
-
-
-def _explain(arguments: argparse.Namespace, choice: str) -> int:
-    """Run a script and print what this backend made of it, even when the script fails."""
-    if choice == "bundled":
-        raise NpuGraphExError(f"explain tells of this library, and {_SWITCH}=bundled asks for torch_npu's; unset it")
-    out = sys.stdout
-
-    def report() -> None:
-        from npugraph_ex.frontend.explain import Watch
-
-        found = Watch(from_start=True).explanation()
-        out.write(f"{found.to_json()}\n" if arguments.json else f"\n{found}\n")
-
-    with redirect_stdout(sys.stderr if arguments.json else out):
-        return _run(arguments, choice, at_end=report)
-
-
-def _run(arguments: argparse.Namespace, choice: str, *, at_end: Callable[[], None] | None = None) -> int:
-    """Become the script: its argv, its directory first on the path, `__main__` as its name."""
-    script: str = arguments.script
-    if not Path(script).is_file():
-        raise NpuGraphExError(f"there is no file {script!r} to run")
-    if choice:
-        os.environ[_SWITCH] = choice
-    if choice == "bundled":
-        if arguments.as_torchair:
-            raise NpuGraphExError(
-                f"--as-torchair asks for this library and {_SWITCH}=bundled for torch_npu's; choose one"
-            )
-        _start_afresh(arguments)
-    if arguments.as_torchair:
-        from npugraph_ex.compat import use_as_torchair
-
-        use_as_torchair()
-    if arguments.emulate:
-        import npu_emulator
-
-        try:
-            npu_emulator.activate()
-        except npu_emulator.EmulatorError as error:
-            raise NpuGraphExError(str(error)) from error
-    sys.argv = [script, *arguments.arguments]
-    sys.path[0] = str(Path(script).resolve().parent)
-    try:
-        loaded = runpy.run_path(script, run_name="__main__")  # what is reported at the end must still be alive then
-    finally:
-        if at_end is not None:
-            at_end()
-    del loaded
-    return 0
-
-
-def _start_afresh(arguments: argparse.Namespace) -> NoReturn:
-    """Run the script in a new interpreter, because this one has already loaded the library that is not wanted."""
-    launcher = ["-m", "npu_emulator"] if arguments.emulate else []
-    command = [sys.executable, *launcher, arguments.script, *arguments.arguments]
-    os.execv(sys.executable, command)  # noqa: S606 - the user's own script, as they asked
 
 
 if __name__ == "__main__":

@@ -10,6 +10,10 @@ class NpuGraphExError(Exception):
     """Root of the tree: `except NpuGraphExError` catches what this library raises on purpose."""
 
 
+class UsageError(NpuGraphExError):
+    """A command line asks for what is not there, or for two things that exclude each other."""
+
+
 class OptionError(NpuGraphExError, ValueError):
     """A compile option is wrong; the base of the three ways in which it can be."""
 
@@ -42,12 +46,24 @@ class CaptureError(NpuGraphExError, RuntimeError):
     """A graph cannot be captured; names the operation that capture forbids and where it was written."""
 
 
+class HostArgumentError(NpuGraphExError, ValueError):
+    """An operator cannot take new host arguments between replays, or is registered wrongly for it."""
+
+
 class ScopeError(NpuGraphExError, ValueError):
     """A scope (core limit, deterministic level, stream) is wrong, not closed, or not possible where it stands."""
 
 
-class NotAvailableError(NpuGraphExError, NotImplementedError):
-    """A part of the public interface that this version does not have yet."""
+class SavedGraphError(NpuGraphExError, ValueError):
+    """A saved compilation cannot be used: damaged, foreign, of another version, or called with other inputs."""
+
+
+class StreamOrderError(NpuGraphExError, RuntimeError):
+    """The results of a graph of several streams depend on an order that no event enforces."""
+
+
+class StreamOrderWarning(UserWarning):
+    """As `StreamOrderError`, where the program only asked to be warned."""
 
 
 class DeviceError(NpuGraphExError, RuntimeError):

@@ -12,6 +12,7 @@ from typing import Any
 
 from npugraph_ex.config.option import Kind, Option, choice, unknown_option
 from npugraph_ex.config.options import OPTION_TABLE, PRIVATE_PREFIX, Options
+from npugraph_ex.errors import OptionValueError
 from npugraph_ex.observe.logger import logger
 
 _ANY = Kind("anything", lambda _given: True)
@@ -67,6 +68,25 @@ class CompilerConfig:
     def to_options(self) -> Options:
         """Freeze what has been set into the value that the compiler reads."""
         return Options.of({name: value for name, value in self._values.items() if name not in _GE_SETTINGS})
+
+    def as_torchair(self) -> dict[str, object]:
+        """What has been set, by TorchAir's paths and in its sense.
+
+        Raises:
+            OptionValueError: an option is set that TorchAir does not have.
+        """
+        told: dict[str, object] = {}
+        for name, value in self._values.items():
+            row = OPTION_TABLE.get(name)
+            if name in _GE_SETTINGS:
+                told[name] = value
+            elif row is not None and row.torchair:
+                told[row.torchair] = not value if row.inverted else value
+            else:
+                raise OptionValueError(
+                    f"option {name!r} is this backend's own; TorchAir, in its mode, has none like it"
+                )
+        return told
 
 
 class _Section:
@@ -132,7 +152,8 @@ def _set(config: CompilerConfig, path: str, value: object) -> None:
         default, kind = _GE_SETTINGS[path]
         Option(name=path, kind=kind, default=default, meaning="").check(value)
         values[path] = value
-        logger.warning("%s is a setting of mode 'max-autotune' (GE); it has no effect on this backend", path)
+        if values.get("mode") != "max-autotune":
+            logger.warning("%s is a setting of mode 'max-autotune' (GE); it has no effect on this backend", path)
     elif path.startswith(PRIVATE_PREFIX):
         values[path] = value
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -32,9 +33,33 @@ def _is_pool_handle(given: object) -> bool:
     return isinstance(given, tuple) and len(given) == 2 and all(type(part) is int for part in given)
 
 
+def _takes_three_arguments(given: object) -> bool:
+    if not callable(given):
+        return False
+    try:
+        signature = inspect.signature(given)
+    except (TypeError, ValueError):  # something built in, which does not tell
+        return True
+    try:
+        signature.bind(None, None, None)
+    except TypeError:
+        return False
+    return True
+
+
+def _described(given: object) -> str:
+    """A value for a message; a function with its signature."""
+    try:
+        return f"{given!r} ({type(given).__name__} {inspect.signature(given)})"  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return f"{given!r} ({type(given).__name__})"
+
+
 SWITCH = choice(True, False)  # noqa: FBT003 - the two values are the point
 THREE_VALUED = choice(None, True, False)  # noqa: FBT003 - as SWITCH
-CALLABLE = Kind("None or a callable fn(gm, example_inputs, config)", lambda given: given is None or callable(given))
+CALLABLE = Kind(
+    "None or a callable fn(gm, example_inputs, config)", lambda given: given is None or _takes_three_arguments(given)
+)
 TEXT = Kind("a str", lambda given: isinstance(given, str))
 MAPPING = Kind("None or a dict", lambda given: given is None or isinstance(given, dict))
 SWITCHES = Kind(
@@ -86,7 +111,7 @@ class Option:
         name = said_as or self.name
         if not self.kind.accepts(value):
             raise OptionValueError(
-                f"option {name!r} takes {self.kind.allowed}, got {value!r} ({type(value).__name__})",
+                f"option {name!r} takes {self.kind.allowed}, got {_described(value)}",
             )
         if self.honoured is not None and not any(value is known or value == known for known in self.honoured):
             honoured = " or ".join(repr(known) for known in self.honoured)

@@ -51,12 +51,14 @@ class Options:
     mode: str = _row(
         "npugraph_ex",
         choice("npugraph_ex", "reduce-overhead", "max-autotune"),
-        "The first two are this backend; 'max-autotune' is TorchAir's GE path.",
+        "The first two are this backend; 'max-autotune' hands the graph to TorchAir's GE engine, where CANN can run it.",
         "mode",
-        honoured=("npugraph_ex", "reduce-overhead"),
     )
     force_eager: bool = _row(
         False, SWITCH, "Run the optimised graph op by op: no capture, no replay.", "debug.run_eagerly"
+    )
+    require_capture: bool = _row(
+        False, SWITCH, "Raise where a graph cannot be captured, instead of running it op by op with a warning."
     )
     use_graph_pool: tuple[int, int] | None = _row(
         None, POOL, "Join the caller's memory pool instead of opening one.", "aclgraph_config.use_custom_pool"
@@ -107,6 +109,12 @@ class Options:
         SWITCH,
         "Parameters never move: their addresses are not compared before a replay.",
         "experimental_config.frozen_parameter",
+    )
+    stable_inputs_in_place: bool = _row(
+        True,
+        SWITCH,
+        "Inputs that come from the same address in 8 calls are read there from then on instead of being copied, by a "
+        "graph captured anew; without effect where frozen_parameter says not to compare addresses.",
     )
     remove_noop_ops: bool = _row(
         True, SWITCH, "Remove operations that change nothing.", "experimental_config.remove_noop_ops"
@@ -184,6 +192,11 @@ class Options:
         "experimental_config.aclgraph._super_kernel_debug_options",
         honoured=(None,),
     )
+    stream_check: str = _row(
+        "warn",
+        choice("warn", "raise", "repair", "off"),
+        "What to do where results depend on an order of streams that no event enforces: warn, refuse to compile, or add the event.",
+    )
     deadlock_check: bool = _row(
         False, SWITCH, "Watch a replay that does not come back.", "debug.deadlock_check", honoured=(False,)
     )
@@ -215,12 +228,26 @@ class Options:
             OPTION_TABLE[name].check(value)
             known[name] = value
         options = cls(**known, private=MappingProxyType(private))
-        if options.use_graph_pool is not None and not options.reuse_graph_pool_in_same_fx:
+        options._check_together()
+        return options
+
+    def _check_together(self) -> None:
+        """Refuse values that are right alone and contradict each other."""
+        if self.use_graph_pool is not None and not self.reuse_graph_pool_in_same_fx:
             raise OptionValueError(
                 "use_graph_pool puts every captured graph into one pool and reuse_graph_pool_in_same_fx=False each into "
-                f"its own; got {options.use_graph_pool!r} and False. Leave one of them out"
+                f"its own; got {self.use_graph_pool!r} and False. Leave one of them out"
             )
-        return options
+        if self.poison_results and self.clone_output is not False:
+            raise OptionValueError(
+                "poison_results spoils results that clone_output=False gives up; with clone_output="
+                f"{self.clone_output!r} no result is given up. Add clone_output=False, or leave poison_results out"
+            )
+        for name in ("force_eager", "dump_tensor_data"):
+            if self.require_capture and getattr(self, name):
+                raise OptionValueError(
+                    f"require_capture=True and {name}=True contradict each other: {name} captures nothing. Leave one out"
+                )
 
     def changed(self) -> dict[str, object]:
         """Return the options that are not at their default, by flat name, private ones included."""

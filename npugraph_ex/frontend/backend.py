@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,15 +10,12 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 
 from npugraph_ex import _torch_private
-from npugraph_ex.aclgraph import compile_graph
-from npugraph_ex.aclgraph.data_dump import DumpedGraph
 from npugraph_ex.config import CompilerConfig
 from npugraph_ex.config.compiler_config import apply_flat
 from npugraph_ex.errors import OptionValueError
-from npugraph_ex.frontend.record import description, record
-from npugraph_ex.observe import captures, graphs
-from npugraph_ex.observe.dump import GraphDumper, new_dumper
-from npugraph_ex.passes import pipeline
+from npugraph_ex.frontend import ge, native_streams
+from npugraph_ex.frontend.compiler import CompiledFxGraph, NpuFxCompiler
+from npugraph_ex.observe.dump import new_dumper
 
 Backend = Callable[..., Callable[..., Any]]
 
@@ -28,28 +24,42 @@ def get_npu_backend(
     *,
     compiler_config: CompilerConfig | None = None,
     custom_decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    on_compiled: Callable[[CompiledFxGraph], object] | None = None,
 ) -> Backend:
     """Make a backend for ``torch.compile(model, backend=...)``.
 
     Args:
         compiler_config: the options; the defaults when None. Read at each compilation, so later changes count.
         custom_decompositions: decompositions, by operator overload, that AOT applies before the passes.
+        on_compiled: called with each graph that was compiled, for those who save it; not with one that uses native streams,
+            because those objects are this process's.
 
     Returns:
         ``backend(gm, example_inputs)``, which compiles one Dynamo graph.
     """
+    _torch_private.trace_as_constant_call("npu", "default_stream")
     config = CompilerConfig() if compiler_config is None else compiler_config
     decompositions = dict(custom_decompositions or {})
+    if config.mode == ge.MODE:
+        return ge.backend(config, decompositions)
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        if config.mode == ge.MODE:
+            return ge.backend(config, decompositions)(gm, example_inputs)
+        example_inputs = _torch_private.in_one_fake_mode(example_inputs)
         names = _torch_private.dynamo_input_names(gm)
         dumper = new_dumper()
         if dumper is not None:
             dumper.graph(gm, "dynamo")
+        on_streams = native_streams.lower(gm)
+
+        compile_one = NpuFxCompiler(config, names, dumper)
 
         def compiler(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-            compiled = _compile(graph, inputs, config, names, dumper)
-            boxed: Callable[..., Any] = make_boxed_func(compiled)
+            made = compile_one(graph, inputs)
+            if on_compiled is not None and on_streams is None:
+                on_compiled(made)
+            boxed: Callable[..., Any] = make_boxed_func(made.runner)
             return boxed
 
         with _torch_private.sound_aot(example_inputs):
@@ -59,7 +69,7 @@ def get_npu_backend(
                 decompositions=decompositions,
                 keep_inference_input_mutations=True,
             )(gm, example_inputs)
-        return compiled
+        return compiled if on_streams is None else on_streams(compiled)
 
     return backend
 
@@ -81,20 +91,13 @@ def npugraph_ex(
             f"torch.compile(mode={mode!r}) is for Inductor; give this backend options={{...}} instead"
         )
     config = CompilerConfig()
-    apply_flat(config, dict(options or {}))
+    apply_flat(config, {} if options is None else options)
     return get_npu_backend(compiler_config=config)(gm, example_inputs)
 
 
-def get_compiler(
-    compiler_config: CompilerConfig | None = None,
-) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
+def get_compiler(compiler_config: CompilerConfig | None = None) -> NpuFxCompiler:
     """Make an AOT compiler (``fw_compiler``): it takes an ATen graph and its inputs and returns a callable."""
-    config = CompilerConfig() if compiler_config is None else compiler_config
-
-    def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        return _compile(gm, example_inputs, config)
-
-    return compiler
+    return NpuFxCompiler(CompilerConfig() if compiler_config is None else compiler_config)
 
 
 def compile_fx(
@@ -111,46 +114,11 @@ def compile_fx(
         A function of the graph's inputs that returns its outputs as a list.
     """
     config = CompilerConfig()
-    apply_flat(config, dict(options or {}))
+    apply_flat(config, {} if options is None else options)
     inputs = example_inputs
     if inputs is None:
         inputs = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
-    return _compile(gm, inputs, config)
-
-
-def _compile(
-    gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    config: CompilerConfig,
-    dynamo_names: Sequence[str] = (),
-    dumper: GraphDumper | None = None,
-) -> Callable[..., Sequence[Any]]:
-    options = config.to_options()
-    dumper = dumper or new_dumper()
-    number, kernels_before = graphs.next_number(), graphs.count_kernels(gm.graph)
-    static = _torch_private.static_input_positions()
-    names = [_input_name(node, dynamo_names) for node in gm.graph.find_nodes(op="placeholder")]
-    original = fx.GraphModule(gm, copy.deepcopy(gm.graph)) if options.dump_tensor_data else gm
-    report = pipeline.run(gm, example_inputs, options, config=config, dumper=dumper)
-    if options.dump_tensor_data:
-        dumped = original if options.data_dump_stage == "original" else gm
-        compiled: Callable[..., Sequence[Any]] = DumpedGraph(dumped, names, options.data_dump_dir, number)
-    else:
-        compiled = compile_graph(gm, example_inputs, options, static=static, names=names, number=number)
-    made = record(
-        gm, example_inputs, names, options, compiled, number=number, report=report, kernels_before=kernels_before
-    )
-    if dumper is not None:
-        dumper.text(description(made), "captured_graph")
-        captures.also_write(number, dumper.directory / "captures.txt")
-    return compiled
-
-
-def _input_name(node: fx.Node, dynamo_names: Sequence[str]) -> str:
-    """What messages call an input: the user's own words where Dynamo knows them."""
-    position = _torch_private.aot_input_position(node)
-    known = position is not None and position < len(dynamo_names)
-    return dynamo_names[position] if known and position is not None else str(node.target)
+    return NpuFxCompiler(config)(gm, inputs)
 
 
 def _uncompiled(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -59,7 +59,7 @@ def explain(
     if calls < 1:
         raise NpuGraphExError(f"explain(calls=...) takes an int >= 1, got {calls}")
     config = CompilerConfig()
-    apply_flat(config, dict(options or {}))
+    apply_flat(config, {} if options is None else options)
     watch = Watch()
     compiled = torch.compile(model, backend=get_npu_backend(compiler_config=config), dynamic=dynamic)
     with torch.no_grad():

@@ -10,6 +10,7 @@ from tabulate import tabulate
 from torch import fx
 
 from npugraph_ex.aclgraph import CompiledGraph
+from npugraph_ex.aclgraph.host_updates import UpdatePlan
 from npugraph_ex.aclgraph.obstacles import find_obstacles
 from npugraph_ex.config import Options
 from npugraph_ex.observe import graphs
@@ -30,7 +31,7 @@ def record(  # noqa: PLR0913 - the parts of one compilation
     kernels_before: int,
 ) -> GraphRecord:
     """Make and publish the record of one compiled graph, after all passes."""
-    obstacles = tuple(str(obstacle) for obstacle in find_obstacles(gm))
+    obstacles = tuple(str(obstacle) for obstacle in find_obstacles(gm, UpdatePlan.of(gm)))
     made = GraphRecord(
         number=number,
         fate=_fate(gm, compiled, options, obstacles),
@@ -63,7 +64,8 @@ def _inputs(
         plan = compiled.plan
         kinds.update(dict.fromkeys(plan.in_place, "in place"))
         kinds.update(dict.fromkeys(plan.copied, "copied"))
-        kinds.update(dict.fromkeys(plan.keyed, "key"))
+        kinds.update(dict.fromkeys((*plan.keyed, *plan.scalars), "key"))
+        kinds.update(dict.fromkeys(plan.updates.positions if plan.updates else (), "updated"))
     written = mutated_inputs(gm.graph, AliasFacts(gm.graph))
     return tuple(
         InputRecord(name, kinds.get(position, "as given"), position in written, _described(value))

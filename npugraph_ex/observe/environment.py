@@ -99,7 +99,7 @@ def inspect(*, emulate: bool = False, choice: str = "") -> Environment:
     return Environment(
         python=f"{sys.version.split()[0]} ({sys.executable})",
         packages=packages,
-        cann=_cann(),
+        cann=cann_home(),
         npus=tuple(str(path) for path in sorted(Path("/dev").glob("davinci[0-9]*"))),
         compiler=compiler,
         device="emulated" if emulated else "npu" if here["device"] else "none",
@@ -108,6 +108,21 @@ def inspect(*, emulate: bool = False, choice: str = "") -> Environment:
         import_name=here["import_name"],
         backend_string=here["backend_string"],
         problems=tuple(problems),
+    )
+
+
+def hint(error: BaseException) -> str:
+    """What to do about an error of a program that ran without `--emulate`; empty where the device is not the cause."""
+    told, cause = [], error
+    while cause is not None:
+        told.append(str(cause))
+        cause = cause.__cause__ or cause.__context__  # type: ignore[assignment]
+    lacking = next((library for library in _CANN_LIBRARIES if any(library in text for text in told)), None)
+    if lacking is None:
+        return ""
+    return (
+        f"torch_npu needs CANN's {lacking}, which is not here. Add --emulate to run on an emulated NPU, or see "
+        "`npugraph-ex env` for what is missing"
     )
 
 
@@ -143,7 +158,8 @@ def _compiler() -> str | None:
     return next((found for name in candidates if name and (found := shutil.which(name))), None)
 
 
-def _cann() -> str | None:
+def cann_home() -> str | None:
+    """The folder in which CANN is installed; None where there is none."""
     candidates = (os.environ.get("ASCEND_HOME_PATH"), *_TOOLKITS)
     return next((str(path) for name in candidates if name and (path := Path(name).expanduser()).is_dir()), None)
 
@@ -180,7 +196,7 @@ def _no_device(why: str, *, emulator_error: str | None, compiler: str | None) ->
         real = "check the driver with `npu-smi info`"
     else:
         what = f"`import torch` fails here: it loads torch_npu, which needs CANN's {lacks_cann}"
-        found = _cann()
+        found = cann_home()
         real = f"`source {found}/set_env.sh`" if found else "install CANN and source its set_env.sh"
         real += " (or TORCH_DEVICE_BACKEND_AUTOLOAD=0 for torch without an NPU)"
     if emulator_error is None:

@@ -14,6 +14,7 @@ from tabulate import tabulate
 
 from npugraph_ex.observe.captures import CaptureRecord, capture_records
 from npugraph_ex.observe.graphs import GraphRecord, graph_records
+from npugraph_ex.streams.findings import Findings
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,11 @@ class Explanation:
         if self.breaks:
             parts.append("\n".join(["graph breaks:", *(f"  {reason}" for reason in self.breaks)]))
         return "\n\n".join(parts)
+
+    @property
+    def streams(self) -> Findings:
+        """What the stream check found in all graphs."""
+        return Findings(tuple(finding for entry in self.graphs for finding in entry.graph.report.streams))
 
     def to_json(self) -> str:
         """All of it as JSON, one key a field."""

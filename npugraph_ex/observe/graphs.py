@@ -7,17 +7,17 @@ by its number: see `captures.py`.
 from __future__ import annotations
 
 import itertools
-import operator
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import fx
 from torch._ops import OpOverload
 
 from npugraph_ex.observe.report import PassReport
+from npugraph_ex.passes.aliases import is_view
 
-InputClass = Literal["in place", "copied", "key", "as given"]
+InputClass = Literal["in place", "copied", "key", "updated", "as given"]
 Fate = Literal["captured", "force_eager", "dumped", "not capturable", "nothing to run"]
 
 _KEPT = 1000
@@ -31,7 +31,8 @@ class InputRecord:
     Attributes:
         name: what the user calls it, where Dynamo knows.
         kind: "in place" (read and written at the caller's address), "copied" into the graph's own buffer before each
-            replay, "key" (a number that a capture bakes in), "as given" where nothing is captured.
+            replay, "key" (a number that a capture bakes in), "updated" (given to captured kernels anew), "as given" where nothing
+            is captured.
         mutated: the graph writes it.
         value: dtype, shape and device of a tensor; the value or the symbol of a number.
     """
@@ -72,15 +73,12 @@ def launches(node: fx.Node) -> bool:
     target = node.target
     if not isinstance(target, OpOverload) or target.namespace in _NOT_KERNELS:
         return False
-    results = target._schema.returns
-    aliases = [result.alias_info for result in results if result.alias_info is not None]
-    is_view = bool(results) and len(aliases) == len(results) and not any(alias.is_write for alias in aliases)
-    return not is_view
+    return not is_view(node)
 
 
 def count_kernels(graph: fx.Graph) -> int:
     """How many nodes of ``graph`` start work on the device."""
-    return sum(1 for node in graph.nodes if node.target is not operator.getitem and launches(node))
+    return sum(1 for node in graph.nodes if launches(node))
 
 
 _records: deque[GraphRecord] = deque(maxlen=_KEPT)
@@ -95,6 +93,13 @@ def next_number() -> int:
 def publish(record: GraphRecord) -> None:
     """Add a graph to the record."""
     _records.append(record)
+
+
+def refused(number: int, why: str) -> None:
+    """Note that the device refused to capture a graph, which then runs operator by operator."""
+    for position, record in enumerate(_records):
+        if record.number == number:
+            _records[position] = replace(record, fate="not capturable", obstacles=(*record.obstacles, why))
 
 
 def graphs_so_far() -> int:

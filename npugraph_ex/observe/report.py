@@ -1,4 +1,4 @@
-"""The pass report: what each pass and each fusion rule did to one graph, and why a rule did not apply.
+"""The pass report: what each pass and each fusion rule did to one graph, why a rule did not apply, and the stream check.
 
 The report is plain data. ``ReportBuilder`` collects while the pipeline runs; ``PassReport`` is what remains.
 Nothing here edits or inspects a graph beyond naming its nodes.
@@ -7,24 +7,30 @@ Nothing here edits or inspects a graph beyond naming its nodes.
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from tabulate import tabulate
 from torch import fx
 
 from npugraph_ex.errors import FusionCountError
+from npugraph_ex.streams.findings import Finding, Findings
 
 PassOutcome = Literal["unchanged", "changed", "rolled back", "skipped"]
 
+_THIS_LIBRARY = f"{Path(__file__).parents[1]}{os.sep}"
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
 def source_line(node: fx.Node) -> str:
     """``file:line`` of the user code that ``node`` came from; empty when the graph does not know."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    return f"{frames[-1][0]}:{frames[-1][1]}" if frames else ""
+    users = [frame for frame in frames if not frame[0].startswith(_THIS_LIBRARY)]
+    file, line = (users or frames or [("", "")])[-1]
+    return f"{file}:{line}" if file else ""
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,12 @@ class PassReport:
     rules: tuple[RuleRecord, ...] = ()
     unfused: tuple[NearMiss, ...] = ()
     """Norms that are in no near-miss, each with what follows it and what the rules would want to follow."""
+    streams: Findings = field(default_factory=Findings)
+    """What is wrong with the order of streams."""
+    dropped_waits: int = 0
+    """How many waits for an event were dropped because they ordered nothing."""
+    dropped_records: int = 0
+    """How many records of an event were dropped because nothing waited for them."""
 
     def fusions(self, rule: str | None = None) -> int:
         """How many subgraphs were replaced, by ``rule`` or by any."""
@@ -99,7 +111,7 @@ class PassReport:
         )
 
     def table(self) -> str:
-        """The report as text: tables of passes, rules, near-misses and unfused norms, each only if it has rows."""
+        """The report as text: passes, rules, near-misses, unfused norms, stream findings, each only if it has rows."""
         passes = [
             (p.name, p.outcome, f"{p.seconds * 1e3:.1f}", p.nodes_before, p.nodes_after, p.message) for p in self.passes
         ]
@@ -112,7 +124,14 @@ class PassReport:
             (misses, ("near-miss of", "node", "reason", "source")),
             (left, ("norm that no rule came near", "reason", "source")),
         )
-        return "\n\n".join(tabulate(rows, headers=headers, tablefmt="simple") for rows, headers in sections if rows)
+        tables = [tabulate(rows, headers=headers, tablefmt="simple") for rows, headers in sections if rows]
+        if self.streams:
+            tables.append(self.streams.table())
+        if self.dropped_waits or self.dropped_records:
+            tables.append(
+                f"Redundant events: {self.dropped_waits} waits and {self.dropped_records} records were dropped."
+            )
+        return "\n\n".join(tables)
 
     def to_json(self) -> str:
         """The report as JSON, one key a field."""
@@ -141,6 +160,8 @@ class ReportBuilder:
     _passes: list[PassRecord] = field(default_factory=list)
     _rules: dict[str, _OpenRule] = field(default_factory=dict)
     _unfused: list[NearMiss] = field(default_factory=list)
+    _streams: list[Finding] = field(default_factory=list)
+    _dropped: list[int] = field(default_factory=lambda: [0, 0])
 
     def add_pass(self, record: PassRecord) -> None:
         """Append a pass."""
@@ -155,6 +176,10 @@ class ReportBuilder:
         """Append a replaced subgraph to its rule."""
         self._rules.setdefault(fusion.rule, _OpenRule()).fusions.append(fusion)
 
+    def fusions_of(self, rule: str) -> tuple[Fusion, ...]:
+        """What the rule replaced so far."""
+        return tuple(self._rules[rule].fusions) if rule in self._rules else ()
+
     def add_near_miss(self, miss: NearMiss, progress: tuple[int, int] = (0, 0)) -> None:
         """Append a near-miss; of several variants of a rule at one node, the one with most ``progress`` stays."""
         misses = self._rules.setdefault(miss.rule, _OpenRule()).near_misses
@@ -164,6 +189,20 @@ class ReportBuilder:
     def add_unfused(self, explanation: NearMiss) -> None:
         """Append an operator that no rule came near."""
         self._unfused.append(explanation)
+
+    def add_finding(self, finding: Finding) -> None:
+        """Append what is wrong with the order of streams."""
+        self._streams.append(finding)
+
+    @property
+    def findings(self) -> Findings:
+        """What is known so far to be wrong with the order of streams."""
+        return Findings(tuple(self._streams))
+
+    def add_dropped_events(self, waits: int, records: int) -> None:
+        """Count waits that ordered nothing and records that nothing waited for."""
+        self._dropped[0] += waits
+        self._dropped[1] += records
 
     def mark(self) -> dict[str, _OpenRule]:
         """What the rules did so far, for ``reset``."""
@@ -180,7 +219,7 @@ class ReportBuilder:
     def build(self) -> PassReport:
         """The finished report."""
         rules = tuple(rule.close(name) for name, rule in self._rules.items())
-        return PassReport(tuple(self._passes), rules, tuple(self._unfused))
+        return PassReport(tuple(self._passes), rules, tuple(self._unfused), self.findings, *self._dropped)
 
 
 _last: list[PassReport] = []

@@ -10,11 +10,22 @@ if TYPE_CHECKING:
     from npugraph_ex import CompilerConfig as CompilerConfig
     from npugraph_ex import get_compiler as get_compiler
     from npugraph_ex import get_npu_backend as get_npu_backend
+    from npugraph_ex import inference as inference
     from npugraph_ex import logger as logger
+    from npugraph_ex import ops as ops
     from npugraph_ex import register_replacement as register_replacement
     from npugraph_ex import scope as scope
 
-__all__ = ["CompilerConfig", "get_compiler", "get_npu_backend", "logger", "register_replacement", "scope"]
+__all__ = [
+    "CompilerConfig",
+    "get_compiler",
+    "get_npu_backend",
+    "inference",
+    "logger",
+    "ops",
+    "register_replacement",
+    "scope",
+]
 
 
 def __getattr__(name: str) -> object:

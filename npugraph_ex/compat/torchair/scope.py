@@ -1,5 +1,5 @@
 """`from torchair.scope import limit_core_num`, as TorchAir's guides write it; re-exports and nothing else."""
 
-from npugraph_ex.scope import deterministic, limit_core_num
+from npugraph_ex.scope import deterministic, limit_core_num, npu_stream_switch
 
-__all__ = ["deterministic", "limit_core_num"]
+__all__ = ["deterministic", "limit_core_num", "npu_stream_switch"]

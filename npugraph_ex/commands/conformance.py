@@ -1,0 +1,74 @@
+"""`npugraph-ex conformance`: finds the suite and runs it with pytest; further words are pytest's own options."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import npugraph_ex
+from npugraph_ex.commands import mutants
+from npugraph_ex.errors import NpuGraphExError
+
+_NEEDED = ("pytest", "hypothesis", "transformers")
+_DESCRIPTION = """\
+Run the conformance suite: random programs around every fusion rule, streams, capture and replay, small models; eager mode,
+optimised graph and replay must agree, a float64 reference judges. Other options are pytest's: -k swiglu, -x, -v.
+
+  npugraph-ex conformance mutants         is every deliberate fault noticed? prints the kill table; 1 if one survives
+  npugraph-ex conformance mutants NAME... only these; --budget N examples for each, --markdown FILE for a page
+
+profiles:
+  quick     minutes: what runs before a change is accepted
+  full      an hour or so
+  nightly   many hours
+"""
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser(
+        "conformance", help="run the conformance suite on this machine", description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--target", choices=("emulated", "npu"), help="which device (default: emulated)")
+    parser.add_argument("--profile", choices=("quick", "full", "nightly"), default="quick", help="(default: quick)")
+    parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same examples (default: 0)")
+    parser.add_argument(
+        "--report-dir", default="conformance_report", metavar="DIR",
+        help="where report.html, junit.xml, cases.jsonl and failing scripts go (default: conformance_report)",
+    )  # fmt: skip
+    parser.add_argument("--resume", action="store_true", help="go on with the run in the report folder")
+    parser.add_argument("--xfails-file", metavar="FILE", help="known failures, each with the link of its report")
+    parser.add_argument("--mutant", metavar="NAME", help="switch a deliberate fault on; the run must then fail")
+    parser.set_defaults(takes_further=True)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the suite in this process; pytest's exit status. ``mutants`` as first further word asks for the kill table."""
+    if arguments.further[:1] == ["mutants"]:
+        return mutants.run(mutants.parser().parse_args(arguments.further[1:]), target=arguments.target)
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise NpuGraphExError(f"the suite needs {', '.join(missing)}: pip install 'npugraph-ex[conformance]'")
+    import pytest
+
+    suite = suite_folder()
+    options = [f"--profile={arguments.profile}", f"--seed={arguments.seed}", f"--report-dir={arguments.report_dir}"]
+    given = {"target": arguments.target, "xfails-file": arguments.xfails_file, "mutant": arguments.mutant}
+    options += [f"--{name}={value}" for name, value in given.items() if value is not None]
+    options += ["--resume"] if arguments.resume else []
+    # Not the settings of whatever project the command happens to be called in.
+    own = [f"--rootdir={suite}", "-c", str(suite / "suite.ini"), "-p", "no:cacheprovider"]
+    sys.dont_write_bytecode = True  # the folder may be read-only
+    return int(pytest.main([str(suite), *own, *options, *arguments.further]))
+
+
+def suite_folder() -> Path:
+    """The suite: beside the library in a checkout, inside it when it was installed."""
+    home = Path(npugraph_ex.__file__).parent
+    for folder in (home / "_conformance", home.parent / "conformance"):
+        if (folder / "conftest.py").is_file():
+            return folder
+    raise NpuGraphExError(f"the conformance suite is not in {home}; reinstall npugraph-ex, or run it from a checkout")

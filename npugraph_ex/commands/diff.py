@@ -1,0 +1,64 @@
+"""`npugraph-ex diff A B`: where do the values of two runs part?"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+_DESCRIPTION = """\
+Compare two dumps that the option dump_tensor_data wrote, node by node in the order of execution: of two runs, of the
+graph before and after the passes (data_dump_stage), of two machines. Prints the first node whose values differ.
+
+exit status: 0 equal, 1 different or not comparable.
+"""
+
+
+def _count(text: str) -> int:
+    """A whole number from 0 on, for argparse."""
+    number = int(text)
+    if number < 0:
+        raise ValueError(text)
+    return number
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser(
+        "diff", help="the first node whose values differ between two dumps", description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("first", help="a folder of dumps: of one call, of a graph, or any above")
+    parser.add_argument("second", help="the other one")
+    parser.add_argument(
+        "--ulps", type=_count, default=0, metavar="N", help="up to N ULPs are no difference (default: 0)"
+    )
+    parser.add_argument("--all", action="store_true", help="list every node that differs")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compare and print.
+
+    Raises:
+        NpuGraphExError: a folder holds no dump, or the two have no call in common.
+    """
+    # Dumps hold host tensors: no device is needed to read them, and torch must not fail for want of one.
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    from npugraph_ex.observe.compare import compare
+
+    found = compare(Path(arguments.first), Path(arguments.second), within=arguments.ulps)
+    shown = found.differences if arguments.all else found.differences[:1]
+    for difference in shown:
+        place = f" ({difference.source})" if difference.source else ""
+        apart = "" if difference.ulps is None else f"; {difference.ulps} ULPs apart"
+        sys.stdout.write(
+            f"{difference.call}: {difference.node}, {difference.operator}{place}: {difference.what}{apart}\n"
+        )
+    more = len(found.differences) - len(shown)
+    rest = f", {more} more nodes differ after it (--all lists them)" if more else ""
+    sys.stdout.write(
+        f"{found.compared} nodes compared, {len(found.differences)} differ{rest}; "
+        f"{found.only_first} only in the first, {found.only_second} only in the second\n"
+    )
+    return 1 if found.differences else 0

@@ -1,0 +1,57 @@
+"""`npugraph-ex options`: the table of compile options, as a table, as a list on a narrow terminal, or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from npugraph_ex.config import OPTION_TABLE, Option
+
+_TABLE_WIDTH = 120  # a narrower table breaks words
+
+
+def add_parser(commands: Any) -> None:
+    """Describe the command line."""
+    parser = commands.add_parser("options", help="the table of compile options")
+    parser.add_argument("--json", action="store_true", help="one JSON list of objects")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print every option; the exit status is 0."""
+    rows = list(OPTION_TABLE.values())
+    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+    if arguments.json:
+        sys.stdout.write(json.dumps([_as_dict(row) for row in rows], indent=2) + "\n")
+    elif console.width < _TABLE_WIDTH:
+        for row in rows:
+            console.print(f"{row.name} = {row.default!r}", style="bold", markup=False)
+            console.print(f"    {row.meaning}\n    takes {_allowed(row)}", markup=False)
+    else:
+        table = Table("option", "default", "allowed", "meaning", "TorchAir", title="options of backend='npugraph_ex'")
+        for row in rows:
+            path = f"{row.torchair}{' (inverted)' if row.inverted else ''}"
+            table.add_row(row.name, repr(row.default), _allowed(row), row.meaning, path)
+        console.print(table, markup=False)
+    return 0
+
+
+def _allowed(row: Option) -> str:
+    limit = "" if row.honoured is None else f" (this version: {', '.join(repr(value) for value in row.honoured)})"
+    return row.kind.allowed + limit
+
+
+def _as_dict(row: Option) -> dict[str, object]:
+    return {
+        "name": row.name,
+        "default": row.default,
+        "allowed": row.kind.allowed,
+        "meaning": row.meaning,
+        "torchair": row.torchair,
+        "inverted": row.inverted,
+        "honoured": row.honoured,
+    }

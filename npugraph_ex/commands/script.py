@@ -1,0 +1,145 @@
+"""`npugraph-ex run`, `explain` and `timeline`: become a script, and say what went wrong, was compiled or ran when."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+from npugraph_ex.commands import timeline
+from npugraph_ex.errors import NpuGraphExError, UsageError
+from npugraph_ex.observe import environment
+
+_SWITCH = "NPUGRAPH_EX"
+_NOTHING = '{"graphs": [], "breaks": []}'
+
+
+def add_parsers(commands: Any) -> None:
+    """Describe both command lines."""
+    running = commands.add_parser("run", help="run a script as `python script.py` would")
+    explaining = commands.add_parser("explain", help="run a script, then say what was compiled and why it is as it is")
+    explaining.add_argument(
+        "--json", action="store_true", help="one JSON object; the script's own output goes to stderr"
+    )
+    explaining.add_argument(
+        "--sarif", type=Path, metavar="FILE", help="also write what the stream check found, as SARIF 2.1.0"
+    )
+    for parser in (running, explaining):
+        parser.add_argument("--emulate", action="store_true", help="on an emulated NPU")
+    for parser in (running, explaining, timeline.add_parser(commands)):
+        parser.add_argument("--as-torchair", action="store_true", help="make `import torchair` mean this library")
+        parser.add_argument("script", help="the Python file to run")
+        parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the script")
+
+
+def explain(arguments: argparse.Namespace, choice: str) -> int:
+    """Run a script and print what this backend made of it, even when the script fails."""
+    if choice == "bundled":
+        raise UsageError(f"explain tells of this library, and {_SWITCH}=bundled asks for torch_npu's; unset it")
+    out = sys.stdout
+
+    @contextmanager
+    def explained() -> Iterator[None]:
+        try:
+            yield
+        finally:
+            _report(arguments, out)
+
+    with redirect_stdout(sys.stderr if arguments.json else out):
+        return run(arguments, choice, around=explained)
+
+
+def _report(arguments: argparse.Namespace, out: TextIO) -> None:
+    if "npugraph_ex.frontend.backend" not in sys.modules:  # then torch may not even import
+        out.write(f"{_NOTHING}\n" if arguments.json else "\nNothing was compiled by this backend.\n")
+        return
+    from npugraph_ex.frontend.explain import Watch
+
+    found = Watch(from_start=True).explanation()
+    out.write(f"{found.to_json()}\n" if arguments.json else f"\n{found}\n")
+    if arguments.sarif is not None:
+        arguments.sarif.write_text(found.streams.to_sarif(), encoding="utf-8")
+
+
+def draw(arguments: argparse.Namespace, choice: str) -> int:
+    """Run a script and draw what its streams do."""
+    if choice == "bundled":
+        raise UsageError(f"timeline follows this process, and {_SWITCH}=bundled needs another; unset it")
+    return run(arguments, choice, around=lambda: timeline.drawn(arguments.script, arguments.output))
+
+
+def run(
+    arguments: argparse.Namespace, choice: str, *, around: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> int:
+    """Become the script: its argv, its directory first on the path, `__main__` as its name.
+
+    Args:
+        arguments: the command line.
+        choice: the value of NPUGRAPH_EX.
+        around: makes the block in which the script runs.
+
+    Returns:
+        0 where the script ends by itself, 1 after an error that is shown with its traceback; `sys.exit` passes through.
+
+    Raises:
+        UsageError: no such script, or flags that contradict each other.
+    """
+    script: str = arguments.script
+    if not Path(script).is_file():
+        raise UsageError(f"there is no file {script!r} to run")
+    _prepare(arguments, choice)
+    sys.argv = [script, *arguments.arguments]
+    sys.path[0] = str(Path(script).resolve().parent)
+    with around():
+        try:
+            loaded = runpy.run_path(script, run_name="__main__")  # what is reported at the end must still be alive then
+        except (NpuGraphExError, ImportError, OSError, RuntimeError) as error:
+            # Shown here, or the library's own errors would look like those of this command and lack the script's lines.
+            traceback.print_exception(error)
+            hint = "" if arguments.emulate else environment.hint(error)
+            sys.stderr.write(f"\nnpugraph-ex: {hint}\n" if hint else "")
+            return 1
+    del loaded
+    return 0
+
+
+def _prepare(arguments: argparse.Namespace, choice: str) -> None:
+    """Settle what the names mean and which device there is, before the script imports anything."""
+    if choice not in {"", "bundled", "library"}:
+        raise UsageError(
+            f"{_SWITCH} is {choice!r}; it takes 'bundled' (torch_npu's own backend) or 'library' (this one, the default)"
+        )
+    if choice:
+        os.environ[_SWITCH] = choice
+    if choice == "bundled":
+        if arguments.as_torchair:
+            raise UsageError(f"--as-torchair asks for this library and {_SWITCH}=bundled for torch_npu's; choose one")
+        _start_afresh(arguments)
+    if arguments.as_torchair:
+        from npugraph_ex.compat import use_as_torchair
+
+        use_as_torchair()
+    if arguments.emulate:
+        import npu_emulator
+
+        try:
+            npu_emulator.activate()
+        except npu_emulator.EmulatorError as error:
+            raise NpuGraphExError(str(error)) from error
+
+
+def _start_afresh(arguments: argparse.Namespace) -> NoReturn:
+    """Run the script in a new interpreter, because this one has already loaded the library that is not wanted."""
+    launcher = ["-m", "npu_emulator"] if arguments.emulate else []
+    command = [sys.executable, *launcher, arguments.script, *arguments.arguments]
+    os.execv(sys.executable, command)  # noqa: S606 - the user's own script, as they asked
+
+
+COMMANDS: dict[str, Callable[[argparse.Namespace, str], int]] = {"run": run, "explain": explain, "timeline": draw}
+"""What each command does, by name: it takes the command line and the value of NPUGRAPH_EX."""

@@ -1,0 +1,93 @@
+"""`npugraph-ex validate MODULE[:NAME]`: are the replacements that a module registers right?"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from npugraph_ex.errors import NpuGraphExError
+
+if TYPE_CHECKING:
+    import torch
+
+_DESCRIPTION = """\
+Find the replacements that MODULE registers with register_replacement, and find out of each whether it computes what it
+replaces, wherever its guard (extra_check) lets it match. Random programs around the pattern run in eager mode,
+optimised, and captured and replayed; a float64 reference judges the results.
+
+verdicts:
+  proven on N        fused in N random programs, all of them right
+  refuted            a program comes out wrong; a script that shows it is written
+  guard-too-weak     right for some dtypes or sizes and wrong for others, and the guard allows both
+  guard-too-strong   the guard refuses every size and dtype that was tried
+  never-matches      the matcher refuses it everywhere; the reason is told
+  not-judged         it cannot be traced, run or judged here
+  overlaps-with      (a remark) another rule fuses the same operators; which one wins is told
+"""
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser(
+        "validate", help="are the replacements that a module registers right?", description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument(
+        "module", metavar="MODULE[:NAME]",
+        help="a module's name or a .py file; NAME is a search function in it, or a function that registers when called",
+    )  # fmt: skip
+    parser.add_argument("--target", choices=("auto", "emulated", "npu"), default="auto", help="which device")
+    parser.add_argument(
+        "--dtype", action="append", metavar="DTYPE", help="float16, bfloat16 or float32; may be repeated"
+    )
+    parser.add_argument(
+        "--max-examples", type=int, default=60, metavar="N", help="random programs for each (default: 60)"
+    )
+    parser.add_argument(
+        "--expect-matches", type=int, default=1, metavar="N",
+        help="fail unless each is fused in at least N of them (default: 1)",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0, help="the same seed draws the same programs (default: 0)")
+    parser.add_argument(
+        "--report-dir", default="npugraph_ex_validation", metavar="DIR",
+        help="where counterexamples are written (default: npugraph_ex_validation)",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Validate and print; 0 when nothing is wrong."""
+    if find_spec("hypothesis") is None:
+        raise NpuGraphExError("validate draws its programs with hypothesis: pip install 'npugraph-ex[conformance]'")
+    from npugraph_ex.testing.targets import start_target
+
+    target = start_target(arguments.target)
+    from npugraph_ex.testing.validation import validate_module
+    from npugraph_ex.testing.validation.findings import report_table, to_json
+
+    try:
+        results = validate_module(
+            arguments.module, dtypes=_dtypes(arguments.dtype), max_examples=arguments.max_examples,
+            expect_matches=arguments.expect_matches, seed=arguments.seed, report_dir=arguments.report_dir,
+        )  # fmt: skip
+    except ValueError as error:
+        raise NpuGraphExError(str(error)) from error
+    if arguments.json:
+        sys.stdout.write(to_json(results) + "\n")
+    else:
+        sys.stdout.write(f"{report_table(results)}\n\non {target.device}, seed {arguments.seed}\n")
+    return 0 if all(result.ok for result in results) else 1
+
+
+def _dtypes(names: list[str] | None) -> list[torch.dtype] | None:
+    import torch
+
+    known = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+    if names is None:
+        return None
+    for name in names:
+        if name not in known:
+            raise NpuGraphExError(f"--dtype must be one of {', '.join(known)}; it is {name!r}")
+    return [known[name] for name in names]

@@ -1,0 +1,5 @@
+"""`torchair.inference.cache_compile` and `readable_cache`, as TorchAir's guides write them; re-exports and nothing else."""
+
+from npugraph_ex.inference import cache_compile, readable_cache
+
+__all__ = ["cache_compile", "readable_cache"]

@@ -1,0 +1,98 @@
+"""`cache_compile` and `readable_cache`: a compilation that is kept on disk, so that the next process starts at once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from npugraph_ex.config import CompilerConfig
+
+__all__ = ["cache_compile", "readable_cache"]
+
+
+def cache_compile(  # noqa: PLR0913 - the signature that TorchAir's users know
+    func: Callable[..., Any],
+    *,
+    config: CompilerConfig | None = None,
+    options: Mapping[str, object] | None = None,
+    dynamic: bool = True,
+    cache_dir: str | Path | None = None,
+    global_rank: int | None = None,
+    tp_rank: int | None = None,
+    pp_rank: int | None = None,
+    custom_decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    fullgraph: bool = True,
+    ge_cache: bool = False,
+) -> Callable[..., Any]:
+    """Compile a method for inference, and keep the result on disk for the next process.
+
+    The first call looks for a saved compilation; where none fits, it compiles and saves one. Later calls check the guards
+    of what is there and compile again where none holds, so that a saved graph never runs for inputs that it was not made
+    for. Results carry no gradient.
+
+    Args:
+        func: a method of a module, or a function; the whole of it must be one graph.
+        config: the options as an object.
+        options: options by flat name, on top of ``config``.
+        dynamic: sizes are symbolic from the start; False: each combination of sizes is compiled anew.
+        cache_dir: where to keep it; ``$NPUGRAPH_EX_CACHE``, or the user's cache folder, when None.
+        global_rank: of this process; taken from torch.distributed, where that is initialised, when None.
+        tp_rank: its rank in tensor parallelism, part of the name where given.
+        pp_rank: likewise, in pipeline parallelism.
+        custom_decompositions: as in ``get_npu_backend``.
+        fullgraph: True is the only way; accepted because callers of ``torch.compile`` write it.
+        ge_cache: for mode "max-autotune", which this backend does not run; ignored.
+
+    Returns:
+        A callable with the signature of ``func``.
+
+    Raises:
+        OptionError: a wrong option.
+        NpuGraphExError: ``func`` is no function or method.
+    """
+    from npugraph_ex.inference.cached import CachedFunction
+
+    del ge_cache
+    ranks = {"world": global_rank, "tp": tp_rank, "pp": pp_rank}
+    return CachedFunction.of(
+        func,
+        config=config,
+        options=options,
+        dynamic=dynamic,
+        directory=cache_dir,
+        given_ranks=ranks,
+        decompositions=custom_decompositions,
+        fullgraph=fullgraph,
+    )
+
+
+def readable_cache(
+    cache_bin: str | Path,
+    print_output: bool = True,  # noqa: FBT001, FBT002 - the signature that torch_npu forwards to
+    file: str | Path | None = None,
+) -> str:
+    """Show a saved compilation: what it was made from and for, and its graph as Python.
+
+    Args:
+        cache_bin: a file of ``cache_dir``, as `npugraph-ex cache ls` lists them.
+        print_output: print it.
+        file: write it here too.
+
+    Returns:
+        The text.
+
+    Raises:
+        SavedGraphError: the file is damaged, foreign or another user's.
+    """
+    from npugraph_ex.inference.readable import describe
+
+    text = describe(Path(cache_bin))
+    if file is not None:
+        Path(file).write_text(text, encoding="utf-8")
+    if print_output:
+        out: TextIO = sys.stdout
+        out.write(text)
+    return text

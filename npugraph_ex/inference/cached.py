@@ -1,0 +1,261 @@
+"""`CachedFunction`: what `cache_compile` returns. It finds, makes, keeps and calls the compilations of one function."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import FunctionType, MethodType
+from typing import Any, Self
+
+import torch
+from torch import fx
+
+from npugraph_ex import _torch_precompile
+from npugraph_ex._collection import no_collection
+from npugraph_ex._torch_precompile import Precompiled, precompile
+from npugraph_ex.aclgraph import compile_graph
+from npugraph_ex.cache.key import digest, key_parts
+from npugraph_ex.cache.store import Entry, Store, read_entry
+from npugraph_ex.config import CompilerConfig
+from npugraph_ex.config.compiler_config import apply_flat
+from npugraph_ex.errors import NpuGraphExError, SavedGraphError
+from npugraph_ex.frontend.backend import get_npu_backend
+from npugraph_ex.frontend.compiler import CompiledFxGraph
+from npugraph_ex.inference.facts import Facts, outdated
+from npugraph_ex.observe.logger import logger
+from npugraph_ex.saving.artifact import SavedGraph
+from npugraph_ex.saving.values import Unsaveable
+
+
+class KeptGraph(_torch_precompile.SerializableCallable):
+    """The graph inside a compiled function: as AOT made it in the process that compiled, from its text in any other."""
+
+    def __init__(self, run: Callable[..., Any], text: str | None) -> None:
+        self._run = run
+        self.text = text
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run the graph."""
+        return self._run(*inputs)
+
+    @classmethod
+    def serialize_compile_artifacts(cls, fn: Any) -> bytes:
+        """The graph as text."""
+        if fn.text is None:
+            raise Unsaveable("its graph has no spelling; the log, at level INFO, says what of it")
+        text: str = fn.text
+        return text.encode()
+
+    @classmethod
+    def deserialize_compile_artifacts(cls, data: bytes) -> Self:
+        """The graph from its text."""
+        text = data.decode()
+        return cls(SavedGraph.read(text).load(compile_graph), text)
+
+
+class CachedFunction:
+    """A function whose compilations are kept on disk; call it like the function.
+
+    Args:
+        function: the function itself.
+        owner: what it is bound to; None for a plain function.
+        config: the options.
+        store: where files are kept.
+        base: the beginning of their names, which says everything but the inputs.
+        parts: what the key is made of.
+        dynamic: as in ``torch.compile``.
+        decompositions: as in ``get_npu_backend``.
+    """
+
+    def __init__(  # noqa: PLR0913 - the parts of one declaration
+        self,
+        function: FunctionType,
+        owner: object,
+        config: CompilerConfig,
+        *,
+        store: Store,
+        base: str,
+        parts: Mapping[str, str],
+        dynamic: bool,
+        decompositions: Mapping[Any, Callable[..., Any]] | None,
+    ) -> None:
+        self.__wrapped__ = function
+        self._bound = () if owner is None else (owner,)
+        self._config = config
+        self._store = store
+        self._base = base
+        self._parts = parts
+        self._dynamic = dynamic
+        self._decompositions = decompositions
+        self._variants: list[Precompiled] = []
+        self._fallback: Callable[..., Any] | None = None
+        self._unread: list[Path] | None = None
+        self._lock = threading.RLock()
+
+    @classmethod
+    def of(  # noqa: PLR0913 - the arguments of `cache_compile`
+        cls,
+        func: Callable[..., Any],
+        *,
+        config: CompilerConfig | None,
+        options: Mapping[str, object] | None,
+        dynamic: bool,
+        directory: str | Path | None,
+        given_ranks: Mapping[str, int | None],
+        decompositions: Mapping[Any, Callable[..., Any]] | None,
+        fullgraph: bool,
+    ) -> Self:
+        """See `npugraph_ex.inference.cache_compile`."""
+        function = func.__func__ if isinstance(func, MethodType) else func
+        if not isinstance(function, FunctionType):
+            raise NpuGraphExError(f"cache_compile takes a function or a method such as model.forward, got {func!r}")
+        if not fullgraph:
+            raise NpuGraphExError(
+                "cache_compile keeps one graph, so fullgraph=False is not possible; use torch.compile"
+            )
+        chosen = CompilerConfig() if config is None else config
+        apply_flat(chosen, dict(options or {}))
+        owner = func.__self__ if isinstance(func, MethodType) else None
+        ranks = _ranks(given_ranks)
+        parts = key_parts(
+            chosen.to_options().changed(),
+            function=function,
+            owner=type(owner),
+            dynamic=dynamic,
+            ranks=ranks,
+            decompositions={str(operator): how for operator, how in (decompositions or {}).items()},
+        )
+        return cls(
+            function,
+            owner,
+            chosen,
+            store=Store(directory),
+            base=f"{_name(function, owner, ranks)}-{digest(parts)[:16]}",
+            parts=parts,
+            dynamic=dynamic,
+            decompositions=decompositions,
+        )
+
+    def __getstate__(self) -> dict[str, object]:
+        """Hold nothing that is written down: torch pickles the module whose attribute this may be, for its guards."""
+        return {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function, compiled."""
+        bound = (*self._bound, *args)
+        with torch.no_grad():
+            for variant in self._variants:
+                if variant.accepts(bound, kwargs):
+                    return variant.run(bound, kwargs)
+            if self._fallback is not None:
+                return self._fallback(*bound, **kwargs)
+            return self._find_or_make(bound, args, kwargs)
+
+    def _find_or_make(self, bound: tuple[Any, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        with self._lock:
+            if self._unread is None:
+                self._unread = self._store.variants(self._base)
+            found = next(
+                (v for v in itertools.chain(tuple(self._variants), self._saved()) if v.accepts(bound, kwargs)), None
+            )
+            made = found or self._make(args, kwargs)
+        if made is None:
+            assert self._fallback is not None  # noqa: S101 - `_make` returns None only after setting it
+            return self._fallback(*bound, **kwargs)
+        return made.run(bound, kwargs)
+
+    def _saved(self) -> Iterator[Precompiled]:
+        """The saved compilations that still hold, each read when it is asked for."""
+        while self._unread:
+            path = self._unread.pop(0)
+            try:
+                yield self._take(read_entry(path))
+            except (SavedGraphError, OSError) as error:
+                logger.warning("The saved compilation %s is not used and made anew: %s", path, error)
+
+    def _take(self, entry: Entry) -> Precompiled:
+        fixed = dict(zip(self.__wrapped__.__code__.co_varnames, self._bound, strict=False))
+        cells = zip(self.__wrapped__.__code__.co_freevars, self.__wrapped__.__closure__ or (), strict=True)
+        fixed.update({name: cell.cell_contents for name, cell in cells})
+        reason = outdated(entry.header, self.__wrapped__.__globals__, fixed)
+        if reason is not None:
+            raise SavedGraphError(reason)
+        try:
+            with no_collection():  # what is read is much and lives on
+                loaded = Precompiled.load(entry.payload, self.__wrapped__)
+        except SavedGraphError:
+            raise
+        except Exception as error:
+            raise SavedGraphError(f"it cannot be read here: {type(error).__name__}: {error}") from error
+        self._variants.append(loaded)
+        return loaded
+
+    def _make(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Precompiled | None:
+        """Compile for a call, and keep it; None where torch cannot write such a function down."""
+        facts = Facts()
+        function = MethodType(self.__wrapped__, *self._bound) if self._bound else self.__wrapped__
+        graphs: list[KeptGraph] = []
+        try:
+            made = precompile(
+                function, args, kwargs,
+                backend=lambda gm, inputs: self._compile(gm, inputs, graphs), dynamic=self._dynamic,
+                keep_guards=facts.keep_guards,
+            )  # fmt: skip
+        except _torch_precompile.CANNOT_BE_KEPT as error:
+            logger.warning("%s is compiled in every process, because it cannot be kept: %s", self._base, error)
+            backend = get_npu_backend(compiler_config=self._config, custom_decompositions=self._decompositions)
+            self._fallback = torch.compile(self.__wrapped__, backend=backend, dynamic=self._dynamic, fullgraph=True)
+            return None
+        self._variants.append(made)
+        self._keep(made, facts, graphs)
+        return made
+
+    def _compile(self, gm: fx.GraphModule, inputs: list[Any], graphs: list[KeptGraph]) -> KeptGraph:
+        compiled: list[CompiledFxGraph] = []
+        backend = get_npu_backend(
+            compiler_config=self._config, custom_decompositions=self._decompositions, on_compiled=compiled.append
+        )
+        run = backend(gm, inputs)
+        graphs.append(KeptGraph(run, compiled[0].get_code() if len(compiled) == 1 else None))
+        return graphs[-1]
+
+    def _keep(self, made: Precompiled, facts: Facts, graphs: list[KeptGraph]) -> None:
+        """Write a compilation down; where that is not possible, say so and go on."""
+        fixed = {*self.__wrapped__.__code__.co_freevars}
+        fixed.update(self.__wrapped__.__code__.co_varnames[: len(self._bound)])
+        try:
+            payload = made.save()
+            text = graphs[0].text or ""
+            taken = facts.header(made, fixed)
+            header = {**self._parts, **taken, "graph_length": str(len(text.encode()))}
+            self._store.write(f"{self._base}-{_signature(text, taken)}", header, payload)
+        except OSError as error:
+            logger.warning("The compilation of %s is not kept: %s", self._base, error)
+        except Exception as error:  # noqa: BLE001 - pickling what a user's function holds may raise anything
+            logger.warning("The compilation of %s is not kept, and made in every process: %s", self._base, error)
+
+
+def _signature(text: str, facts: Mapping[str, str]) -> str:
+    """A graph and what it takes for granted, as a short name: two processes that compile the same write the same file."""
+    return hashlib.sha256(f"{text}\n{json.dumps(dict(facts), sort_keys=True)}".encode()).hexdigest()[:12]
+
+
+def _name(function: FunctionType, owner: object, ranks: Mapping[str, int]) -> str:
+    """The readable beginning of a file's name."""
+    whole = function.__qualname__ if owner is None else f"{type(owner).__qualname__}.{function.__name__}"
+    plain = re.sub(r"[^\w.]+", "_", whole)
+    return plain + "".join(f"-{kind}{rank}" for kind, rank in ranks.items())
+
+
+def _ranks(given: Mapping[str, int | None]) -> dict[str, int]:
+    """The ranks that tell this process's compilation from another's."""
+    ranks = {kind: rank for kind, rank in given.items() if rank is not None}
+    distributed = torch.distributed
+    if "world" not in ranks and distributed.is_available() and distributed.is_initialized():
+        ranks["world"] = distributed.get_rank()
+    return ranks

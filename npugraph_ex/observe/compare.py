@@ -1,0 +1,193 @@
+"""Compares two dumps that `dump_tensor_data` wrote: the first node whose values differ, and by how many ULPs.
+
+Nodes are found again by name and operator; an in-place form counts as the operator that it stands for. What is in one
+dump only, because a pass removed or made it, is counted and not compared.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from npugraph_ex.errors import NpuGraphExError
+
+_INTEGER_LIKE = {
+    torch.float16: torch.int16,
+    torch.bfloat16: torch.int16,
+    torch.float32: torch.int32,
+    torch.float64: torch.int64,
+}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How the value of one node differs.
+
+    Attributes:
+        call: which call of which graph, as the folders name it.
+        node: the node's name.
+        operator: what it calls, or what the user calls the input.
+        source: where the user wrote it.
+        what: the difference in words.
+        ulps: the largest distance, in representable numbers of the dtype; None where shapes or dtypes differ.
+    """
+
+    call: str
+    node: str
+    operator: str
+    source: str
+    what: str
+    ulps: int | None
+
+
+@dataclass
+class Comparison:
+    """Two dumps side by side.
+
+    Attributes:
+        compared: how many nodes are in both.
+        only_first: how many are in the first alone.
+        only_second: how many are in the second alone.
+        differences: the nodes that differ, in the order of execution.
+    """
+
+    compared: int = 0
+    only_first: int = 0
+    only_second: int = 0
+    differences: tuple[Difference, ...] = ()
+
+
+def compare(first: Path, second: Path, *, within: int = 0) -> Comparison:
+    """Compare two dumps, call by call.
+
+    Args:
+        first: the folder of one call, of a graph, or any folder above.
+        second: the same of the other dump.
+        within: distances of up to so many ULPs are no difference.
+
+    Raises:
+        NpuGraphExError: a folder holds no dump, or the two have no call in common.
+    """
+    calls, others = _calls(first), _calls(second)
+    common = [name for name in calls if name in others]
+    if not common:
+        raise NpuGraphExError(
+            f"{first} has the calls {', '.join(calls)} and {second} has {', '.join(others)}: none in common"
+        )
+    result = Comparison()
+    found: list[Difference] = []
+    for name in common:
+        found += _compare_call(name, calls[name], others[name], within, result)
+    result.differences = tuple(found)
+    return result
+
+
+def _calls(folder: Path) -> dict[str, Path]:
+    """The folders of single calls below, by what the two dumps call alike: ``graph__1/call__0``, without the process."""
+    paths = sorted(path.parent for path in folder.rglob("index.json")) if folder.is_dir() else []
+    if not paths:
+        raise NpuGraphExError(f"{folder} holds no dump; name a folder that the option dump_tensor_data wrote")
+    if len(paths) == 1:
+        return {"call": paths[0]}
+    return {"/".join(path.parts[-2:]): path for path in sorted(paths, key=_order)}
+
+
+def _order(path: Path) -> tuple[int, ...]:
+    return tuple(int(part.rpartition("__")[2]) for part in path.parts[-2:])
+
+
+def _index(folder: Path) -> dict[tuple[str, str], Mapping[str, str]]:
+    entries = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+    return {(entry["node"], _functional(entry["operator"])): entry for entry in entries}
+
+
+def _functional(operator: str) -> str:
+    """The operator's name without what makes it an in-place form: ``aten.add_.Tensor`` is ``aten.add.Tensor``."""
+    return operator.replace("_.", ".")
+
+
+def _compare_call(name: str, first: Path, second: Path, within: int, result: Comparison) -> Iterator[Difference]:
+    mine, its = _index(first), _index(second)
+    result.only_first += len(mine.keys() - its.keys())
+    result.only_second += len(its.keys() - mine.keys())
+    for key, entry in mine.items():
+        if key not in its:
+            continue
+        result.compared += 1
+        difference = _difference(_load(first / entry["file"]), _load(second / its[key]["file"]), within)
+        if difference is not None:
+            yield Difference(name, entry["node"], entry["operator"], entry["source"], *difference)
+
+
+def _load(path: Path) -> Any:
+    return torch.load(path, weights_only=True)
+
+
+def _difference(first: Any, second: Any, within: int) -> tuple[str, int | None] | None:
+    """The worst difference of two values, which may be several tensors."""
+    mine, its = pytree.tree_leaves(first), pytree.tree_leaves(second)
+    if len(mine) != len(its):
+        return f"{len(mine)} values and {len(its)}", None
+    worst: tuple[str, int | None] | None = None
+    for one, other in zip(mine, its, strict=True):
+        found = _of_tensors(one, other, within) if isinstance(one, torch.Tensor) else _of_constants(one, other)
+        if found is not None and found[1] is None:
+            return found
+        if found is not None and (worst is None or (found[1] or 0) > (worst[1] or 0)):
+            worst = found
+    return worst
+
+
+def _of_constants(one: object, other: object) -> tuple[str, None] | None:
+    return None if one == other else (f"{one!r} and {other!r}", None)
+
+
+def _of_tensors(one: torch.Tensor, other: Any, within: int) -> tuple[str, int | None] | None:
+    if not isinstance(other, torch.Tensor) or one.shape != other.shape or one.dtype != other.dtype:
+        return f"{_described(one)} and {_described(other)}", None
+    distance = ulps_apart(one, other)
+    if distance.numel() == 0 or int(distance.max()) <= within:
+        return None
+    place = int(distance.argmax())
+    count = int((distance > within).sum())
+    index = ", ".join(str(int(part)) for part in torch.unravel_index(torch.tensor(place), one.shape))
+    worst = int(distance.flatten()[place])
+    values = f"{one.flatten()[place].item()!r} and {other.flatten()[place].item()!r}"
+    return f"{count} of {one.numel()} elements; the worst, at [{index}], is {values}", worst
+
+
+def ulps_apart(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """How many representable numbers lie between the elements of two tensors of one dtype.
+
+    Zeros of either sign are equal, and so are NaNs. A NaN beside a number is as far away as int64 can say. Elements of integer
+    dtypes are apart by their difference.
+    """
+    if one.dtype.is_complex:
+        one, other = torch.view_as_real(one), torch.view_as_real(other)
+    like = _INTEGER_LIKE.get(one.dtype)
+    if like is None:
+        wide = torch.float32 if one.dtype.is_floating_point else torch.int64
+        return (one.to(wide) - other.to(wide)).abs().to(torch.int64)
+    bits = [_ordered(value.contiguous().view(like).to(torch.int64), value.element_size() * 8) for value in (one, other)]
+    distance = (bits[0] - bits[1]).abs()
+    nans = one.isnan(), other.isnan()
+    distance = distance.masked_fill(nans[0] != nans[1], torch.iinfo(torch.int64).max)
+    return distance.masked_fill(nans[0] & nans[1], 0)
+
+
+def _ordered(bits: torch.Tensor, width: int) -> torch.Tensor:
+    """Bit patterns of floats as integers in the order of the numbers."""
+    magnitude = bits & ((1 << (width - 1)) - 1)
+    return torch.where(bits < 0, -magnitude, magnitude)
+
+
+def _described(value: object) -> str:
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"

@@ -1,0 +1,168 @@
+"""`SavedGraph`: one optimised graph with all that running it takes, as text and back.
+
+How the text is laid out is in `text`; what it says of nodes and inputs in `nodes` and `inputs`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from npugraph_ex import _torch_private
+from npugraph_ex._version import __version__
+from npugraph_ex.config.options import Options
+from npugraph_ex.errors import SavedGraphError
+from npugraph_ex.observe.dump import graph_source
+from npugraph_ex.passes import metadata
+from npugraph_ex.saving import text
+from npugraph_ex.saving.inputs import InputCheck, encode_inputs, fake_inputs, hints_of
+from npugraph_ex.saving.nodes import decode_graph, encode_graph
+from npugraph_ex.saving.sizes import SymbolicSizes
+from npugraph_ex.saving.values import Json, Unsaveable
+
+_NOT_KEPT = frozenset({"post_grad_custom_pre_pass", "post_grad_custom_post_pass", "use_graph_pool"})
+"""Options that have done their work, or that name something of the process that compiled."""
+
+
+@dataclass(frozen=True)
+class SavedGraph:
+    """An optimised graph as data.
+
+    Attributes:
+        data: everything, as JSON has it.
+        source: the graph as Python, for people.
+    """
+
+    data: dict[str, Json]
+    source: str
+
+    @classmethod
+    def of(
+        cls,
+        gm: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        options: Options,
+        *,
+        static: Sequence[int],
+        names: Sequence[str],
+    ) -> SavedGraph:
+        """Take down a graph after all passes.
+
+        Args:
+            gm: the graph.
+            example_inputs: its inputs, fake or real.
+            options: the options it was compiled with.
+            static: positions of inputs whose address does not change from call to call.
+            names: what messages call each input.
+
+        Raises:
+            Unsaveable: the graph means nothing in another process; the message says what of it.
+        """
+        if options.dump_tensor_data:
+            raise Unsaveable("dump_tensor_data writes files of this process")
+        values = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
+        mode = metadata.fake_mode_of(gm.graph)
+        if mode is None:
+            raise Unsaveable("the graph takes no tensor")
+        if not options.force_eager and any("unbacked_bindings" in node.meta for node in gm.graph.nodes):
+            raise Unsaveable("sizes in the graph are known only when it runs")
+        home = next((v.device for v in values if isinstance(v, torch.Tensor) and v.device.type == "npu"), None)
+        kept = {name: value for name, value in options.changed().items() if name not in _NOT_KEPT}
+        parameters = [p for p, value in enumerate(example_inputs) if isinstance(value, torch.nn.Parameter)]
+        data: dict[str, Json] = {
+            "npugraph_ex": __version__,
+            "torch": torch.__version__,
+            "options": _plain(kept),
+            "inputs": encode_inputs(values, names),
+            "hints": hints_of(values),
+            "condition": _torch_private.input_guards(values, mode),
+            "static": sorted({*static, *parameters}),
+            "nodes": encode_graph(gm, home),
+        }
+        return cls(data, graph_source(gm, "A graph that npugraph_ex saved"))
+
+    def spelt(self) -> str:
+        """The graph as text."""
+        return text.write(self.data, self.source)
+
+    @classmethod
+    def read(cls, spelt: str) -> SavedGraph:
+        """Undo `spelt`.
+
+        Raises:
+            SavedGraphError: the text is cut off, changed, of another format, or written by another torch or library.
+        """
+        saved = cls(*text.parse(spelt))
+        for name, here in (("npugraph_ex", __version__), ("torch", torch.__version__)):
+            if saved.data[name] != here:
+                raise SavedGraphError(
+                    f"the graph was saved by {name} {saved.data[name]}; this is {here}. Compile it anew"
+                )
+        return saved
+
+    def load(self, compile_graph: Callable[..., Callable[..., Sequence[Any]]]) -> Callable[..., Sequence[Any]]:
+        """Make the graph callable in this process, on the current device.
+
+        Args:
+            compile_graph: `npugraph_ex.aclgraph.compile_graph`, or what stands for it.
+
+        Returns:
+            A function of the graph's inputs; it refuses inputs that the graph was not compiled for.
+
+        Raises:
+            SavedGraphError: an operator of the graph is not registered here.
+        """
+        data = self.data
+        options = Options.of(data["options"])
+        home = torch.device("npu", torch.npu.current_device())
+        try:
+            gm = decode_graph(data["nodes"], home)
+        except LookupError as error:
+            raise SavedGraphError(
+                f"the saved graph calls {error}, which is not registered in this process; import what registers it"
+            ) from error
+        with _torch_private.real_execution():
+            inputs = fake_inputs(data["inputs"], SymbolicSizes(data["hints"]), home)
+        placeholders = gm.graph.find_nodes(op="placeholder")
+        for node, value in zip(placeholders, inputs, strict=True):
+            node.meta["val"] = value
+        if not options.force_eager:  # capture asks what each node is; a graph that runs op by op does not
+            _derive_metadata(gm, next(value.fake_mode for value in inputs if isinstance(value, FakeTensor)))
+        names = [entry["name"] for entry in data["inputs"]]
+        compiled = compile_graph(gm, inputs, options, static=data["static"], names=names)
+        return _checking(compiled, InputCheck(data["inputs"], data["condition"]))
+
+
+def _derive_metadata(gm: fx.GraphModule, mode: FakeTensorMode) -> None:
+    """Find out what each node is, from what the inputs are."""
+    for node in gm.graph.find_nodes(op="get_attr"):
+        node.meta["val"] = mode.from_tensor(getattr(gm, str(node.target)))
+    metadata.refresh(gm.graph, [node for node in gm.graph.nodes if "val" not in node.meta])
+
+
+def _checking(compiled: Callable[..., Sequence[Any]], check: InputCheck) -> Callable[..., Sequence[Any]]:
+    def run(*inputs: Any) -> Sequence[Any]:
+        check(inputs)
+        return compiled(*inputs)
+
+    return run
+
+
+def _plain(options: dict[str, object]) -> dict[str, Json]:
+    """The options as JSON has them.
+
+    Raises:
+        Unsaveable: the value of one has no spelling there.
+    """
+    for name, value in options.items():
+        try:
+            json.dumps(value)
+        except TypeError:
+            raise Unsaveable(f"the option {name}={value!r} cannot be written down") from None
+    return dict(options)

@@ -1,0 +1,113 @@
+"""Text that says something about sizes: read as arithmetic and nothing else, because it comes from a file.
+
+Two kinds occur: a symbolic size, such as ``2*s77``, and a condition on inputs, such as ``L['t1'].size()[0] == L['t0']``.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Mapping
+from types import CodeType
+from typing import Any
+
+import sympy
+import torch
+
+from npugraph_ex import _torch_private
+
+_QUESTIONS = frozenset({"size", "stride", "storage_offset"})
+_CONDITION = (
+    ast.Expression, ast.Constant, ast.Name, ast.Load, ast.Subscript, ast.Attribute, ast.Call,
+    ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.UAdd,
+    ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow,
+    ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE,
+)  # fmt: skip
+"""The kinds of syntax that a condition is made of."""
+
+
+class Condition:
+    """A condition on the sizes of a graph's inputs, as `_torch_private.input_guards` spells it.
+
+    Raises:
+        ValueError: the text is something else than such a condition.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._names = {**_torch_private.guard_names(), "__builtins__": {}}
+        self._text = text
+        self._code = self._checked(ast.parse(text, mode="eval")) if text else None
+
+    def holds(self, inputs: list[Any]) -> bool:
+        """Whether it holds for ``inputs``: the tensors and sizes among a graph's inputs, in order."""
+        return self._code is None or self._value(self._code, inputs)
+
+    def broken(self, inputs: list[Any], names: list[str]) -> str:
+        """The first part of it that does not hold, in the words of ``names``; the whole where no part alone fails."""
+        whole = ast.parse(self._text, mode="eval").body
+        parts = whole.values if isinstance(whole, ast.BoolOp) else [whole]
+        codes = [(part, self._checked(ast.Expression(part))) for part in parts]
+        text = next((ast.unparse(part) for part, code in codes if not self._value(code, inputs)), self._text)
+        return re.sub(r"L\['t(\d+)'\]", lambda match: names[int(match[1])], text)
+
+    def _value(self, code: CodeType, inputs: list[Any]) -> bool:
+        here = {f"t{position}": value for position, value in enumerate(inputs)}
+        return bool(eval(code, self._names, {"L": here}))  # noqa: S307 - `_checked` let arithmetic through only
+
+    def _checked(self, tree: ast.Expression) -> CodeType:
+        for part in ast.walk(tree):
+            unknown = isinstance(part, ast.Name) and part.id != "L" and part.id not in self._names
+            reaching = isinstance(part, ast.Attribute) and part.attr not in _QUESTIONS
+            if not isinstance(part, _CONDITION) or unknown or reaching or "__" in getattr(part, "id", ""):
+                raise ValueError(f"{ast.unparse(part)} is no condition on sizes")
+        return compile(tree, "<sizes of a saved graph>", "eval")
+
+
+class SymbolicSizes:
+    """Makes symbolic sizes from their spelling, in a fake mode of its own.
+
+    Args:
+        hints: the value that each symbol had in the example inputs.
+
+    Attributes:
+        mode: the fake mode.
+    """
+
+    def __init__(self, hints: Mapping[str, int]) -> None:
+        self.mode, self._symbols = _torch_private.new_symbols(hints)
+        self._hints = {self._symbols[name]: hint for name, hint in hints.items()}
+        self._names = {**_torch_private.size_functions(), **self._symbols}
+
+    def size(self, spelt: int | str) -> int | torch.SymInt:
+        """A size from its spelling: a number, or an expression over the symbols."""
+        if isinstance(spelt, int):
+            return spelt
+        expression = self._expression(ast.parse(spelt, mode="eval").body)
+        hint = int(sympy.sympify(expression).xreplace(self._hints))
+        return _torch_private.symbolic_size(self.mode, expression, hint)
+
+    def _expression(self, tree: ast.expr) -> Any:
+        if isinstance(tree, ast.Constant) and type(tree.value) is int:
+            return sympy.Integer(tree.value)
+        if isinstance(tree, ast.Name):
+            return self._names[tree.id]
+        if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
+            return -self._expression(tree.operand)
+        if isinstance(tree, ast.BinOp):
+            rule = self._rules[type(tree.op)]
+            return rule(self._expression(tree.left), self._expression(tree.right))
+        if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and not tree.keywords:
+            return self._names[tree.func.id](*[self._expression(argument) for argument in tree.args])
+        raise ValueError(f"{ast.unparse(tree)} is no arithmetic of sizes")
+
+    @property
+    def _rules(self) -> dict[type[ast.operator], Any]:
+        return {
+            ast.Add: operator.add,
+            ast.Sub: operator.sub,
+            ast.Mult: operator.mul,
+            ast.Pow: operator.pow,
+            ast.FloorDiv: self._names["FloorDiv"],
+            ast.Mod: self._names["PythonMod"],
+        }
