@@ -33,7 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if "torch" in sys.modules and not npu_emulator.is_active():
         raise pytest.UsageError("torch is imported before the emulated device could start; which plugin does that?")
     try:
-        npu_emulator.activate(quiet=True)
+        npu_emulator.activate(quiet=True, devices=2)
     except npu_emulator.ActivationError as refusal:
         # A real device or CANN is here; the emulator never hides it.
         config.stash[_REFUSAL] = str(refusal)

@@ -13,7 +13,7 @@ from npugraph_ex.config.options import Options
 from npugraph_ex.observe.report import PassReport
 from npugraph_ex.passes import pipeline
 from npugraph_ex.passes.aliases import output_values
-from npugraph_ex.reference import KERNELS
+from npugraph_ex.reference import kernel_of
 
 
 def aot_graph(function: Callable[..., Any], *args: torch.Tensor, dynamic: bool | None = False) -> fx.GraphModule:
@@ -22,7 +22,7 @@ def aot_graph(function: Callable[..., Any], *args: torch.Tensor, dynamic: bool |
 
     def compiler(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         graphs.append(gm)
-        return lambda *_: [_blank(value) for value in output_values(gm.graph)]
+        return lambda *_: [blank(value) for value in output_values(gm.graph)]
 
     def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         return aot_module_simplified(gm, inputs, fw_compiler=compiler, keep_inference_input_mutations=True)
@@ -33,7 +33,7 @@ def aot_graph(function: Callable[..., Any], *args: torch.Tensor, dynamic: bool |
     return graphs[0]
 
 
-def _blank(value: Any) -> Any:
+def blank(value: Any) -> Any:
     """Uninitialised memory in place of an output, which the caller of the compiled function drops."""
     if not isinstance(value, fx.Node):
         return value
@@ -70,8 +70,9 @@ class _OnReference(fx.Interpreter):
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Replace npu operators by their reference, and the npu device by the CPU."""
-        if isinstance(target, torch._ops.OpOverload) and target.namespace == "npu":
-            return KERNELS[target._schema.name](*args, **kwargs)
+        kernel = kernel_of(target._schema.name) if isinstance(target, torch._ops.OpOverload) else None
+        if kernel is not None:
+            return kernel(*args, **kwargs)
         if "device" in kwargs:
             kwargs = {**kwargs, "device": torch.device("cpu")}
         return super().call_function(target, args, kwargs)

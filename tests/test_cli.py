@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from npugraph_ex.cli import main
 from npugraph_ex.config import OPTION_TABLE
 from npugraph_ex.observe import environment
 
@@ -19,7 +22,16 @@ def test_help_teaches_every_command(command: Command) -> None:
     """`--help` shows each command in an example and what the exit status means."""
     done = command("--help")
     assert done.returncode == 0
-    for line in ("npugraph-ex env", "npugraph-ex run --emulate", "--as-torchair", "npugraph-ex options", "exit status"):
+    for line in (
+        "npugraph-ex env",
+        "npugraph-ex run --emulate",
+        "--as-torchair",
+        "npugraph-ex cache ls",
+        "npugraph-ex diff",
+        "npugraph-ex validate",
+        "npugraph-ex options",
+        "exit status",
+    ):
         assert line in done.stdout
 
 
@@ -179,6 +191,8 @@ from torchair.core.utils import logger
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.scope import limit_core_num
 import npugraph_ex
+from torchair.inference import cache_compile
+assert torchair.inference.cache_compile is cache_compile is npugraph_ex.inference.cache_compile
 assert torchair.CompilerConfig is CompilerConfig is npugraph_ex.CompilerConfig
 assert torchair.logger is logger is npugraph_ex.logger
 assert torchair.scope.limit_core_num is limit_core_num is npugraph_ex.scope.limit_core_num
@@ -211,14 +225,63 @@ def test_run_under_bundled_hands_the_name_over(command: Command, tmp_path: Path)
     ("arguments", "variables", "sentence"),
     [
         (["run", "absent.py"], {}, "npugraph-ex: there is no file 'absent.py' to run"),
+        (["run", __file__], {"NPUGRAPH_EX": "bundeld"}, "NPUGRAPH_EX is 'bundeld'; it takes 'bundled'"),
         (["run", "--as-torchair", __file__], {"NPUGRAPH_EX": "bundled"}, "choose one"),
     ],
 )
 def test_what_cannot_be_run_is_one_sentence(
     command: Command, arguments: list[str], variables: dict[str, str], sentence: str
 ) -> None:
-    """A failure of the command itself is status 1 and one line, without a traceback."""
+    """A wrong command line is status 2 and one line, without a traceback."""
     done = command(*arguments, **variables)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert sentence in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_options_on_a_narrow_terminal_and_as_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where a table would break words each option is a paragraph; --json gives every field."""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["options"]) == 0
+    narrow = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert max(map(len, narrow.splitlines())) <= 60
+    assert "capture_limit = 64" in narrow
+    assert main(["options", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows.keys() == OPTION_TABLE.keys()
+    assert rows["capture_limit"]["default"] == 64
+    assert rows["inplace_pass"]["inverted"] is True
+
+
+def test_the_librarys_own_errors_keep_the_scripts_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An error of this library in a script is the script's: with the line that caused it, and status 1."""
+    script = tmp_path / "script.py"
+    script.write_text("from npugraph_ex import CompilerConfig\nCompilerConfig().nope = 3\n")
+    for variable in ("argv", "path"):
+        monkeypatch.setattr(sys, variable, list(getattr(sys, variable)))
+    assert main(["run", str(script)]) == 1
+    said = capsys.readouterr().err
+    assert "line 2" in said
+    assert "UnknownOptionError" in said
+
+
+@pytest.mark.parametrize("name", ["run", "explain"])
+def test_a_machine_without_a_device_gets_a_hint(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Torch's own error stays to be seen, the last words say what to do, and nothing is raised on top of it."""
+    script = tmp_path / "script.py"
+    script.write_text("raise RuntimeError('libhccl.so: cannot open shared object file')\n")
+    for variable in ("argv", "path"):
+        monkeypatch.setattr(sys, variable, list(getattr(sys, variable)))
+    monkeypatch.delitem(sys.modules, "npugraph_ex.frontend.backend", raising=False)
+    assert main([name, str(script)]) == 1
+    said = capsys.readouterr()
+    assert "RuntimeError: libhccl.so" in said.err
+    assert "Add --emulate" in said.err.splitlines()[-1]
+    assert name == "run" or "Nothing was compiled" in said.out

@@ -46,15 +46,18 @@ def test_tables_follow_the_scripts_output(command: Command, script: str) -> None
         assert words in said
 
 
-def test_json_is_all_of_stdout(command: Command, script: str) -> None:
-    """With --json stdout is one JSON object; what the script prints goes to stderr."""
-    done = command("explain", "--json", "--emulate", script, "2", "0", NPU_EMULATOR_FORCE="1")
+def test_json_is_all_of_stdout(command: Command, script: str, tmp_path: Path) -> None:
+    """With --json stdout is one JSON object; what the script prints goes to stderr. SARIF has a file of its own."""
+    sarif = tmp_path / "streams.sarif"
+    options = ("--json", "--emulate", "--sarif", str(sarif))
+    done = command("explain", *options, script, "2", "0", NPU_EMULATOR_FORCE="1")
     assert done.returncode == 0, done.stderr
     (graph,) = json.loads(done.stdout)["graphs"]
     assert graph["graph"]["fate"] == "captured"
     assert len(graph["captures"]) == 1
     assert graph["pool_bytes"] > 0
     assert "sum 16.0" in done.stderr
+    assert json.loads(sarif.read_text())["runs"][0]["results"] == []
 
 
 def test_a_failing_script_is_explained_too(command: Command, tmp_path: Path) -> None:
@@ -79,5 +82,5 @@ def test_a_script_that_compiles_nothing(command: Command, tmp_path: Path) -> Non
 def test_bundled_is_refused(command: Command, script: str) -> None:
     """torch_npu's own backend keeps no such record; one sentence says so."""
     done = command("explain", "--emulate", script, "1", "0", NPUGRAPH_EX="bundled")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "unset it" in done.stderr

@@ -28,9 +28,10 @@ def test_dir_lists_what_all_lists() -> None:
 
 
 def test_the_logger_decides_nothing_for_the_program() -> None:
-    """At import the logger has no level and no handler that writes."""
+    """At import the logger has no level and no handler, so that Python shows warnings where nobody configured logging."""
     assert npugraph_ex.logger.level == logging.NOTSET
-    assert [type(handler) for handler in npugraph_ex.logger.handlers] == [logging.NullHandler]
+    assert npugraph_ex.logger.handlers == []
+    assert npugraph_ex.logger.propagate
 
 
 def test_the_guides_logger_path() -> None:

@@ -38,6 +38,7 @@ def meaning():
         "statement": npugraph_ex.__file__,
         "backend": f"{backend.__module__}.{backend.__qualname__}",
         "torch.npu": torch.npu.npugraph_ex.compile_fx(1, 2, 3),
+        "is": torch.npu.npugraph_ex is npugraph_ex,
     }
 """
 
@@ -48,6 +49,7 @@ def _check_ours(found: dict[str, object]) -> None:
         "statement": OURS,
         "backend": "npugraph_ex_autoload.backend",
         "torch.npu": ["reached", 1, 2, 3],
+        "is": True,
     }
 
 

@@ -15,6 +15,7 @@ def test_defaults_are_the_contract() -> None:
     assert {name: row.default for name, row in OPTION_TABLE.items()} == {
         "mode": "npugraph_ex",
         "force_eager": False,
+        "require_capture": False,
         "use_graph_pool": None,
         "reuse_graph_pool_in_same_fx": True,
         "capture_limit": 64,
@@ -24,6 +25,7 @@ def test_defaults_are_the_contract() -> None:
         "static_kernel_compile": False,
         "disable_static_kernel_compile_cache": False,
         "frozen_parameter": False,
+        "stable_inputs_in_place": True,
         "remove_noop_ops": True,
         "remove_cat_ops": True,
         "inplace_pass": True,
@@ -42,6 +44,7 @@ def test_defaults_are_the_contract() -> None:
         "deadlock_check": False,
         "capture_error_mode": "global",
         "force_recapture": False,
+        "stream_check": "warn",
     }
 
 
@@ -113,7 +116,6 @@ def test_pool_handle_is_a_pair_of_ints() -> None:
         ("disable_static_kernel_compile_cache", True),
         ("super_kernel_optimize_options", {}),
         ("super_kernel_debug_options", {}),
-        ("mode", "max-autotune"),
     ],
 )
 def test_what_this_version_cannot_do_is_refused_not_ignored(name: str, value: object) -> None:
@@ -152,3 +154,31 @@ def test_fusion_rules_are_switched_by_name() -> None:
     for wrong in ({"add_rms_norm_cast": 0}, ["add_rms_norm_cast"], {1: True}, True):
         with pytest.raises(OptionValueError, match="None or a dict of names to True or False"):
             Options.of({"fusion_rules": wrong})
+
+
+@pytest.mark.parametrize("name", ["post_grad_custom_pre_pass", "post_grad_custom_post_pass"])
+def test_a_custom_pass_takes_three_arguments(name: str) -> None:
+    """A function of another signature is refused when the option is given, not when it is called."""
+    for right in (lambda _gm, _inputs, _config: None, lambda *_: None, lambda _a, _b, _c, _more=1: None, print):
+        assert getattr(Options.of({name: right}), name) is right
+    for wrong in (lambda _gm: None, lambda _a, _b, _c, _more: None, 3):
+        with pytest.raises(
+            OptionValueError, match=rf"'{name}' takes None or a callable fn\(gm, example_inputs, config\)"
+        ):
+            Options.of({name: wrong})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"poison_results": True}, "Add clone_output=False, or leave poison_results out"),
+        ({"poison_results": True, "clone_output": True}, "with clone_output=True no result is given up"),
+        ({"require_capture": True, "force_eager": True}, "force_eager captures nothing"),
+        ({"require_capture": True, "dump_tensor_data": True}, "dump_tensor_data captures nothing"),
+        ({"use_graph_pool": (0, 1), "reuse_graph_pool_in_same_fx": False}, "Leave one of them out"),
+    ],
+)
+def test_values_that_contradict_each_other(given: dict[str, object], message: str) -> None:
+    """Each is legal alone; together one would silently do nothing."""
+    with pytest.raises(OptionValueError, match=message):
+        Options.of(given)

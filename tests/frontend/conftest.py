@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 
 @pytest.fixture(autouse=True)
 def _fresh_dynamo() -> Iterator[None]:
     """No test sees what another compiled; gradients are off, as in inference."""
+    import torch  # not before the device has started
+
     torch._dynamo.reset()
     with torch.no_grad():
         yield

@@ -12,12 +12,14 @@ import torch
 import torch_npu
 from torch import fx
 
+from npugraph_ex import ops, scope
 from npugraph_ex.config import OPTION_TABLE
 from npugraph_ex.config.compiler_config import CompilerConfig, apply_flat
-from npugraph_ex.errors import GraphVerificationError, OptionValueError
+from npugraph_ex.errors import GraphVerificationError, OptionValueError, StreamOrderWarning
 from npugraph_ex.frontend.backend import get_npu_backend
-from npugraph_ex.frontend.explain import Watch
+from npugraph_ex.frontend.explain import Watch, explain
 from npugraph_ex.observe.explain import GraphExplanation
+from npugraph_ex.streams.findings import Code
 
 _COVERED: dict[str, str] = {}
 
@@ -87,7 +89,7 @@ def test_every_honoured_option_has_such_a_test() -> None:
 
 @shows("mode")
 def test_mode() -> None:
-    """Both names of this backend capture; TorchAir's third is refused, not run as if it were one of them."""
+    """Both names of this backend capture; TorchAir's third is handed over or refused, not run as if it were one of them."""
     for mode in ("npugraph_ex", "reduce-overhead"):
         assert told(chain, *fresh(2), mode=mode).graph.fate == "captured"
     with pytest.raises(NotImplementedError, match="max-autotune"):
@@ -100,6 +102,28 @@ def test_force_eager() -> None:
     assert told(chain, *fresh(2)).captures
     entry = told(chain, *fresh(2), force_eager=True)
     assert (entry.graph.fate, entry.captures) == ("force_eager", ())
+
+
+@shows("require_capture")
+def test_require_capture() -> None:
+    """A graph that cannot be captured runs all the same, or raises."""
+
+    def function(x: torch.Tensor, host: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * 2, host + 1
+
+    entry = told(function, (ones(), torch.ones(3)))
+    assert entry.graph.fate == "not capturable"
+    with pytest.raises(Exception, match="require_capture is on"):
+        compiled(function, require_capture=True)(ones(), torch.ones(3))
+
+
+@shows("stable_inputs_in_place")
+def test_stable_inputs_in_place() -> None:
+    """An input that keeps its address gets a graph of its own that reads it there; off, there is only the first graph."""
+    calls = fresh(1) * 10
+    for stable in (True, False):
+        captures = told(chain, *calls, stable_inputs_in_place=stable).captures
+        assert any("at the same address" in capture.reason for capture in captures) == stable
 
 
 def _segments(pool: tuple[int, int]) -> int:
@@ -257,6 +281,18 @@ def test_fusion_rules() -> None:
     assert told(_quantised, _halves()).graph.report.fusions() == 1
     entry = told(_quantised, _halves(), fusion_rules={"add_rms_norm_dynamic_quant": False})
     assert entry.graph.report.fusions() == 0
+    with pytest.raises(Exception, match=r"no rule has that name; did you mean 'add_rms_norm_quant'\?"):
+        compiled(_quantised, fusion_rules={"add_rms_norm_quants": False})(*_halves())
+
+
+@pytest.mark.parametrize("given", [[], ["force_eager"], [("force_eager", True)]])
+def test_options_are_a_dict(given: object) -> None:
+    """A list is refused, an empty one and one of pairs too, whichever way it comes."""
+    if given:  # torch.compile itself drops what is empty
+        with pytest.raises(Exception, match="options takes a dict"):
+            torch.compile(chain, backend="npugraph_ex", options=given)(ones())
+    with pytest.raises(ValueError, match="options takes a dict"):
+        explain(chain, ones(), options=given)
 
 
 def _wrong(gm: fx.GraphModule, example_inputs: object, config: object) -> None:
@@ -361,3 +397,27 @@ def test_force_recapture_does_not_count_against_the_limit(caplog: pytest.LogCapt
     """A recapture of a known key is no new graph: nothing is dropped for it."""
     told(chain, *fresh(4), force_recapture=True, capture_limit=1)
     assert "capture_limit" not in caplog.text
+
+
+@shows("stream_check")
+def test_stream_check() -> None:
+    """A race is reported and kept, refused, repaired or passed over, as the option says."""
+    event = ops.npu_create_tagged_event("computed")
+
+    def racy(x: torch.Tensor) -> torch.Tensor:
+        with scope.npu_stream_switch("side"):
+            y = x * 3
+            ops.npu_tagged_event_record(event)
+        return y + 1
+
+    with pytest.warns(StreamOrderWarning, match=r"add `ops\.npu_tagged_event_wait\(event\)`"):
+        warned = told(racy, *fresh(1))
+    assert [finding.code for finding in warned.graph.report.streams.errors] == [Code.READ_AFTER_WRITE]
+    with pytest.raises(Exception, match="StreamOrderError"):
+        told(racy, *fresh(1), stream_check="raise")
+    repaired = told(racy, *fresh(1), stream_check="repair").graph.report.streams
+    assert [finding.repaired for finding in repaired.of(Code.READ_AFTER_WRITE)] == [True]
+    assert not told(racy, *fresh(1), stream_check="off").graph.report.streams
+    assert [finding.repaired for finding in explain(racy, ones(2), options={"stream_check": "repair"}).streams] == [
+        True
+    ]

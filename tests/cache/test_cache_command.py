@@ -1,0 +1,110 @@
+"""`npugraph-ex cache`, and the folder that it looks at."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from npugraph_ex.cache.store import Store, default_directory, read_entry
+from npugraph_ex.cli import main
+from npugraph_ex.errors import SavedGraphError
+from npugraph_ex.saving import text
+
+GRAPH = text.write(
+    {"inputs": [{"name": "x", "dtype": "float32", "size": [2, "s0"], "stride": ["s0", 1]}]}, "def forward(): ..."
+)
+HEADER = {"torch": "2.13", "sources": '{"module:1-4": "abc"}', "graph_length": str(len(GRAPH.encode()))}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """A folder with two saved compilations."""
+    made = Store(tmp_path / "kept")
+    for name in ("Model.forward-1", "Other.decode-2"):
+        made.write(name, HEADER, b"before" + GRAPH.encode() + b"\nafter")
+    return made
+
+
+def _run(store: Store, *arguments: str) -> int:
+    return main(["cache", "--dir", str(store.directory), *arguments])
+
+
+def test_ls(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each is a row; one that is damaged says so, and the status is 1."""
+    assert _run(store, "ls") == 0
+    shown = capsys.readouterr().out
+    assert "Model.forward-1" in shown
+    assert "Other.decode-2" in shown
+    path = store.path("Other.decode-2")
+    path.write_bytes(path.read_bytes()[:-1])
+    assert _run(store, "ls") == 1
+    assert "cut off" in capsys.readouterr().out
+
+
+def test_show(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    """By name or by path: versions, sources, inputs and the graph; a name that is not there is named."""
+    for name in ("Model.forward-1", str(store.path("Model.forward-1"))):
+        assert _run(store, "show", name) == 0
+        shown = capsys.readouterr().out
+        for part in ("2.13", "module:1-4", "2, s0", "def forward(): ..."):
+            assert part in shown
+    assert _run(store, "show", "Model.forward") == 1
+    assert "no saved compilation 'Model.forward'" in capsys.readouterr().err
+
+
+def test_clear(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those whose names begin so, or all; other files of the folder stay."""
+    other = store.directory / "notes.txt"
+    other.write_text("mine")
+    assert _run(store, "clear", "Model.") == 0
+    assert capsys.readouterr().out.startswith("1 saved compilation deleted")
+    assert [path.name for path in store.entries()] == ["Other.decode-2.nge"]
+    assert _run(store, "clear") == 0
+    assert list(store.directory.iterdir()) == [other]
+
+
+def test_the_folder_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """First our own variable, then the user's cache folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("NPUGRAPH_EX_CACHE", raising=False)
+    assert default_directory() == tmp_path / "npugraph_ex"
+    monkeypatch.setenv("NPUGRAPH_EX_CACHE", str(tmp_path / "mine"))
+    assert default_directory() == tmp_path / "mine"
+
+
+def test_files_are_for_their_owner_alone(store: Store) -> None:
+    """Folder and files are written so that nobody else reads or writes them."""
+    assert store.directory.stat().st_mode & 0o777 == 0o700
+    assert store.path("Model.forward-1").stat().st_mode & 0o777 == 0o600
+
+
+def test_writers_and_readers_at_once(tmp_path: Path) -> None:
+    """While several write the same name, every reader sees one of the whole contents, and no scrap is left behind."""
+    store = Store(tmp_path)
+    contents = {bytes([65 + number]) * 50_000 for number in range(4)}
+    seen: set[bytes] = set()
+    failures: list[Exception] = []
+    store.write("name", HEADER, min(contents))
+
+    def write(payload: bytes) -> None:
+        for _ in range(40):
+            store.write("name", HEADER, payload)
+
+    def read() -> None:
+        try:
+            for _ in range(200):
+                seen.add(read_entry(store.path("name")).payload)
+        except SavedGraphError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=write, args=(payload,)) for payload in contents]
+    threads += [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert seen <= contents
+    assert [path.name for path in tmp_path.iterdir()] == ["name.nge"]

@@ -1,0 +1,162 @@
+"""The compiler object that vLLM calls, and the configuration that its users write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import block
+import pytest
+import torch
+from torch import fx
+
+from npugraph_ex import cache_key, register_replacement
+from npugraph_ex.errors import OptionError
+from npugraph_ex.integrations.vllm import VllmSettings
+from npugraph_ex.integrations.vllm.compiler import NpuGraphExCompiler
+from npugraph_ex.integrations.vllm.config import captured_batch_sizes
+
+
+def _vllm_config(additional: Any = None, **speculative: int) -> Any:
+    return SimpleNamespace(
+        additional_config=additional,
+        speculative_config=SimpleNamespace(**speculative) if speculative else None,
+        scheduler_config=SimpleNamespace(max_num_seqs=4),
+        compilation_config=SimpleNamespace(cudagraph_capture_sizes=[1, 2, 4, 8, 16]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("additional", "enable", "static"),
+    [
+        (None, True, False),
+        ({}, True, False),
+        ({"npugraph_ex_config": {}}, False, False),
+        ({"npugraph_ex_config": {"enable": True, "enable_static_kernel": False}}, True, False),
+        ({"npugraph_ex_config": {"enable": True, "enable_static_kernel": True, "fuse_norm_quant": True}}, True, True),
+        ({"ascend_compilation_config": {}}, True, False),
+        ({"ascend_compilation_config": {"enable_npugraph_ex": False}}, False, False),
+        ({"ascend_compilation_config": {"enable_static_kernel": True, "fuse_muls_add": False}}, True, True),
+        ({"ascend_compilation_config": {}, "npugraph_ex_config": {"enable": False}}, True, False),
+    ],
+)
+def test_both_ages_of_the_configuration(additional: Any, enable: bool, static: bool) -> None:
+    """Each age has its own default, the newer counts where both are given, and the client's other keys are left alone."""
+    assert VllmSettings.of(additional) == VllmSettings(enable, static)
+
+
+@pytest.mark.parametrize(
+    ("additional", "said"),
+    [
+        ({"npugraph_ex_config": {"enabled": True}}, "did you mean 'enable'"),
+        ({"npugraph_ex_config": {"enable": 1}}, "takes True or False, got 1"),
+        ({"npugraph_ex_config": True}, "takes a dict, got True"),
+        ({"ascend_compilation_config": {"enable_npugraph_ex": "yes"}}, "takes True or False, got 'yes'"),
+    ],
+)
+def test_a_wrong_configuration_is_named(additional: Any, said: str) -> None:
+    """The message names the key, what is allowed and what came."""
+    with pytest.raises(OptionError, match=said):
+        VllmSettings.of(additional)
+
+
+def test_batch_sizes_of_decoding() -> None:
+    """Static kernels are for the sizes of pure decoding: as many tokens a sequence as are speculated, and one."""
+    assert captured_batch_sizes(_vllm_config()) == [1, 2, 4]
+    assert captured_batch_sizes(_vllm_config(num_speculative_tokens=1)) == [2, 4, 8]
+
+
+def test_the_hash_tells_configurations_apart() -> None:
+    """`compute_hash` is stable, short text that differs when the options or the registered rules do."""
+
+    def search(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(torch.neg(x))
+
+    def replace(x: torch.Tensor) -> torch.Tensor:
+        return torch.clamp(torch.neg(x), min=0)
+
+    enabled = _vllm_config({"ascend_compilation_config": {"enable_npugraph_ex": True}})
+    disabled = _vllm_config({"ascend_compilation_config": {"enable_npugraph_ex": False}})
+    plain = NpuGraphExCompiler().compute_hash(enabled)
+    assert plain == NpuGraphExCompiler().compute_hash(enabled)
+    assert plain == cache_key(VllmSettings().options())[:16]
+    assert plain != NpuGraphExCompiler().compute_hash(disabled)
+    with register_replacement(search, replace, [torch.ones(2, device="npu")]):
+        assert plain != NpuGraphExCompiler().compute_hash(enabled)
+    assert plain == NpuGraphExCompiler().compute_hash(enabled)
+
+
+def _dictionary(x: torch.Tensor, residual: torch.Tensor, cache: torch.Tensor) -> dict[str, Any]:
+    return {"sum": x + residual, "parts": [cache[: x.shape[0]] * 2, x.shape[0]]}
+
+
+def _alone(x: torch.Tensor, residual: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+    return (x + residual) * cache[0]
+
+
+def _piece(model: Callable[..., Any]) -> tuple[fx.GraphModule, list[Any]]:
+    """A graph such as vLLM cuts out: it returns what the model returns, not a tuple."""
+    graph = fx.symbolic_trace(model)
+    return graph, block.inputs(4)
+
+
+@pytest.fixture
+def compiler(tmp_path: Path) -> NpuGraphExCompiler:
+    """A compiler that saves below the test's folder."""
+    made = NpuGraphExCompiler()
+    made.compute_hash(_vllm_config())
+    made.initialize_cache(str(tmp_path), prefix="backbone")
+    return made
+
+
+@pytest.mark.parametrize("model", [_alone, _dictionary], ids=["tensor", "dictionary"])
+def test_results_keep_their_form(model: Callable[..., Any], compiler: NpuGraphExCompiler, tmp_path: Path) -> None:
+    """A graph that returns one tensor, or tensors and sizes in a dictionary, does so compiled and loaded; inputs stay."""
+    graph, given = _piece(model)
+    with torch.no_grad():
+        function, handle = compiler.compile(graph, given, {}, None, "piece")
+        assert handle == ("piece", str(tmp_path / "backbone" / "piece"))
+        for call in (function, compiler.load(handle, graph, given, 0, None)):
+            want, have = model(*given), call(*given)
+            flat, form = torch.utils._pytree.tree_flatten(have)
+            expected, expected_form = torch.utils._pytree.tree_flatten(want)
+            assert form == expected_form
+            for one, other in zip(flat, expected, strict=True):
+                assert torch.equal(one.cpu(), other.cpu()) if isinstance(one, torch.Tensor) else one == other
+
+
+def test_a_damaged_or_missing_file_is_compiled_anew(compiler: NpuGraphExCompiler, tmp_path: Path) -> None:
+    """`load` never trusts what it cannot read: it compiles, and the file is right again."""
+    graph, given = _piece(_alone)
+    with torch.no_grad():
+        _, handle = compiler.compile(graph, given, {}, None, "piece")
+        assert handle is not None
+        path = Path(handle[1])
+        whole = path.read_text()
+        for spoil in (lambda: path.write_text(whole[:200]), path.unlink, lambda: path.chmod(0o666)):
+            spoil()
+            function = compiler.load(handle, graph, given, 0, None)
+            assert torch.equal(function(*given).cpu(), _alone(*given).cpu())
+            assert path.read_text() == whole
+
+
+def test_nothing_is_saved_when_nobody_asks(tmp_path: Path) -> None:
+    """With the cache disabled, or without a key, there is no handle and no file."""
+    graph, given = _piece(_alone)
+    compiler = NpuGraphExCompiler()
+    with torch.no_grad():
+        compiler.initialize_cache(str(tmp_path), disable_cache=True)
+        assert compiler.compile(graph, given, {}, None, "piece")[1] is None
+        compiler.initialize_cache(str(tmp_path))
+        assert compiler.compile(graph, given)[1] is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_disabled_leaves_the_graph_as_it_is() -> None:
+    """With `enable_npugraph_ex: False` vLLM gets its own graph back."""
+    graph, given = _piece(_alone)
+    compiler = NpuGraphExCompiler()
+    compiler.compute_hash(_vllm_config({"ascend_compilation_config": {"enable_npugraph_ex": False}}))
+    assert compiler.compile(graph, given, {}, None, "piece") == (graph, None)

@@ -1,0 +1,138 @@
+"""Two dumps side by side: the first node whose values differ, and by how much."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from npugraph_ex.cli import main
+from npugraph_ex.errors import NpuGraphExError
+from npugraph_ex.observe.compare import compare, ulps_apart
+
+
+def _dump(function: Callable[..., Any], directory: Path, *calls: torch.Tensor, **options: Any) -> Path:
+    torch._dynamo.reset()
+    options = {"dump_tensor_data": True, "data_dump_dir": str(directory), **options}
+    compiled = torch.compile(function, backend="npugraph_ex", options=options, fullgraph=True)
+    for x in calls:
+        with torch.no_grad():
+            compiled(x.clone())
+    return directory
+
+
+def _chain(x: torch.Tensor) -> torch.Tensor:
+    y = torch.sigmoid(x)
+    z = y * 2
+    return torch.tanh(z) + y
+
+
+def _other_chain(x: torch.Tensor) -> torch.Tensor:
+    y = torch.sigmoid(x)
+    z = y * 2.0000002384185791015625
+    return torch.tanh(z) + y
+
+
+@pytest.fixture(scope="module")
+def x() -> torch.Tensor:
+    """One input."""
+    return torch.tensor([[0.5, -1.0], [2.0, 3.0]], device="npu")
+
+
+@pytest.fixture(scope="module")
+def dumps(tmp_path_factory: pytest.TempPathFactory, x: torch.Tensor) -> dict[str, Path]:
+    """Dumps of two calls: twice of one function, once before the passes, and once of a function that is off by ULPs."""
+    root = tmp_path_factory.mktemp("dumps")
+    return {
+        "one": _dump(_chain, root / "one", x, x + 1),
+        "same": _dump(_chain, root / "same", x, x + 1),
+        "before": _dump(_chain, root / "before", x, x + 1, data_dump_stage="original"),
+        "off": _dump(_other_chain, root / "off", x, x + 1),
+    }
+
+
+def _call(folder: Path, number: int) -> Path:
+    return next(path.parent for path in folder.rglob("index.json") if path.parent.name == f"call__{number}")
+
+
+@pytest.mark.parametrize("other", ["same", "before"])
+def test_equal_dumps(dumps: dict[str, Path], other: str) -> None:
+    """Two runs of one program, and the graph before and after the passes, have no difference; in-place forms are found again."""
+    found = compare(_call(dumps["one"], 0), _call(dumps[other], 0))
+    assert found.differences == ()
+    assert found.compared == 5
+
+
+def test_the_first_difference_is_where_the_programs_part(dumps: dict[str, Path]) -> None:
+    """Not the last operator and not the input: the product, whose factor is one ULP off, with its source line and worst element."""
+    found = compare(_call(dumps["one"], 0), _call(dumps["off"], 0))
+    first = found.differences[0]
+    assert "mul" in first.operator
+    assert first.ulps == 2  # the factor is off by one, and sigmoid(2) has a mantissa of 1.76
+    assert first.source.startswith(__file__)
+    assert "elements; the worst, at [" in first.what
+    assert all("sigmoid" not in difference.operator for difference in found.differences)
+    assert compare(_call(dumps["one"], 0), _call(dumps["off"], 0), within=4).differences == ()
+
+
+def test_other_inputs_are_the_first_difference(dumps: dict[str, Path]) -> None:
+    """Another input is named before everything that follows from it, by the user's name."""
+    first = compare(_call(dumps["one"], 0), _call(dumps["one"], 1)).differences[0]
+    assert first.operator == "L['x']"
+
+
+def test_the_command(dumps: dict[str, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """One line for the first difference, a summary, and the status; a folder without a dump is an error."""
+    one, off = str(_call(dumps["one"], 0)), str(_call(dumps["off"], 0))
+    assert main(["diff", one, str(_call(dumps["same"], 0))]) == 0
+    assert capsys.readouterr().out == "5 nodes compared, 0 differ; 0 only in the first, 0 only in the second\n"
+    assert main(["diff", one, off]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert "mul" in lines[0]
+    assert lines[0].endswith("; 2 ULPs apart")
+    assert main(["diff", one, off, "--all"]) == 1
+    assert len(capsys.readouterr().out.splitlines()) > 2
+    assert main(["diff", one, str(tmp_path)]) == 1
+    assert "holds no dump" in capsys.readouterr().err
+
+
+def test_calls_are_paired(tmp_path: Path, dumps: dict[str, Path]) -> None:
+    """Of whole runs, each call is compared with its own; runs without a common call are an error."""
+    one = tmp_path / "one"
+    two = tmp_path / "two"
+    for number in (0, 1):
+        for target, source in ((one, "one"), (two, "one" if number == 0 else "off")):
+            folder = target / "graph__1" / f"call__{number}"
+            shutil.copytree(_call(dumps[source], number), folder)
+    found = compare(one, two)
+    assert found.compared == 10
+    assert {difference.call for difference in found.differences} == {"graph__1/call__1"}
+    for number in (3, 4):
+        shutil.copytree(_call(dumps["one"], 0), tmp_path / "three" / "graph__2" / f"call__{number}")
+    with pytest.raises(NpuGraphExError, match="none in common"):
+        compare(one, tmp_path / "three")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_ulps(dtype: torch.dtype) -> None:
+    """Neighbours are one apart on both sides of zero and across powers of two; zeros and NaNs are equal."""
+    values = torch.tensor([1.0, -1.0, 2.0, 0.0, float("nan"), float("inf")], dtype=dtype)
+    up = torch.nextafter(values, torch.tensor(float("inf"), dtype=dtype))
+    assert ulps_apart(values, up).tolist() == [1, 1, 1, 1, 0, 0]
+    assert ulps_apart(values, values).tolist() == [0] * 6
+    zeros = torch.tensor([0.0, -0.0], dtype=dtype)
+    assert ulps_apart(zeros, zeros.flip(0)).tolist() == [0, 0]
+    tiny = torch.nextafter(zeros[0], torch.tensor(1.0, dtype=dtype))
+    assert int(ulps_apart(tiny, -tiny)) == 2
+    assert int(ulps_apart(values[4], values[0])) == torch.iinfo(torch.int64).max
+
+
+def test_integers_are_apart_by_their_difference() -> None:
+    """Bools and integers too."""
+    assert ulps_apart(torch.tensor([-3, 5]), torch.tensor([4, 5])).tolist() == [7, 0]
+    assert ulps_apart(torch.tensor([True, False]), torch.tensor([False, False])).tolist() == [1, 0]

@@ -1,0 +1,61 @@
+"""`npugraph-ex timeline`: runs a script, writes a picture and a trace, and says what they come to."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from npugraph_ex import cli
+
+_SCRIPT = """
+import torch
+x = torch.zeros(1 << 16, device="npu")
+side = torch.npu.Stream()
+side.wait_stream(torch.npu.current_stream())
+with torch.npu.stream(side):
+    y = x + 1
+z = x * 2
+torch.npu.current_stream().wait_stream(side)
+w = y + z
+{end}
+"""
+
+
+@pytest.fixture(autouse=True)
+def as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command becomes the script; afterwards the tests' own arguments and path are back."""
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+def test_both_files_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The page shows the script's kernels, the trace has them as spans and the events as arrows."""
+    script = tmp_path / "model.py"
+    script.write_text(_SCRIPT.format(end=""))
+    assert cli.main(["timeline", "--output", str(tmp_path / "new" / "folder"), str(script)]) == 0
+    said = capsys.readouterr().out
+    assert "speed-up" in said
+    assert "critical path" in said
+    page = (tmp_path / "new" / "folder" / "model.timeline.html").read_text()
+    assert page.count('title="aten.') == 4
+    rows = json.loads((tmp_path / "new" / "folder" / "model.trace.json").read_text())["traceEvents"]
+    assert sum(row["ph"] == "X" for row in rows) == 4
+    assert sum(row["ph"] == "s" for row in rows) == 2
+
+
+def test_a_script_that_fails_is_drawn_up_to_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its traceback is shown, the status is 1, and the files are there."""
+    script = tmp_path / "model.py"
+    script.write_text(_SCRIPT.format(end="raise RuntimeError('too far')"))
+    assert cli.main(["timeline", "--output", str(tmp_path), str(script)]) == 1
+    assert "too far" in capsys.readouterr().err
+    assert (tmp_path / "model.timeline.html").read_text().count('title="aten.') == 4
+
+
+def test_a_missing_script_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As for every command that runs a script."""
+    assert cli.main(["timeline", str(tmp_path / "none.py")]) == 2
+    assert "there is no file" in capsys.readouterr().err
