@@ -14,7 +14,7 @@ ROWS = 4
 NODES_A_LAYER = 16
 
 
-class _Builder:
+class Builder:
     """A graph in the making."""
 
     def __init__(self) -> None:
@@ -22,12 +22,14 @@ class _Builder:
         self.mode = FakeTensorMode()
 
     def placeholder(self, *shape: int, dtype: torch.dtype = torch.float16) -> fx.Node:
+        """Add an input."""
         node = self.graph.placeholder(f"input_{len(self.graph.nodes)}")
         with self.mode:
             node.meta["val"] = torch.empty(shape, dtype=dtype, device="npu")
         return node
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """Add a call, with its fake result."""
         node = self.graph.call_function(target, args, kwargs)
         values, options = fx.map_arg((args, kwargs), lambda source: source.meta["val"])
         if target is operator.getitem:
@@ -45,7 +47,7 @@ def layers(nodes: int, *, fusing: bool = True) -> fx.GraphModule:
     Without ``fusing`` every quantisation is one step away from its norm, and no rule matches anywhere.
     """
     aten, npu = torch.ops.aten, torch.ops.npu
-    build = _Builder()
+    build = Builder()
     x, gamma = build.placeholder(ROWS, HIDDEN), build.placeholder(HIDDEN)
     residual = x
     kept = []

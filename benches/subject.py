@@ -1,0 +1,194 @@
+"""Measures the backend that this process calls `npugraph_ex`, and prints JSON: `python benches/subject.py host_cost 2 8`.
+
+Run with NPUGRAPH_EX=bundled it measures the backend that torch_npu carries. Two backends need two processes, since both
+want the same name; what makes their figures comparable is the floor, which each process measures beside its own.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import logging
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import npu_emulator
+
+npu_emulator.activate(quiet=True)
+
+import torch  # noqa: E402
+from decoders import device_models, stack  # noqa: E402
+from functorch.compile import make_boxed_func  # noqa: E402
+from measure import side_by_side  # noqa: E402
+from torch import fx  # noqa: E402
+from torch._dynamo.backends.common import aot_autograd  # noqa: E402
+from torch._subclasses.fake_tensor import unset_fake_temporarily  # noqa: E402
+
+BACKEND = "npugraph_ex"
+SETTLED = 12
+"""After how many calls a backend has captured all that it will capture for steady inputs."""
+
+
+def one_task() -> torch.npu.NPUGraph:
+    """A captured graph with one kernel."""
+    captured, scratch = torch.npu.NPUGraph(), torch.ones(8, device="npu")
+    with torch.npu.graph(captured):
+        scratch.add_(1)
+    return captured
+
+
+def floor_backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Do what no backend can do less of: after Dynamo and AOT, replay one graph and return tensors that are there."""
+
+    def compiler(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        del inputs
+        outputs = graph.graph.output_node().args[0]  # type: ignore[union-attr]  # AOT's wrapper around the module
+        values = [node.meta["val"] for node in outputs]
+        with unset_fake_temporarily():
+            results = [torch.zeros(value.shape, dtype=value.dtype, device="npu") for value in values]
+            captured = one_task()
+
+        def run(*arguments: Any) -> list[torch.Tensor]:
+            del arguments
+            captured.replay()
+            return results
+
+        boxed: Callable[..., Any] = make_boxed_func(run)
+        return boxed
+
+    compiled: Callable[..., Any] = aot_autograd(fw_compiler=compiler)(gm, example_inputs)
+    return compiled
+
+
+def host_cost(layers: int, inputs: int = 2, outputs: int = 2) -> dict[str, float]:
+    """Microseconds of host time a call: the floor, this backend with inputs that stay and that move, a replay, a copy."""
+    model, arguments = stack(layers, inputs=inputs, outputs=outputs)
+    torch._dynamo.reset()
+    floor = torch.compile(model, backend=floor_backend, dynamic=False)
+    floor(*arguments)
+    compiled = torch.compile(stack(layers, inputs=inputs, outputs=outputs)[0], backend=BACKEND, dynamic=False)
+    captured, buffers = one_task(), [torch.empty_like(argument) for argument in arguments]
+    # Three sets in turn, so that no input is twice in a row where it was.
+    elsewhere = itertools.cycle([tuple(argument.clone() for argument in arguments) for _ in range(3)])
+    for _ in range(SETTLED):
+        compiled(*arguments)
+
+    def floor_and_copies() -> None:
+        for buffer, argument in zip(buffers, arguments, strict=True):
+            buffer.copy_(argument)
+        floor(*arguments)
+
+    with npu_emulator.null_kernels():
+        steady = side_by_side(
+            {
+                "floor": lambda: floor(*arguments),
+                "steady inputs": lambda: compiled(*arguments),
+                "replay": captured.replay,
+                "floor and copies": floor_and_copies,
+            }
+        )
+        moving = side_by_side({"floor": lambda: floor(*arguments), "moving": lambda: compiled(*next(elsewhere))})
+    return {**steady, "moving inputs": moving["moving"] * steady["floor"] / moving["floor"]}
+
+
+def compile_time(layers: int) -> dict[str, float]:
+    """Seconds of processor time from `torch.compile` to the first result: AOT's own backend, and this one beyond it."""
+
+    def first_call(backend: str) -> float:
+        model, arguments = stack(layers)
+        torch._dynamo.reset()
+        start = time.process_time()
+        torch.compile(model, backend=backend, dynamic=False)(*arguments)
+        torch.npu.synchronize()
+        return time.process_time() - start
+
+    first_call("aot_eager"), first_call(BACKEND)  # what only the first compilation of a process does
+    rounds = 3 if layers <= 32 else 1
+    pairs = [(first_call("aot_eager"), first_call(BACKEND)) for _ in range(rounds)]
+    alone, whole = (min(times) for times in zip(*pairs, strict=True))
+    return {"aot_eager": alone, "whole": whole, "beyond": whole - alone}
+
+
+def device_work(name: str) -> dict[str, float]:
+    """What one call of a model does on the device, eager and compiled, once the backend has settled."""
+    torch._dynamo.reset()
+    with npu_emulator.timeline() as times:
+        model, inputs = device_models()[name]()
+
+        def one_call(function: Callable[..., Any]) -> dict[str, float]:
+            torch.npu.synchronize()
+            times.synchronised()
+            before, spans = Counter(npu_emulator.kernel_counts()), len(times.spans)
+            function(*inputs)
+            torch.npu.synchronize()
+            times.synchronised()
+            did = Counter(npu_emulator.kernel_counts()) - before
+            copies = did["aten.copy_.default"] + did["aten.clone.default"]
+            busy = sum(span.duration for span in times.spans[spans:])
+            return {"kernels": did.total(), "copies": copies, "modelled us": busy}
+
+        eager = one_call(model)
+        gc.collect()
+        held = torch.npu.memory_allocated()
+        compiled = torch.compile(model, backend=BACKEND, dynamic=False)
+        for _ in range(SETTLED):
+            compiled(*inputs)
+        graph = one_call(compiled)
+        torch.npu.synchronize()
+        graph["pool bytes"] = torch.npu.memory_allocated() - held
+    return {f"eager {key}": value for key, value in eager.items()} | graph
+
+
+def recapture(sizes: int) -> dict[str, float]:
+    """Milliseconds for the first call at a new size and for returning to one, and bytes that calls leave behind."""
+    model, _ = stack(2)
+    compiled = torch.compile(model, backend=BACKEND, dynamic=True)
+    tensors = [tuple(torch.randn(size + 2, 16).npu() for _ in range(2)) for size in range(sizes)]
+
+    def milliseconds(pair: Sequence[torch.Tensor]) -> float:
+        start = time.thread_time()
+        compiled(*pair)
+        return (time.thread_time() - start) * 1e3
+
+    compiled(*tensors[0]), compiled(*tensors[1])
+    new = [milliseconds(pair) for pair in tensors[2:]]
+    back = [milliseconds(pair) for pair in tensors]
+    for _ in range(SETTLED):
+        compiled(*tensors[0])
+    torch.npu.synchronize()
+    before = torch.npu.memory_allocated()
+    for number in range(10_000):
+        compiled(*tensors[number % 4])
+    torch.npu.synchronize()
+    return {
+        "new size": sorted(new)[len(new) // 2],
+        "known size": sorted(back)[len(back) // 2],
+        "bytes left by 10,000 calls": torch.npu.memory_allocated() - before,
+    }
+
+
+QUESTIONS: dict[str, Callable[..., dict[str, float]]] = {
+    question.__name__: question for question in (host_cost, compile_time, device_work, recapture)
+}
+
+
+def main() -> None:
+    """Answer one question for each of the arguments, which are JSON: a value, or a list of several."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    question = QUESTIONS[sys.argv[1]]
+    answers = []
+    with torch.no_grad():
+        for text in sys.argv[2:]:
+            given = json.loads(text)
+            answers.append(question(*given) if isinstance(given, list) else question(given))
+    print(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""What all passes together cost by the number of nodes: between 1,000 and 16,000 nodes the time grows by at most 20 times.
+
+The gate is a ratio of two CPU times of one process, so that it holds on any machine.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from matching_graphs import Builder, layers
+from test_matching import duplicate
+from torch import fx
+
+from npugraph_ex.config import Options
+from npugraph_ex.observe.report import PassReport
+from npugraph_ex.passes import pipeline
+
+AT_MOST = 20
+aten = torch.ops.aten
+
+
+def rewritable(nodes: int) -> fx.GraphModule:
+    """A graph in which every pass over memory finds work: chains to reinplace, copies, views, concatenations, a written input."""
+    build = Builder()
+    x, state = build.placeholder(8, 16), build.placeholder(8, 16)
+    start = x
+    while len(build.graph.nodes) < nodes:
+        x = build.call(aten.relu.default, build.call(aten.add.Tensor, x, start))
+        x = build.call(aten.clone.default, build.call(aten.exp.default, build.call(aten.mul.Tensor, x, 2)))
+        same = build.call(aten.view.default, x, [8, 16])
+        parts = [build.call(aten.slice.Tensor, same, 0, *part) for part in ((0, 4), (4, 8))]
+        members = [build.call(op, part) for op, part in zip((aten.tanh.default, aten.neg.default), parts, strict=True)]
+        joined = build.call(aten.cat.default, members)
+        x = build.call(aten.sub.Tensor, joined, build.call(aten.select_scatter.default, start, members[0], 0, 1))
+    build.call(aten.copy_.default, state, build.call(aten.add.Tensor, state, x))
+    build.graph.output((x,))
+    return fx.GraphModule(torch.nn.Module(), build.graph)
+
+
+def written_inputs(nodes: int) -> fx.GraphModule:
+    """A decode step of many layers, each with a cache of its own that is written and given back."""
+    build = Builder()
+    caches = [build.placeholder(8, 16) for _ in range(nodes // 3)]
+    for cache in caches:
+        build.call(aten.copy_.default, cache, build.call(aten.add.Tensor, cache, 1))
+    build.graph.output((build.call(aten.relu.default, caches[0]),))
+    return fx.GraphModule(torch.nn.Module(), build.graph)
+
+
+def cost(gm: fx.GraphModule, rounds: int) -> tuple[float, PassReport]:
+    """The shortest of several CPU times of the whole pipeline, and its last report."""
+    times = []
+    for _ in range(rounds):
+        graph = duplicate(gm)
+        inputs = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
+        gc.collect()
+        start = time.process_time()
+        report = pipeline.run(graph, inputs, Options())
+        times.append(time.process_time() - start)
+    return min(times), report
+
+
+def grows(make: Callable[[int], fx.GraphModule], record_property: Callable[[str, Any], None]) -> PassReport:
+    """Check the growth, and return the report on the larger graph."""
+    cost(make(100), 1)  # prepares the rules
+    few, _ = cost(make(1000), 3)
+    many, report = cost(make(16000), 2)
+    record_property("seconds", {"1000": few, "16000": many})
+    print(
+        f"\n1000 nodes {few * 1e3:.0f} ms, {few:.2f} ms a node; 16000 nodes {many * 1e3:.0f} ms; {many / few:.1f} times"
+    )
+    assert "rolled back" not in [record.outcome for record in report.passes], report.table()
+    assert many <= AT_MOST * few
+    return report
+
+
+def test_passes_over_memory(record_property: Callable[[str, Any], None]) -> None:
+    """No-op removal, concatenations and reinplacing, each with work on every layer."""
+    report = grows(rewritable, record_property)
+    changed = {record.name for record in report.passes if record.outcome == "changed"}
+    assert {"noop_removal", "cat_removal", "reinplace_intermediates", "reinplace_inputs"} <= changed
+
+
+def test_many_written_inputs(record_property: Callable[[str, Any], None]) -> None:
+    """Each write goes to its input directly."""
+    report = grows(written_inputs, record_property)
+    assert "reinplace_inputs" in {record.name for record in report.passes if record.outcome == "changed"}
+
+
+def test_fusion_among_the_passes(record_property: Callable[[str, Any], None]) -> None:
+    """A model of norms and quantisations, half of which fuse."""
+    assert grows(layers, record_property).fusions() > 400

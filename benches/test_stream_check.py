@@ -1,0 +1,86 @@
+"""What the stream check costs: a graph of 2,000 nodes on 8 streams, how the time grows, and what findings add.
+
+Times are of the processor, so that a busy machine changes little. The gates are ratios; the milliseconds are printed.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+from npugraph_ex.streams.analysis import analyse
+from npugraph_ex.testing.stream_builder import StreamBuilder
+
+NODES, STREAMS = 2000, 8
+aten = torch.ops.aten
+
+
+def stream_graph(nodes: int, *, clean: bool) -> fx.Graph:
+    """A graph in layers: the main stream forks seven others, each computes a chain, and the main stream adds them up.
+
+    Args:
+        nodes: how many nodes, events included; a few more to end the last layer.
+        clean: every fork and join is there; otherwise one in three is left out, but for the first fork and the last join.
+    """
+    rng, b = random.Random(0), StreamBuilder()
+    sides = [f"s{number}" for number in range(1, STREAMS)]
+    total = b.input(64, 64)
+    b.fork(*sides)
+    while len(b) < nodes:
+        ends = [_chain(b, stream, total) for stream in ["", *sides]]
+        b.join(*(stream for stream in sides if clean or rng.random() < 2 / 3))
+        for end in ends:
+            total = b.call(aten.add.Tensor, total, end)
+        b.fork(*(stream for stream in sides if clean or rng.random() < 2 / 3))
+    b.join(*sides)
+    return b.finish(total).graph
+
+
+def _chain(b: StreamBuilder, stream: str, value: fx.Node) -> fx.Node:
+    """Seven operators, one of them in place, on one stream."""
+    with b.on(stream):
+        for _ in range(6):
+            value = b.call(aten.mul.Tensor, value, 3)
+        b.call(aten.add_.Tensor, b.call(aten.slice.Tensor, value, 0, 0, 32), 1)
+    return value
+
+
+def seconds(graph: fx.Graph, rounds: int = 5) -> tuple[float, Any]:
+    """The least processor time of several analyses, and what they found."""
+    times, found = [], None
+    for _ in range(rounds):
+        gc.collect()
+        start = time.process_time()
+        found = analyse(graph)
+        times.append(time.process_time() - start)
+    return min(times), found
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["clean", "racy"])
+def test_grows_linearly(clean: bool, record_property: Callable[[str, Any], None]) -> None:
+    """Four times the nodes, with or without findings, cost at most six times the time."""
+    small, _ = seconds(stream_graph(NODES // 4, clean=clean))
+    large, found = seconds(stream_graph(NODES, clean=clean))
+    record_property("seconds", {NODES // 4: small, NODES: large})
+    print(
+        f"\n{NODES} nodes, {STREAMS} streams, {len(found)} findings: {large * 1e3:.0f} ms; a quarter: {small * 1e3:.0f} ms"
+    )
+    assert bool(found.errors) != clean
+    assert large <= 6 * small
+
+
+def test_costs_little_beside_making_the_graph() -> None:
+    """The check of a graph takes at most a third of the time that fake execution needed to make its metadata."""
+    start = time.process_time()
+    graph = stream_graph(NODES, clean=False)
+    making = time.process_time() - start
+    checking, _ = seconds(graph)
+    print(f"\nmaking {making * 1e3:.0f} ms, checking {checking * 1e3:.0f} ms")
+    assert checking <= making / 3
