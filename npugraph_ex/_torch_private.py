@@ -85,6 +85,19 @@ def active_fake_mode() -> FakeTensorMode | None:
 
 
 @contextmanager
+def unobserved_execution() -> Iterator[None]:
+    """Run operators that the program did not call, hidden from the dispatch modes around the compiled function.
+
+    AOT runs the first call under a mode that holds custom operators to their schema's aliasing. It may judge the
+    program's operators; the ``.out`` forms that the library calls in their place return what they are given to write.
+    """
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        yield
+
+
+@contextmanager
 def real_execution() -> Iterator[None]:
     """Compute real values inside a compilation, where torch.compile has a fake mode in force around its backend."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily

@@ -8,6 +8,7 @@ that were queued before it and the next replay waits for the update, so that no 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from npugraph_ex._torch_private import schema
+from npugraph_ex._torch_private import schema, unobserved_execution
 from npugraph_ex.aclgraph import _npu_private
 from npugraph_ex.aclgraph.host_arguments import HostArguments, relaunched, workspace_operator
 from npugraph_ex.aclgraph.host_updates import UpdatePlan
@@ -82,7 +83,8 @@ class Updates:
         call, given, results = _relaunchable(target, entry, args, kwargs)
         stream = torch.npu.current_stream()
         torch.npu.graph_task_group_begin(stream)
-        returned = call(**given)
+        with unobserved_execution() if results is not None else nullcontext():
+            returned = call(**given)
         handle = torch.npu.graph_task_group_end(stream)
         self._tasks.append(_Task(call, _without(given, names), {name: _kept(given[name]) for name in names}, handle))
         return returned if results is None else results
