@@ -40,6 +40,13 @@ def test_a_wrong_command_line_is_status_two(command: Command) -> None:
     assert command("rnu", "x.py").returncode == 2
 
 
+def test_python_runs_the_package_as_the_command() -> None:
+    """`python -m npugraph_ex` is `npugraph-ex` where the script is not on PATH."""
+    done = subprocess.run([sys.executable, "-m", "npugraph_ex", "rnu"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: npugraph-ex")
+
+
 def test_options_prints_every_row(command: Command) -> None:
     """The table has a row for each option."""
     done = command("options")

@@ -84,3 +84,10 @@ def test_bundled_is_refused(command: Command, script: str) -> None:
     done = command("explain", "--emulate", script, "1", "0", NPUGRAPH_EX="bundled")
     assert done.returncode == 2
     assert "unset it" in done.stderr
+
+
+def test_a_missing_folder_is_told_before_the_run(command: Command, script: str, tmp_path: Path) -> None:
+    """A long run is not lost for a report that cannot be written."""
+    done = command("explain", "--emulate", "--sarif", str(tmp_path / "none" / "found.sarif"), script, "1", "0")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "there is no folder" in done.stderr

@@ -42,6 +42,8 @@ def explain(arguments: argparse.Namespace, choice: str) -> int:
     """Run a script and print what this backend made of it, even when the script fails."""
     if choice == "bundled":
         raise UsageError(f"explain tells of this library, and {_SWITCH}=bundled asks for torch_npu's; unset it")
+    if arguments.sarif is not None and not arguments.sarif.parent.is_dir():
+        raise UsageError(f"--sarif: there is no folder {str(arguments.sarif.parent)!r} to write in; make it first")
     out = sys.stdout
 
     @contextmanager
