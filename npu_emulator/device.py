@@ -106,7 +106,8 @@ class Runtime:
         self.begin = self._declare("emu_begin", i32, pointer, ctypes.c_uint32)
         self.end = self._declare("emu_end", None)
         self.launch = self._declare("emu_launch", i32, pointer, u64, ctypes.c_uint32)
-        self.is_capturing = self._declare("emu_is_capturing", i32, pointer)
+        self.capture = self._declare("emu_capture", u64, pointer)
+        self.capture_draws = self._declare("emu_capture_draws", None, pointer, ctypes.c_uint32)
         self.null_kernels = self._declare("emu_null_kernels", i32)
         self.set_null_kernels = self._declare("emu_set_null_kernels", None, i32)
         self.name_op = self._declare("emu_name_op", None, ctypes.c_uint32, ctypes.c_char_p)
@@ -120,6 +121,7 @@ class Runtime:
         self.stream_id = self._declare("emu_stream_id", i32, pointer)
         self._frees = u64.in_dll(self._held, "emu_frees")
         self._runner: object = None
+        self._seed_giver: object = None
 
     def _declare(self, name: str, result: type | None, *arguments: type) -> Callable[..., int]:
         function = getattr(self._held, name)
@@ -151,10 +153,18 @@ class Runtime:
         self._held.emu_decisions(numbers, ctypes.c_uint64(count))
         return list(zip(numbers[::2], numbers[1::2], strict=True))
 
-    def set_kernel_runner(self, runner: Callable[[int], int]) -> None:
-        """Give the function that runs queued kernel number n and returns an ACL status."""
-        self._runner = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)(runner)
+    def set_kernel_runner(self, runner: Callable[[int, int | None], int]) -> None:
+        """Give the function that runs queued kernel number n and returns an ACL status.
+
+        Its second argument is the address of the replay's seeds, 64 bits for each generator; None outside replays.
+        """
+        self._runner = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_void_p)(runner)
         self._held.emu_set_kernel_runner(self._runner)
+
+    def set_seed_giver(self, giver: Callable[[int, int], None]) -> None:
+        """Give the function that writes the seeds of a replay of graph number n to an address, when it is launched."""
+        self._seed_giver = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_void_p)(giver)
+        self._held.emu_set_seed_giver(self._seed_giver)
 
     def describe_failure(self, message: str) -> None:
         """Keep the text that the next synchronisation reports for the kernel that is failing now."""

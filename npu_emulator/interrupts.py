@@ -12,17 +12,17 @@ import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import CodeType, FrameType
 
 __all__ = ["Interrupts"]
 
 
 class Interrupts:
-    """Defers SIGINT inside one function, `inside`, and whatever it calls."""
+    """Defers SIGINT inside some functions, and whatever they call."""
 
-    def __init__(self, inside: CodeType, note: Callable[[], object]) -> None:
-        """Call `note` for an interrupt that arrives while a frame of `inside` is on the stack."""
+    def __init__(self, inside: Sequence[CodeType], note: Callable[[], object]) -> None:
+        """Call `note` for an interrupt that arrives while a frame of one of `inside` is on the stack."""
         self._inside = inside
         self._note = note
         self._installed = False
@@ -38,7 +38,7 @@ class Interrupts:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         looked_at = frame
         while looked_at is not None:
-            if looked_at.f_code is self._inside:
+            if looked_at.f_code in self._inside:
                 self._note()
                 return
             looked_at = looked_at.f_back

@@ -16,6 +16,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from npu_emulator.device import CAPTURE_FORBIDS, RUN_NOW, SKIP
+from npu_emulator.draws import Draws
 from npu_emulator.errors import EmulatorError
 from npu_emulator.frames import python_line, user_frames
 from npu_emulator.interrupts import Interrupts
@@ -92,8 +93,11 @@ class Launcher:
         self._bases: dict[int, int] = {}
         self._suspicious = False  # a view was made of memory that is nobody's
         self._frees = 0  # how often memory had been given back when the remembered views were made
+        self.draws = Draws(runtime)
         runtime.set_kernel_runner(self._run_queued)
-        self._interrupts = Interrupts(self._run_queued.__func__.__code__, runtime.interrupt)
+        runtime.set_seed_giver(self.draws.reserve)
+        inside = (self._run_queued.__func__.__code__, self.draws.reserve.__func__.__code__)
+        self._interrupts = Interrupts(inside, runtime.interrupt)
 
     # -- memory ---------------------------------------------------------------------------------------------------------
 
@@ -235,9 +239,13 @@ class Launcher:
         """Return the raw handle of the current device's current stream."""
         return self._raw_stream(torch.npu.current_device())
 
+    def stream_of(self, device: int) -> int:
+        """Return the raw handle of a device's current stream."""
+        return self._raw_stream(device)
+
     def is_capturing(self, stream: int) -> bool:
         """Tell whether a stream, given by its raw handle, is being captured."""
-        return bool(self.runtime.is_capturing(stream))
+        return self.runtime.capture(stream) != 0
 
     def _queue(self, key: int, queued: _Queued, number: int, stream: int) -> None:
         if key % _SWEEP_EVERY == 0:
@@ -254,8 +262,9 @@ class Launcher:
         for key in self.runtime.take_released():
             self._bodies.pop(key, None)
 
-    def _run_queued(self, key: int) -> int:
+    def _run_queued(self, key: int, seeds: int | None) -> int:
         queued = self._bodies[key]
+        self.draws.seeds = seeds or 0
         frees = self.runtime.frees()
         if frees != queued.frees:
             outside = first_outside(self.runtime, queued.touched)

@@ -1,7 +1,7 @@
 """Random operators: numbers come from the device's generator, advance it, and differ from replay to replay.
 
-A kernel seeds the CPU generator for the time of its run from (seed, offset) of the device's generator, so the same seed
-gives the same numbers and the host's own random numbers are not disturbed.
+A kernel seeds the CPU's generator for the time of its run, so the same seed gives the same numbers and the host's own random
+numbers are not disturbed.
 """
 
 from __future__ import annotations
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RandomKernel", "is_random"]
 
-_MASK = (1 << 63) - 1
-_SPREAD = 0x9E3779B97F4A7C15  # the golden ratio in 64 bits: neighbouring offsets give unrelated seeds
-_STEP = 4  # Philox offsets, which torch's generators count in, come in multiples of four
-
 
 def is_random(op: OpOverload) -> bool:
     """Tell whether an operator draws random numbers."""
@@ -33,25 +29,17 @@ def is_random(op: OpOverload) -> bool:
 
 
 class RandomKernel(Kernel):
-    """A kernel that draws from the device's generator: at launch in eager mode, at each replay in a captured graph."""
+    """A kernel that draws from the device's generator; which numbers, is settled at its launch or its replay's (draws.py)."""
 
     def _bind(self, bound: Bound, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
         del args
+        device = bound.device if bound.device >= 0 else torch.npu.current_device()
         generator = kwargs.get("generator")
         if generator is None:
-            generator = torch.npu.default_generators[bound.device if bound.device >= 0 else torch.npu.current_device()]
+            generator = torch.npu.default_generators[device]
         compute = self.compute
-        if torch.npu.is_current_stream_capturing():
-            return lambda *cpu_args, **cpu_kwargs: _run_seeded(compute, _draw(generator), cpu_args, cpu_kwargs)
-        seed = _draw(generator)
-        return lambda *cpu_args, **cpu_kwargs: _run_seeded(compute, seed, cpu_args, cpu_kwargs)
-
-
-def _draw(generator: torch.Generator) -> int:
-    """Take the next seed of a generator and advance it."""
-    offset = generator.get_offset()
-    generator.set_offset(offset + _STEP)
-    return (generator.initial_seed() + (offset + 1) * _SPREAD) & _MASK
+        seed = self._launcher.draws.next(generator, self._launcher.stream_of(device))
+        return lambda *cpu_args, **cpu_kwargs: _run_seeded(compute, seed(), cpu_args, cpu_kwargs)
 
 
 def _run_seeded(compute: Callable[..., Any], seed: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -142,10 +142,17 @@ EMU_API aclError aclmdlRIExecuteAsync(aclmdlRI model, aclrtStream handle) {
     const auto found = s.graphs.find(model);
     if (found == s.graphs.end()) return fail(ACL_ERROR_RT_PARAM_INVALID, "this graph does not exist, or was destroyed");
     Stream* stream = resolve(handle);
-    if (replay_at_once(stream, found->second, lock)) return ACL_SUCCESS;
     Task task;
     task.kind = Kind::Replay;
     task.graph = found->second;
+    if (task.graph->generators != 0 && !stream->capture) {
+        // Numbers are reserved by the host, now: which ones a replay draws must not depend on when it runs.
+        task.seeds.resize(task.graph->generators);
+        lock.unlock();  // Python may need another thread's GIL
+        python_seeds(task.graph->id, task.seeds.data());
+        lock.lock();
+    }
+    if (replay_at_once(stream, task.graph, task.seeds, lock)) return ACL_SUCCESS;
     return submit(stream, std::move(task), lock);
 }
 

@@ -60,7 +60,8 @@ struct Task {
     void* argument = nullptr;
     int64_t edge = -1;         // inside a graph: index of the task that a Wait waits for
     TicketRef ticket;          // Record fires it, Wait waits for it (outside graphs and for external events)
-    GraphRef graph;            // Replay only
+    GraphRef graph;            // Replay only, with a seed for each generator that the graph draws from
+    std::vector<uint64_t> seeds;
     GroupRef group;            // Update only, with what takes the place of the group's tasks
     std::vector<Task> replacements;
 };
@@ -85,6 +86,7 @@ struct Graph {
     std::vector<Lane> lanes;
     std::vector<GroupRef> groups;
     uint64_t memory = 0;         // bytes that the capture took from the device: for its pool
+    uint32_t generators = 0;     // how many generators of random numbers its kernels draw from
     bool waits_outside = false;  // some task waits for an event or value from outside the graph
     std::map<int64_t, std::map<uint32_t, int64_t>> seen_at_record;  // record -> what its lane had seen by then
     std::vector<struct Stream*> streams;  // lane -> the stream it was captured from
@@ -98,6 +100,7 @@ struct Run {
     std::vector<bool> done;      // per task
     size_t left = 0;
     struct Stream* stream = nullptr;
+    std::vector<uint64_t> seeds;
 };
 
 struct Stream {
@@ -182,7 +185,7 @@ using Lock = std::unique_lock<std::mutex>;
 
 // streams and scheduling (scheduler.cpp)
 Stream* resolve(aclrtStream handle);
-bool replay_at_once(Stream* stream, const GraphRef& graph, Lock& lock);
+bool replay_at_once(Stream* stream, const GraphRef& graph, const std::vector<uint64_t>& seeds, Lock& lock);
 aclError submit(Stream* stream, Task task, Lock& lock);
 aclError wait_for_stream(Lock& lock, Stream* stream);
 aclError wait_for_device(Lock& lock, int32_t device);
@@ -230,6 +233,7 @@ aclError fail(aclError code, const std::string& message);
 double now_milliseconds();
 
 // Python (python_api.cpp)
-extern int (*python_kernel)(uint64_t);
+extern int (*python_kernel)(uint64_t kernel, const uint64_t* seeds);
+extern void (*python_seeds)(uint64_t graph, uint64_t* seeds);
 
 }  // namespace emu

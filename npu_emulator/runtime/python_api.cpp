@@ -5,7 +5,8 @@
 
 using namespace emu;
 
-EMU_API void emu_set_kernel_runner(int (*runner)(uint64_t)) { python_kernel = runner; }
+EMU_API void emu_set_kernel_runner(int (*runner)(uint64_t, const uint64_t*)) { python_kernel = runner; }
+EMU_API void emu_set_seed_giver(void (*giver)(uint64_t, uint64_t*)) { python_seeds = giver; }
 EMU_API void emu_set_null_kernels(int on) { state().null_kernels = on != 0; }
 EMU_API void emu_name_op(uint32_t op, const char* name) {
     State& s = state();
@@ -36,9 +37,17 @@ EMU_API uint64_t emu_decisions(uint32_t* out, uint64_t capacity) {
     return s.decisions.size();
 }
 
-EMU_API int emu_is_capturing(void* handle) {
+// The number of the graph that a stream is being captured into; 0 if none.
+EMU_API uint64_t emu_capture(void* handle) {
     Lock lock(state().mutex);
-    return resolve(handle)->capture != nullptr;
+    const Stream* stream = resolve(handle);
+    return stream->capture ? stream->capture->id : 0;
+}
+
+// Says how many generators of random numbers the graph that is being captured draws from.
+EMU_API void emu_capture_draws(void* handle, uint32_t generators) {
+    Lock lock(state().mutex);
+    resolve(handle)->capture->generators = generators;
 }
 
 EMU_API int emu_stream_id(void* handle) {

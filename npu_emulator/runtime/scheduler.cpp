@@ -18,7 +18,8 @@ __attribute__((weak)) void PyErr_SetInterrupt(void);
 
 namespace emu {
 
-int (*python_kernel)(uint64_t) = nullptr;  // set by python_api.cpp
+int (*python_kernel)(uint64_t, const uint64_t*) = nullptr;  // set by python_api.cpp
+void (*python_seeds)(uint64_t, uint64_t*) = nullptr;
 
 State& state() {
     static State* instance = new State;  // never destroyed: torch_npu calls in from static destructors
@@ -72,10 +73,11 @@ aclError execute_fill(const Task& task) {
     return ACL_SUCCESS;
 }
 
-aclError execute(const Task& task) {
+// `seeds` are those of the replay that the task belongs to; null outside replays.
+aclError execute(const Task& task, const uint64_t* seeds) {
     switch (task.kind) {
         case Kind::Kernel:
-            return state().null_kernels || python_kernel == nullptr ? ACL_SUCCESS : python_kernel(task.kernel);
+            return state().null_kernels || python_kernel == nullptr ? ACL_SUCCESS : python_kernel(task.kernel, seeds);
         case Kind::Copy:
             return execute_copy(task);
         case Kind::Fill:
@@ -104,7 +106,7 @@ void note_failure(State& s, aclError code) {
 }
 
 // Runs one task with the lock released. Its stream's queue still holds it, so nothing behind it can start.
-void run_task(State& s, const Task& task, Lock& lock) {
+void run_task(State& s, const Task& task, const uint64_t* seeds, Lock& lock) {
     if (task.kind == Kind::Update) {
         replace_tasks(task);
         return;
@@ -123,7 +125,7 @@ void run_task(State& s, const Task& task, Lock& lock) {
     s.busy = true;
     s.owner = std::this_thread::get_id();
     lock.unlock();
-    const aclError status = execute(task);
+    const aclError status = execute(task, seeds);
     lock.lock();
     s.busy = false;
     count(s, task);
@@ -131,7 +133,7 @@ void run_task(State& s, const Task& task, Lock& lock) {
 }
 
 // A whole graph in recorded order: the quick way, legal because recorded order respects every edge inside the graph.
-void run_graph_in_order(State& s, const Graph& graph, Lock& lock) {
+void run_graph_in_order(State& s, const Graph& graph, const uint64_t* seeds, Lock& lock) {
     s.busy = true;
     s.owner = std::this_thread::get_id();
     lock.unlock();
@@ -149,7 +151,7 @@ void run_graph_in_order(State& s, const Graph& graph, Lock& lock) {
             task.ticket->done = false;
             continue;
         }
-        status = execute(task);
+        status = execute(task, seeds);
         if (status != ACL_SUCCESS) break;
     }
     lock.lock();
@@ -204,7 +206,7 @@ void finish_head(State& s, Stream* stream) {
 void run_lane_step(State& s, Run* run, uint32_t lane, Lock& lock) {
     const GraphRef graph = run->graph;  // keeps the task alive while it runs
     const uint32_t index = graph->lanes[lane].tasks[run->next[lane]];
-    run_task(s, graph->tasks[index], lock);
+    run_task(s, graph->tasks[index], run->seeds.data(), lock);
     ++run->next[lane];
     run->done[index] = true;
     if (--run->left != 0) return;
@@ -219,8 +221,9 @@ void run_lane_step(State& s, Run* run, uint32_t lane, Lock& lock) {
 
 void start_replay(State& s, Stream* stream, Lock& lock) {
     const GraphRef graph = stream->queue.front().second.graph;
+    std::vector<uint64_t> seeds = stream->queue.front().second.seeds;
     if ((s.policy == Policy::Fifo && !graph->waits_outside) || graph->tasks.empty()) {
-        run_graph_in_order(s, *graph, lock);
+        run_graph_in_order(s, *graph, seeds.data(), lock);
         finish_head(s, stream);
         return;
     }
@@ -230,6 +233,7 @@ void start_replay(State& s, Stream* stream, Lock& lock) {
     run->done.assign(graph->tasks.size(), false);
     run->left = graph->tasks.size();
     run->stream = stream;
+    run->seeds = std::move(seeds);
     stream->replaying = true;
     s.runs.push_back(std::move(run));
 }
@@ -248,7 +252,7 @@ bool step(Lock& lock, Stream* wanted) {
         start_replay(s, chosen.stream, lock);
     } else {
         const Task task = chosen.stream->queue.front().second;
-        run_task(s, task, lock);
+        run_task(s, task, nullptr, lock);
         if (task.kind == Kind::Kernel) s.released.push_back(task.kernel);
         finish_head(s, chosen.stream);
     }
@@ -337,12 +341,12 @@ Stream* resolve(aclrtStream handle) {
 }
 
 // The quick way of a replay when nothing is in the way of it: no queue, no copy of a task. False when something is.
-bool replay_at_once(Stream* stream, const GraphRef& graph, Lock& lock) {
+bool replay_at_once(Stream* stream, const GraphRef& graph, const std::vector<uint64_t>& seeds, Lock& lock) {
     State& s = state();
     const bool plain = s.policy == Policy::Fifo && !s.busy && s.pending == 0 && !s.tracing;
     if (!plain || stream->capture || stream->updating || graph->waits_outside) return false;
     const GraphRef alive = graph;  // a kernel may destroy the graph's handle
-    run_graph_in_order(s, *alive, lock);
+    run_graph_in_order(s, *alive, seeds.data(), lock);
     while (s.pending != 0 && !s.busy && step(lock, nullptr)) {
     }
     s.changed.notify_all();

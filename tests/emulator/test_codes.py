@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import npu_emulator
 from npu_emulator import build, schedule
 
 NULL = ctypes.c_void_p()
@@ -102,6 +103,49 @@ def test_a_capture_may_not_wait_for_unfinished_work_outside_it() -> None:
     assert x.cpu().tolist() == [2, 2]
 
 
+def test_a_graph_printed_to_where_nothing_can_be_written(tmp_path: Path) -> None:
+    """`debug_dump` into a folder that does not exist is 107009 with the path; into one that does, it writes."""
+    x, graph = torch.ones(2, device="npu"), torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        x.add_(1)
+    with pytest.raises(RuntimeError, match=r"(?s)107009.*cannot write /nowhere/graph.json"):
+        graph.debug_dump("/nowhere/graph.json")
+    graph.debug_dump(str(tmp_path / "graph.json"))
+    assert "aten.add_" in (tmp_path / "graph.json").read_text()
+
+
+def test_a_host_function_may_not_wait_for_its_device(acl: ctypes.CDLL, streams: list[ctypes.c_void_p]) -> None:
+    """A host function that synchronises its stream or its device while work is queued behind it is answered 507009."""
+    answers = []
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    def waits(_: object) -> None:
+        answers.extend([acl.aclrtSynchronizeStream(streams[0]), acl.aclrtSynchronizeDevice()])
+        answers.append(acl.aclGetRecentErrMsg())
+
+    with schedule("lazy"):
+        assert acl.aclrtLaunchHostFunc(streams[0], waits, NULL) == 0
+        assert acl.aclrtSynchronizeStream(streams[0]) == 0
+    assert answers[:2] == [507009, 507009]
+    assert b"may not wait for the device that runs it" in answers[2]
+
+
+def test_a_kernel_that_raises_is_507015(acl: ctypes.CDLL, streams: list[ctypes.c_void_p]) -> None:
+    """A kernel that raises is 507015 at the next synchronisation, which names the operator and the line; then all is well."""
+    x = torch.ones(2, device="npu")
+    launcher = npu_emulator.current().launcher
+
+    def fails() -> None:
+        raise ValueError("no such number")
+
+    with schedule("lazy"):
+        launcher.launch("mine.fails", launcher.number("mine.fails"), 0, fails, [], [])
+        with pytest.raises(RuntimeError, match=r"(?s)507015.*mine.fails, launched at .*test_codes.py.*no such number"):
+            torch.npu.synchronize()
+    assert (x + 1).cpu().tolist() == [2, 2]
+    assert acl.aclrtSynchronizeStream(streams[0]) == 0
+
+
 def test_the_page_lists_every_code() -> None:
     """The table of the documentation holds exactly the codes that the runtime can return, by CANN's numbers and names."""
     headers = (build.torch_npu_folder() / "include/third_party/acl/inc/acl").rglob("*.h")
@@ -112,4 +156,6 @@ def test_the_page_lists_every_code() -> None:
     used.add("ACL_ERROR_RT_AICORE_EXCEPTION")  # launch.py: a kernel that raises
     page = (Path(__file__).parents[2] / "docs" / "emulator.md").read_text()
     listed = dict(re.findall(r"\| (\d{6}) `(\w+)` \|", page))
+    here = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    assert not [number for number in listed if number not in here], "listed, and raised in no test of this folder"
     assert listed == {numbers[name]: name.removeprefix("ACL_ERROR_").removeprefix("RT_") for name in used}
