@@ -46,6 +46,10 @@ class CaptureError(NpuGraphExError, RuntimeError):
     """A graph cannot be captured; names the operation that capture forbids and where it was written."""
 
 
+class BrokenPromiseError(NpuGraphExError, RuntimeError):
+    """A registered operator gave or did something else than its schema and its fake function say; names it and its line."""
+
+
 class HostArgumentError(NpuGraphExError, ValueError):
     """An operator cannot take new host arguments between replays, or is registered wrongly for it."""
 

@@ -13,7 +13,7 @@ from npugraph_ex.aclgraph.inputs import Buffer, InputPlan
 from npugraph_ex.aclgraph.outputs import Outputs
 from npugraph_ex.aclgraph.recording import Recording
 from npugraph_ex.config.options import Options
-from npugraph_ex.errors import CaptureError
+from npugraph_ex.errors import BrokenPromiseError, CaptureError
 
 
 class CapturedGraph:
@@ -29,6 +29,7 @@ class CapturedGraph:
 
     Raises:
         CaptureError: the device refused something that the graph does.
+        BrokenPromiseError: an operator does not do what the graph was rewritten to rely on.
     """
 
     def __init__(
@@ -71,6 +72,8 @@ class CapturedGraph:
             except Exception as error:
                 with contextlib.suppress(RuntimeError):  # the capture is invalid already; the cause is what matters
                     self._graph.capture_end()
+                if isinstance(error, BrokenPromiseError):
+                    raise
                 raise CaptureError(f"the device refused to capture {recording.place}: {error}") from error
             try:
                 self._graph.capture_end()

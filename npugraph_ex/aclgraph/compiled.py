@@ -20,6 +20,7 @@ from npugraph_ex.aclgraph.host_updates import UpdatePlan
 from npugraph_ex.aclgraph.inputs import InputPlan
 from npugraph_ex.aclgraph.instances import Instances
 from npugraph_ex.aclgraph.obstacles import find_obstacles
+from npugraph_ex.aclgraph.promises import first_run_checked
 from npugraph_ex.aclgraph.recording import Recording
 from npugraph_ex.aclgraph.stable import Runner, StableInputs
 from npugraph_ex.config.options import Options
@@ -59,7 +60,7 @@ def compile_graph(
     """
     _refuse_subclasses(example_inputs, names)
     if options.force_eager:
-        return scopes.forward_of(gm)
+        return scopes.around(gm)(first_run_checked(gm))
     updates = UpdatePlan.of(gm)
     obstacles = find_obstacles(gm, updates)
     if obstacles:
@@ -67,7 +68,7 @@ def compile_graph(
         if options.require_capture:
             raise CaptureError(f"the option require_capture is on, and this graph cannot be captured:\n  {lines}")
         logger.warning("This graph cannot be captured and runs operator by operator:\n  %s", lines)
-        return scopes.forward_of(gm)
+        return scopes.around(gm)(first_run_checked(gm))
     if not any(node.op == "call_function" for node in gm.graph.nodes):
         return gm.forward  # nothing to run on the device
     return CompiledGraph(gm, InputPlan.of(gm, example_inputs, static, names, updates), options, number)
@@ -194,7 +195,7 @@ class CompiledGraph:
             refusal,
         )
         self.invalidate()
-        self._uncaptured = self._around(self.gm.forward)
+        self._uncaptured = self._around(first_run_checked(self.gm))
 
     def _add(self, key: _Key) -> Runner:
         known = self._instances.pop(key, None)

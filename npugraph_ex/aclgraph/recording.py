@@ -11,12 +11,12 @@ from torch._ops import OpOverload
 
 from npugraph_ex.aclgraph.host_arguments import registered
 from npugraph_ex.aclgraph.host_updates import UpdatePlan
+from npugraph_ex.aclgraph.promises import CheckedRun
 from npugraph_ex.aclgraph.scopes import Runner
 from npugraph_ex.aclgraph.updates import Updates
-from npugraph_ex.observe.report import source_line
 
 
-class Recording(fx.Interpreter):
+class Recording(CheckedRun):
     """One run of a graph under capture.
 
     Args:
@@ -30,10 +30,8 @@ class Recording(fx.Interpreter):
 
     def __init__(self, gm: fx.GraphModule, plan: UpdatePlan | None, around: Callable[[Runner], Runner]) -> None:
         super().__init__(gm)
-        self.extra_traceback = False  # the caller names the node itself
         self.updates = Updates(plan) if plan is not None else None
         self._calls = plan.calls if plan is not None else {}
-        self._at: fx.Node | None = None
         self._around = around
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
@@ -43,19 +41,11 @@ class Recording(fx.Interpreter):
         finally:
             self.env.clear()  # or this object would count as a holder of the results
 
-    @property
-    def place(self) -> str:
-        """The operator that ran last and where the user wrote it, for a message."""
-        if self._at is None:
-            return "the graph"
-        source = source_line(self._at)
-        return f"{self._at.name} ({self._at.target})" + (f" at {source}" if source else "")
-
     def run_node(self, n: fx.Node) -> Any:
         """Run one node; a call that is updated becomes a task group."""
-        self._at = n
         names, entry = self._calls.get(n), registered(n.target)
         if self.updates is None or names is None or entry is None or not isinstance(n.target, OpOverload):
             return super().run_node(n)
+        self._at = n
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         return self.updates.capture(n.target, entry, names, args, kwargs)

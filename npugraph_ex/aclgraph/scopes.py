@@ -165,11 +165,6 @@ def around(gm: fx.GraphModule) -> Callable[[Runner], Runner]:
     return decorate
 
 
-def forward_of(gm: fx.GraphModule) -> Runner:
-    """The graph's forward with what has to happen around it."""
-    return around(gm)(gm.forward)
-
-
 def _on_streams(function: Runner, sides: side_streams.SideStreams) -> Runner:
     """The function, with the side streams that its scopes name; works under a capture and without one."""
 

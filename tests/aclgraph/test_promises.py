@@ -1,0 +1,132 @@
+"""Fake functions and schemas that lie (a trap of mutation): errors with a name, never wrong values; the honest are let be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from device_helpers import check, compiled, random
+
+from npugraph_ex.errors import BrokenPromiseError
+from npugraph_ex.observe.captures import capture_records, captures_so_far
+
+like, dense = torch.empty_like, lambda x: x.new_empty(x.shape)
+
+# What the operator does, what its fake function says, a program that the passes would get wrong, what the error says.
+# Torch itself notices only the first, and only where the variable CI is set.
+LIES: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any], str]] = {
+    "alias": (lambda x: x, like, lambda op, x: op(x).relu() + x, "returned memory of an argument"),
+    "shape": (lambda x: torch.cat([x + 1, x]), like, lambda op, x: op(x)[:4] * 2, r"shape \[8, 4\].* says \[4, 4\]"),
+    "strides": (
+        lambda x: (x + 1).t().contiguous().t(),
+        dense,
+        lambda op, x: op(x).contiguous().as_strided((16,), (1,)) * 2,
+        r"strides \[1, 4\].* says \[4, 1\]",
+    ),
+    "dtype": (
+        lambda x: x.half(),
+        like,
+        lambda op, x: torch.cat([op(x) + 1, op(x) * 2]),
+        "float16.* says torch.float32",
+    ),
+    "device": (lambda x: x.cpu(), like, lambda op, x: op(x) + 1, "on cpu.* says npu:0"),
+    "write": (lambda x: x.add_(1) * 2, like, lambda op, x: x.clone() + op(x), "wrote to an argument .*mutates_args"),
+}
+
+
+@pytest.fixture(scope="module")
+def library() -> Iterator[torch.library.Library]:
+    """Operators registered as C++ extensions do it, without the checks of torch.library.custom_op."""
+    with torch.library._scoped_library("npugraph_ex_lies", "DEF") as made:
+        for name, (kernel, fake, _, _) in LIES.items():
+            _define(made, f"{name}(Tensor x) -> Tensor", kernel, fake)
+        yield made
+
+
+def _define(library: torch.library.Library, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    name = library.define(schema)
+    library.impl(name, kernel, "PrivateUse1")
+    torch.library.register_fake(f"npugraph_ex_lies::{name}", fake, lib=library)
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("force_eager", [False, True], ids=["captured", "uncaptured"])
+@pytest.mark.parametrize("name", LIES)
+def test_a_lie_is_an_error_at_every_call(name: str, force_eager: bool) -> None:
+    """Three calls, three errors that name the operator, its line, what came and what to do; no input has changed."""
+    _, _, program, said = LIES[name]
+    operator = getattr(torch.ops.npugraph_ex_lies, name)
+    graph, mark = compiled(lambda x: program(operator, x + 1), force_eager=force_eager), captures_so_far()
+    for _ in range(3):
+        x = random(4, 4)
+        before = x.cpu()
+        with pytest.raises(BrokenPromiseError, match=said) as caught:
+            graph(x)
+        assert f"(npugraph_ex_lies.{name}.default) at " in str(caught.value)
+        assert "test_promises.py:" in str(caught.value)
+        assert torch.equal(x.cpu(), before)
+    assert not capture_records(after=mark)
+
+
+def test_a_custom_op_that_returns_its_input() -> None:
+    """The same through `torch.library.custom_op`, which has a check of its own: an error at each call, never values."""
+
+    @torch.library.custom_op("npugraph_ex_tests::identity_that_lies", mutates_args=())
+    def lies(x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    lies.register_fake(torch.empty_like)
+    graph = compiled(lambda x: torch.ops.npugraph_ex_tests.identity_that_lies(x).add(1).relu())
+    for _ in range(3):
+        x = random(4)
+        before = x.cpu()
+        with pytest.raises(RuntimeError, match="must not also be an input"):
+            graph(x)
+        assert torch.equal(x.cpu(), before)
+
+
+def _positive(x: torch.Tensor) -> torch.Tensor:
+    return x[x > 0]
+
+
+HONEST: dict[str, tuple[str, Callable[..., Any], Callable[..., Any], Callable[..., Any]]] = {
+    "grow": (
+        "grow(Tensor x) -> Tensor",
+        lambda x: torch.cat([x, x]),
+        lambda x: torch.cat([x, x]),
+        lambda op, x: op(x)[:3],
+    ),
+    "fill": (
+        "fill(Tensor(a!) x, Tensor y) -> Tensor",
+        lambda x, y: x.add_(y) * 2,
+        lambda x, _: like(x),
+        lambda op, x: (op(x, x * 3), x),
+    ),
+    "one_row": (
+        "one_row(Tensor x) -> Tensor",
+        lambda x: torch.empty_strided((1, 4), (9, 1), device=x.device).copy_(x[:1]),  # the 9 leads nowhere
+        lambda x: x.new_empty(1, 4),
+        lambda op, x: op(x).sum(0),
+    ),
+    "positive": (
+        "positive(Tensor x) -> Tensor",
+        _positive,
+        lambda x: x.new_empty(torch.library.get_ctx().new_dynamic_size()),
+        lambda op, x: op(x).sum(),
+    ),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", HONEST)
+def test_who_keeps_his_word_is_not_refused(library: torch.library.Library, name: str, dynamic: bool) -> None:
+    """Other sizes, declared writes, and sizes that only the elements tell: values are eager's over four calls."""
+    schema, kernel, fake, program = HONEST[name]
+    if not hasattr(torch.ops.npugraph_ex_lies, name):
+        _define(library, schema, kernel, fake)
+    operator = getattr(torch.ops.npugraph_ex_lies, name)
+    sizes = (4, 5, 4, 6) if dynamic else (4,) * 4
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        check(lambda x: program(operator, x), [(random(size, 4),) for size in sizes], dynamic=dynamic)
