@@ -52,14 +52,34 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Failure:
+    """What is known of a failure once it was made small.
+
+    Attributes:
+        message: what went wrong, with the worst element.
+        guilty: the pass, and the rule and match in it, that did it.
+        operators: how many the smallest failing program has.
+        source: that program.
+        script: the file that reproduces it.
+    """
+
+    message: str
+    guilty: str
+    operators: int
+    source: str
+    script: str
+
+
+@dataclass(frozen=True)
 class Finished:
-    """One test that has ended: its id, outcome and seconds, and the tables of models that it added."""
+    """One test that has ended: its id, outcome and seconds, the tables of models that it added, and why it failed."""
 
     test: str
     outcome: str
     seconds: float
     text: str = ""
     models: tuple[dict[str, Any], ...] = ()
+    failure: Failure | None = None
 
 
 @dataclass
@@ -101,8 +121,9 @@ class Books:
             raise OtherRunError(
                 f"{folder} holds another run's results: {', '.join(changed)} differ. Start without --resume, or elsewhere."
             )
-        read = [Finished(**{**json.loads(line), "models": tuple(json.loads(line)["models"])}) for line in lines]
-        self.finished = [test for test in read if test.outcome == "passed"]
+        read = [json.loads(line) for line in lines]
+        passed = [test for test in read if test["outcome"] == "passed"]
+        self.finished = [Finished(**{**test, "models": tuple(test["models"])}) for test in passed]
         done = {test.test for test in self.finished}
         cases = (folder / "cases.jsonl").read_text(encoding="utf-8").splitlines()
         self.entries = [_entry(json.loads(line)) for line in cases if json.loads(line)["test"] in done]

@@ -19,7 +19,7 @@ from running import PROFILES, Run
 from npugraph_ex.testing.targets import KINDS, TargetError, start_target
 
 RUN = pytest.StashKey[Run]()
-_BEFORE_ALL = 3
+_BEFORE_ALL = int(pytest.ExitCode.USAGE_ERROR)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from books import Entry
+from books import Entry, Finished
 
 from npugraph_ex.testing import Limits
 from npugraph_ex.testing.reporting import (
@@ -53,7 +53,7 @@ def page(run: Run, *, seconds: float) -> str:
     facts = [" · ".join(" ".join(line.split()) for line in run.target.describe().splitlines())]
     facts.append(f"profile {books.run['profile']} · seed {run.seed} · {seconds:.0f} s · {Limits()}")
     sections = [
-        Section("What failed", [preformatted(test.text, test.test) for test in wrong]),
+        Section("What failed", [block for test in wrong for block in _failed(test)]),
         Section("Patterns and capture", [table(HEADERS, pattern_rows(run))] if books.entries else []),
         _ulps(books.entries),
         _graphs(books.entries),
@@ -62,6 +62,19 @@ def page(run: Run, *, seconds: float) -> str:
         Section("Slowest tests", [_slowest(run)] if books.finished else []),
     ]
     return render_page("Conformance", verdict, good=not wrong, facts=facts, sections=sections)
+
+
+def _failed(test: Finished) -> list[str]:
+    """The smallest failing program as a drawing, what is to blame, and the whole text folded away."""
+    whole = preformatted(test.text, test.test)
+    if test.failure is None:
+        return [whole]
+    failure = test.failure
+    caption = (
+        f"{failure.message}. Guilty: {failure.guilty}. Shrunk to {failure.operators} operators; "
+        f"{failure.script} reproduces it."
+    )
+    return [drawing(draw_program(failure.source), caption), whole]
 
 
 def _ulps(entries: list[Entry]) -> Section:

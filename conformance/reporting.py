@@ -65,6 +65,7 @@ class Reporter:
         """A test begins; what it draws is entered under its name."""
         self._run.test = nodeid
         self._run.models.clear()
+        self._run.failure = None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """One test is done."""
@@ -72,7 +73,9 @@ class Reporter:
             return
         outcome = "xfailed" if report.skipped and hasattr(report, "wasxfail") else report.outcome
         text = report.longreprtext if report.failed else getattr(report, "wasxfail", "")
-        test = Finished(report.nodeid, outcome, round(report.duration, 2), text, tuple(self._run.models))
+        test = Finished(
+            report.nodeid, outcome, round(report.duration, 2), text, tuple(self._run.models), self._run.failure
+        )
         self._run.books.finish(test)
         if self._progress is not None:
             self._progress.advance(self._task)

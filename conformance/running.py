@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from books import Books, Entry
+from books import Books, Entry, Failure
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -81,6 +81,7 @@ class Run:
         mutant: the deliberate fault that is on.
         test: the id of the test that runs now.
         models: tables that the test that runs now has added.
+        failure: what is known of the failure of the test that runs now.
         slowest: the example that took longest in this process.
     """
 
@@ -91,6 +92,7 @@ class Run:
     mutant: str | None = None
     test: str = ""
     models: list[dict[str, Any]] = field(default_factory=list)
+    failure: Failure | None = None
     slowest: tuple[float, Case] | None = None
     on_example: Callable[[], None] = lambda: None
 
@@ -125,7 +127,8 @@ class Run:
             route: as in ``Case``.
             what: the row of the table.
         """
-        from npugraph_ex.testing import find_failure
+        from npugraph_ex.testing import find_failure, find_guilty
+        from npugraph_ex.testing.script import write_script
 
         failure = find_failure(
             strategy, examples=examples, seed=f"{self.seed}:{name}", route=route,
@@ -133,12 +136,16 @@ class Run:
         )  # fmt: skip
         if failure is None:
             return
-        from npugraph_ex.testing.script import write_script
-
         case, outcome = failure
+        guilty, operators = find_guilty(case), case.source.count("torch.ops.")
         folder = self.folder or Path("reports/conformance")
-        path, text = write_script(case, outcome, folder, _file_name(name))
-        pytest.fail(f"{outcome.failures[0]}\n\nThis script reproduces it ({path}):\n\n{text}", pytrace=False)
+        path, text = write_script(case, outcome, folder, _file_name(name), guilty=guilty)
+        self.failure = Failure(outcome.failures[0], guilty, operators, case.source, path.name)
+        pytest.fail(
+            f"{outcome.failures[0]}\nguilty: {guilty}\n"
+            f"shrunk to {operators} operators; this script reproduces it ({path}):\n\n{text}",
+            pytrace=False,
+        )
 
 
 def _file_name(name: str) -> str:

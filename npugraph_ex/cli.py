@@ -37,7 +37,7 @@ in a program:
   fast = torch.compile(model, backend="npugraph_ex", options={"capture_limit": 16})
 
 NPUGRAPH_EX=bundled gives the name npugraph_ex back to the backend that torch_npu brings.
-exit status: 0 well, 1 something is wrong (the message says what), 2 a wrong command line; `run` passes the script's on.
+exit status: 0 well, 1 something is wrong (the message says what), 2 wrong use or nothing ran; `run` passes the script's on.
 """
 
 

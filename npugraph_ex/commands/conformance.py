@@ -9,7 +9,7 @@ from pathlib import Path
 
 import npugraph_ex
 from npugraph_ex.commands import mutants
-from npugraph_ex.errors import NpuGraphExError
+from npugraph_ex.errors import UsageError
 
 _NEEDED = ("pytest", "hypothesis", "transformers")
 _DESCRIPTION = """\
@@ -23,6 +23,8 @@ profiles:
   quick     minutes: what runs before a change is accepted
   full      an hour or so
   nightly   many hours
+
+exit status: 0 all held, 1 something failed (or, with a mutant, was noticed), 2 wrong use or nothing ran
 """
 
 
@@ -46,12 +48,19 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the suite in this process; pytest's exit status. ``mutants`` as first further word asks for the kill table."""
+    """Run the suite in this process. ``mutants`` as first further word asks for the kill table.
+
+    Returns:
+        0 when everything held, 1 when something failed, 2 when nothing ran: pytest's seven statuses are its own affair.
+
+    Raises:
+        UsageError: the suite cannot run here.
+    """
     if arguments.further[:1] == ["mutants"]:
         return mutants.run(mutants.parser().parse_args(arguments.further[1:]), target=arguments.target)
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
-        raise NpuGraphExError(f"the suite needs {', '.join(missing)}: pip install 'npugraph-ex[conformance]'")
+        raise UsageError(f"the suite needs {', '.join(missing)}: pip install 'npugraph-ex[conformance]'")
     import pytest
 
     suite = suite_folder()
@@ -62,7 +71,9 @@ def run(arguments: argparse.Namespace) -> int:
     # Not the settings of whatever project the command happens to be called in.
     own = [f"--rootdir={suite}", "-c", str(suite / "suite.ini"), "-p", "no:cacheprovider"]
     sys.dont_write_bytecode = True  # the folder may be read-only
-    return int(pytest.main([str(suite), *own, *options, *arguments.further]))
+    status = pytest.main([str(suite), *own, *options, *arguments.further])
+    failed = {pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERNAL_ERROR}
+    return 0 if status == pytest.ExitCode.OK else 1 if status in failed else 2
 
 
 def suite_folder() -> Path:
@@ -71,4 +82,4 @@ def suite_folder() -> Path:
     for folder in (home / "_conformance", home.parent / "conformance"):
         if (folder / "conftest.py").is_file():
             return folder
-    raise NpuGraphExError(f"the conformance suite is not in {home}; reinstall npugraph-ex, or run it from a checkout")
+    raise UsageError(f"the conformance suite is not in {home}; reinstall npugraph-ex, or run it from a checkout")

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from npugraph_ex.errors import NpuGraphExError
+from npugraph_ex.errors import UsageError
 
 if TYPE_CHECKING:
     from npugraph_ex.testing.kills import Kill
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace, *, target: str | None = None) -> int:
     known = mutation.mutants()
     unknown = sorted(set(arguments.names) - set(known))
     if unknown:
-        raise NpuGraphExError(f"there is no mutant called {', '.join(unknown)}; there are {', '.join(known)}")
+        raise UsageError(f"there is no mutant called {', '.join(unknown)}; there are {', '.join(known)}")
     budget = BUDGET if arguments.budget is None else arguments.budget
     kills = kill_all(arguments.names or None, budget=budget, on_kill=_progress)
     sys.stderr.write("\n" if sys.stderr.isatty() else "")

@@ -7,7 +7,7 @@ import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from npugraph_ex.errors import NpuGraphExError
+from npugraph_ex.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +25,8 @@ verdicts:
   never-matches      the matcher refuses it everywhere; the reason is told
   not-judged         it cannot be traced, run or judged here
   overlaps-with      (a remark) another rule fuses the same operators; which one wins is told
+
+exit status: 0 nothing is wrong, 1 something is, 2 wrong use or nothing was validated (one line says why)
 """
 
 
@@ -58,9 +60,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Validate and print; 0 when nothing is wrong."""
+    """Validate and print; 0 when nothing is wrong, 1 when something is.
+
+    Raises:
+        UsageError: nothing could be validated.
+    """
     if find_spec("hypothesis") is None:
-        raise NpuGraphExError("validate draws its programs with hypothesis: pip install 'npugraph-ex[conformance]'")
+        raise UsageError("validate draws its programs with hypothesis: pip install 'npugraph-ex[conformance]'")
     from npugraph_ex.testing.targets import start_target
 
     target = start_target(arguments.target)
@@ -73,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
             expect_matches=arguments.expect_matches, seed=arguments.seed, report_dir=arguments.report_dir,
         )  # fmt: skip
     except ValueError as error:
-        raise NpuGraphExError(str(error)) from error
+        raise UsageError(str(error)) from error
     if arguments.json:
         sys.stdout.write(to_json(results) + "\n")
     else:
@@ -89,5 +95,5 @@ def _dtypes(names: list[str] | None) -> list[torch.dtype] | None:
         return None
     for name in names:
         if name not in known:
-            raise NpuGraphExError(f"--dtype must be one of {', '.join(known)}; it is {name!r}")
+            raise UsageError(f"--dtype must be one of {', '.join(known)}; it is {name!r}")
     return [known[name] for name in names]

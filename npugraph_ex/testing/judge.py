@@ -117,6 +117,7 @@ def judge_floating(
     *,
     eager: torch.Tensor | None = None,
     spread: torch.Tensor | None = None,
+    unit: torch.dtype | None = None,
     limits: Limits = Limits(),
 ) -> Judgement:
     """Judge a floating-point tensor.
@@ -126,6 +127,8 @@ def judge_floating(
         reference: float64, the same shape.
         eager: eager mode's result.
         spread: how far eager mode's roundings may move the reference, float64.
+        unit: the dtype in whose ulps the distance is told, where that is not the candidate's: a float32 value that was
+            float16 before has float16's digits. It decides nothing.
         limits: K and N.
 
     A NaN is right where the reference is NaN. An infinity is right where the reference is beyond the format's range,
@@ -141,8 +144,10 @@ def judge_floating(
     if eager is not None:
         twin = eager.to(torch.float64)
         right = right | (twin == wide) | (twin.isnan() & wide.isnan())
-    ulps = torch.where(beyond, 0.0, (error / ulp(reference, candidate.dtype)).nan_to_num(nan=0.0, posinf=torch.inf))
-    return _verdict(right, ulps, wide, reference, allowed, "ulp")
+    ulps = torch.where(
+        beyond, 0.0, (error / ulp(reference, unit or candidate.dtype)).nan_to_num(nan=0.0, posinf=torch.inf)
+    )
+    return _verdict(right, ulps, wide, reference, allowed, f"ulp of {_name(unit or candidate.dtype)}")
 
 
 def judge_quantised(
@@ -171,6 +176,10 @@ def judge_quantised(
     distance = ((value - wide).abs() - 0.5).clamp(min=0.0)
     right = (wide == nearest) | ((wide - nearest).abs() <= 1) & (distance <= allowed)
     return _verdict(right, (wide - nearest).abs(), wide, value, allowed, "steps")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _verdict(

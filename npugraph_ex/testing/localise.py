@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Sequence
 from functools import partial
 
@@ -20,19 +21,28 @@ from npugraph_ex.passes.pass_ import Pass, PassContext
 from npugraph_ex.testing import tracing
 from npugraph_ex.testing.oracle import Case, Outcome, check_optimised
 
+SECONDS = 20.0
 
-def find_guilty(case: Case) -> str:
+
+def find_guilty(case: Case, *, seconds: float = SECONDS) -> str:
     """What makes the case fail, in words: a pass, with its rules if it fused, or capture and replay.
 
     The graph is optimised by the first pass alone, then by the first two, and so on, and run operator by operator
     each time; the pass with which it first goes wrong is to blame. Where that is fusion, and it replaced several
     matches, each is replaced alone in turn.
+
+    Args:
+        case: one that fails.
+        seconds: of processor time, when to stop looking.
     """
+    end = time.process_time() + seconds
     case = dataclasses.replace(case, route="graph", expected=None)
     if not case.runs:
         return "the fusion pass, by the number of fusions alone"
     try:
         for count in range(1, len(pipeline.PIPELINE) + 1):
+            if time.process_time() > end:
+                return f"not found within {seconds:g} s: right up to pass {pipeline.PIPELINE[count - 2].name}"
             outcome, report = _with_passes(case, pipeline.PIPELINE[:count])
             if not outcome.ok:
                 return _describe(case, pipeline.PIPELINE[:count], report)

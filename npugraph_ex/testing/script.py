@@ -106,9 +106,9 @@ def _text(spec: Input) -> str:
     return f"Input({', '.join(shown)})"
 
 
-def write_script(case: Case, outcome: Outcome, folder: Path, name: str) -> tuple[Path, str]:
+def write_script(case: Case, outcome: Outcome, folder: Path, name: str, *, guilty: str) -> tuple[Path, str]:
     """Write the script to ``folder/name.py``; its path and its text."""
-    text = script_of(case, outcome)
+    text = script_of(case, outcome, guilty=guilty)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.py"
     path.write_text(text, encoding="utf-8")

@@ -1,28 +1,28 @@
-"""One hypothesis search over programs: checks each that is drawn, and shrinks the first failure within a time."""
+"""One hypothesis search over programs: checks each that is drawn, and shrinks the first failure within a time.
+
+Hypothesis draws; ``shrinking`` makes small, because it works on the program and each of its tries is one check.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from npugraph_ex.testing.oracle import Case, Outcome, check
+from npugraph_ex.testing.oracle import ROUTES, Case, Outcome, check
 from npugraph_ex.testing.program import Program
+from npugraph_ex.testing.shrinking import SECONDS, shrink
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
 OnCase = Callable[[Program, Case, Outcome, float], None]
-SHRINKING_SECONDS = 30.0
 
 
 class _FailedError(Exception):
     """A drawn program failed; the search keeps which."""
-
-
-class _EnoughError(BaseException):
-    """Shrinking has taken long enough. Not an Exception, which hypothesis would take for one more failure to shrink."""
 
 
 def find_failure(  # noqa: PLR0913 - a search is said by these
@@ -33,7 +33,7 @@ def find_failure(  # noqa: PLR0913 - a search is said by these
     route: str = "graph",
     options: Mapping[str, Any] | None = None,
     on_case: OnCase | None = None,
-    shrinking_seconds: float = SHRINKING_SECONDS,
+    shrinking_seconds: float = SECONDS,
 ) -> tuple[Case, Outcome] | None:
     """Check drawn programs until one fails; answer the smallest failure found, or None.
 
@@ -43,7 +43,7 @@ def find_failure(  # noqa: PLR0913 - a search is said by these
         seed: the same seed draws the same programs.
         route: as in ``Case``.
         options: compile options.
-        on_case: told of every program checked, its case, what came of it, and the seconds that it took.
+        on_case: told of every program drawn, its case, what came of it, and the seconds that it took.
         shrinking_seconds: how long to look for a smaller failure.
 
     Raises:
@@ -62,9 +62,7 @@ class _Search:
     options: Mapping[str, Any] | None
     on_case: OnCase | None
     shrinking_seconds: float
-    known: dict[Program, tuple[Case, Outcome]] = field(default_factory=dict)
-    deadline: float = float("inf")
-    kind: str = ""
+    failed: dict[Program, Outcome] = field(default_factory=dict)
 
     def over(self, strategy: SearchStrategy[Program], examples: int, seed: str) -> tuple[Case, Outcome] | None:
         """The smallest failure found, or None."""
@@ -72,31 +70,50 @@ class _Search:
         from hypothesis import seed as seeded
 
         chosen = settings(
-            max_examples=examples, database=None, deadline=None, phases=(Phase.generate, Phase.shrink),
+            max_examples=examples, database=None, deadline=None, phases=(Phase.generate,),
             suppress_health_check=list(HealthCheck), report_multiple_bugs=False, print_blob=False,
         )  # fmt: skip
         try:
             seeded(seed)(chosen(given(strategy)(self.check)))()
-        except (_FailedError, _EnoughError):
-            return min(self.known.values(), key=lambda failure: (failure[0].source.count("\n"), len(failure[0].source)))
+        except _FailedError:
+            return self.smallest(*next(iter(self.failed.items())))
         return None
 
     def check(self, program: Program) -> None:
         """Check one program; raise when it fails."""
-        failure = self.known.get(program)
-        if time.monotonic() > self.deadline:
-            raise _EnoughError
-        if failure is None:
-            case, start = Case.of(program, route=self.route, options=self.options), time.perf_counter()
+        if program not in self.failed:  # hypothesis runs what failed once more
+            case, start = self._case(program, self.route), time.perf_counter()
             outcome = check(case)
             if self.on_case is not None:
                 self.on_case(program, case, outcome, time.perf_counter() - start)
             if outcome.ok:
                 return
-            # Shrinking stays with the fault that was found first; another one must not hide it.
-            self.kind = self.kind or outcome.kind
-            if outcome.kind != self.kind:
-                return
-            failure = self.known[program] = (case, outcome)
-            self.deadline = min(self.deadline, time.monotonic() + self.shrinking_seconds)
+            self.failed[program] = outcome
         raise _FailedError
+
+    def _case(self, program: Program, route: str) -> Case:
+        return Case.of(program, route=route, options=self.options)
+
+    def smallest(self, program: Program, outcome: Outcome) -> tuple[Case, Outcome]:
+        """A small program that fails as this one does: the same promise is broken, on the same route if that shows it."""
+        kind, counted = outcome.kind, outcome.kind.startswith("fused")
+        # Where values are wrong, the number of fusions is not what is being looked for and may change.
+        start = program if counted else dataclasses.replace(program, expected=None)
+        cheaper = ROUTES[: ROUTES.index(self.route)]
+        route = next((route for route in cheaper if check(self._case(start, route)).kind == kind), self.route)
+
+        def fails(candidate: Program) -> bool:
+            return check(self._case(candidate, route)).kind == kind
+
+        small = shrink(start, fails, seconds=self.shrinking_seconds) if fails(start) else program
+        tries = [
+            (dataclasses.replace(small, expected=program.expected), self.route),
+            (small, self.route),
+            (small, route),
+        ]
+        for shown, by in tries:
+            case = self._case(shown, by)
+            result = check(case)
+            if result.kind == kind:
+                return case, result
+        return self._case(program, self.route), outcome

@@ -27,19 +27,19 @@ def shrink(program: Program, fails: Fails, *, seconds: float = SECONDS) -> Progr
     Args:
         program: one that fails.
         fails: whether a program fails, and in the same way.
-        seconds: when to stop looking.
+        seconds: of processor time, when to stop looking.
 
     Raises:
         ValueError: the program does not fail.
     """
     if not fails(program):
         raise ValueError("shrink takes a program that fails; this one does not.")
-    end = time.monotonic() + seconds
+    end = time.process_time() + seconds
     best, progress = program, True
     while progress:
         progress = False
         for candidate in _smaller(best):
-            if time.monotonic() > end:
+            if time.process_time() > end:
                 return best
             if _is_legal(candidate) and fails(candidate):
                 best, progress = candidate, True
@@ -72,9 +72,10 @@ def _smaller(program: Program) -> Iterator[Program]:
 
 
 def _essential(program: Program) -> range:
-    """The steps that may not go: in a near-miss, the planted ones and what spoils them, or it would be no near-miss."""
+    """The steps that may not go where fusions are counted: the planted ones and, in a near-miss, what spoils them."""
     planted = [i for i, step in enumerate(program.steps) if any(name.startswith("p") for name in step.results)]
-    return range(planted[0], planted[-1] + 1) if program.near_miss is not None and planted else range(0)
+    counted = program.near_miss is not None or program.expected is not None
+    return range(planted[0], planted[-1] + 1) if counted and planted else range(0)
 
 
 def _is_legal(program: Program) -> bool:

@@ -8,13 +8,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from npugraph_ex.errors import DeviceError
+from npugraph_ex.errors import DeviceError, UsageError
 
 Kind = Literal["emulated", "npu"]
 KINDS: tuple[Kind, ...] = ("emulated", "npu")
 
 
-class TargetError(DeviceError):
+class TargetError(DeviceError, UsageError):
     """The target that was asked for cannot be used on this machine."""
 
 

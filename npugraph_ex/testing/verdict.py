@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from npugraph_ex.reference import before_rounding
+from npugraph_ex.testing.formats import FORMATS
 from npugraph_ex.testing.host import DeviceGraph, HostGraph
 from npugraph_ex.testing.judge import Judgement, Limits, judge_floating, judge_quantised, same_bits
 from npugraph_ex.testing.reference64 import Reference, Spread, WideGraph, only_moves, run_reference, run_spread
@@ -56,14 +57,16 @@ def judge_values(what: JudgedValues, values: Sequence[Any], eager: Sequence[Any]
     graph = WideGraph(what.graph)
     reference = run_reference(graph, inputs, forced=forced)
     spread: Spread | None = None
+    units = _units(what.graph, forced)
     verdict = Verdict()
     for position, (candidate, wanted) in enumerate(zip(values, eager, strict=True)):
+        unit = units[position] if position < what.outputs else None
         name = f"output {position}" if position < what.outputs else f"input {position - what.outputs} afterwards"
-        judged = _judge(position, candidate, wanted, reference, spread, limits)
+        judged = _judge(position, candidate, wanted, reference, spread, unit, limits)
         if judged.message and spread is None:
             # The spread only widens what is permitted, and costs more than all the rest.
             spread = run_spread(graph, inputs, reference, forced=forced)
-            judged = _judge(position, candidate, wanted, reference, spread, limits)
+            judged = _judge(position, candidate, wanted, reference, spread, unit, limits)
         if judged.message:
             verdict.messages.append(f"{name}: {judged.message}")
         if (
@@ -75,8 +78,14 @@ def judge_values(what: JudgedValues, values: Sequence[Any], eager: Sequence[Any]
     return verdict
 
 
-def _judge(
-    position: int, candidate: Any, eager: Any, reference: Reference, spread: Spread | None, limits: Limits
+def _judge(  # noqa: PLR0913, PLR0917 - what is judged, what it is judged by, and how
+    position: int,
+    candidate: Any,
+    eager: Any,
+    reference: Reference,
+    spread: Spread | None,
+    unit: torch.dtype | None,
+    limits: Limits,
 ) -> Judgement:
     value, quotient = reference.values[position], reference.quotients[position]
     moved = None if spread is None else spread.values[position]
@@ -86,10 +95,31 @@ def _judge(
         rounded = None if spread is None else spread.quotients[position]
         return judge_quantised(candidate, quotient, spread=rounded, limits=limits)
     if candidate.dtype.is_floating_point:
-        return judge_floating(candidate, value, eager=eager, spread=moved, limits=limits)
+        return judge_floating(candidate, value, eager=eager, spread=moved, unit=unit, limits=limits)
     if same_bits(candidate, value.to(candidate.dtype)):
         return Judgement()
     return Judgement(int((candidate != value).sum()), message="exact integers differ from the reference")
+
+
+def _units(gm: fx.GraphModule, exact: Mapping[str, Any]) -> list[torch.dtype | None]:
+    """For each output the floating-point dtype with the fewest digits among what it was computed from.
+
+    A float32 result of a cast from float16 cannot be right to more than float16's digits; counted in ulps of float32 it
+    would seem thousands wrong. What is given, ``exact``, has lost nothing.
+    """
+    coarsest: dict[fx.Node, torch.dtype | None] = {}
+    for node in gm.graph.nodes:
+        value = node.meta.get("val")
+        own = [value.dtype] if isinstance(value, torch.Tensor) and value.dtype in FORMATS else []
+        computed = node.op == "call_function" and node.name not in exact
+        sources = (
+            [coarsest[source] for source in node.all_input_nodes if source.op == "call_function"] if computed else []
+        )
+        known = [dtype for dtype in (*own, *sources) if dtype is not None]
+        coarsest[node] = min(known, key=lambda dtype: FORMATS[dtype].precision, default=None)
+    (output,) = gm.graph.find_nodes(op="output")
+    leaves = pytree.tree_leaves(output.args[0], is_leaf=lambda leaf: leaf is None)
+    return [coarsest[leaf] if isinstance(leaf, fx.Node) else None for leaf in leaves]
 
 
 def _forced(what: JudgedValues, values: Sequence[Any]) -> dict[str, torch.Tensor]:

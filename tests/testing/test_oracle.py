@@ -90,3 +90,16 @@ def test_small_values_make_epsilon_count() -> None:
     assert testing.check(Case(PAIR, small, SIZES[:1] * 4, expected=1)).ok
     with testing.mutant("quant-drops-epsilon"):
         assert not testing.check(Case(PAIR, small, SIZES[:1] * 4, expected=1)).ok
+
+
+def test_ulps_are_of_the_digits_that_a_value_has() -> None:
+    """A float32 cast of a bfloat16 norm is right to bfloat16's digits; in ulps of float32 it would be 30,000 off."""
+    source = (
+        "def program(x0, x1, x2):\n"
+        "    y, _, total = torch.ops.npu.npu_add_rms_norm.default(x0, x1, x2)\n"
+        "    return (torch.ops.aten._to_copy.default(y, dtype=torch.float32), total)\n"
+    )
+    inputs = tuple(Input(shape, "bfloat16", seed=seed) for seed, shape in enumerate(((16, 64), (16, 64), (64,))))
+    outcome = testing.check(Case(source, inputs, ({}, {}), route="fx", expected=1))
+    assert outcome.ok
+    assert 0.3 < outcome.worst_ulp <= 1

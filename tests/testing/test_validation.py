@@ -173,10 +173,10 @@ BAD = {
 
 @pytest.mark.parametrize("text", BAD, ids=["import", "syntax", "exit", "nothing", "untraceable"])
 def test_a_bad_module_is_one_clear_line(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit status 1, and one line that names the module, the line in it, and what happened."""
+    """Exit status 2, and one line that names the module, the line in it, and what happened."""
     path = tmp_path / f"bad_{abs(hash(text))}.py"
     path.write_text(text, encoding="utf-8")
-    assert cli.main(["validate", str(path)]) == 1
+    assert cli.main(["validate", str(path)]) == 2
     said = capsys.readouterr().err
     assert BAD[text].format(path) in said, said
     assert len(said.splitlines()) == 1
@@ -194,7 +194,7 @@ def test_a_bad_module_is_one_clear_line(text: str, tmp_path: Path, capsys: pytes
 )
 def test_a_wrong_name_is_one_clear_line(spec: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     """What is not there is named."""
-    assert cli.main(["validate", spec]) == 1
+    assert cli.main(["validate", spec]) == 2
     assert said in capsys.readouterr().err
 
 

@@ -10,12 +10,12 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
-from npugraph_ex.errors import NpuGraphExError
+from npugraph_ex.errors import UsageError
 from npugraph_ex.fusion.registry import USER_RULES
 from npugraph_ex.fusion.rule import PreparedRule
 
 
-class RulesNotFoundError(NpuGraphExError):
+class RulesNotFoundError(UsageError):
     """What was to be validated cannot be imported, or registers nothing; one sentence says which and why."""
 
 
