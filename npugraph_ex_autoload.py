@@ -186,6 +186,7 @@ def _settle(host: ModuleType) -> None:
     if registry is not None and NAME in registry._COMPILER_FNS:  # noqa: SLF001 - dynamo offers no way to replace a backend
         _withdraw_backend()
         registry.register_backend(backend, NAME)
+        _teach_dynamo()
 
 
 def _hand_over() -> None:
@@ -229,9 +230,20 @@ def _facade(host: ModuleType) -> ModuleType | None:
 
 
 def _offer_backend() -> Any:
-    """Give torch_npu the callable that it is about to register under the name, and make room for it."""
+    """Give torch_npu the callable that it is about to register under the name, and make room for it.
+
+    torch_npu asks when it sets dynamo up, so nothing was traced yet.
+    """
     _withdraw_backend()
+    _teach_dynamo()
     return backend
+
+
+def _teach_dynamo() -> None:
+    """Let dynamo trace what torch_npu does not teach it; a compilation would be too late, it follows the tracing."""
+    from npugraph_ex._torch_private import trace_as_constant_call
+
+    trace_as_constant_call("npu", "default_stream")
 
 
 def _withdraw_backend() -> None:

@@ -37,7 +37,6 @@ def get_npu_backend(
     Returns:
         ``backend(gm, example_inputs)``, which compiles one Dynamo graph.
     """
-    _torch_private.trace_as_constant_call("npu", "default_stream")
     config = CompilerConfig() if compiler_config is None else compiler_config
     decompositions = dict(custom_decompositions or {})
     if config.mode == ge.MODE:
@@ -51,8 +50,10 @@ def get_npu_backend(
         dumper = new_dumper()
         if dumper is not None:
             dumper.graph(gm, "dynamo")
+        on_the_host = native_streams.on_the_host(gm)
+        if on_the_host is not None:
+            return on_the_host
         on_streams = native_streams.lower(gm)
-
         compile_one = NpuFxCompiler(config, names, dumper)
 
         def compiler(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -22,29 +22,25 @@ from torch import fx
 
 from npugraph_ex import _torch_private
 from npugraph_ex.errors import ScopeError
+from npugraph_ex.frontend.native_calls import NativeObjects, around, as_traced, identity
+from npugraph_ex.frontend.native_nodes import (
+    annotated,
+    has_work,
+    is_context,
+    is_device_wide,
+    is_host_wait,
+    is_left_over,
+    is_query,
+    is_scope,
+    mentioned,
+    names_streams,
+    streams,
+)
 from npugraph_ex.observe.report import source_line
 from npugraph_ex.streams.labels import MAIN, STREAM
 from npugraph_ex.streams.ops import ENTERS, EXITS
 
-_streams = torch.ops.streams
 _ours = torch.ops.npugraph_ex
-
-
-@dataclass(frozen=True)
-class NativeObjects:
-    """The user's stream and event objects of one graph, by the numbers under which Dynamo finds them at each call.
-
-    Attributes:
-        streams: number -> label; the label of the main stream is empty.
-        given: those of the streams that the graph did not make itself.
-        recorded: numbers of the events that the graph records.
-        awaited: numbers of the events that the graph awaits before it records them.
-    """
-
-    streams: dict[int, str]
-    given: tuple[int, ...]
-    recorded: tuple[int, ...]
-    awaited: tuple[int, ...]
 
 
 @dataclass
@@ -66,17 +62,17 @@ class _Lowering:
         for node in list(self.graph.nodes):
             self._lower(node)
         for node in reversed(list(self.graph.nodes)):
-            if _is_left_over(node) and not node.users:
+            if is_left_over(node) and not node.users:
                 self.graph.erase_node(node)
-            elif _annotated(node) is not None:  # or AOT would give the backward graph streams and events of its own
+            elif annotated(node) is not None:  # or AOT would give the backward graph streams and events of its own
                 node.meta["custom"] = {key: value for key, value in node.meta["custom"].items() if key != "stream"}
         given = tuple(number for number in self.labels if not _torch_private.was_made_while_tracing(number))
         return NativeObjects(self.labels, given, tuple(self.recorded), tuple(self.awaited))
 
     def _refuse_set_stream(self) -> None:
         """`with torch.npu.stream(s)` leaves a `set_stream` to enter and one to leave; more are the user's own."""
-        enters = [node for node in self.graph.nodes if _is_context(node, "set_stream")]
-        leaves = [node for node in enters if _is_context(node.args[0], "current_stream")]
+        enters = [node for node in self.graph.nodes if is_context(node, "set_stream")]
+        leaves = [node for node in enters if is_context(node.args[0], "current_stream")]
         if len(enters) != 2 * len(leaves):
             raise ScopeError(
                 f"{source_line(enters[0])}: torch.npu.set_stream inside compiled code changes the stream of code that is not "
@@ -85,18 +81,18 @@ class _Lowering:
 
     def _name_streams(self) -> None:
         """Give every stream that the graph mentions a label, equal streams the same."""
-        known = {_identity(_torch_private.traced_object(_torch_private.CURRENT_STREAM)): MAIN}
+        known = {identity(_torch_private.traced_object(_torch_private.CURRENT_STREAM)): MAIN}
         for node in self.graph.nodes:
-            for number in _mentioned(node):
-                stream = _identity(_torch_private.traced_object(number))
+            for number in mentioned(node):
+                stream = identity(_torch_private.traced_object(number))
                 self.labels[number] = known.setdefault(stream, f"torch.npu.Stream {len(known)}")
 
     def _label_at(self, node: fx.Node) -> str:
         """The stream on which a node stands: the one of its `with` block, or the one that it is about."""
-        if node.target is _streams.wait_stream or _is_host_wait(node):
+        if node.target is streams.wait_stream or is_host_wait(node):
             return MAIN  # becomes events on several streams, each in a scope of its own
-        number: object = _annotated(node)
-        if node.target in (_streams.record_event, _streams.wait_event):
+        number: object = annotated(node)
+        if node.target in (streams.record_event, streams.wait_event):
             number = node.args[1]
         return self.labels.get(number, MAIN) if isinstance(number, int) else MAIN
 
@@ -104,9 +100,9 @@ class _Lowering:
         """Enclose runs of nodes of one stream. A run ends where another scope begins or ends, so that all stay nested."""
         current = MAIN
         for node, label in places:
-            if node.op in ("placeholder", "get_attr") or _is_left_over(node):
+            if node.op in ("placeholder", "get_attr") or is_left_over(node):
                 continue
-            wanted = MAIN if node.op == "output" or _is_scope(node) else label
+            wanted = MAIN if node.op == "output" or is_scope(node) else label
             if wanted == current:
                 continue
             with self.graph.inserting_before(node):
@@ -119,23 +115,23 @@ class _Lowering:
     def _lower(self, node: fx.Node) -> None:
         """Replace one operator on streams or events."""
         arguments: Any = node.args
-        if node.target is _streams.record_event:
+        if node.target is streams.record_event:
             self.recorded[arguments[0]] = None
             self._replace(node, [(_ours.tagged_event_record, (self._tag(arguments[0]),))])
-        elif node.target is _streams.wait_event:
+        elif node.target is streams.wait_event:
             if arguments[0] not in self.recorded:
                 self.awaited[arguments[0]] = None  # recorded before the call, if at all: see `around`
                 self._replace(node, [])
             else:
                 self._replace(node, [(_ours.tagged_event_wait, (self._tag(arguments[0]),))])
-        elif node.target is _streams.wait_stream:
+        elif node.target is streams.wait_stream:
             waiting, awaited = (self.labels[number] for number in arguments)
             self._order(node, [awaited], [waiting])
-        elif node.target is _streams.record_stream:
+        elif node.target is streams.record_stream:
             self._replace(node, [(_ours.record_stream, (arguments[0], self.labels[arguments[1]]))])
-        elif _is_host_wait(node):
+        elif is_host_wait(node):
             self._synchronise(node)
-        elif node.op == "call_method" and node.target == "query" and _is_left_over(arguments[0]):
+        elif is_query(node):
             raise ScopeError(
                 f"{source_line(node)} asks whether a stream or event is done: inside compiled code no host is there to ask. "
                 "Move the query out of the compiled function"
@@ -145,9 +141,9 @@ class _Lowering:
         """The host waits, and launches nothing until then: so everything after it comes after what it waits for."""
         arguments: Any = node.args
         everything = [MAIN, *dict.fromkeys(label for label in self.labels.values() if label != MAIN)]
-        if _is_device_wide(node):
+        if is_device_wide(node):
             self._order(node, everything, everything)
-        elif node.target is _streams.synchronize_stream:
+        elif node.target is streams.synchronize_stream:
             self._order(node, [self.labels[arguments[0]]], everything)
         elif arguments[0] in self.recorded:
             calls = [self._on(label, _ours.tagged_event_wait, self._tag(arguments[0])) for label in everything]
@@ -189,50 +185,6 @@ class _Lowering:
         self.graph.erase_node(node)
 
 
-def _annotated(node: fx.Node) -> int | None:
-    """The number of the stream of the `with` block in which a node was traced."""
-    number = (node.meta.get("custom") or {}).get("stream")
-    return number if isinstance(number, int) else None
-
-
-def _mentioned(node: fx.Node) -> list[int]:
-    """The numbers of the streams that a node is about."""
-    arguments: Any = node.args
-    found = [number for number in (_annotated(node),) if number is not None]
-    if node.target in (_streams.record_event, _streams.wait_event, _streams.record_stream):
-        found.append(arguments[1])
-    elif node.target is _streams.wait_stream:
-        found += arguments
-    elif node.target is _streams.synchronize_stream:
-        found.append(arguments[0])
-    return found
-
-
-def _is_context(node: object, name: str) -> bool:
-    """Whether a node calls torch_npu's function of that name."""
-    target = node.target if isinstance(node, fx.Node) and node.op == "call_function" else None
-    return getattr(target, "__name__", "") == name and (getattr(target, "__module__", "") or "").startswith("torch_npu")
-
-
-def _is_left_over(node: object) -> bool:
-    """Whether a node only fetches a stream or event object, or makes one current: annotations say the same."""
-    fetches = isinstance(node, fx.Node) and node.op == "call_function" and _torch_private.fetches_traced_object(node)
-    return fetches or _is_context(node, "current_stream") or _is_context(node, "set_stream")
-
-
-def _is_host_wait(node: fx.Node) -> bool:
-    return node.target in (_streams.synchronize_event, _streams.synchronize_stream) or _is_device_wide(node)
-
-
-def _is_device_wide(node: fx.Node) -> bool:
-    return node.target is _streams.synchronize_device or _is_context(node, "synchronize")
-
-
-def _is_scope(node: fx.Node) -> bool:
-    packet = getattr(node.target, "overloadpacket", node.target)
-    return any(packet is operator.overloadpacket for operator in (*ENTERS, *EXITS))
-
-
 def lower(gm: fx.GraphModule) -> Callable[[Callable[..., Any]], Callable[..., Any]] | None:
     """Rewrite a Dynamo graph in place.
 
@@ -242,7 +194,7 @@ def lower(gm: fx.GraphModule) -> Callable[[Callable[..., Any]], Callable[..., An
     Raises:
         ScopeError: the graph does what has no meaning inside compiled code: ask whether a stream is done, or set it for good.
     """
-    if not any(_annotated(node) is not None or _is_left_over(node) or _is_native(node) for node in gm.graph.nodes):
+    if not names_streams(gm.graph):
         return None
     original = fx.GraphModule(gm, copy.deepcopy(gm.graph))
     objects = _Lowering(gm.graph).run()
@@ -251,60 +203,13 @@ def lower(gm: fx.GraphModule) -> Callable[[Callable[..., Any]], Callable[..., An
     return partial(around, original=original, objects=objects)
 
 
-def _is_native(node: fx.Node) -> bool:
-    packet = getattr(node.target, "overloadpacket", node.target)
-    return (isinstance(packet, torch._ops.OpOverloadPacket) and str(packet).startswith("streams.")) or _is_device_wide(
-        node
-    )
+def on_the_host(gm: fx.GraphModule) -> Callable[..., Any] | None:
+    """What runs a Dynamo graph that computes nothing and only sets, records or awaits: the host itself, as in eager mode.
 
+    Around a graph break Dynamo compiles the inside of `with torch.npu.stream(s):` as graphs of their own, one of which sets
+    the stream of the code that follows.
 
-def around(compiled: Callable[..., Any], original: Callable[..., Any], objects: NativeObjects) -> Callable[..., Any]:
-    """The compiled graph, ordered with what the code around it does on the streams and events that it uses.
-
-    Args:
-        compiled: the graph, which runs on streams of its own beside the current one.
-        original: the same as Dynamo traced it, which runs on the user's streams; called where two streams that were two
-            when the graph was compiled are one now, or the other way round.
-        objects: what the graph uses.
+    Returns:
+        A function of the graph's inputs; None where there is something to compile.
     """
-    numbers = tuple(objects.streams)
-    pattern = _pattern([MAIN, *objects.streams.values()])
-    sides = tuple(number for number in numbers if objects.streams[number] != MAIN)
-
-    def run(*args: Any) -> Any:
-        current = torch.npu.current_stream()
-        streams = {number: _as_npu(_torch_private.traced_object(number)) for number in numbers}
-        if _pattern([_identity(current), *map(_identity, streams.values())]) != pattern:
-            _torch_private.set_current_stream(current)
-            return original(*args)
-        recorded = [_torch_private.traced_object(number) for number in objects.recorded]
-        for number in objects.awaited:
-            current.wait_event(_torch_private.traced_object(number))
-        for number in sides:
-            if number in objects.given:
-                current.wait_stream(streams[number])
-        result = compiled(*args)
-        for event in recorded:
-            event.record(current)
-        for number in sides:
-            streams[number].wait_stream(current)
-        return result
-
-    return run
-
-
-def _as_npu(stream: Any) -> torch.npu.Stream:
-    """A stream as torch_npu's class: Dynamo's current stream, and `torch.Stream(...)`, are of torch's own."""
-    return torch.npu.Stream(
-        stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
-    )
-
-
-def _identity(stream: Any) -> tuple[int, int]:
-    """What two objects of one stream share, whatever their class."""
-    return stream.device_index, stream.stream_id
-
-
-def _pattern(things: Sequence[Any]) -> tuple[int, ...]:
-    """Of each thing, the first place that has an equal one."""
-    return tuple(things.index(thing) for thing in things)
+    return as_traced(gm.forward) if names_streams(gm.graph) and not has_work(gm.graph) else None

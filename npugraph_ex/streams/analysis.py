@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
+from dataclasses import replace
 from typing import NamedTuple
 
 from torch import fx
@@ -18,7 +19,7 @@ from npugraph_ex.passes.aliases import AliasFacts, output_values
 from npugraph_ex.streams.accesses import History, Past, Touch, Touches, works
 from npugraph_ex.streams.blocks import Blocks
 from npugraph_ex.streams.closure import MARK
-from npugraph_ex.streams.events import MAIN, awaited, is_record, is_record_stream, is_wait, stream_of
+from npugraph_ex.streams.events import MAIN, awaited, begin, is_record, is_record_stream, is_wait, stream_of
 from npugraph_ex.streams.findings import Code, Finding, Findings, stream_name
 from npugraph_ex.streams.ops import argument
 from npugraph_ex.streams.order import BEGIN, Clocks, Moment
@@ -55,6 +56,8 @@ class _Walk:
         self._history = History()
         self._blocks = Blocks(graph, self._facts)
         self._spelling = Spelling(graph)
+        start = begin(graph)
+        self._begin = replace(place(start if start.op != "root" else start.next), does="the graph begins")
         self._records: dict[fx.Node, tuple[Moment, Moment]] = {}  # by both clocks
         self._records_on: dict[str, list[fx.Node]] = defaultdict(list)
         self._last: dict[str, tuple[fx.Node, Moment]] = {}
@@ -83,7 +86,8 @@ class _Walk:
         stream, events = stream_of(node), awaited(node)
         if not events:
             text = f"{node.name} waits for an event that was not recorded before it"
-            self.found.append(Finding(Code.WAIT_WITHOUT_RECORD, text, place(node)))
+            edge, repair = f"a record before {node.name}", self._spelling.unrecorded(node)
+            self.found.append(Finding(Code.WAIT_WITHOUT_RECORD, text, place(node), None, edge, repair))
         elif all(self._as_it_is.knows_all(stream, self._records[event][1].clock) for event in events):
             self._superfluous(node, "what it waits for is over in any case")
         else:
@@ -99,8 +103,9 @@ class _Walk:
     def _superfluous(self, node: fx.Node, reason: str) -> None:
         if MARK in node.meta:
             return  # nobody wrote it
-        text = f"{node.name} orders nothing: {reason}"
-        self.found.append(Finding(Code.WAIT_ORDERS_NOTHING, text, place(node), repair=self._spelling.superfluous(node)))
+        text, edge = f"{node.name} orders nothing: {reason}", f"none: {reason}"
+        record, repair = max(awaited(node)), self._spelling.superfluous(node)
+        self.found.append(Finding(Code.WAIT_ORDERS_NOTHING, text, place(record), place(node), edge, repair))
 
     def _work(self, node: fx.Node) -> None:
         stream = stream_of(node)
@@ -142,11 +147,10 @@ class _Walk:
 
     def _never_forked(self, node: fx.Node, stream: str) -> None:
         text = f"{node.name} is the first work on {stream_name(stream)}, which waits for nothing on the main stream"
-        repair = self._spelling.fork(node)
+        edge, repair = f"the graph's begin before {node.name}", self._spelling.fork(node)
         self.found.append(
-            Finding(Code.NEVER_FORKED, text, place(node), None, f"the graph's begin before {node.name}", repair,
-                    wait_before=node.name)
-        )  # fmt: skip
+            Finding(Code.NEVER_FORKED, text, self._begin, place(node), edge, repair, wait_before=node.name)
+        )
         self._clocks.learn(stream, BEGIN.clock)
 
     def _missing(self, code: Code, text: str, edge: _Edge) -> None:

@@ -9,7 +9,7 @@ from torch import fx
 from npugraph_ex.errors import StreamOrderError, StreamOrderWarning
 from npugraph_ex.passes.pass_ import PassContext
 from npugraph_ex.streams.analysis import analyse
-from npugraph_ex.streams.events import MAIN, insert_record, insert_wait, stream_of
+from npugraph_ex.streams.events import MAIN, begin, insert_record, insert_wait, stream_of
 from npugraph_ex.streams.findings import Finding, Findings
 from npugraph_ex.streams.ops import RECORD_STREAMS
 
@@ -51,8 +51,7 @@ def repair(graph: fx.Graph, findings: Findings) -> None:
         graph: the graph that was analysed, not changed since.
         findings: what `analyse` found in it.
     """
-    nodes = {node.name: node for node in graph.nodes}
-    begin = next(node for node in graph.nodes if node.op not in ("placeholder", "get_attr"))
+    nodes, start = {node.name: node for node in graph.nodes}, begin(graph)
     for finding in findings:
         if finding.keep_alive:
             value, use = nodes[finding.keep_alive], nodes[finding.first.node]
@@ -66,6 +65,6 @@ def repair(graph: fx.Graph, findings: Findings) -> None:
                 first = nodes[finding.record_after]
                 record = insert_record(graph, first, stream_of(first))
             else:
-                record = insert_record(graph, begin.prev, MAIN)
+                record = insert_record(graph, start, MAIN)
             stream = MAIN if second.op == "output" else stream_of(second)
             insert_wait(graph, second, stream, [record])

@@ -102,6 +102,12 @@ def priorities(graph: fx.Graph) -> dict[str, int]:
     return {label: priority or 0 for label, priority in found.items()}
 
 
+def begin(graph: fx.Graph) -> fx.Node:
+    """The node after which work begins: the last of the inputs, or the graph's root where there is none."""
+    first: fx.Node = next(node for node in graph.nodes if node.op not in ("placeholder", "get_attr")).prev
+    return first
+
+
 def insert_record(graph: fx.Graph, after: fx.Node, label: str) -> fx.Node:
     """Insert a record of the stream `label` after a node."""
     with graph.inserting_after(after):

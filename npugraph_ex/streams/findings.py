@@ -33,6 +33,7 @@ class Code(StrEnum):
     NEVER_FORKED = "never-forked"
     NEVER_JOINED = "never-joined"
     WAIT_WITHOUT_RECORD = "wait-without-record"
+    WAIT_FOR_OUTSIDE = "wait-for-outside"
     RECORDED_TWICE = "recorded-twice"
     WAIT_ORDERS_NOTHING = "wait-orders-nothing"
 
@@ -47,6 +48,7 @@ MEANING: dict[Code, tuple[Level, str]] = {
     Code.NEVER_FORKED: ("error", "A stream's work may run before the graph has begun; it would not be captured."),
     Code.NEVER_JOINED: ("error", "A stream's work may still run when the graph has ended; it cannot be captured."),
     Code.WAIT_WITHOUT_RECORD: ("error", "A wait waits for an event that was not recorded before it."),
+    Code.WAIT_FOR_OUTSIDE: ("note", "A wait waits for an event that its graph does not record."),
     Code.RECORDED_TWICE: ("warning", "An event is recorded again before anything waited for it."),
     Code.WAIT_ORDERS_NOTHING: ("note", "A wait orders nothing that is not ordered without it."),
 }
@@ -87,8 +89,8 @@ class Finding:
         code: what kind of thing.
         message: one sentence.
         first: the node that comes first in the graph.
-        second: the other; None where there is only one.
-        missing_edge: "B does not wait for A", in words; empty where no order is missing.
+        second: the other; None where the graph has only one.
+        missing_edge: "A before B", in words; where no order is missing, "none" and why.
         repair: the line to add or remove, in the words of the API that the program uses.
         record_after: the node after which a record is missing; empty where there is one already.
         record: the record that is there already.

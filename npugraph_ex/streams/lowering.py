@@ -7,6 +7,7 @@ result each wait has its records; it becomes a finding of the report.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from torch import fx
@@ -15,8 +16,9 @@ from npugraph_ex.errors import ScopeError
 from npugraph_ex.observe.report import source_line
 from npugraph_ex.passes.pass_ import PassContext
 from npugraph_ex.streams.events import TAG, awaited, insert_record, is_record, is_wait, priorities, producers, stream_of
-from npugraph_ex.streams.findings import Code, Finding, Place
+from npugraph_ex.streams.findings import Code, Finding
 from npugraph_ex.streams.ops import RECORDS, TAGGED_RECORDS, TAGGED_WAITS, WAITS, argument
+from npugraph_ex.streams.spelling import at, place, tagged
 
 
 @dataclass
@@ -36,9 +38,15 @@ class _Lowering:
     context: PassContext
     events: dict[str, _Event] = field(default_factory=dict)  # by tag
 
+    to_come: dict[str, list[fx.Node]] = field(default_factory=lambda: defaultdict(list))  # records by tag
+
     def run(self) -> None:
+        for node in self.graph.nodes:
+            if node.target in TAGGED_RECORDS:
+                self.to_come[argument(node, 0, "tag")].append(node)
         for node in list(self.graph.nodes):
             if node.target in TAGGED_RECORDS:
+                self.to_come[argument(node, 0, "tag")].remove(node)
                 self._record(node)
             elif node.target in TAGGED_WAITS:
                 self._wait(node)
@@ -64,10 +72,12 @@ class _Lowering:
             self.context.report.add_finding(
                 Finding(
                     Code.RECORDED_TWICE,
-                    f"Event {tag!r} is recorded again, and nothing waited for its first record.",
+                    f"Event {tag!r} is recorded again, and nothing waited for its first record",
                     place(event.record),
                     place(node),
-                    repair=f"wait for event {tag!r} between the two records, or drop the first",
+                    f"a wait for event {tag!r} between {event.record.name} and {node.name}",
+                    f"before {at(node)} add `{tagged(event.record, 'wait')}` where its first record is meant, or remove that "
+                    f"record at {at(event.record)}",
                 )
             )
         event.record, event.awaited = _replaced(self.graph, node, RECORDS[0], ()), False
@@ -75,19 +85,29 @@ class _Lowering:
     def _wait(self, node: fx.Node) -> None:
         event = self._event(node)
         if event.record is None:
-            tag = argument(node, 0, "tag")
-            self.context.report.add_finding(
-                Finding(
-                    Code.WAIT_WITHOUT_RECORD,
-                    f"Nothing records event {tag!r} before this wait, which therefore waits for nothing.",
-                    place(node),
-                    repair=f"record event {tag!r} on the other stream before this line, or remove the wait",
-                )
-            )
+            self.context.report.add_finding(self._without_record(node, argument(node, 0, "tag")))
             self.graph.erase_node(node)
             return
         event.awaited = True
         _replaced(self.graph, node, WAITS[0], ([event.record],))
+
+    def _without_record(self, wait: fx.Node, tag: str) -> Finding:
+        """A wait before its record is wrong; one without any in this graph may be for what ran before the graph."""
+        edge, later = f"a record of event {tag!r} before {wait.name}", self.to_come.get(tag)
+        if later:
+            text = f"Event {tag!r} is recorded only after this wait, which therefore waits for nothing"
+            repair = (
+                f"move `{tagged(later[0], 'record')}` from {at(later[0])} to before {at(wait)}, or the wait to after it"
+            )
+            return Finding(Code.WAIT_WITHOUT_RECORD, text, place(wait), place(later[0]), edge, repair)
+        text = (
+            f"No line of this graph records event {tag!r}: what was recorded before the graph began, as on the other side "
+            "of a graph break, is over here without the wait, and if nothing was, the wait waits for nothing"
+        )
+        repair = (
+            f"if the record was forgotten, add `{tagged(wait, 'record')}` on the stream to wait for, before {at(wait)}"
+        )
+        return Finding(Code.WAIT_FOR_OUTSIDE, text, place(wait), None, edge, repair)
 
     def _wait_for_producers(self, node: fx.Node) -> None:
         """Make a wait on tensors a wait on records that follow what computes them."""
@@ -111,11 +131,6 @@ def _replaced(graph: fx.Graph, node: fx.Node, target: object, args: tuple[object
     new.meta = {key: value for key, value in node.meta.items() if key not in {"val", "tensor_meta"}}
     graph.erase_node(node)
     return new
-
-
-def place(node: fx.Node) -> Place:
-    """One side of a finding."""
-    return Place(node.name, node.meta.get("stream_label"), "", source_line(node))
 
 
 def described(node: fx.Node) -> str:

@@ -11,6 +11,7 @@ from npugraph_ex.streams.accesses import Touch
 from npugraph_ex.streams.closure import MARK
 from npugraph_ex.streams.events import MAIN, TAG, is_record, stream_of
 from npugraph_ex.streams.findings import Place, stream_name
+from npugraph_ex.streams.ops import argument
 
 _NATIVE = "torch.npu.Stream "
 """How the labels of streams begin that the program made with ``torch.npu.Stream``."""
@@ -40,7 +41,7 @@ def _stream(node: fx.Node) -> str:
     return MAIN if node.op == "output" else stream_of(node)
 
 
-def _at(node: fx.Node) -> str:
+def at(node: fx.Node) -> str:
     """A node by its line, or by its name where the graph does not know the line."""
     if node.op == "output":
         return "the graph's end"
@@ -62,20 +63,26 @@ class Spelling:
 
     def missing(self, first: fx.Node, second: fx.Node, record: fx.Node | None) -> str:
         """The lines that make ``second`` wait for ``first``; one of them where ``record`` is there already."""
-        wait = f"before {_at(second)} add `{self._wait(record)}` on {stream_name(_stream(second))}"
+        wait = f"before {at(second)} add `{self._wait(record)}` on {stream_name(_stream(second))}"
         if record is not None:
             return wait
-        return f"after {_at(first)} add `{self._record()}` on {stream_name(_stream(first))}, and {wait}"
+        return f"after {at(first)} add `{self._record()}` on {stream_name(_stream(first))}, and {wait}"
 
     def fork(self, node: fx.Node) -> str:
         """The lines that make a stream's first work wait for the main stream."""
-        begin = f"before it add `{self._record()}` on the main stream"
-        return f"{begin}, and before {_at(node)} `{self._wait(None)}` on {stream_name(_stream(node))}"
+        on_main = f"before {at(node)} add `{self._record()}` on the main stream"
+        return f"{on_main}, and after it `{self._wait(None)}` on {stream_name(_stream(node))}"
 
     def superfluous(self, wait: fx.Node) -> str:
         """What to do about a wait that orders nothing."""
-        line = source_line(wait)
-        return f"remove the wait{f' at {line}' if line else f' {wait.name}'}, or move it to where it should order something"
+        return f"remove the wait at {at(wait)}, or move it to where it should order something"
+
+    def unrecorded(self, wait: fx.Node) -> str:
+        """The line that records what a wait without any event should wait for."""
+        return (
+            f"before {at(wait)} add `{self._record()}` on the stream that {stream_name(_stream(wait))} should wait for and "
+            "name it in the wait, or remove the wait"
+        )
 
     def lifetime(self, value: fx.Node, use: fx.Node, stream: str) -> str:
         """The line that keeps the memory of ``value`` from being reused while ``use`` runs."""
@@ -86,7 +93,7 @@ class Spelling:
             line = f"graph.call_function(torch.ops.{self._namespace}.record_stream.default, ({value.name}, {stream!r}))"
         else:
             line = f"npugraph_ex.ops.npu_record_tagged_stream({value.name}, {stream!r})"
-        return f"after {_at(use)} add `{line}` on {name}"
+        return f"after {at(use)} add `{line}` on {name}"
 
     def _record(self) -> str:
         if self._is_native:
@@ -101,15 +108,21 @@ class Spelling:
         if self._is_pass:
             name = record.name if record is not None else "record"
             return f"graph.call_function(torch.ops.{self._namespace}.wait.default, ([{name}],))"
-        return _as_recorded(record) if record is not None else "npugraph_ex.ops.npu_tagged_event_wait(event)"
+        return tagged(record, "wait") if record is not None else "npugraph_ex.ops.npu_tagged_event_wait(event)"
 
 
-_RECORDS = re.compile(r"^\s*([\w.]*npu_tagged_event_)record(\(.*\))\s*(?:#.*)?$", re.MULTILINE)
+_TAGGED = re.compile(r"^\s*([\w.]*npu_tagged_event_)(?:record|wait)(\(.*\))\s*(?:#.*)?$", re.MULTILINE)
 
 
-def _as_recorded(record: fx.Node) -> str:
-    """The wait for a tagged event, spelt as the program spells its record."""
-    written = _RECORDS.findall(record.meta.get("stack_trace") or "")
+def tagged(node: fx.Node, verb: str) -> str:
+    """A record of, or a wait for, the tagged event of a node, spelt as the program spells that node.
+
+    Args:
+        node: a record or a wait.
+        verb: "record" or "wait".
+    """
+    written = _TAGGED.findall(node.meta.get("stack_trace") or "")
     if written:
-        return "wait".join(written[-1])
-    return f"npugraph_ex.ops.npu_tagged_event_wait(<the event with tag {record.meta.get(TAG, '')!r}>)"
+        return verb.join(written[-1])
+    tag = node.meta.get(TAG) or argument(node, 0, "tag", "")
+    return f"npugraph_ex.ops.npu_tagged_event_{verb}(<the event with tag {tag!r}>)"

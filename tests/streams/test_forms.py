@@ -49,7 +49,13 @@ def test_every_form_computes_the_same_on_three_streams(form: str) -> None:
     assert npu_emulator.resources().graphs[-1].streams == 3
 
 
-@pytest.mark.parametrize("form", ["tagged events", "native wait_stream", "torch.ops.air"])
+def test_the_name_of_the_backend_is_enough() -> None:
+    """Dynamo knows `default_stream` before it calls the backend for the first time, also where a string names it."""
+    fast = torch.compile(programs.native_wait_stream, backend="npugraph_ex", fullgraph=True)
+    check(fast, programs.plain, (vector(1, 2, 3),), schedules=("lazy",))
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_force_eager_honours_streams(form: str) -> None:
     """Run operator by operator, work is launched on the same streams, and memory outlives its last use on any."""
     function, options = FORMS[form]

@@ -1,0 +1,110 @@
+"""Tagged events that are written in the wrong place, twice, or for nothing: what the report says, and what is dropped."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+from stream_programs import check, compiled, vector
+
+import npugraph_ex
+from npugraph_ex import ops, scope
+from npugraph_ex.errors import StreamOrderWarning
+from npugraph_ex.streams.findings import Code
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    """Inference, and nothing captured is left to the next test."""
+    with torch.no_grad():
+        yield
+    torch._dynamo.reset()
+    gc.collect()
+
+
+def test_a_wait_before_its_record_is_reported() -> None:
+    """A wait before its record waits for nothing; the report shows both and says what to move, and the graph runs."""
+    event = ops.npu_create_tagged_event("late")
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with scope.npu_stream_switch("side"):
+            ops.npu_tagged_event_wait(event)
+            y = x * 2
+        ops.npu_tagged_event_record(event)
+        return y
+
+    check(compiled(function), lambda x: x * 2, (vector(1, 2),), schedules=("lazy",))
+    (finding,) = npugraph_ex.last_report().streams.of(Code.WAIT_WITHOUT_RECORD)
+    assert "Event 'late'" in finding.message
+    assert (finding.level, finding.first.stream, finding.second.stream) == ("error", "side", None)
+    assert finding.missing_edge == f"a record of event 'late' before {finding.first.node}"
+    wait, record = (place.source for place in (finding.first, finding.second))
+    assert int(record.rpartition(":")[2]) == int(wait.rpartition(":")[2]) + 2
+    assert finding.repair.startswith(f"move `ops.npu_tagged_event_record(event)` from {record} to before {wait}")
+
+
+def test_a_wait_whose_record_was_forgotten_costs_an_error() -> None:
+    """The wait itself is only noted, since the record may be outside; what it should have ordered is found as a race."""
+    event = ops.npu_create_tagged_event("forgotten")
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with scope.npu_stream_switch("side"):
+            y = x * 2
+        ops.npu_tagged_event_wait(event)
+        return y + 1
+
+    with pytest.warns(StreamOrderWarning, match="read-after-write"):
+        compiled(function)(vector(1, 2))
+    found = npugraph_ex.last_report().streams
+    assert [finding.code for finding in found] == [Code.WAIT_FOR_OUTSIDE, Code.READ_AFTER_WRITE]
+
+
+def test_an_event_recorded_twice_is_reported() -> None:
+    """The second record before any wait is reported; the wait is for the second."""
+    event = ops.npu_create_tagged_event("twice")
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        ops.npu_tagged_event_record(event)
+        z = y * 2
+        ops.npu_tagged_event_record(event)
+        with scope.npu_stream_switch("side"):
+            ops.npu_tagged_event_wait(event)
+            return z * 3
+
+    check(compiled(function), lambda x: (x + 1) * 6, (vector(1, 2),), schedules=("lazy",))
+    (finding,) = npugraph_ex.last_report().streams.of(Code.RECORDED_TWICE)
+    assert "Event 'twice'" in finding.message
+    lines = [int(place.source.rpartition(":")[2]) for place in (finding.first, finding.second)]
+    assert lines[1] == lines[0] + 2
+    assert finding.missing_edge
+    assert f"before {finding.second.source} add `ops.npu_tagged_event_wait(event)`" in finding.repair
+
+
+def test_redundant_events_are_dropped_and_counted() -> None:
+    """What is ordered anyway is not waited for again, and what nobody awaits not recorded; the report counts both."""
+    events = [ops.npu_create_tagged_event(f"e{number}") for number in range(4)]
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        ops.npu_tagged_event_record(events[0])
+        z = y * 2
+        ops.npu_tagged_event_record(events[1])
+        ops.npu_tagged_event_record(events[3])  # nobody waits
+        with scope.npu_stream_switch("side"):
+            ops.npu_tagged_event_wait(events[0])  # the next says more
+            ops.npu_tagged_event_wait(events[1])
+            w = z * 3
+            ops.npu_tagged_event_wait(events[0])  # known
+            v = w - 1
+            ops.npu_tagged_event_record(events[2])
+        ops.npu_tagged_event_wait(events[2])
+        ops.npu_tagged_event_wait(events[2])
+        return v + w
+
+    check(compiled(function), lambda x: (x + 1) * 12 - 1, (vector(1, 2),))
+    report = npugraph_ex.last_report()
+    assert (report.dropped_waits, report.dropped_records) == (3, 2)
+    assert "3 waits and 2 records" in report.table()

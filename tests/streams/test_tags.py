@@ -1,0 +1,141 @@
+"""Tags, events and streams belong to a graph: they are given back, never meet another model's, and wrong ones are refused."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from stream_programs import Tagged, compiled, plain, vector
+
+import npu_emulator
+from npugraph_ex import ops, scope
+from npugraph_ex.aclgraph import side_streams
+from npugraph_ex.errors import ScopeError
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    """Inference, and nothing captured is left to the next test."""
+    with torch.no_grad():
+        yield
+    torch._dynamo.reset()
+    gc.collect()
+
+
+def test_streams_are_given_back() -> None:
+    """vllm-ascend#9564: many captured graphs that come and go leave no stream behind on the device."""
+    torch._dynamo.reset()
+    gc.collect()  # what earlier tests left goes now and not while this one counts
+    before = len(npu_emulator.resources().graphs)
+
+    def compile_and_drop() -> int:
+        fast = compiled(Tagged())
+        for size in (2, 3, 4):
+            fast(torch.ones(size, device="npu"))
+        assert len(npu_emulator.resources().graphs) == before + 3
+        torch.npu.synchronize()
+        del fast
+        torch._dynamo.reset()
+        gc.collect()
+        assert len(npu_emulator.resources().graphs) == before
+        return npu_emulator.resources().streams_used
+
+    assert compile_and_drop() == compile_and_drop()
+
+
+def test_tags_of_two_models_never_meet() -> None:
+    """Two models with the same tags and event tags run interleaved, each right, on streams of their own."""
+    first, second = compiled(Tagged()), torch.compile(Tagged(), backend="npugraph_ex", fullgraph=True)
+    x = vector(1, 2)
+    with npu_emulator.detect_races() as races, npu_emulator.schedule("lazy"):
+        results = [fast(x + number) for number, fast in enumerate((first, second, first, second))]
+        for number, got in enumerate(results):
+            for have, want in zip(got, plain(x.cpu() + number), strict=True):
+                assert torch.equal(have.cpu(), want)
+    assert not races
+
+
+def test_one_tag_for_two_events_of_a_graph_is_refused() -> None:
+    """The message names the tag and says what to do."""
+    pair = [ops.npu_create_tagged_event("same"), ops.npu_create_tagged_event("same")]
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        for event in pair:
+            ops.npu_tagged_event_record(event)
+        with scope.npu_stream_switch("side"):
+            return x * 2
+
+    with pytest.raises(Exception, match=r"tag 'same'.*give each npu_create_tagged_event of a model a tag of its own"):
+        compiled(function)(vector(1))
+
+
+def test_one_tag_with_two_priorities_is_refused() -> None:
+    """One tag is one stream, and a stream has one priority."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with scope.npu_stream_switch("side", -1):
+            x = x + 1
+        with scope.npu_stream_switch("side", 0):
+            return x * 2
+
+    with pytest.raises(Exception, match="stream 'side' is given the priorities -1 and 0"):
+        compiled(function)(vector(1))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: scope.npu_stream_switch(""), "stream_tag takes a str that is not empty; got ''"),
+        (lambda: scope.npu_stream_switch("a", "high"), "stream_priority takes an int; got 'high'"),
+        (lambda: ops.npu_create_tagged_event(7), "tag takes a str that is not empty; got 7"),
+        (lambda: ops.npu_tagged_event_record("66"), "takes an event from npu_create_tagged_event; got '66'"),
+        (lambda: ops.npu_tagged_event_wait(None), "takes an event from npu_create_tagged_event; got None"),
+        (lambda: ops.npu_record_tagged_stream(vector(1), 3), "takes the tag of a stream, a str; got 3"),
+    ],
+)
+def test_wrong_arguments_are_refused(wrong: Callable[[], Any], message: str) -> None:
+    """Each message names the argument, what is allowed and what came."""
+    with pytest.raises(ScopeError, match=message):
+        wrong()
+
+
+def test_limits_and_priorities_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A core limit in a stream scope limits that stream and inherits the caller's; a priority is the stream's own."""
+    priorities: list[int] = []
+    draw = side_streams._draw
+
+    def noting(priority: int, taken: set[Any]) -> torch.npu.Stream:
+        priorities.append(priority)
+        return draw(priority, taken)
+
+    monkeypatch.setattr(side_streams, "_draw", noting)
+    seen: dict[str, tuple[int, int]] = {}
+    library = torch.library.Library("nge_stream_look", "DEF")
+    library.define("look(Tensor x, str place) -> Tensor")
+    torch.library.register_fake("nge_stream_look::look", lambda x, _: torch.empty_like(x), lib=library)
+
+    def note_limits(x: torch.Tensor, place: str) -> torch.Tensor:
+        limits = torch.npu.get_stream_limit(torch.npu.current_stream())
+        seen[place] = (limits["cube_core_num"], limits["vector_core_num"])
+        return x + 1
+
+    library.impl("look", note_limits, "PrivateUse1")
+    look = torch.ops.nge_stream_look.look
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with scope.npu_stream_switch("side", -1):
+            x = look(x, "side")
+            with scope.limit_core_num(4, -1):
+                x = look(x, "limited")
+            y = look(x, "again")
+        with scope.limit_core_num(2, 2), scope.npu_stream_switch("other"):
+            z = look(x, "around")
+        return y, z
+
+    with scope.limit_core_num(-1, 20):
+        compiled(function)(vector(1))
+    assert priorities == [-1, 0]
+    assert seen == {"side": (24, 20), "limited": (4, 20), "again": (24, 20), "around": (2, 2)}
