@@ -53,6 +53,11 @@ def is_erased(node: fx.Node) -> bool:
     return bool(node._erased)
 
 
+def is_of_backward(node: fx.Node) -> bool:
+    """Whether AOT traced ``node`` of a joint graph in the backward; its partitioner goes by the same mark."""
+    return bool(node.meta.get("partitioner_tag") == "is_backward")
+
+
 def storage_key(tensor: torch.Tensor) -> int:
     """A number that two tensors share exactly when they share a storage; works on fake tensors.
 
@@ -187,6 +192,15 @@ def dynamo_input_names(gm: fx.GraphModule) -> list[str]:
 def aot_input_position(node: fx.Node) -> int | None:
     """Which input of the Dynamo graph a placeholder of the AOT graph is; None where AOT made it up."""
     return getattr(node.meta.get("desc"), "idx", None)
+
+
+def inputs_written_afterwards(graph: fx.Graph) -> list[fx.Node]:
+    """The inputs that AOT writes when the graph has run, with values that the graph returns."""
+    from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
+
+    results = next(iter(graph.find_nodes(op="output"))).meta.get("desc") or ()
+    written = [result.mutated_input for result in results if isinstance(result, InputMutationAOTOutput)]
+    return [node for node in graph.find_nodes(op="placeholder") if node.meta.get("desc") in written]
 
 
 def operator_name(overload: OpOverload) -> tuple[str, str, str]:

@@ -67,6 +67,7 @@ def get_npu_backend(
             compiled: Callable[..., Any] = aot_autograd(
                 fw_compiler=compiler,
                 bw_compiler=_uncompiled,
+                partition_fn=compile_one.partition,
                 decompositions=decompositions,
                 keep_inference_input_mutations=True,
             )(gm, example_inputs)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from functorch.compile import default_partition
 from torch import fx
 
 from npugraph_ex import _torch_private
@@ -15,11 +16,11 @@ from npugraph_ex.aclgraph.data_dump import DumpedGraph
 from npugraph_ex.config import CompilerConfig, Options
 from npugraph_ex.errors import OptionValueError, SavedGraphError
 from npugraph_ex.frontend.record import description, record
-from npugraph_ex.fusion.engine import check_switches
+from npugraph_ex.fusion.engine import check_switches, training_rules
 from npugraph_ex.observe import captures, graphs
 from npugraph_ex.observe.dump import GraphDumper, new_dumper
 from npugraph_ex.observe.logger import logger
-from npugraph_ex.observe.report import PassReport
+from npugraph_ex.observe.report import PassReport, ReportBuilder
 from npugraph_ex.passes import pipeline
 from npugraph_ex.saving.artifact import SavedGraph
 from npugraph_ex.saving.values import Unsaveable
@@ -88,18 +89,27 @@ class CompiledFxGraph:
 
 @dataclass
 class Compilation:
-    """One graph on its way through the compiler: what the passes are given besides the graph, and what they report."""
+    """One graph on its way through the compiler: what the passes are given besides the graph, and what they report.
+
+    ``so_far`` is the report on the joint graph that the graph was cut from, if it was.
+    """
 
     config: CompilerConfig
     options: Options
     dumper: GraphDumper | None
+    so_far: ReportBuilder | None = None
     report: PassReport | None = None
 
 
 def optimise(gm: fx.GraphModule, example_inputs: Sequence[Any], compilation: Compilation) -> PassReport:
     """Run every pass over ``gm``, in place."""
     compilation.report = pipeline.run(
-        gm, example_inputs, compilation.options, config=compilation.config, dumper=compilation.dumper
+        gm,
+        example_inputs,
+        compilation.options,
+        config=compilation.config,
+        dumper=compilation.dumper,
+        so_far=compilation.so_far,
     )
     return compilation.report
 
@@ -119,11 +129,30 @@ class NpuFxCompiler:
         self.config = compiler_config
         self._names = names
         self._dumper = dumper
+        self._joint: ReportBuilder | None = None
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFxGraph:
         """Compile one graph, in place."""
         # Through the class at each call: vLLM-Ascend replaces the method there while it compiles.
         return self._get_compiled_gm(gm, example_inputs)
+
+    def partition(self, gm: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Apply the rules for training to a joint graph, in place, and cut it into forward and backward.
+
+        Args:
+            gm: the joint graph of forward and backward, as AOT makes it where a gradient is wanted.
+            inputs: its inputs.
+            how: what AOT tells its own partitioner, which does the cutting.
+        """
+        options = self.config.to_options()
+        if training_rules():
+            self._joint = ReportBuilder()
+            pipeline.run(
+                gm, inputs, options, config=self.config, passes=pipeline.JOINT_PIPELINE, dumper=self._dumper,
+                so_far=self._joint,
+            )  # fmt: skip
+        forward, backward = default_partition(gm, inputs, **how)
+        return forward, backward
 
     def _get_compiled_gm(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFxGraph:
         from npugraph_ex import npu_fx_compiler
@@ -134,7 +163,8 @@ class NpuFxCompiler:
                 "mode 'max-autotune' takes graphs as Dynamo gives them, through get_npu_backend; this is an AOT graph"
             )
         check_switches(options.fusion_rules)
-        compilation = Compilation(self.config, options, self._dumper or new_dumper())
+        joint, self._joint = self._joint, None
+        compilation = Compilation(self.config, options, self._dumper or new_dumper(), joint)
         number, kernels_before = graphs.next_number(), graphs.count_kernels(gm.graph)
         static = _torch_private.static_input_positions()
         names = [self._name_of(node) for node in gm.graph.find_nodes(op="placeholder")]

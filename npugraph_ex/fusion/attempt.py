@@ -14,9 +14,10 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from npugraph_ex.errors import ReplacementError
-from npugraph_ex.fusion import checks, layout, tracing
+from npugraph_ex.fusion import checks, halves, layout, tracing
 from npugraph_ex.fusion.checks import GraphFacts, Site
 from npugraph_ex.fusion.conditions import collected_assumptions
+from npugraph_ex.fusion.halves import Half
 from npugraph_ex.fusion.pattern import match_at
 from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.fusion.splice import splice
@@ -104,7 +105,9 @@ class Attempt:
         if not isinstance(value, fx.Node):
             return value
         example = tracing.fresh(value.meta["val"])
-        return example.requires_grad_(name in self.rule.with_gradient) if isinstance(example, torch.Tensor) else example
+        if isinstance(example, torch.Tensor) and (example.is_floating_point() or example.is_complex()):
+            example.requires_grad_(name in self.rule.with_gradient)
+        return example
 
     def _unlike_search(self, site: Site, examples: list[Any]) -> str | None:
         """How a match of a hand-written pattern differs from what the search function gives for the same inputs.
@@ -135,21 +138,21 @@ class Attempt:
         return match
 
     def _replace(self, site: Site, examples: list[Any], values: list[Any], assumed: list[torch.SymBool]) -> str | None:
-        placement = checks.place(site)
-        if isinstance(placement, str):
-            return placement
-        reason = checks.undisturbed(site, placement, self.facts)
+        parts = halves.placed(site, self.rule.flat_names)
+        if isinstance(parts, str):
+            return parts
+        reason = checks.undisturbed(site, [part.placement for part in parts], self.facts)
         if reason is not None:
             return reason
         replacement = self.traces.replacement(self.rule, examples)
         if isinstance(replacement, str):
             return replacement
         arguments = _arguments(site, replacement.graph, values)
-        relaid = self._fit(site, replacement.graph, arguments)
+        relaid = self._fit(site, parts, replacement.graph, arguments)
         if isinstance(relaid, str):
             return relaid
         names, source = tuple(node.name for node in site.nodes), source_line(site.nodes[-1])
-        new = splice(site, replacement.graph, arguments, placement, self.facts)
+        new = splice(site, parts, replacement.graph, arguments, self.facts)
         layout.settle(relaid, new)
         by = tuple(node.name for node in new if isinstance(node.target, OpOverload))
         # All texts first: guarding on one condition may make the next one plainly true.
@@ -159,7 +162,9 @@ class Attempt:
         self.report.add_fusion(Fusion(self.rule.rule.name, names, by, source, tuple(dict.fromkeys(guards))))
         return None
 
-    def _fit(self, site: Site, replacement: fx.Graph, arguments: Sequence[Any]) -> dict[fx.Node, Any] | str:
+    def _fit(
+        self, site: Site, parts: Sequence[Half], replacement: fx.Graph, arguments: Sequence[Any]
+    ) -> dict[fx.Node, Any] | str:
         """The nodes whose metadata the replacement changes, which is none for most rules; a reason if it may not."""
         results = checks.output_nodes(replacement)
         relaid: dict[fx.Node, Any] | str = {}
@@ -169,7 +174,8 @@ class Attempt:
             relaid = checks.same_metadata(site, results) or relaid
         if isinstance(relaid, str):
             return relaid
-        return checks.same_aliasing(site, replacement, arguments, self.facts) or relaid
+        unlike = checks.same_aliasing(site, replacement, arguments, self.facts)
+        return unlike or halves.keeps_what_is_written(parts, replacement, arguments, self.facts) or relaid
 
 
 def _arguments(site: Site, replacement: fx.Graph, values: list[Any]) -> list[Any]:

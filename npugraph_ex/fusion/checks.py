@@ -16,6 +16,7 @@ from torch._inductor.pattern_matcher import CallFunction, Match
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
+from npugraph_ex.fusion import tracing
 from npugraph_ex.fusion.arguments import argument_names, effective_arguments
 from npugraph_ex.fusion.pattern import SchemaCall
 from npugraph_ex.fusion.rule import PreparedRule
@@ -153,10 +154,12 @@ def one_scope(site: Site, facts: GraphFacts) -> str | None:
     return f"{between.name} ({between.target}) lies between the matched operators" if between else None
 
 
-def undisturbed(site: Site, placement: Placement, facts: GraphFacts) -> str | None:
+def undisturbed(site: Site, placements: Sequence[Placement], facts: GraphFacts) -> str | None:
     """Nothing writes what the matched or moved operators read or produce, between their old place and the new one."""
-    first, last = min(site.nodes[0], placement.before), max(site.nodes[-1], placement.before)
-    moved = [source for node in placement.late for source in (node, *node.all_input_nodes)]
+    places = [placement.before for placement in placements]
+    first, last = min(site.nodes[0], *places), max(site.nodes[-1], *places)
+    late = [node for placement in placements for node in placement.late]
+    moved = [source for node in late for source in (node, *node.all_input_nodes)]
     concerned = [*site.inputs, *site.nodes, *moved]
     for writer in facts.aliases.writers_between(first, last):
         touched = facts.aliases.touches(writer, concerned)
@@ -206,7 +209,7 @@ def same_aliasing(site: Site, replacement: fx.Graph, values: Sequence[Any], fact
 
 def output_nodes(replacement: fx.Graph) -> list[object]:
     """What the replacement returns, flat."""
-    return list(pytree.tree_leaves(next(iter(replacement.find_nodes(op="output"))).args[0]))
+    return tracing.output_leaves(replacement)
 
 
 @dataclass(frozen=True)

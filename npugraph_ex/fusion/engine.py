@@ -33,13 +33,33 @@ from npugraph_ex.passes.snapshot import Snapshot
 def run(gm: fx.GraphModule, context: PassContext) -> None:
     """The pass: apply the registered rules and the built-in ones that the options switch on to ``gm.graph``."""
     switches = context.options.fusion_rules or {}
-    rules = (*USER_RULES.snapshot(), *chosen_rules(switches))
-    application = _Application(context.report, switches, context.options.mode)
+    registered = USER_RULES.snapshot()
+    rules = (*(rule for rule in registered if not rule.training), *chosen_rules(switches))
+    application = _run(gm, context, rules)
+    known = {rule.rule.name for rule in rules} | context.report.rule_names()
+    for rule in registered:
+        if rule.rule.name not in known:
+            context.report.add_rule(rule.rule.name, "it is for training, and this graph has no backward")
+    application.explain(gm.graph)
+
+
+def run_on_joint_graph(gm: fx.GraphModule, context: PassContext) -> None:
+    """The pass over a joint graph of forward and backward: apply the registered rules whose pattern holds a backward."""
+    _run(gm, context, training_rules())
+
+
+def training_rules() -> tuple[PreparedRule, ...]:
+    """The registered rules for joint graphs."""
+    return tuple(rule for rule in USER_RULES.snapshot() if rule.training)
+
+
+def _run(gm: fx.GraphModule, context: PassContext, rules: Sequence[PreparedRule]) -> _Application:
+    application = _Application(context.report, context.options.fusion_rules or {}, context.options.mode)
     if context.options.check_numerics:
         _apply_checked(gm, rules, application)
     else:
         application.apply(gm.graph, rules)
-    application.explain(gm.graph)
+    return application
 
 
 def check_switches(switches: Mapping[str, bool] | None) -> None:

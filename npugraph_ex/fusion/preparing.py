@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._inductor.pattern_matcher import PatternExpr
 from torch.utils import _pytree as pytree
 
 from npugraph_ex.errors import ReplacementError
@@ -97,14 +96,13 @@ def _refuse_unused(rule: FusionRule, gm: fx.GraphModule, names: Sequence[str]) -
             )
 
 
-def _refuse_other_outputs(rule: FusionRule, pattern: PatternExpr, replacement: fx.GraphModule) -> None:
-    wanted = len(outputs_of(pattern))
-    output = next(iter(replacement.graph.find_nodes(op="output")))
-    given = len(pytree.tree_leaves(output.args[0]))
+def _refuse_other_outputs(rule: FusionRule, wanted: int, replacement: fx.GraphModule, *, training: bool) -> None:
+    given = len(tracing.output_leaves(replacement.graph))
     if wanted != given:
+        gradients = ", the gradients of the arguments included" if training else ""
         raise ReplacementError(
             f"{rule.name}: the replacement must return as many results as the search function, {wanted}; "
-            f"it returns {given}."
+            f"it returns {given}{gradients}."
         )
 
 
@@ -149,8 +147,15 @@ def prepare(rule: FusionRule, judge: object = None) -> PreparedRule:
         flat = [name for own in flat_names for name in own]
         search = _traced_search(rule, flat, examples)
         _refuse_writes(rule, search)
+        training = len(search.graph.find_nodes(op="placeholder")) > len(flat)
+        results = len(tracing.output_leaves(search.graph))
+        outputs = tracing.matched_outputs(search.graph, len(flat))
+        tracing.keep_outputs(search.graph, outputs)
         pattern = rule.pattern
-        if pattern is None:
+        if pattern is not None:
+            results = len(outputs_of(pattern))
+            outputs = tuple(range(results))
+        else:
             _refuse_unused(rule, search, flat)
             scalars = {value: name for name, value in rule.scalars.items()}
             try:
@@ -168,15 +173,28 @@ def prepare(rule: FusionRule, judge: object = None) -> PreparedRule:
             inactive = f"its replacement cannot be traced: {type(error).__name__}: {error}"
         else:
             replacement_text = str(replacement.graph)
-            _refuse_other_outputs(rule, pattern, replacement)
+            _refuse_other_outputs(rule, results, replacement, training=training)
     key = (str(search.graph), replacement_text, _identity_of(judge), rule.pattern)
     leaves = zip(flat, pytree.tree_leaves(examples), strict=True)
     gradients = frozenset(name for name, leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad)
     return PreparedRule(
-        rule, names, tuple(flat_names), tuple(specs), frozenset(tensors), gradients, pattern, inactive, key
+        rule, names, tuple(flat_names), tuple(specs), frozenset(tensors), gradients, training, outputs, pattern, inactive,
+        key,
     )  # fmt: skip
 
 
 def unusable(rule: FusionRule, reason: str) -> PreparedRule:
     """A rule that cannot be prepared, for the report to say so."""
-    return PreparedRule(rule, (), (), (), frozenset(), frozenset(), None, reason, (rule,))
+    return PreparedRule(
+        rule,
+        (),
+        (),
+        (),
+        frozenset(),
+        frozenset(),
+        training=False,
+        outputs=(),
+        pattern=None,
+        inactive=reason,
+        key=(rule,),
+    )

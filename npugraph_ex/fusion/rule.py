@@ -64,6 +64,8 @@ class PreparedRule:
         specs: for each argument, how its flat values are put together.
         tensors: the flat names that stand for tensors.
         with_gradient: those of them whose examples require a gradient.
+        training: whether the pattern holds a backward too, so that only a joint graph can match.
+        outputs: the positions of the results that a match replaces, see ``tracing.matched_outputs``.
         pattern: the loose pattern; None when the rule is inactive.
         inactive: why the rule cannot be used here, for example a missing operator.
         key: equal for two registrations of the same rewrite.
@@ -75,6 +77,8 @@ class PreparedRule:
     specs: tuple[Any, ...]
     tensors: frozenset[str]
     with_gradient: frozenset[str]
+    training: bool
+    outputs: tuple[int, ...]
     pattern: PatternExpr | None
     inactive: str
     key: tuple[object, ...]

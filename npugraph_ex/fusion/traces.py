@@ -120,8 +120,11 @@ def _precise_pattern(rule: PreparedRule, examples: Sequence[Any]) -> PatternExpr
         search = tracing.trace_with_symbols(rule.rule.search, examples, rule.rule.trace_fn)
     except Exception as error:  # noqa: BLE001 - whatever a user's function raises on these inputs, it does not match
         return f"the search function does not accept these inputs: {type(error).__name__}: {error}"
-    symbols = [f"symbol_{number}" for number in range(len(tracing.symbols_of(examples)))]
-    return pattern_of(search.graph, [*symbols, *rule.flat_names])
+    names = [*(f"symbol_{number}" for number in range(len(tracing.symbols_of(examples)))), *rule.flat_names]
+    if tracing.matched_outputs(search.graph, len(names)) != rule.outputs:
+        return "the search function gives other gradients for these inputs than for the example inputs"
+    tracing.keep_outputs(search.graph, rule.outputs)
+    return pattern_of(search.graph, names)
 
 
 def _search_results(rule: PreparedRule, examples: Sequence[Any]) -> list[Any] | str:
@@ -129,8 +132,7 @@ def _search_results(rule: PreparedRule, examples: Sequence[Any]) -> list[Any] | 
         graph = tracing.trace(rule.rule.search, examples, rule.rule.trace_fn).graph
     except Exception as error:  # noqa: BLE001 - as above
         return f"the search function does not accept these inputs: {type(error).__name__}: {error}"
-    output = next(iter(graph.find_nodes(op="output")))
-    return [leaf.meta["val"] if isinstance(leaf, fx.Node) else leaf for leaf in pytree.tree_leaves(output.args[0])]
+    return [leaf.meta["val"] if isinstance(leaf, fx.Node) else leaf for leaf in tracing.output_leaves(graph)]
 
 
 def _replacement(rule: PreparedRule, examples: Sequence[Any]) -> TracedReplacement | str:
@@ -147,5 +149,8 @@ def _replacement(rule: PreparedRule, examples: Sequence[Any]) -> TracedReplaceme
         return f"the replacement writes memory ({writer.target})"
     if any(node.op == "get_attr" for node in graph.nodes):
         return "the replacement reads a tensor from its surroundings; pass it as an argument"
+    if rule.outputs and rule.outputs[-1] >= len(tracing.output_leaves(graph)):
+        return "the replacement returns fewer results for these inputs than for the example inputs"
+    tracing.keep_outputs(graph, rule.outputs)
     guards = environment.guards[before:] if environment is not None else ()
     return TracedReplacement(graph, tuple(str(guard.expr) for guard in guards))

@@ -75,6 +75,37 @@ def trace(function: Callable[..., Any], args: Sequence[Any], trace_fn: TraceFn =
     return gm
 
 
+def matched_outputs(graph: fx.Graph, arguments: int) -> tuple[int, ...]:
+    """The positions of the outputs that an operator makes: all, or in a joint graph those that are not mere gradients.
+
+    Args:
+        graph: of a search function.
+        arguments: how many of its inputs are the function's; any further one is an incoming gradient. A joint graph
+            returns one as it is for an argument that is only added, and None for one that needs no gradient.
+    """
+    results = output_leaves(graph)
+    gradients = graph.find_nodes(op="placeholder")[arguments:]
+    passed_on = [*gradients, None] if gradients else []
+    return tuple(position for position, result in enumerate(results) if result not in passed_on)
+
+
+def output_leaves(graph: fx.Graph) -> list[object]:
+    """What ``graph`` returns, flat."""
+    return list(
+        pytree.tree_leaves(next(iter(graph.find_nodes(op="output"))).args[0], is_leaf=lambda leaf: leaf is None)
+    )
+
+
+def keep_outputs(graph: fx.Graph, positions: Sequence[int]) -> None:
+    """Let ``graph`` return the outputs at ``positions`` only; one that returns all stays as it is."""
+    results = output_leaves(graph)
+    if len(positions) == len(results):
+        return
+    output = next(iter(graph.find_nodes(op="output")))
+    output.args = (tuple(results[position] for position in positions),)
+    graph.eliminate_dead_code()
+
+
 def symbols_of(args: Sequence[Any]) -> list[torch.SymInt]:
     """The distinct symbolic sizes and strides among tensors, in order of appearance."""
     seen: dict[str, torch.SymInt] = {}
@@ -97,4 +128,15 @@ def trace_with_symbols(function: Callable[..., Any], args: Sequence[Any], trace_
     def with_leading_symbols(*all_args: Any) -> Any:
         return function(*all_args[len(symbols) :])
 
-    return trace(with_leading_symbols if symbols else function, [*symbols, *args], trace_fn)
+    gm = trace(with_leading_symbols if symbols else function, [*symbols, *args], trace_fn)
+    inputs = len(symbols) + len(pytree.tree_leaves(list(args)))
+    if symbols and len(gm.graph.find_nodes(op="placeholder")) > inputs:
+        _drop_gradients_of(len(symbols), inputs, gm.graph)
+    return gm
+
+
+def _drop_gradients_of(symbols: int, inputs: int, graph: fx.Graph) -> None:
+    """Take the gradients of the leading symbols, all None, out of the results of a joint graph."""
+    results = len(output_leaves(graph))
+    forward = results - inputs
+    keep_outputs(graph, [*range(forward), *range(forward + symbols, results)])

@@ -176,6 +176,10 @@ class ReportBuilder:
         """Append a replaced subgraph to its rule."""
         self._rules.setdefault(fusion.rule, _OpenRule()).fusions.append(fusion)
 
+    def rule_names(self) -> set[str]:
+        """The rules that there is a record of so far."""
+        return set(self._rules)
+
     def fusions_of(self, rule: str) -> tuple[Fusion, ...]:
         """What the rule replaced so far."""
         return tuple(self._rules[rule].fusions) if rule in self._rules else ()

@@ -19,7 +19,7 @@ from npugraph_ex.config.options import Options
 from npugraph_ex.fusion import engine
 from npugraph_ex.observe.dump import GraphDumper, new_dumper
 from npugraph_ex.observe.logger import logger
-from npugraph_ex.observe.report import PassOutcome, PassRecord, PassReport, publish
+from npugraph_ex.observe.report import PassOutcome, PassRecord, PassReport, ReportBuilder, publish
 from npugraph_ex.passes import (
     canonical_views,
     cat_removal,
@@ -59,6 +59,12 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("redundant_events", redundant.run),
     Pass("scope_lowering", scopes.lower, recoverable=False),
 )
+
+JOINT_PIPELINE: tuple[Pass, ...] = (
+    Pass("joint_noop_removal", noop_removal.run, option="remove_noop_ops"),
+    Pass("joint_fusion", engine.run_on_joint_graph, option="pattern_fusion_pass"),
+)
+"""Over the joint graph of forward and backward, before AOT cuts it in two."""
 
 
 @dataclass
@@ -112,7 +118,7 @@ class _Run:
         return "changed", ""
 
 
-def run(
+def run(  # noqa: PLR0913 - what is optional is named
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
     options: Options,
@@ -120,6 +126,7 @@ def run(
     config: object | None = None,
     passes: Sequence[Pass] = PIPELINE,
     dumper: GraphDumper | None = None,
+    so_far: ReportBuilder | None = None,
 ) -> PassReport:
     """Run ``passes`` over ``gm``, in place.
 
@@ -130,6 +137,7 @@ def run(
         config: the third argument of a user's pass; ``options`` when None.
         passes: the order, for tests and for callers with passes of their own.
         dumper: where to write the graphs; made afresh when None and TORCH_COMPILE_DEBUG=1.
+        so_far: goes on in the report; what happened to the joint graph that ``gm`` was cut from, say.
 
     Returns:
         What happened. ``observe.report.last_report`` answers the same until the next graph.
@@ -137,7 +145,7 @@ def run(
     Raises:
         GraphVerificationError: a user's pass broke the graph, or the graph was broken from the start.
     """
-    context = PassContext(options, example_inputs, config=options if config is None else config)
+    context = PassContext(options, example_inputs, so_far or ReportBuilder(), options if config is None else config)
     dumper = dumper or new_dumper()
     metadata.refresh(gm.graph, [node for node in gm.graph.nodes if "val" not in node.meta])
     contract = Contract.of(gm.graph)

@@ -33,6 +33,7 @@ from npugraph_ex.reference import (
     quant_matmul,
     quantize,
     rms_norm,
+    rms_norm_backward,
     rotary_embedding,
     rotary_mul,
     scatter_nd,
@@ -45,6 +46,7 @@ from npugraph_ex.reference._precision import UnsupportedArgumentError
 KERNELS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
         "npu::npu_rms_norm": rms_norm.npu_rms_norm,
+        "npu::npu_rms_norm_backward": rms_norm_backward.npu_rms_norm_backward,
         "npu::npu_add_rms_norm": rms_norm.npu_add_rms_norm,
         "npu::npu_add_rms_norm_cast": add_rms_norm_cast.npu_add_rms_norm_cast,
         "npu::npu_add_rms_norm_quant": add_rms_norm_quant.npu_add_rms_norm_quant,

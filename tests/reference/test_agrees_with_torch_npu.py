@@ -68,6 +68,8 @@ def test_norms_match_their_meta_functions(shape: tuple[int, ...], dtype: torch.d
     for gamma in {x.shape[-1:], x.shape[1:] or x.shape}:
         weight = torch.ones(gamma, dtype=dtype)
         assert_same_metadata("npu::npu_rms_norm", (x, weight), {})
+        rstd = KERNELS["npu::npu_rms_norm"](x, weight)[1]
+        assert_same_metadata("npu::npu_rms_norm_backward", (x, x, weight, rstd), {})
         assert_same_metadata("npu::npu_add_rms_norm", (x, x.clone(), weight, 1e-5), {})
 
 

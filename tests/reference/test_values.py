@@ -37,6 +37,22 @@ def test_rms_norm_by_hand(dtype: torch.dtype) -> None:
     torch.testing.assert_close(y, torch.tensor([[0.6, 8.0]], dtype=dtype))
 
 
+@pytest.mark.parametrize("gamma", [(4,), (3, 4)], ids=str)
+def test_gradients_of_rms_norm_are_those_of_its_formula(gamma: tuple[int, ...]) -> None:
+    """Autograd through the forward formula in float64; by hand, a row (3, 4) whose gradient is itself."""
+    x, weight = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((2, 3, 4), gamma))
+    y, rstd = rms_norm(x, weight, 1e-2)
+    gradient = torch.randn_like(y)
+    expected = torch.autograd.grad(y, (x, weight), gradient)
+    actual = KERNELS["npu::npu_rms_norm_backward"](gradient, x.detach(), weight.detach(), rstd.detach())
+    torch.testing.assert_close(actual, expected)
+    # rstd 1/5 and x^ = (0.6, 0.8): mean(dy x^) = 2.5, dx = (3 - 1.5, 4 - 2) / 5, dgamma = (1.8, 3.2)
+    row = torch.tensor([[3.0, 4.0]])
+    dx, dgamma = KERNELS["npu::npu_rms_norm_backward"](row, row, torch.ones(2), torch.tensor([[0.2]]))
+    torch.testing.assert_close(dx, torch.tensor([[0.3, 0.4]]))
+    torch.testing.assert_close(dgamma, torch.tensor([1.8, 3.2]))
+
+
 def test_epsilon_is_inside_the_root() -> None:
     """A row of zeros gives rstd 1/sqrt(epsilon), not 1/epsilon."""
     _, rstd = rms_norm(torch.zeros(1, 4), torch.ones(4), 1e-4)

@@ -1,0 +1,108 @@
+"""Takes a match in a joint graph of forward and backward apart: the halves run at two times, so each has its own place.
+
+Between the forward operators of a match and its backward ones lies the rest of the model, whose gradients the backward
+half waits for. In an inference graph, and for a rule without gradients, a match is one half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from npugraph_ex import _torch_private
+from npugraph_ex.fusion import checks
+from npugraph_ex.fusion.checks import GraphFacts, Placement, Site
+from npugraph_ex.passes.aliases import AliasFacts, mutated_inputs
+
+
+@dataclass(frozen=True)
+class Half:
+    """The part of a match that runs at one time, and where its replacement goes."""
+
+    site: Site
+    placement: Placement
+
+
+def backward_nodes(nodes: Iterable[fx.Node], gradients: Collection[fx.Node]) -> set[fx.Node]:
+    """Those of ``nodes``, which are in graph order, that take one of ``gradients`` or were traced in the backward."""
+    found: set[fx.Node] = set()
+    for node in nodes if gradients else ():
+        takes_one = any(source in found or source in gradients for source in node.all_input_nodes)
+        if takes_one or _torch_private.is_of_backward(node):
+            found.add(node)
+    return found
+
+
+def backward_of(halves: Sequence[Half], replacement: fx.Graph) -> set[fx.Node]:
+    """The nodes of ``replacement`` that go where the backward half of a match goes."""
+    gradients = halves[-1].site.bound.keys() - halves[0].site.bound.keys()
+    placeholders = replacement.find_nodes(op="placeholder")
+    return backward_nodes(replacement.nodes, [node for node in placeholders if node.name in gradients])
+
+
+def keeps_what_is_written(
+    halves: Sequence[Half], replacement: fx.Graph, values: Sequence[Any], facts: GraphFacts
+) -> str | None:
+    """The backward reads no input that is written after the forward, unless it did so before.
+
+    Args:
+        halves: of the match.
+        replacement: what comes in its place.
+        values: what each of its placeholders stands for.
+        facts: of the graph.
+    """
+    if len(halves) == 1:
+        return None
+    # AOT puts the copies that end the forward behind the backward: the graph's order does not say when they run.
+    placeholders = facts.graph.find_nodes(op="placeholder")
+    written = [placeholders[position] for position in mutated_inputs(facts.graph, facts.aliases)]
+    written += _torch_private.inputs_written_afterwards(facts.graph)
+    backward, inside = backward_of(halves, replacement), AliasFacts(replacement)
+    kept = _read_from_outside(backward)
+    read_before = _read_from_outside(halves[-1].site.nodes)
+    for placeholder, value in zip(replacement.find_nodes(op="placeholder"), values, strict=True):
+        if not isinstance(value, fx.Node) or not any(inside.share_storage(placeholder, node) for node in kept):
+            continue
+        overwritten = any(facts.aliases.share_storage(value, node) for node in written)
+        if overwritten and not any(facts.aliases.share_storage(value, node) for node in read_before):
+            return f"the backward would read {value.name}, which is written after the forward"
+    return None
+
+
+def _read_from_outside(nodes: Collection[fx.Node]) -> set[fx.Node]:
+    return {source for node in nodes for source in node.all_input_nodes if source not in nodes}
+
+
+def placed(site: Site, wildcards: Collection[str]) -> list[Half] | str:
+    """The halves of ``site``, the forward one first, each with its place; a reason when one has none.
+
+    Args:
+        site: the match.
+        wildcards: the search function's arguments; any other node that the match bound is a gradient.
+    """
+    gradients = {name: value for name, value in site.bound.items() if name not in wildcards}
+    late = backward_nodes(site.nodes, [value for value in gradients.values() if isinstance(value, fx.Node)])
+    halves: list[Half] = []
+    for part in _parts(site, late, gradients) if late else [site]:
+        placement = checks.place(part)
+        if isinstance(placement, str):
+            return placement
+        halves.append(Half(part, placement))
+    if len(halves) > 1 and not halves[0].placement.before < halves[1].placement.before:
+        return "its forward operators come after its backward ones"
+    return halves
+
+
+def _parts(site: Site, late: Collection[fx.Node], gradients: Collection[str]) -> Sequence[Site]:
+    early = {name: value for name, value in site.bound.items() if name not in gradients}
+    return [
+        Site(
+            tuple(node for node in site.nodes if (node in late) == backward),
+            tuple(node for node in site.outputs if (node in late) == backward),
+            site.bound if backward else early,
+        )
+        for backward in (False, True)
+    ]

@@ -1,0 +1,258 @@
+"""Rules with a backward: they fuse in the joint graph that AOT makes, before it is cut into forward and backward."""
+
+# The small undocumented functions are graphs to be traced; their names say what is in them.
+# ruff: noqa: D103
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch_npu
+from functorch.compile import make_boxed_func
+from fx_helpers import aot_graph, optimise, targets
+from torch._inductor.pattern_matcher import fwd_only, joint_fwd_bwd
+
+import npugraph_ex
+from npugraph_ex import register_replacement
+from npugraph_ex.errors import ReplacementError
+from npugraph_ex.fusion import engine, registry
+from npugraph_ex.fusion.registry import Registration
+from npugraph_ex.observe.report import PassReport
+
+Function = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def _own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test starts without user rules and ends without compiled code."""
+    rules = registry.Registry()
+    monkeypatch.setattr(registry, "USER_RULES", rules)
+    monkeypatch.setattr(engine, "USER_RULES", rules)
+    yield
+    torch._dynamo.reset()
+
+
+def tensor(*shape: int, grad: bool = True) -> torch.Tensor:
+    """A float32 tensor on the device with values away from zero."""
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+    return (values + values.sign() / 8).npu().requires_grad_(grad)
+
+
+def trained(model: Function, *inputs: torch.Tensor, **how: Any) -> PassReport:
+    """Compile ``model``; outputs and gradients, in two calls, are those of eager mode; the report on its graph."""
+    compiled = torch.compile(model, backend="npugraph_ex", fullgraph=True, **how)
+    for factor in (1.0, 0.5):
+        eager, ours = ([(t.detach() * factor).requires_grad_(t.requires_grad) for t in inputs] for _ in range(2))
+        expected, actual = model(*eager), compiled(*ours)
+        torch.testing.assert_close(actual, expected)
+        gradient = torch.cos(expected.detach())
+        expected.backward(gradient)
+        actual.backward(gradient)
+        for old, new in zip(eager, ours, strict=True):
+            torch.testing.assert_close(new.grad, old.grad)
+    report = npugraph_ex.last_report()
+    assert report is not None
+    assert all(record.outcome != "rolled back" for record in report.passes), report.table()
+    return report
+
+
+def written_norm(x: Any, gamma: Any) -> Any:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * gamma
+
+
+def fused_norm(x: Any, gamma: Any) -> Any:
+    return torch_npu.npu_rms_norm(x, gamma, 1e-6)[0]
+
+
+def norm_rule(trace_fn: Any = joint_fwd_bwd) -> Registration:
+    """A norm that is written out, forward and backward, becomes the norm operator and its gradient operator."""
+    return register_replacement(written_norm, fused_norm, [tensor(4, 8), tensor(8)], trace_fn=trace_fn)
+
+
+def two_layers(x: Any, gamma: Any, w: Any) -> Any:
+    hidden = torch.tanh(written_norm(x @ w, gamma))
+    return torch.exp(written_norm(hidden @ w, gamma) * 0.1) + x
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_training_rules_fuse_in_compiled_models(dynamic: bool) -> None:
+    """Both norms of a model in the middle of its layers: their gradients come from layers that follow them."""
+    handle = norm_rule()
+    with torch.no_grad():
+        assert "npu_rms_norm" not in targets(aot_graph(two_layers, tensor(3, 8), tensor(8), tensor(8, 8)))
+    report = trained(two_layers, tensor(3, 8), tensor(8), tensor(8, 8), dynamic=dynamic)
+    assert report.fusions(handle.name) == 2, report.table()
+    assert report.near_misses(handle.name) == ()
+    (record,) = [record for record in report.rules if record.name == handle.name]
+    assert record.inactive == ""
+    assert record.fusions[0].by == ("npu_rms_norm_default", "npu_rms_norm_backward_default")
+    assert record.fusions[0].source.startswith(__file__)
+
+
+def test_forward_and_backward_each_get_their_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fused operator is in the forward graph alone, its gradient operator in the backward graph alone."""
+    graphs: dict[str, list[str]] = {}
+
+    def compiler(name: str) -> Function:
+        def compile_one(gm: Any, inputs: Any) -> Function:
+            graphs[name] = targets(gm)
+            boxed: Function = make_boxed_func(gm.forward)
+            return boxed
+
+        return compile_one
+
+    norm_rule()
+    from npugraph_ex.frontend import backend
+
+    monkeypatch.setattr(backend, "_uncompiled", compiler("backward"))
+    report = trained(two_layers, tensor(3, 8), tensor(8), tensor(8, 8))
+    assert report.fusions() == 2
+    assert graphs["backward"].count("npu_rms_norm_backward") == 2
+    assert "npu_rms_norm" not in graphs["backward"]
+    assert "rsqrt" not in graphs["backward"]
+
+
+def scaled_sum(x: Any, y: Any, scale: Any) -> Any:
+    return torch.relu(x) * scale + y
+
+
+def scaled_sum_fused(x: Any, y: Any, scale: Any) -> Any:
+    return torch.addcmul(y, torch.clamp_min(x, 0), scale)
+
+
+def test_gradients_that_no_operator_makes_are_no_part_of_the_pattern() -> None:
+    """The gradient of an argument that is only added is the incoming one; one that needs none has None."""
+    handle = register_replacement(
+        scaled_sum, scaled_sum_fused, [tensor(4, 8), tensor(4, 8), tensor(4, 8, grad=False)], trace_fn=joint_fwd_bwd
+    )
+    scale = tensor(2, 8, grad=False)
+    report = trained(lambda x, y: torch.tanh(scaled_sum(x.sin(), y.cos(), scale)), tensor(2, 8), tensor(2, 8))
+    assert report.fusions(handle.name) == 1, report.table()
+
+
+def test_a_broadcast_argument_has_another_gradient() -> None:
+    """Its gradient is a sum, which the pattern traced on equal shapes does not have: refused, with a reason."""
+    handle = register_replacement(
+        scaled_sum, scaled_sum_fused, [tensor(4, 8), tensor(4, 8), tensor(4, 8, grad=False)], trace_fn=joint_fwd_bwd
+    )
+    scale = tensor(2, 8, grad=False)
+    report = trained(lambda x, y: torch.tanh(scaled_sum(x.sin(), y.cos(), scale)), tensor(2, 8), tensor(8))
+    assert report.fusions(handle.name) == 0
+    (miss,) = report.near_misses(handle.name)
+    assert miss.reason == "the search function gives other gradients for these inputs than for the example inputs"
+
+
+def test_a_value_of_the_forward_that_is_used_elsewhere_stays() -> None:
+    """What vanishes must not be used by anything else, here the root."""
+
+    def also(x: Any, gamma: Any) -> Any:
+        rstd = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return x * rstd * gamma + rstd.detach()
+
+    handle = norm_rule()
+    report = trained(also, tensor(3, 8), tensor(8))
+    assert report.fusions(handle.name) == 0
+    assert [miss.reason for miss in report.near_misses(handle.name)] == ["rsqrt is also used by add_1"]
+
+
+def relu(x: Any) -> Any:
+    return torch.relu(x)
+
+
+def clamped(x: Any) -> Any:
+    return torch.clamp_min(x, 0)
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_a_backward_must_not_come_to_read_what_is_written(written: bool) -> None:
+    """The gradient of relu needs its result, that of clamp_min its argument, which the model writes after it."""
+
+    def body(x: Any) -> Any:
+        y = torch.relu(x)
+        if written:
+            x.sub_(3)
+        return y * 2
+
+    handle = register_replacement(relu, clamped, [tensor(4, 8)], trace_fn=joint_fwd_bwd)
+    compiled = torch.compile(body, backend="npugraph_ex", fullgraph=True)
+    results = []
+    for function in (body, compiled):
+        leaf = tensor(3, 8).detach().requires_grad_()
+        x = leaf * 1
+        result = function(x) + x
+        result.sum().backward()
+        results.append((result, leaf.grad))
+    torch.testing.assert_close(results[1], results[0])
+    report = npugraph_ex.last_report()
+    assert report is not None
+    reasons = [miss.reason for miss in report.near_misses(handle.name)]
+    assert reasons == ["the backward would read primals_1, which is written after the forward"] * written
+    assert report.fusions(handle.name) == (not written)
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_nor_what_is_written_in_the_graph(written: bool) -> None:
+    """The same for a tensor without a gradient, whose write is in the graph: at its end, but it runs in the forward."""
+
+    def model(x: Any, state: Any) -> Any:
+        y = torch.tanh(torch.relu(x.sin()) + state)
+        if written:
+            state.mul_(2)
+        return y
+
+    def search(x: Any, y: Any) -> Any:
+        return torch.relu(x) + y
+
+    def replace(x: Any, y: Any) -> Any:
+        return torch.clamp_min(x + y, y)
+
+    handle = register_replacement(search, replace, [tensor(4, 8), tensor(4, 8, grad=False)], trace_fn=joint_fwd_bwd)
+    compiled = torch.compile(model, backend="npugraph_ex", fullgraph=True)
+    results = []
+    for function in (model, compiled):
+        x, state = tensor(3, 8), tensor(3, 8, grad=False) * 2
+        result = function(x, state)
+        result.sum().backward()
+        results.append((result, x.grad, state))
+    torch.testing.assert_close(results[1], results[0])
+    report = npugraph_ex.last_report()
+    assert report is not None
+    assert report.fusions(handle.name) == (not written), report.table()
+    reasons = [miss.reason for miss in report.near_misses(handle.name)]
+    assert reasons == ["the backward would read primals_2, which is written after the forward"] * written
+
+
+def test_inference_keeps_to_rules_without_a_backward() -> None:
+    """A rule for training says that it is one; the same functions registered for inference fuse there."""
+    training = norm_rule()
+    gm = aot_graph(written_norm, tensor(3, 8, grad=False), tensor(8, grad=False))
+    (record,) = [record for record in optimise(gm).rules if record.name == training.name]
+    assert record.inactive == "it is for training, and this graph has no backward"
+    inference = norm_rule(fwd_only)
+    assert inference.name == training.name
+    gm = aot_graph(written_norm, tensor(3, 8, grad=False), tensor(8, grad=False))
+    report = optimise(gm)
+    assert report.fusions(inference.name) == 1
+    assert [record.inactive for record in report.rules if record.name == inference.name] == [""]
+
+
+@pytest.mark.parametrize("off", ["pattern_fusion_pass", "fusion_rules"])
+def test_options_switch_training_rules_off(off: str) -> None:
+    """All of fusion, or the one rule by its name."""
+    handle = norm_rule()
+    options: dict[str, Any] = {off: {handle.name: False} if off == "fusion_rules" else False}
+    assert trained(written_norm, tensor(3, 8), tensor(8), options=options).fusions() == 0
+
+
+def test_results_are_counted_with_their_gradients() -> None:
+    """A replacement with another number of results is refused when it is registered."""
+    with pytest.raises(ReplacementError, match=r"as many results as the search function, 3; it returns 4, the grad"):
+        register_replacement(
+            lambda x, y: torch.relu(x) * y,
+            lambda x, y: (torch.relu(x) * y, torch.relu(y)),
+            [tensor(4, 8), tensor(4, 8)],
+            trace_fn=joint_fwd_bwd,
+        )
