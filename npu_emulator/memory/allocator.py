@@ -6,6 +6,9 @@ size of a block is what the allocator's running total grew by.
 
 from __future__ import annotations
 
+import builtins
+import gc
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -34,6 +37,7 @@ class AllocatorFeed:
         _npu_trace.register_callback_for_npu_memory_deallocation(self._freed, "npu_emulator")
         _npu_trace.register_callback_for_npu_record_stream(self._recorded, "npu_emulator")
         torch_npu._C._activate_npu_trace(_STREAM_MODE)  # noqa: SLF001 - what torch_npu's sanitizer does
+        gc.callbacks.append(_let_import)
 
     def start(self, watch: MemoryWatch) -> None:
         """Tell `watch` from now on."""
@@ -62,3 +66,17 @@ class AllocatorFeed:
     def _recorded(self, address: int, stream: int) -> None:
         if self.watch is not None:
             self.watch.recorded(address, stream)
+
+
+def _let_import(phase: str, info: object) -> None:
+    """Let torch_npu tell of tensors that a garbage collection is about to free.
+
+    It imports a module to do so, by the builtins of whatever frame the collection interrupts; inside the constructor of a
+    named tuple those are empty, and the news would be lost in an error message.
+    """
+    del info
+    interrupted = sys._getframe().f_back  # noqa: SLF001 - None when the interpreter ends
+    if phase == "start" and interrupted is not None:
+        known = interrupted.f_globals.get("__builtins__")
+        if isinstance(known, dict):
+            known.setdefault("__import__", builtins.__import__)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
+from collections import namedtuple
 from collections.abc import Callable
 
 import pytest
@@ -293,3 +295,25 @@ def test_synchronous_copies_stay_inside_allocations() -> None:
         assert b"1025 bytes" in library.aclGetRecentErrMsg()
     assert library.aclrtFree(pointer) == 0
     assert library.aclrtMemset(pointer, size, 7, size) == 507011
+
+
+def test_tensors_freed_by_a_collection_inside_a_named_tuple_are_seen() -> None:
+    """The collector may free memory in a frame that cannot import; a replay over that memory is reported all the same."""
+    pair = namedtuple("pair", "left right")  # noqa: PYI024 - its constructor is the frame in question
+    graph, cycle = torch.npu.NPUGraph(), {}
+    with check_memory() as faults:
+        gc.collect()
+        gc.disable()
+        try:
+            cycle["itself"], cycle["tensor"] = cycle, torch.ones(300, device="npu")
+            with torch.npu.graph(graph):
+                y = cycle["tensor"] + 1
+            cycle = None
+            kept = [[] for _ in range(gc.get_threshold()[0] + 1)]  # so that the next allocation starts a collection
+        finally:
+            gc.enable()
+        kept.append(pair(1, 2))
+        graph.replay()
+        torch.npu.synchronize()
+    assert kinds(faults) == [FaultKind.FREED]
+    assert y.device.type == "npu"
