@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import runpy
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 from npu_emulator.activation import activate, current
@@ -35,6 +36,8 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument("--devices", type=int, metavar="N", help="how many NPUs to emulate (default 1)")
     parser.add_argument("--memory-gb", type=int, metavar="GIB", help="memory of each (default 64)")
+    parser.add_argument("--streams", type=int, metavar="N", help="how many streams each has (default 2048)")
+    parser.add_argument("--events", type=int, metavar="N", help="how many events each has (default 65536)")
     parser.add_argument("--soc", metavar="NAME", help="chip name that torch_npu sees (default Ascend910B3)")
     parser.add_argument("--schedule", metavar="S", help="fifo (default), lazy, random:SEED, pct:SEED:DEPTH")
     parser.add_argument("--null-kernels", action="store_true", default=None, help="run no kernel bodies")
@@ -52,10 +55,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the program")
     options = parser.parse_args(argv)
     _refuse_what_is_not_there(parser, options.program, module=options.module)
-    settings = {
-        name: getattr(options, name)
-        for name in ("devices", "memory_gb", "soc", "schedule", "null_kernels", "poison", "check_memory", "force")
-    }
+    settings = {field.name: getattr(options, field.name) for field in fields(Settings)}
     try:
         Settings.from_environment(**settings)
     except EmulatorError as error:

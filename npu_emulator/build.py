@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from npu_emulator.errors import BuildError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["LIBRARIES", "libraries", "torch_npu_folder"]
+__all__ = ["LIBRARIES", "compiler", "libraries", "torch_npu_folder"]
 
 LIBRARIES = (
     "libascendcl.so",
@@ -109,10 +110,18 @@ def _consumers(torch_npu: Path) -> list[Path]:
     return found
 
 
-def _compiler() -> str:
-    for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
-        if name and shutil.which(name):
-            return name
+def compiler() -> list[str]:
+    """Return the command of the C++ compiler: what CXX says, which must exist, or the first that is installed."""
+    chosen = shlex.split(os.environ.get("CXX", ""))
+    if chosen:
+        if shutil.which(chosen[0]) is None:
+            raise BuildError(
+                f"CXX names the compiler {chosen[0]!r}, which does not exist; correct or unset the variable CXX"
+            )
+        return chosen
+    for name in ("g++", "clang++", "c++"):
+        if shutil.which(name):
+            return [name]
     raise BuildError(
         "no C++ compiler found: the emulated device is compiled once, on first use. "
         "Install one (Debian and Ubuntu: `apt-get install g++`) or name it in the variable CXX"
@@ -121,6 +130,7 @@ def _compiler() -> str:
 
 def _build(folder: Path, torch_npu: Path) -> None:
     """Build beside the final folder and rename, so that an interrupted build leaves nothing half done."""
+    compile_cpp = compiler()
     sys.stderr.write("npu_emulator: compiling the emulated device (once, a few seconds) ...\n")
     with tempfile.TemporaryDirectory(dir=folder.parent) as name:
         work = Path(name)
@@ -133,13 +143,13 @@ def _build(folder: Path, torch_npu: Path) -> None:
         flags = ["-shared", "-fPIC", "-O1", "-std=c++17", "-fvisibility=hidden", f"-I{include}", f"-I{include / 'acl'}"]
         # First without the stubs, to learn from the result what is still missing.
         objects = work / "runtime.o"
-        _run([_compiler(), "-c", *flags[1:], str(_SOURCES / "runtime.cpp"), "-o", str(objects)])
-        _run([_compiler(), *flags, str(objects), "-o", str(runtime), "-pthread"])
+        _run([*compile_cpp, "-c", *flags[1:], str(_SOURCES / "runtime.cpp"), "-o", str(objects)])
+        _run([*compile_cpp, *flags, str(objects), "-o", str(runtime), "-pthread"])
         stubs = work / "stubs.cpp"
         stubs.write_text(_stubs(_wanted(_consumers(torch_npu)) - _symbols(runtime, defined=True)))
         _run(
             [
-                _compiler(),
+                *compile_cpp,
                 *flags,
                 str(objects),
                 str(stubs),
@@ -153,7 +163,7 @@ def _build(folder: Path, torch_npu: Path) -> None:
         empty.write_text("")
         for library in LIBRARIES[1:]:
             target = ["-o", str(work / library), f"-Wl,-soname,{library}", "-Wl,--no-as-needed", str(runtime)]
-            _run([_compiler(), "-shared", "-fPIC", str(empty), *target])
+            _run([*compile_cpp, "-shared", "-fPIC", str(empty), *target])
         for leftover in (objects, stubs, empty):
             leftover.unlink()
         (work / _MARK).write_text("")

@@ -11,12 +11,13 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from npu_emulator.settings import SWITCH
+
 if TYPE_CHECKING:
     from npu_emulator.settings import Settings
 
-__all__ = ["SWITCH", "announce", "is_ours", "resume"]
+__all__ = ["announce", "is_ours", "resume"]
 
-SWITCH = "NPU_EMULATOR"
 _PATH = "LD_LIBRARY_PATH"
 
 

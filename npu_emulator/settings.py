@@ -11,9 +11,13 @@ from typing import Any
 from npu_emulator.errors import EmulatorError
 from npu_emulator.schedules import parse
 
-__all__ = ["SOCS", "Settings"]
+__all__ = ["SOCS", "SWITCH", "Settings"]
 
-_PREFIX = "NPU_EMULATOR_"
+SWITCH = "NPU_EMULATOR"
+"""The variable that tells a child that its parent was emulated (children.py)."""
+_PREFIX = f"{SWITCH}_"
+_OURS = "NPUEMULAT"
+"""With what a variable begins, in capitals and without underscores, that is one of ours or means to be."""
 _NOT_FIELDS = ("NPU_EMULATOR_CACHE",)
 """Variables that are read elsewhere: where the built runtime lies (build.py)."""
 
@@ -91,12 +95,13 @@ class Settings:
 
 
 def _refuse_unknown_variables(known: set[str]) -> None:
-    """A mistyped variable would otherwise be a setting that silently does nothing."""
+    """A mistyped variable would otherwise be a setting that silently does nothing; so would one mistyped in its prefix."""
+    every = sorted({*known, *_NOT_FIELDS})
     for name in sorted(os.environ):
-        if name.startswith(_PREFIX) and name not in known and name not in _NOT_FIELDS:
-            every = sorted({*known, *_NOT_FIELDS})
+        plain = name.upper().replace("_", "")
+        if plain.startswith(_OURS) and name not in every and name != SWITCH:
             raise EmulatorError(
-                f"unknown environment variable {name}{_did_you_mean(name, every)}; the emulator reads {', '.join(every)}"
+                f"unknown environment variable {name}{_did_you_mean(name.upper(), every)}; the emulator reads {', '.join(every)}"
             )
 
 

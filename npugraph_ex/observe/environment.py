@@ -154,8 +154,14 @@ def _version(package: str) -> str | None:
 
 
 def _compiler() -> str | None:
-    candidates = (os.environ.get("CXX"), "g++", "clang++", "c++")
-    return next((found for name in candidates if name and (found := shutil.which(name))), None)
+    """The compiler's path, by the emulator's own rule."""
+    from npu_emulator.build import compiler
+    from npu_emulator.errors import BuildError
+
+    try:
+        return shutil.which(compiler()[0])
+    except BuildError:
+        return None
 
 
 def cann_home() -> str | None:

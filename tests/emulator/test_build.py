@@ -55,6 +55,17 @@ def test_no_compiler_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
         build.libraries()
 
 
+def test_a_compiler_that_does_not_exist_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CXX is obeyed or refused by name; a launcher in front of the compiler is part of the command."""
+    monkeypatch.setenv("NPU_EMULATOR_CACHE", str(tmp_path))
+    monkeypatch.setenv("CXX", "/nonexistent/c++ -O1")
+    with pytest.raises(BuildError, match="CXX names the compiler '/nonexistent/c\\+\\+', which does not exist"):
+        build.libraries()
+    assert not [path for path in tmp_path.iterdir() if path.suffix != ".lock"]
+    monkeypatch.setenv("CXX", "env g++")
+    assert build.compiler() == ["env", "g++"]
+
+
 def test_a_cache_that_cannot_be_written_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder in which nothing can be made is named, with the variable that names another."""
     monkeypatch.setenv("NPU_EMULATOR_CACHE", "/proc/nowhere")

@@ -63,6 +63,18 @@ BAD = [
         {"NPU_EMULATOR_DEVICE": "2"},
         r"unknown environment variable NPU_EMULATOR_DEVICE; did you mean NPU_EMULATOR_DEVICES\?",
     ),
+    (
+        {"NPU_EMULATOR_SHCEDULE": "lazy"},
+        r"unknown environment variable NPU_EMULATOR_SHCEDULE; did you mean NPU_EMULATOR_SCHEDULE\?",
+    ),
+    (
+        {"NPU_EMULATE_SCHEDULE": "lazy"},
+        r"unknown environment variable NPU_EMULATE_SCHEDULE; did you mean NPU_EMULATOR_SCHEDULE\?",
+    ),
+    (
+        {"npu_emulator_poison": "1"},
+        r"unknown environment variable npu_emulator_poison; did you mean NPU_EMULATOR_POISON\?",
+    ),
     ({"NPU_EMULATOR_DEVICES": "two"}, "NPU_EMULATOR_DEVICES must be a whole number, got 'two'"),
     ({"NPU_EMULATOR_DEVICES": "17"}, r"NPU_EMULATOR_DEVICES must lie in 1\.\.16, got 17"),
     ({"NPU_EMULATOR_SOC": "H100"}, "name of an Ascend chip that torch_npu knows, got 'H100'; for instance Ascend910B3"),
