@@ -33,6 +33,8 @@ LIBRARIES = (
     "libge_runner.so",
     "libgraph.so",
     "libacl_tdt_channel.so",
+    "libascend_dump.so",
+    "libopapi.so",
 )
 """The names under which CANN's code is looked for, the one that holds it all first."""
 

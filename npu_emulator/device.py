@@ -122,6 +122,7 @@ class Runtime:
         self._frees = u64.in_dll(self._held, "emu_frees")
         self._runner: object = None
         self._seed_giver: object = None
+        self._recorder: object = None
 
     def _declare(self, name: str, result: type | None, *arguments: type) -> Callable[..., int]:
         function = getattr(self._held, name)
@@ -165,6 +166,17 @@ class Runtime:
         """Give the function that writes the seeds of a replay of graph number n to an address, when it is launched."""
         self._seed_giver = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_void_p)(giver)
         self._held.emu_set_seed_giver(self._seed_giver)
+
+    def set_operator_recorder(self, recorder: Callable[[bytes | None], None]) -> None:
+        """Give the function that is told into which folder to describe operators from now on; None: no more."""
+        self._recorder = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(recorder)
+        self._held.emu_set_operator_recorder(self._recorder)
+
+    def static_kernel_choice(self) -> tuple[int, str]:
+        """Return how often the program had static kernels chosen anew, and the folder that it named the last time."""
+        self._held.emu_static_kernel_selections.restype = ctypes.c_uint64
+        self._held.emu_static_kernel_folder.restype = ctypes.c_char_p
+        return self._held.emu_static_kernel_selections(), self._held.emu_static_kernel_folder().decode()
 
     def describe_failure(self, message: str) -> None:
         """Keep the text that the next synchronisation reports for the kernel that is failing now."""

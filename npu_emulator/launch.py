@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
@@ -21,6 +22,7 @@ from npu_emulator.errors import EmulatorError
 from npu_emulator.frames import python_line, user_frames
 from npu_emulator.interrupts import Interrupts
 from npu_emulator.memory.bounds import INVALID_ADDRESS, first_outside
+from npu_emulator.operator_records import OperatorRecords
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -93,9 +95,11 @@ class Launcher:
         self._bases: dict[int, int] = {}
         self._suspicious = False  # a view was made of memory that is nobody's
         self._frees = 0  # how often memory had been given back when the remembered views were made
+        self._records: OperatorRecords | None = None
         self.draws = Draws(runtime)
         runtime.set_kernel_runner(self._run_queued)
         runtime.set_seed_giver(self.draws.reserve)
+        runtime.set_operator_recorder(self._record_operators)
         inside = (self._run_queued.__func__.__code__, self.draws.reserve.__func__.__code__)
         self._interrupts = Interrupts(inside, runtime.interrupt)
 
@@ -197,6 +201,8 @@ class Launcher:
         """
         stream = self._raw_stream(device)
         self.launches += 1
+        if self._records is not None:
+            self._records.note(name, reads, writes)
         if self.memory is not None:
             body = self.memory.guard(name, stream, body, reads, writes)
         if self._suspicious or self.runtime.frees() != self._frees:
@@ -230,6 +236,10 @@ class Launcher:
                 f"{name} on stream {self.runtime.stream_id(stream)} cannot run: {wrong} "
                 f"(ACL error {INVALID_ADDRESS}). Python line: {python_line()}"
             )
+
+    def _record_operators(self, folder: bytes | None) -> None:
+        """Start describing operators in a folder, or stop."""
+        self._records = None if folder is None else OperatorRecords(Path(folder.decode()))
 
     def put(self, stream: int, name: str, body: Callable[[], object]) -> None:
         """Queue work of the emulator's own on a stream, ordered with the program's; no checker sees it."""

@@ -16,7 +16,13 @@ from typing import Any
 import torch
 from torch import fx
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
 from torch.fx.graph import CodeGen
 
 
@@ -80,6 +86,10 @@ def fake_execution(mode: FakeTensorMode | None) -> Iterator[None]:
 
     with mode if mode is not None else nullcontext(), enable_python_dispatcher(), torch.no_grad():
         yield
+
+
+UNKNOWN_TO_FAKE_TENSORS = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
+"""What fake tensors raise where only running an operator would tell its result's shape."""
 
 
 def active_fake_mode() -> FakeTensorMode | None:

@@ -62,6 +62,10 @@ class SavedGraphError(NpuGraphExError, ValueError):
     """A saved compilation cannot be used: damaged, foreign, of another version, or called with other inputs."""
 
 
+class StaticKernelError(NpuGraphExError, RuntimeError):
+    """Kernels for fixed shapes cannot be compiled or installed; never raised to a program, which runs without them."""
+
+
 class StreamOrderError(NpuGraphExError, RuntimeError):
     """The results of a graph of several streams depend on an order that no event enforces."""
 

@@ -9,4 +9,5 @@
 #include "budgets.cpp"
 #include "groups.cpp"
 #include "device.cpp"
+#include "static_kernels.cpp"
 #include "python_api.cpp"

@@ -4,9 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import torch
+
+from npugraph_ex.errors import StaticKernelError
 
 
 def set_deterministic_level(level: int) -> Callable[[], None]:
@@ -59,3 +63,50 @@ def current_stream_key(device: int) -> tuple[int, int, int]:
 
     key: tuple[int, int, int] = torch_npu._C._npu_getCurrentStream(device)
     return key
+
+
+@contextmanager
+def describing_operators(folder: Path) -> Iterator[None]:
+    """Have CANN write a description of every operator that runs in the block into a folder under ``folder``."""
+    import torch_npu
+
+    try:
+        torch_npu._C._aclop_start_dump(str(folder))
+    except RuntimeError as error:
+        raise StaticKernelError(f"CANN does not describe operators here: {_first_line(error)}") from error
+    try:
+        yield
+    finally:
+        torch_npu._C._aclop_stop_dump()
+
+
+def cann_version() -> str:
+    """Which CANN is here; empty where it does not say."""
+    import torch_npu
+
+    return str(torch_npu.npu.utils.get_cann_version())
+
+
+def kernels_in_a_folder() -> bool:
+    """Whether CANN takes compiled kernels from a folder of the process's own: since 9.1."""
+    import torch_npu
+
+    knows = hasattr(torch_npu.npu, "_aclnn_reselect_static_kernel_with_path")
+    return knows and bool(torch_npu.npu.utils._is_gte_cann_version("9.1.0", module="CANN"))
+
+
+def choose_kernels_anew(folder: Path | None) -> None:
+    """Have CANN choose among the installed kernels; those in ``folder``, or in its own folder."""
+    import torch_npu
+
+    try:
+        if folder is None:
+            torch_npu.npu._aclnn_reselect_static_kernel()
+        else:
+            torch_npu.npu._aclnn_reselect_static_kernel_with_path(str(folder))
+    except RuntimeError as error:
+        raise StaticKernelError(f"CANN does not take installed kernels here: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

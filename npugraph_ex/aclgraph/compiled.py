@@ -23,6 +23,7 @@ from npugraph_ex.aclgraph.obstacles import find_obstacles
 from npugraph_ex.aclgraph.promises import first_run_checked
 from npugraph_ex.aclgraph.recording import Recording
 from npugraph_ex.aclgraph.stable import Runner, StableInputs
+from npugraph_ex.aclgraph.static_kernels import StaticKernels
 from npugraph_ex.config.options import Options
 from npugraph_ex.errors import CaptureError
 from npugraph_ex.observe import graphs
@@ -59,8 +60,9 @@ def compile_graph(
         CaptureError: an input is a tensor subclass; or capture is impossible and ``require_capture`` is on.
     """
     _refuse_subclasses(example_inputs, names)
+    kernels = StaticKernels(gm, example_inputs, options) if options.static_kernel_compile else None
     if options.force_eager:
-        return scopes.around(gm)(first_run_checked(gm))
+        return _preparing(scopes.around(gm)(first_run_checked(gm)), kernels)
     updates = UpdatePlan.of(gm)
     obstacles = find_obstacles(gm, updates)
     if obstacles:
@@ -68,10 +70,22 @@ def compile_graph(
         if options.require_capture:
             raise CaptureError(f"the option require_capture is on, and this graph cannot be captured:\n  {lines}")
         logger.warning("This graph cannot be captured and runs operator by operator:\n  %s", lines)
-        return scopes.around(gm)(first_run_checked(gm))
+        return _preparing(scopes.around(gm)(first_run_checked(gm)), kernels)
     if not any(node.op == "call_function" for node in gm.graph.nodes):
         return gm.forward  # nothing to run on the device
-    return CompiledGraph(gm, InputPlan.of(gm, example_inputs, static, names, updates), options, number)
+    return CompiledGraph(gm, InputPlan.of(gm, example_inputs, static, names, updates), options, number, kernels)
+
+
+def _preparing(runner: scopes.Runner, kernels: StaticKernels | None) -> scopes.Runner:
+    """The runner, which sees to it first that there are static kernels for the sizes of the call."""
+    if kernels is None:
+        return runner
+
+    def run(*inputs: Any) -> Sequence[Any]:
+        kernels.prepare(inputs)
+        return runner(*inputs)
+
+    return run
 
 
 def _refuse_subclasses(example_inputs: Sequence[Any], names: Sequence[str] | None) -> None:
@@ -118,18 +132,27 @@ class CompiledGraph:
         plan: what happens to each input.
         options: the validated options.
         number: under which `observe.graphs` knows the graph.
+        kernels: compiles static kernels before a capture; None where nobody asked for it.
 
     Attributes:
         pools: the memory pools that its captures live in: one, or one a capture; none before the first capture.
     """
 
-    def __init__(self, gm: fx.GraphModule, plan: InputPlan, options: Options, number: int = 0) -> None:
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        plan: InputPlan,
+        options: Options,
+        number: int = 0,
+        kernels: StaticKernels | None = None,
+    ) -> None:
         self.number = number
         self.gm = gm
         self.plan = plan
         self._around = scopes.around(gm)
         self._uncaptured: scopes.Runner | None = None  # once the device has refused
         self._options = options
+        self._kernels = kernels
         self._instances: OrderedDict[_Key, Runner] = OrderedDict()
         self._lock = threading.RLock()
         self._last_stream: tuple[int, int, int] | None = None
@@ -223,6 +246,8 @@ class CompiledGraph:
 
     def _capture(self, key: _Key, plan: InputPlan, inputs: Sequence[Any], reason: str) -> CapturedGraph:
         with torch.npu.device(self.plan.device):
+            if self._kernels is not None:
+                self._kernels.prepare(inputs)
             if self._stream is None:
                 self._stream = torch.npu.Stream()
             opened = not self.pools or not self._options.reuse_graph_pool_in_same_fx

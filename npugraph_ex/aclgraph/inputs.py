@@ -152,6 +152,22 @@ def _device_index(gm: fx.GraphModule) -> int:
     return int(torch.npu.current_device())
 
 
+def size_key(example_inputs: Sequence[Any]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """What tells the sizes of a graph's inputs from those of another call: the numbers among them first.
+
+    Args:
+        example_inputs: the inputs, fake or real, with symbols where sizes vary.
+    """
+    numbers = [position for position, value in enumerate(example_inputs) if isinstance(value, (int, torch.SymInt))]
+    dimensions = _unnamed_dimensions(example_inputs, numbers)
+
+    def key(inputs: Sequence[Any]) -> tuple[Any, ...]:
+        told = [inputs[position] for position in numbers]
+        return (*told, *[inputs[position].size(dimension) for position, dimension in dimensions])
+
+    return key
+
+
 class Buffer:
     """Graph-owned memory for one copied input, with the caller's strides.
 

@@ -97,12 +97,16 @@ class Options:
     static_kernel_compile: bool = _row(
         False,
         SWITCH,
-        "Compile kernels for the captured shapes with CANN's compiler.",
+        "Have CANN's op_compiler make kernels for the very shapes of each captured graph, once, before its capture.",
         "experimental_config.aclgraph._aclnn_static_shape_kernel",
-        honoured=(False,),
     )
     disable_static_kernel_compile_cache: bool = _row(
-        False, SWITCH, "Compile static kernels anew in every process.", honoured=(False,)
+        False, SWITCH, "Compile static kernels anew in every process, instead of keeping them for the next."
+    )
+    static_kernel_time_limit: int = _row(
+        1800,
+        at_least(1),
+        "Seconds that op_compiler may take before it is stopped; the graph then runs without static kernels.",
     )
     frozen_parameter: bool = _row(
         False,

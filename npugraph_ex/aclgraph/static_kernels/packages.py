@@ -1,0 +1,80 @@
+"""Built packages, kept for every process that asks for the same kernels: one builds, the others wait and reuse."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from npugraph_ex.aclgraph.static_kernels.locks import locked
+from npugraph_ex.cache.store import read_own, write_whole
+from npugraph_ex.errors import SavedGraphError, StaticKernelError
+from npugraph_ex.observe.logger import logger
+
+_MANIFEST = "manifest.json"
+_SPARE = 60.0  # seconds that a build takes besides the compiler
+
+
+def obtain(root: Path, key: str, build: Callable[[], list[Path]], *, limit: float) -> list[Path]:
+    """The packages for a key: those that are there, or new ones.
+
+    Args:
+        root: the folder that all processes share.
+        key: of what they are made from, and for which machine.
+        build: makes them, somewhere on the same file system.
+        limit: seconds that a build may take.
+
+    Raises:
+        StaticKernelError: the build failed, here or in the process that this one waited for.
+    """
+    folder, came = root / "packages" / key, time.time()
+    with locked(root / "packages" / f"{key}.lock", limit + _SPARE):
+        found = _sound(folder)
+        if found:
+            return found
+        failure = root / "packages" / f"{key}.failed"
+        if failure.exists() and failure.stat().st_mtime > came:  # while this process waited: it need not wait again
+            raise StaticKernelError(failure.read_text(encoding="utf-8"))
+        try:
+            made = build()
+        except StaticKernelError as error:
+            write_whole(failure, str(error).encode())
+            raise
+        failure.unlink(missing_ok=True)
+        return _keep(folder, made)
+
+
+def _keep(folder: Path, made: list[Path]) -> list[Path]:
+    """Move packages to their place, so that the folder is whole or not there."""
+    staging = made[0].parent / "kept"
+    staging.mkdir()
+    for package in made:
+        package.chmod(0o700)
+        package.rename(staging / package.name)
+    manifest = {package.name: _digest(package) for package in sorted(staging.iterdir())}
+    write_whole(staging / _MANIFEST, json.dumps(manifest).encode())
+    shutil.rmtree(folder, ignore_errors=True)
+    staging.rename(folder)
+    return [folder / name for name in manifest]
+
+
+def _sound(folder: Path) -> list[Path]:
+    """The packages of a folder; none if it is not there, or if one is not as it was written: it would be run."""
+    if not folder.exists():
+        return []
+    try:
+        manifest = json.loads(read_own(folder / _MANIFEST))
+        for name, digest in manifest.items():
+            if _digest(folder / name) != digest:
+                raise SavedGraphError(f"{folder / name} was changed since it was built")
+    except (OSError, ValueError, AttributeError) as error:
+        logger.warning("Static kernels are compiled anew: %s", error)
+        return []
+    return [folder / name for name in manifest]
+
+
+def _digest(package: Path) -> str:
+    return hashlib.sha256(read_own(package)).hexdigest()

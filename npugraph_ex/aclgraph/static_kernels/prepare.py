@@ -1,0 +1,132 @@
+"""From a graph and its sizes to installed kernels; the one place that knows all the steps and in which order they come."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import shutil
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from npugraph_ex.aclgraph import _npu_private, scopes
+from npugraph_ex.aclgraph.inputs import size_key
+from npugraph_ex.aclgraph.static_kernels import packages, programs
+from npugraph_ex.aclgraph.static_kernels.calls import operator_calls
+from npugraph_ex.aclgraph.static_kernels.describe import describe
+from npugraph_ex.aclgraph.static_kernels.install import install
+from npugraph_ex.aclgraph.static_kernels.lease import Lease
+from npugraph_ex.cache.store import default_directory
+from npugraph_ex.config.options import Options
+from npugraph_ex.errors import StaticKernelError
+from npugraph_ex.observe.logger import logger
+
+SIZES = "_vllm_aclnn_static_kernel_sym_range"
+"""vLLM's option: the sizes that are worth static kernels. Absent or None: all of them."""
+
+_one_at_a_time = threading.Lock()
+"""CANN describes the operators of the whole process, whichever thread starts them."""
+
+
+class StaticKernels:
+    """The static kernels of one compiled graph.
+
+    Args:
+        gm: the graph, after all passes.
+        example_inputs: its inputs, fake or real.
+        options: the validated options.
+    """
+
+    def __init__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options) -> None:
+        self._gm = gm
+        self._sizes = size_key(example_inputs)
+        self._chosen = options.private.get(SIZES)
+        self._keep = not options.disable_static_kernel_compile_cache
+        self._limit = options.static_kernel_time_limit
+        self._seen: set[tuple[Any, ...]] = set()
+
+    def prepare(self, inputs: Sequence[Any]) -> None:
+        """Have kernels for inputs of these sizes; the first call for each combination works, and may take minutes.
+
+        Where it is not possible, one warning says why, and the graph runs with the kernels that CANN has.
+        """
+        sizes = self._sizes(inputs)
+        # An engine that captures has run the graph before; under its capture nothing can be described.
+        if sizes in self._seen or torch.npu.is_current_stream_capturing():
+            return
+        self._seen.add(sizes)
+        if sizes and isinstance(self._chosen, Iterable) and sizes[0] not in self._chosen:
+            return
+        try:
+            with _one_at_a_time:
+                self._prepare(inputs)
+        except (StaticKernelError, OSError) as error:
+            _warn(f"No static kernels were made, and the graph runs with those that CANN has: {error}")
+
+    def _prepare(self, inputs: Sequence[Any]) -> None:
+        compiler = programs.find_compiler()
+        lease = Lease.of(default_directory() / "static_kernels")
+        work = lease.work()
+        try:
+            described = describe(operator_calls(self._gm, inputs), work)
+            chosen = work / "descriptions"
+            chosen.mkdir()
+            about = _about(compiler)
+            new = _copy_new(described, chosen, lease.have, about)
+            if not new:
+                logger.debug("static kernels for all %d operators are there", len(described))
+                return
+            key = hashlib.sha256("".join(sorted(new)).encode()).hexdigest()
+
+            def build() -> list[Path]:
+                into = work / "built"
+                into.mkdir()
+                logger.info("Compiling static kernels for %d operators; this may take minutes", len(new))
+                return programs.compile_descriptions(
+                    compiler, chosen, into, soc=about["soc"], limit=self._limit, started=lease.note_compiler
+                )
+
+            made = packages.obtain(lease.root, key, build, limit=self._limit) if self._keep else _made_here(build())
+            install(made, lease)
+            lease.have |= new
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+def _about(compiler: Path) -> dict[str, str]:
+    """What decides besides an operator's description which kernel is made from it."""
+    return {
+        "soc": torch.npu.get_device_name().split()[0],
+        "cann": _npu_private.cann_version(),
+        "compiler": str(compiler.resolve()),
+        "deterministic": str(scopes.deterministic_level()),
+    }
+
+
+def _copy_new(described: Sequence[Path], into: Path, have: set[str], about: dict[str, str]) -> set[str]:
+    """Copy the descriptions for which this process has no kernel yet, each once; return their digests."""
+    new: set[str] = set()
+    said = json.dumps(about, sort_keys=True).encode()
+    for file in described:
+        digest = hashlib.sha256(said + file.read_bytes()).hexdigest()
+        if digest not in have | new:
+            new.add(digest)
+            shutil.copy(file, into / f"{digest[:8]}_{file.name}")
+    return new
+
+
+def _made_here(made: list[Path]) -> list[Path]:
+    for package in made:
+        package.chmod(0o700)
+    return made
+
+
+@functools.cache
+def _warn(text: str) -> None:
+    """Say it once."""
+    logger.warning("%s", text)
