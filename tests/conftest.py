@@ -9,12 +9,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import npu_emulator
+
+if TYPE_CHECKING:
+    from stand_in_cann import StandInCann
 
 # AOT warns of a custom operator that breaks its schema, and raises where the variable CI is set: everywhere here.
 os.environ["TORCHINDUCTOR_ERROR_ON_CUSTOM_OP_ALIASING"] = "1"
@@ -90,3 +94,20 @@ def command() -> Callable[..., subprocess.CompletedProcess[str]]:
         )
 
     return run
+
+
+@pytest.fixture
+def cann(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInCann]:
+    """A stand-in for CANN's operator compiler, an empty cache, and no static kernels left in this process afterwards."""
+    if not npu_emulator.is_active():
+        pytest.skip("the stand-in is for the emulated device")
+    from stand_in_cann import StandInCann, end_of_process
+
+    from npugraph_ex.aclgraph.static_kernels import prepare
+
+    made = StandInCann.at(tmp_path / "cann" / "8.0")
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(made.home))
+    monkeypatch.setenv("NPUGRAPH_EX_CACHE", str(tmp_path / "cache"))
+    prepare._warn.cache_clear()  # warnings are said once a process
+    yield made
+    end_of_process()

@@ -35,6 +35,14 @@ PACKAGE
 """
 
 
+def end_of_process() -> None:
+    """Do what happens to static kernels when a process ends."""
+    from npugraph_ex.aclgraph.static_kernels import lease
+
+    for held in list(lease._leases.values()):
+        held.close()
+
+
 @dataclass(frozen=True)
 class StandInCann:
     """An installation of CANN as far as static kernels need one.

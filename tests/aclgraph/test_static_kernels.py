@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,41 +20,21 @@ from typing import Any
 import device_helpers
 import pytest
 import torch
-from stand_in_cann import StandInCann
+from stand_in_cann import StandInCann, end_of_process
 from torch import fx
 
 import npu_emulator
 from npugraph_ex.aclgraph import _npu_private
-from npugraph_ex.aclgraph.static_kernels import lease as leases
-from npugraph_ex.aclgraph.static_kernels import packages, prepare, programs
+from npugraph_ex.aclgraph.static_kernels import packages, programs
 from npugraph_ex.aclgraph.static_kernels.calls import operator_calls
 from npugraph_ex.aclgraph.static_kernels.lease import Lease
 from npugraph_ex.errors import StaticKernelError
 from npugraph_ex.streams.ops import ENTERS, EXITS
 
-pytestmark = pytest.mark.skipif(not npu_emulator.is_active(), reason="the stand-in is for the emulated device")
-
-
-@pytest.fixture
-def cann(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInCann]:
-    """A stand-in CANN, an empty cache, and nothing left of this process's lease afterwards."""
-    made = StandInCann.at(tmp_path / "cann" / "8.0")
-    monkeypatch.setenv("ASCEND_HOME_PATH", str(made.home))
-    monkeypatch.setenv("NPUGRAPH_EX_CACHE", str(tmp_path / "cache"))
-    prepare._warn.cache_clear()
-    yield made
-    end_of_process()
-
 
 def root() -> Path:
     """Where static kernels are kept."""
     return Path(os.environ["NPUGRAPH_EX_CACHE"]) / "static_kernels"
-
-
-def end_of_process() -> None:
-    """What happens to static kernels when a process ends."""
-    for lease in list(leases._leases.values()):
-        lease.close()
 
 
 def processes() -> list[Path]:

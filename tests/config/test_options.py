@@ -24,6 +24,7 @@ def test_defaults_are_the_contract() -> None:
         "poison_results": False,
         "static_kernel_compile": False,
         "disable_static_kernel_compile_cache": False,
+        "static_kernel_time_limit": 1800,
         "frozen_parameter": False,
         "stable_inputs_in_place": True,
         "remove_noop_ops": True,
@@ -110,10 +111,8 @@ def test_pool_handle_is_a_pair_of_ints() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("static_kernel_compile", True),
         ("super_kernel_optimize", True),
         ("deadlock_check", True),
-        ("disable_static_kernel_compile_cache", True),
         ("super_kernel_optimize_options", {}),
         ("super_kernel_debug_options", {}),
     ],

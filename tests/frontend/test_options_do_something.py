@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch_npu
+from stand_in_cann import StandInCann, end_of_process
 from torch import fx
 
 from npugraph_ex import ops, scope
@@ -397,6 +398,22 @@ def test_force_recapture_does_not_count_against_the_limit(caplog: pytest.LogCapt
     """A recapture of a known key is no new graph: nothing is dropped for it."""
     told(chain, *fresh(4), force_recapture=True, capture_limit=1)
     assert "capture_limit" not in caplog.text
+
+
+@shows("static_kernel_compile", "disable_static_kernel_compile_cache", "static_kernel_time_limit")
+def test_static_kernels(cann: StandInCann, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The compiler is asked, what it makes is kept or not, and it is stopped after the seconds that the option gives."""
+    told(chain, *fresh(2), static_kernel_compile=True, disable_static_kernel_compile_cache=True)
+    assert len(cann.calls()) == len(cann.installed()) == 1
+    assert list(tmp_path.rglob("packages")) == []
+    end_of_process()
+    told(chain, *fresh(2), static_kernel_compile=True)
+    assert len(list(tmp_path.rglob("packages/*/*.run"))) == 1
+    end_of_process()
+    cann.does("hang")
+    options = {"disable_static_kernel_compile_cache": True, "static_kernel_time_limit": 1}
+    told(chain, *fresh(1), static_kernel_compile=True, **options)
+    assert "op_compiler was stopped after 1 seconds" in caplog.text
 
 
 @shows("stream_check")

@@ -10,6 +10,7 @@ from typing import Any
 import block
 import pytest
 import torch
+from stand_in_cann import StandInCann, end_of_process
 from torch import fx
 
 from npugraph_ex import cache_key, register_replacement
@@ -125,6 +126,35 @@ def test_results_keep_their_form(model: Callable[..., Any], compiler: NpuGraphEx
             assert form == expected_form
             for one, other in zip(flat, expected, strict=True):
                 assert torch.equal(one.cpu(), other.cpu()) if isinstance(one, torch.Tensor) else one == other
+
+
+def test_static_kernels_for_the_sizes_of_decoding(cann: StandInCann, tmp_path: Path) -> None:
+    """`enable_static_kernel`: kernels for the batch sizes that the engine captures, compiled by one process for all."""
+    made = NpuGraphExCompiler()
+    made.compute_hash(_vllm_config({"ascend_compilation_config": {"enable_static_kernel": True}}))
+    made.initialize_cache(str(tmp_path))
+    found: list[tuple[fx.GraphModule, Any, Any]] = []
+
+    def backend(graph: fx.GraphModule, given: list[Any]) -> Callable[..., Any]:
+        function, handle = made.compile(graph, given, {}, None, "piece")
+        found.append((graph, given, handle))
+        return function
+
+    def check(function: Callable[..., Any]) -> None:
+        for size in (3, 2, 4, 2):  # 3 is no size that is captured
+            x = torch.randn(size, 5, device="npu")
+            assert torch.equal(function(x).cpu(), torch.relu(x * 2 + x).cpu())
+        assert [{shapes[0][0] for _, shapes in compiled} for compiled in cann.compiled()] == [{2}, {4}]
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        check(torch.compile(lambda x: torch.relu(x * 2 + x), backend=backend, dynamic=True))
+        end_of_process()
+        ((graph, given, handle),) = found
+        loaded = made.load(handle, graph, given, 0, None)
+        sizes = [name for name, value in enumerate(given) if not isinstance(value, torch.Tensor)]
+        check(lambda x: loaded(*x.shape[: len(sizes)], x)[0])
+    assert len(cann.installs()) == 4
 
 
 def test_a_damaged_or_missing_file_is_compiled_anew(compiler: NpuGraphExCompiler, tmp_path: Path) -> None:
