@@ -51,6 +51,25 @@ def written_inputs(nodes: int) -> fx.GraphModule:
     return fx.GraphModule(torch.nn.Module(), build.graph)
 
 
+def one_buffer(nodes: int) -> fx.GraphModule:
+    """One intermediate and one input, each worked on row by row and once more as a whole, as packed parameters are."""
+    build = Builder()
+    rows = nodes // 8
+    state = build.placeholder(2 * rows, 16)
+    packed = build.call(aten.add.Tensor, state, 1)
+    where = [(0, 2 * row, 2 * row + 2) for row in range(rows)]
+    done = [build.call(aten.exp.default, build.call(aten.slice.Tensor, packed, *row)) for row in where]
+    sums = [build.call(aten.sum.default, row) for row in done]
+    written = state
+    for row in where:
+        new = build.call(aten.neg.default, build.call(aten.slice.Tensor, written, *row))
+        written = build.call(aten.slice_scatter.default, written, new, *row)
+    build.call(aten.copy_.default, state, written)
+    joined = build.call(aten.cat.default, [build.call(aten.unsqueeze.default, one, 0) for one in sums])
+    build.graph.output((joined,))
+    return fx.GraphModule(torch.nn.Module(), build.graph)
+
+
 def cost(gm: fx.GraphModule, rounds: int) -> tuple[float, PassReport]:
     """The shortest of several CPU times of the whole pipeline, and its last report."""
     times = []
@@ -89,6 +108,13 @@ def test_many_written_inputs(record_property: Callable[[str, Any], None]) -> Non
     """Each write goes to its input directly."""
     report = grows(written_inputs, record_property)
     assert "reinplace_inputs" in {record.name for record in report.passes if record.outcome == "changed"}
+
+
+def test_slices_of_one_buffer(record_property: Callable[[str, Any], None]) -> None:
+    """Whoever asks for one row does not look at what is done to all the others."""
+    report = grows(one_buffer, record_property)
+    changed = {record.name for record in report.passes if record.outcome == "changed"}
+    assert {"reinplace_intermediates", "reinplace_inputs"} <= changed
 
 
 def test_fusion_among_the_passes(record_property: Callable[[str, Any], None]) -> None:

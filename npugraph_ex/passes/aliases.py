@@ -31,7 +31,7 @@ from npugraph_ex.passes.operators import (
     tensor_leaves,
     written_by,
 )
-from npugraph_ex.passes.regions import UNKNOWN, Region
+from npugraph_ex.passes.regions import UNKNOWN, Region, Union
 
 __all__ = [
     "AliasFacts",
@@ -72,7 +72,7 @@ class AliasFacts:
             self.add(node)
             if node.op != "placeholder" and written_by(node):
                 self.writers.append(node)
-        self._written = _Union(region for writer in self.writers for region in self.writes(writer))
+        self._written = Union(region for writer in self.writers for region in self.writes(writer))
 
     def add(self, node: fx.Node) -> None:
         """Take in a node that was inserted since, which writes nothing and whose arguments are known."""
@@ -171,28 +171,6 @@ class AliasFacts:
             self._parent[storage] = self._parent[parent]
             storage, parent = parent, self._parent[parent]
         return storage
-
-
-class _Union:
-    """Bytes that lie in any of some regions."""
-
-    def __init__(self, regions: Iterable[Region]) -> None:
-        self._starts: dict[int, list[int]] = {}
-        self._stops: dict[int, list[int]] = {}
-        for root, start, stop in sorted(regions):
-            starts, stops = self._starts.setdefault(root, []), self._stops.setdefault(root, [])
-            if stops and start <= stops[-1]:
-                stops[-1] = max(stops[-1], stop)
-            else:
-                starts.append(start)
-                stops.append(stop)
-
-    def overlaps(self, region: Region) -> bool:
-        """Whether ``region`` may have a byte in common with one of them."""
-        if UNKNOWN in self._starts or (region.root == UNKNOWN and self._starts):
-            return True
-        last = bisect_left(self._starts.get(region.root, ()), region.stop) - 1
-        return last >= 0 and self._stops[region.root][last] > region.start
 
 
 def inputs_left_behind(graph: fx.Graph, facts: AliasFacts) -> frozenset[int]:

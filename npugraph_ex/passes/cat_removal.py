@@ -9,6 +9,7 @@ kernel writes elsewhere first if they are not; other concatenations stay as they
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,7 +42,8 @@ def _take_apart(graph: fx.Graph, cat: fx.Node, order: dict[fx.Node, int]) -> Non
     kept = [member for member in members if isinstance(member, fx.Node) and not _is_legacy_empty(member, result)]
     if len(kept) < 2 or len(kept) != len([m for m in members if isinstance(m, fx.Node)]):
         return
-    direct = {member for member in kept if kept.count(member) == 1 and _can_write_out(member, cat, result)}
+    times = Counter(kept)
+    direct = {member for member in kept if times[member] == 1 and _can_write_out(member, cat, result)}
     if not direct:
         return
     first = min(direct, key=lambda member: order[member])
@@ -55,6 +57,8 @@ def _take_apart(graph: fx.Graph, cat: fx.Node, order: dict[fx.Node, int]) -> Non
     _fill(graph, cat, whole, kept, direct, dimension)
     cat.replace_all_uses_with(whole)
     graph.erase_node(cat)
+    for member in direct:  # which nobody else used; while they are arguments of `cat`, each removal copies them all
+        graph.erase_node(member)
 
 
 def _fill(
@@ -77,9 +81,6 @@ def _fill(
         _label(part, anchor)
         _label(new, anchor)
         new.meta["val"] = member.meta["val"]  # what it returns is like this, in another place
-        if member in direct:
-            member.replace_all_uses_with(part)
-            graph.erase_node(member)
         start = stop
 
 

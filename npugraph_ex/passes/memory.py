@@ -6,25 +6,17 @@ an operator write into another value's memory tells the map with `merge`, so tha
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
-from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
+from heapq import merge
+from operator import attrgetter
 
 from torch import fx
 
 from npugraph_ex.passes.aliases import AliasFacts, read_by, schema_of, written_by
+from npugraph_ex.passes.history import Access, History
 from npugraph_ex.passes.operators import returned_argument
 from npugraph_ex.passes.regions import EVERYWHERE, UNKNOWN, Region
-
-
-@dataclass(frozen=True)
-class Access:
-    """One node touching one value's memory, at one place in the graph's order."""
-
-    position: int
-    node: fx.Node
-    value: fx.Node
 
 
 class MemoryMap:
@@ -42,8 +34,8 @@ class MemoryMap:
         self.position = {node: index for index, node in enumerate(graph.nodes)}
         self._shift: dict[int, tuple[int, int | None]] = {}  # merged root -> (root it went into, bytes to add if known)
         self._same: dict[fx.Node, fx.Node] = {}  # node -> node of exactly the same bytes and layout
-        self._reads: dict[int, list[Access]] = defaultdict(list)
-        self._writes: dict[int, list[Access]] = defaultdict(list)
+        self._reads: dict[int, History] = {}
+        self._writes: dict[int, History] = {}
         self.inputs = frozenset(
             root
             for op in ("placeholder", "get_attr")
@@ -59,9 +51,16 @@ class MemoryMap:
     def _note(self, node: fx.Node) -> None:
         for accesses, values in ((self._reads, read_by(node)), (self._writes, written_by(node))):
             for value in values:
-                access = Access(self.position[node], node, value)
-                for root in self._facts.roots(value):
-                    accesses[root].append(access)
+                self._add(accesses, node, value)
+
+    def _add(self, accesses: dict[int, History], node: fx.Node, value: fx.Node) -> None:
+        for place in self.regions(value):
+            self._history(accesses, place.root).add(Access(self.position[node], node, value, place))
+
+    def _history(self, accesses: dict[int, History], root: int) -> History:
+        if root not in accesses:
+            accesses[root] = History(len(self.position))
+        return accesses[root]
 
     def regions(self, node: fx.Node) -> list[Region]:
         """Where the tensors of ``node`` lie, one region for each."""
@@ -102,8 +101,13 @@ class MemoryMap:
         return any(access.node.op == "output" for access in self.reads_after(place, -1))
 
     def _original(self, node: fx.Node) -> fx.Node:
+        passed = []
         while node in self._same:
+            passed.append(node)
             node = self._same[node]
+        self._same.update(
+            dict.fromkeys(passed[:-1], node)
+        )  # or chains of in-place operators are walked again and again
         return node
 
     def overlap(self, first: fx.Node, second: fx.Node) -> bool:
@@ -125,35 +129,25 @@ class MemoryMap:
             yield from self.reads_after(place, -1)
             yield from self.writes_after(place, -1)
 
-    def _after(self, accesses: dict[int, list[Access]], place: Region, position: int) -> Iterator[Access]:
-        for root in (place.root, UNKNOWN):
-            known = accesses.get(root, [])
-            for access in known[bisect_right(known, position, key=_position) :]:
-                if any(region.overlaps(place) for region in self.regions(access.value)):
-                    yield access
+    def _after(self, accesses: dict[int, History], place: Region, position: int) -> Iterator[Access]:
+        roots = list(accesses) if place.root == UNKNOWN else (place.root, UNKNOWN)
+        found = [accesses[root].after(place, position) for root in roots if root in accesses]
+        return merge(*found, key=attrgetter("position"))
 
     def merge(self, value: fx.Node, target: fx.Node) -> None:
-        """Record that ``value`` now lies exactly where ``target`` lies, and all that lay in its memory goes with it.
-
-        Accesses before ``value`` are forgotten on both sides: questions come in graph order.
-        """
+        """Record that ``value`` now lies exactly where ``target`` lies, and all that lay in its memory goes with it."""
         own, into = self.region(value), self.region(target)
         if own is None or into is None:
             raise ValueError(f"{value.name} or {target.name} has no single known memory")
         known = own.is_exact and into.is_exact
         self._shift[own.root] = (into.root, into.start - own.start if known else None)
         self._same[value] = target
-        now = self.position[value]
         for accesses in (self._reads, self._writes):
-            both = accesses.pop(own.root, []) + accesses[into.root]
-            accesses[into.root] = sorted((access for access in both if access.position >= now), key=_position)
+            if own.root in accesses:
+                history = self._history(accesses, into.root)
+                for access in accesses.pop(own.root):
+                    history.add(replace(access, place=self._placed(access.place)))
 
     def wrote(self, node: fx.Node, value: fx.Node) -> None:
         """Record that ``node``, which had no effect before, now writes ``value``'s memory."""
-        region = self.region(value)
-        if region is not None:
-            insort(self._writes[region.root], Access(self.position[node], node, value), key=_position)
-
-
-def _position(access: Access) -> int:
-    return access.position
+        self._add(self._writes, node, value)

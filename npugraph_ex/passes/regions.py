@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -51,3 +53,35 @@ class Region(NamedTuple):
     def covers(self, other: Region) -> bool:
         """Whether every byte of ``other`` is known to be one of these."""
         return self.root == other.root != UNKNOWN and self.start <= other.start and other.stop <= self.stop
+
+
+class Union:
+    """Bytes that lie in any of some regions.
+
+    Args:
+        regions: those to begin with.
+    """
+
+    def __init__(self, regions: Iterable[Region] = ()) -> None:
+        self._starts: dict[int, list[int]] = {}  # of each root's pieces, which neither overlap nor touch, in order
+        self._stops: dict[int, list[int]] = {}
+        for region in sorted(regions):
+            self.add(region)
+
+    def add(self, region: Region) -> None:
+        """Take in another region."""
+        starts, stops = self._starts.setdefault(region.root, []), self._stops.setdefault(region.root, [])
+        first, last = bisect_left(stops, region.start), bisect_right(starts, region.stop)
+        if first < last:
+            starts[first:last] = [min(starts[first], region.start)]
+            stops[first:last] = [max(stops[last - 1], region.stop)]
+        else:
+            starts.insert(first, region.start)
+            stops.insert(first, region.stop)
+
+    def overlaps(self, region: Region) -> bool:
+        """Whether ``region`` may have a byte in common with one of them."""
+        if UNKNOWN in self._starts or (region.root == UNKNOWN and self._starts):
+            return True
+        last = bisect_left(self._starts.get(region.root, ()), region.stop) - 1
+        return last >= 0 and self._stops[region.root][last] > region.start

@@ -22,6 +22,7 @@ uses of the result.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -29,8 +30,9 @@ from torch import fx
 from torch._ops import OpOverload
 
 from npugraph_ex.passes.aliases import AliasFacts, tensor_leaves, written_by
+from npugraph_ex.passes.history import Access
 from npugraph_ex.passes.inplace import inplace_overload
-from npugraph_ex.passes.memory import Access, MemoryMap
+from npugraph_ex.passes.memory import MemoryMap
 from npugraph_ex.passes.metadata import difference
 from npugraph_ex.passes.pass_ import PassContext
 from npugraph_ex.passes.regions import UNKNOWN, Region
@@ -77,21 +79,17 @@ class _Reinplacer:
         place, own = self.memory.region(target), self.memory.region(node)
         if place is None or own is None or place.root == own.root or not _same_layout(node, target):
             return False
-        overwrites = list(self.memory.writes_after(place, self.memory.position[node]))
+        if (place.root in self.memory.inputs) != self.inputs:
+            return False
+        position = self.memory.position[node]
         return (
-            self._is_allowed(place, overwrites)
-            and self._only_target_is_there(node, target)
-            and next(self.memory.reads_after(place, self.memory.position[node]), None) is None
+            self._only_target_is_there(node, target)
+            and next(self.memory.reads_after(place, position), None) is None
+            and (not self.inputs or _is_overwritten(self.memory.writes_after(place, position), place))
             and (not self.memory.leaves(own) or self.memory.owns_memory(target))
-            and self._result_is_done_before(own, overwrites, self.memory.position[node])
-            and self._is_ordered(node, target, overwrites)
+            and self._result_is_done_before(own, next(self.memory.writes_after(place, position), None), position)
+            and self._is_ordered(node, target, place)
         )
-
-    def _is_allowed(self, place: Region, overwrites: list[Access]) -> bool:
-        """Whether the destination is of the kind that this pass is about."""
-        if place.root not in self.memory.inputs:
-            return not self.inputs
-        return self.inputs and _is_overwritten(overwrites, place, self.memory)
 
     def _only_target_is_there(self, node: fx.Node, target: fx.Node) -> bool:
         """Whether ``node`` reads the destination's bytes as its first argument and in no other way."""
@@ -99,11 +97,10 @@ class _Reinplacer:
             return False
         return node.args.count(target) + list(node.kwargs.values()).count(target) == 1
 
-    def _result_is_done_before(self, own: Region, overwrites: list[Access], position: int) -> bool:
-        """Whether the result is neither read nor written once something else is written to the destination."""
-        if not overwrites:
+    def _result_is_done_before(self, own: Region, first: Access | None, position: int) -> bool:
+        """Whether the result is neither read nor written once ``first``, if it is there, overwrites the destination."""
+        if first is None:
             return True
-        first = overwrites[0]
         late = [*self.memory.reads_after(own, position), *self.memory.writes_after(own, position)]
         for access in late:
             if access.position > first.position:
@@ -112,11 +109,12 @@ class _Reinplacer:
                 return False
         return True
 
-    def _is_ordered(self, node: fx.Node, target: fx.Node, overwrites: list[Access]) -> bool:
+    def _is_ordered(self, node: fx.Node, target: fx.Node, place: Region) -> bool:
         """Whether the streams' events order ``node`` with all that touches the destination, as the list does."""
         if self.order is None:
             return True
         position = self.memory.position[node]
+        overwrites = list(self.memory.writes_after(place, position))
         earlier = [access.node for access in self.memory.accesses(target) if access.position < position]
         earlier += producers(target)
         late = [node, *(access.node for access in self.memory.accesses(node) if access.position > position)]
@@ -172,12 +170,8 @@ class _Reinplacer:
             if stream_of(source) != stream_of(node):
                 return source
             stop = len(self.memory.position)  # a write that stands later may still come first
-        rewritten = any(
-            access.position < stop
-            for region in self.memory.regions(values)
-            for access in self.memory.writes_after(region, start)
-        )
-        return source if rewritten else values
+        writes = (next(self.memory.writes_after(region, start), None) for region in self.memory.regions(values))
+        return source if any(write is not None and write.position < stop for write in writes) else values
 
 
 def _same_layout(node: fx.Node, target: fx.Node) -> bool:
@@ -200,15 +194,14 @@ def _copies_whole(read: Access, write: Access) -> bool:
     )
 
 
-def _is_overwritten(writes: list[Access], place: Region, memory: MemoryMap) -> bool:
+def _is_overwritten(later: Iterator[Access], place: Region) -> bool:
     """Whether an input's bytes are all written again later by a copy, so that what happens there until then is unseen."""
     return any(
         write.node.target is _aten.copy_.default
         and write.node.args[0] is write.value
         and write.value.op == "placeholder"
-        and (region := memory.region(write.value)) is not None
-        and region.covers(place)
-        for write in writes
+        and write.place.covers(place)
+        for write in later
     )
 
 
