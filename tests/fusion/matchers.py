@@ -1,0 +1,125 @@
+"""The checked matcher and torch's plain one, with the same rule on the same graph, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from fx_helpers import evaluate
+from torch import fx
+from torch._inductor.pattern_matcher import PatternMatcherPass, fwd_only
+from torch._inductor.pattern_matcher import register_replacement as torch_register
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from npugraph_ex.fusion.engine import apply_rules
+from npugraph_ex.fusion.preparing import prepare
+from npugraph_ex.fusion.rule import FusionRule
+from npugraph_ex.observe.report import PassReport, ReportBuilder
+
+Function = Callable[..., Any]
+
+
+def half(*shape: int) -> torch.Tensor:
+    """A float16 tensor on the device."""
+    return torch.zeros(shape, dtype=torch.float16, device="npu")
+
+
+def pair() -> list[torch.Tensor]:
+    """Two of them, with one shape."""
+    return [half(4, 16), half(4, 16)]
+
+
+def like(value: torch.Tensor) -> torch.Tensor:
+    """A tensor with the metadata of ``value``, in whatever mode is in force."""
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+
+
+def ours(gm: fx.GraphModule, search: Any, replace: Any, examples: Function, **rule: Any) -> PassReport:
+    """Apply one rule with the checked matcher."""
+    report = ReportBuilder()
+    apply_rules(gm.graph, (prepare(FusionRule("rule", search, replace, examples, **rule)),), report)
+    gm.graph.lint()
+    gm.recompile()
+    return report.build()
+
+
+def plain_torch(gm: fx.GraphModule, search: Any, replace: Any, examples: Function) -> int:
+    """Apply the same rule with torch's matcher; how often it matched."""
+    matcher = PatternMatcherPass()
+    with FakeTensorMode():
+        fakes = [like(example) for example in examples()]
+        torch_register(search, replace, fakes, fwd_only, matcher, get_decomp_fn=dict)
+    return matcher.apply(gm)
+
+
+def traced(body: Function, *inputs: torch.Tensor) -> fx.GraphModule:
+    """The graph of ``body``, writes in it included, with fake tensors like ``inputs``."""
+    with FakeTensorMode():
+        fakes = [like(value) for value in inputs]
+    return make_fx(body)(*fakes)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A rule and a graph that it should, or should not, be applied to.
+
+    Attributes:
+        model: what is traced into the graph.
+        search: what the rule looks for.
+        replace: what it puts there.
+        inputs: of the model; on the device, floating ones are drawn anew for the comparison of values.
+        examples: of the rule; like ``inputs`` when None.
+        edit: changes the traced graph.
+    """
+
+    model: Function
+    search: Function
+    replace: Function
+    inputs: Sequence[torch.Tensor]
+    examples: Sequence[torch.Tensor] | None = None
+    edit: Callable[[fx.GraphModule], None] = lambda _: None
+
+    def graph(self) -> fx.GraphModule:
+        """The graph, made anew."""
+        gm = traced(self.model, *self.inputs)
+        self.edit(gm)
+        return gm
+
+    def values(self, gm: fx.GraphModule) -> list[torch.Tensor]:
+        """Its results on random values, which are the same at every call."""
+        generator = torch.Generator().manual_seed(3)
+        drawn = [torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t.dtype) for t in self.inputs]
+        return evaluate(gm, *drawn)
+
+    def by_torch(self) -> tuple[int, fx.GraphModule]:
+        """How often torch's matcher matched, and the graph that it made; what it raises is passed on."""
+        gm = self.graph()
+        count = plain_torch(gm, self.search, self.replace, self._examples)
+        gm.recompile()
+        return count, gm
+
+    def by_us(self) -> tuple[PassReport, fx.GraphModule]:
+        """What the checked matcher did; the graph's values and the metadata of its results stay, whatever it did."""
+        gm = self.graph()
+        before, results = self.values(gm), metadata(gm)
+        report = ours(gm, self.search, self.replace, self._examples)
+        assert metadata(gm) == results
+        for old, new in zip(before, self.values(gm), strict=True):
+            torch.testing.assert_close(new, old)
+        return report, gm
+
+    def _examples(self) -> Sequence[torch.Tensor]:
+        return list(self.examples or self.inputs)
+
+
+def metadata(gm: fx.GraphModule) -> list[tuple[object, ...]]:
+    """Shape, dtype, strides and device of each result, by executing the graph on fake tensors."""
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    mode = placeholders[0].meta["val"].fake_mode
+    with mode:
+        results = gm(*(node.meta["val"] for node in placeholders))
+    results = results if isinstance(results, (tuple, list)) else [results]
+    return [(tuple(t.shape), t.dtype, t.stride(), t.device) for t in results]
