@@ -21,8 +21,6 @@ from torch._inductor.pattern_matcher import CallFunction, Ignored, KeywordArg, P
 from torch._inductor.pattern_matcher import register_replacement as torch_register
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from npugraph_ex.fusion.checks import SCOPE_KEYS
-
 aten, npu = torch.ops.aten, torch.ops.npu
 
 
@@ -248,7 +246,7 @@ def marked(key: str, first: object, second: object) -> Callable[[fx.GraphModule]
 MARKS = {"stream_label": ("a", "b"), "core_limit": ((4, 8), (8, 8)), "deterministic_level": (1, 2)}
 
 
-@pytest.mark.parametrize("key", SCOPE_KEYS)
+@pytest.mark.parametrize("key", MARKS)
 def test_one_stream_and_one_scope(key: str) -> None:
     """Torch fuses over two of them and its node has none (pytorch#189095); ours refuses, and inherits a common one."""
     first, second = MARKS[key]
