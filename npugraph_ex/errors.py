@@ -74,6 +74,10 @@ class StreamOrderWarning(UserWarning):
     """As `StreamOrderError`, where the program only asked to be warned."""
 
 
+class CollectiveDeadlockWarning(UserWarning):
+    """Collectives of a graph that may run at once do not fit onto the device together."""
+
+
 class DeviceError(NpuGraphExError, RuntimeError):
     """No device, or not the device that was asked for."""
 

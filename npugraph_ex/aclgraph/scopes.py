@@ -75,6 +75,11 @@ def deterministic_level() -> int:
     return _npu_private.deterministic_level()
 
 
+def vector_cores() -> int:
+    """How many vector cores the current device has."""
+    return int(torch.npu.get_device_limit(torch.npu.current_device())["vector_core_num"])
+
+
 def leave() -> None:
     """Close the innermost scope of this thread."""
     if not here.opened:

@@ -202,7 +202,10 @@ class Options:
         "What to do where results depend on an order of streams that no event enforces: warn, refuse to compile, or add the event.",
     )
     deadlock_check: bool = _row(
-        False, SWITCH, "Watch a replay that does not come back.", "debug.deadlock_check", honoured=(False,)
+        False,
+        SWITCH,
+        "Warn of collectives that may run at once and together need more vector cores than there are.",
+        "debug.deadlock_check",
     )
     capture_error_mode: str = _row(
         "global",

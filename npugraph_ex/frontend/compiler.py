@@ -11,7 +11,7 @@ from functorch.compile import default_partition
 from torch import fx
 
 from npugraph_ex import _torch_private
-from npugraph_ex.aclgraph import compile_graph
+from npugraph_ex.aclgraph import compile_graph, scopes
 from npugraph_ex.aclgraph.data_dump import DumpedGraph
 from npugraph_ex.config import CompilerConfig, Options
 from npugraph_ex.errors import OptionValueError, SavedGraphError
@@ -110,6 +110,7 @@ def optimise(gm: fx.GraphModule, example_inputs: Sequence[Any], compilation: Com
         config=compilation.config,
         dumper=compilation.dumper,
         so_far=compilation.so_far,
+        vector_cores=scopes.vector_cores() if compilation.options.deadlock_check else None,
     )
     return compilation.report
 

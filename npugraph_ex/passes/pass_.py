@@ -21,12 +21,14 @@ class PassContext:
         example_inputs: the graph's inputs, fake or real, in the order of its placeholders.
         report: where a pass says what it did.
         config: what a user's pass receives as its third argument; the options when the caller gave nothing else.
+        vector_cores: how many the device has; None where there is none, or where nobody asked.
     """
 
     options: Options
     example_inputs: Sequence[Any]
     report: ReportBuilder = field(default_factory=ReportBuilder)
     config: object = None
+    vector_cores: int | None = None
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from npugraph_ex.passes.numerics import NumericCheck
 from npugraph_ex.passes.pass_ import Pass, PassContext, user_pass
 from npugraph_ex.passes.snapshot import Snapshot
 from npugraph_ex.passes.verify import Contract
-from npugraph_ex.streams import check, closure, lifetimes, lowering, redundant, scopes
+from npugraph_ex.streams import check, closure, deadlock, lifetimes, lowering, redundant, scopes
 
 PIPELINE: tuple[Pass, ...] = (
     user_pass("post_grad_custom_pre_pass"),
@@ -56,6 +56,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("final_dead_code", dead_code.run),
     Pass("lifetimes", lifetimes.run, recoverable=False),
     Pass("stream_check", check.run, recoverable=False),
+    Pass("deadlock_check", deadlock.run, option="deadlock_check"),
     Pass("redundant_events", redundant.run),
     Pass("scope_lowering", scopes.lower, recoverable=False),
 )
@@ -127,6 +128,7 @@ def run(  # noqa: PLR0913 - what is optional is named
     passes: Sequence[Pass] = PIPELINE,
     dumper: GraphDumper | None = None,
     so_far: ReportBuilder | None = None,
+    vector_cores: int | None = None,
 ) -> PassReport:
     """Run ``passes`` over ``gm``, in place.
 
@@ -138,6 +140,7 @@ def run(  # noqa: PLR0913 - what is optional is named
         passes: the order, for tests and for callers with passes of their own.
         dumper: where to write the graphs; made afresh when None and TORCH_COMPILE_DEBUG=1.
         so_far: goes on in the report; what happened to the joint graph that ``gm`` was cut from, say.
+        vector_cores: how many the device has, for the deadlock check; it says nothing when None.
 
     Returns:
         What happened. ``observe.report.last_report`` answers the same until the next graph.
@@ -145,7 +148,9 @@ def run(  # noqa: PLR0913 - what is optional is named
     Raises:
         GraphVerificationError: a user's pass broke the graph, or the graph was broken from the start.
     """
-    context = PassContext(options, example_inputs, so_far or ReportBuilder(), options if config is None else config)
+    context = PassContext(
+        options, example_inputs, so_far or ReportBuilder(), options if config is None else config, vector_cores
+    )
     dumper = dumper or new_dumper()
     metadata.refresh(gm.graph, [node for node in gm.graph.nodes if "val" not in node.meta])
     contract = Contract.of(gm.graph)

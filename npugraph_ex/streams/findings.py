@@ -36,6 +36,7 @@ class Code(StrEnum):
     WAIT_FOR_OUTSIDE = "wait-for-outside"
     RECORDED_TWICE = "recorded-twice"
     WAIT_ORDERS_NOTHING = "wait-orders-nothing"
+    COLLECTIVES_EXCEED_CORES = "collectives-exceed-cores"
 
 
 MEANING: dict[Code, tuple[Level, str]] = {
@@ -50,6 +51,10 @@ MEANING: dict[Code, tuple[Level, str]] = {
     Code.WAIT_WITHOUT_RECORD: ("error", "A wait waits for an event that was not recorded before it."),
     Code.WAIT_FOR_OUTSIDE: ("note", "A wait waits for an event that its graph does not record."),
     Code.RECORDED_TWICE: ("warning", "An event is recorded again before anything waited for it."),
+    Code.COLLECTIVES_EXCEED_CORES: (
+        "warning",
+        "Collectives that may run at once need more cores than there are, so that processes may wait for each other.",
+    ),
     Code.WAIT_ORDERS_NOTHING: ("note", "A wait orders nothing that is not ordered without it."),
 }
 """Of every code, how bad it is and what it means in general."""

@@ -112,7 +112,6 @@ def test_pool_handle_is_a_pair_of_ints() -> None:
     ("name", "value"),
     [
         ("super_kernel_optimize", True),
-        ("deadlock_check", True),
         ("super_kernel_optimize_options", {}),
         ("super_kernel_debug_options", {}),
     ],

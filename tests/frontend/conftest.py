@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+# pytest's importlib mode puts nothing on the path.
+sys.path.append(str(Path(__file__).parent.parent))
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from torch import fx
 from npugraph_ex import ops, scope
 from npugraph_ex.config import OPTION_TABLE
 from npugraph_ex.config.compiler_config import CompilerConfig, apply_flat
-from npugraph_ex.errors import GraphVerificationError, OptionValueError, StreamOrderWarning
+from npugraph_ex.errors import CollectiveDeadlockWarning, GraphVerificationError, OptionValueError, StreamOrderWarning
 from npugraph_ex.frontend.backend import get_npu_backend
 from npugraph_ex.frontend.explain import Watch, explain
 from npugraph_ex.observe.explain import GraphExplanation
@@ -438,3 +438,28 @@ def test_stream_check() -> None:
     assert [finding.repaired for finding in explain(racy, ones(2), options={"stream_check": "repair"}).streams] == [
         True
     ]
+
+
+@shows("deadlock_check")
+def test_deadlock_check() -> None:
+    """Two operators that meet other processes, at once on two streams: told beforehand if asked; the program runs on."""
+
+    @torch.library.custom_op("option_test::meet", mutates_args=())
+    def meet(x: torch.Tensor, group: str) -> torch.Tensor:
+        del group
+        return x * 2
+
+    meet.register_fake(lambda x, group: torch.empty_like(x))  # noqa: ARG005 - the operator's arguments
+
+    def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with scope.npu_stream_switch("side"):
+            y = meet(x, "experts")
+        return y, meet(x, "tensors")
+
+    with pytest.warns(CollectiveDeadlockWarning, match="may run at once and need 96 vector cores; the device has 48"):
+        asked = told(both, *fresh(3), deadlock_check=True)
+    assert [finding.code for finding in asked.graph.report.streams] == [Code.COLLECTIVES_EXCEED_CORES]
+    (finding,) = asked.graph.report.streams
+    sources = [place.source for place in (finding.first, finding.second) if place is not None]
+    assert [Path(source.rpartition(":")[0]).name for source in sources] == 2 * [Path(__file__).name]
+    assert not told(both, *fresh(1)).graph.report.streams

@@ -1,0 +1,74 @@
+"""Facts about collectives: which nodes communicate, in which group, and from where to where they touch memory.
+
+The functional collectives of torch.distributed are asynchronous: one starts at its node and is over at the `wait_tensor` of
+its result. Until then it reads its inputs and writes its results, whatever stands between. The operators of torch_npu that
+compute and communicate at once run where they stand, like any kernel.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from npugraph_ex import _torch_private
+
+_ASYNCHRONOUS = frozenset({"_c10d_functional", "c10d_functional", "_c10d_functional_autograd"})
+_GROUPS = frozenset({"group_name", "group", "group_ep", "group_tp", "hcom", "process_group"})
+"""What schemas call the argument that says who takes part."""
+
+
+@functools.cache
+def _group_argument(target: OpOverload) -> tuple[int, str] | None:
+    """The place and the name of the argument that names the group; None for what does not communicate."""
+    schema = _torch_private.schema(target)
+    for position, argument in enumerate(schema.arguments):
+        is_number = isinstance(argument.type, torch.IntType)  # the groups of a normalisation
+        if argument.name in _GROUPS and not is_number:
+            return position, argument.name
+    return None
+
+
+def is_collective(node: fx.Node) -> bool:
+    """Whether ``node`` communicates with other processes, and so has to run as often and in the same order as there."""
+    return isinstance(node.target, OpOverload) and _group_argument(node.target) is not None
+
+
+def is_wait(node: fx.Node) -> bool:
+    """Whether ``node`` waits for a functional collective; its result is its argument's memory."""
+    return isinstance(node.target, OpOverload) and str(node.target).endswith("c10d_functional.wait_tensor.default")
+
+
+def is_asynchronous(node: fx.Node) -> bool:
+    """Whether ``node`` is a collective that runs on until its result is waited for."""
+    return is_collective(node) and isinstance(node.target, OpOverload) and node.target.namespace in _ASYNCHRONOUS
+
+
+def group_of(node: fx.Node) -> str:
+    """The group in which a collective communicates, as its argument says it."""
+    place = _group_argument(node.target) if isinstance(node.target, OpOverload) else None
+    if place is None:
+        return ""
+    position, name = place
+    return str(node.args[position] if position < len(node.args) else node.kwargs.get(name, ""))
+
+
+def waits_of(collective: fx.Node) -> list[fx.Node]:
+    """The nodes that wait for an asynchronous collective, in graph order; none if nothing in the graph does."""
+    users = [user for part in (collective, *_parts(collective)) for user in part.users]
+    return sorted({user for user in users if is_wait(user)})
+
+
+def awaited_by(wait: fx.Node) -> fx.Node | None:
+    """The collective that a wait waits for; None if it stands outside the graph."""
+    source = wait.args[0] if wait.args else None
+    while isinstance(source, fx.Node) and source.target is operator.getitem:
+        source = source.args[0]
+    return source if isinstance(source, fx.Node) and is_asynchronous(source) else None
+
+
+def _parts(node: fx.Node) -> list[fx.Node]:
+    return [user for user in node.users if user.target is operator.getitem]
