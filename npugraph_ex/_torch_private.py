@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
@@ -153,6 +153,15 @@ def static_input_positions() -> tuple[int, ...]:
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
     return tuple(metadata.static_input_indices) if metadata is not None else ()
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def boxed(function: _Function) -> _Function:
+    """Mark a function that takes its arguments in one list, so that AOT passes it the list that it has."""
+    function._boxed_call = True  # type: ignore[attr-defined]
+    return function
 
 
 def has_device_kernel(operator: torch._ops.OpOverload) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -57,14 +58,6 @@ def without_ownership(tensor: torch.Tensor) -> torch.Tensor:
     return weak
 
 
-def current_stream_key(device: int) -> tuple[int, int, int]:
-    """What tells a device's current stream from others: its id, device and device type; no Stream object is made."""
-    import torch_npu
-
-    key: tuple[int, int, int] = torch_npu._C._npu_getCurrentStream(device)
-    return key
-
-
 @contextmanager
 def describing_operators(folder: Path) -> Iterator[None]:
     """Have CANN write a description of every operator that runs in the block into a folder under ``folder``."""
@@ -110,3 +103,31 @@ def choose_kernels_anew(folder: Path | None) -> None:
 
 def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
+
+
+# The following are asked at every call of a compiled function: they give torch_npu's own function, without a wrapper.
+
+
+def stream_question() -> Callable[[int], tuple[int, int, int]]:
+    """A function that tells the current stream of a device from others: id, device, device type; no Stream object is made."""
+    import torch_npu
+
+    ask: Callable[[int], tuple[int, int, int]] = torch_npu._C._npu_getCurrentStream
+    return ask
+
+
+def address_comparison() -> Callable[[list[Any], list[int | None], list[int]], bool]:
+    """A function of inputs, addresses and positions: whether the tensors at these positions have these addresses.
+
+    One call for all of them; asked one by one, the parameters of a deep model cost more than the replay.
+    """
+    import torch_npu
+
+    compare: Callable[[list[Any], list[int | None], list[int]], bool] = torch_npu._C._tensors_data_ptrs_at_indices_equal
+    return compare
+
+
+def launcher(graph: torch.npu.NPUGraph) -> Callable[[], None]:
+    """The replay of a captured graph; torch_npu's method around it writes a line to the debug log and does nothing else."""
+    launch: Callable[[], None] = super(torch.npu.NPUGraph, graph).replay
+    return launch

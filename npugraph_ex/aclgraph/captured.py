@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from npugraph_ex._collection import no_collection
+from npugraph_ex.aclgraph import _npu_private
 from npugraph_ex.aclgraph.inputs import Buffer, InputPlan
 from npugraph_ex.aclgraph.outputs import Outputs
 from npugraph_ex.aclgraph.recording import Recording
@@ -50,6 +51,7 @@ class CapturedGraph:
         self._graph = torch.npu.NPUGraph()
         self._stream = stream
         values = self._capture(recording, arguments, pool, options.capture_error_mode)
+        self._launch = _npu_private.launcher(self._graph)
         self._updates = recording.updates
         self.outputs = Outputs(values, arguments)
         del values, arguments  # which would count as holders of the results
@@ -88,4 +90,4 @@ class CapturedGraph:
             buffer.load(inputs[position])
         if self._updates is not None:
             self._updates.apply(inputs, self._stream)
-        self._graph.replay()
+        self._launch()

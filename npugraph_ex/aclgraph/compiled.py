@@ -8,12 +8,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph import _npu_private, scopes
 from npugraph_ex.aclgraph.captured import CapturedGraph
 from npugraph_ex.aclgraph.host_updates import UpdatePlan
@@ -21,6 +22,7 @@ from npugraph_ex.aclgraph.inputs import InputPlan
 from npugraph_ex.aclgraph.instances import Instances
 from npugraph_ex.aclgraph.obstacles import find_obstacles
 from npugraph_ex.aclgraph.promises import first_run_checked
+from npugraph_ex.aclgraph.places import Places
 from npugraph_ex.aclgraph.recording import Recording
 from npugraph_ex.aclgraph.stable import Runner, StableInputs
 from npugraph_ex.aclgraph.static_kernels import StaticKernels
@@ -31,6 +33,14 @@ from npugraph_ex.observe.captures import publish
 from npugraph_ex.observe.logger import logger
 
 _Key = tuple[tuple[Any, ...], tuple[int, ...]]
+
+
+class _Last(NamedTuple):
+    """The captures that served the last call, and what the next must have in common with it to be served by them too."""
+
+    numbers: tuple[Any, ...]
+    places: Places
+    runner: Runner
 
 
 def compile_graph(
@@ -154,6 +164,8 @@ class CompiledGraph:
         self._options = options
         self._kernels = kernels
         self._instances: OrderedDict[_Key, Runner] = OrderedDict()
+        self._last: _Last | None = None
+        self._ask_stream = _npu_private.stream_question()
         self._lock = threading.RLock()
         self._last_stream: tuple[int, int, int] | None = None
         self._stream: torch.npu.Stream | None = None
@@ -171,42 +183,59 @@ class CompiledGraph:
             count = len(self._instances)
             self._retired.extend(self._instances.values())
             self._instances.clear()
+            self._last = None
             self._dropped = self._dropped or count > 0
             self._uncaptured = None
             return count
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         """Run the graph; results are as in eager mode, and stay as they are whatever is called later."""
+        return self.run(list(inputs))
+
+    @_torch_private.boxed
+    def run(self, inputs: list[Any]) -> Sequence[Any]:
+        """Run the graph with the inputs in a list, as AOT passes them."""
         if self._uncaptured is not None:
             return self._uncaptured(*inputs)
-        plan = self.plan
-        addresses = () if self._options.frozen_parameter else plan.addresses(inputs)
-        key = (plan.numbers(inputs) + scopes.here.key, addresses)
+        numbers = self.plan.numbers(inputs) + scopes.here.key
         with self._lock:
-            self._follow_last_call()
-            instances = self._instances.get(key)
-            if instances is None or self._options.force_recapture:
-                instances = self._add(key)
-            elif len(self._instances) > 1:
-                self._instances.move_to_end(key)
+            here = self._ask_stream(self.plan.device)
+            if here != self._last_stream:
+                self._follow_last_call(here)
+            last = self._last
+            if last is not None and last.numbers == numbers and last.places.hold(inputs):
+                runner = last.runner
+            else:
+                runner = self._find(numbers, inputs)
             try:
-                return instances.run(inputs)
+                return runner.run(inputs)
             except CaptureError as refusal:
                 if self._options.require_capture:
                     raise
                 self._give_up(refusal)
-        return self(*inputs)
+        return self.run(inputs)
 
-    def _follow_last_call(self) -> None:
-        """Order this call after the last one, which may have run on another stream: they share buffers and memory."""
-        here = _npu_private.current_stream_key(self.plan.device)
-        if here != self._last_stream:
-            current = torch.npu.current_stream(self.plan.device)
-            if self._last_stream is not None:
-                stream_id, device_index, device_type = self._last_stream
-                last = torch.npu.Stream(stream_id=stream_id, device_index=device_index, device_type=device_type)
-                current.wait_stream(last)
-            self._last_stream = here
+    def _find(self, numbers: tuple[Any, ...], inputs: list[Any]) -> Runner:
+        """The captures for this call, new ones if there are none yet."""
+        addresses = () if self._options.frozen_parameter else self.plan.addresses(inputs)
+        key = (numbers, addresses)
+        runner = self._instances.get(key)
+        if runner is None or self._options.force_recapture:
+            runner = self._add(key)
+        else:
+            self._instances.move_to_end(key)
+        if not self._options.force_recapture:
+            self._last = _Last(numbers, Places(self.plan.in_place, addresses), runner)
+        return runner
+
+    def _follow_last_call(self, here: tuple[int, int, int]) -> None:
+        """Order this call after the last one, which ran on another stream: they share buffers and memory."""
+        current = torch.npu.current_stream(self.plan.device)
+        if self._last_stream is not None:
+            stream_id, device_index, device_type = self._last_stream
+            last = torch.npu.Stream(stream_id=stream_id, device_index=device_index, device_type=device_type)
+            current.wait_stream(last)
+        self._last_stream = here
 
     def _give_up(self, refusal: CaptureError) -> None:
         """Run operator by operator from now on; what was captured for other sizes keeps its results until they are gone."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +13,7 @@ from torch import fx
 from npugraph_ex.aclgraph.host_scalars import host_scalars
 from npugraph_ex.aclgraph.host_scalars import values as scalar_values
 from npugraph_ex.aclgraph.host_updates import UpdatePlan
+from npugraph_ex.aclgraph.places import picker
 from npugraph_ex.passes.aliases import AliasFacts, inputs_left_behind, mutated_inputs
 
 
@@ -106,7 +106,7 @@ class InputPlan:
 
     def numbers(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """The part of the graph key that is made of values: sizes and scalars."""
-        keyed = tuple([inputs[position] for position in self.keyed])
+        keyed = tuple(self._of_keyed(inputs)) if self.keyed else ()
         if self.scalars:
             keyed += scalar_values(inputs, self.scalars)
         if not self.dimensions:
@@ -123,11 +123,11 @@ class InputPlan:
 
     @cached_property
     def _of_in_place(self) -> Callable[[Sequence[Any]], Sequence[torch.Tensor]]:
-        """Picks the tensors whose addresses are compared, in one call into C: models have hundreds."""
-        positions = self.in_place
-        if len(positions) > 1:
-            return itemgetter(*positions)
-        return lambda inputs: [inputs[position] for position in positions]
+        return picker(self.in_place)
+
+    @cached_property
+    def _of_keyed(self) -> Callable[[Sequence[Any]], Sequence[Any]]:
+        return picker(self.keyed)
 
 
 def _unnamed_dimensions(example_inputs: Sequence[Any], numbers: Sequence[int]) -> list[tuple[int, int]]:

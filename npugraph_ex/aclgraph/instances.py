@@ -29,7 +29,7 @@ class Instances:
         self._lending: list[CapturedGraph] = []
         self._copying: CapturedGraph | None = None
 
-    def run(self, inputs: Sequence[Any]) -> list[Any]:
+    def run(self, inputs: list[Any]) -> list[Any]:
         """Replay with ``inputs`` such that no earlier result changes that somebody still holds."""
         if self._poison:
             return self._run_poisoning(inputs)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from npugraph_ex.aclgraph.inputs import InputPlan
+from npugraph_ex.aclgraph.places import Layouts
 
 WATCHED_CALLS = 8
 """How many calls an input must come from one address before it counts as stable."""
@@ -21,13 +22,17 @@ WATCHED_CALLS = 8
 MOST_CAPTURES = 4
 """How often one graph key is captured anew for inputs that had become stable at yet another address."""
 
+LONGEST_PAUSE = 1024
+"""At most so many calls are not watched. Each watch that finds nothing stable doubles the pause before the next one, so
+that inputs which move for ever cost no watching."""
+
 _Place = tuple[int, tuple[int, ...]]
 
 
 class Runner(Protocol):
     """Something that runs a graph on inputs: the captures for one plan."""
 
-    def run(self, inputs: Sequence[Any]) -> list[Any]:
+    def run(self, inputs: list[Any]) -> list[Any]:
         """Run with ``inputs`` and hand out the results."""
 
 
@@ -51,8 +56,9 @@ class StableInputs:
         self._copying: Runner | None = make(plan, reason)
         self._reading: Runner | None = None
         self._read: tuple[int, ...] = ()
-        self._expected: list[_Place] = []
-        self._captures_left = MOST_CAPTURES
+        self._expected: Layouts | None = None
+        self._captures_left = MOST_CAPTURES if plan.copied else 0
+        self._pause = WATCHED_CALLS
         self._forget()
 
     def _forget(self) -> None:
@@ -60,23 +66,23 @@ class StableInputs:
         self._last: list[_Place] = []
         self._moved: set[int] = set()
 
-    def run(self, inputs: Sequence[Any]) -> list[Any]:
+    def run(self, inputs: list[Any]) -> list[Any]:
         """Run with ``inputs``, read in place as far as they are where they were at the capture."""
-        if self._reading is not None and _places(inputs, self._read) == self._expected:
+        if self._reading is not None and self._expected is not None and self._expected.hold(inputs):
             return self._reading.run(inputs)
-        stable = self._watch(inputs) if self._captures_left and self._plan.copied else ()
+        stable = self._watch(inputs) if self._captures_left else ()
         if stable:
             return self._switch(inputs, stable)
         if self._copying is None:
             self._copying = self._make(self._plan, f"{self._names(self._read)} having left the address it was read at")
         return self._copying.run(inputs)
 
-    def _switch(self, inputs: Sequence[Any], stable: tuple[int, ...]) -> list[Any]:
+    def _switch(self, inputs: list[Any], stable: tuple[int, ...]) -> list[Any]:
         """Read the inputs at ``stable`` in place from now on."""
         self._captures_left -= 1
         reason = f"{WATCHED_CALLS} calls having had {self._names(stable)} at the same address, to read without a copy"
         self._reading = self._make(self._plan.reading(stable), reason)
-        self._read, self._expected = stable, _places(inputs, stable)
+        self._read, self._expected = stable, Layouts(stable, inputs)
         results = self._reading.run(inputs)
         # The new capture has joined the memory pool, which would be gone with its last graph. A graph must not be destroyed
         # while it runs, and earlier replays may still be queued.
@@ -89,12 +95,14 @@ class StableInputs:
 
     def _watch(self, inputs: Sequence[Any]) -> tuple[int, ...]:
         """Note where the inputs are; after enough calls, answer which of them have stayed where they are."""
+        self._calls += 1
+        if self._calls <= 0:
+            return ()
         places = _places(inputs, self._plan.copied)
         for position, new, old in zip(self._plan.copied, places, self._last or places, strict=True):
             if new != old:
                 self._moved.add(position)
         self._last = places
-        self._calls += 1
         if self._calls < WATCHED_CALLS:
             return ()
         stable = tuple(
@@ -103,6 +111,9 @@ class StableInputs:
             if position not in self._moved and not self._shares_memory(inputs, position)
         )
         self._forget()
+        if not stable:
+            self._calls = -self._pause
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
         return stable
 
     def _shares_memory(self, inputs: Sequence[Any], position: int) -> bool:

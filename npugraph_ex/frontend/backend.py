@@ -60,8 +60,7 @@ def get_npu_backend(
             made = compile_one(graph, inputs)
             if on_compiled is not None and on_streams is None:
                 on_compiled(made)
-            boxed: Callable[..., Any] = make_boxed_func(made.runner)
-            return boxed
+            return made.boxed()
 
         with _torch_private.sound_aot(example_inputs):
             compiled: Callable[..., Any] = aot_autograd(

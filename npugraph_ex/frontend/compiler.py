@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from functorch.compile import default_partition
+from functorch.compile import default_partition, make_boxed_func
 from torch import fx
 
 from npugraph_ex import _torch_private
-from npugraph_ex.aclgraph import compile_graph, scopes
+from npugraph_ex.aclgraph import CompiledGraph, compile_graph, scopes
 from npugraph_ex.aclgraph.data_dump import DumpedGraph
 from npugraph_ex.config import CompilerConfig, Options
 from npugraph_ex.errors import OptionValueError, SavedGraphError
@@ -55,6 +55,13 @@ class CompiledFxGraph:
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         """Run the graph."""
         return self.runner(*inputs)
+
+    def boxed(self) -> Callable[[list[Any]], Sequence[Any]]:
+        """The same function, but of one list of inputs: what AOT calls, and what a captured graph takes as it is."""
+        if isinstance(self.runner, CompiledGraph):
+            return self.runner.run
+        function: Callable[[list[Any]], Sequence[Any]] = make_boxed_func(self.runner)
+        return function
 
     def get_code(self) -> str | None:
         """The graph as text for `load_artifacts` in another process; None, and why in the log, if it has none."""

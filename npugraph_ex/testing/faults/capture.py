@@ -44,10 +44,10 @@ def _inputs_last(original: Any) -> Any:
 
     def replay(self: Any, inputs: Any) -> None:
         if getattr(self, "_ran", False):
-            self._graph.replay()
-            self._graph, graph = _Idle(), self._graph
+            self._launch()
+            self._launch, launch = _idle, self._launch
             original(self, inputs)
-            self._graph = graph
+            self._launch = launch
         else:
             original(self, inputs)
         self._ran = True
@@ -55,11 +55,8 @@ def _inputs_last(original: Any) -> Any:
     return replay
 
 
-class _Idle:
-    """A captured graph that does not run."""
-
-    def replay(self) -> None:
-        """Do nothing."""
+def _idle() -> None:
+    """The launch of a graph that does not run."""
 
 
 def _adopting(original: Any) -> Any:
