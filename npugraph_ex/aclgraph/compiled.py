@@ -21,8 +21,8 @@ from npugraph_ex.aclgraph.host_updates import UpdatePlan
 from npugraph_ex.aclgraph.inputs import InputPlan
 from npugraph_ex.aclgraph.instances import Instances
 from npugraph_ex.aclgraph.obstacles import find_obstacles
-from npugraph_ex.aclgraph.promises import first_run_checked
 from npugraph_ex.aclgraph.places import Places
+from npugraph_ex.aclgraph.promises import first_run_checked
 from npugraph_ex.aclgraph.recording import Recording
 from npugraph_ex.aclgraph.stable import Runner, StableInputs
 from npugraph_ex.aclgraph.static_kernels import StaticKernels
