@@ -17,6 +17,10 @@ from npugraph_ex.config.options import Options
 from npugraph_ex.errors import BrokenPromiseError, CaptureError
 
 
+class NotBegunError(CaptureError):
+    """The device refused to begin a capture. The memory pool is spoilt: torch_npu leaves it joined, and it lets join once only."""
+
+
 class CapturedGraph:
     """A graph captured for one combination of sizes and addresses.
 
@@ -68,7 +72,7 @@ class CapturedGraph:
         stream.wait_stream(current)
         # A collection inside the capture could free tensors whose release asks the device something.
         with torch.npu.stream(stream), no_collection():
-            self._graph.capture_begin(pool=pool, capture_error_mode=error_mode)
+            self._begin(pool, error_mode)
             try:
                 values = recording(*arguments)
             except Exception as error:
@@ -83,6 +87,15 @@ class CapturedGraph:
                 raise CaptureError(f"the device refused to end the capture: {error}") from error
         current.wait_stream(stream)
         return values
+
+    def _begin(self, pool: tuple[int, int], error_mode: str) -> None:
+        try:
+            self._graph.capture_begin(pool=pool, capture_error_mode=error_mode)
+        except RuntimeError as error:
+            raise NotBegunError(
+                "the device refused to begin a capture (where streams are short: drop models that are not used, or "
+                f"capture fewer sizes): {error}"
+            ) from error
 
     def replay(self, inputs: Sequence[Any]) -> None:
         """Copy the inputs in, update host arguments, and run the graph on the current stream."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph import _npu_private, scopes
-from npugraph_ex.aclgraph.captured import CapturedGraph
+from npugraph_ex.aclgraph.captured import CapturedGraph, NotBegunError
 from npugraph_ex.aclgraph.host_updates import UpdatePlan
 from npugraph_ex.aclgraph.inputs import InputPlan
 from npugraph_ex.aclgraph.instances import Instances
@@ -170,6 +170,7 @@ class CompiledGraph:
         self._last_stream: tuple[int, int, int] | None = None
         self._stream: torch.npu.Stream | None = None
         self.pools: list[tuple[int, int]] = [] if options.use_graph_pool is None else [options.use_graph_pool]
+        self._spoilt = False  # whether the last pool can be joined no more
         self._warned = False
         self._dropped = False
         # A memory pool is gone with its last graph, and no graph can join it again; so what is dropped stays until the
@@ -238,7 +239,7 @@ class CompiledGraph:
         self._last_stream = here
 
     def _give_up(self, refusal: CaptureError) -> None:
-        """Run operator by operator from now on; what was captured for other sizes keeps its results until they are gone."""
+        """Run operator by operator from now on; what was captured for other sizes is given back, its results stay."""
         graphs.refused(self.number, str(refusal))
         logger.warning(
             "Graph %d runs operator by operator from now on, because %s\nnpugraph_ex.invalidate() tries again; "
@@ -247,6 +248,9 @@ class CompiledGraph:
             refusal,
         )
         self.invalidate()
+        torch.npu.current_stream(self.plan.device).synchronize()  # a graph must not be destroyed while it runs
+        self._retired.clear()
+        self._spoilt = self._options.use_graph_pool is None  # a pool is gone with its last graph
         self._uncaptured = self._around(first_run_checked(self.gm))
 
     def _add(self, key: _Key) -> Runner:
@@ -279,25 +283,33 @@ class CompiledGraph:
                 self._kernels.prepare(inputs)
             if self._stream is None:
                 self._stream = torch.npu.Stream()
-            opened = not self.pools or not self._options.reuse_graph_pool_in_same_fx
-            if opened:
-                self.pools.append(torch.npu.graph_pool_handle())
-            recording = Recording(self.gm, self.plan.updates, self._around)
-            with scopes.inherited((self._stream,)), self._closing_pool(unused=opened):
-                graph = CapturedGraph(recording, inputs, plan, self._options, self._stream, self.pools[-1])
+            try:
+                graph = self._capture_once(plan, inputs, self._stream)
+            except NotBegunError:
+                if self._options.use_graph_pool is not None:
+                    raise
+                # What holds the device's streams may be graphs of dropped models that wait for a collection.
+                self._retired.clear()
+                gc.collect()
+                graph = self._capture_once(plan, inputs, self._stream)
         self._retired.clear()
         publish(key[0], reason, self.number)
         logger.debug("captured a graph because of %s", reason)
         return graph
 
-    @contextmanager
-    def _closing_pool(self, *, unused: bool) -> Iterator[None]:
-        """Forget the last pool if the first capture into it fails: no graph can join it any more."""
+    def _capture_once(self, plan: InputPlan, inputs: Sequence[Any], stream: torch.npu.Stream) -> CapturedGraph:
+        opened = not self.pools or self._spoilt or not self._options.reuse_graph_pool_in_same_fx
+        if opened:
+            self.pools.append(torch.npu.graph_pool_handle())
+            self._spoilt = False
+        recording = Recording(self.gm, self.plan.updates, self._around)
         try:
-            yield
-        except BaseException:
-            if unused:
-                self.pools.pop()
+            with scopes.inherited((stream,)):
+                return CapturedGraph(recording, inputs, plan, self._options, stream, self.pools[-1])
+        except BaseException as error:
+            if opened:
+                self.pools.pop()  # no graph can join it any more
+            self._spoilt = opened or (isinstance(error, NotBegunError) and self._options.use_graph_pool is None)
             raise
 
     def _reason(self, key: _Key) -> str:

@@ -1,0 +1,316 @@
+"""The known traps of capture: each as programs compared with eager mode over at least three calls, all results alive.
+
+Ids are the public threads in which a shipped system fell into the trap. Further traps of the list: results overwritten in
+`test_traps`, replaced weights in `test_where_it_is_called`, update lists and workspaces in `test_host_arguments`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from device_helpers import NPU, check, compiled, random
+
+from npugraph_ex.observe.captures import capture_records, captures_so_far
+
+Kept = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+def agree(kept: Kept) -> None:
+    """Compare at the end: every result, as it is now, is what eager mode gave."""
+    for number, (have, want) in enumerate(kept):
+        torch.testing.assert_close(have.cpu(), want.cpu(), rtol=0, atol=0, msg=f"result of call {number}")
+
+
+def take_freed_memory() -> None:
+    """Let others have what was freed."""
+    for size in (8, 64, 256):
+        torch.full((size,), -1.0, device=NPU)
+
+
+@pytest.mark.parametrize("options", [{}, {"clone_output": True}, {"stable_inputs_in_place": False}])
+def test_no_stale_address(options: dict[str, bool]) -> None:
+    """vllm#53915: inputs, weights and written inputs that die between calls, their memory taken by others, are read no more."""
+
+    def function(x: torch.Tensor, weight: torch.nn.Parameter, state: torch.Tensor) -> torch.Tensor:
+        state.add_(x)
+        return x * weight + state
+
+    graph, kept = compiled(function, **options), Kept()
+    weight, state = torch.nn.Parameter(random(64), requires_grad=False), random(64)
+    for step in range(12):
+        if step % 4 == 3:
+            weight = torch.nn.Parameter(random(64), requires_grad=False)
+        if step % 3 == 2:
+            state = random(64)
+        x, twin = random(64), state.clone()
+        kept.append((graph(x, weight, state), function(x, weight, twin)))
+        kept.append((state.clone(), twin))
+        del x
+        take_freed_memory()
+    agree(kept)
+
+
+def test_an_input_read_in_place_dies() -> None:
+    """vllm#53915: an input that had earned to be read where it lies moves, dies, and others take its memory."""
+    graph, kept, taken = compiled(lambda x: x * 2 + 1), Kept(), []
+    for _ in range(3):
+        x = random(64)
+        for _ in range(10):
+            x.add_(1)
+            kept.append((graph(x), x * 2 + 1))
+        del x
+        taken.append(torch.full((64,), -1.0, device=NPU))
+    agree(kept)
+
+
+@pytest.fixture(scope="module")
+def copies_inside() -> Callable[[torch.Tensor], torch.Tensor]:
+    """A custom operator whose kernel copies through the host."""
+
+    @torch.library.custom_op("npugraph_ex_tests::through_the_host", mutates_args=())
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x + x.cpu().mul(2).npu()
+
+    function.register_fake(torch.empty_like)
+    return torch.ops.npugraph_ex_tests.through_the_host
+
+
+OFFSET = torch.tensor([1.0, 2.0])
+
+
+def constant_on_the_device(x: torch.Tensor) -> torch.Tensor:
+    """A tensor made from numbers, on the device."""
+    return x + torch.tensor([1.0, 2.0], device=NPU)
+
+
+def constant_from_the_host(x: torch.Tensor) -> torch.Tensor:
+    """A tensor made on the host and copied."""
+    return x + torch.tensor([1.0, 2.0]).to(NPU)
+
+
+def closure_from_the_host(x: torch.Tensor) -> torch.Tensor:
+    """A tensor that changes on the host between calls."""
+    return x + OFFSET.to(NPU)
+
+
+def there_and_back(x: torch.Tensor) -> torch.Tensor:
+    """A copy to the host and one back."""
+    return x.cpu().mul(2).to(NPU) + x
+
+
+@pytest.mark.parametrize(
+    "program",
+    [constant_on_the_device, constant_from_the_host, closure_from_the_host, there_and_back],
+    ids=lambda program: program.__name__,
+)
+def test_synchronous_copies(program: Callable[..., Any]) -> None:
+    """vllm-ascend#6002, #11514: a copy that waits, which capture forbids (107030), is made at each call or captured soundly."""
+    graph, kept = compiled(program), Kept()
+    for _ in range(4):
+        x = random(2)
+        kept.append((graph(x), program(x)))
+        OFFSET.add_(1)
+    agree(kept)
+
+
+def test_a_synchronous_copy_inside_an_operator(copies_inside: Callable[..., torch.Tensor]) -> None:
+    """vllm-ascend#6002, #11514: what only the device sees is refused there; the graph runs uncaptured, each write once."""
+
+    def function(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        state.mul_(2).add_(x)
+        return copies_inside(state) * 2
+
+    mark = captures_so_far()
+    check(function, [(random(3), random(3)) for _ in range(4)])
+    assert not capture_records(after=mark)
+
+
+STREAMS = """
+import torch
+import npu_emulator
+
+def model(number):
+    return lambda x: (x + number).relu() * 2
+
+def compiled(function, **how):
+    return torch.compile(function, backend="npugraph_ex", fullgraph=True, **how)
+
+def agree(kept):
+    assert all(torch.equal(have, want) for have, want in kept)
+
+with torch.no_grad():
+    for number in range(8):  # three captures each; the models are dropped and not collected
+        torch._dynamo.reset()
+        function = model(number)
+        graph, kept = compiled(function, dynamic=False), []
+        for _ in range(3):
+            x = torch.randn(4, device="npu")
+            kept.append((graph(x), function(x)))
+        agree(kept)
+    print("dropped", npu_emulator.resources().graphs != ())
+    del graph, kept
+    function = model(9)
+    graph, kept = compiled(function, dynamic=True), []
+    for size in [*range(2, 18), *range(2, 18)]:
+        x = torch.randn(size, device="npu")
+        kept.append((graph(x), function(x)))
+    agree(kept)
+    kept.clear()
+    strict = compiled(lambda x: x * 3, dynamic=True, options={"require_capture": True})
+    try:
+        for size in range(2, 18):
+            x = torch.randn(size, device="npu")
+            kept.append((strict(x), x * 3))
+    except RuntimeError as error:
+        print(len(kept) > 2, "refused to begin a capture" in str(error), "207008" in str(error))
+    agree(kept)
+"""
+
+
+def test_more_captures_than_streams(command: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    """vllm-ascend#9564, #3869, #9691: short of streams, dropped models give theirs back, and what finds none runs uncaptured.
+
+    Values are right throughout; one warning says why; `require_capture` raises it.
+    """
+    script = tmp_path / "script.py"
+    script.write_text(STREAMS)
+    done = command("run", "--emulate", str(script), NPU_EMULATOR_STREAMS="44", NPU_EMULATOR_FORCE="1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[-3:-1] == ["dropped True", "True True True"], done.stdout
+    assert done.stderr.count("refused to begin a capture") == 1
+    assert "runs operator by operator from now on" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.nn.functional.dropout(x, 0.5, training=True),
+        lambda x: x + torch.rand_like(x) * torch.randn(x.shape, device=NPU),
+        lambda x: torch.bernoulli(x.abs().clamp(0, 1)) + x.clone().normal_(),
+        lambda x: torch.randint(0, 9, (64,), device=NPU) + torch.rand_like(x),
+    ],
+    ids=["dropout", "rand and randn", "in place", "integers"],
+)
+@pytest.mark.parametrize("options", [{}, {"force_eager": True}], ids=["captured", "uncaptured"])
+def test_random_numbers_are_those_of_eager_mode(function: Callable[..., Any], options: dict[str, bool]) -> None:
+    """Numbers frozen at capture: from one seed, calls draw what eager calls draw, no two alike; the seed again repeats them."""
+    graph, x = compiled(function, **options), random(64)
+    graph(x)
+    sequences = []
+    for draw in (graph, graph, function):
+        torch.manual_seed(5)
+        sequences.append([draw(x) for _ in range(4)])
+    first, again, eager = ([draw.cpu() for draw in sequence] for sequence in sequences)
+    assert all(not torch.equal(one, other) for number, one in enumerate(first) for other in first[:number])
+    for one, other, want in zip(first, again, eager, strict=True):
+        assert torch.equal(one, other)
+        assert torch.equal(one, want)
+
+
+def test_a_recapture_is_no_new_graph(caplog: pytest.LogCaptureFixture) -> None:
+    """Results kept, addresses that move and `force_recapture` capture again; only graph keys count against the limit."""
+    graph, kept = compiled(lambda x: x * 2, dynamic=True, capture_limit=2), Kept()
+    for size in (3, 5) * 6:  # two keys, three captures each, because all results are held
+        x = random(size)
+        kept.append((graph(x), x * 2))
+    agree(kept)
+    mark = captures_so_far()
+    forced = compiled(lambda x: x * 3, dynamic=True, capture_limit=2, force_recapture=True)
+    for size in (3, 5) * 3:
+        x = random(size)
+        kept.append((forced(x), x * 3))
+    agree(kept)
+    assert len(capture_records(after=mark)) == 6
+    assert "capture_limit" not in caplog.text
+
+
+class Counting(torch.nn.Module):
+    """Writes a buffer and an input once a call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = torch.nn.Buffer(torch.zeros(1, device=NPU))
+
+    def forward(self, x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        """Count the call and add the input up."""
+        self.calls.add_(1)
+        total.add_(x)
+        return x * self.calls + total
+
+
+ONCE: list[dict[str, Any]] = [
+    {},
+    {"force_eager": True},
+    {"clone_input": False},
+    {"clone_output": True},
+    {"clone_output": False, "poison_results": True},
+    {"force_recapture": True},
+    {"capture_limit": 1},
+    {"frozen_parameter": True},
+    {"reuse_graph_pool_in_same_fx": False},
+    {"check_numerics": True},
+    {"stable_inputs_in_place": False},
+    {"inplace_pass": False, "input_inplace_pass": False, "remove_noop_ops": False, "remove_cat_ops": False},
+    {"dump_tensor_data": True},
+    {"dump_tensor_data": True, "data_dump_stage": "original"},
+]
+
+
+@pytest.mark.parametrize("options", ONCE, ids=lambda options: " ".join(options) or "defaults")
+def test_the_forward_runs_once_a_call(options: dict[str, Any], tmp_path: Path) -> None:
+    """Static-kernel compilation ran an in-place forward twice: no option does, at the first call or any other.
+
+    Twelve calls are enough for every reason to capture: results held, a state that moves, inputs that stay.
+    """
+    if "dump_tensor_data" in options:
+        options = {**options, "data_dump_dir": str(tmp_path)}
+    model, twin = Counting(), Counting()
+    graph, kept = compiled(model, **options), Kept()
+    x, total, other = random(4), random(4), torch.zeros(4, device=NPU)
+    other.copy_(total)
+    for call in range(12):
+        if call == 10 and not options.get("frozen_parameter"):
+            total = total.clone()
+        result, expected = graph(x, total), twin(x, other)
+        kept.append((result.clone() if options.get("clone_output") is False else result, expected))
+        assert model.calls.item() == call + 1
+        assert torch.equal(total.cpu(), other.cpu())
+    agree(kept)
+
+
+def test_threads_in_the_default_mode() -> None:
+    """Threads that capture and replay one graph, reading nothing until all are through: each gets its own results."""
+    graph = compiled(lambda x: (x * 2 + 1).cumsum(0), dynamic=True)
+    graph(random(3))
+    inputs = [[random(2 + (worker + step) % 4) for step in range(8)] for worker in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda given: [graph(x) for x in given], inputs))
+    agree(
+        [
+            (have, (x * 2 + 1).cumsum(0))
+            for given, got in zip(inputs, results, strict=True)
+            for x, have in zip(given, got, strict=True)
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, host: x + host.to(NPU),
+        lambda x, host: (x * 2, host + 1),
+        lambda x, host: (x * 2, host.add_(1)),
+        lambda x, host: x * 2 + x[host.long().abs() % 3],
+        lambda x, host: (x + 1, host),
+    ],
+    ids=["copied", "beside", "written", "index", "handed back"],
+)
+def test_tensors_on_the_host_among_the_inputs(function: Callable[..., Any]) -> None:
+    """A CPU tensor with dimensions, whose values change from call to call, is read at each call and never frozen."""
+    check(function, [(random(3), torch.arange(3.0) + step) for step in range(4)])
