@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from npugraph_ex.cache.store import SUFFIX, Store, read_entry
-from npugraph_ex.errors import NpuGraphExError, SavedGraphError
+from npugraph_ex.errors import NpuGraphExError, SavedGraphError, UsageError
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -30,9 +30,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Do what the command line says.
 
     Raises:
+        UsageError: the folder that was named is none.
         NpuGraphExError: there is no such compilation, or it cannot be read.
     """
     store = Store(arguments.dir)
+    if arguments.dir is not None and not store.directory.is_dir():
+        raise UsageError(
+            f"--dir {arguments.dir!r} is no folder; it takes the one that was given to cache_compile as cache_dir"
+        )
     if arguments.action == "show":
         return _show(store, arguments.name)
     if arguments.action == "clear":

@@ -54,6 +54,24 @@ def test_show(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     assert "no saved compilation 'Model.forward'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("action", [["ls"], ["show", "Model.forward-1"], ["clear"]])
+def test_a_folder_that_is_not_there(tmp_path: Path, action: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A mistyped --dir is no empty cache: the error names it, and nothing is made."""
+    missing = tmp_path / "compield"
+    assert main(["cache", "--dir", str(missing), *action]) == 2
+    told = capsys.readouterr()
+    assert f"--dir '{missing}' is no folder" in told.err
+    assert told.out == ""
+    assert not missing.exists()
+
+
+def test_nothing_kept_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody named the default folder, which is made when something is kept: an empty table is the answer."""
+    monkeypatch.setenv("NPUGRAPH_EX_CACHE", str(tmp_path / "nothing"))
+    assert main(["cache", "ls"]) == 0
+    assert str(tmp_path / "nothing") in capsys.readouterr().out
+
+
 def test_clear(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     """Those whose names begin so, or all; other files of the folder stay."""
     other = store.directory / "notes.txt"

@@ -14,9 +14,9 @@ import cached_models
 import pytest
 import torch
 
-from npugraph_ex import scope
-from npugraph_ex.cache.store import SUFFIX
-from npugraph_ex.errors import NpuGraphExError, OptionError
+from npugraph_ex import CompilerConfig, scope
+from npugraph_ex.cache.store import SUFFIX, read_entry
+from npugraph_ex.errors import NpuGraphExError, OptionError, OptionValueError
 from npugraph_ex.inference import cache_compile, readable_cache
 from npugraph_ex.inference.cached import CachedFunction
 from npugraph_ex.observe.graphs import graphs_so_far
@@ -35,6 +35,44 @@ model = cached_models.model()
 compiled = cache_compile(model.forward, cache_dir={{directory!r}})
 cached_models.check(compiled, model, 4, 7)
 answer = graphs_so_far()
+"""
+
+SEVERAL_PROCESSES = f"""
+import os, sys
+sys.path.insert(0, {FOLDER!r})
+import npu_emulator
+npu_emulator.activate(quiet=True)
+import cached_models
+from npugraph_ex.inference import cache_compile
+
+def child(ready, go, told):
+    os.dup2(told, 2)  # what a person would see
+    os.write(ready, b"r")
+    os.read(go, 1)
+    model = cached_models.model()
+    cached_models.check(cache_compile(model.forward, cache_dir={{directory!r}}), model, 4, 7)
+
+def together(count):
+    (is_ready, ready), (go, start) = os.pipe(), os.pipe()
+    files = [os.memfd_create("told") for _ in range(count)]
+    children = []
+    for told in files:
+        number = os.fork()
+        if number == 0:
+            status = 1
+            try:
+                child(ready, go, told)
+                status = 0
+            finally:
+                sys.stderr.flush()
+                os._exit(status)
+        children.append(number)
+    while count:
+        count -= len(os.read(is_ready, count))
+    os.write(start, b"g" * len(children))
+    return [os.waitpid(number, 0)[1] for number in children], [os.pread(told, 100000, 0).decode() for told in files]
+
+answer = together(3)
 """
 
 
@@ -101,6 +139,21 @@ def test_fixed_sizes(tmp_path: Path) -> None:
     assert _compiled_again(tmp_path, model, 4, 5, dynamic=False) == 2
     assert _compiled_again(tmp_path, model, 5, 4, dynamic=False) == 0
     assert _compiled_again(tmp_path, model, 6, dynamic=False) == 1
+
+
+def test_three_processes_at_once(directory: Path, ask: Callable[..., Any]) -> None:
+    """Three start together on a damaged file: right values in each, one whole file, no scrap, and a person is told.
+
+    What is said goes to standard error without any logging being set up; who came late found what another had mended.
+    """
+    (path,) = _files(directory)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-100])
+    statuses, told = ask(SEVERAL_PROCESSES.format(directory=str(directory)))
+    assert statuses == [0, 0, 0], told
+    assert [file.name for file in directory.iterdir()] == [path.name]
+    assert read_entry(path).payload
+    assert any(re.search(r"The saved compilation .* is not used and made anew: .* cut off", said) for said in told)
 
 
 @pytest.mark.parametrize(
@@ -239,8 +292,21 @@ def test_wrong_declarations() -> None:
         cache_compile(model)
     with pytest.raises(OptionError, match="no option"):
         cache_compile(model.forward, options={"inplace": True})
+    with pytest.raises(OptionValueError, match=r"config takes a CompilerConfig, got 3 \(int\)"):
+        cache_compile(model.forward, config=3)
     with pytest.raises(NpuGraphExError, match="fullgraph=False"):
         cache_compile(model.forward, fullgraph=False)
+
+
+def test_the_callers_config_stays_as_it_is(tmp_path: Path) -> None:
+    """Options on top of a config are this compilation's alone."""
+    config = CompilerConfig()
+    config.capture_limit = 3
+    compiled = cache_compile(
+        cached_models.model().forward, config=config, options={"capture_limit": 5}, cache_dir=tmp_path
+    )
+    assert config.capture_limit == 3
+    assert compiled._config.capture_limit == 5
 
 
 def test_the_path_through_torch_npu(directory: Path) -> None:

@@ -127,6 +127,11 @@ def test_three_that_fit_in_pairs_only() -> None:
     for stream in ("", "one"):
         two.fused("tp", on=stream, cores=20)
     assert two.found() == []
+    ordered = Program()
+    first, second = (ordered.fused("tp", on=stream, cores=20) for stream in ("one", "two"))
+    ordered.event(first, second)
+    ordered.fused("tp", cores=20)
+    assert ordered.found() == []  # at most two of them at once
 
 
 def test_an_asynchronous_one_runs_until_it_is_waited_for() -> None:
