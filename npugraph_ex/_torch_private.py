@@ -358,3 +358,25 @@ def trace_as_constant_call(module: str, name: str) -> None:
         return VariableTracker.build(tx, function(), source)
 
     TorchInGraphFunctionVariable._get_handlers().setdefault(function, handle)
+
+
+def functional_value(tensor: torch.Tensor) -> torch.Tensor | None:
+    """What AOT's functionalization holds as the present value of a tensor that is no view; None for any other tensor."""
+    from torch._subclasses.functional_tensor import FunctionalTensor
+
+    if not isinstance(tensor, FunctionalTensor) or not torch._is_functional_tensor_base(tensor.elem):
+        return None
+    tensor.sync()
+    return torch._from_functional_tensor(tensor.elem)
+
+
+def replace_functional_value(tensor: torch.Tensor, compute: Callable[[], torch.Tensor]) -> None:
+    """Give a tensor of which `functional_value` knows a value another one."""
+    from torch._subclasses.functional_tensor import FunctionalTensor, disable_functional_mode
+
+    assert isinstance(tensor, FunctionalTensor)  # noqa: S101 - for the type checker
+    with disable_functional_mode():
+        value = compute()
+    tensor.replace_(value)
+    tensor.commit_update()
+    tensor.sync()

@@ -13,7 +13,7 @@ from npugraph_ex import _torch_private
 from npugraph_ex.config import CompilerConfig
 from npugraph_ex.config.compiler_config import apply_flat
 from npugraph_ex.errors import OptionValueError
-from npugraph_ex.frontend import ge, native_streams
+from npugraph_ex.frontend import ge, layouts, native_streams
 from npugraph_ex.frontend.compiler import CompiledFxGraph, NpuFxCompiler
 from npugraph_ex.observe.dump import new_dumper
 
@@ -54,6 +54,7 @@ def get_npu_backend(
         if on_the_host is not None:
             return on_the_host
         on_streams = native_streams.lower(gm)
+        layouts.keep(gm)
         compile_one = NpuFxCompiler(config, names, dumper)
 
         def compiler(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

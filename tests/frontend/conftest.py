@@ -1,4 +1,4 @@
-"""Settings shared by the tests of the backend's front doors: a fresh Dynamo for each test, on a device."""
+"""Settings shared by the tests of the backend's front doors: a fresh Dynamo for each test, on a device, and shared helpers."""
 
 from __future__ import annotations
 
