@@ -89,7 +89,7 @@ def _may_write(node: fx.Node, name: str) -> bool:
 def _keeping(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)  # so that the graph's code can be printed
     def keeping(*args: Any, **kwargs: Any) -> Any:
-        with KeepLayouts():
+        with KeepLayouts():  # type: ignore[no-untyped-call]  # torch left its constructor untyped
             return function(*args, **kwargs)
 
     return keeping
