@@ -8,16 +8,19 @@ with.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from fx_helpers import aot_graph, optimise, targets
 from torch import fx
 from torch.utils import _pytree as pytree
 
 import npugraph_ex
+from npugraph_ex.observe import graphs
 from npugraph_ex.observe.report import PassReport
 from npugraph_ex.reference.interpreter import CpuInterpreter
 
@@ -137,9 +140,13 @@ class Table:
         return self.other_specs.get(function, self.specs)
 
     def check_size(self) -> None:
-        """Each side of the table has at least twelve graphs."""
+        """Each side of the table has at least twelve graphs that run on the device."""
         assert len(self.must_fuse) >= 12
-        assert len(self.must_not_fuse) + len(self.edits) >= 12
+        assert len(self.runnable()) - len(self.must_fuse) + len(self.edits) >= 12
+
+    def runnable(self) -> list[Function]:
+        """The graphs that run on the device as they are."""
+        return [f for f in (*self.must_fuse, *self.must_not_fuse) if f not in self.unknown]
 
     def check_fused(
         self, function: Function, *, dynamic: bool, specs: Sequence[Spec] = (), count: int | None = None
@@ -182,7 +189,7 @@ class Table:
 
         The fused graph also runs uncaptured, where sizes are numbers.
         """
-        functions = [f for f in (*self.must_fuse, *self.must_not_fuse) if f not in self.unknown]
+        functions = self.runnable()
         count = sum(self.must_fuse.values())
 
         def run_all(inputs: list[list[torch.Tensor]]) -> list[Any]:
@@ -203,6 +210,26 @@ class Table:
             assert report.fusions(self.rule) == count, report.table()
             assert all(record.outcome != "rolled back" for record in report.passes), report.table()
 
+    def check_edit_on_device(self, name: str) -> None:
+        """An edited graph, fused nowhere, computes run, captured and replayed what it computes operator by operator."""
+        function, edit, _ = self.edits[name]
+        gm = aot_graph(function, *tensors(self.specs_of(function)))
+        edit(gm)
+        gm.recompile()
+        values = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
+        specs = [(tuple(value.shape), value.dtype) for value in values]
+        for eager in (True, False):
+            options = {"force_eager": eager, "fusion_rules": {self.rule: True}}
+            compiled = npugraph_ex.compile_fx(fx.GraphModule(gm, copy.deepcopy(gm.graph)), values, options)
+            for seed in (1, 2, 3):
+                left, right = (tensors(specs, seed) for _ in range(2))
+                with torch.no_grad():
+                    expected, actual = gm(*left), compiled(*right)
+                self._assert_close(function, expected, actual, left, right)
+            record = graphs.graph_records()[-1]
+            assert record.report.fusions(self.rule) == 0, record.report.table()
+            assert record.fate == ("force_eager" if eager else "captured")
+
     def _assert_close(self, function: Function, expected: Any, actual: Any, left: Any, right: Any) -> None:
         """Outputs, and inputs after the call, agree."""
         try:
@@ -211,6 +238,44 @@ class Table:
         except AssertionError as error:
             error.add_note(f"in {function.__name__}")
             raise
+
+
+class TableTests:
+    """The tests of one table: a module's own class has it as ``table``. ``conftest`` hands out its rows."""
+
+    table: Table
+
+    def test_it_is_large_enough(self) -> None:
+        """Twelve graphs a side, and all of them run on the device."""
+        self.table.check_size()
+
+    def test_fuses_and_computes_the_same(self, fusing: Function, dynamic: bool) -> None:
+        """The expected number of fusions; in float64 equal to the bit, or nearly where the operator rounds otherwise."""
+        self.table.check_fused(fusing, dynamic=dynamic)
+
+    def test_is_left_alone_with_a_reason(self, refused: Function) -> None:
+        """No fusion, and the report says why wherever the graph looks like the pattern."""
+        self.table.check_refused(refused)
+
+    def test_scopes_and_writes_keep_operators_apart(self, edited: str) -> None:
+        """Two streams, two core limits, a write in between: the operators stay as they are, and run as before."""
+        function, edit, reason = self.table.edits[edited]
+        self.table.check_refused(function, reason, edit=edit)
+        self.table.check_edit_on_device(edited)
+
+    def test_eager_fused_and_replayed_agree(self, dynamic: bool) -> None:
+        """Every graph of the table, on the device."""
+        self.table.check_on_device(dynamic=dynamic)
+
+
+def hand_out_rows(metafunc: pytest.Metafunc) -> None:
+    """Parametrise one test of ``TableTests`` with the rows of its table."""
+    table = metafunc.cls.table
+    rows = {"fusing": table.must_fuse, "refused": table.must_not_fuse, "edited": table.edits}
+    for name in rows.keys() & set(metafunc.fixturenames):
+        metafunc.parametrize(name, list(rows[name]), ids=lambda row: row if isinstance(row, str) else row.__name__)
+    if "dynamic" in metafunc.fixturenames:
+        metafunc.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 
 
 def find(gm: fx.GraphModule, name: str) -> fx.Node:

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
-from fusion_cases import Edit, Table, limited_cores, on_stream, written_before
+from fusion_cases import Edit, Table, TableTests, limited_cores, on_stream, written_before
 
 RULE = "add_rms_norm_bias_quant"
 FUSED = "npu_add_rms_norm_quant"
@@ -94,7 +93,18 @@ def residual_written_after(a: Any, b: Any, g: Any, e: Any, s: Any, z: Any) -> An
     return q
 
 
+def same_tensor_twice(a: Any, b: Any, g: Any, e: Any, s: Any, z: Any) -> Any:
+    y, _, x = norm(a, a, g, 1e-5)
+    return quantize(y + e, scales(s), z, torch.qint8, -1), x
+
+
+def swapped_summands(a: Any, b: Any, g: Any, e: Any, s: Any, z: Any) -> Any:
+    y, _, x = norm(b, a, g, 1e-5)
+    return quantize(y + e, scales(s), z, torch.qint8, -1), x
+
+
 MUST_FUSE: dict[Callable[..., Any], int] = {
+    same_tensor_twice: 1, swapped_summands: 1,
     plain: 1, default_epsilon: 1, default_epsilon_written: 1, plain_int8: 1, code_of_int8: 1, positive_axis: 1,
     written_alpha: 1, three_dimensions: 1, residual_used_early: 1, bias_is_gamma: 1, bias_made_late: 1, two_layers: 2,
     of_bfloat16: 1, residual_written_after: 1,
@@ -196,27 +206,7 @@ TABLE = Table(
 )
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("function", MUST_FUSE, ids=lambda f: f.__name__)
-def test_fuses_and_computes_the_same(function: Callable[..., Any], dynamic: bool) -> None:
-    """The expected number of fusions; in float64 equal to the bit."""
-    TABLE.check_fused(function, dynamic=dynamic)
+class TestTable(TableTests):
+    """Counts, reasons and values of every graph."""
 
-
-@pytest.mark.parametrize("function", MUST_NOT_FUSE, ids=lambda f: f.__name__)
-def test_is_left_alone_with_a_reason(function: Callable[..., Any]) -> None:
-    """No fusion, and the report says why wherever the graph looks like the pattern."""
-    TABLE.check_refused(function)
-
-
-@pytest.mark.parametrize("name", EDITS)
-def test_scopes_and_writes_keep_operators_apart(name: str) -> None:
-    """Two streams, two core limits, a write in between: the operators stay as they are."""
-    function, edit, reason = EDITS[name]
-    TABLE.check_refused(function, reason, edit=edit)
-
-
-def test_eager_fused_and_replayed_agree() -> None:
-    """Every graph of the table, on the device."""
-    TABLE.check_size()
-    TABLE.check_on_device(dynamic=False)
+    table = TABLE

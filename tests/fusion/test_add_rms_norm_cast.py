@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from fusion_cases import Edit, Table, limited_cores, on_stream, written_before
+from fusion_cases import Edit, Table, TableTests, limited_cores, on_stream, written_before
 
 RULE = "add_rms_norm_cast"
 FUSED = "npu_add_rms_norm_cast"
@@ -94,7 +94,18 @@ def residual_written_after(a: Any, b: Any, g: Any) -> Any:
     return wide
 
 
+def swapped_summands(a: Any, b: Any, g: Any) -> Any:
+    y, _, x = norm(b, a, g)
+    return y.float(), x
+
+
+def same_tensor_twice(a: Any, b: Any, g: Any) -> Any:
+    y, _, x = norm(a, a, g)
+    return y.float(), x
+
+
 MUST_FUSE: dict[Callable[..., Any], int] = {
+    swapped_summands: 1, same_tensor_twice: 1,
     direct: 1, through_view: 1, norm_unused_otherwise: 1, npu_cast: 1, npu_cast_direct: 1, npu_cast_by_code: 1,
     written_epsilon: 1, default_epsilon_written: 1, every_output_used: 1, view_used_otherwise: 1,
     default_keywords_written: 1, residual_used_early: 1, two_layers: 2, matrix_gamma: 1, residual_written_after: 1,
@@ -146,7 +157,12 @@ def sliced_norm(a: Any, b: Any, g: Any) -> Any:
     return norm(a, b, g)[0][:, :1].float()
 
 
+def to_integers(a: Any, b: Any, g: Any) -> Any:
+    return norm(a, b, g)[0].to(torch.int32)
+
+
 MUST_NOT_FUSE: dict[Callable[..., Any], str] = {
+    to_integers: "dtype is 3, the pattern has 6",
     to_bfloat16: "dtype is 15, the pattern has 6",
     to_float64: "dtype is 7, the pattern has 6",
     casts_the_residual: "output 2 of npu_add_rms_norm, the pattern has output 0",
@@ -170,31 +186,10 @@ EDITS: dict[str, tuple[Callable[..., Any], Edit, str]] = {
 TABLE = Table(RULE, FUSED, MUST_FUSE, MUST_NOT_FUSE, EDITS, ROWS)
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("function", MUST_FUSE, ids=lambda f: f.__name__)
-def test_fuses_and_computes_the_same(function: Callable[..., Any], dynamic: bool) -> None:
-    """The expected number of fusions; in float64 equal to the bit."""
-    TABLE.check_fused(function, dynamic=dynamic)
+class TestTable(TableTests):
+    """Counts, reasons and values of every graph."""
 
-
-@pytest.mark.parametrize("function", MUST_NOT_FUSE, ids=lambda f: f.__name__)
-def test_is_left_alone_with_a_reason(function: Callable[..., Any]) -> None:
-    """No fusion, and the report says why wherever the graph looks like the pattern."""
-    TABLE.check_refused(function)
-
-
-@pytest.mark.parametrize("name", EDITS)
-def test_scopes_and_writes_keep_operators_apart(name: str) -> None:
-    """Two streams, two core limits, a write in between: the operators stay as they are."""
-    function, edit, reason = EDITS[name]
-    TABLE.check_refused(function, reason, edit=edit)
-
-
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_eager_fused_and_replayed_agree(dynamic: bool) -> None:
-    """Every graph of the table, on the device."""
-    TABLE.check_size()
-    TABLE.check_on_device(dynamic=dynamic)
+    table = TABLE
 
 
 @pytest.mark.parametrize("dtype", [HALF, BF16], ids=str)

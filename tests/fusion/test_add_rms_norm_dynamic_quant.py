@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from fusion_cases import Edit, Table, limited_cores, on_stream, tensors, written_before
+from fusion_cases import Edit, Table, TableTests, limited_cores, on_stream, tensors, written_before
 from fx_helpers import aot_graph, optimise, targets
 
 RULE = "add_rms_norm_dynamic_quant"
@@ -111,7 +111,19 @@ def partly_flattened(a: Any, b: Any, g: Any, s: Any) -> Any:
     return q, t.view(-1, 1), x
 
 
+def swapped_summands(a: Any, b: Any, g: Any, s: Any) -> Any:
+    y, _, x = norm(b, a, g)
+    return (*quant(y, smooth_scales=s), x)
+
+
+def swapped_vectors(a: Any, b: Any, g: Any, s: Any) -> Any:
+    y, _, x = norm(a, b, s)
+    return (*quant(y, smooth_scales=g), x)
+
+
 MUST_FUSE: dict[Callable[..., Any], int] = {
+    swapped_summands: 1,
+    swapped_vectors: 1,
     plain: 1,
     smoothed: 1,
     written_epsilon: 1,
@@ -233,31 +245,10 @@ TABLE = Table(
 )
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("function", MUST_FUSE, ids=lambda f: f.__name__)
-def test_fuses_and_computes_the_same(function: Callable[..., Any], dynamic: bool) -> None:
-    """The expected number of fusions; in float64 equal to the bit."""
-    TABLE.check_fused(function, dynamic=dynamic)
+class TestTable(TableTests):
+    """Counts, reasons and values of every graph."""
 
-
-@pytest.mark.parametrize("function", MUST_NOT_FUSE, ids=lambda f: f.__name__)
-def test_is_left_alone_with_a_reason(function: Callable[..., Any]) -> None:
-    """No fusion, and the report says why wherever the graph looks like the pattern."""
-    TABLE.check_refused(function)
-
-
-@pytest.mark.parametrize("name", EDITS)
-def test_scopes_and_writes_keep_operators_apart(name: str) -> None:
-    """Two streams, two core limits, a write in between: the operators stay as they are."""
-    function, edit, reason = EDITS[name]
-    TABLE.check_refused(function, reason, edit=edit)
-
-
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_eager_fused_and_replayed_agree(dynamic: bool) -> None:
-    """Every graph of the table, on the device."""
-    TABLE.check_size()
-    TABLE.check_on_device(dynamic=dynamic)
+    table = TABLE
 
 
 @pytest.mark.parametrize("shape", [(3, 16), (2, 3, 16), (2, 1, 3, 16), (1, 16), (5, 2)], ids=str)

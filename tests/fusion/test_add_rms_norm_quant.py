@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from fusion_cases import Edit, Table, limited_cores, on_stream, tensors, written_before
+from fusion_cases import Edit, Table, TableTests, limited_cores, on_stream, tensors, written_before
 from fx_helpers import aot_graph, optimise, targets
 
 RULE = "add_rms_norm_quant"
@@ -93,7 +93,18 @@ def bfloat16(a: Any, b: Any, g: Any, s: Any, z: Any) -> Any:
     return quantize(y, s.abs() + 0.5, z, torch.qint8, -1), x
 
 
+def swapped_summands(a: Any, b: Any, g: Any, s: Any, z: Any) -> Any:
+    y, _, x = norm(b, a, g)
+    return quantize(y, s * 0.1 + 0.5, z, torch.qint8, -1), x
+
+
+def same_tensor_twice(a: Any, b: Any, g: Any, s: Any, z: Any) -> Any:
+    y, _, x = norm(a, a, g)
+    return quantize(y, s * 0.1 + 0.5, z, torch.qint8, -1), x
+
+
 MUST_FUSE: dict[Callable[..., Any], int] = {
+    swapped_summands: 1, same_tensor_twice: 1,
     dividing: 1, without_zero_points: 1, multiplying: 1, plain_int8: 1, code_of_int8: 1, default_axis_is_the_last: 1,
     positive_axis: 1, any_axis_above_minus_two_when_multiplying: 1, written_epsilon: 1, default_epsilon_written: 1,
     residual_used_early: 1, two_layers: 2, residual_written_after: 1,
@@ -194,31 +205,10 @@ EDITS: dict[str, tuple[Callable[..., Any], Edit, str]] = {
 TABLE = Table(RULE, FUSED, MUST_FUSE, MUST_NOT_FUSE, EDITS, FLOAT16, other_specs={bfloat16: BFLOAT16})
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("function", MUST_FUSE, ids=lambda f: f.__name__)
-def test_fuses_and_computes_the_same(function: Callable[..., Any], dynamic: bool) -> None:
-    """The expected number of fusions; in float64 equal to the bit."""
-    TABLE.check_fused(function, dynamic=dynamic)
+class TestTable(TableTests):
+    """Counts, reasons and values of every graph."""
 
-
-@pytest.mark.parametrize("function", MUST_NOT_FUSE, ids=lambda f: f.__name__)
-def test_is_left_alone_with_a_reason(function: Callable[..., Any]) -> None:
-    """No fusion, and the report says why wherever the graph looks like the pattern."""
-    TABLE.check_refused(function)
-
-
-@pytest.mark.parametrize("name", EDITS)
-def test_scopes_and_writes_keep_operators_apart(name: str) -> None:
-    """Two streams, two core limits, a write in between: the operators stay as they are."""
-    function, edit, reason = EDITS[name]
-    TABLE.check_refused(function, reason, edit=edit)
-
-
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_eager_fused_and_replayed_agree(dynamic: bool) -> None:
-    """Every graph of the table, on the device."""
-    TABLE.check_size()
-    TABLE.check_on_device(dynamic=dynamic)
+    table = TABLE
 
 
 @pytest.mark.parametrize("function", [dividing, without_zero_points, multiplying], ids=lambda f: f.__name__)

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
-from fusion_cases import Edit, Table, limited_cores, on_stream, written_before
+from fusion_cases import Edit, Table, TableTests, limited_cores, on_stream, written_before
 
 RULE = "muls_add"
 HALF, BF16, SINGLE, INT32 = torch.float16, torch.bfloat16, torch.float32, torch.int32
@@ -174,27 +173,7 @@ OTHER_SPECS = {
 TABLE = Table(RULE, "add", MUST_FUSE, MUST_NOT_FUSE, EDITS, SPECS, other_specs=OTHER_SPECS, exact=False)
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("function", MUST_FUSE, ids=lambda f: f.__name__)
-def test_fuses_and_computes_the_same(function: Callable[..., Any], dynamic: bool) -> None:
-    """The expected number of fusions; in float64 equal, a last digit aside."""
-    TABLE.check_fused(function, dynamic=dynamic)
+class TestTable(TableTests):
+    """Counts, reasons and values of every graph."""
 
-
-@pytest.mark.parametrize("function", MUST_NOT_FUSE, ids=lambda f: f.__name__)
-def test_is_left_alone_with_a_reason(function: Callable[..., Any]) -> None:
-    """No fusion, and the report says why wherever the graph looks like the pattern."""
-    TABLE.check_refused(function)
-
-
-@pytest.mark.parametrize("name", EDITS)
-def test_scopes_and_writes_keep_operators_apart(name: str) -> None:
-    """Two streams, two core limits, a write in between: the operators stay as they are."""
-    function, edit, reason = EDITS[name]
-    TABLE.check_refused(function, reason, edit=edit)
-
-
-def test_eager_fused_and_replayed_agree() -> None:
-    """Every graph of the table, on the device."""
-    TABLE.check_size()
-    TABLE.check_on_device(dynamic=False)
+    table = TABLE

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from fusion_cases import Edit, Table, limited_cores, on_stream, tensors, written_before
+from fusion_cases import Edit, Table, TableTests, limited_cores, on_stream, tensors, written_before
 from fx_helpers import aot_graph, optimise, targets
 
 from npugraph_ex.testing.client_operators import client_operators
@@ -222,30 +222,10 @@ EDITS: dict[str, tuple[Callable[..., Any], Edit, str]] = {
 TABLE = Table(RULE, FUSED, MUST_FUSE, MUST_NOT_FUSE, EDITS, SPECS, other_specs={as_many_key_heads: EQUAL_HEADS})
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("function", MUST_FUSE, ids=lambda f: f.__name__)
-def test_fuses_and_computes_the_same(function: Callable[..., Any], dynamic: bool) -> None:
-    """The expected number of fusions; in float64 equal to the bit."""
-    TABLE.check_fused(function, dynamic=dynamic)
+class TestTable(TableTests):
+    """Counts, reasons and values of every graph."""
 
-
-@pytest.mark.parametrize("function", MUST_NOT_FUSE, ids=lambda f: f.__name__)
-def test_is_left_alone_with_a_reason(function: Callable[..., Any]) -> None:
-    """No fusion, and the report says why wherever the graph looks like the pattern."""
-    TABLE.check_refused(function)
-
-
-@pytest.mark.parametrize("name", EDITS)
-def test_scopes_and_writes_keep_operators_apart(name: str) -> None:
-    """Two streams, two core limits, a write in between: the operators stay as they are."""
-    function, edit, reason = EDITS[name]
-    TABLE.check_refused(function, reason, edit=edit)
-
-
-def test_eager_fused_and_replayed_agree() -> None:
-    """Every graph of the table, on the device."""
-    TABLE.check_size()
-    TABLE.check_on_device(dynamic=False)
+    table = TABLE
 
 
 @pytest.mark.parametrize(

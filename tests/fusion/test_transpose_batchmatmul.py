@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from fusion_cases import Edit, Table, limited_cores, on_stream, tensors, written_before
+from fusion_cases import Edit, Table, TableTests, limited_cores, on_stream, tensors, written_before
 from fx_helpers import aot_graph, optimise, targets
 
 RULE = "transpose_batchmatmul"
@@ -18,6 +18,7 @@ FUSED = "npu_transpose_batchmatmul"
 HALF = torch.float16
 # (B, M, K), (B, K, N), and (M, B, K) for a first operand that the graph transposes
 SPECS = [((4, 6, 128), HALF), ((4, 128, 256), HALF), ((6, 4, 128), HALF)]
+SQUARE = [((4, 128, 128), HALF)] * 3
 
 
 def reshaped(a: Any, b: Any, c: Any) -> Any:
@@ -82,7 +83,16 @@ def two_products(a: Any, b: Any, c: Any) -> Any:
     return torch.matmul(y.transpose(0, 1), b.transpose(1, 2).contiguous()).transpose(0, 1).flatten(1)
 
 
+def swapped_operands(a: Any, b: Any, c: Any) -> Any:
+    return torch.matmul(b, a).transpose(0, 1).contiguous()
+
+
+def same_tensor_twice(a: Any, b: Any, c: Any) -> Any:
+    return torch.matmul(a, a).transpose(0, 1).contiguous()
+
+
 MUST_FUSE: dict[Callable[..., Any], int] = {
+    swapped_operands: 1, same_tensor_twice: 1,
     reshaped: 1, made_contiguous: 1, other_order: 1, negative_dims: 1, mixed_dims: 1, batched_operator: 1, permuted: 1,
     permuted_negatively: 1, first_transposed: 1, first_transposed_for_bmm: 1, first_transposed_and_used: 1, summed: 1,
     computed_with: 1, second_is_transposed_view: 1, two_products: 2,
@@ -184,34 +194,22 @@ EDITS: dict[str, tuple[Callable[..., Any], Edit, str]] = {
 }
 
 
-TABLE = Table(RULE, FUSED, MUST_FUSE, MUST_NOT_FUSE, EDITS, SPECS, unknown=(random_in_memory_order,))
+TABLE = Table(
+    RULE,
+    FUSED,
+    MUST_FUSE,
+    MUST_NOT_FUSE,
+    EDITS,
+    SPECS,
+    other_specs={swapped_operands: SQUARE, same_tensor_twice: SQUARE},
+    unknown=(random_in_memory_order,),
+)
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("function", MUST_FUSE, ids=lambda f: f.__name__)
-def test_fuses_and_computes_the_same(function: Callable[..., Any], dynamic: bool) -> None:
-    """The expected number of fusions; in float64 equal to the bit."""
-    TABLE.check_fused(function, dynamic=dynamic)
+class TestTable(TableTests):
+    """Counts, reasons and values of every graph."""
 
-
-@pytest.mark.parametrize("function", MUST_NOT_FUSE, ids=lambda f: f.__name__)
-def test_is_left_alone_with_a_reason(function: Callable[..., Any]) -> None:
-    """No fusion, and the report says why wherever the graph looks like the pattern."""
-    TABLE.check_refused(function)
-
-
-@pytest.mark.parametrize("name", EDITS)
-def test_scopes_writes_and_chance_keep_operators_apart(name: str) -> None:
-    """Two streams, two core limits, a write in between, random numbers: the operators stay as they are."""
-    function, edit, reason = EDITS[name]
-    TABLE.check_refused(function, reason, edit=edit)
-
-
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_eager_fused_and_replayed_agree(dynamic: bool) -> None:
-    """Every graph of the table, on the device."""
-    TABLE.check_size()
-    TABLE.check_on_device(dynamic=dynamic)
+    table = TABLE
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
