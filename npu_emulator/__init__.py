@@ -59,8 +59,8 @@ def register_kernel(name: str, kernel: Callable[..., Any]) -> None:
 
     Args:
         name: `namespace::operator` or `namespace::operator.overload`.
-        kernel: a function with the operator's signature that takes CPU tensors and returns CPU tensors. The operator also
-            needs a meta (fake) implementation, from which its output shapes come.
+        kernel: a function with the operator's signature that takes CPU tensors and returns CPU tensors. Output shapes come
+            from the operator's meta (fake) implementation, or from calling this function with meta tensors if it has none.
     """
     registry.add(name, kernel)
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from npu_emulator.clock.roofline import ASCEND_910B, Chip
+from npu_emulator.clock.trace import chrome_trace
 from npu_emulator.device import Note, NoteKind
 
 if TYPE_CHECKING:
@@ -153,27 +154,6 @@ class Timeline:
 
     def save(self, path: str | Path) -> Path:
         """Write the timeline as a Chrome trace: open it in https://ui.perfetto.dev. Arrows are events."""
-        places = {name: number for number, name in enumerate(dict.fromkeys(span.stream for span in self.spans))}
-        rows: list[dict[str, Any]] = [
-            {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": f"modelled: {self.chip.name}"}}
-        ]
-        rows += [
-            {"ph": "M", "name": "thread_name", "pid": 0, "tid": number, "args": {"name": name}}
-            for name, number in places.items()
-        ]
-        critical = set(map(id, self.critical_path))
-        rows += [
-            {"ph": "X", "name": span.name, "cat": "modelled", "pid": 0, "tid": places[span.stream], "ts": span.start,
-             "dur": span.duration, "args": {"line": span.line, "critical": id(span) in critical}}
-            for span in self.spans
-        ]  # fmt: skip
-        for number, arrow in enumerate(self.arrows):
-            for phase, (stream, time) in (("s", arrow.source), ("f", arrow.target)):
-                if stream in places:
-                    rows.append(
-                        {"ph": phase, "name": "event", "cat": "event", "id": number, "pid": 0, "tid": places[stream],
-                         "ts": time, **({"bp": "e"} if phase == "f" else {})}
-                    )  # fmt: skip
         target = Path(path)
-        target.write_text(json.dumps({"traceEvents": rows, "otherData": {"time": "modelled, not measured"}}))
+        target.write_text(json.dumps(chrome_trace(self)))
         return target

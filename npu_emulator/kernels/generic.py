@@ -57,6 +57,8 @@ _TAKING_HOST_TENSORS = frozenset(
     ]
 )
 """ATen operators for which torch allows indices, sections or lengths on the host beside tensors of the device."""
+_SIZED_BY_VALUES = frozenset({"aten::linalg_lstsq"})
+"""Operators of which some results are empty or not by the values of the inputs, which no tag says."""
 _MASKS = frozenset({torch.bool, torch.uint8})
 _DEVICES = [torch.device("npu", index) for index in range(16)]
 
@@ -86,7 +88,7 @@ class Kernel:
         self.compute = compute or op._op  # noqa: SLF001 - as calling the overload, without its Python frame
         self._launcher = launcher
         self._number = launcher.number(self.name)
-        self._metadata = MetadataCache(op)
+        self._metadata = MetadataCache(op, compute)
         schema = op._schema  # the public door to a schema
         self._written = [
             (position, argument.name)
@@ -101,7 +103,8 @@ class Kernel:
         self._only_overwrites = schema.name in _OVERWRITERS
         self._returns = len(schema.returns)
         tensors_only = all(str(value.type) in {"Tensor", "Tensor[]", "List[Tensor]"} for value in schema.returns)
-        self._reads_host = bool(_HOST_DEPENDENT & set(op.tags)) or not tensors_only
+        sized_by_values = bool(_HOST_DEPENDENT & set(op.tags)) or schema.name in _SIZED_BY_VALUES
+        self._reads_host = sized_by_values or not tensors_only
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Launch the operator and return its (not yet computed) outputs."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from npu_emulator.errors import KernelMissingError
+from npu_emulator.kernels.auxiliary import COMPLETED
 from npu_emulator.kernels.composites import composite_kernels
 from npu_emulator.kernels.copies import copy_kernels
 from npu_emulator.kernels.formats import format_kernels
@@ -107,7 +108,7 @@ class Installer:
         for name, composed in composite_kernels().items():
             for key in ("PrivateUse1", "AutogradPrivateUse1"):
                 self._register(name, composed, key)
-        for name, compute in {**GRADIENTS, **brought}.items():
+        for name, compute in {**GRADIENTS, **COMPLETED, **brought}.items():
             self.add(name, compute)
         return count + len(brought)
 
@@ -152,8 +153,12 @@ def _registered(prefix: str) -> list[str]:
 
 
 def _aten_names() -> Iterable[str]:
-    """Every ATen operator that torch_npu or the CPU has a kernel for."""
-    cpu = torch._C._dispatch_get_registrations_for_dispatch_key("CPU")  # noqa: SLF001
+    """Every ATen operator that torch_npu has a kernel for, or the CPU and not torch itself by composing others.
+
+    What torch composes is differentiated through its parts; a kernel of its own would cost it its gradient.
+    """
+    listed = torch._C._dispatch_get_registrations_for_dispatch_key  # noqa: SLF001
+    cpu = set(listed("CPU")) - set(listed("CompositeImplicitAutograd"))
     return {*_registered("aten::"), *_AUTOGRAD_ONLY, *(name for name in cpu if name.startswith("aten::"))}
 
 

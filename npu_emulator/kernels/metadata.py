@@ -46,9 +46,10 @@ def on_meta(value: object) -> object:
 class MetadataCache:
     """Output metadata of one operator overload, by the metadata of its arguments."""
 
-    def __init__(self, op: Callable[..., Any]) -> None:
-        """Serve the overload `op`."""
+    def __init__(self, op: Callable[..., Any], compute: Callable[..., Any] | None = None) -> None:
+        """Serve the overload `op`; `compute` stands in, on meta tensors, where `op` has no meta kernel."""
         self._op = op
+        self._compute = compute
         self._known: dict[Any, Any] = {}
 
     def outputs(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -59,7 +60,7 @@ class MetadataCache:
         """
         found = self._known.get(key) if key is not None else None
         if found is None:
-            result = self._op(*tree_map(on_meta, args), **tree_map(on_meta, kwargs))
+            result = self._on_meta(tree_map(on_meta, args), tree_map(on_meta, kwargs))
             found = tree_map(_like, result)
             if type(found) is Like:
                 found = Likes((found,), single=True)
@@ -70,6 +71,19 @@ class MetadataCache:
                     self._known.clear()
                 self._known[key] = found
         return found
+
+    def _on_meta(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return self._op(*args, **kwargs)
+        except NotImplementedError:
+            if self._compute is None:
+                raise
+        try:
+            return self._compute(*args, **kwargs)
+        except Exception as error:
+            raise NotImplementedError(
+                f"{self._op} has no meta (fake) implementation, and its kernel cannot stand in for one: {error}"
+            ) from error
 
 
 def _like(value: object) -> object:

@@ -1,0 +1,41 @@
+"""Operators whose CPU kernel leaves out auxiliary results that the device's kernel gives, completed.
+
+A backward operator reads those results by their announced sizes; what the CPU left out would be read as unwritten memory.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["COMPLETED"]
+
+
+def _completed(bags: Callable[..., tuple[torch.Tensor, ...]]) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """Give `bags`, a form of `_embedding_bag`, the bag of each index [indices] and one size for each offset [offsets]."""
+
+    def run(
+        weight: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, ...]:
+        out, bag_of_index, sizes, largest = bags(weight, indices, offsets, *args, **kwargs)
+        if bag_of_index.numel() != indices.numel():  # a quick path of the CPU's, which needs none
+            places = torch.arange(indices.numel(), dtype=offsets.dtype)
+            bag_of_index = torch.searchsorted(offsets, places, right=True) - 1
+        if sizes.numel() != offsets.numel():  # the last offset, if it is given, is an end and begins no bag
+            sizes = torch.nn.functional.pad(sizes, (0, offsets.numel() - sizes.numel()))
+        return out, bag_of_index, sizes, largest
+
+    return run
+
+
+COMPLETED: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "aten::_embedding_bag": _completed(torch.ops.aten._embedding_bag.default),  # noqa: SLF001 - an operator's name
+        "aten::_embedding_bag_forward_only": _completed(torch.ops.aten._embedding_bag_forward_only.default),  # noqa: SLF001
+    }
+)
