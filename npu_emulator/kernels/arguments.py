@@ -90,7 +90,11 @@ class _Walk:
     def _other(self, value: Any) -> Any:
         """Convert what is neither a number nor a tensor."""
         if isinstance(value, (list, tuple)):  # torch.Size and named tuples included
-            self.parts.append(len(value))
+            kinds = tuple(map(type, value))
+            self.parts.append(kinds)
+            if _SCALARS.issuperset(kinds):  # a shape, a permutation, a mask
+                self.parts.append(tuple(value))
+                return list(value)
             return self.convert_all(value)
         if type(value) is torch.device:
             self.parts.append(value.type)

@@ -90,7 +90,8 @@ def _repeat_int(grad: torch.Tensor, given: torch.Tensor, repeats: int, dim: int 
     """Return the gradient of `repeat_interleave` by a number: the sum over each element's copies."""
     if dim is None:
         return grad.reshape(given.numel(), repeats).sum(-1).reshape(given.shape)
-    return grad.unflatten(dim, (given.shape[dim], repeats)).sum(dim + 1 if dim >= 0 else dim)
+    behind = dim % given.dim() + 1
+    return grad.reshape(*given.shape[:behind], repeats, *given.shape[behind:]).sum(behind)
 
 
 def _repeat_tensor(
@@ -103,12 +104,12 @@ def _repeat_tensor(
     return found.reshape(given.shape)
 
 
-def _norm_slope(given: torch.Tensor, norm: torch.Tensor, p: float, dims: Sequence[int]) -> torch.Tensor:
+def _norm_slope(given: torch.Tensor, norm: torch.Tensor, p: float, dims: list[int]) -> torch.Tensor:
     """Return the derivative of the p-norm over `dims` by the elements that it is taken of."""
     if p == math.inf:
         largest = given.abs() == norm
         return given.sgn() * largest / largest.sum(dims, keepdim=True)
-    return given.sgn() * (given.abs() / norm) ** (p - 1)
+    return given.sgn() * torch.pow(given.abs() / norm, p - 1)
 
 
 def _renorm(grad: torch.Tensor, given: torch.Tensor, p: float, dim: int, maxnorm: float) -> torch.Tensor:

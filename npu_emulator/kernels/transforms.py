@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
 __all__ = ["TRANSFORM_GRADIENTS"]
 
@@ -19,13 +19,13 @@ _UNSCALED, _BY_ROOT = 0, 1
 """torch's numbers for how a transform is scaled: not at all, and by 1 / sqrt(n)."""
 
 
-def _adjoint(grad: torch.Tensor, dim: Sequence[int], normalization: int) -> torch.Tensor:
+def _adjoint(grad: torch.Tensor, dim: list[int], normalization: int) -> torch.Tensor:
     return torch._fft_c2c(grad, dim, normalization, False)  # noqa: FBT003, SLF001 - the operator that torch.fft is made of
 
 
 def _real_to_complex(
     grad: torch.Tensor,
-    dim: Sequence[int],
+    dim: list[int],
     normalization: int,
     onesided: bool,  # noqa: FBT001
     last_dim_size: int,
@@ -39,7 +39,7 @@ def _real_to_complex(
     return _adjoint(grad, dim, normalization).real
 
 
-def _complex_to_real(grad: torch.Tensor, dim: Sequence[int], normalization: int) -> torch.Tensor:
+def _complex_to_real(grad: torch.Tensor, dim: list[int], normalization: int) -> torch.Tensor:
     """Return the gradient of irfftn: the half spectrum, in which all but the ends stand for two elements."""
     found = torch._fft_r2c(grad, dim, normalization, True)  # noqa: FBT003, SLF001 - as above
     found.narrow(dim[-1], 1, grad.shape[dim[-1]] - found.shape[dim[-1]]).mul_(2)
