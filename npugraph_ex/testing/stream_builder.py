@@ -1,19 +1,26 @@
-"""Writes small FX graphs of several streams, in the representation of `npugraph_ex.streams.events`, node by node."""
+"""Writes small FX graphs of several streams, node by node, in the representation of `npugraph_ex.streams.events`.
+
+What a user writes, scopes and tagged events, may stand in it too; the library's own passes lower it when it is finished.
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
-from npugraph_ex.streams.events import MAIN
-from npugraph_ex.streams.ops import RECORD_STREAMS, RECORDS, WAITS
+from npugraph_ex.config import CompilerConfig
+from npugraph_ex.passes.pass_ import PassContext
+from npugraph_ex.streams import lowering, scopes
+from npugraph_ex.streams.labels import CUBE, MAIN, PRIORITY, STREAM, VECTOR
+from npugraph_ex.streams.ops import ENTERS, EXITS, RECORD_STREAMS, RECORDS, TAGGED_RECORDS, TAGGED_WAITS, WAITS
 
 
 class StreamBuilder:
@@ -26,15 +33,28 @@ class StreamBuilder:
 
     def __init__(self, *, device: str = "npu", shapes: ShapeEnv | None = None) -> None:
         self._graph = fx.Graph()
-        self._mode = FakeTensorMode(shape_env=shapes)
+        self._shapes = ShapeEnv() if shapes is None else shapes
+        self._mode = FakeTensorMode(shape_env=self._shapes)
         self._device = device
         self._stream = MAIN
+        self._spelt = False  # whether anything is to be lowered
 
     def __len__(self) -> int:
         """How many nodes were added so far."""
         return len(self._graph.nodes)
 
-    def input(self, *size: int) -> fx.Node:
+    @property
+    def stream(self) -> str:
+        """The stream on which the next node stands."""
+        return self._stream
+
+    def symbol(self, example: int) -> int | torch.SymInt:
+        """A size that is a symbol, with its value in the example inputs."""
+        source = ConstantSource(f"size_{len(self._graph.nodes)}")
+        symbol = self._shapes.create_symbol(example, source, dynamic_dim=DimDynamic.DYNAMIC)
+        return self._shapes.create_symintnode(symbol, hint=example)
+
+    def input(self, *size: int | torch.SymInt) -> fx.Node:
         """Add an input of the graph. Inputs come before everything else."""
         node = self._graph.placeholder(f"x{len(self._graph.nodes)}")
         with self._mode:
@@ -49,6 +69,31 @@ class StreamBuilder:
             yield
         finally:
             self._stream = outer
+
+    def scope(self, stream: str, *, priority: int | None = None) -> AbstractContextManager[None]:
+        """Enclose what is added in the block in a scope that names a stream, as `npu_stream_switch` does."""
+        said = {STREAM: stream} if priority is None else {STREAM: stream, PRIORITY: str(priority)}
+        return self._enclosed(said)
+
+    def limit(self, cube: int, vector: int) -> AbstractContextManager[None]:
+        """Enclose what is added in the block in a scope that limits cores, as `limit_core_num` does."""
+        return self._enclosed({CUBE: str(cube), VECTOR: str(vector)})
+
+    @contextmanager
+    def _enclosed(self, said: Mapping[str, str]) -> Iterator[None]:
+        self._spelt = True
+        self._graph.call_function(ENTERS[0], (list(said), list(said.values())))
+        yield
+        self._graph.call_function(EXITS[0])
+
+    def tagged_record(self, tag: str) -> None:
+        """Record the event of a tag on the stream of the scope around it."""
+        self._spelt = True
+        self._graph.call_function(TAGGED_RECORDS[0], (tag,))
+
+    def tagged_wait(self, tag: str) -> None:
+        """Make the stream of the scope around it wait for the latest record of a tag."""
+        self._graph.call_function(TAGGED_WAITS[0], (tag,))
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """Add a call of an operator on the current stream; its result's metadata comes from fake execution."""
@@ -69,7 +114,7 @@ class StreamBuilder:
         return self._labelled(self._graph.call_function(RECORDS[0]))
 
     def wait(self, *records: fx.Node) -> fx.Node:
-        """Make the current stream wait for events."""
+        """Make the current stream wait for events, or for what computes other tensors."""
         return self._labelled(self._graph.call_function(WAITS[0], (list(records),)))
 
     def uses(self, stream: str, value: fx.Node) -> None:
@@ -94,10 +139,15 @@ class StreamBuilder:
             self.order(stream, MAIN)
 
     def finish(self, *outputs: fx.Node) -> fx.GraphModule:
-        """Close the graph with its outputs."""
+        """Close the graph with its outputs, and lower what a user would write."""
         self._graph.output(outputs)
-        self._graph.lint()
-        return fx.GraphModule(torch.nn.Module(), self._graph)
+        gm = fx.GraphModule(torch.nn.Module(), self._graph)
+        context = PassContext(CompilerConfig().to_options(), [])
+        for run in (scopes.label, lowering.run) if self._spelt else ():
+            run(gm, context)
+        gm.graph.lint()
+        gm.recompile()
+        return gm
 
     def _labelled(self, node: fx.Node) -> fx.Node:
         if self._stream != MAIN:

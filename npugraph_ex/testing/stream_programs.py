@@ -1,8 +1,9 @@
 """The public corpus of stream graphs: each program with its mistake and mended, and what the stream check must say.
 
 `stream_corpus_races` has programs whose mistake is a missing order, `stream_corpus_bytes` those where it depends on which
-bytes are touched, `stream_corpus_shapes` those where it is a fork, a join, an event or the life of memory. This module has
-what they share, and the two examples of the documents.
+bytes are touched, `stream_corpus_shapes` those where it is a fork, a join, an event or the life of memory,
+`stream_corpus_traps` those after mistakes of shipped systems, and `stream_corpus_spellings` those written with scopes and
+tags. This module has what they share, and the two examples of the documents.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from math import prod
 from typing import Protocol
 
 import torch
@@ -53,11 +55,17 @@ class StreamProgram:
 
     def inputs(self) -> list[torch.Tensor]:
         """CPU inputs for the graph: 1, 2, 3 …, each input with other numbers."""
-        fakes = [node.meta["val"] for node in self.graph(mended=True).graph.find_nodes(op="placeholder")]
-        return [
-            torch.arange(1, fake.numel() + 1, dtype=torch.int32).reshape(fake.shape) + 100 * number
-            for number, fake in enumerate(fakes)
-        ]
+        return counting_inputs(self.graph(mended=True))
+
+
+def counting_inputs(gm: fx.GraphModule) -> list[torch.Tensor]:
+    """CPU inputs for a graph: 1, 2, 3 …, each input with other numbers; a symbolic size is its example."""
+    fakes = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
+    shapes = [[size if isinstance(size, int) else size.node.hint for size in fake.shape] for fake in fakes]
+    return [
+        torch.arange(1, prod(shape) + 1, dtype=torch.int32).reshape(shape) + 100 * number
+        for number, shape in enumerate(shapes)
+    ]
 
 
 _CORPUS: dict[str, StreamProgram] = {}
@@ -76,8 +84,8 @@ def program(*codes: Code, notes: tuple[Code, ...] = ()) -> Callable[[Write], Wri
 
 def stream_corpus() -> tuple[StreamProgram, ...]:
     """All programs of the corpus."""
-    for part in ("stream_corpus_races", "stream_corpus_bytes", "stream_corpus_shapes"):
-        import_module(f"npugraph_ex.testing.{part}")
+    for part in ("races", "bytes", "shapes", "traps", "spellings"):
+        import_module(f"npugraph_ex.testing.stream_corpus_{part}")
     return tuple(_CORPUS.values())
 
 

@@ -1,14 +1,15 @@
 """Runs a graph of several streams exactly as it is written, and asks the emulated device whether its order can be trusted.
 
 Nothing is added: no fork, no join, no event. That makes it an oracle for the stream check, and for the runtime, which add
-and remove events.
+and remove events. Which free block the allocator hands out next is its own affair; where the check says that a certain
+one is possible, `Reuse` makes it so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -22,20 +23,75 @@ SCHEDULES = ("fifo", "lazy", *(f"random:{seed}" for seed in range(6)), *(f"pct:{
 """The orders under which `judge` runs a graph."""
 
 
+class Reuse(NamedTuple):
+    """That a node is given the memory of a value which was dropped before it, whatever else is free.
+
+    Attributes:
+        node: the name of a node that allocates.
+        value: of a node whose value, or the base of it, lay in that memory.
+    """
+
+    node: str
+    value: str
+
+
+class BlockNotFreeError(Exception):
+    """The allocator cannot hand out a block, because it is in use."""
+
+
+_BLOCKS = 256
+"""How many blocks `Reuse` takes from the allocator, at most, until it is given the wanted one."""
+
+
 class AsWritten(fx.Interpreter):
     """Runs a labelled graph on real streams and events, and drops each value after its last use.
 
     Args:
         gm: labelled, with ``record`` and ``wait`` nodes.
         main: the stream for nodes without a label.
+        reuse: what the allocator must do for one node.
+
+    Attributes:
+        missed: whether the memory that ``reuse`` asks for was in use.
     """
 
-    def __init__(self, gm: fx.GraphModule, main: torch.npu.Stream) -> None:
+    def __init__(self, gm: fx.GraphModule, main: torch.npu.Stream, reuse: Reuse | None = None) -> None:
         super().__init__(gm)
         self._streams = {MAIN: main}
+        self._reuse = reuse
+        self._wanted = 0
+        self.missed = False
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run one node on its stream."""
+        """Run one node on its stream, and keep its value only for those who use it."""
+        value = self._launch(n) if self._reuse is None else self._given_that_block(n, self._reuse)
+        return value if n.users or n.op == "output" else None
+
+    def _given_that_block(self, n: fx.Node, reuse: Reuse) -> Any:
+        """Run one node; the allocator is made to do for it, or about it, what was asked for."""
+        if n.name == reuse.node:
+            with torch.npu.stream(self._stream(stream_of(n))):
+                held = self._all_but_the_wanted(n.meta["val"])
+            value = self._launch(n)
+            del held
+            return value
+        value = self._launch(n)
+        if n.name == reuse.value:
+            self._wanted = value.untyped_storage().data_ptr()
+        return value
+
+    def _all_but_the_wanted(self, like: torch.Tensor) -> list[torch.Tensor]:
+        """Take every block that the allocator would hand out before the wanted one, which is the next then."""
+        held: list[torch.Tensor] = []
+        while len(held) < _BLOCKS:
+            block = torch.empty(like.shape, dtype=like.dtype, device="npu")
+            if block.data_ptr() == self._wanted:
+                return held
+            held.append(block)
+        self.missed = True  # an exception here would be lost in the end of the capture, which then fails as well
+        return held
+
+    def _launch(self, n: fx.Node) -> Any:
         stream = self._stream(MAIN if n.op == "output" else stream_of(n))
         if is_record(n):
             return stream.record_event()
@@ -65,18 +121,23 @@ class CapturedAsWritten:
     Args:
         gm: labelled, with ``record`` and ``wait`` nodes; it may write its inputs.
         inputs: CPU tensors.
+        reuse: as in `AsWritten`.
 
     Raises:
         RuntimeError: the device refused, for instance because a stream is not joined (107025).
+        BlockNotFreeError: the memory that ``reuse`` asks for is in use.
     """
 
-    def __init__(self, gm: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> None:
+    def __init__(self, gm: fx.GraphModule, inputs: Sequence[torch.Tensor], reuse: Reuse | None = None) -> None:
         self._buffers = [torch.empty_like(tensor, device="npu") for tensor in inputs]
         self._graph = torch.npu.NPUGraph()
         torch.npu.synchronize()
         # The outer block puts the current stream back where ending the capture fails; torch.npu.graph alone does not.
         with torch.npu.stream(torch.npu.current_stream()), torch.npu.graph(self._graph):
-            self._outputs = AsWritten(gm, torch.npu.current_stream()).run(*self._buffers)
+            run = AsWritten(gm, torch.npu.current_stream(), reuse)
+            self._outputs = run.run(*self._buffers)
+        if run.missed:
+            raise BlockNotFreeError(f"{reuse} cannot be: that memory is in use")
 
     def replay(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run once on new inputs, waiting for nothing but the replay's own stream.
@@ -129,19 +190,26 @@ class Verdict:
         return self.refused or f"{races}\nschedules that differ: {', '.join(self.differing) or 'none'}"
 
 
-def judge(gm: fx.GraphModule, inputs: Sequence[torch.Tensor], *, schedules: Sequence[str] = SCHEDULES) -> Verdict:
+def judge(
+    gm: fx.GraphModule,
+    inputs: Sequence[torch.Tensor],
+    *,
+    schedules: Sequence[str] = SCHEDULES,
+    reuse: Reuse | None = None,
+) -> Verdict:
     """Ask the emulated device about a graph: its race detector, and the values of replays under several schedules.
 
     Args:
         gm: labelled, with ``record`` and ``wait`` nodes.
         inputs: CPU tensors.
         schedules: which orders to try, as `npu_emulator.schedule` takes them.
+        reuse: which free block the allocator takes for one node.
     """
     expected = run_in_order(gm, inputs)
     differing = []
     with npu_emulator.detect_races() as races:
         try:
-            captured = CapturedAsWritten(gm, inputs)
+            captured = CapturedAsWritten(gm, inputs, reuse)
         except RuntimeError as error:
             return Verdict(str(error))
         for text in schedules:

@@ -1,4 +1,4 @@
-"""Random graphs of several streams: values, views, in-place and out variants on any stream, and events that may be missing."""
+"""Random graphs of several streams: values, views, in-place and out variants on any stream; events, forks, joins may miss."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 from torch import fx
 
-from npugraph_ex.streams.events import MAIN
+from npugraph_ex.streams.events import MAIN, stream_of
 from npugraph_ex.testing.choices import Choices, Drawn, Sampled
 from npugraph_ex.testing.stream_builder import StreamBuilder
 
@@ -22,32 +22,45 @@ aten = torch.ops.aten
 
 
 class _Writer:
-    """One random graph in the making."""
+    """One random graph in the making.
 
-    def __init__(self, choices: Choices) -> None:
+    Args:
+        choices: what decides.
+        keep: every value is an output. Otherwise values die soon, and streams mostly wait for what they read: what is left
+            to go wrong is the use of their memory by others.
+    """
+
+    def __init__(self, choices: Choices, *, keep: bool) -> None:
         self._choices = choices
+        self._keep = keep
         self._builder = StreamBuilder()
         self._sides = ["a", "b", "c"][: choices.number(1, 3)]
         self._values: list[fx.Node] = []
 
-    def write(self, *, keep: bool) -> fx.GraphModule:
+    def write(self) -> fx.GraphModule:
         b, choices = self._builder, self._choices
         inputs = [b.input(SIZE) for _ in range(choices.number(1, 2))]
-        self._values = [b.call(aten.mul.Tensor, given, 2) for given in inputs]
-        b.fork(*self._sides)
+        self._values = [*inputs, *(b.call(aten.mul.Tensor, given, 2) for given in inputs)]
+        closed = choices.chance(60)  # or the compiler's part, forks and joins, is not all there
+        b.fork(*(side for side in self._sides if closed or choices.chance(70)))
         events = choices.number(0, 3)
         for _ in range(choices.number(2, 10)):
             with b.on(choices.pick([*self._sides, MAIN])):
-                choices.pick((self._compute, self._update, self._fill_part, self._overwrite))()
-            for _ in range(events):
+                steps = (self._compute, self._update, self._fill_part, self._overwrite)
+                choices.pick(steps if self._keep else (self._compute,) * 4 + steps)()
+            for _ in range(events if self._keep else 0):
                 b.order(*choices.order([MAIN, *self._sides])[:2])
-        b.join(*self._sides)
-        outputs = self._values if keep else [value for value in self._values if choices.chance(40)]
+        b.join(*(side for side in self._sides if closed or choices.chance(70)))
+        outputs = self._values[len(inputs) :] if self._keep else [self._values[-1]]
         return b.finish(*outputs)
 
     def _operands(self) -> list[fx.Node]:
-        """All values, the latest first, in a random order."""
-        return self._choices.order(self._values[::-1])
+        """Values in a random order: all, or the latest few, for which the current stream then mostly waits."""
+        found = self._choices.order(self._values[::-1] if self._keep else self._values[-3:])
+        for value in () if self._keep else found[:1]:
+            if stream_of(value) != self._builder.stream and self._choices.chance(90):
+                self._builder.order(stream_of(value), self._builder.stream)
+        return found
 
     def _part(self, value: fx.Node) -> fx.Node:
         return self._builder.call(aten.slice.Tensor, value, 0, *self._choices.pick(_HALVES))
@@ -80,21 +93,12 @@ def sample_stream_graph(seed: object, *, keep: bool = True) -> fx.GraphModule:
 
     Args:
         seed: the same seed gives the same graph.
-        keep: every value is an output, so that no memory is used again inside the graph.
+        keep: every value is an output, so that no memory is used again inside the graph; otherwise they die soon.
     """
-    return _Writer(Choices(Sampled(seed))).write(keep=keep)
+    return _Writer(Choices(Sampled(seed)), keep=keep).write()
 
 
 @st.composite
 def stream_graphs(draw: Any, *, keep: bool = True) -> fx.GraphModule:
     """Random graphs, which shrink; ``keep`` as in `sample_stream_graph`."""
-    return _Writer(Choices(Drawn(draw))).write(keep=keep)
-
-
-def inputs_of(gm: fx.GraphModule) -> list[torch.Tensor]:
-    """CPU inputs for a graph: 1, 2, 3 …, each input with other numbers."""
-    fakes = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
-    return [
-        torch.arange(1, fake.numel() + 1, dtype=torch.int32).reshape(fake.shape) + 100 * number
-        for number, fake in enumerate(fakes)
-    ]
+    return _Writer(Choices(Drawn(draw)), keep=keep).write()
