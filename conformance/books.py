@@ -27,13 +27,15 @@ class Entry:
         dynamic: whether it was compiled for symbolic shapes.
         near_miss: what kept the pattern from being fused; None where it had to fuse.
         route: as in ``Case``.
-        seconds: that it took.
+        seconds: of processor time that it took.
         fusions: that happened.
         expected: that had to happen, None for any number.
         worst_ulp: distance from the float64 reference.
         reasons: of the pass report's near-misses.
         failures: what went wrong.
         source: the program.
+        passes: those that changed its graph.
+        kind: which line of the table of rates it counts for.
     """
 
     test: str
@@ -49,6 +51,8 @@ class Entry:
     reasons: tuple[str, ...]
     failures: tuple[str, ...]
     source: str
+    passes: tuple[str, ...] = ()
+    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -163,4 +167,4 @@ class Books:
 
 
 def _entry(data: dict[str, Any]) -> Entry:
-    return Entry(**{**data, "reasons": tuple(data["reasons"]), "failures": tuple(data["failures"])})
+    return Entry(**{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()})

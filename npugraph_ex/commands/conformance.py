@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import npugraph_ex
-from npugraph_ex.commands import mutants
+from npugraph_ex.commands import alarms, mutants
 from npugraph_ex.errors import UsageError
 
 _NEEDED = ("pytest", "hypothesis", "transformers")
@@ -18,6 +18,7 @@ optimised graph and replay must agree, a float64 reference judges. Other options
 
   npugraph-ex conformance mutants         is every deliberate fault noticed? prints the kill table; 1 if one survives
   npugraph-ex conformance mutants NAME... only these; --budget N examples for each, --markdown FILE for a page
+  npugraph-ex conformance alarms          does it raise false alarms? 20,000 random programs; --examples N, --first N
 
 profiles:
   quick     minutes: what runs before a change is accepted
@@ -48,7 +49,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the suite in this process. ``mutants`` as first further word asks for the kill table.
+    """Run the suite in this process. ``mutants`` and ``alarms`` as first further word ask for their tables.
 
     Returns:
         0 when everything held, 1 when something failed, 2 when nothing ran: pytest's seven statuses are its own affair.
@@ -58,6 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.further[:1] == ["mutants"]:
         return mutants.run(mutants.parser().parse_args(arguments.further[1:]), target=arguments.target)
+    if arguments.further[:1] == ["alarms"]:
+        return alarms.run(alarms.parser().parse_args(arguments.further[1:]), target=arguments.target)
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise UsageError(f"the suite needs {', '.join(missing)}: pip install 'npugraph-ex[conformance]'")

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from npugraph_ex.fusion.registry import USER_RULES
 from npugraph_ex.fusion.rule import FusionRule
-from npugraph_ex.fusion.rules import prepared_rules
+from npugraph_ex.fusion.rules import RULE_NAMES, prepared_rules
 from npugraph_ex.testing.program import Ref, Step
 
 Spelling = Literal["as traced", "omitted", "written", "keyword"]
@@ -98,12 +98,16 @@ class Pattern:
 
 def registered_patterns(name: str | None = None) -> tuple[Pattern, ...]:
     """Every rule that the fusion pass would use now, or those of one name, extra rules included; user rules first."""
-    prepared_ones = (*USER_RULES.snapshot(), *prepared_rules(), *(prepared_rules(extra=True) if name else ()))
+    prepared_ones = (
+        *USER_RULES.snapshot(),
+        *prepared_rules(name=name),
+        *(prepared_rules(extra=True, name=name) if name else ()),
+    )
     rules = [prepared.rule for prepared in prepared_ones if not prepared.inactive]
     found = tuple(pattern_of(rule) for rule in rules if name in (None, rule.name))
     if not found:
-        names = sorted({rule.name for rule in rules})
-        raise ValueError(f"there is no registered fusion rule called {name!r}; there are {', '.join(names) or 'none'}.")
+        names = sorted({*RULE_NAMES, *(prepared.rule.name for prepared in USER_RULES.snapshot())})
+        raise ValueError(f"there is no registered fusion rule called {name!r}; there are {', '.join(names)}.")
     return found
 
 

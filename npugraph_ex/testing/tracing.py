@@ -34,10 +34,10 @@ def trace(
         dynamic: make sizes that are symbols in the specification symbolic in the graph; all others stay numbers.
         functional: replace in-place operators by functional ones and copies into the inputs at the end, as AOT does.
     """
-    # A static mode holds no state but a cache of what operators return.
-    mode = FakeTensorMode(shape_env=ShapeEnv()) if dynamic else FakeTensorMode()
-    fakes = _fakes(mode, inputs, sizes, dynamic=dynamic)
-    with _torch_private.fake_execution(mode):
+    ground = _ground(sizes if dynamic else None)
+    fakes = _fakes(ground, inputs, sizes, dynamic=dynamic)
+    ground.begun()
+    with _torch_private.fake_execution(ground.mode):
         try:
             graph = (Functionalizer() if functional else Recorder()).record(function, fakes)
         except UnknownViewError:
@@ -46,34 +46,79 @@ def trace(
     return _torch_private.lazy_graph_module(torch.nn.Module(), graph)
 
 
-def _fakes(
-    mode: FakeTensorMode, inputs: Sequence[Input], sizes: Mapping[str, int], *, dynamic: bool
-) -> list[torch.Tensor]:
+class _Ground:
+    """A fake mode with the symbols of one set of sizes, for every program that has them.
+
+    What operators return is remembered by the mode, or by its environment of symbols, which makes tracing several times
+    faster for the next program. An environment that has learnt more of its symbols than that they are sizes is not used
+    again: what holds for one program need not hold for another.
+    """
+
+    def __init__(self, *, dynamic: bool) -> None:
+        self.environment = ShapeEnv() if dynamic else None
+        self.mode = FakeTensorMode(shape_env=self.environment)
+        self.symbols: dict[str, Any] = {}
+        self._known: object = None
+
+    def begun(self) -> None:
+        """The symbols are made; whatever is known beyond this point was learnt."""
+        self._known = self._knowledge()
+
+    def is_innocent(self) -> bool:
+        """Whether nothing was learnt."""
+        return self._known == self._knowledge()
+
+    def size(self, dim: int | str, sizes: Mapping[str, int]) -> Any:
+        """A number, or the symbol that stands for every size of this name; the hint is its value while tracing."""
+        if isinstance(dim, int):
+            return dim
+        if dim not in self.symbols:
+            environment, source, hint = self.environment, ConstantSource(f"size_{dim}"), size_of(dim, sizes)
+            assert environment is not None  # noqa: S101 - sizes are symbols only where there is one
+            symbol = environment.create_symbol(hint, source=source, dynamic_dim=DimDynamic.DYNAMIC)
+            self.symbols[dim] = environment.create_symintnode(symbol, hint=hint, source=source)
+        return self.symbols[dim]
+
+    def _knowledge(self) -> object:
+        known = self.environment
+        if known is None:
+            return None
+        return (
+            len(known.guards),
+            dict(known.replacements),
+            dict(known.var_to_range),
+            sum(map(len, known.deferred_runtime_asserts.values())),
+        )
+
+
+_grounds: dict[tuple[tuple[str, int], ...] | None, _Ground] = {}
+_MOST_GROUNDS = 64
+
+
+def _ground(sizes: Mapping[str, int] | None) -> _Ground:
+    """The ground for programs of these sizes; for those without symbols when None."""
+    key = None if sizes is None else tuple(sorted(sizes.items()))
+    found = _grounds.get(key)
+    if found is None or not found.is_innocent():
+        if len(_grounds) >= _MOST_GROUNDS:
+            _grounds.clear()
+        found = _grounds[key] = _Ground(dynamic=sizes is not None)
+    return found
+
+
+def _fakes(ground: _Ground, inputs: Sequence[Input], sizes: Mapping[str, int], *, dynamic: bool) -> list[torch.Tensor]:
     """Fake tensors as ``make_inputs`` makes real ones: the same layouts and aliases."""
-    symbols: dict[str, Any] = {}
     device = torch.device("npu", torch.accelerator.current_device_index())
     made: list[torch.Tensor] = []
-    with mode:
+    with ground.mode:
         for spec in inputs:
             if spec.alias_of is not None:
                 base = made[spec.alias_of]
                 made.append(base.as_strided(base.shape, base.stride(), base.storage_offset()))
                 continue
-            shape = [_size(mode, dim, sizes, symbols) if dynamic else size_of(dim, sizes) for dim in spec.shape]
+            shape = [ground.size(dim, sizes) if dynamic else size_of(dim, sizes) for dim in spec.shape]
             made.append(_laid_out(spec, shape, device))
     return made
-
-
-def _size(mode: FakeTensorMode, dim: int | str, sizes: Mapping[str, int], symbols: dict[str, Any]) -> Any:
-    """A number, or the symbol that stands for every size of this name; the hint is its value while tracing."""
-    if isinstance(dim, int):
-        return dim
-    if dim not in symbols:
-        environment, source, hint = mode.shape_env, ConstantSource(f"size_{dim}"), size_of(dim, sizes)
-        assert environment is not None  # noqa: S101 - trace gave it one
-        symbol = environment.create_symbol(hint, source=source, dynamic_dim=DimDynamic.DYNAMIC)
-        symbols[dim] = environment.create_symintnode(symbol, hint=hint, source=source)
-    return symbols[dim]
 
 
 def _laid_out(spec: Input, shape: list[Any], device: torch.device) -> torch.Tensor:

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from stream_programs import Tagged, compiled, native_events, native_wait_stream, plain, vector
+from stream_programs import compiled, vector
 from torch import fx
 
 import npu_emulator
 import npugraph_ex
 from npugraph_ex import inference
 from npugraph_ex.passes import pipeline
+from npugraph_ex.testing.stream_forms import Tagged, native_events, native_wait_stream, plain
 
 SCHEDULES = ("lazy", "random:2")
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import stream_programs as programs
 import torch
 from stream_programs import check, compiled, vector
 
 import npu_emulator
 import npugraph_ex
+from npugraph_ex.testing.stream_forms import STREAMS, Tagged, native_wait_stream, plain, stream_forms
 
 EXAMPLES = Path(__file__).parent / "examples"
 
@@ -31,13 +31,7 @@ def _no_gradients() -> Iterator[None]:
                 yield
 
 
-FORMS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
-    "tagged events": (programs.Tagged(), {}),
-    "native events": (programs.native_events, {}),
-    "native wait_stream": (programs.native_wait_stream, {}),
-    "torch.ops.air": (programs.plain, {"post_grad_custom_pre_pass": programs.inserting_pass("air")}),
-    "torch.ops.npugraph_ex": (programs.plain, {"post_grad_custom_post_pass": programs.inserting_pass("npugraph_ex")}),
-}
+FORMS = stream_forms()
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -45,14 +39,14 @@ def test_every_form_computes_the_same_on_three_streams(form: str) -> None:
     """Captured with several sizes: values and no race under each schedule; each capture holds three streams."""
     function, options = FORMS[form]
     fast = compiled(function, dynamic=True, **options)
-    check(fast, programs.plain, (vector(1, 2, 3),), (vector(4, 5, 6),), (vector(1, 2),))
-    assert npu_emulator.resources().graphs[-1].streams == 3
+    check(fast, plain, (vector(1, 2, 3),), (vector(4, 5, 6),), (vector(1, 2),))
+    assert npu_emulator.resources().graphs[-1].streams == STREAMS
 
 
 def test_the_name_of_the_backend_is_enough() -> None:
     """Dynamo knows `default_stream` before it calls the backend for the first time, also where a string names it."""
-    fast = torch.compile(programs.native_wait_stream, backend="npugraph_ex", fullgraph=True)
-    check(fast, programs.plain, (vector(1, 2, 3),), schedules=("lazy",))
+    fast = torch.compile(native_wait_stream, backend="npugraph_ex", fullgraph=True)
+    check(fast, plain, (vector(1, 2, 3),), schedules=("lazy",))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -61,7 +55,7 @@ def test_force_eager_honours_streams(form: str) -> None:
     function, options = FORMS[form]
     captured = len(npu_emulator.resources().graphs)
     fast = compiled(function, force_eager=True, **options)
-    check(fast, programs.plain, (vector(1, 2, 3),), (vector(4, 5, 6),))
+    check(fast, plain, (vector(1, 2, 3),), (vector(4, 5, 6),))
     assert len(npu_emulator.resources().graphs) <= captured
     with npu_emulator.timeline() as clock:
         fast(vector(1, 2, 3))
@@ -72,8 +66,8 @@ def test_force_eager_honours_streams(form: str) -> None:
 @pytest.mark.parametrize("option", ["check_numerics", "dump_tensor_data"])
 def test_options_that_run_the_graph_otherwise(option: str, tmp_path: Path) -> None:
     """On the CPU, and dumped value by value, a graph runs in order; results are the same and nothing is rolled back."""
-    fast = compiled(programs.Tagged(), **{option: True, "data_dump_dir": str(tmp_path)})
-    check(fast, programs.plain, (vector(1, 2, 3),), schedules=("lazy",))
+    fast = compiled(Tagged(), **{option: True, "data_dump_dir": str(tmp_path)})
+    check(fast, plain, (vector(1, 2, 3),), schedules=("lazy",))
     report = npugraph_ex.last_report()
     assert all(record.outcome != "rolled back" for record in report.passes), report.table()
 

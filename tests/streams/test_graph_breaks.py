@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from stream_programs import Tagged, check, compiled, plain, vector
+from stream_programs import check, compiled, vector
 
 import npu_emulator
 import npugraph_ex
 from npugraph_ex import ops, scope
 from npugraph_ex.streams.findings import Code
+from npugraph_ex.testing.stream_forms import Tagged, plain
 
 SIDE = torch.npu.Stream()
 READY = torch.npu.Event()

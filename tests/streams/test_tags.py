@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from stream_programs import Tagged, compiled, plain, vector
+from stream_programs import compiled, vector
 
 import npu_emulator
 from npugraph_ex import ops, scope
 from npugraph_ex.aclgraph import side_streams
 from npugraph_ex.errors import ScopeError
+from npugraph_ex.testing.stream_forms import Tagged, plain
 
 
 @pytest.fixture(autouse=True)

@@ -68,9 +68,10 @@ def forget() -> None:
     _usable.cache_clear()
 
 
-def prepared_rules(*, extra: bool = False) -> tuple[PreparedRule, ...]:
-    """The default rules, or the extra ones; one that this installation cannot use is inactive and warned of once."""
-    return tuple(_prepared(rule) for rule in (EXTRA_RULES if extra else DEFAULT_RULES))
+def prepared_rules(*, extra: bool = False, name: str | None = None) -> tuple[PreparedRule, ...]:
+    """The default rules, or the extra ones, or those of one name; one that cannot be used here is inactive, with a warning."""
+    rules = EXTRA_RULES if extra else DEFAULT_RULES
+    return tuple(_prepared(rule) for rule in rules if name in {None, rule.name})
 
 
 def chosen_rules(switches: Mapping[str, bool]) -> tuple[PreparedRule, ...]:

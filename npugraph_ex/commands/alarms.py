@@ -1,0 +1,62 @@
+"""`npugraph-ex conformance alarms`: random programs through the library as it is; whatever is reported is a false alarm."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from npugraph_ex.errors import UsageError
+
+if TYPE_CHECKING:
+    from npugraph_ex.testing.alarms import Alarms
+
+EXAMPLES = 20_000
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line after ``alarms``."""
+    own = argparse.ArgumentParser(prog="npugraph-ex conformance alarms", description=__doc__)
+    own.add_argument(
+        "--examples", type=int, default=EXAMPLES, metavar="N", help=f"how many programs (default: {EXAMPLES})"
+    )
+    own.add_argument("--first", type=int, default=0, metavar="N", help="the number of the first (default: 0)")
+    return own
+
+
+def run(arguments: argparse.Namespace, *, target: str | None = None) -> int:
+    """Count them, print the table, and answer 1 if there is any.
+
+    Raises:
+        UsageError: there is nothing to count.
+    """
+    if arguments.examples < 1 or arguments.first < 0:
+        raise UsageError("conformance alarms takes --examples of at least 1 and --first of at least 0")
+    from npugraph_ex.testing.targets import start_target
+
+    sys.stdout.write(f"{start_target(target or 'emulated').describe(seed=arguments.first)}\n\n")
+    import torch
+    from tabulate import tabulate
+
+    from npugraph_ex.testing.alarms import count_alarms
+
+    torch.set_num_threads(1)
+    alarms = count_alarms(arguments.examples, first=arguments.first, on_example=_progress)
+    rows = [
+        (name, count, sum(family == name for family, _, _ in alarms.raised), f"{count / alarms.seconds[name]:.1f}")
+        for name, count in alarms.examples.items()
+    ]
+    headers = ("programs of", "checked", "false alarms", "a second of processor time")
+    sys.stdout.write(f"{tabulate(rows, headers=headers, tablefmt='simple')}\n\n")
+    sys.stdout.write(
+        "".join(f"WRONG {family}, number {number}: {message}\n" for family, number, message in alarms.raised)
+    )
+    sys.stdout.write(f"{len(alarms.raised)} false alarms in {alarms.examples.total()} programs\n")
+    return int(bool(alarms.raised))
+
+
+def _progress(alarms: Alarms) -> None:
+    """One line that replaces itself on a terminal, nothing elsewhere."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{alarms.examples.total()} programs, {len(alarms.raised)} alarms")
+        sys.stderr.flush()

@@ -1,0 +1,33 @@
+"""The count of false alarms: programs of every family in turn, and what is reported of one is an alarm."""
+
+from __future__ import annotations
+
+import pytest
+
+from npugraph_ex import cli, testing
+from npugraph_ex.testing.alarms import JUDGED, count_alarms
+from npugraph_ex.testing.families import FAMILIES
+
+
+def test_every_family_has_its_share() -> None:
+    """Two rounds check two programs of each, and none raises an alarm."""
+    alarms = count_alarms(2 * len(JUDGED), first=600)
+    assert dict(alarms.examples) == dict.fromkeys(JUDGED, 2)
+    assert alarms.raised == []
+
+
+def test_what_is_reported_is_an_alarm_with_its_number(capsys: pytest.CaptureFixture[str]) -> None:
+    """With a fault on, the command exits 1 and names the program, which the family checks again."""
+    with testing.mutant("fusion-never-matches"):
+        assert cli.main(["conformance", "alarms", "--examples", "1"]) == 1
+        said = capsys.readouterr().out
+        assert f"WRONG planted, number 0: {FAMILIES['planted'](0)}" in said
+        assert "1 false alarms in 1 programs" in said
+
+
+def test_nothing_to_count_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """A run of no programs would prove nothing."""
+    assert cli.main(["conformance", "alarms", "--examples", "0"]) == 2
+    assert "--examples of at least 1" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="int >= 1"):
+        count_alarms(0)
