@@ -41,6 +41,39 @@ def pattern_rows(run: Run) -> list[tuple[str | int, ...]]:
     return rows
 
 
+PASS_HEADERS = ("pass", "changed the graph of", "random", "of streams", "verdict")
+
+
+def pass_rows(run: Run) -> list[tuple[str | int, ...]]:
+    """For every pass, in how many programs it did something, and whether these came out right."""
+    from npugraph_ex.passes.pipeline import PIPELINE
+
+    rows: list[tuple[str | int, ...]] = []
+    for pass_ in PIPELINE:
+        changed = [entry for entry in run.books.entries if pass_.name in entry.passes]
+        streams = sum(entry.route == "streams" for entry in changed)
+        failed = sum(bool(entry.failures) for entry in changed)
+        verdict = f"{failed} WRONG" if failed else "right" if changed else "nothing to do"
+        rows.append((pass_.name, len(changed), len(changed) - streams, streams, verdict))
+    return rows
+
+
+RATE_HEADERS = ("mode", "programs", "processor s", "a second a core")
+
+
+def rate_rows(run: Run) -> list[tuple[str, int, str, str]]:
+    """How many programs a second of one core each mode checks, drawing included."""
+    modes: dict[str, list[float]] = {}
+    for entry in run.books.entries:
+        for mode in dict.fromkeys((entry.kind.partition(",")[0] + ", all", entry.kind)) if entry.kind else ():
+            modes.setdefault(mode, []).append(entry.seconds)
+    return [
+        (mode, len(seconds), f"{sum(seconds):.1f}", f"{len(seconds) / max(sum(seconds), 1e-9):.1f}")
+        for mode, seconds in sorted(modes.items())
+        if mode != "streams, all"
+    ]
+
+
 def page(run: Run, *, seconds: float) -> str:
     """The text of the page."""
     books = run.books
@@ -54,7 +87,13 @@ def page(run: Run, *, seconds: float) -> str:
     facts.append(f"profile {books.run['profile']} · seed {run.seed} · {seconds:.0f} s · {Limits()}")
     sections = [
         Section("What failed", [block for test in wrong for block in _failed(test)]),
-        Section("Patterns and capture", [table(HEADERS, pattern_rows(run))] if books.entries else []),
+        Section("Patterns, capture and streams", [table(HEADERS, pattern_rows(run))] if books.entries else []),
+        Section(
+            "Passes",
+            [table(PASS_HEADERS, pass_rows(run))] if books.entries else [],
+            "In how many programs each pass of the pipeline did something, in order.",
+        ),
+        Section("Speed", [table(RATE_HEADERS, rate_rows(run))] if books.entries else []),
         _ulps(books.entries),
         _graphs(books.entries),
         _timeline(run),
@@ -93,7 +132,7 @@ def _ulps(entries: list[Entry]) -> Section:
 def _graphs(entries: list[Entry]) -> Section:
     """For each pattern the smallest program in which it was fused, and one in which it was refused."""
     blocks = []
-    for name in dict.fromkeys(entry.what for entry in entries):
+    for name in dict.fromkeys(entry.what for entry in entries if entry.route != "streams"):
         own = [entry for entry in entries if entry.what == name and not entry.failures]
         for chosen, what in (
             ([entry for entry in own if entry.fusions], "fused"),

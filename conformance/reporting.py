@@ -87,18 +87,22 @@ class Reporter:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """The tables, and the page."""
-        from page import HEADERS, page, pattern_rows
+        from page import HEADERS, PASS_HEADERS, RATE_HEADERS, page, pass_rows, pattern_rows, rate_rows
 
         if self._progress is not None:
             self._progress.stop()
         run, books = self._run, self._run.books
         write = terminalreporter.write_line
         if books.entries:
-            terminalreporter.section("patterns and capture")
+            terminalreporter.section("patterns, capture and streams")
             write(tabulate(pattern_rows(run), headers=HEADERS, tablefmt="simple", disable_numparse=True))
-            seconds = sum(entry.seconds for entry in books.entries)
-            rate = len(books.entries) / seconds if seconds else 0.0
-            write(f"\n{len(books.entries)} programs, {rate:.1f} a second, on {run.target.device}, seed {run.seed}")
+            write(f"\n{len(books.entries)} programs, on {run.target.device}, seed {run.seed}")
+            for title, headers, rows in (
+                ("passes", PASS_HEADERS, pass_rows(run)),
+                ("speed", RATE_HEADERS, rate_rows(run)),
+            ):
+                terminalreporter.section(title)
+                write(tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True))
         for model in (model for test in books.finished for model in test.models):
             terminalreporter.section(f"model: {model['name']}")
             write(tabulate(model["rows"], headers=model["headers"], tablefmt="simple"))

@@ -1,8 +1,10 @@
-"""Draws programs, checks them, and keeps the books. Knows hypothesis and the toolkit; knows no particular test."""
+"""Draws programs, checks them, and keeps the books. Knows the toolkit; knows no particular test."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +15,17 @@ from books import Books, Entry, Failure
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
+    from npugraph_ex.observe.report import PassReport
     from npugraph_ex.testing import Case, Outcome, Program, Target
+    from npugraph_ex.testing.strategies import Maker
 
 
 @dataclass(frozen=True)
 class Profile:
-    """How many examples each kind of test draws, through traced graphs and through torch.compile; which decoders run."""
+    """How many examples each kind of test draws: the passes alone, traced graphs, torch.compile; which decoders run."""
 
+    passes: int
+    planted_passes: int
     planted: int
     near_miss: int
     integers: int
@@ -37,6 +43,8 @@ DECODERS = tuple((family, quantised) for family in FAMILIES for quantised in (Fa
 
 PROFILES = {
     "quick": Profile(
+        passes=250,
+        planted_passes=4,
         planted=6,
         near_miss=4,
         integers=60,
@@ -47,6 +55,8 @@ PROFILES = {
         dynamic=("llama",),
     ),
     "full": Profile(
+        passes=5000,
+        planted_passes=100,
         planted=400,
         near_miss=300,
         integers=2000,
@@ -57,6 +67,8 @@ PROFILES = {
         dynamic=FAMILIES,
     ),
     "nightly": Profile(
+        passes=50000,
+        planted_passes=1000,
         planted=2500,
         near_miss=1500,
         integers=20000,
@@ -107,7 +119,7 @@ class Run:
             Entry(
                 self.test, what, program.dtype, program.dynamic, program.near_miss, case.route, round(seconds, 4),
                 outcome.fusions, case.expected, outcome.worst_ulp, outcome.near_misses, tuple(outcome.failures),
-                program.source,
+                program.source, changing_passes(outcome.report), f"{_KINDS[case.route]}, {_family(program)}",
             )
         )  # fmt: skip
         # What goes through torch.compile takes longest for Dynamo's sake, which is of no interest here.
@@ -115,14 +127,35 @@ class Run:
             self.slowest = (seconds, case)
         self.on_example()
 
+    @contextmanager
+    def streams(self, what: str, *, source: str = "") -> Iterator[list[PassReport]]:
+        """Enter the program of several streams that is checked within the block; its compilations' reports are appended."""
+        start, failures = time.process_time(), tuple[str, ...]()
+        reports: list[PassReport] = []
+        try:
+            yield reports
+        except Exception as error:
+            failures = (str(error),)
+            raise
+        finally:
+            passes = dict.fromkeys(name for report in reports for name in changing_passes(report))
+            seconds = round(time.process_time() - start, 4)
+            self.books.add(
+                Entry(
+                    self.test, what, "int32", False, None, "streams", seconds, 0, None, 0.0, (), failures, source,
+                    tuple(passes), "streams",
+                )
+            )  # fmt: skip
+            self.on_example()
+
     def explore(
-        self, name: str, strategy: SearchStrategy[Any], *, examples: int, route: str = "graph", what: str
+        self, name: str, strategy: SearchStrategy[Any] | Maker, *, examples: int, route: str = "graph", what: str
     ) -> None:
         """Check so many drawn programs; the first failure is shrunk and ends the test with its script.
 
         Args:
             name: of the test; with the run's seed it decides the examples.
-            strategy: of programs.
+            strategy: of programs; or a maker, which is sampled.
             examples: how many.
             route: as in ``Case``.
             what: the row of the table.
@@ -146,6 +179,18 @@ class Run:
             f"shrunk to {operators} operators; this script reproduces it ({path}):\n\n{text}",
             pytrace=False,
         )
+
+
+_KINDS = {"fx": "passes alone", "graph": "compile, capture, three replays", "compile": "through torch.compile"}
+
+
+def _family(program: Program) -> str:
+    return "integers" if program.pattern is None else "planted" if program.near_miss is None else "near-miss"
+
+
+def changing_passes(report: PassReport | None) -> tuple[str, ...]:
+    """The passes that changed the graph."""
+    return () if report is None else tuple(record.name for record in report.passes if record.outcome == "changed")
 
 
 def _file_name(name: str) -> str:

@@ -11,11 +11,15 @@ from running import Run
 from torch import fx
 
 import npu_emulator
-from npugraph_ex import compile_fx
+from npugraph_ex import compile_fx, get_npu_backend, last_report
+from npugraph_ex.config import CompilerConfig
+from npugraph_ex.config.compiler_config import apply_flat
 from npugraph_ex.errors import StreamOrderError
+from npugraph_ex.observe.report import PassReport
 from npugraph_ex.streams.analysis import analyse
 from npugraph_ex.streams.check import repair
 from npugraph_ex.streams.findings import Code, Finding
+from npugraph_ex.testing.stream_forms import FORM_NAMES, STREAMS, plain, stream_forms
 from npugraph_ex.testing.stream_programs import StreamProgram, counting_inputs, stream_corpus
 from npugraph_ex.testing.stream_runs import Reuse, Verdict, judge, run_in_order
 from npugraph_ex.testing.stream_strategies import stream_graphs
@@ -28,8 +32,13 @@ pytestmark = pytest.mark.skipif(not npu_emulator.is_active(), reason="schedules 
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_check_and_device_agree(program: StreamProgram) -> None:
+def test_check_and_device_agree(run: Run, program: StreamProgram) -> None:
     """In the program as it is, mended, and repaired, the check finds an error where the device finds a race."""
+    with run.streams("(streams) corpus: check and device", source=program.name):
+        _agree(program)
+
+
+def _agree(program: StreamProgram) -> None:
     for mended in (False, True):
         gm = program.graph(mended=mended)
         found, verdict = analyse(gm.graph), judge(gm, program.inputs())
@@ -41,13 +50,19 @@ def test_check_and_device_agree(program: StreamProgram) -> None:
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_compiled(program: StreamProgram) -> None:
+def test_compiled(run: Run, program: StreamProgram) -> None:
     """Compiled, a race is refused or repaired as the option says; forks, joins and memory are the compiler's own affair."""
+    with run.streams("(streams) corpus: compiled", source=program.name) as reports:
+        _compile(program, reports)
+
+
+def _compile(program: StreamProgram, reports: list[PassReport]) -> None:
     for mended in (False, True):
         assert _is_refused(program.graph(mended=mended)) == (not mended and bool(RACES & set(program.codes)))
         gm = program.graph(mended=mended)
         expected = run_in_order(gm, program.inputs())
         compiled = compile_fx(gm, None, {"stream_check": "repair"})
+        reports.append(last_report())
         for text in FEW:
             with npu_emulator.schedule(text):
                 inputs = [tensor.npu() for tensor in program.inputs()]
@@ -68,6 +83,26 @@ def _assert_equal(results: Sequence[torch.Tensor], expected: Sequence[torch.Tens
         assert result.tolist() == meant.tolist(), f"value {number} under schedule {text}"
 
 
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("form", FORM_NAMES)
+def test_every_form(run: Run, form: str, dynamic: bool) -> None:
+    """Written in every form, the program gives the plain one's integers, at other sizes too, without a race."""
+    function, options = stream_forms()[form]
+    with run.streams(f"(streams) form: {form}") as reports:
+        torch._dynamo.reset()
+        config = CompilerConfig()
+        apply_flat(config, options)
+        fast = torch.compile(function, backend=get_npu_backend(compiler_config=config), fullgraph=True, dynamic=dynamic)
+        for text in FEW:
+            with npu_emulator.schedule(text), npu_emulator.detect_races() as races, torch.no_grad():
+                for call, rows in enumerate((3, 5, 3)):
+                    x = torch.arange(rows, dtype=torch.int32) + call
+                    _assert_equal([value.cpu() for value in fast(x.npu())], plain(x), text)
+            assert not races, races[0]
+        reports.append(last_report())
+        assert npu_emulator.resources().graphs[-1].streams == STREAMS
+
+
 @pytest.mark.parametrize("keep", [True, False], ids=["kept", "freed"])
 def test_random_graphs(run: Run, keep: bool) -> None:
     """On random graphs, forks and joins left out of some, the check says racy exactly where the device does."""
@@ -76,6 +111,10 @@ def test_random_graphs(run: Run, keep: bool) -> None:
     @settings(max_examples=run.profile.streams, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(stream_graphs(keep=keep))
     def agree(gm: fx.GraphModule) -> None:
+        with run.streams(f"(streams) random graphs, memory {'kept' if keep else 'freed'}", source=str(gm.graph)):
+            check(gm)
+
+    def check(gm: fx.GraphModule) -> None:
         inputs, found = counting_inputs(gm), analyse(gm.graph)
         verdict = judge(gm, inputs, schedules=FEW)
         report = f"{gm.graph}\n{found}\n{verdict}"

@@ -199,7 +199,11 @@ def _planted(  # noqa: PLR0913 - as ``planted_programs``
     builder = Builder(choices)
     variants = registered_patterns(pattern) if isinstance(pattern, str) else (pattern,)
     kind: str | None = near_miss if isinstance(near_miss, str) else None
-    chosen = builder.pick([one for one in variants if kind is None or kind in applicable(one)])
+    # Of some variants of a rule nothing is a near-miss.
+    wanted = [
+        one for one in variants if (applicable(one) if kind is None else kind in applicable(one)) or not near_miss
+    ]
+    chosen = builder.pick(wanted)
     constraints = constraints_of(chosen.name)
     if near_miss is True:
         kind = str(builder.pick(applicable(chosen)))
