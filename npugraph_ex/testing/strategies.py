@@ -203,6 +203,8 @@ def _planted(  # noqa: PLR0913 - as ``planted_programs``
     wanted = [
         one for one in variants if (applicable(one) if kind is None else kind in applicable(one)) or not near_miss
     ]
+    if not wanted:
+        raise ValueError(f"no near-miss {'' if kind is None else repr(kind)} of {variants[0].name} is known.")
     chosen = builder.pick(wanted)
     constraints = constraints_of(chosen.name)
     if near_miss is True:
