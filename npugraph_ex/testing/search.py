@@ -72,7 +72,7 @@ class _Search:
         """The smallest failure found, or None."""
         search = self._sampled if callable(source) else self._by_hypothesis
         try:
-            search(source, examples, seed)  # type: ignore[operator, arg-type] # which of the two was just asked
+            search(source, examples, seed)  # type: ignore[arg-type] # which of the two was just asked
         except _FailedError:
             return self.smallest(*next(iter(self.failed.items())))
         return None
