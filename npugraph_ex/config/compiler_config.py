@@ -113,6 +113,22 @@ class _Section:
         return f"<CompilerConfig section {self._path}: {', '.join(dir(self))}>"
 
 
+def given_or_default(config: object, taker: str) -> CompilerConfig:
+    """The config that ``taker`` was given, itself, or a new one for None.
+
+    Raises:
+        OptionValueError: it is something else, a dict of options say.
+    """
+    if config is None:
+        return CompilerConfig()
+    if not isinstance(config, CompilerConfig):
+        raise OptionValueError(
+            f"{taker} takes a CompilerConfig, got {config!r} ({type(config).__name__}); options by flat name are given "
+            "as options={...}, to torch.compile, compile_fx, explain and cache_compile"
+        )
+    return config
+
+
 def apply_flat(config: CompilerConfig, options: Mapping[str, object]) -> None:
     """Set options by their flat names, all or none of them.
 

@@ -30,7 +30,13 @@ def at_least(minimum: int) -> Kind:
 
 
 def _is_pool_handle(given: object) -> bool:
-    return isinstance(given, tuple) and len(given) == 2 and all(type(part) is int for part in given)
+    # torch.npu tells pools that it names from those that callers name by which of the two is 0.
+    return (
+        isinstance(given, tuple)
+        and len(given) == 2
+        and all(type(part) is int and part >= 0 for part in given)
+        and given.count(0) == 1
+    )
 
 
 def _takes_three_arguments(given: object) -> bool:

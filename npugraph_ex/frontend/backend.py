@@ -11,8 +11,8 @@ from torch._dynamo.backends.common import aot_autograd
 
 from npugraph_ex import _torch_private
 from npugraph_ex.config import CompilerConfig
-from npugraph_ex.config.compiler_config import apply_flat
-from npugraph_ex.errors import OptionValueError
+from npugraph_ex.config.compiler_config import apply_flat, given_or_default
+from npugraph_ex.errors import GraphVerificationError, OptionValueError
 from npugraph_ex.frontend import ge, layouts, native_streams
 from npugraph_ex.frontend.compiler import CompiledFxGraph, NpuFxCompiler
 from npugraph_ex.observe.dump import new_dumper
@@ -37,7 +37,12 @@ def get_npu_backend(
     Returns:
         ``backend(gm, example_inputs)``, which compiles one Dynamo graph.
     """
-    config = CompilerConfig() if compiler_config is None else compiler_config
+    config = given_or_default(compiler_config, "get_npu_backend: compiler_config")
+    if custom_decompositions is not None and not isinstance(custom_decompositions, Mapping):
+        raise OptionValueError(
+            "get_npu_backend: custom_decompositions takes a dict of operator overloads to functions, got "
+            f"{custom_decompositions!r} ({type(custom_decompositions).__name__})"
+        )
     decompositions = dict(custom_decompositions or {})
     if config.mode == ge.MODE:
         return ge.backend(config, decompositions)
@@ -99,7 +104,7 @@ def npugraph_ex(
 
 def get_compiler(compiler_config: CompilerConfig | None = None) -> NpuFxCompiler:
     """Make an AOT compiler (``fw_compiler``): it takes an ATen graph and its inputs and returns a callable."""
-    return NpuFxCompiler(CompilerConfig() if compiler_config is None else compiler_config)
+    return NpuFxCompiler(given_or_default(compiler_config, "get_compiler: compiler_config"))
 
 
 def compile_fx(
@@ -117,6 +122,11 @@ def compile_fx(
     """
     config = CompilerConfig()
     apply_flat(config, {} if options is None else options)
+    if not isinstance(gm, fx.GraphModule):
+        raise GraphVerificationError(
+            f"compile_fx takes a graph of ATen operators (fx.GraphModule) as AOT or make_fx give it, got {gm!r}; "
+            "torch.compile(function, backend='npugraph_ex') takes functions and modules"
+        )
     inputs = example_inputs
     if inputs is None:
         inputs = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]

@@ -14,7 +14,8 @@ from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph import CompiledGraph, compile_graph, scopes
 from npugraph_ex.aclgraph.data_dump import DumpedGraph
 from npugraph_ex.config import CompilerConfig, Options
-from npugraph_ex.errors import OptionValueError, SavedGraphError
+from npugraph_ex.config.variables import warn_of_unknown
+from npugraph_ex.errors import GraphVerificationError, OptionValueError, SavedGraphError
 from npugraph_ex.frontend.record import description, record
 from npugraph_ex.fusion.engine import check_switches, training_rules
 from npugraph_ex.observe import captures, graphs
@@ -122,6 +123,19 @@ def optimise(gm: fx.GraphModule, example_inputs: Sequence[Any], compilation: Com
     return compilation.report
 
 
+def _list_outputs(gm: fx.GraphModule) -> None:
+    """Let a graph of one bare output, as `make_fx` gives it, return a list of it, as AOT's do."""
+    output = gm.graph.output_node()
+    value = output.args[0]
+    if isinstance(value, fx.Node):
+        output.args = ([value],)
+        gm.recompile()
+    elif not isinstance(value, (list, tuple)) or any(isinstance(leaf, (list, tuple, dict)) for leaf in value):
+        raise GraphVerificationError(
+            f"the graph returns {value!r}; this compiler takes graphs that return one flat list of values, as AOT gives them"
+        )
+
+
 class NpuFxCompiler:
     """Compiles AOT graphs.
 
@@ -134,6 +148,7 @@ class NpuFxCompiler:
     def __init__(
         self, compiler_config: CompilerConfig, names: Sequence[str] = (), dumper: GraphDumper | None = None
     ) -> None:
+        warn_of_unknown()
         self.config = compiler_config
         self._names = names
         self._dumper = dumper
@@ -171,6 +186,7 @@ class NpuFxCompiler:
                 "mode 'max-autotune' takes graphs as Dynamo gives them, through get_npu_backend; this is an AOT graph"
             )
         check_switches(options.fusion_rules)
+        _list_outputs(gm)
         joint, self._joint = self._joint, None
         compilation = Compilation(self.config, options, self._dumper or new_dumper(), joint)
         number, kernels_before = graphs.next_number(), graphs.count_kernels(gm.graph)

@@ -56,8 +56,10 @@ def explain(
     Returns:
         The explanation: print it, or ask its fields.
     """
-    if calls < 1:
-        raise NpuGraphExError(f"explain(calls=...) takes an int >= 1, got {calls}")
+    if not callable(model):
+        raise NpuGraphExError(f"explain takes a module or function, and then its inputs; got {model!r} for the model")
+    if type(calls) is not int or calls < 1:
+        raise NpuGraphExError(f"explain(calls=...) takes an int >= 1, got {calls!r}")
     config = CompilerConfig()
     apply_flat(config, {} if options is None else options)
     watch = Watch()

@@ -74,7 +74,7 @@ def check_switches(switches: Mapping[str, bool] | None) -> None:
     names = {*RULE_NAMES, *(rule.rule.name for rule in USER_RULES.snapshot())}
     for name in switches or {}:
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+            near = difflib.get_close_matches(name, names, n=1, cutoff=0.7)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise OptionValueError(
                 f"option 'fusion_rules' names {name!r}, and no rule has that name; {hint}The rules are: "

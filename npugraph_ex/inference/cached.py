@@ -23,8 +23,8 @@ from npugraph_ex.aclgraph import compile_graph
 from npugraph_ex.cache.key import digest, key_parts
 from npugraph_ex.cache.store import Entry, Store, read_entry
 from npugraph_ex.config import CompilerConfig
-from npugraph_ex.config.compiler_config import apply_flat
-from npugraph_ex.errors import NpuGraphExError, OptionValueError, SavedGraphError
+from npugraph_ex.config.compiler_config import apply_flat, given_or_default
+from npugraph_ex.errors import NpuGraphExError, SavedGraphError
 from npugraph_ex.frontend.backend import get_npu_backend
 from npugraph_ex.frontend.compiler import CompiledFxGraph
 from npugraph_ex.inference.facts import Facts, outdated
@@ -119,12 +119,7 @@ class CachedFunction:
             raise NpuGraphExError(
                 "cache_compile keeps one graph, so fullgraph=False is not possible; use torch.compile"
             )
-        if config is not None and not isinstance(config, CompilerConfig):
-            raise OptionValueError(
-                f"cache_compile: config takes a CompilerConfig, got {config!r} ({type(config).__name__}); options by flat "
-                "name are given as options={...}"
-            )
-        chosen = CompilerConfig() if config is None else copy.deepcopy(config)  # the caller's stays as it is
+        chosen = copy.deepcopy(given_or_default(config, "cache_compile: config"))  # the caller's stays as it is
         apply_flat(chosen, dict(options or {}))
         owner = func.__self__ if isinstance(func, MethodType) else None
         ranks = _ranks(given_ranks)
