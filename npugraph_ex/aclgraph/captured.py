@@ -10,6 +10,7 @@ import torch
 
 from npugraph_ex._collection import no_collection
 from npugraph_ex.aclgraph import _npu_private
+from npugraph_ex.aclgraph.footprint import Footprint
 from npugraph_ex.aclgraph.inputs import Buffer, InputPlan
 from npugraph_ex.aclgraph.outputs import Outputs
 from npugraph_ex.aclgraph.recording import Recording
@@ -58,6 +59,7 @@ class CapturedGraph:
         self._launch = _npu_private.launcher(self._graph)
         self._updates = recording.updates
         self.outputs = Outputs(values, arguments)
+        self.footprint = Footprint(pool, recording.written, self.outputs.spans())
         del values, arguments  # which would count as holders of the results
         self.outputs.settle()
 

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph import _npu_private, scopes
 from npugraph_ex.aclgraph.captured import CapturedGraph, NotBegunError
+from npugraph_ex.aclgraph.footprint import apart
 from npugraph_ex.aclgraph.host_updates import UpdatePlan
 from npugraph_ex.aclgraph.inputs import InputPlan
 from npugraph_ex.aclgraph.instances import Instances
@@ -292,6 +293,8 @@ class CompiledGraph:
                 self._retired.clear()
                 gc.collect()
                 graph = self._capture_once(plan, inputs, self._stream)
+            if self._options.clone_output is None:
+                graph = apart(graph, partial(self._capture_once, plan, inputs, self._stream))
         self._retired.clear()
         publish(key[0], reason, self.number)
         logger.debug("captured a graph because of %s", reason)

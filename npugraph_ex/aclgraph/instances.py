@@ -38,11 +38,13 @@ class Instances:
                 if self._clone_output is False or not graph.outputs.held():
                     graph.replay(inputs)
                     return graph.outputs.lend(inputs)
-            if len(self._lending) < _MOST_LENT:
+            if len(self._lending) < _MOST_LENT and self._copying is None:
                 graph = self._capture_another(inputs)
-                self._lending.append(graph)
-                graph.replay(inputs)
-                return graph.outputs.lend(inputs)
+                if self._clone_output is False or not graph.footprint.is_overwritten():
+                    self._lending.append(graph)
+                    graph.replay(inputs)
+                    return graph.outputs.lend(inputs)
+                self._copying = graph
         if self._copying is None:
             self._copying = self._capture_another(inputs)
         self._copying.replay(inputs)

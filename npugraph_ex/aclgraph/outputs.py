@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from npugraph_ex import _torch_private
+from npugraph_ex.aclgraph.footprint import Span, span_of
 from npugraph_ex.aclgraph.inputs import Geometry
 
 
@@ -94,6 +95,10 @@ class Outputs:
     def fresh_positions(self) -> list[int]:
         """The positions of the outputs that lie in the graph's own memory."""
         return [position for position, slot in enumerate(self._slots) if isinstance(slot, _Fresh)]
+
+    def spans(self) -> list[Span]:
+        """Where the results lie that are in the graph's own memory."""
+        return [span_of(storage) for storage in self._storages if storage.nbytes()]
 
     def settle(self) -> None:
         """Remember how many owners each storage has while no caller holds a result. Call once, after capture."""

@@ -6,9 +6,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import fx
 from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
 
+from npugraph_ex.aclgraph.footprint import Span, span_of
 from npugraph_ex.aclgraph.host_arguments import registered
 from npugraph_ex.aclgraph.host_updates import UpdatePlan
 from npugraph_ex.aclgraph.promises import CheckedRun
@@ -26,11 +29,13 @@ class Recording(CheckedRun):
 
     Attributes:
         updates: the task groups made so far; None where nothing is updated.
+        written: where everything that its operators returned lies.
     """
 
     def __init__(self, gm: fx.GraphModule, plan: UpdatePlan | None, around: Callable[[Runner], Runner]) -> None:
         super().__init__(gm)
         self.updates = Updates(plan) if plan is not None else None
+        self.written: set[Span] = set()
         self._calls = plan.calls if plan is not None else {}
         self._around = around
 
@@ -42,6 +47,15 @@ class Recording(CheckedRun):
             self.env.clear()  # or this object would count as a holder of the results
 
     def run_node(self, n: fx.Node) -> Any:
+        """Run one node, and note where its result lies."""
+        result = self._run_node(n)
+        if n.op == "call_function":
+            for leaf in pytree.tree_leaves(result):
+                if isinstance(leaf, torch.Tensor) and leaf.device.type == "npu":
+                    self.written.add(span_of(leaf.untyped_storage()))
+        return result
+
+    def _run_node(self, n: fx.Node) -> Any:
         """Run one node; a call that is updated becomes a task group."""
         names, entry = self._calls.get(n), registered(n.target)
         if self.updates is None or names is None or entry is None or not isinstance(n.target, OpOverload):

@@ -16,6 +16,7 @@ import pytest
 import torch
 from device_helpers import NPU, check, compiled, random
 
+from npugraph_ex.aclgraph import footprint
 from npugraph_ex.observe.captures import capture_records, captures_so_far
 
 Kept = list[tuple[torch.Tensor, torch.Tensor]]
@@ -66,6 +67,32 @@ def test_an_input_read_in_place_dies() -> None:
             kept.append((graph(x), x * 2 + 1))
         del x
         taken.append(torch.full((64,), -1.0, device=NPU))
+    agree(kept)
+
+
+def products(count: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A chain of operators none of which can work in place: two pieces of memory take turns."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(count):
+            x = x.roll(1)
+        return x
+
+    return function
+
+
+@pytest.mark.parametrize("attempts", [3, 0], ids=["captured elsewhere", "copied"])
+@pytest.mark.parametrize("count", [3, 4])
+def test_results_lie_where_no_other_graph_writes(count: int, attempts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pytorch#148439, #158551: what one graph freed at its capture is not another's result, which its replay would overwrite."""
+    monkeypatch.setattr(footprint, "_ATTEMPTS", attempts)
+    function, kept = products(count), Kept()
+    graph, first = compiled(function, dynamic=True), random(64)
+    graph(first)
+    for size in (60, 50, 40, 60):  # all results held
+        x = random(size)
+        kept.append((graph(x), function(x)))
+        torch.testing.assert_close(graph(first).cpu(), function(first).cpu(), rtol=0, atol=0)
     agree(kept)
 
 
