@@ -34,6 +34,7 @@ from torch.utils import _pytree as pytree
 
 from npugraph_ex.errors import ReplacementError
 from npugraph_ex.fusion.arguments import argument_names, effective_arguments
+from npugraph_ex.fusion.wording import Unlike
 
 _SHAPE_LIKE = (int, float, torch.SymInt, torch.device, torch.dtype)
 
@@ -214,6 +215,8 @@ def match_at(pattern: PatternExpr, node: fx.Node) -> tuple[Match | FailedMatch, 
         result = ctx.match(pattern, node)
     except FailedMatch as failed:
         result = failed
+    if not is_match(result):
+        result = Unlike(result, outputs_of(pattern), ctx.pattern_to_node)
     reached = [
         bound
         for part, bound in ctx.pattern_to_node.items()

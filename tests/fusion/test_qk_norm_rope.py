@@ -200,9 +200,9 @@ def weight_depends_on_the_key(x: Any, qw: Any, kw: Any, c: Any) -> Any:
 
 
 MUST_NOT_FUSE: dict[Callable[..., Any], str] = {
-    two_epsilons: "kwarg mismatch: eps",
+    two_epsilons: "eps would stand for two different values",
     pairs_of_neighbours: "is_neox_style is False, the pattern has True",
-    partly_embedded: "kwarg mismatch: head_size",
+    partly_embedded: "head_size would stand for two different values",
     norm_used_elsewhere: "is also used by mul",
     deviation_used: "output 1 of npu_rms_norm is also a result of the graph",
     query_part_used_elsewhere: "output 0 of split_with_sizes is also used by mul",

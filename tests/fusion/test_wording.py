@@ -1,0 +1,85 @@
+"""The reasons of near-misses are sentences of ours, whatever torch's matcher says to itself."""
+
+# The small undocumented functions are graphs to be traced; their names say what is in them.
+# ruff: noqa: D103
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+import pytest
+import torch
+from matchers import half, ours, pair, traced
+from torch._inductor import pattern_matcher
+from torch._inductor.pattern_matcher import CallFunction, KeywordArg
+
+from npugraph_ex.fusion import wording
+
+aten = torch.ops.aten
+
+
+def both(x: Any, y: Any) -> Any:
+    total = torch.add(x, y)
+    return torch.relu(total), torch.neg(total)
+
+
+def both_otherwise(x: Any, y: Any) -> Any:
+    total = torch.sub(x, torch.neg(y))
+    return torch.relu(total), torch.neg(total)
+
+
+def square(x: Any) -> Any:
+    return torch.mul(torch.neg(x), torch.neg(x))
+
+
+def one(x: Any, y: Any) -> Any:
+    return torch.relu(torch.add(x, y))
+
+
+ADD = CallFunction(aten.add.Tensor, KeywordArg("x"), KeywordArg("y"))
+
+
+@pytest.mark.parametrize(
+    ("model", "search", "replace", "pattern", "reason"),
+    [
+        (
+            lambda x, y: torch.relu(torch.add(x, y)), both, both_otherwise, None,
+            "nothing calls aten.neg.default on what matched, as result 1 of the pattern does",
+        ),
+        (
+            lambda x, y: torch.mul(torch.neg(x), torch.neg(y)), square, lambda x: torch.mul(x, x), None,
+            "two operands are different values where the pattern has one value twice",
+        ),
+        (
+            lambda x, y: (torch.relu(torch.add(x, y)), torch.add(x, y).relu()),
+            one, one, CallFunction(aten.relu.default, CallFunction(aten.sub.Tensor, KeywordArg("x"), KeywordArg("y"))), "",
+        ),
+    ],
+    ids=["missing result", "two values for one operand", "another operator"],
+)  # fmt: skip
+def test_reasons_are_sentences(model: Any, search: Any, replace: Any, pattern: Any, reason: str) -> None:
+    """The names of the user's arguments and operators, no note of the matcher."""
+    examples = (lambda: [half(4, 16)]) if search is square else pair
+    report = ours(traced(model, *pair()), search, replace, examples, pattern=pattern)
+    assert report.fusions() == 0
+    assert [miss.reason for miss in report.near_misses()] == [reason] * bool(reason)
+
+
+def test_every_text_of_torch_has_words() -> None:
+    """What torch's matcher can answer is known; a new text in a new torch is to be worded."""
+    source = inspect.getsource(pattern_matcher)
+    texts = set(re.findall(r"FailedMatch\(\s*\"([^\"]+)\"", source))
+    nested = {"list[{}]: {}"}
+    assert texts - nested <= wording._WORDS.keys() | {"no anchor found"}
+
+
+@pytest.mark.parametrize("text", sorted(wording._WORDS))
+def test_words_take_what_torch_gives(text: str) -> None:
+    """Each text is filled in with the arguments that torch gives it."""
+    given = [torch.add, 3][: text.count("{}") + text.count("{!r}")]
+    failed = wording.Unlike(pattern_matcher.FailedMatch(text, *given, pattern=4), [], {})
+    assert str(failed)
+    assert "{" not in str(failed)
+    assert str(failed) != text
