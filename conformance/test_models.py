@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from running import Run
 
 import npugraph_ex
 from npugraph_ex.observe.captures import capture_records, captures_so_far
+from npugraph_ex.observe.report import PassReport
 
 LAYERS, BATCH, LENGTH, PROMPT = 3, 2, 96, 4
 RULE = "add_rms_norm_dynamic_quant"
@@ -57,6 +59,23 @@ def _per_layer(report: object) -> list[int]:
             number = next(match for match in numbers if match)
             found[int(number[1] or 0) // 2] += 1
     return found[:LAYERS]
+
+
+def _assert_every_norm_is_explained(report: PassReport, kernels: Counter[str], calls: int) -> None:
+    """As many norms are explained as run in a step, each with its node, its line in the model, and what it goes to."""
+    reasons = {
+        "npu.npu_rms_norm.default": "no rule begins with npu.npu_rms_norm.default",
+        "npu.npu_add_rms_norm.default": "the rules that begin so want",
+    }
+    model = (Path(__file__).parent / "quantised_qwen3.py").read_text(encoding="utf-8").splitlines()
+    for kernel, reason in reasons.items():
+        explained = [norm for norm in report.unfused if reason in norm.reason]
+        assert len(explained) == kernels[kernel] / calls, report.table()
+        for norm in explained:
+            file, line = norm.source.rsplit(":", 1)
+            assert Path(file).name == "quantised_qwen3.py", norm
+            assert kernel.split(".")[1] in model[int(line) - 1], norm
+    assert len({norm.node for norm in report.unfused}) == len(report.unfused) > LAYERS
 
 
 def test_quantised_qwen3_is_qwen3(original: torch.nn.Module, prompt: torch.Tensor) -> None:
@@ -137,3 +156,4 @@ def test_quantised_qwen3_decodes_the_same_tokens(run: Run, prompt: torch.Tensor)
         assert sum(replayed.values()) < sum(eager.values())
         assert eager[pairs] == 0
         assert replayed[pairs] == 2 * LAYERS * calls
+        _assert_every_norm_is_explained(report, replayed, calls)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -16,13 +17,19 @@ import sys
 import torch, torch_npu, npugraph_ex
 
 @torch.compile(backend="npugraph_ex")
-def step(x, cache):
+def step(x, cache, rows, gamma):
     cache.add_(x)
-    return x.relu() * 2
+    y, _, total = torch_npu.npu_add_rms_norm(rows, rows, gamma)
+    fused = torch_npu.npu_dynamic_quant(y)
+    y, _, total = torch_npu.npu_add_rms_norm(total, rows, gamma)
+    nearly = torch_npu.npu_dynamic_quant(y)
+    unlike = torch_npu.npu_rms_norm(y, gamma)[0]
+    return x.relu() * 2, fused, nearly, unlike
 
 cache = torch.zeros(8, device="npu")
+rows, gamma = (torch.ones(shape, device="npu", dtype=torch.half) for shape in ((4, 64), (64,)))
 for _ in range(int(sys.argv[1])):
-    step(torch.ones(8, device="npu"), cache)
+    step(torch.ones(8, device="npu"), cache, rows, gamma)
 print("sum", cache.sum().item())
 sys.exit(int(sys.argv[2]))
 """
@@ -44,6 +51,18 @@ def test_tables_follow_the_scripts_output(command: Command, script: str) -> None
     assert said.index("sum 24.0") < said.index("graph 1")
     for words in ("captured graphs, replayed", "L['cache']", "in place", "reinplace_inputs", "the first call"):
         assert words in said
+    line = {text: number for number, text in enumerate(SCRIPT.splitlines(), 1)}
+    nearly, unlike = (
+        next(number for text, number in line.items() if text.startswith(f"    {name} ="))
+        for name in ("nearly", "unlike")
+    )
+    rows = [re.sub(r"  +", "|", row.strip()) for row in said.splitlines()]
+    assert "fusion rule|fused|near-misses|inactive because" in rows
+    assert "add_rms_norm_dynamic_quant|1|1" in rows
+    assert "transpose_batchmatmul|0|0" in rows
+    reason = "output 0 of npu_add_rms_norm_1 is also used by npu_rms_norm"
+    assert f"add_rms_norm_dynamic_quant|npu_dynamic_quant_1|{reason}|{script}:{nearly}" in rows
+    assert f"npu_rms_norm|no rule begins with npu.npu_rms_norm.default|{script}:{unlike}" in rows
 
 
 def test_json_is_all_of_stdout(command: Command, script: str, tmp_path: Path) -> None:
@@ -56,6 +75,10 @@ def test_json_is_all_of_stdout(command: Command, script: str, tmp_path: Path) ->
     assert graph["graph"]["fate"] == "captured"
     assert len(graph["captures"]) == 1
     assert graph["pool_bytes"] > 0
+    (rule,) = [rule for rule in graph["graph"]["report"]["rules"] if rule["name"] == "add_rms_norm_dynamic_quant"]
+    assert rule["fusions"][0]["replaced"] == ["npu_add_rms_norm", "npu_dynamic_quant"]
+    assert [miss["node"] for miss in rule["near_misses"]] == ["npu_dynamic_quant_1"]
+    assert [norm["node"] for norm in graph["graph"]["report"]["unfused"]] == ["npu_rms_norm"]
     assert "sum 16.0" in done.stderr
     assert json.loads(sarif.read_text())["runs"][0]["results"] == []
 
