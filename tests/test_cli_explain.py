@@ -76,7 +76,7 @@ def test_json_is_all_of_stdout(command: Command, script: str, tmp_path: Path) ->
     assert len(graph["captures"]) == 1
     assert graph["pool_bytes"] > 0
     (rule,) = [rule for rule in graph["graph"]["report"]["rules"] if rule["name"] == "add_rms_norm_dynamic_quant"]
-    assert rule["fusions"][0]["replaced"] == ["npu_add_rms_norm", "npu_dynamic_quant"]
+    assert {"npu_add_rms_norm", "npu_dynamic_quant"} <= set(rule["fusions"][0]["replaced"])
     assert [miss["node"] for miss in rule["near_misses"]] == ["npu_dynamic_quant_1"]
     assert [norm["node"] for norm in graph["graph"]["report"]["unfused"]] == ["npu_rms_norm"]
     assert "sum 16.0" in done.stderr

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from fusion_cases import Edit, Table, TableTests, limited_cores, on_stream, tensors, written_before
-from fx_helpers import aot_graph, optimise, targets
+from fx_helpers import aot_graph, optimise
 
 RULE = "add_rms_norm_dynamic_quant"
 FUSED = "npu_add_rms_norm_dynamic_quant"
@@ -264,14 +264,6 @@ def test_every_documented_rank_and_dtype_fuses(shape: tuple[int, ...], dtype: to
 def test_undocumented_operands_are_refused(shape: tuple[int, ...], dtype: torch.dtype, reason: str) -> None:
     """float32 and empty tensors."""
     TABLE.check_refused(plain, reason, specs=[(shape, dtype)] * 2 + [(shape[-1:], dtype)] * 2)
-
-
-def test_option_turns_fusion_off() -> None:
-    """``pattern_fusion_pass=False`` leaves the graph's operators."""
-    gm = aot_graph(plain, *tensors(SPECS))
-    report = optimise(gm, pattern_fusion_pass=False)
-    assert report.fusions() == 0
-    assert FUSED not in targets(gm)
 
 
 def test_near_miss_names_the_source_line() -> None:

@@ -213,7 +213,7 @@ def test_modules_methods_and_partials_are_functions(search: Any) -> None:
 
 
 def test_a_missing_fused_operator_warns_once_and_keeps_the_graph(caplog: pytest.LogCaptureFixture) -> None:
-    """A replacement that cannot be traced on this installation is no reason to stop."""
+    """A replacement that cannot be traced on this installation is no reason to stop (vllm-ascend#6578)."""
 
     def missing(x: Any) -> Any:
         return torch.ops.npu.npu_no_such_operator(x)
@@ -300,6 +300,59 @@ def test_multi_output_patterns_by_hand() -> None:
     assert sorted(targets(gm)) == ["clamp_min", "neg", "sub"]
     for old, new in zip(before, evaluate(gm, *values), strict=True):
         torch.testing.assert_close(new, old)
+
+
+def scaled(x: Any, factor: float) -> Any:
+    return torch.relu(torch.mul(x, factor))
+
+
+def scaled_otherwise(x: Any, factor: float) -> Any:
+    return torch.clamp_min(torch.mul(x, factor), 0)
+
+
+def test_a_scalar_is_a_wildcard_only_where_it_is_named() -> None:
+    """``scalar_workaround`` makes the number match any, and hands it on; without it the traced one is a constant."""
+
+    def by_three(x: Any) -> Any:
+        return scaled(x, 3.0)
+
+    def by_five(x: Any) -> Any:
+        return scaled(x, 5.0)
+
+    constant = register_replacement(by_five, lambda x: scaled_otherwise(x, 5.0), [half(2)])
+    gm = aot_graph(by_three, half(4))
+    report = optimise(gm)
+    assert report.fusions() == 0
+    assert [miss.reason for miss in report.near_misses(constant.name)] == ["mul: other is 3.0, the pattern has 5.0"]
+    constant.remove()
+
+    wildcard = register_replacement(scaled, scaled_otherwise, [half(2)], scalar_workaround={"factor": 0.3})
+    assert optimise(gm).fusions(wildcard.name) == 1
+    (product,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)
+    assert product.args[1] == 3.0
+    values = torch.tensor([-1.0, 0.0, 2.0, 5.0])
+    torch.testing.assert_close(evaluate(gm, values), [torch.tensor([0.0, 0.0, 6.0, 15.0])])
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_duplicates_are_one_rule_with_and_without_skip_duplicates(skip: bool) -> None:
+    """Torch's function raises without it, which broke a second model (vllm-ascend#6513); ours counts."""
+    handles = [register_replacement(relu, clamped, [half(2)], skip_duplicates=skip) for _ in range(2)]
+    assert len(registry.USER_RULES.snapshot()) == 1
+    gm = aot_graph(lambda x: torch.relu(x), half(4))
+    assert optimise(gm).fusions(handles[0].name) == 1
+    handles[0].remove()
+    assert len(registry.USER_RULES.snapshot()) == 1
+    handles[1].remove()
+    assert registry.USER_RULES.snapshot() == ()
+
+
+def relu(x: Any) -> Any:
+    return torch.relu(x)
+
+
+def clamped(x: Any) -> Any:
+    return torch.clamp_min(x, 0)
 
 
 @pytest.mark.parametrize(

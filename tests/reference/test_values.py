@@ -361,6 +361,19 @@ def test_swiglu_and_quantisation_equal_their_parts(left: bool) -> None:
     assert_equal(scale, expected_scale)
 
 
+def test_swiglu_quant_by_hand() -> None:
+    """Gates (0, ln 3) of sigmoids 1/2 and 3/4, values (8, 4): products 0 and 3 ln 3, so scale 3 ln 3 / 127, codes 0, 127."""
+    gate, value = [0.0, math.log(3.0)], [8.0, 4.0]
+    for left, row in ((True, gate + value), (False, value + gate)):
+        out, scale = KERNELS["npu::npu_swiglu_quant"](torch.tensor([row]), activate_left=left, quant_mode=1)
+        assert out.tolist() == [[0, 127]]
+        torch.testing.assert_close(scale, torch.tensor([3 * math.log(3.0) / 127]))
+    # Equal gates, values 3 and -4: three quarters of -127 the other way are 95.25.
+    row = torch.tensor([[math.log(3.0), math.log(3.0), 3.0, -4.0]])
+    out, _ = KERNELS["npu::npu_swiglu_quant"](row, activate_left=True, quant_mode=1)
+    assert out.tolist() == [[95, -127]]
+
+
 def test_transposed_product_by_hand() -> None:
     """Two batches of 1x1 products land side by side; the first operand may come as (M, B, K)."""
     x1, x2 = torch.tensor([[[2.0]], [[3.0]]]), torch.tensor([[[5.0]], [[7.0]]])

@@ -1,0 +1,87 @@
+"""Rules are switched by name: the default ones off, the extra ones on; each says so when it cannot be used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import test_add_rms_norm_bias_quant as biased
+import test_add_rms_norm_cast as cast
+import test_add_rms_norm_dynamic_quant as dynamic
+import test_add_rms_norm_quant as quantised
+import test_muls_add as scaled
+import test_qk_norm_rope as embedded
+import test_swiglu_quant as activated
+import test_transpose_batchmatmul as transposed
+from fusion_cases import Table, tensors
+from fx_helpers import aot_graph, optimise, targets
+
+from npugraph_ex.fusion import rules
+from npugraph_ex.fusion.registry import warn_once
+from npugraph_ex.testing.client_operators import client_operators
+
+EXTRA: list[tuple[Table, Callable[..., Any]]] = [
+    (biased.TABLE, biased.plain), (scaled.TABLE, scaled.scaled_first), (activated.TABLE, activated.plain),
+    (embedded.TABLE, embedded.plain),
+]  # fmt: skip
+DEFAULT: list[tuple[Table, Callable[..., Any]]] = [
+    (dynamic.TABLE, dynamic.plain), (quantised.TABLE, quantised.dividing), (cast.TABLE, cast.direct),
+    (transposed.TABLE, transposed.made_contiguous),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _warnings_not_given() -> Iterator[None]:
+    """Each test is the first to warn."""
+    warn_once.cache_clear()
+    yield
+    warn_once.cache_clear()
+
+
+def test_every_rule_is_here() -> None:
+    """A rule that comes later wants its switch tested too."""
+    assert {rule.name for rule in rules.DEFAULT_RULES} == {table.rule for table, _ in DEFAULT}
+    assert {rule.name for rule in rules.EXTRA_RULES} == {table.rule for table, _ in EXTRA}
+
+
+def named(value: object) -> str:
+    """A table's rule stands for it in a test's name."""
+    return value.rule if isinstance(value, Table) else ""
+
+
+@pytest.mark.parametrize(("table", "function"), EXTRA, ids=named)
+def test_extra_rules_are_off_unless_switched_on(table: Table, function: Callable[..., Any]) -> None:
+    """Without the option the graph stays, and the report does not mention the rule; with it, it fuses."""
+    with client_operators():
+        gm = aot_graph(function, *tensors(table.specs))
+        before = targets(gm)
+        report = optimise(gm)
+        assert targets(gm) == before
+        assert table.rule not in [record.name for record in report.rules]
+        assert optimise(gm, fusion_rules={table.rule: True}).fusions(table.rule) == 1
+
+
+@pytest.mark.parametrize(("table", "function"), DEFAULT, ids=named)
+def test_default_rules_are_on_unless_switched_off(table: Table, function: Callable[..., Any]) -> None:
+    """Each by its own name, and the others stay on; all of them by ``pattern_fusion_pass``."""
+    gm = aot_graph(function, *tensors(table.specs))
+    before = targets(gm)
+    assert optimise(gm, pattern_fusion_pass=False).rules == ()
+    report = optimise(gm, fusion_rules={table.rule: False})
+    assert targets(gm) == before
+    off = [record.name for record in report.rules if record.inactive == "the option fusion_rules switches it off"]
+    assert off == [table.rule]
+    assert optimise(gm).fusions(table.rule) == 1
+
+
+def test_a_rule_about_operators_that_do_not_exist_is_inactive(caplog: pytest.LogCaptureFixture) -> None:
+    """``qk_norm_rope`` needs vLLM-Ascend; without it the report says why, the log once, and other rules work."""
+    rules.forget()
+    for _ in range(2):
+        gm = aot_graph(activated.plain, *tensors(activated.SPECS))
+        report = optimise(gm, fusion_rules={"qk_norm_rope": True, "swiglu_quant": True})
+        assert report.fusions("swiglu_quant") == 1
+    (record,) = [record for record in report.rules if record.name == "qk_norm_rope"]
+    assert "no attribute 'npu_rotary_embedding'" in record.inactive
+    assert len([entry for entry in caplog.records if "qk_norm_rope is not used" in entry.getMessage()]) <= 2
