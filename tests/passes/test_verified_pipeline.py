@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +162,31 @@ def test_a_pass_that_raises_is_rolled_back() -> None:
     report = pipeline.run(gm, [], Options(), passes=(Pass("half_done", half_done),))
     assert report.passes[0].message == "KeyError: 'lost'"
     assert targets(gm) == before
+
+
+NEEDED = [pass_ for pass_ in pipeline.PIPELINE if not (pass_.recoverable or pass_.by_user)]
+
+
+@pytest.mark.parametrize("needed", NEEDED, ids=lambda pass_: pass_.name)
+def test_a_pass_that_the_graph_needs_is_not_undone(needed: Pass) -> None:
+    """Whether it raises or breaks the graph, the compilation fails and names it; so does the documentation."""
+
+    def raises(gm: fx.GraphModule, context: PassContext) -> None:
+        raise KeyError("lost")
+
+    for run, error in ((raises, KeyError), (lambda gm, _: drops_a_write(gm), GraphVerificationError)):
+        with pytest.raises(error) as raised:
+            pipeline.run(graph(), [], Options(), passes=(replace(needed, run=run),))
+        assert raised.value.__notes__ == [f"Raised in pass {needed.name}."]
+
+
+def test_the_passes_that_are_never_undone_are_documented() -> None:
+    """The table on the backend's page names exactly these."""
+    page = (Path(__file__).parents[2] / "docs" / "backend.md").read_text(encoding="utf-8")
+    section = page.partition("## Passes that are never undone")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    assert set(re.findall(r"`(\w+)`", "".join(rows))) == {pass_.name for pass_ in NEEDED}
+    assert len(NEEDED) == 9  # as the text says
 
 
 def test_a_users_exception_passes_through_with_a_note() -> None:
