@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -123,3 +125,35 @@ def test_all_dumps_of_a_graph_lie_in_one_folder(tmp_path: Path, monkeypatch: pyt
         "the first call",
         "a new address of L['cache']",
     ]
+
+
+def test_the_dump_of_torch_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through torch.compile and torch's own folder: the documented layout, and each dumped graph computes what eager mode does."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return ((x * 2).relu() + y).t()
+
+    monkeypatch.setenv("TORCH_COMPILE_DEBUG", "1")
+    monkeypatch.setattr(torch._dynamo.config, "debug_dir_root", str(tmp_path / "torch_compile_debug"))
+    fast = torch.compile(function, backend="npugraph_ex", fullgraph=True, dynamic=False)
+    kept = []
+    for _ in range(3):
+        inputs = _device(3, 4), _device(3, 4)
+        kept.append((fast(*inputs), function(*inputs), inputs))
+    torch.compile(lambda x: x + 1, backend="npugraph_ex")(_device(2))
+    for got, expected, _ in kept:
+        assert torch.equal(got.cpu(), expected.cpu())
+    (run,) = (tmp_path / "torch_compile_debug").glob(f"run_*-pid_{os.getpid()}")
+    assert sorted(path.name for path in (run / "npugraph_ex").iterdir()) == ["model__0", "model__1"]
+    names = sorted(path.name for path in (run / "npugraph_ex" / "model__0").iterdir())
+    assert names[:2] == ["000_dynamo.py", "001_aot.py"]
+    assert [name.split("_", 1)[0] for name in names[:-1]] == [f"{number:03d}" for number in range(len(names) - 1)]
+    assert names[-1] == "captures.txt"
+    assert {"pass_report.txt", "pass_report.json", "captured_graph.txt"} <= {name.split("_", 1)[-1] for name in names}
+    for name in names[1:]:
+        if name.endswith(".py"):
+            space: dict[str, Any] = {}
+            exec((run / "npugraph_ex" / "model__0" / name).read_text(), space)  # noqa: S102 - that it runs is the point
+            _, expected, inputs = kept[-1]
+            (value,) = space["GraphModule"]()(*inputs)
+            assert torch.equal(value.cpu(), expected.cpu()), name

@@ -1,0 +1,146 @@
+"""The traps of import: importing the library changes nothing of the program, and every path that older scripts use leads here."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import npugraph_ex
+
+Ask = Callable[..., Any]
+
+# What a library could change behind a program's back, as text, so that two states can be compared.
+STATE = """
+import atexit, builtins, faulthandler, gc, logging, os, signal, sys, threading, warnings
+import torch, torch_npu, torch._dynamo, torch._inductor.pattern_matcher, functorch.compile
+
+def owners():
+    modules = [m for name, m in list(sys.modules.items()) if name.split(".")[0] in ("torch", "torch_npu", "functorch")]
+    classes = [torch.Tensor, torch.nn.Module, torch.nn.Parameter, torch.fx.Graph, torch.fx.GraphModule, torch.fx.Node,
+               torch.npu.NPUGraph, torch.npu.Stream, torch.npu.Event, torch.library.Library, torch._ops.OpOverload]
+    return modules + classes
+
+def functions():
+    return {(repr(owner)[:80], name): value for owner in owners() for name, value in list(vars(owner).items())
+            if callable(value)}
+
+def state():
+    return {
+        "signals": {str(number): repr(signal.getsignal(number)) for number in signal.valid_signals()},
+        "hooks": [repr(hook) for hook in (sys.excepthook, sys.displayhook, sys.unraisablehook, threading.excepthook,
+                  sys.gettrace(), sys.getprofile(), threading.gettrace(), threading.getprofile(), builtins.__import__)],
+        "warnings": repr(warnings.filters) + repr(warnings.showwarning),
+        "finders": [repr(type(finder)) for finder in sys.meta_path] + [repr(hook) for hook in sys.path_hooks],
+        "exits": atexit._ncallbacks(),
+        "faults": faulthandler.is_enabled(),
+        "collector": [gc.isenabled(), gc.get_threshold(), repr(gc.callbacks)],
+        "logging": [repr(logging.root.handlers), logging.root.level, repr(logging.getLoggerClass())],
+        "environment": dict(os.environ),
+        "torch": [torch.get_num_threads(), str(torch.get_default_dtype()), torch.is_grad_enabled(),
+                  torch.are_deterministic_algorithms_enabled()],
+        "threads": threading.active_count(),
+    }
+
+before, known = state(), functions()
+import npugraph_ex
+import npugraph_ex.config, npugraph_ex.ops, npugraph_ex.scope, npugraph_ex.inference, npugraph_ex.compat.torchair
+import npugraph_ex.frontend.backend, npugraph_ex.aclgraph, npugraph_ex.integrations.vllm.compiler
+after, now = state(), functions()
+answer = {
+    "changed": {name: [before[name], after[name]] for name in before if before[name] != after[name]},
+    "patched": [f"{owner}.{name}" for (owner, name), value in known.items() if now.get((owner, name)) is not value],
+    "looked at": len(known),
+}
+"""
+
+
+def test_import_changes_nothing_of_the_program(ask: Ask) -> None:
+    """Signal handlers and monkey-patches at import: no handler, hook, filter, setting or function of torch is another after it."""
+    found = ask(STATE)
+    assert found["changed"] == {}
+    assert found["patched"] == []
+    assert found["looked at"] > 5000
+
+
+TORCHAIR = (
+    ("torchair", "CompilerConfig"),
+    ("torchair", "get_npu_backend"),
+    ("torchair", "get_compiler"),
+    ("torchair", "register_replacement"),
+    ("torchair", "logger"),
+    ("torchair", "inference.cache_compile"),
+    ("torchair", "inference.readable_cache"),
+    ("torchair", "scope.npu_stream_switch"),
+    ("torchair", "scope.limit_core_num"),
+    ("torchair", "ops.npu_create_tagged_event"),
+    ("torchair", "ops.npu_tagged_event_record"),
+    ("torchair", "ops.npu_tagged_event_wait"),
+    ("torchair", "ops.npu_record_tagged_stream"),
+    ("torchair.configs.compiler_config", "CompilerConfig"),
+    ("torchair.core.utils", "logger"),
+    ("torchair.inference", "cache_compile"),
+    ("torchair.inference", "readable_cache"),
+    ("torchair.ops", "npu_create_tagged_event"),
+    ("torchair.ops", "npu_tagged_event_record"),
+    ("torchair.ops", "npu_tagged_event_wait"),
+    ("torchair.ops", "npu_record_tagged_stream"),
+    ("torchair.scope", "npu_stream_switch"),
+    ("torchair.scope", "limit_core_num"),
+    ("torchair.scope", "deterministic"),
+)
+OTHERS = (
+    ("torch", "npu.npugraph_ex.compile_fx"),
+    ("torch", "npu.npugraph_ex.register_replacement"),
+    ("torch", "npu.npugraph_ex.inference.cache_compile"),
+    ("torch", "npu.npugraph_ex.inference.readable_cache"),
+    ("torch", "npu.npugraph_ex.scope.limit_core_num"),
+    ("torch", "npu.npugraph_ex.scope.deterministic"),
+    ("torch", "ops.air.scope_enter.default"),
+    ("torch", "ops.air.scope_exit.default"),
+    ("torch", "ops.air.record.default"),
+    ("torch", "ops.air.wait.default"),
+    ("npugraph_ex.core.utils", "logger"),
+    ("npugraph_ex.configs.compiler_config", "CompilerConfig"),
+)
+
+
+@pytest.fixture(scope="module")
+def _as_torchair() -> Iterator[None]:
+    """The opt-in, undone afterwards."""
+    import npugraph_ex.frontend.backend  # noqa: F401 - defines the operators
+    from npugraph_ex.compat import use_as_torchair
+
+    def taken() -> dict[str, ModuleType]:
+        return {name: module for name, module in sys.modules.items() if name.split(".")[0] == "torchair"}
+
+    before = taken()
+    for name in before:
+        del sys.modules[name]
+    use_as_torchair()
+    yield
+    for name in taken():
+        del sys.modules[name]
+    sys.modules.update(before)
+
+
+@pytest.mark.usefixtures("_as_torchair")
+@pytest.mark.parametrize(("module", "path"), TORCHAIR + OTHERS, ids=lambda text: text)
+def test_every_promised_path_is_there(module: str, path: str) -> None:
+    """Each name of TorchAir, of `torch.npu.npugraph_ex` and of the guides is this library's own object: none was renamed."""
+    value: Any = importlib.import_module(module)
+    for name in path.split("."):
+        value = getattr(value, name)
+    if path.startswith("ops.air"):
+        assert isinstance(value, torch._ops.OpOverload)
+    elif path.endswith("logger"):
+        assert value is npugraph_ex.logger
+    else:
+        home = importlib.import_module(value.__module__)
+        assert home.__name__.startswith("npugraph_ex.")
+        assert getattr(home, value.__name__) is value
