@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from npugraph_ex import cli
+from npugraph_ex.errors import StreamOrderWarning
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -81,6 +85,41 @@ def test_json_is_all_of_stdout(command: Command, script: str, tmp_path: Path) ->
     assert [norm["node"] for norm in graph["graph"]["report"]["unfused"]] == ["npu_rms_norm"]
     assert "sum 16.0" in done.stderr
     assert json.loads(sarif.read_text())["runs"][0]["results"] == []
+
+
+RACY = """
+import torch, npugraph_ex
+from npugraph_ex import scope
+
+@torch.compile(backend="npugraph_ex")
+def step(x):
+    with scope.npu_stream_switch("side"):
+        y = x * 2
+    return y + 1
+
+step(torch.ones(8, device="npu"))
+"""
+
+
+def test_the_findings_of_a_racy_script_are_in_the_sarif_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one race of the script: its rule, level, both places by line, and the repair in the message."""
+    script, sarif = tmp_path / "racy.py", tmp_path / "streams.sarif"
+    script.write_text(RACY)
+    for name in ("argv", "path"):
+        monkeypatch.setattr(sys, name, list(getattr(sys, name)))  # the command becomes the script
+    with pytest.warns(StreamOrderWarning):
+        assert cli.main(["explain", "--sarif", str(sarif), str(script)]) == 0
+    (run,) = json.loads(sarif.read_text())["runs"]
+    (result,) = run["results"]
+    assert (result["ruleId"], result["level"]) == ("read-after-write", "error")
+    assert [rule["id"] for rule in run["tool"]["driver"]["rules"]] == ["read-after-write"]
+    places = [where["physicalLocation"] for where in (*result["locations"], *result["relatedLocations"])]
+    lines = RACY.splitlines()
+    assert [place["region"]["startLine"] for place in places] == [
+        1 + lines.index("    return y + 1"), 1 + lines.index("        y = x * 2")
+    ]  # fmt: skip
+    assert all(place["artifactLocation"]["uri"].endswith("/racy.py") for place in places)
+    assert "npu_tagged_event_wait" in result["message"]["text"]
 
 
 def test_a_failing_script_is_explained_too(command: Command, tmp_path: Path) -> None:

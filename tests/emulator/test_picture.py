@@ -73,8 +73,14 @@ def test_the_summary_is_the_arithmetic_of_the_spans(clock: Timeline) -> None:
     assert replays.serial - replays.busy == pytest.approx(2 * mul.duration)
     assert replays.speed_up == pytest.approx(replays.serial / replays.busy)
     assert sum(span.duration for span in summary.critical) == pytest.approx(clock.end)
-    assert {lane.name.split(", ")[-1] for lane in summary.lanes} == {"lane 0", "lane 1", "stream 0"}
-    assert all(0 <= lane.idle < 1 for lane in summary.lanes)
+    lanes = {lane.name.split(", ")[-1]: lane for lane in summary.lanes}
+    assert lanes.keys() == {"lane 0", "lane 1", "stream 0"}
+    first, last = (span.duration for span in lanes["lane 0"].spans[:2])
+    side = sum(span.duration for span in lanes["lane 1"].spans[:2])
+    assert lanes["lane 0"].idle == pytest.approx((side - first) / (side + last))  # waits for the side in each replay
+    assert lanes["lane 1"].idle == pytest.approx(last / (2 * side + last))  # between the replays
+    assert lanes["stream 0"].idle == pytest.approx(0)
+    assert f"idle {lanes['lane 1'].idle:.0%}" in picture(clock, title="t")
     assert "speed-up" in str(summary)
 
 

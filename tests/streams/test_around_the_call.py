@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from stream_programs import compiled, vector
-from torch import fx
 
 import npu_emulator
-import npugraph_ex
-from npugraph_ex import inference
-from npugraph_ex.passes import pipeline
 from npugraph_ex.testing.stream_forms import Tagged, native_events, native_wait_stream, plain
 
 SCHEDULES = ("lazy", "random:2")
@@ -204,38 +199,6 @@ def test_what_has_no_meaning_inside_is_refused(wrong: Callable[..., Any], messag
     torch.npu.set_stream(torch.npu.default_stream())
 
 
-def test_the_race_of_the_specifications_pass_is_found_and_repaired() -> None:
-    """Its `add` reads what stream_1 computes and waits for nothing: one finding; repaired, values are right."""
-
-    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        mm = torch.mm(x, x)
-        absolute = torch.abs(mm)
-        return torch.add(absolute, 1), torch.sub(x, mm)
-
-    def insert(gm: fx.GraphModule, example_inputs: object, config: object) -> None:
-        fx_graph, air = gm.graph, torch.ops.air
-        for node in fx_graph.nodes:
-            if node.target == torch.ops.aten.mm.default:
-                with fx_graph.inserting_before(node):
-                    fx_graph.call_function(air.scope_enter.default, args=(["_user_stream_label"], ["stream_1"]))
-            if node.target == torch.ops.aten.abs.default:
-                with fx_graph.inserting_after(node):
-                    record_node = fx_graph.call_function(air.record.default, args=())
-                with fx_graph.inserting_after(record_node):
-                    fx_graph.call_function(air.scope_exit.default, args=())
-            if node.target == torch.ops.aten.sub.Tensor:
-                with fx_graph.inserting_before(node):
-                    fx_graph.call_function(air.wait.default, args=([record_node],))
-
-    x = torch.tensor([[1.0, -2.0], [3.0, 4.0]], device="npu")
-    fast = compiled(function, post_grad_custom_pre_pass=insert, stream_check="repair")
-    expected = [tensor.tolist() for tensor in function(x.cpu())]
-    twice(lambda: list(fast(x)), expected)
-    (finding,) = [found for found in npugraph_ex.last_report().streams if found.level == "error"]
-    assert (finding.code, finding.first.node, finding.second.node) == ("read-after-write", "abs_1", "add")
-    assert finding.repaired
-
-
 @pytest.mark.parametrize("form", [Tagged(), native_events], ids=["tagged", "native"])
 def test_training(form: Callable[..., Any]) -> None:
     """The forward graph keeps its streams when gradients are asked for; the backward graph runs after it, in order."""
@@ -248,30 +211,3 @@ def test_training(form: Callable[..., Any]) -> None:
         assert x.grad.tolist() == [8, 8]
     assert not races
     assert {graph.streams for graph in npu_emulator.resources().graphs if graph.id not in earlier} == {3}
-
-
-class Serving(Tagged):
-    """The program as a module that keeps its compilation."""
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__("kept ")
-        self.cached = inference.cache_compile(self.step, dynamic=True, cache_dir=str(directory))
-
-    def step(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """What is compiled."""
-        return self.forward(x)
-
-
-def test_a_kept_compilation_keeps_its_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`cache_compile` finds the graph again, on the same streams, without compiling."""
-    x = vector(1, 2)
-    want = [tensor.tolist() for tensor in plain(x.cpu())]
-    first = Serving(tmp_path)
-    assert [tensor.tolist() for tensor in first.cached(x)] == want
-    del first
-    monkeypatch.setattr(pipeline, "run", None)  # nothing may be compiled any more
-    torch._dynamo.reset()
-    gc.collect()
-    again = Serving(tmp_path)
-    twice(lambda: list(again.cached(x)), want)
-    assert npu_emulator.resources().graphs[-1].streams == 3

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import re
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,6 @@ from stream_programs import check, compiled, vector
 import npu_emulator
 import npugraph_ex
 from npugraph_ex.testing.stream_forms import STREAMS, Tagged, native_wait_stream, plain, stream_forms
-
-EXAMPLES = Path(__file__).parent / "examples"
 
 
 @pytest.fixture(autouse=True)
@@ -75,37 +71,3 @@ def test_options_that_run_the_graph_otherwise(option: str, tmp_path: Path) -> No
 def streams_of(clock: Any) -> set[object]:
     """The streams on which kernels ran."""
     return {span.stream for span in clock.spans}
-
-
-def printed(name: str) -> str:
-    """The code block of an example file, unchanged."""
-    (code,) = re.findall(r"```python\n(.*?)```", (EXAMPLES / name).read_text(encoding="utf-8"), re.DOTALL)
-    return code
-
-
-UNDER_SCHEDULES = """
-import npu_emulator
-import npugraph_ex
-
-add = in1 + in2
-mm = torch.mm(in3, in4)
-expected = add, mm, mm, in3 + in4, torch.full((1000, 1000), 3, dtype=torch.float16)
-for schedule in ("lazy",):
-    with npu_emulator.schedule(schedule), npu_emulator.detect_races() as races:
-        for have, want in zip(model(in1, in2, in3, in4), expected, strict=True):
-            assert torch.equal(have.cpu(), want.cpu()), schedule
-    assert not races, races[0]
-print("right under every schedule")
-"""
-
-
-def test_the_specifications_models_run_as_printed(
-    command: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
-    """With `import torchair` after the opt-in; the profiler, which a device has to provide, says that it is not there."""
-    script = tmp_path / "example.py"
-    script.write_text(printed("multi_stream.md") + UNDER_SCHEDULES + printed("custom_pass.md"), encoding="utf-8")
-    done = command("run", "--emulate", "--as-torchair", str(script))
-    assert done.returncode == 0, done.stderr
-    assert "right under every schedule" in done.stdout
-    assert "aclprofInit" in done.stdout + done.stderr

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from stream_programs import compiled, vector
+from stream_programs import SCHEDULES, compiled, vector
 
 import npu_emulator
 from npugraph_ex import ops, scope
@@ -27,12 +27,12 @@ def _fresh() -> Iterator[None]:
 
 
 def test_streams_are_given_back() -> None:
-    """vllm-ascend#9564: many captured graphs that come and go leave no stream behind on the device."""
+    """vllm-ascend#9564: many captured graphs that come and go leave no stream and no event behind on the device."""
     torch._dynamo.reset()
     gc.collect()  # what earlier tests left goes now and not while this one counts
     before = len(npu_emulator.resources().graphs)
 
-    def compile_and_drop() -> int:
+    def compile_and_drop() -> tuple[int, int]:
         fast = compiled(Tagged())
         for size in (2, 3, 4):
             fast(torch.ones(size, device="npu"))
@@ -42,7 +42,8 @@ def test_streams_are_given_back() -> None:
         torch._dynamo.reset()
         gc.collect()
         assert len(npu_emulator.resources().graphs) == before
-        return npu_emulator.resources().streams_used
+        used = npu_emulator.resources()
+        return used.streams_used, used.events_used
 
     assert compile_and_drop() == compile_and_drop()
 
@@ -51,12 +52,13 @@ def test_tags_of_two_models_never_meet() -> None:
     """Two models with the same tags and event tags run interleaved, each right, on streams of their own."""
     first, second = compiled(Tagged()), torch.compile(Tagged(), backend="npugraph_ex", fullgraph=True)
     x = vector(1, 2)
-    with npu_emulator.detect_races() as races, npu_emulator.schedule("lazy"):
-        results = [fast(x + number) for number, fast in enumerate((first, second, first, second))]
-        for number, got in enumerate(results):
-            for have, want in zip(got, plain(x.cpu() + number), strict=True):
-                assert torch.equal(have.cpu(), want)
-    assert not races
+    for schedule in SCHEDULES:
+        with npu_emulator.detect_races() as races, npu_emulator.schedule(schedule):
+            results = [fast(x + number) for number, fast in enumerate((first, second, first, second))]
+            for number, got in enumerate(results):
+                for have, want in zip(got, plain(x.cpu() + number), strict=True):
+                    assert torch.equal(have.cpu(), want), schedule
+        assert not races, schedule
 
 
 def test_one_tag_for_two_events_of_a_graph_is_refused() -> None:
