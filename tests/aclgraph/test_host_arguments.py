@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from device_helpers import compiled, random
 
 import npu_emulator
 from npugraph_ex import register_host_arguments
+from npugraph_ex.aclgraph import host_arguments
 from npugraph_ex.errors import HostArgumentError
 from npugraph_ex.frontend.explain import Watch
 
@@ -111,6 +113,13 @@ def library() -> Iterator[torch.library.Library]:
         made.define("scale(Tensor x, SymInt[] by, Tensor(a!) out) -> ()")
         made.define("shift(Tensor x, Tensor by, Tensor(a!) out) -> ()")
         made.define("fresh(Tensor x, SymInt[] by, str how) -> Tensor")
+        made.define("scan(Tensor x, SymInt[] by) -> Tensor")
+        made.define("scan.out(Tensor x, SymInt[] by, *, Tensor workspace, Tensor(a!) out) -> Tensor(a!)")
+        made.define("scan_workspace(Tensor x, SymInt[] by) -> Tensor")
+        made.impl("scan", lambda x, by: x * by[0] + by[1], "PrivateUse1")
+        made.impl("scan.out", _scan, "PrivateUse1")
+        made.impl("scan_workspace", lambda x, _: torch.empty_like(x), "PrivateUse1")
+        torch.library.register_fake("npugraph_ex_updates::scan", lambda x, _: torch.empty_like(x), lib=made)
         made.impl("scale", lambda x, by, out: _ignore(torch.mul(x, by[0] + by[1], out=out)), "PrivateUse1")
         # The dispatcher takes the first device it finds among the arguments, and the host's comes second.
         made.impl(
@@ -121,6 +130,11 @@ def library() -> Iterator[torch.library.Library]:
         register_host_arguments("npugraph_ex_updates::scale", ["by"])
         register_host_arguments("npugraph_ex_updates::shift", ["by"])
         yield made
+
+
+def _scan(x: torch.Tensor, by: list[int], *, workspace: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    torch.mul(x, by[0], out=workspace)
+    return torch.add(workspace, by[1], out=out)
 
 
 def _ignore(value: object) -> None:
@@ -179,3 +193,41 @@ def test_wrong_registrations(arguments: tuple[str, Any], message: str) -> None:
     """Each says what is wrong with which operator."""
     with pytest.raises(HostArgumentError, match=message):
         register_host_arguments(*arguments)
+
+
+@pytest.mark.usefixtures("library")
+def test_a_workspace_lives_as_long_as_its_graph() -> None:
+    """vllm-ascend#16794 (507011): what an updated call works in is freed with its graph and not after the capture.
+
+    Freed, it would be the result of a graph captured later, which replays of the first would overwrite.
+    """
+    register_host_arguments("npugraph_ex_updates::scan", ["by"], workspace="npugraph_ex_updates::scan_workspace")
+
+    def function(x: torch.Tensor, by: list[int]) -> torch.Tensor:
+        return torch.ops.npugraph_ex_updates.scan(x, by) * 2
+
+    first, kept, pressure = random(64), [], []
+    with npu_emulator.check_memory() as faults:
+        graph = compiled(function, dynamic=True, inplace_pass=False)
+        graph(first, [2, 3])
+        for step, size in enumerate((60, 50, 40, 60), start=4):
+            x = random(size)
+            kept.append((graph(x, [step, step + 5]), function(x, [step, step + 5])))
+            assert torch.equal(graph(first, [step + 7, step]).cpu(), function(first, [step + 7, step]).cpu())
+            gc.collect()
+            torch.npu.empty_cache()
+            pressure.append(torch.full((1 << 12,), -1.0, device="npu"))
+        torch.npu.synchronize()
+    for result, expected in kept:
+        assert torch.equal(result.cpu(), expected.cpu())
+    assert faults == []
+
+
+@pytest.mark.parametrize("name", ["_npu_paged_attention", "npu_multi_head_latent_attention"])
+def test_the_operators_of_atb(name: str) -> None:
+    """They are known by name, which asks for no library; where ATB is not installed, naming them anew says what is missing."""
+    assert host_arguments._registered[f"atb::{name}"].names == ("context_lens",)
+    if hasattr(torch.ops.atb, name):
+        pytest.skip("ATB is here")
+    with pytest.raises(HostArgumentError, match=f"there is no operator 'atb::{name}'"):
+        register_host_arguments(f"atb::{name}", ["context_lens"])
