@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph import _npu_private, scopes
 from npugraph_ex.aclgraph.captured import CapturedGraph, NotBegunError
+from npugraph_ex.aclgraph.drift import Drift, Plain
 from npugraph_ex.aclgraph.footprint import apart
 from npugraph_ex.aclgraph.host_updates import UpdatePlan
 from npugraph_ex.aclgraph.inputs import InputPlan
@@ -162,6 +163,8 @@ class CompiledGraph:
         self.plan = plan
         self._around = scopes.around(gm)
         self._uncaptured: scopes.Runner | None = None  # once the device has refused
+        self._plain = Plain(self._around(first_run_checked(gm)))
+        self._drift = Drift(plan, number)
         self._options = options
         self._kernels = kernels
         self._instances: OrderedDict[_Key, Runner] = OrderedDict()
@@ -207,6 +210,7 @@ class CompiledGraph:
             last = self._last
             if last is not None and last.numbers == numbers and last.places.hold(inputs):
                 runner = last.runner
+                self._drift.fruitless = 0
             else:
                 runner = self._find(numbers, inputs)
             try:
@@ -222,10 +226,13 @@ class CompiledGraph:
         addresses = () if self._options.frozen_parameter else self.plan.addresses(inputs)
         key = (numbers, addresses)
         runner = self._instances.get(key)
+        if runner is None and not self._options.require_capture and self._drift.gives_up(key, self._instances):
+            return self._plain
         if runner is None or self._options.force_recapture:
             runner = self._add(key)
         else:
             self._instances.move_to_end(key)
+            self._drift.fruitless = 0
         if not self._options.force_recapture:
             self._last = _Last(numbers, Places(self.plan.in_place, addresses), runner)
         return runner

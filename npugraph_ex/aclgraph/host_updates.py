@@ -74,7 +74,7 @@ def _nodes(value: object) -> Iterator[fx.Node]:
 
 def _used_by_updates_alone(graph: fx.Graph, calls: dict[fx.Node, tuple[str, ...]]) -> frozenset[fx.Node]:
     """Host values that reach nothing but updated arguments, and whose symbols are in no tensor's shape."""
-    baked = {symbol for node in graph.nodes for leaf in tensor_leaves(node) for symbol in _shape_symbols(leaf)}
+    baked = shape_symbols(graph)
     hosts: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         if not _is_host_value(node) or not node.users:
@@ -84,6 +84,11 @@ def _used_by_updates_alone(graph: fx.Graph, calls: dict[fx.Node, tuple[str, ...]
             if isinstance(value, torch.Tensor) or not free_symbols(value) & baked:
                 hosts.add(node)
     return frozenset(hosts)
+
+
+def shape_symbols(graph: fx.Graph) -> set[Any]:
+    """The symbols (of sympy) in the shapes and strides of a graph's tensors."""
+    return {symbol for node in graph.nodes for leaf in tensor_leaves(node) for symbol in _shape_symbols(leaf)}
 
 
 def _shape_symbols(tensor: torch.Tensor) -> set[Any]:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import free_symbols
 
 from npugraph_ex.aclgraph.host_scalars import host_scalars
 from npugraph_ex.aclgraph.host_scalars import values as scalar_values
-from npugraph_ex.aclgraph.host_updates import UpdatePlan
+from npugraph_ex.aclgraph.host_updates import UpdatePlan, shape_symbols
 from npugraph_ex.aclgraph.places import picker
 from npugraph_ex.passes.aliases import AliasFacts, inputs_left_behind, mutated_inputs
 
@@ -45,6 +46,7 @@ class InputPlan:
         keyed: numbers (sizes, scalars) that are baked into the captured kernels.
         scalars: CPU tensors without dimensions, which are baked in likewise.
         updates: the numbers and CPU tensors that captured kernels are given anew before a replay; None without any.
+        loose: which of `numbers` are in no tensor's shape, with their names; each value of them is a graph of its own.
         dimensions: (position, dimension) of sizes that no number among the inputs tells.
         device: the index of the device that the graph runs on.
     """
@@ -55,6 +57,7 @@ class InputPlan:
     keyed: tuple[int, ...]
     scalars: tuple[int, ...]
     updates: UpdatePlan | None
+    loose: Mapping[int, str]
     dimensions: tuple[tuple[int, int], ...]
     device: int
 
@@ -93,13 +96,20 @@ class InputPlan:
             if position in static or position in at_home or isinstance(example_inputs[position], torch.nn.Parameter)
         )
         numbers = tuple(position for position in range(len(nodes)) if position not in {*tensors, *scalars})
+        named = tuple(names if names is not None else (str(node.target) for node in nodes))
+        keyed = tuple(position for position in numbers if position not in updated)
         return cls(
-            names=tuple(names if names is not None else (str(node.target) for node in nodes)),
+            names=named,
             in_place=in_place,
             copied=tuple(position for position in tensors if position not in set(in_place)),
-            keyed=tuple(position for position in numbers if position not in updated),
+            keyed=keyed,
             scalars=scalars,
             updates=updates,
+            loose={
+                index: named[position]
+                for index, position in enumerate((*keyed, *scalars))
+                if position in scalars or _is_loose(example_inputs[position], gm.graph)
+            },
             dimensions=tuple(_unnamed_dimensions(example_inputs, numbers)),
             device=_device_index(gm),
         )
@@ -128,6 +138,13 @@ class InputPlan:
     @cached_property
     def _of_keyed(self) -> Callable[[Sequence[Any]], Sequence[Any]]:
         return picker(self.keyed)
+
+
+def _is_loose(value: object, graph: fx.Graph) -> bool:
+    """Whether a number that varies is in no tensor's shape."""
+    if isinstance(value, torch.SymInt):
+        return not free_symbols(value) & shape_symbols(graph)
+    return isinstance(value, torch.SymFloat)
 
 
 def _unnamed_dimensions(example_inputs: Sequence[Any], numbers: Sequence[int]) -> list[tuple[int, int]]:

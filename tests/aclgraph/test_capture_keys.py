@@ -9,6 +9,7 @@ import torch
 from device_helpers import NPU, check, compiled, random
 
 from npugraph_ex import invalidate
+from npugraph_ex.aclgraph.drift import MOST_FRUITLESS
 from npugraph_ex.errors import CaptureError
 from npugraph_ex.frontend.explain import Watch
 from npugraph_ex.observe.captures import capture_records, captures_so_far
@@ -283,6 +284,63 @@ def test_a_float_attribute_under_dynamic_shapes_is_part_of_the_key() -> None:
     assert len(capture_records(after=mark)) == 8
     kinds = {given.name: given.kind for given in watch.explanation().graphs[0].graph.inputs}
     assert next(kind for name, kind in kinds.items() if name.endswith("scale")) == "key"
+
+
+class Shifted(torch.nn.Module):
+    """A module with a number that Dynamo does not bake in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = 0.5
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Every element, by the number."""
+        return torch.relu(x) + x * self.shift
+
+
+def test_a_number_that_is_another_at_every_call_is_not_captured_for_ever(caplog: pytest.LogCaptureFixture) -> None:
+    """After some captures for values that do not come again, new ones run uncaptured, and one warning names the number."""
+    model = Shifted()
+    graph, mark, kept = compiled(model, dynamic=True), captures_so_far(), []
+    for step in range(30):
+        model.shift = 0.5 + step
+        x = random(3, 4)
+        kept.append((graph(x), model(x)))
+    assert all(torch.equal(have.cpu(), want.cpu()) for have, want in kept)
+    assert len(capture_records(after=mark)) <= MOST_FRUITLESS + 2  # Dynamo bakes the first value in and compiles again
+    (warning,) = [record for record in caplog.records if "came again" in record.getMessage()]
+    assert "shift" in str(warning.args)
+
+
+def test_values_that_come_again_are_all_captured() -> None:
+    """Twenty values in turn are new only once: each gets its capture, though not all in the first round."""
+    model = Shifted()
+    graph = compiled(model, dynamic=True)
+    for _ in range(3):
+        for step in range(20):
+            model.shift = 0.5 + step
+            x = random(3, 4)
+            assert torch.equal(graph(x).cpu(), model(x).cpu())
+    mark = captures_so_far()
+    for step in range(20):
+        model.shift = 0.5 + step
+        graph(random(3, 4))
+    assert captures_so_far() == mark
+
+
+@pytest.mark.parametrize("way", ["sizes", "require_capture"])
+def test_what_is_captured_for_each_value_all_the_same(way: str) -> None:
+    """A size that grows is meant, and whoever demands captures gets them."""
+    if way == "sizes":
+        graph = compiled(lambda x: torch.relu(x) + 1, dynamic=True)
+        calls = [(random(size, 4),) for size in range(3, 3 + MOST_FRUITLESS + 4)]
+    else:
+        graph = compiled(lambda x, shift: torch.relu(x) + x * shift, dynamic=True, require_capture=True)
+        calls = [(random(3, 4), 2 + step) for step in range(MOST_FRUITLESS + 4)]
+    mark = captures_so_far()
+    kept = [graph(*call) for call in calls]
+    assert captures_so_far() - mark >= len(calls)
+    assert len(kept) == len(calls)
 
 
 def test_a_scalar_that_comes_back_is_no_constant() -> None:
