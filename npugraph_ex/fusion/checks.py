@@ -41,10 +41,14 @@ class GraphFacts:
         """The facts of ``graph`` as it is now."""
         return cls(graph, AliasFacts(graph), [node for node in graph.nodes if orders_work(node)])
 
-    def ordering_between(self, first: fx.Node, last: fx.Node) -> fx.Node | None:
-        """A scope, event or record node after ``first`` and before ``last``, if there is one."""
-        index = bisect_left(self.ordering, first)
-        return self.ordering[index] if index < len(self.ordering) and self.ordering[index] < last else None
+    def ordering_between(self, matched: Sequence[fx.Node]) -> fx.Node | None:
+        """A scope, event, record or collective between the first and the last of ``matched`` and not one of them."""
+        for node in self.ordering[bisect_left(self.ordering, matched[0]) :]:
+            if node >= matched[-1]:
+                return None
+            if node not in matched:
+                return node
+        return None
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,7 @@ def one_scope(site: Site, facts: GraphFacts) -> str | None:
             parts = zip(keys, _scope(operators[0]), _scope(node), strict=True)
             key, first, other = next(part for part in parts if part[1] != part[2])
             return f"{operators[0].name} has {key} {first!r} and {node.name} has {other!r}"
-    between = facts.ordering_between(site.nodes[0], site.nodes[-1])
+    between = facts.ordering_between(site.nodes)
     return f"{between.name} ({between.target}) lies between the matched operators" if between else None
 
 

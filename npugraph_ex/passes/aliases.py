@@ -22,6 +22,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from npugraph_ex import _torch_private
+from npugraph_ex.passes.collectives import communicates
 from npugraph_ex.passes.operators import (
     is_view,
     may_alias,
@@ -35,6 +36,7 @@ from npugraph_ex.passes.regions import UNKNOWN, Region, Union
 
 __all__ = [
     "AliasFacts",
+    "communicates",
     "inputs_left_behind",
     "is_view",
     "mutated_inputs",

@@ -32,14 +32,33 @@ def _group_argument(target: OpOverload) -> tuple[int, str] | None:
     return None
 
 
+def communicates(target: OpOverload) -> bool:
+    """Whether an operator takes a group of processes."""
+    return _group_argument(target) is not None
+
+
 def is_collective(node: fx.Node) -> bool:
     """Whether ``node`` communicates with other processes, and so has to run as often and in the same order as there."""
-    return isinstance(node.target, OpOverload) and _group_argument(node.target) is not None
+    return isinstance(node.target, OpOverload) and communicates(node.target)
+
+
+def sequence(graph: fx.Graph) -> tuple[tuple[str, str], ...]:
+    """The collectives of ``graph`` in order: what each does, and in which group."""
+    return tuple((str(node.target), group_of(node)) for node in graph.nodes if is_collective(node))
 
 
 def is_wait(node: fx.Node) -> bool:
     """Whether ``node`` waits for a functional collective; its result is its argument's memory."""
     return isinstance(node.target, OpOverload) and str(node.target).endswith("c10d_functional.wait_tensor.default")
+
+
+def fills_its_argument(node: fx.Node) -> bool:
+    """Whether ``node`` receives into its arguments and returns them, which no schema says."""
+    return (
+        isinstance(node.target, OpOverload)
+        and node.target.namespace in _ASYNCHRONOUS
+        and (str(node.target.overloadpacket).endswith((".irecv", ".batch_p2p_ops")))
+    )
 
 
 def is_asynchronous(node: fx.Node) -> bool:

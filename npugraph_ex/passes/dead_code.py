@@ -1,7 +1,8 @@
 """Removes nodes whose results nobody uses and that do nothing else.
 
-Kept: writes to memory, random operators, anything torch knows to have side effects, and the scope, event and record
-nodes of streams, which order work although they produce nothing.
+Kept: writes to memory, random operators, anything torch knows to have side effects, collectives, without which other
+processes would wait for ever, and the scope, event and record nodes of streams, which order work although they produce
+nothing.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ from torch import fx
 from torch._ops import OpOverload
 
 from npugraph_ex.passes.aliases import written_by
+from npugraph_ex.passes.collectives import is_collective, is_wait
 from npugraph_ex.passes.pass_ import PassContext
 
 ORDERING_NAMESPACES = frozenset({"air", "npugraph_ex"})
 
 
 def orders_work(node: fx.Node) -> bool:
-    """Whether ``node`` opens or closes a scope, or records or awaits an event."""
-    return isinstance(node.target, OpOverload) and node.target.namespace in ORDERING_NAMESPACES
+    """Whether ``node`` opens or closes a scope, records or awaits an event, or meets other processes."""
+    if not isinstance(node.target, OpOverload):
+        return False
+    return node.target.namespace in ORDERING_NAMESPACES or is_collective(node) or is_wait(node)
 
 
 def has_effect(node: fx.Node) -> bool:

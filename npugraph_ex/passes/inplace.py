@@ -8,6 +8,7 @@ import torch
 from torch._ops import OpOverload
 
 from npugraph_ex import _torch_private
+from npugraph_ex.passes.collectives import communicates
 
 _CHANGE_METADATA = frozenset({"set", "resize", "resize_as"})
 """Operators whose in-place forms change what a tensor is rather than what it holds."""
@@ -28,7 +29,7 @@ def inplace_overload(functional: OpOverload) -> OpOverload | None:
     ):
         return None
     namespace, _, operator = schema.name.partition("::")
-    if operator in _CHANGE_METADATA:
+    if operator in _CHANGE_METADATA or communicates(functional):  # what one process sends another may still be reading
         return None
     packet = getattr(getattr(torch.ops, namespace), f"{operator}_", None)
     candidate = getattr(packet, functional._overloadname, None) if packet is not None else None

@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from npugraph_ex import _torch_private
+from npugraph_ex.passes.collectives import awaited_by, fills_its_argument, is_wait
 
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -115,6 +116,8 @@ def _traits(overload: OpOverload) -> _Traits:
 def written_by(node: fx.Node) -> tuple[fx.Node, ...]:
     """The argument nodes whose memory ``node`` writes, by its schema; all of them where there is no schema."""
     if isinstance(node.target, OpOverload):
+        if fills_its_argument(node):
+            return tuple(node.all_input_nodes)
         written = _traits(node.target).written
         return tuple([source for slot in written for source in _nodes_in(slot.of(node))]) if written else ()
     if node.op not in ("call_function", "call_method", "call_module"):
@@ -141,6 +144,9 @@ def read_by(node: fx.Node) -> tuple[fx.Node, ...]:
         return () if node.target is operator.getitem else tuple(node.all_input_nodes)
     if node.target.overloadpacket in _ASK_FOR_THE_SHAPE or is_view(node):
         return ()
+    if is_wait(node):  # until here the collective has read its inputs
+        started = awaited_by(node)
+        return tuple(node.all_input_nodes) + (tuple(started.all_input_nodes) if started is not None else ())
     slots = _traits(node.target).read
     if slots is None:
         return tuple(node.all_input_nodes)
@@ -170,4 +176,6 @@ def may_alias(node: fx.Node) -> list[fx.Node]:
     """The argument nodes in whose memory a result of ``node`` may lie, by its schema."""
     if not isinstance(node.target, OpOverload):
         return []
+    if is_wait(node) or fills_its_argument(node):
+        return list(node.all_input_nodes)
     return [source for slot in _traits(node.target).aliased for source in _nodes_in(slot.of(node))]

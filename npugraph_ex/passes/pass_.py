@@ -45,6 +45,8 @@ class Pass:
         recoverable: whether the graph is still right without it, so that a failure is undone and reported instead
             of raised. Never true of a user's pass: the user must learn of it.
         by_user: whether the user's own function runs, which may call the module or print its code.
+        replaces_collectives: whether it may put other collectives in the place of some, on the user's word that all
+            processes do the same.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Pass:
     option: str | None = None
     recoverable: bool = True
     by_user: bool = False
+    replaces_collectives: bool = False
 
     def enabled(self, context: PassContext) -> bool:
         """Whether the options switch this pass on."""
@@ -65,4 +68,4 @@ def user_pass(option: str) -> Pass:
         function = getattr(context.options, option)
         function(gm, context.example_inputs, context.config)
 
-    return Pass(option, run, option=option, recoverable=False, by_user=True)
+    return Pass(option, run, option=option, recoverable=False, by_user=True, replaces_collectives=True)

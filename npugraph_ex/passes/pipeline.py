@@ -40,7 +40,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("scope_labels", scopes.label, recoverable=False),
     Pass("events", lowering.run, recoverable=False),
     Pass("noop_removal", noop_removal.run, option="remove_noop_ops"),
-    Pass("fusion", engine.run, option="pattern_fusion_pass"),
+    Pass("fusion", engine.run, option="pattern_fusion_pass", replaces_collectives=True),
     user_pass("post_grad_custom_post_pass"),
     Pass("new_scope_labels", scopes.label, recoverable=False),
     Pass("new_events", lowering.run, recoverable=False),
@@ -63,7 +63,7 @@ PIPELINE: tuple[Pass, ...] = (
 
 JOINT_PIPELINE: tuple[Pass, ...] = (
     Pass("joint_noop_removal", noop_removal.run, option="remove_noop_ops"),
-    Pass("joint_fusion", engine.run_on_joint_graph, option="pattern_fusion_pass"),
+    Pass("joint_fusion", engine.run_on_joint_graph, option="pattern_fusion_pass", replaces_collectives=True),
 )
 """Over the joint graph of forward and backward, before AOT cuts it in two."""
 
@@ -103,7 +103,10 @@ class _Run:
                     self.snapshot = Snapshot(self.gm)  # it may have written metadata alone, a stream label say
                 return "unchanged", ""
             metadata.refresh(self.gm.graph, self.snapshot.changed_nodes(self.gm), trusting=pass_.recoverable)
-            self.contract.check(self.gm.graph, pass_.name)
+            contract = self.contract
+            if pass_.replaces_collectives:
+                contract = contract.with_collectives_of(self.gm.graph)
+            contract.check(self.gm.graph, pass_.name)
             if self.numerics is not None:
                 self.numerics.check(self.gm, pass_.name)
         except Exception as error:
@@ -115,6 +118,7 @@ class _Run:
             logger.warning("Pass %s was rolled back: %s", pass_.name, error, exc_info=True)
             self.snapshot = Snapshot(self.gm)
             return "rolled back", f"{type(error).__name__}: {error}"
+        self.contract = contract
         self.snapshot = Snapshot(self.gm)
         return "changed", ""
 

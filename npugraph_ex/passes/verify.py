@@ -6,11 +6,12 @@ outputs each output shares memory with, and which inputs the graph writes. Not c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import fx
 
 from npugraph_ex.errors import GraphVerificationError
+from npugraph_ex.passes import collectives
 from npugraph_ex.passes.aliases import AliasFacts, mutated_inputs, output_values
 from npugraph_ex.passes.metadata import difference
 
@@ -25,12 +26,14 @@ class Contract:
         sharing: for each output, the positions of the inputs and, shifted by ``inputs``, of the earlier outputs
             that lie in the same memory.
         written: the positions of the inputs that the graph writes.
+        collectives: what the graph does together with other processes, in order: the others do the same.
     """
 
     inputs: int
     outputs: tuple[object, ...]
     sharing: tuple[frozenset[int], ...]
     written: frozenset[int]
+    collectives: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def of(cls, graph: fx.Graph) -> Contract:
@@ -39,7 +42,9 @@ class Contract:
         values = output_values(graph)
         metadata = tuple(value.meta.get("val") if isinstance(value, fx.Node) else value for value in values)
         inputs = len(graph.find_nodes(op="placeholder"))
-        return cls(inputs, metadata, _sharing(graph, facts, values), mutated_inputs(graph, facts))
+        return cls(
+            inputs, metadata, _sharing(graph, facts, values), mutated_inputs(graph, facts), collectives.sequence(graph)
+        )
 
     def check(self, graph: fx.Graph, pass_name: str) -> None:
         """Raise ``GraphVerificationError`` unless ``graph`` is sound and still fulfils this contract."""
@@ -53,6 +58,16 @@ class Contract:
         for position, value in enumerate(values):
             self._check_output(new, position, value, pass_name)
         self._check_writes(new, graph, pass_name)
+        if new.collectives != self.collectives:
+            raise _violation(
+                pass_name,
+                f"the graph's collectives are {_listed(new.collectives)} instead of {_listed(self.collectives)}, and other "
+                "processes would wait for ever",
+            )
+
+    def with_collectives_of(self, graph: fx.Graph) -> Contract:
+        """This contract after a pass that may replace collectives, as fusion and a user's pass may."""
+        return replace(self, collectives=collectives.sequence(graph))
 
     def _check_output(self, new: Contract, position: int, value: object, pass_name: str) -> None:
         changed = difference(self.outputs[position], new.outputs[position])
@@ -75,6 +90,10 @@ class Contract:
     def _named(self, sharing: frozenset[int]) -> str:
         names = [f"input {p}" if p < self.inputs else f"output {p - self.inputs}" for p in sorted(sharing)]
         return ", ".join(names) or "nothing"
+
+
+def _listed(sequence: tuple[tuple[str, str], ...]) -> str:
+    return ", ".join(f"{target} in {group!r}" for target, group in sequence) or "none"
 
 
 def _sharing(graph: fx.Graph, facts: AliasFacts, values: list[object]) -> tuple[frozenset[int], ...]:

@@ -144,6 +144,16 @@ def test_a_call_knows_its_limits_and_its_level() -> None:
     assert [dict(call.scope) for call in calls] == [limits, {**limits, "_deterministic_level": "1"}, {}]
 
 
+def test_collectives_are_not_described() -> None:
+    """One process alone would wait for its peers for ever."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    both = graph.call_function(torch.ops.npu.npu_mm_all_reduce_base.default, (x, x, "group"))
+    graph.output((graph.call_function(torch.ops.aten.add.Tensor, (both, 1)),))
+    calls = operator_calls(fx.GraphModule({}, graph), [torch.ones(2, 2, device="npu")])
+    assert [call.target for call in calls] == [torch.ops.aten.add.Tensor]
+
+
 def test_vllms_sizes_are_compiled_and_no_others(cann: StandInCann) -> None:
     """Op by op, as vLLM runs it: the first size decides, and only those of its list get kernels."""
     run(3, 5, 6, 5, dynamic=True, force_eager=True, _vllm_aclnn_static_kernel_sym_range=[5, 8])

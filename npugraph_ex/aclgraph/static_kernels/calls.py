@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from npugraph_ex import _torch_private
 from npugraph_ex.observe.graphs import launches
+from npugraph_ex.passes.aliases import communicates
 from npugraph_ex.streams.labels import CUBE, LEVEL, VECTOR
 from npugraph_ex.streams.ops import ENTERS, EXITS, NAMESPACES
 
@@ -113,7 +114,7 @@ class _Walk(fx.Interpreter):
         return super().run_node(n)
 
     def _note(self, target: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        if _NOT_ALONE & set(target.tags) or not _on_device(args, kwargs):
+        if _NOT_ALONE & set(target.tags) or communicates(target) or not _on_device(args, kwargs):
             return
         call = OperatorCall(target, args, kwargs, self._scopes[-1] if self._scopes else ())
         self.calls.setdefault(call.signature, call)
