@@ -9,6 +9,7 @@ import torch
 
 from npu_emulator.errors import KernelMissingError
 from npu_emulator.kernels.auxiliary import COMPLETED
+from npu_emulator.kernels.collectives import collective_kernels
 from npu_emulator.kernels.composites import composite_kernels
 from npu_emulator.kernels.copies import copy_kernels
 from npu_emulator.kernels.formats import format_kernels
@@ -102,9 +103,13 @@ class Installer:
                 self._register(name, kernel, "AutogradPrivateUse1")
             count += 1
         formats = format_kernels()
-        for name in _registered("npu::"):
-            if not any(part in name for part in _NPU_WITHOUT_COMPUTE):
-                self._register(name, formats.get(name) or _Missing(name))
+        of_npu = [name for name in _registered("npu::") if not any(part in name for part in _NPU_WITHOUT_COMPUTE)]
+        others = {
+            **{name: formats.get(name) or _Missing(name) for name in of_npu},
+            **collective_kernels(self._launcher),
+        }
+        for name, other in others.items():
+            self._register(name, other)
         for name, composed in composite_kernels().items():
             for key in ("PrivateUse1", "AutogradPrivateUse1"):
                 self._register(name, composed, key)

@@ -21,8 +21,13 @@ from npugraph_ex.errors import BrokenPromiseError
 from npugraph_ex.observe.report import source_line
 from npugraph_ex.passes.aliases import named_arguments
 
-_SHIPPED = frozenset({"aten", "prims", "prim", "npu", "atb", "npugraph_ex", "air"})
-"""Operators of torch, of torch_npu and of this library are believed: their users cannot mend them."""
+_SHIPPED = frozenset(
+    {"aten", "prims", "prim", "npu", "atb", "npugraph_ex", "air", "_c10d_functional", "c10d_functional"}
+)
+"""Operators of torch, of torch_npu and of this library are believed: their users cannot mend them.
+
+What the schemas of torch.distributed's collectives leave out, `passes.collectives` knows.
+"""
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 """What has memory to look at; fake tensors and other subclasses have not."""

@@ -82,8 +82,8 @@ def waits_of(collective: fx.Node) -> list[fx.Node]:
 
 
 def awaited_by(wait: fx.Node) -> fx.Node | None:
-    """The collective that a wait waits for; None if it stands outside the graph."""
-    source = wait.args[0] if wait.args else None
+    """The collective that a node waits for; None if it stands outside the graph, and for a node that is no such wait."""
+    source = wait.args[0] if is_wait(wait) and wait.args else None
     while isinstance(source, fx.Node) and source.target is operator.getitem:
         source = source.args[0]
     return source if isinstance(source, fx.Node) and is_asynchronous(source) else None

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from torch import fx
 
 from npugraph_ex.passes.aliases import AliasFacts, output_values
+from npugraph_ex.passes.collectives import awaited_by, is_asynchronous
 from npugraph_ex.streams.accesses import History, Past, Touch, Touches, works
 from npugraph_ex.streams.blocks import Blocks
 from npugraph_ex.streams.closure import MARK
@@ -59,6 +60,7 @@ class _Walk:
         start = begin(graph)
         self._begin = replace(place(start if start.op != "root" else start.next), does="the graph begins")
         self._records: dict[fx.Node, tuple[Moment, Moment]] = {}  # by both clocks
+        self._collectives: dict[fx.Node, tuple[Moment, Moment]] = {}  # likewise, of those that may still be waited for
         self._records_on: dict[str, list[fx.Node]] = defaultdict(list)
         self._last: dict[str, tuple[fx.Node, Moment]] = {}
         self._waits_at_end: dict[str, list[fx.Node]] = {}  # nothing stands after them on their stream so far
@@ -110,6 +112,11 @@ class _Walk:
     def _work(self, node: fx.Node) -> None:
         stream = stream_of(node)
         self._waits_at_end.pop(stream, None)
+        collective = awaited_by(node)
+        if collective is not None:  # the device orders the two, whichever streams they stand on
+            started, as_it_is = self._collectives[collective]
+            self._clocks.learn(stream, started.clock)
+            self._as_it_is.learn(stream, as_it_is.clock)
         if not self._clocks.knows(stream, BEGIN):
             self._never_forked(node, stream)
         touched = self._touches.of(node)
@@ -118,9 +125,11 @@ class _Walk:
             if touch.fresh:
                 for value, use in self._blocks.reused(node, touch, stream, self._clocks):
                     self._reused(node, stream, value, use)
-        self._as_it_is.step(stream)
+        as_it_is_now = self._as_it_is.step(stream)
         moment = self._clocks.step(stream)
         self._last[stream] = node, moment
+        if is_asynchronous(node):
+            self._collectives[node] = moment, as_it_is_now
         for touch in touched:
             self._history.note(node, touch, moment)
             if touch.fresh:

@@ -1,7 +1,8 @@
 """What runs before what in a graph of several streams: vector clocks, one a stream.
 
-Work on one stream runs in the order of the node list; a wait adds an edge from each record that it names. Host order adds
-none. `Order` answers for a finished graph; `Clocks` serves those who walk one.
+Work on one stream runs in the order of the node list; a wait adds an edge from each record that it names, and the wait for
+an asynchronous collective one from where that was started. Host order adds none. `Order` answers for a finished graph;
+`Clocks` serves those who walk one.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import NamedTuple
 
 from torch import fx
 
+from npugraph_ex.passes.collectives import awaited_by
 from npugraph_ex.streams.events import MAIN, awaited, is_record, is_record_stream, is_wait, stream_of
 
 Clock = Mapping[str, int]
@@ -82,6 +84,9 @@ class Order:
                 stream = MAIN if node.op == "output" else stream_of(node)
                 for event in awaited(node) if is_wait(node) else ():
                     clocks.learn(stream, self._moments[event].clock)
+                collective = awaited_by(node)
+                if collective is not None:
+                    clocks.learn(stream, self._moments[collective].clock)
                 self._moments[node] = clocks.step(stream)
 
     def proves(self, first: fx.Node, second: fx.Node) -> bool:

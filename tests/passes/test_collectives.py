@@ -19,6 +19,9 @@ from npugraph_ex.passes import pipeline
 from npugraph_ex.passes.aliases import AliasFacts
 from npugraph_ex.passes.collectives import awaited_by, group_of, is_collective, waits_of
 from npugraph_ex.passes.pass_ import Pass, PassContext
+from npugraph_ex.streams.analysis import analyse
+from npugraph_ex.streams.findings import Code
+from npugraph_ex.streams.order import Order
 
 _c10d = torch.ops._c10d_functional
 
@@ -119,6 +122,27 @@ def test_the_result_of_a_wait_is_the_memory_that_is_waited_for() -> None:
     facts = AliasFacts(gm.graph)
     assert facts.share_storage(find_call(gm, "wait_tensor"), find_call(gm, "all_reduce"))
     assert optimised(gm)[0].count("add_") == 0
+
+
+def test_a_wait_orders_streams() -> None:
+    """What is started on one stream and waited for on another is ordered; without the wait it would be a race."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    c = graph.call_function(_c10d.all_reduce.default, (x, "sum", "tp"))
+    c.meta["stream_label"] = "side"
+    w = graph.call_function(_c10d.wait_tensor.default, (c,))
+    early = graph.call_function(torch.ops.aten.add.Tensor, (w, 1))
+    graph.output((early,))
+    fake = traced(lambda value: value + 1).graph.find_nodes(op="placeholder")[0].meta["val"]
+    for node in graph.nodes:
+        if node.op != "output":
+            node.meta["val"] = fake if node is x else fake.clone()
+    order = Order(graph)
+    assert order.proves(c, early)
+    found = {finding.code for finding in analyse(graph)}
+    assert found == {Code.NEVER_FORKED}  # the closure adds that edge
+    w.target = torch.ops.aten.clone.default
+    assert Code.READ_AFTER_WRITE in {finding.code for finding in analyse(graph)}
 
 
 def test_receiving_writes_the_argument() -> None:
