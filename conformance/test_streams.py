@@ -11,15 +11,14 @@ from running import Run
 from torch import fx
 
 import npu_emulator
-from npugraph_ex import compile_fx, get_npu_backend, last_report
-from npugraph_ex.config import CompilerConfig
-from npugraph_ex.config.compiler_config import apply_flat
+from npugraph_ex import compile_fx, last_report
 from npugraph_ex.errors import StreamOrderError
 from npugraph_ex.observe.report import PassReport
 from npugraph_ex.streams.analysis import analyse
 from npugraph_ex.streams.check import repair
 from npugraph_ex.streams.findings import Code, Finding
-from npugraph_ex.testing.stream_forms import FORM_NAMES, STREAMS, plain, stream_forms
+from npugraph_ex.testing.stream_form_examples import check_form
+from npugraph_ex.testing.stream_forms import FORM_NAMES
 from npugraph_ex.testing.stream_programs import StreamProgram, counting_inputs, stream_corpus
 from npugraph_ex.testing.stream_runs import Reuse, Verdict, judge, run_in_order
 from npugraph_ex.testing.stream_strategies import stream_graphs
@@ -87,20 +86,11 @@ def _assert_equal(results: Sequence[torch.Tensor], expected: Sequence[torch.Tens
 @pytest.mark.parametrize("form", FORM_NAMES)
 def test_every_form(run: Run, form: str, dynamic: bool) -> None:
     """Written in every form, the program gives the plain one's integers, at other sizes too, without a race."""
-    function, options = stream_forms()[form]
     with run.streams(f"(streams) form: {form}") as reports:
-        torch._dynamo.reset()
-        config = CompilerConfig()
-        apply_flat(config, options)
-        fast = torch.compile(function, backend=get_npu_backend(compiler_config=config), fullgraph=True, dynamic=dynamic)
-        for text in FEW:
-            with npu_emulator.schedule(text), npu_emulator.detect_races() as races, torch.no_grad():
-                for call, rows in enumerate((3, 5, 3)):
-                    x = torch.arange(rows, dtype=torch.int32) + call
-                    _assert_equal([value.cpu() for value in fast(x.npu())], plain(x), text)
-            assert not races, races[0]
-        reports.append(last_report())
-        assert npu_emulator.resources().graphs[-1].streams == STREAMS
+        wrong, report = check_form(form, dynamic=dynamic, schedules=FEW)
+        assert wrong == ""
+        assert report is not None
+        reports.append(report)
 
 
 @pytest.mark.parametrize("keep", [True, False], ids=["kept", "freed"])

@@ -36,6 +36,12 @@ def _streams(seed: int) -> str:
     return stream_example(seed)
 
 
+def _forms(seed: int) -> str:
+    from npugraph_ex.testing.stream_form_examples import form_example
+
+    return form_example(seed)
+
+
 def _updates(seed: int) -> str:
     """Attention over a cache, whose lengths are host arguments of one captured graph, against eager mode."""
     generator = torch.Generator().manual_seed(seed)
@@ -65,12 +71,15 @@ FAMILIES: Mapping[str, Example] = MappingProxyType(
     {
         "planted": _programs(partial(planted_programs, pattern=_RULE), "fx"),
         "planted add_rms_norm_cast": _programs(partial(planted_programs, pattern="add_rms_norm_cast"), "fx"),
+        "planted add_rms_norm_quant": _programs(partial(planted_programs, pattern="add_rms_norm_quant"), "fx"),
+        "planted transpose_batchmatmul": _programs(partial(planted_programs, pattern="transpose_batchmatmul"), "fx"),
         "near-miss": _programs(partial(planted_programs, pattern=_RULE, near_miss=True), "fx"),
         "exact": _programs(exact_programs, "fx"),
         "device": _programs(partial(exact_programs, dynamic=False), "graph"),
         "device dynamic": _programs(partial(exact_programs, dynamic=True), "graph"),
         "streams": _streams,
+        "forms": _forms,
         "updates": _updates,
     }
 )
-"""By name. All but "updates" and "device ..." need no device; "streams" wants the emulated one."""
+"""By name. All but "updates" and "device ..." need no device; "streams" and "forms" want the emulated one."""

@@ -6,7 +6,7 @@ it is off; `testing.mutant` switches one on.
 
 from __future__ import annotations
 
-from npugraph_ex.testing.faults import capture, matcher, passes, rules, streams
+from npugraph_ex.testing.faults import capture, forms, matcher, passes, rules, streams
 from npugraph_ex.testing.mutation import Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -14,6 +14,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *rules.MUTANTS,
     *passes.MUTANTS,
     *streams.MUTANTS,
+    *forms.MUTANTS,
     *capture.MUTANTS,
 )
 """All mutants, part by part."""

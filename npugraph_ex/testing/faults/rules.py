@@ -13,6 +13,7 @@ from npugraph_ex.testing.mutation import Mutant
 
 Results = tuple[Any, ...]
 _QUANT, _CAST = "add_rms_norm_dynamic_quant", "add_rms_norm_cast"
+_STATIC, _PRODUCT = "add_rms_norm_quant", "transpose_batchmatmul"
 
 
 def _replacing(rule: str, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Patch:
@@ -55,6 +56,15 @@ def _without_smoothing(replace: Callable[..., Any]) -> Callable[..., Any]:
 
 def _smoothing_twice(replace: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args: replace(*args[:3], args[3] * args[3], args[4]) if len(args) == 5 else replace(*args)
+
+
+def _without_zero_points(replace: Callable[..., Any]) -> Callable[..., Any]:
+    """Of its arguments x1, x2, gamma, scales, zero_points, epsilon only the variants with zero points have six."""
+    return lambda *args: replace(*args[:4], torch.zeros_like(args[4]), args[5]) if len(args) == 6 else replace(*args)
+
+
+def _one_step_up(_args: Any, quantised: torch.Tensor, total: torch.Tensor) -> Results:
+    return torch.where(quantised < 127, quantised + 1, quantised), total
 
 
 def _mutant(name: str, breaks: str, rule: str, change: Any) -> Mutant:
@@ -108,5 +118,29 @@ MUTANTS = (
     _mutant(
         "cast-inverts-deviation", "the reciprocal of the deviation is handed out, not the deviation", _CAST,
         _with_results(lambda _args, wide, *rest: (wide, *rest[:-2], 1 / rest[-2], rest[-1])),
+    ),
+    _mutant("static-quant-drops-zero-points", "the zero points are added", _STATIC, _without_zero_points),
+    _mutant(
+        "static-quant-inverts-scales", "the scales divide where the pair divided, and multiply where it multiplied", _STATIC,
+        _with_arguments(lambda x1, x2, gamma, scales, *rest: (x1, x2, gamma, 1 / scales, *rest)),
+    ),
+    _mutant(
+        "static-quant-drops-epsilon", "the fused operator gets the norm's epsilon", _STATIC,
+        _with_arguments(lambda *args: (*args[:-1], 0.0)),
+    ),
+    _mutant(
+        "static-quant-is-off-by-one", "a value quantises to the nearest step", _STATIC, _with_results(_one_step_up)
+    ),
+    _mutant(
+        "static-quant-subtracts-residual", "each result takes the place of the one that it equals", _STATIC,
+        _with_results(lambda args, quantised, _total: (quantised, torch.sub(args[0], args[1]))),
+    ),
+    _mutant(
+        "transpose-takes-magnitudes", "the fused product gets the operands as they are", _PRODUCT,
+        lambda replace: lambda x1, x2: replace(x1, x2.abs()),
+    ),
+    _mutant(
+        "transpose-negates-the-product", "the fused product is the product", _PRODUCT,
+        lambda replace: lambda x1, x2: -replace(x1, x2),
     ),
 )  # fmt: skip
