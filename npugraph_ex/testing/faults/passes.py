@@ -158,8 +158,8 @@ MUTANTS = (
         f"{_MEMORY}.overlap", answering(answer=False), "exact",
     ),
     Mutant(
-        "reinplace-into-anything", "only memory of the graph's own, or an input that it overwrites, is a destination",
-        f"{_REINPLACE}:_Reinplacer._is_allowed", answering(answer=True), "exact",
+        "reinplace-into-inputs", "an input is a destination only where the graph overwrites it afterwards",
+        f"{_REINPLACE}:_is_overwritten", answering(answer=True), "exact",
     ),
     Mutant(
         "regions-compare-starts", "regions overlap from their first byte to their last",
