@@ -141,19 +141,21 @@ print(subprocess.run([sys.executable, "-c", code], capture_output=True, text=Tru
 
 
 def test_data_loader_workers_start_by_fork_and_by_spawn(program: Program) -> None:
-    """Workers import torch and this script; their batches arrive pinned and go to the device."""
+    """Workers import torch and this script; spawned ones have the device too; batches arrive pinned and go to the device."""
     text = """
 import torch
 class Numbers(torch.utils.data.Dataset):
     def __len__(self): return 8
-    def __getitem__(self, index): return torch.full((2,), float(index))
+    def __init__(self, device): self.device = device
+    def __getitem__(self, index): return (torch.full((2,), float(index), device=self.device) + 1).cpu()
 if __name__ == "__main__":
-    for way in ("fork", "spawn"):
-        loader = torch.utils.data.DataLoader(Numbers(), 4, num_workers=2, pin_memory=True, multiprocessing_context=way)
-        print([batch.to("npu", non_blocking=True).sum().item() for batch in loader])
+    for way, device in (("fork", "cpu"), ("spawn", "npu")):
+        loader = torch.utils.data.DataLoader(Numbers(device), 4, num_workers=2, pin_memory=True, multiprocessing_context=way)
+        batches = list(loader)
+        print([batch.is_pinned() for batch in batches], [batch.to("npu", non_blocking=True).sum().item() for batch in batches])
 """
     done = program(text, "--quiet")
-    assert done.stdout.count("[12.0, 44.0]") == 2, done.stderr
+    assert done.stdout.count("[True, True] [20.0, 52.0]") == 2, done.stderr
 
 
 def test_interrupting_leaves_no_process_and_tears_no_kernel(program: Program) -> None:
