@@ -38,6 +38,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--memory-gb", type=int, metavar="GIB", help="memory of each (default 64)")
     parser.add_argument("--streams", type=int, metavar="N", help="how many streams each has (default 2048)")
     parser.add_argument("--events", type=int, metavar="N", help="how many events each has (default 65536)")
+    parser.add_argument("--cube-cores", type=int, metavar="N", help="how many cube cores each has (default 24)")
+    parser.add_argument("--vector-cores", type=int, metavar="N", help="how many vector cores each has (default 48)")
     parser.add_argument("--soc", metavar="NAME", help="chip name that torch_npu sees (default Ascend910B3)")
     parser.add_argument("--schedule", metavar="S", help="fifo (default), lazy, random:SEED, pct:SEED:DEPTH")
     parser.add_argument("--null-kernels", action="store_true", default=None, help="run no kernel bodies")

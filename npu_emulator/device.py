@@ -134,6 +134,7 @@ class Runtime:
         self._held.emu_set_devices(ctypes.c_uint32(settings.devices), settings.soc.encode())
         self._held.emu_set_memory(ctypes.c_uint64(settings.memory_gb << 30))
         self._held.emu_set_budgets(ctypes.c_uint64(settings.streams), ctypes.c_uint64(settings.events))
+        self.set_cores(cube=settings.cube_cores, vector=settings.vector_cores)
         self.set_schedule(parse(settings.schedule))
         self.set_null_kernels(int(settings.null_kernels))
 
@@ -227,6 +228,10 @@ class Runtime:
     def set_budgets(self, *, streams: int, events: int) -> None:
         """Change how many streams and events the device has."""
         self._held.emu_set_budgets(ctypes.c_uint64(streams), ctypes.c_uint64(events))
+
+    def set_cores(self, *, cube: int, vector: int) -> None:
+        """Change how many cores of each kind a device has; core limits lie below."""
+        self._held.emu_set_cores(ctypes.c_uint32(cube), ctypes.c_uint32(vector))
 
     def resources(self) -> Resources:
         """Return what is in use and what there is."""

@@ -48,6 +48,10 @@ class Settings:
     """How many streams a device has; a captured graph holds one for each of its lanes while it lives."""
     events: int = 65536
     """How many events a device has."""
+    cube_cores: int = 24
+    """How many cube cores (AIC) a device has: what it answers when asked, and the most that a core limit may be."""
+    vector_cores: int = 48
+    """How many vector cores (AIV), likewise."""
     soc: str = "Ascend910B3"
     """The name that torch_npu gets for the chip; it decides by it which operators and formats exist."""
     schedule: str = "fifo"
@@ -72,7 +76,7 @@ class Settings:
                 f"{_PREFIX}SOC must be the name of an Ascend chip that torch_npu knows, got {self.soc!r}"
                 f"{_did_you_mean(self.soc, SOCS) or '; for instance Ascend910B3'}"
             )
-        for name in ("streams", "events"):
+        for name in ("streams", "events", "cube_cores", "vector_cores"):
             if getattr(self, name) < 1:
                 raise EmulatorError(f"{_PREFIX}{name.upper()} must be at least 1, got {getattr(self, name)}")
         parse(self.schedule)

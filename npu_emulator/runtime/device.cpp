@@ -24,7 +24,8 @@ thread_local std::map<int, uint32_t> thread_limits;
 
 // Ascend 910B3: 20 AI cores (cube) with two vector cores each would be 20/40; the A2 training cards expose 24/48, which the
 // design takes as its device.
-uint32_t default_cores(int type) { return type == ACL_RT_DEV_RES_VECTOR_CORE ? 48 : 24; }
+uint32_t cube_cores = 24, vector_cores = 48;
+uint32_t default_cores(int type) { return type == ACL_RT_DEV_RES_VECTOR_CORE ? vector_cores : cube_cores; }
 
 }  // namespace
 
@@ -48,6 +49,11 @@ using namespace emu;
 EMU_API void emu_set_devices(uint32_t count, const char* name) {
     device_count = count;
     soc_name = name;
+}
+
+EMU_API void emu_set_cores(uint32_t cube, uint32_t vector) {
+    cube_cores = cube;
+    vector_cores = vector;
 }
 
 // torch_npu picks formats and operators by the exact name while it starts; afterwards only people read it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable
 
+import pytest
 import torch
 
 import npu_emulator
@@ -53,6 +54,7 @@ graphs.clear()
 def test_events_run_out(program: Program) -> None:
     """Keeping too many recorded events is refused with the budget's name."""
     text = """
+import pytest
 import torch
 kept = []
 try:
@@ -70,6 +72,7 @@ except RuntimeError as error:
 def test_memory_runs_out(program: Program) -> None:
     """A tensor larger than the device is torch's own out-of-memory error, and the device goes on."""
     text = """
+import pytest
 import torch
 try:
     torch.empty(3 << 30, dtype=torch.uint8, device="npu")
@@ -79,6 +82,25 @@ print((torch.ones(4, device="npu") + 1).sum().item(), torch.npu.get_device_prope
 """
     done = program(text, "--quiet", "--memory-gb", "2")
     assert done.stdout == "True\n8.0 2\n", done.stdout + done.stderr
+
+
+def test_cores_are_a_budget_too() -> None:
+    """A device has the cores that it was given; limits of the device and of a stream lie below, and beyond is 107000."""
+    runtime, stream = npu_emulator.current().runtime, torch.npu.Stream()
+    assert torch.npu.get_device_limit(0) == {"cube_core_num": 24, "vector_core_num": 48}
+    runtime.set_cores(cube=20, vector=40)
+    try:
+        assert torch.npu.get_device_limit(0) == {"cube_core_num": 20, "vector_core_num": 40}
+        torch.npu.set_stream_limit(stream, 8, 16)
+        assert torch.npu.get_stream_limit(stream) == {"cube_core_num": 8, "vector_core_num": 16}
+        assert torch.npu.get_stream_limit(torch.npu.current_stream()) == {"cube_core_num": 20, "vector_core_num": 40}
+        torch.npu.reset_stream_limit(stream)
+        assert torch.npu.get_stream_limit(stream) == {"cube_core_num": 20, "vector_core_num": 40}
+        with pytest.raises(RuntimeError, match=r"(?s)107000.*must lie in 1\.\.20"):
+            torch.npu.set_stream_limit(stream, 24, 16)
+    finally:
+        torch.npu.reset_stream_limit(stream)
+        runtime.set_cores(cube=24, vector=48)
 
 
 def test_a_graph_s_cost_is_counted() -> None:
