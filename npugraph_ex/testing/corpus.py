@@ -26,8 +26,9 @@ class KnownBug:
         name: what goes wrong, in a few words.
         link: where it was reported.
         mutant: what brings it back.
-        case: the program that shows it; None where an example of the mutant's family does, by its number.
+        case: the program that shows it; None where an example of a family does, by its number.
         example: that number.
+        family: of the example; the mutant's own when empty.
     """
 
     name: str
@@ -35,11 +36,12 @@ class KnownBug:
     mutant: str
     case: Case | None = None
     example: int = 0
+    family: str = ""
 
     def check(self) -> str:
         """What is wrong with the program now; empty when nothing is."""
         if self.case is None:
-            return FAMILIES[mutation.mutants()[self.mutant].found_by](self.example)
+            return FAMILIES[self.family or mutation.mutants()[self.mutant].found_by](self.example)
         outcome = check(self.case)
         return outcome.failures[0] if outcome.failures else ""
 
@@ -188,6 +190,38 @@ CORPUS: tuple[KnownBug, ...] = (
             _PAIR.format("", "").replace("q, scale =", "aten.mul_.Tensor(x0, 0.5)\nq, scale ="),
             *_ROWS, expected=0, functional=False,
         ),
+    ),
+    KnownBug(
+        "a replacement changes the dtype where operands of two are promoted",
+        f"{_VLLM}44694",
+        "fusion-ignores-metadata", example=2, family="user rules",
+    ),
+    KnownBug(
+        "a pattern written for flatten accepts other reshapes",
+        f"{_PYTORCH}195320",
+        "fusion-ignores-metadata", example=3, family="user rules",
+    ),
+    KnownBug(
+        "a pattern written for one transposition accepts others",
+        f"{_PYTORCH}195320",
+        "matcher-ignores-constants",
+        _case(
+            """
+            product = aten.matmul.default(x0, x1)
+            turned = aten.permute.default(product, [1, 2, 0])
+            dense = aten.clone.default(turned, memory_format=torch.contiguous_format)
+            return (dense,)
+            """,
+            Input((128, 2, 128), seed=1), Input((128, 128, 128), seed=2), expected=0,
+        ),
+    ),
+    KnownBug(
+        "the second model to register a rule raises",
+        f"{_ASCEND}6513", "registration-refuses-duplicates", example=0,
+    ),
+    KnownBug(
+        "a fused operator that is missing stops the program",
+        f"{_ASCEND}6578", "registration-needs-every-operator", example=1,
     ),
     KnownBug(
         "a result is overwritten by the next replay",

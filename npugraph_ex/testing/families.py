@@ -67,6 +67,12 @@ def _updates(seed: int) -> str:
     return ""
 
 
+def _user_rules(seed: int) -> str:
+    from npugraph_ex.testing.user_rules import user_rule_example
+
+    return user_rule_example(seed)
+
+
 FAMILIES: Mapping[str, Example] = MappingProxyType(
     {
         "planted": _programs(partial(planted_programs, pattern=_RULE), "fx"),
@@ -80,6 +86,7 @@ FAMILIES: Mapping[str, Example] = MappingProxyType(
         "streams": _streams,
         "forms": _forms,
         "updates": _updates,
+        "user rules": _user_rules,
     }
 )
 """By name. All but "updates" and "device ..." need no device; "streams" and "forms" want the emulated one."""

@@ -175,7 +175,7 @@ def test_example_inputs_may_be_anything_with_metadata(kind: str) -> None:
     ],
 )
 def test_wrong_registrations_say_what_is_wrong(arguments: tuple[Any, ...], message: str) -> None:
-    """Which function, which argument, what was expected."""
+    """Which function, which argument, what was expected; a write is not dropped as dead code (pytorch#149879)."""
     with pytest.raises(ReplacementError, match=message):
         register_replacement(*arguments)
 
@@ -279,7 +279,7 @@ def test_hand_written_patterns_are_held_to_the_search_function() -> None:
 
 
 def test_multi_output_patterns_by_hand() -> None:
-    """Two outputs, one of them used by the other; both are replaced together."""
+    """Two outputs, one of them used by the other; both are replaced together (pytorch#137280)."""
     aten = torch.ops.aten
     total = CallFunction(aten.add.Tensor, KeywordArg("x"), KeywordArg("y"), _users=2)
     pattern = MultiOutputPattern([CallFunction(aten.relu.default, total), total])

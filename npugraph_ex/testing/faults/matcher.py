@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import fx
 
+from npugraph_ex.errors import ReplacementError
 from npugraph_ex.testing.faults._patches import answering, with_result
 from npugraph_ex.testing.mutation import Mutant
 
@@ -84,6 +85,29 @@ def _constants_from_tracing(original: Callable[..., Any]) -> Callable[..., Any]:
     return structured
 
 
+def _duplicates_raise(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The second registration of a rule is an error."""
+
+    def add(self: Any, prepared: Any) -> Any:
+        if any(known.key == prepared.key for known in self.snapshot()):
+            raise ReplacementError(f"{prepared.rule.name} is registered already")
+        return original(self, prepared)
+
+    return add
+
+
+def _missing_operators_raise(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A replacement that cannot be traced ends the program."""
+
+    def prepare(*args: Any, **kwargs: Any) -> Any:
+        prepared = original(*args, **kwargs)
+        if prepared.inactive:
+            raise ReplacementError(prepared.inactive)
+        return prepared
+
+    return prepare
+
+
 MUTANTS = (
     Mutant(
         "matcher-ignores-constants", "an argument that the pattern does not name must have its default value",
@@ -144,5 +168,13 @@ MUTANTS = (
     Mutant(
         "fusion-refuses-all-aliases", "results that share memory as before are no reason against a fusion",
         f"{_CHECKS}:same_aliasing", with_result(lambda _reason: "they share memory"), "planted",
+    ),
+    Mutant(
+        "registration-refuses-duplicates", "every model may register its rules",
+        "npugraph_ex.fusion.registry:Registry.add", _duplicates_raise, "user rules",
+    ),
+    Mutant(
+        "registration-needs-every-operator", "a fused operator that is missing here costs its rule only",
+        "npugraph_ex.fusion.registry:prepare", _missing_operators_raise, "user rules",
     ),
 )  # fmt: skip
