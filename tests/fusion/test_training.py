@@ -239,6 +239,13 @@ def test_inference_keeps_to_rules_without_a_backward() -> None:
     assert [record.inactive for record in report.rules if record.name == inference.name] == [""]
 
 
+def test_values_are_checked_in_the_forward_only() -> None:
+    """``check_numerics`` runs graphs on the CPU, which has no kernel for the backward of a product on the device."""
+    norm_rule()
+    model = lambda x, gamma, w: torch.tanh(written_norm(x @ w, gamma))  # noqa: E731 - as short as its use
+    assert trained(model, tensor(3, 8), tensor(8), tensor(8, 8), options={"check_numerics": True}).fusions() == 1
+
+
 @pytest.mark.parametrize("off", ["pattern_fusion_pass", "fusion_rules"])
 def test_options_switch_training_rules_off(off: str) -> None:
     """All of fusion, or the one rule by its name."""
