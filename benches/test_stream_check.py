@@ -1,6 +1,7 @@
 """What the stream check costs: a graph of 2,000 nodes on 8 streams, how the time grows, and what findings add.
 
-Times are of the processor, so that a busy machine changes little. The gates are ratios; the milliseconds are printed.
+Times are of the processor, so that a busy machine changes little. The gates are ratios, but for the one promise that was
+made in milliseconds; that is why nothing here runs in CI.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from npugraph_ex.streams.analysis import analyse
 from npugraph_ex.testing.stream_builder import StreamBuilder
 
 NODES, STREAMS = 2000, 8
+PROMISED = 0.2
+"""Seconds in which a graph of that size is analysed."""
+
 aten = torch.ops.aten
 
 
@@ -73,6 +77,7 @@ def test_grows_linearly(clean: bool, record_property: Callable[[str, Any], None]
         f"\n{NODES} nodes, {STREAMS} streams, {len(found)} findings: {large * 1e3:.0f} ms; a quarter: {small * 1e3:.0f} ms"
     )
     assert bool(found.errors) != clean
+    assert large < PROMISED
     assert large <= 6 * small
 
 
