@@ -71,10 +71,16 @@ def is_native(node: fx.Node) -> bool:
     return of_streams or is_device_wide(node)
 
 
+def opens_scope(node: fx.Node) -> bool:
+    """Whether a node opens a scope of this library."""
+    packet = getattr(node.target, "overloadpacket", node.target)
+    return any(packet is operator.overloadpacket for operator in ENTERS)
+
+
 def is_scope(node: fx.Node) -> bool:
     """Whether a node opens or closes a scope of this library."""
     packet = getattr(node.target, "overloadpacket", node.target)
-    return any(packet is operator.overloadpacket for operator in (*ENTERS, *EXITS))
+    return opens_scope(node) or any(packet is operator.overloadpacket for operator in EXITS)
 
 
 def names_streams(graph: fx.Graph) -> bool:

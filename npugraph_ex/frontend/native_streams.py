@@ -34,11 +34,12 @@ from npugraph_ex.frontend.native_nodes import (
     is_scope,
     mentioned,
     names_streams,
+    opens_scope,
     streams,
 )
 from npugraph_ex.observe.report import source_line
 from npugraph_ex.streams.labels import MAIN, STREAM
-from npugraph_ex.streams.ops import ENTERS, EXITS
+from npugraph_ex.streams.ops import ENTERS, EXITS, argument
 
 _ours = torch.ops.npugraph_ex
 
@@ -97,12 +98,22 @@ class _Lowering:
         return self.labels.get(number, MAIN) if isinstance(number, int) else MAIN
 
     def _enclose(self, places: Sequence[tuple[fx.Node, str]]) -> None:
-        """Enclose runs of nodes of one stream. A run ends where another scope begins or ends, so that all stay nested."""
-        current = MAIN
+        """Enclose runs of nodes of one stream. A run ends where another scope begins or ends, so that all stay nested.
+
+        Of a native block and a scope that names a stream, the inner one holds.
+        """
+        current, outside = (
+            MAIN,
+            [""],
+        )  # of each open scope that names a stream: the stream of the native block around it
         for node, label in places:
             if node.op in ("placeholder", "get_attr") or is_left_over(node):
                 continue
-            wanted = MAIN if node.op == "output" or is_scope(node) else label
+            wanted = MAIN if node.op == "output" or is_scope(node) or label == outside[-1] else label
+            if opens_scope(node):
+                outside.append(label if STREAM in argument(node, 0, "keys") else outside[-1])
+            elif is_scope(node) and len(outside) > 1:
+                outside.pop()
             if wanted == current:
                 continue
             with self.graph.inserting_before(node):

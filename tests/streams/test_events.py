@@ -108,3 +108,9 @@ def test_redundant_events_are_dropped_and_counted() -> None:
     report = npugraph_ex.last_report()
     assert (report.dropped_waits, report.dropped_records) == (3, 2)
     assert "3 waits and 2 records" in report.table()
+    idle = report.streams.of(Code.WAIT_ORDERS_NOTHING)
+    assert idle
+    for finding in idle:
+        assert finding.first.source.startswith(__file__)
+        assert finding.missing_edge.startswith("none: ")
+        assert f"remove the wait at {finding.second.source}" in finding.repair

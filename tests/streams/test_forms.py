@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from stream_programs import check, compiled, vector
 
 import npu_emulator
 import npugraph_ex
+from npugraph_ex import ops, scope
 from npugraph_ex.testing.stream_forms import STREAMS, Tagged, native_wait_stream, plain, stream_forms
 
 
@@ -37,6 +38,55 @@ def test_every_form_computes_the_same_on_three_streams(form: str) -> None:
     fast = compiled(function, dynamic=True, **options)
     check(fast, plain, (vector(1, 2, 3),), (vector(4, 5, 6),), (vector(1, 2),))
     assert npu_emulator.resources().graphs[-1].streams == STREAMS
+
+
+EVENTS = {name: ops.npu_create_tagged_event(f"mixed {name}") for name in ("trunk", "left", "right")}
+
+
+def beside(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """One branch in a tagged scope, the other in the block of a native stream."""
+    side = torch.npu.Stream()
+    trunk = x + 1
+    ops.npu_tagged_event_record(EVENTS["trunk"])
+    side.wait_stream(torch.npu.current_stream())
+    with scope.npu_stream_switch("a"):
+        ops.npu_tagged_event_wait(EVENTS["trunk"])
+        left = trunk * 2
+        ops.npu_tagged_event_record(EVENTS["left"])
+    with torch.npu.stream(side):
+        right = trunk - 3
+        last = right * 5
+    torch.npu.current_stream().wait_stream(side)
+    ops.npu_tagged_event_wait(EVENTS["left"])
+    return left + right, last
+
+
+def nested(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """A tagged scope inside the block of a native stream, used again outside; the inner one holds."""
+    side = torch.npu.Stream()
+    side.wait_stream(torch.npu.current_stream())
+    with torch.npu.stream(side):
+        trunk = x + 1
+        ops.npu_tagged_event_record(EVENTS["trunk"])
+        with scope.npu_stream_switch("a"):
+            ops.npu_tagged_event_wait(EVENTS["trunk"])
+            left = trunk * 2
+        right = trunk - 3
+        with scope.limit_core_num(4, 8):
+            last = right * 5
+    with scope.npu_stream_switch("a"):
+        double = left * 1  # the same stream: no event
+        ops.npu_tagged_event_record(EVENTS["left"])
+    torch.npu.current_stream().wait_stream(side)
+    ops.npu_tagged_event_wait(EVENTS["left"])
+    return double + right, last
+
+
+@pytest.mark.parametrize("mixed", [beside, nested])
+def test_native_and_tagged_streams_mix(mixed: Callable[..., Any]) -> None:
+    """In one graph, beside and inside each other: values and no race under each schedule, on three streams."""
+    check(compiled(mixed, stream_check="raise"), plain, (vector(1, 2, 3),), (vector(4, 5, 6),))
+    assert npu_emulator.resources().graphs[-1].streams == 3
 
 
 def test_the_name_of_the_backend_is_enough() -> None:
