@@ -315,13 +315,14 @@ def test_a_number_that_is_another_at_every_call_is_not_captured_for_ever(caplog:
 def test_values_that_come_again_are_all_captured() -> None:
     """Twenty values in turn are new only once: each gets its capture, though not all in the first round."""
     model = Shifted()
-    graph = compiled(model, dynamic=True)
+    graph, start = compiled(model, dynamic=True), captures_so_far()
     for _ in range(3):
         for step in range(20):
             model.shift = 0.5 + step
             x = random(3, 4)
             assert torch.equal(graph(x).cpu(), model(x).cpu())
     mark = captures_so_far()
+    assert mark - start >= 20
     for step in range(20):
         model.shift = 0.5 + step
         graph(random(3, 4))
