@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 from npugraph_ex import _torch_private
 
 _ASYNCHRONOUS = frozenset({"_c10d_functional", "c10d_functional", "_c10d_functional_autograd"})
+_RECEIVING = frozenset({"irecv", "batch_p2p_ops"})
 _GROUPS = frozenset({"group_name", "group", "group_ep", "group_tp", "hcom", "process_group"})
 """What schemas call the argument that says who takes part."""
 
@@ -47,18 +48,21 @@ def sequence(graph: fx.Graph) -> tuple[tuple[str, str], ...]:
     return tuple((str(node.target), group_of(node)) for node in graph.nodes if is_collective(node))
 
 
+@functools.cache
+def _operator(target: OpOverload) -> str:
+    """What an operator of torch.distributed is called; empty for every other."""
+    namespace, _, name = _torch_private.schema(target).name.partition("::")
+    return name if namespace in _ASYNCHRONOUS else ""
+
+
 def is_wait(node: fx.Node) -> bool:
     """Whether ``node`` waits for a functional collective; its result is its argument's memory."""
-    return isinstance(node.target, OpOverload) and str(node.target).endswith("c10d_functional.wait_tensor.default")
+    return isinstance(node.target, OpOverload) and _operator(node.target) == "wait_tensor"
 
 
 def fills_its_argument(node: fx.Node) -> bool:
     """Whether ``node`` receives into its arguments and returns them, which no schema says."""
-    return (
-        isinstance(node.target, OpOverload)
-        and node.target.namespace in _ASYNCHRONOUS
-        and (str(node.target.overloadpacket).endswith((".irecv", ".batch_p2p_ops")))
-    )
+    return isinstance(node.target, OpOverload) and _operator(node.target) in _RECEIVING
 
 
 def is_asynchronous(node: fx.Node) -> bool:

@@ -14,7 +14,9 @@ import cached_models
 import pytest
 import torch
 
-from npugraph_ex import CompilerConfig, scope
+from npugraph_ex import CompilerConfig, cache_key, scope
+from npugraph_ex.cache import key
+from npugraph_ex.cache.key import key_parts
 from npugraph_ex.cache.store import SUFFIX, read_entry
 from npugraph_ex.errors import NpuGraphExError, OptionError, OptionValueError
 from npugraph_ex.inference import cache_compile, readable_cache
@@ -260,6 +262,26 @@ def test_the_key_covers_options_scopes_levels_and_ranks(tmp_path: Path) -> None:
     assert plain == name()
     assert len({plain, *others}) == len(others) + 1
     assert "tp1" in name(tp_rank=1)
+
+
+@pytest.mark.parametrize("name", ["npugraph_ex", "torch", "torch_npu", "python", "device"])
+def test_the_key_covers_what_is_installed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another version of anything that takes part, or another device: another key, and the part says which."""
+    before, parts = cache_key(), key_parts()
+    with monkeypatch.context() as patch:
+        if name == "npugraph_ex":
+            patch.setattr(key, "__version__", "99")
+        elif name == "torch":
+            patch.setattr(torch, "__version__", "99")
+        elif name == "torch_npu":
+            patch.setattr(key, "version", lambda _: "99")
+        elif name == "python":
+            patch.setattr(sys, "version_info", (3, 99, 0, "final", 0))
+        else:
+            patch.setattr(torch.npu, "get_device_name", lambda: "Ascend99")
+        assert cache_key() != before
+        assert {part for part, said in key_parts().items() if parts[part] != said} == {name}
+    assert cache_key() == before
 
 
 def test_what_cannot_be_kept_is_compiled_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
