@@ -57,8 +57,6 @@ _TAKING_HOST_TENSORS = frozenset(
     ]
 )
 """ATen operators for which torch allows indices, sections or lengths on the host beside tensors of the device."""
-_SIZED_BY_VALUES = frozenset({"aten::linalg_lstsq"})
-"""Operators of which some results are empty or not by the values of the inputs, which no tag says."""
 _MASKS = frozenset({torch.bool, torch.uint8})
 _DEVICES = [torch.device("npu", index) for index in range(16)]
 
@@ -103,8 +101,7 @@ class Kernel:
         self._only_overwrites = schema.name in _OVERWRITERS
         self._returns = len(schema.returns)
         tensors_only = all(str(value.type) in {"Tensor", "Tensor[]", "List[Tensor]"} for value in schema.returns)
-        sized_by_values = bool(_HOST_DEPENDENT & set(op.tags)) or schema.name in _SIZED_BY_VALUES
-        self._reads_host = sized_by_values or not tensors_only
+        self._reads_host = bool(_HOST_DEPENDENT & set(op.tags)) or not tensors_only
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Launch the operator and return its (not yet computed) outputs."""
@@ -166,8 +163,8 @@ class Kernel:
     # -- in-place and out variants --------------------------------------------------------------------------------------
 
     def _launch_writing(self, args: Any, kwargs: Any) -> Any:
-        if self._is_out_variant:
-            self._resize_outputs(args, kwargs)
+        if self._is_out_variant and not self._resize_outputs(args, kwargs) and self._can_write_from_host():
+            return self._write_from_host(args, kwargs)
         # Fresh views: a CPU kernel may resize what it writes to, and a view shared between launches must stay as it is.
         bound = bind(args, kwargs, self._launcher.view)
         if bound.mixed:
@@ -196,17 +193,42 @@ class Kernel:
             return bound.reads
         return [seen for seen in bound.reads if all(seen is not target for target in targets)]
 
-    def _resize_outputs(self, args: Any, kwargs: Any) -> None:
-        """Give `out=` arguments the shape of the result, as every out variant does."""
+    def _resize_outputs(self, args: Any, kwargs: Any) -> bool:
+        """Give `out=` arguments the shape of the result, as every out variant does; tell whether the shape is known."""
         try:
             likes = self._metadata.outputs(None, args, kwargs)
         except NotImplementedError:
-            return  # no meta kernel: the CPU kernel will complain if the shape is wrong
+            return False  # no meta kernel
         outs = [_argument(args, kwargs, *place) for place in self._written]
         wanted = likes.each if type(likes) is Likes else tree_leaves(likes, is_leaf=lambda item: isinstance(item, Like))
         for out, like in zip(tree_leaves(outs), wanted, strict=False):
             if isinstance(like, Like) and tuple(out.size()) != like.size:
                 out.resize_(like.size)
+        return True
+
+    def _can_write_from_host(self) -> bool:
+        plain = all(str(self.op._schema.arguments[position].type) == "Tensor" for position, _ in self._written)
+        return plain and not torch.npu.is_current_stream_capturing()
+
+    def _write_from_host(self, args: Any, kwargs: Any) -> Any:
+        """Serve an out variant whose shapes nothing tells beforehand: compute first, then resize and fill what is given."""
+        outs = [_argument(args, kwargs, *place) for place in self._written]
+        names = [name for _, name in self._written]
+        results = {name: torch.empty(0, dtype=out.dtype) for name, out in zip(names, outs, strict=True)}
+        given = {name: value for name, value in kwargs.items() if name not in results}
+        bound = bind(args, given, self._launcher.view)
+        index = _index(bound)
+        self._launcher.wait(index, self.name)
+        compute = self._bind(bound, args, kwargs)
+
+        def body() -> None:
+            compute(*bound.args, **bound.kwargs, **results)
+
+        self._launcher.launch(self.name, self._number, index, body, bound.reads, [])
+        self._launcher.wait(index, self.name)
+        for out, result in zip(outs, results.values(), strict=True):
+            out.resize_(result.size()).copy_(result)
+        return outs[0] if self._returns == 1 else tuple(outs[: self._returns])
 
     # -- operators whose result the host has to see ---------------------------------------------------------------------
 

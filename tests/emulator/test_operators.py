@@ -163,6 +163,19 @@ def test_out_variants_resize_and_write() -> None:
     assert out.cpu().tolist() == [3, 3, 3]
 
 
+def test_out_variants_whose_shapes_nothing_tells_beforehand() -> None:
+    """`lstsq` has no meta kernel and gives residuals for some inputs only: shapes, values and gradients are the CPU's."""
+    torch.manual_seed(0)
+    given, found = [torch.randn(3, 2), torch.randn(3, 1)], []
+    for device in ("cpu", "npu"):
+        left, right = (value.clone().to(device).requires_grad_() for value in given)
+        results = torch.linalg.lstsq(left, right)
+        gradients = torch.autograd.grad(results.solution.sin().sum(), (left, right))
+        found.append([value.detach().cpu() for value in (*results, *gradients)])
+    torch.testing.assert_close(found[1], found[0])
+    assert found[1][0].shape == (2, 1)
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 def test_attention_with_and_without_a_mask_equals_the_cpu(groups: int) -> None:
     """Scaled dot-product attention, which torch_npu turns into its fused operator, gives the CPU's values and gradients."""
