@@ -103,6 +103,11 @@ def _kept(trace: Callable[[PreparedRule, Sequence[Any]], _T], rule: PreparedRule
     return found
 
 
+def forget() -> None:
+    """Trace everything anew: operators came or went, and what was traced calls those that were there."""
+    _KEPT.clear()
+
+
 def _signature(examples: Sequence[Any]) -> tuple[object, ...]:
     """Equal for inputs that trace alike; symbols of one graph are told apart by their expressions."""
     leaves, spec = pytree.tree_flatten(list(examples))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from npugraph_ex import _torch_private
-from npugraph_ex.fusion import rules
+from npugraph_ex.fusion import rules, traces
 from npugraph_ex.fusion.registry import warn_once
 from npugraph_ex.reference import CUSTOM_KERNELS
 
@@ -56,4 +56,5 @@ def client_operators() -> Iterator[None]:
         warn_once.cache_clear()
         yield
     rules.forget()
+    traces.forget()
     warn_once.cache_clear()

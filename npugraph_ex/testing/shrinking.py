@@ -185,7 +185,7 @@ def _results(program: Program) -> dict[str, torch.Tensor]:
             function = getattr(function, part)
         try:
             result = callable_of(function)(*map(given, step.args), **{n: given(v) for n, v in step.kwargs})
-        except (RuntimeError, KeyError, NotImplementedError, ValueError, TypeError):
+        except Exception:  # noqa: BLE001 - a program that was cut may be wrong in any way
             return {}
         found = result if isinstance(result, (tuple, list)) else (result,)
         values.update(zip(step.results, found, strict=False))

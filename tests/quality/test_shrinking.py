@@ -9,6 +9,7 @@ import pytest
 from npugraph_ex import testing
 from npugraph_ex.testing import Case, Input, Program
 from npugraph_ex.testing.kills import kill
+from npugraph_ex.testing.program import Ref, Step
 from npugraph_ex.testing.shrinking import SECONDS
 from npugraph_ex.testing.strategies import Maker
 
@@ -61,6 +62,17 @@ def test_a_program_that_does_not_fail_is_not_shrunk() -> None:
     """There would be nothing to keep."""
     with pytest.raises(ValueError, match="does not"):
         testing.shrink(testing.sample(testing.exact_programs(), 0), lambda _program: False)
+
+
+def test_what_was_cut_and_cannot_run_is_no_smaller_failure() -> None:
+    """Without the remainder the rows would be out of range, whatever error that is."""
+    steps = (
+        Step("aten.remainder.Scalar", (Ref("x1"), 4), results=("v0",)),
+        Step("aten.index_select.default", (Ref("x0"), 0, Ref("v0")), results=("v1",)),
+    )
+    program = Program((Input((4,), "float32"), Input((3,), "int32", seed=1)), steps, ("v1",))
+    small = testing.shrink(program, lambda candidate: "index_select" in candidate.source)
+    assert small.steps == steps
 
 
 def test_of_two_matches_the_wrong_one_is_blamed() -> None:

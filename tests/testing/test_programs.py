@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from npugraph_ex import testing
 from npugraph_ex.testing import Input, Program, make_inputs
+from npugraph_ex.testing.client_operators import client_operators
 from npugraph_ex.testing.inputs import Dim, size_of
 from npugraph_ex.testing.near_misses import NEAR_MISSES
 from npugraph_ex.testing.patterns import respelled
@@ -184,3 +185,11 @@ def test_symbols_stay_symbols_in_every_layout(layout: Any) -> None:
     assert not value.fake_mode.shape_env.replacements
     (real,) = make_inputs([spec], sizes=sizes, device="cpu")
     assert [int(stride) for stride in value.stride()] == list(real.stride())
+
+
+def test_operators_of_a_client_may_come_again() -> None:
+    """The second time they are other objects: what was traced for the first ones is not matched with."""
+    for _ in range(2):
+        with client_operators():
+            program = testing.sample(testing.planted_programs(pattern="qk_norm_rope", dynamic=False), 1)
+            assert testing.check(testing.Case.of(program, route="fx")).failures == []
