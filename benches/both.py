@@ -10,17 +10,23 @@ from functools import cache
 from pathlib import Path
 
 OURS, BUNDLED = "npugraph_ex", "bundled"
+_CHOICES = {OURS: "library", BUNDLED: "bundled"}
 Answers = dict[str, list[dict[str, float]]]
 
 
+def ask_ours(question: str, *arguments: str) -> list[dict[str, float]]:
+    """This library's answers of `subject.py` to a question that the bundled backend is not asked."""
+    return ask(question, *arguments, backends=(OURS,))[OURS]
+
+
 @cache
-def ask(question: str, *arguments: str) -> Answers:
+def ask(question: str, *arguments: str, backends: tuple[str, ...] = (OURS, BUNDLED)) -> Answers:
     """The answers of `subject.py` to a question, by backend, one for each argument (JSON)."""
     answers: Answers = {}
-    for backend, choice in ((OURS, "library"), (BUNDLED, "bundled")):
+    for backend in backends:
         done = subprocess.run(
             [sys.executable, str(Path(__file__).with_name("subject.py")), question, *arguments],
-            env={**os.environ, "NPUGRAPH_EX": choice},
+            env={**os.environ, "NPUGRAPH_EX": _CHOICES[backend]},
             capture_output=True,
             text=True,
             check=False,

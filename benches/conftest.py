@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import platform
 import sys
-from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -17,23 +14,31 @@ sys.path.append(str(Path(__file__).parent))
 with contextlib.suppress(npu_emulator.ActivationError):  # a real device is here
     npu_emulator.activate(quiet=True)
 
-from tables import Table
+from tables import Saved, Table, machine
 
 _TABLE = pytest.StashKey[Table]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Where the tables are kept."""
+    """Where the tables are kept, and what they are compared with."""
     parser.addoption("--tables", type=Path, default=Path("reports/benches.json"), help="write the tables here as JSON")
+    parser.addoption("--tables-page", type=Path, help="write the tables here as a page in Markdown")
+    parser.addoption("--tables-against", type=Path, help="print beside each figure how it was in this earlier JSON")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """One set of tables a run."""
+    """One set of tables a run; an earlier one that cannot be read ends the run before it begins."""
     config.stash[_TABLE] = Table()
+    against = config.getoption("tables_against")
+    if against is not None:
+        try:
+            Saved.read(against)
+        except (OSError, ValueError, KeyError) as error:
+            raise pytest.UsageError(f"--tables-against takes a JSON file that --tables wrote: {error}") from error
 
 
 @pytest.fixture
-def table(request: pytest.FixtureRequest) -> Iterator[Table]:
+def table(request: pytest.FixtureRequest) -> Table:
     """Adds rows to the tables that the run ends with."""
     return request.config.stash[_TABLE]
 
@@ -43,12 +48,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     tables = config.stash[_TABLE]
     if not tables.rows:
         return
-    terminalreporter.section("benches, on the emulated device")
-    terminalreporter.write_line(tables.text())
+    saved = Saved(machine(), tables.rows)
+    against: Path | None = config.getoption("tables_against")
+    terminalreporter.section("benches")
+    terminalreporter.write_line(saved.text() if against is None else saved.beside(Saved.read(against)))
     path: Path = config.getoption("tables")
     path.parent.mkdir(parents=True, exist_ok=True)
-    names = ("torch", "torch_npu", "npugraph_ex")
-    tables.save(
-        path, machine=platform.machine(), python=platform.python_version(), **{name: version(name) for name in names}
-    )
+    saved.write(path)
     terminalreporter.write_line(f"\nwritten to {path}")
+    page: Path | None = config.getoption("tables_page")
+    if page is not None:
+        page.write_text(saved.page(), encoding="utf-8")
+        terminalreporter.write_line(f"written to {page}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import nn
@@ -108,6 +109,17 @@ class Heads(nn.Module):
         return (rotated.reshape(x.shape) + 0) * 2
 
 
+class Gathered(nn.Module):
+    """Concatenates rows that were computed for it, pads by nothing, copies what nobody writes, and keeps a running state."""
+
+    def forward(self, x: torch.Tensor, state: torch.Tensor) -> Inputs:
+        """Map (tokens, 64) to (2 * tokens, 64); ``state`` of the result's shape is added to."""
+        rows = torch.cat([x * 2, torch.tanh(x)], dim=0)
+        rows = nn.functional.pad(rows, (0, 0)).clone().contiguous()
+        state.add_(rows)
+        return (rows.exp() * 2).tanh() + state, rows[:1].neg()
+
+
 def device_models() -> dict[str, Callable[[], tuple[nn.Module, Inputs]]]:
     """Models for counting what the device does, by name; each call makes one on the device with its inputs."""
 
@@ -126,4 +138,49 @@ def device_models() -> dict[str, Callable[[], tuple[nn.Module, Inputs]]]:
         "cache step": cache_step,
         "norms and quantisation": norm_quant,
         "heads": heads,
+        "gathered rows and a state": lambda: (Gathered(), (torch.randn(8, 64).npu(), torch.zeros(16, 64).npu())),
+    }
+
+
+class Experts(nn.Module):
+    """Two independent feed-forward branches on one input, as a shared expert beside routed ones, added up at the end.
+
+    Args:
+        layers: how many products each branch has.
+        width: size of the last dimension.
+        side: compute the second branch on a stream of its own.
+    """
+
+    def __init__(self, layers: int = 6, width: int = 2048, *, side: bool) -> None:
+        super().__init__()
+        self.side = side
+        self.first, self.second = (
+            nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(layers)) for _ in range(2)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (tokens, width) to the same shape."""
+        from npugraph_ex.scope import npu_stream_switch
+
+        second = x
+        with npu_stream_switch("side") if self.side else nullcontext():
+            for layer in self.second:
+                second = nn.functional.silu(layer(second))
+        first = x
+        for layer in self.first:
+            first = nn.functional.silu(layer(first))
+        return first + second
+
+
+def modelled_models() -> dict[str, Callable[[], tuple[nn.Module, Inputs]]]:
+    """Models of sizes that a chip is used for, in float16, for its modelled clock."""
+
+    def half(model: nn.Module, *shapes: tuple[int, int]) -> tuple[nn.Module, Inputs]:
+        return model.half().to("npu").eval(), tuple(torch.randn(shape).half().npu() for shape in shapes)
+
+    return {
+        "4 norms with quantisation, 64 x 4096": lambda: half(NormQuant(4, 4096), (64, 4096), (64, 4096)),
+        "feed-forward stack, 4 layers, 16 x 1024": lambda: half(Stack(4, width=1024), (16, 1024), (16, 1024)),
+        "two branches of 6, 16 x 2048, one stream": lambda: half(Experts(side=False), (16, 2048)),
+        "two branches of 6, 16 x 2048, two streams": lambda: half(Experts(side=True), (16, 2048)),
     }

@@ -1,19 +1,20 @@
-"""Measuring so that two figures of one run can be divided: side by side, in processor time, the best of many rounds."""
+"""Measuring so that two figures of one run can be divided: side by side, call by call, the median of the best round."""
 
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Mapping
+from statistics import median
+from time import thread_time_ns
 
 
 def side_by_side(
     subjects: Mapping[str, Callable[[], object]], *, rounds: int = 25, calls: int = 100
 ) -> dict[str, float]:
-    """Microseconds of this thread's processor time for one call of each subject.
+    """Microseconds of this thread's processor time for one call of each subject: waiting for the device is not counted.
 
-    Subjects take turns, so that a busy machine or a change of clock speed touches all of them alike; of the rounds the
-    fastest counts, since everything that disturbs a measurement makes it longer.
+    Subjects take turns, so that a busy machine or a change of clock speed touches all of them alike. Calls are timed one by
+    one: what interrupts some of them leaves the median of a round where it was; of the rounds the fastest counts.
 
     Args:
         subjects: what to call, by name.
@@ -21,18 +22,21 @@ def side_by_side(
         calls: how many calls a turn is.
     """
     best = dict.fromkeys(subjects, float("inf"))
-    for subject in subjects.values():
-        for _ in range(calls):
-            subject()
     gc.collect()
     gc.disable()
     try:
         for _ in range(rounds):
             for name, subject in subjects.items():
-                start = time.thread_time()
-                for _ in range(calls):
-                    subject()
-                best[name] = min(best[name], (time.thread_time() - start) / calls * 1e6)
+                best[name] = min(best[name], _median(subject, calls))
     finally:
         gc.enable()
     return best
+
+
+def _median(subject: Callable[[], object], calls: int) -> float:
+    times = []
+    for _ in range(calls):
+        start = thread_time_ns()
+        subject()
+        times.append(thread_time_ns() - start)
+    return median(times) / 1e3

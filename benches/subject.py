@@ -10,11 +10,15 @@ import gc
 import itertools
 import json
 import logging
+import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import npu_emulator
@@ -22,12 +26,15 @@ import npu_emulator
 npu_emulator.activate(quiet=True)
 
 import torch  # noqa: E402
-from decoders import device_models, stack  # noqa: E402
+from decoders import Inputs, device_models, modelled_models, stack  # noqa: E402
 from functorch.compile import make_boxed_func  # noqa: E402
 from measure import side_by_side  # noqa: E402
 from torch import fx  # noqa: E402
 from torch._dynamo.backends.common import aot_autograd  # noqa: E402
+from torch._dynamo.utils import counters  # noqa: E402
 from torch._subclasses.fake_tensor import unset_fake_temporarily  # noqa: E402
+
+from npu_emulator.clock.timeline import Timeline  # noqa: E402
 
 BACKEND = "npugraph_ex"
 SETTLED = 12
@@ -96,6 +103,14 @@ def host_cost(layers: int, inputs: int = 2, outputs: int = 2) -> dict[str, float
     return {**steady, "moving inputs": moving["moving"] * steady["floor"] / moving["floor"]}
 
 
+def unguarded_call(layers: int) -> dict[str, float]:
+    """Microseconds of a call with inputs that stay, where Dynamo was told not to check modules and parameters."""
+    model, arguments = stack(layers)
+    compiled = compiled_for(model, arguments, guard_filter_fn=torch.compiler.skip_guard_on_all_nn_modules_unsafe)
+    with npu_emulator.null_kernels():
+        return side_by_side({"modules unguarded": lambda: compiled(*arguments)})
+
+
 def compile_time(layers: int) -> dict[str, float]:
     """Seconds of processor time from `torch.compile` to the first result: AOT's own backend, and this one beyond it."""
 
@@ -114,38 +129,98 @@ def compile_time(layers: int) -> dict[str, float]:
     return {"aot_eager": alone, "whole": whole, "beyond": whole - alone}
 
 
+def one_call(times: Timeline, function: Callable[..., Any], inputs: Inputs) -> dict[str, float]:
+    """What one call does on the device: kernels, copies among them, bytes of all, and how long they take on the clock."""
+    torch.npu.synchronize()
+    times.synchronised()
+    before, spans, started = Counter(npu_emulator.kernel_counts()), len(times.spans), times.end
+    function(*inputs)
+    torch.npu.synchronize()
+    times.synchronised()
+    did = Counter(npu_emulator.kernel_counts()) - before
+    copies = did["aten.copy_.default"] + did["aten.clone.default"]
+    busy = sum(span.duration for span in times.spans[spans:])
+    # The roofline moves so many bytes a second; beyond starting the tasks, time is bytes, products of large matrices apart.
+    moved = (busy - times.chip.launch_us * (len(times.spans) - spans)) * times.chip.bandwidth / 1e6
+    return {"kernels": did.total(), "copies": copies, "bytes": moved, "modelled us": busy, "until": times.end - started}
+
+
+def compiled_for(model: Callable[..., Any], inputs: Inputs, **options: object) -> Callable[..., Any]:
+    """The model compiled and settled."""
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=BACKEND, dynamic=False, options=options)
+    for _ in range(SETTLED):
+        compiled(*inputs)
+    return compiled
+
+
+def settled_call(times: Timeline, model: Callable[..., Any], inputs: Inputs, **options: object) -> dict[str, float]:
+    """What one call does of the model compiled and settled, the bytes that its captures keep, and the most while they ran."""
+    torch._dynamo.reset()
+    gc.collect()
+    torch.npu.synchronize()
+    held = torch.npu.memory_allocated()
+    torch.npu.reset_peak_memory_stats()
+    did = one_call(times, compiled_for(model, inputs, **options), inputs)
+    torch.npu.synchronize()
+    kept, most = torch.npu.memory_allocated() - held, torch.npu.max_memory_allocated() - held
+    return did | {"pool bytes": kept, "peak bytes": most}
+
+
+SWITCHES = ("remove_noop_ops", "remove_cat_ops", "inplace_pass", "input_inplace_pass", "pattern_fusion_pass")
+
+
+def by_pass(name: str) -> dict[str, float]:
+    """What one call of a model saves by each of the passes: its figures without the pass, less those with all passes."""
+    with npu_emulator.timeline() as times:
+        model, inputs = device_models()[name]()
+        full = settled_call(times, model, inputs)
+        without = {switch: settled_call(times, model, inputs, **{switch: False}) for switch in SWITCHES}
+    return {f"{switch}: {figure}": did[figure] - full[figure] for switch, did in without.items() for figure in full}
+
+
+def modelled(name: str) -> dict[str, float]:
+    """Modelled microseconds of one call: eager, fused but not captured, captured."""
+    with npu_emulator.timeline() as times:
+        model, inputs = modelled_models()[name]()
+        ways = {
+            "eager": model,
+            "fused": compiled_for(model, inputs, force_eager=True),
+            "captured": compiled_for(model, inputs),
+        }
+        answer: dict[str, float] = {}
+        for way, function in ways.items():
+            did = one_call(times, function, inputs)
+            answer |= {f"{way} kernels": did["kernels"], way: did["until"]}
+    return answer
+
+
+def cold_and_warm(layers: int) -> dict[str, float]:
+    """Seconds of processor time of the first call of a cached method, in a process that saves it and in one that loads it."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, str(Path(__file__).with_name("cached_start.py")), str(layers), folder]
+        times = [float(subprocess.run(command, check=True, capture_output=True, text=True).stdout) for _ in range(4)]
+    return {"cold": times[0], "warm": min(times[1:])}
+
+
 def device_work(name: str) -> dict[str, float]:
     """What one call of a model does on the device, eager and compiled, once the backend has settled."""
     torch._dynamo.reset()
     with npu_emulator.timeline() as times:
         model, inputs = device_models()[name]()
-
-        def one_call(function: Callable[..., Any]) -> dict[str, float]:
-            torch.npu.synchronize()
-            times.synchronised()
-            before, spans = Counter(npu_emulator.kernel_counts()), len(times.spans)
-            function(*inputs)
-            torch.npu.synchronize()
-            times.synchronised()
-            did = Counter(npu_emulator.kernel_counts()) - before
-            copies = did["aten.copy_.default"] + did["aten.clone.default"]
-            busy = sum(span.duration for span in times.spans[spans:])
-            return {"kernels": did.total(), "copies": copies, "modelled us": busy}
-
-        eager = one_call(model)
-        gc.collect()
-        held = torch.npu.memory_allocated()
-        compiled = torch.compile(model, backend=BACKEND, dynamic=False)
-        for _ in range(SETTLED):
-            compiled(*inputs)
-        graph = one_call(compiled)
-        torch.npu.synchronize()
-        graph["pool bytes"] = torch.npu.memory_allocated() - held
+        eager = one_call(times, model, inputs)
+        graph = settled_call(times, model, inputs)
     return {f"eager {key}": value for key, value in eager.items()} | graph
 
 
 def recapture(sizes: int) -> dict[str, float]:
-    """Milliseconds for the first call at a new size and for returning to one, and bytes that calls leave behind."""
+    """Milliseconds for the first call at a new size and for returning to one; what calls leave behind, compile and capture.
+
+    "compilations" and "captures" count those of all the sizes; "compiled again" and "captured again" those of every call
+    after each size has been seen twice.
+    """
+    torch._dynamo.reset()
+    counters.clear()
     model, _ = stack(2)
     compiled = torch.compile(model, backend=BACKEND, dynamic=True)
     tensors = [tuple(torch.randn(size + 2, 16).npu() for _ in range(2)) for size in range(sizes)]
@@ -155,25 +230,56 @@ def recapture(sizes: int) -> dict[str, float]:
         compiled(*pair)
         return (time.thread_time() - start) * 1e3
 
-    compiled(*tensors[0]), compiled(*tensors[1])
-    new = [milliseconds(pair) for pair in tensors[2:]]
-    back = [milliseconds(pair) for pair in tensors]
-    for _ in range(SETTLED):
-        compiled(*tensors[0])
-    torch.npu.synchronize()
-    before = torch.npu.memory_allocated()
-    for number in range(10_000):
-        compiled(*tensors[number % 4])
-    torch.npu.synchronize()
+    with counting_captures() as captures:
+        compiled(*tensors[0]), compiled(*tensors[1])
+        new = [milliseconds(pair) for pair in tensors[2:]]
+        first = captures.total()
+        back = [milliseconds(pair) for pair in tensors]
+        returning = captures.total() - first
+        for pair in tensors[:4]:
+            for _ in range(SETTLED):
+                compiled(*pair)
+        compilations = counters["stats"]["unique_graphs"]
+        settled = captures.total()
+        gc.collect()
+        torch.npu.synchronize()
+        device, host = torch.npu.memory_allocated(), sys.getallocatedblocks()
+        for number in range(10_000):
+            compiled(*tensors[number % 4])
+        gc.collect()
+        torch.npu.synchronize()
     return {
         "new size": sorted(new)[len(new) // 2],
         "known size": sorted(back)[len(back) // 2],
-        "bytes left by 10,000 calls": torch.npu.memory_allocated() - before,
+        "compilations": compilations,
+        "captures": first,
+        "captures on returning": returning,
+        "compiled again": counters["stats"]["unique_graphs"] - compilations,
+        "captured again": captures.total() - settled,
+        "bytes left by 10,000 calls": torch.npu.memory_allocated() - device,
+        "objects left by 10,000 calls": sys.getallocatedblocks() - host,
     }
 
 
+@contextmanager
+def counting_captures() -> Iterator[Counter[str]]:
+    """Count the captures within the block, whichever backend makes them."""
+    begun, begin = Counter[str](), torch.npu.NPUGraph.capture_begin
+
+    def counting(self: torch.npu.NPUGraph, *arguments: Any, **options: Any) -> None:
+        begun["captures"] += 1
+        begin(self, *arguments, **options)
+
+    torch.npu.NPUGraph.capture_begin = counting
+    try:
+        yield begun
+    finally:
+        torch.npu.NPUGraph.capture_begin = begin
+
+
 QUESTIONS: dict[str, Callable[..., dict[str, float]]] = {
-    question.__name__: question for question in (host_cost, compile_time, device_work, recapture)
+    question.__name__: question
+    for question in (host_cost, unguarded_call, compile_time, cold_and_warm, device_work, by_pass, modelled, recapture)
 }
 
 

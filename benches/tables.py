@@ -1,30 +1,109 @@
-"""The tables that a run of the benches ends with, and the JSON that keeps them."""
+"""The tables that a run of the benches ends with, the JSON that keeps them, and how two such files compare."""
 
 from __future__ import annotations
 
 import json
+import os
+import platform
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tabulate import tabulate
+
+Rows = dict[str, list[dict[str, Any]]]
 
 
 class Table:
     """Rows by title; call it to add one."""
 
     def __init__(self) -> None:
-        self.rows: dict[str, list[dict[str, Any]]] = {}
+        self.rows: Rows = {}
 
     def __call__(self, title: str, /, **row: Any) -> None:
         """Add a row to the table of this title."""
         self.rows.setdefault(title, []).append(row)
 
+
+def machine() -> dict[str, str]:
+    """The versions, and the class of machine; not which one."""
+    names = ("torch", "torch_npu", "npugraph-ex")
+    return {
+        **{name: version(name) for name in names},
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, emulated device",
+    }
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The tables of one run.
+
+    Attributes:
+        about: versions and machine class, by name.
+        rows: of each table, by title.
+    """
+
+    about: dict[str, str]
+    rows: Rows
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read what `write` wrote.
+
+        Raises:
+            OSError: there is no such file.
+            ValueError, KeyError: it is something else.
+        """
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return cls(content["about"], content["tables"])
+
+    def write(self, path: Path) -> None:
+        """Write all of it as JSON."""
+        path.write_text(json.dumps({"about": self.about, "tables": self.rows}, indent=1) + "\n", encoding="utf-8")
+
     def text(self) -> str:
         """All tables, each under its title."""
-        return "\n\n".join(
-            f"{title}\n{tabulate(rows, headers='keys', floatfmt='.2f')}" for title, rows in self.rows.items()
-        )
+        return "\n\n".join([self._about(), *(f"{title}\n{_drawn(rows)}" for title, rows in self.rows.items())])
 
-    def save(self, path: Path, **about: str) -> None:
-        """Write the rows and what is known of the machine as JSON."""
-        path.write_text(json.dumps({"about": about, "tables": self.rows}, indent=1), encoding="utf-8")
+    def page(self) -> str:
+        """All tables in Markdown, for the documentation."""
+        parts = [f"{self._about()}."]
+        parts += [f"### {title[0].upper()}{title[1:]}\n\n{_drawn(rows, 'github')}" for title, rows in self.rows.items()]
+        return "\n\n".join(parts) + "\n"
+
+    def beside(self, earlier: Saved) -> str:
+        """All tables, each figure with how many times the earlier one it is; rows are found again by what they name."""
+        known = {(title, _name(row)): row for title, rows in earlier.rows.items() for row in rows}
+        rows = {
+            title: [_compared(row, known.get((title, _name(row)), {})) for row in rows]
+            for title, rows in self.rows.items()
+        }
+        heads = f"now:     {self._about()}\nearlier: {earlier._about()}\nin brackets: how many times the earlier figure"
+        return "\n\n".join([heads, *(f"{title}\n{_drawn(table, numbers=False)}" for title, table in rows.items())])
+
+    def _about(self) -> str:
+        return ", ".join(f"{name} {value}" for name, value in self.about.items())
+
+
+_NAMING = ("layers", "sizes", "model", "pass", "part", "backend")
+"""The columns that say what a row is about."""
+
+
+def _name(row: dict[str, Any]) -> tuple[object, ...]:
+    return tuple(row.get(column) for column in _NAMING)
+
+
+def _compared(row: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
+    def cell(column: str, value: Any) -> Any:
+        before = earlier.get(column)
+        if column in _NAMING or not isinstance(value, (int, float)):
+            return value
+        return f"{value:.2f} ({value / before:.2f})" if before else f"{value:.2f}"
+
+    return {column: cell(column, value) for column, value in row.items()}
+
+
+def _drawn(rows: list[dict[str, Any]], style: str = "simple", *, numbers: bool = True) -> str:
+    return tabulate(rows, headers="keys", floatfmt=".2f", tablefmt=style, disable_numparse=not numbers)

@@ -22,4 +22,4 @@ _GENERATED.mkdir(exist_ok=True)
 _ROWS = ["| option | default | allowed | meaning |", "|---|---|---|---|"]
 _ROWS += [f"| `{row.name}` | `{row.default!r}` | {row.kind.allowed} | {row.meaning} |" for row in OPTION_TABLE.values()]
 (_GENERATED / "options.md").write_text("\n".join(_ROWS) + "\n", encoding="utf-8")
-exclude_patterns.append("_generated")
+exclude_patterns += ["_generated", "speed-tables.md"]

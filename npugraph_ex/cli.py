@@ -11,13 +11,20 @@ from rich.console import Console
 from rich.table import Table
 
 from npugraph_ex._version import __version__
-from npugraph_ex.commands import cache, conformance, diff, options, script, validate
+from npugraph_ex.commands import bench, cache, conformance, diff, options, script, validate
 from npugraph_ex.errors import NpuGraphExError, UsageError
 from npugraph_ex.observe import environment
 
 _SWITCH = "NPUGRAPH_EX"
 
-_COMMANDS = {"cache": cache, "conformance": conformance, "diff": diff, "options": options, "validate": validate}
+_COMMANDS = {
+    "bench": bench,
+    "cache": cache,
+    "conformance": conformance,
+    "diff": diff,
+    "options": options,
+    "validate": validate,
+}
 
 _EPILOG = """\
 examples:
@@ -29,6 +36,7 @@ examples:
   npugraph-ex validate my_fusions.py            are the replacements that it registers right? exit status 1 if not
   npugraph-ex cache ls                          saved compilations; `cache show NAME`, `cache clear [PREFIX]`
   npugraph-ex conformance --profile full        random programs, streams, models: do eager, fused and replayed agree?
+  npugraph-ex bench call device                 what a call costs beside the floor and the bundled backend; tables
   npugraph-ex diff dump_a dump_b                the first node whose values differ between two dumps, with ULPs
   npugraph-ex options                           every option of torch.compile(..., options={...})
 

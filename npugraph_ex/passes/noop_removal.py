@@ -5,8 +5,8 @@ Two cases, by what the node declares:
 * An *identity view* (``view`` to the same shape, a ``slice`` of everything, ``alias``, ...) lies at the same bytes
   with the same shape, strides and dtype. Input and result are two names for one thing at every moment, so writes do not
   matter. It stays when it is itself a graph output, because a caller may ask whether that output *is* the input.
-* An *identity copy* (``clone``, ``_to_copy`` to the same dtype and device, ...) has memory of its own. It goes only when
-  nothing in the graph ever writes either memory, and neither memory leaves the graph through an output.
+* An *identity copy* (``clone``, ``_to_copy`` to the same dtype and device, a pad by nothing, ...) has memory of its own.
+  It goes only when nothing in the graph ever writes either memory, and neither memory leaves the graph through an output.
 
 Arithmetic such as ``x + 0`` is never removed: it turns -0.0 into 0.0.
 """
@@ -40,12 +40,15 @@ IDENTITY_COPIES = frozenset(
         _aten._unsafe_view.default,  # noqa: SLF001 - the operator's name
         _aten.reshape.default,
         torch.ops.prims.convert_element_type.default,
+        _aten.constant_pad_nd.default,
     }
 )
 
 
 def _is_identity(node: fx.Node, source: fx.Node) -> bool:
-    """Whether the result has the shape, strides, dtype, device and storage offset of ``source``."""
+    """Whether the result has the shape, strides, dtype, device and storage offset of ``source``, and its elements."""
+    if node.target is _aten.constant_pad_nd.default and any(amount != 0 for amount in node.args[1]):  # type: ignore[union-attr]
+        return False  # one element more in front and one less behind give the same shape
     old, new = tensor_leaves(source), tensor_leaves(node)
     if len(old) != 1 or len(new) != 1 or difference(old[0], new[0]) is not None:
         return False

@@ -33,6 +33,7 @@ REMOVED: dict[str, Callable[..., Any]] = {
     "alias": lambda x: aten.alias(x) * 2,
     "clone": lambda x: aten.clone(x) * 2,
     "_to_copy": lambda x: aten._to_copy(x, dtype=torch.float32) * 2,
+    "constant_pad_nd": lambda x: aten.constant_pad_nd(x, [0, 0, 0, 0]) * 2,
 }
 
 KEPT: dict[str, Callable[..., Any]] = {
@@ -40,6 +41,7 @@ KEPT: dict[str, Callable[..., Any]] = {
     "slice": lambda x: aten.slice(x, 0, 1, 9223372036854775807) * 2,
     "permute": lambda x: aten.permute(x, [1, 0]) * 2,
     "_to_copy": lambda x: aten._to_copy(x, dtype=torch.float16) * 2,
+    "constant_pad_nd": lambda x: aten.constant_pad_nd(x, [1, -1]) * 2,
     "clone": lambda x: aten.clone(x),
     "alias": lambda x: aten.alias(x),
     "add": lambda x: torch.add(x, 0) * 2,

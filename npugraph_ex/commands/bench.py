@@ -1,0 +1,90 @@
+"""`npugraph-ex bench`: finds the benches and runs them with pytest; further words are pytest's own options."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import npugraph_ex
+from npugraph_ex.errors import NpuGraphExError
+
+_NEEDED = {"pytest": "pytest", "pytest_benchmark": "pytest-benchmark", "tabulate": "tabulate"}
+TOPICS = {
+    "call": "test_host_cost.py",
+    "compile": "test_compile_time.py",
+    "device": "test_device_work.py",
+    "sizes": "test_recapture.py",
+    "matching": "test_matching.py",
+    "passes": "test_pass_cost.py",
+    "streams": "test_stream_check.py",
+    "suite": "test_suite_speed.py",
+    "emulator": "test_emulator_cost.py",
+    "single": "test_calls.py",
+}
+_DESCRIPTION = """\
+Measure the compiler on this machine, beside the floor and beside the backend that torch_npu carries, and print tables.
+Exit status 1 if a ratio or a count is worse than promised; no number of seconds is ever promised.
+
+topics (all of them if none is named):
+  call       host time of a replayed call, and where it goes     matching   the checked matcher beside torch's own
+  compile    time to the first result, cold and warm             passes     the passes over graphs of 16,000 nodes
+  device     kernels, copies, bytes; by pass; modelled speed-up  streams    the stream check
+  sizes      new sizes, old sizes, 10,000 calls                  suite      examples a second of the conformance suite
+  emulator   what the emulated device costs                      single     single calls, by pytest-benchmark
+
+examples:
+  npugraph-ex bench call device
+  npugraph-ex bench --save before.json               ... change something ...
+  npugraph-ex bench --compare before.json            each figure, and how many times the earlier one it is
+  npugraph-ex bench single --benchmark-autosave      pytest-benchmark's own files; then --benchmark-compare
+  npugraph-ex bench --page tables.md                 the tables in Markdown, as in the documentation
+"""
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser(
+        "bench", help="measure calls, compilation and device work; print tables", description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("topics", nargs="*", metavar="topic", help="what to measure (default: everything)")
+    parser.add_argument("--save", metavar="FILE", default="bench_report.json", help="(default: bench_report.json)")
+    parser.add_argument("--compare", metavar="FILE", help="what an earlier --save wrote")
+    parser.add_argument("--page", metavar="FILE", help="also write the tables as Markdown")
+    parser.set_defaults(takes_further=True)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the benches in this process; pytest's exit status.
+
+    Raises:
+        NpuGraphExError: a topic that there is not, or something that is not installed.
+    """
+    unknown = [topic for topic in arguments.topics if topic not in TOPICS]
+    if unknown:
+        raise NpuGraphExError(f"there is no topic {unknown[0]!r}; there are {', '.join(TOPICS)}")
+    missing = [name for module, name in _NEEDED.items() if find_spec(module) is None]
+    if missing:
+        raise NpuGraphExError(f"the benches need {', '.join(missing)}: pip install 'npugraph-ex[benches]'")
+    import pytest
+
+    home = benches_folder()
+    files = [str(home / TOPICS[topic]) for topic in arguments.topics or TOPICS]
+    # Paths of this folder: pytest resolves options against the one that it is told is the project's.
+    options = [f"--tables={Path(arguments.save).resolve()}"]
+    options += [f"--tables-against={Path(arguments.compare).resolve()}"] if arguments.compare else []
+    options += [f"--tables-page={Path(arguments.page).resolve()}"] if arguments.page else []
+    own = [f"--rootdir={home}", "-c", str(home / "benches.ini"), "-p", "no:cacheprovider"]
+    sys.dont_write_bytecode = True  # the folder may be read-only
+    return int(pytest.main([*own, *options, *arguments.further, *files]))
+
+
+def benches_folder() -> Path:
+    """The benches: beside the library in a checkout, inside it when it was installed."""
+    home = Path(npugraph_ex.__file__).parent
+    for folder in (home / "_benches", home.parent / "benches"):
+        if (folder / "conftest.py").is_file():
+            return folder
+    raise NpuGraphExError(f"the benches are not in {home}; reinstall npugraph-ex, or run them from a checkout")
