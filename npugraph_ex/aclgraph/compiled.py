@@ -18,7 +18,7 @@ from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph import _npu_private, scopes
 from npugraph_ex.aclgraph.captured import CapturedGraph, NotBegunError
 from npugraph_ex.aclgraph.drift import Drift, Plain
-from npugraph_ex.aclgraph.footprint import apart
+from npugraph_ex.aclgraph.footprint import Elsewhere, apart
 from npugraph_ex.aclgraph.host_updates import UpdatePlan
 from npugraph_ex.aclgraph.inputs import InputPlan
 from npugraph_ex.aclgraph.instances import Instances
@@ -307,12 +307,14 @@ class CompiledGraph:
         logger.debug("captured a graph because of %s", reason)
         return graph
 
-    def _capture_once(self, plan: InputPlan, inputs: Sequence[Any], stream: torch.npu.Stream) -> CapturedGraph:
+    def _capture_once(
+        self, plan: InputPlan, inputs: Sequence[Any], stream: torch.npu.Stream, elsewhere: Elsewhere | None = None
+    ) -> CapturedGraph:
         opened = not self.pools or self._spoilt or not self._options.reuse_graph_pool_in_same_fx
         if opened:
             self.pools.append(torch.npu.graph_pool_handle())
             self._spoilt = False
-        recording = Recording(self.gm, self.plan.updates, self._around)
+        recording = Recording(self.gm, self.plan.updates, self._around, elsewhere)
         try:
             with scopes.inherited((stream,)):
                 return CapturedGraph(recording, inputs, plan, self._options, stream, self.pools[-1])

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import torch
+from torch import fx
 
 _ATTEMPTS = 3
-"""How often a graph is captured anew to have its results elsewhere."""
+"""How often a graph is captured anew to have its results elsewhere; one is enough but for kernels with much scratch memory."""
+
+_MOST_BLOCKS = 256
+"""How many blocks are taken out of the allocator's way for one result."""
 
 Span = tuple[int, int]
 """Addresses, from the first byte to the one after the last."""
@@ -27,27 +31,73 @@ def span_of(storage: torch.UntypedStorage) -> Span:
     return start, start + storage.nbytes()
 
 
+class Elsewhere:
+    """Keeps the allocator from laying results of a capture where other graphs write.
+
+    Args:
+        sizes: the nodes whose values are results, and how many bytes each of these takes.
+        others: where no result may lie.
+    """
+
+    def __init__(self, sizes: Mapping[fx.Node, Sequence[int]], others: Sequence[Span]) -> None:
+        self._sizes = sizes
+        self._others = others
+
+    def make_room(self, node: fx.Node) -> list[torch.Tensor]:
+        """See to it that what ``node`` allocates lies well.
+
+        Args:
+            node: about to run, under capture.
+
+        Returns:
+            What to hold until it has run: memory that it could get and must not.
+        """
+        held: list[torch.Tensor] = []
+        good: list[torch.Tensor] = []  # the operator gets these blocks: they are the last that were freed, and fit
+        for size in self._sizes.get(node, ()):
+            for _ in range(_MOST_BLOCKS):
+                block = torch.empty(size, dtype=torch.uint8, device="npu")
+                if not _meet(span_of(block.untyped_storage()), self._others):
+                    good.append(block)
+                    break
+                held.append(block)
+        return held
+
+
 class Footprint:
     """Where one captured graph writes.
 
     Args:
         pool: the memory pool that it was captured into.
-        written: everything that its operators returned.
+        written: everything that its operators returned, with the nodes that did.
         results: what it hands out.
     """
 
-    def __init__(self, pool: tuple[int, int], written: Iterable[Span], results: Iterable[Span]) -> None:
+    def __init__(
+        self, pool: tuple[int, int], written: Mapping[Span, Sequence[fx.Node]], results: Iterable[Span]
+    ) -> None:
         self.pool = pool
-        self.written = frozenset(written)
+        self.written = written
         self._results = frozenset(results)
         with _lock:
             _alive.add(self)
 
     def is_overwritten(self) -> bool:
         """Whether a replay of another living graph writes over these results."""
+        return any(_meet(span, self._results) for span in self._written_by_others())
+
+    def _written_by_others(self) -> list[Span]:
         with _lock:
             others = [other for other in _alive if other is not self and other.pool == self.pool]
-        return any(_meet(span, self._results) for other in others for span in other.written)
+        return [span for other in others for span in other.written]
+
+    def elsewhere(self) -> Elsewhere:
+        """What another capture of the same graph has to know to have its results where no other graph writes."""
+        sizes: dict[fx.Node, list[int]] = {}
+        for span in self._results:
+            for node in self.written.get(span, ()):
+                sizes.setdefault(node, []).append(span[1] - span[0])
+        return Elsewhere(sizes, self._written_by_others())
 
     def retire(self) -> None:
         """Count no more: the graph will not be replayed."""
@@ -76,18 +126,18 @@ class HasFootprint(Protocol):
 Graph = TypeVar("Graph", bound=HasFootprint)
 
 
-def apart(graph: Graph, capture: Callable[[], Graph]) -> Graph:
+def apart(graph: Graph, capture: Callable[[Elsewhere], Graph]) -> Graph:
     """The graph, or another capture of it, whose results no other graph overwrites; the last one tried where none is found.
 
     While a capture that will not do is kept, the place of its results is taken, so the next one gets another.
 
     Args:
         graph: just captured, and not replayed yet.
-        capture: captures it again.
+        capture: captures it again, with the results elsewhere.
     """
     unfit: list[Graph] = []
     while graph.footprint.is_overwritten() and len(unfit) < _ATTEMPTS:
         graph.footprint.retire()
         unfit.append(graph)
-        graph = capture()
+        graph = capture(graph.footprint.elsewhere())
     return graph

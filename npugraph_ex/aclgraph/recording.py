@@ -11,7 +11,7 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
-from npugraph_ex.aclgraph.footprint import Span, span_of
+from npugraph_ex.aclgraph.footprint import Elsewhere, Span, span_of
 from npugraph_ex.aclgraph.host_arguments import registered
 from npugraph_ex.aclgraph.host_updates import UpdatePlan
 from npugraph_ex.aclgraph.promises import CheckedRun
@@ -26,16 +26,24 @@ class Recording(CheckedRun):
         gm: the graph.
         plan: the calls that take host arguments anew at each replay.
         around: what has to happen around the run, see `scopes.around`.
+        elsewhere: where results may not lie; None where they may lie anywhere.
 
     Attributes:
         updates: the task groups made so far; None where nothing is updated.
-        written: where everything that its operators returned lies.
+        written: where everything that its operators returned lies, and which nodes returned it.
     """
 
-    def __init__(self, gm: fx.GraphModule, plan: UpdatePlan | None, around: Callable[[Runner], Runner]) -> None:
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        plan: UpdatePlan | None,
+        around: Callable[[Runner], Runner],
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
         super().__init__(gm)
         self.updates = Updates(plan) if plan is not None else None
-        self.written: set[Span] = set()
+        self.written: dict[Span, list[fx.Node]] = {}
+        self._elsewhere = elsewhere
         self._calls = plan.calls if plan is not None else {}
         self._around = around
 
@@ -48,11 +56,13 @@ class Recording(CheckedRun):
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node, and note where its result lies."""
+        held = self._elsewhere.make_room(n) if self._elsewhere is not None else []
         result = self._run_node(n)
+        held.clear()
         if n.op == "call_function":
             for leaf in pytree.tree_leaves(result):
                 if isinstance(leaf, torch.Tensor) and leaf.device.type == "npu":
-                    self.written.add(span_of(leaf.untyped_storage()))
+                    self.written.setdefault(span_of(leaf.untyped_storage()), []).append(n)
         return result
 
     def _run_node(self, n: fx.Node) -> Any:

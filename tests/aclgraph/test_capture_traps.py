@@ -96,6 +96,24 @@ def test_results_lie_where_no_other_graph_writes(count: int, attempts: int, monk
     agree(kept)
 
 
+def test_one_more_capture_finds_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks that would not do are taken out of the way, however many there are: nothing is copied for want of a place."""
+    monkeypatch.setattr(footprint, "_ATTEMPTS", 1)
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        parts = [x + number for number in range(12)]  # all alive at once, then free for whoever comes
+        total = torch.stack(parts).cumsum(0)[-1] * 2
+        return total * 3, total.exp2(), total - 1
+
+    graph, kept = compiled(function), Kept()
+    for _ in range(2):
+        x = random(64)
+        for have, want in zip(graph(x), function(x), strict=True):
+            kept.append((have, want))
+    assert not any(one.is_overwritten() for one in list(footprint._alive))
+    agree(kept)
+
+
 @pytest.fixture(scope="module")
 def copies_inside() -> Callable[[torch.Tensor], torch.Tensor]:
     """A custom operator whose kernel copies through the host."""
