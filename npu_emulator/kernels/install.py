@@ -12,6 +12,7 @@ from npu_emulator.kernels.auxiliary import COMPLETED
 from npu_emulator.kernels.collectives import collective_kernels
 from npu_emulator.kernels.composites import composite_kernels
 from npu_emulator.kernels.copies import copy_kernels
+from npu_emulator.kernels.eager_collectives import eager_collective_kernels
 from npu_emulator.kernels.formats import format_kernels
 from npu_emulator.kernels.generic import Kernel
 from npu_emulator.kernels.gradients import GRADIENTS
@@ -110,6 +111,8 @@ class Installer:
         }
         for name, other in others.items():
             self._register(name, other)
+        for name, eager in eager_collective_kernels().items():
+            self._register(name, eager, with_keyset=True)
         for name, composed in composite_kernels().items():
             for key in ("PrivateUse1", "AutogradPrivateUse1"):
                 self._register(name, composed, key)
@@ -128,14 +131,14 @@ class Installer:
         for form, kernel in workspace_kernels(name, compute, self._launcher).items():
             self._register(form, kernel)
 
-    def _register(self, name: str, kernel: Callable[..., Any], key: str = "PrivateUse1") -> None:
+    def _register(self, name: str, kernel: Callable[..., Any], key: str = "PrivateUse1", **how: bool) -> None:
         namespace, _, rest = name.partition("::")
         library = self._libraries.get(namespace)
         if library is None:
             library = self._libraries[namespace] = torch.library.Library(namespace, "IMPL")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # overriding is the purpose
-            library.impl(rest, kernel, key, allow_override=True)
+            library.impl(rest, kernel, key, allow_override=True, **how)
 
 
 class _Missing:

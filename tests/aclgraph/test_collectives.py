@@ -11,11 +11,13 @@ import npu_emulator
 
 _TWO_RANKS = """
 import json, os, sys, traceback
+from datetime import timedelta
 import npu_emulator
 npu_emulator.activate(quiet=True)
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as fc
+import torch.distributed._functional_collectives
+from npu_emulator.errors import KernelMissingError
 from npugraph_ex import scope
 from npugraph_ex.observe.graphs import graph_records
 
@@ -36,6 +38,7 @@ def whole(both, me):
         both[1],
         total + 1, total * 3,
         both[1 - me] + 5,
+        both[1 - me] + 6, both[1 - me] * 8,
         total * 7,
     ]
 
@@ -59,11 +62,16 @@ def work(rank, store, backend, told):
         first, second = [wait(part) for part in several]
         OPERATORS.isend(x + 5, 1 - rank, 0, name)
         from_other = wait(OPERATORS.irecv(torch.empty_like(x), 1 - rank, 0, name))
+        several = OPERATORS.batch_p2p_ops(       # one receives before it sends, and both list in the same order
+            ["irecv", "isend", "irecv", "isend"], 4 * [1 - rank], [1, 1, 2, 2],
+            [torch.empty_like(x), x + 6, torch.empty_like(x), x * 8], name,
+        )
+        third, fourth = wait(several[0]), wait(several[2])
         with scope.npu_stream_switch("side"):
             elsewhere = OPERATORS.all_reduce(x * 7, "sum", name)
         OPERATORS.all_reduce(x, "sum", name)     # of no use here, and the others take part in it
         return (summed, beside, gathered, mine, mean, largest, turned, given_by_one, first, second, from_other,
-                wait(elsewhere))
+                third, fourth, wait(elsewhere))
 
     fast = torch.compile(model, backend="npugraph_ex", dynamic=False, fullgraph=True)
     kept = []
@@ -89,7 +97,34 @@ def work(rank, store, backend, told):
             summed = given(0, call) + given(1, call) + 2
             have = fast(given(rank, call).npu())
             same.append([bool(torch.equal(have[0].cpu(), summed * 2) and torch.equal(have[1].cpu(), summed.repeat(2)))])
-    os.write(told, json.dumps([same, [record.fate for record in graph_records()]]).encode())
+
+    def to_other(x):                             # what the other sends lies in the buffer, as in eager mode
+        buffer = torch.zeros_like(x)
+        dist.isend(x + 1, 1 - rank)
+        dist.irecv(buffer, 1 - rank).wait()
+        return buffer * 2
+
+    fast = torch.compile(to_other, backend="npugraph_ex", dynamic=False, fullgraph=True)
+    with torch.no_grad(), torch._dynamo.config.patch(enable_p2p_compilation=True):
+        for call in range(3):
+            same.append([bool(torch.equal(fast(given(rank, call).npu()).cpu(), (given(1 - rank, call) + 1) * 2))])
+
+    x = torch.ones(2).npu()
+    calls = [                                    # what cannot run must not leave the others waiting
+        lambda: dist.all_reduce(x), lambda: dist.broadcast(x, 0), lambda: dist.barrier(),
+        lambda: dist.all_gather_into_tensor(torch.empty(4).npu(), x),
+        lambda: dist.send(x, 1) if rank == 0 else dist.recv(x, 0),
+    ]
+    refused = []
+    for call in calls:
+        try:
+            call()
+        except KernelMissingError as error:
+            refused.append(str(error))
+    os.write(told, json.dumps([same, [record.fate for record in graph_records()], refused]).encode())
+    done = dist.FileStore(store + ".done", 2)    # who ends first takes the connections of the other with it
+    done.set(str(rank), "")
+    done.wait([str(1 - rank)], timedelta(seconds=60))
 
 def both_ranks(backend):
     import tempfile
@@ -113,6 +148,11 @@ def both_ranks(backend):
     return [json.loads(os.read(ours, 100000)) for ours, _ in pipes]
 
 answer = both_ranks("hccl")
+
+# Another backend's eager calls are torch's own, as before.
+from torch.testing._internal.distributed.fake_pg import FakeStore
+dist.init_process_group("npu:fake", store=FakeStore(), rank=0, world_size=1)
+answer.append(type(dist.all_reduce(torch.ones(2).npu(), async_op=True)).__name__)
 """
 
 
@@ -120,8 +160,13 @@ answer = both_ranks("hccl")
 def test_two_processes(ask: Callable[..., Any]) -> None:
     """Each kind of collective, three calls: replays give what eager mode gives and what arithmetic says, on both sides.
 
-    The default group's backend is HCCL, as on hardware; another group's is gloo.
+    The default group's backend is HCCL, as on hardware; another group's is gloo. On HCCL's, eager calls are refused by every
+    process at once; on another backend's they are left alone.
     """
-    for same, fates in ask(_TWO_RANKS):
-        assert same == 3 * [12 * [True]] + 3 * [[True]]
-        assert fates == ["captured", "captured"]
+    *ranks, elsewhere = ask(_TWO_RANKS)
+    assert elsewhere == "FakeWork"
+    for same, fates, refused in ranks:
+        assert same == 3 * [14 * [True]] + 6 * [[True]]
+        assert fates == 3 * ["captured"]
+        assert len(refused) == 5
+        assert all("HCCL is not emulated" in said and "compile the function" in said for said in refused)
