@@ -10,7 +10,6 @@ import torch
 from torch import fx
 
 from npugraph_ex.passes import noop_removal
-from npugraph_ex.passes.aliases import tensor_leaves
 from npugraph_ex.passes.pass_ import PassContext
 
 _as_strided = torch.ops.aten.as_strided.default
@@ -26,10 +25,7 @@ def run(gm: fx.GraphModule, context: PassContext) -> None:
 
 
 def _storage_owner(node: fx.Node) -> fx.Node:
-    """Follow `as_strided` down to the first node that is something else, of the same dtype."""
+    """Follow `as_strided`, whose result has its input's dtype, down to the first node that is something else."""
     while node.op == "call_function" and node.target is _as_strided and isinstance(node.args[0], fx.Node):
-        below = node.args[0]
-        if [leaf.dtype for leaf in tensor_leaves(below)] != [leaf.dtype for leaf in tensor_leaves(node)]:
-            break
-        node = below
+        node = node.args[0]
     return node

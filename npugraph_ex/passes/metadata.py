@@ -47,16 +47,9 @@ def same_numbers(left: Iterable[object], right: Iterable[object]) -> bool:
 
 
 def difference(old: object, new: object) -> str | None:
-    """How ``new`` differs from ``old`` in shape, dtype, stride, device or kind; None when it does not."""
+    """How ``new`` differs from ``old`` in kind, or what of tensors differs besides their elements; None when nothing does."""
     if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
-        if not same_numbers(old.shape, new.shape):
-            return f"shape {list(new.shape)} instead of {list(old.shape)}"
-        for name in ("dtype", "device", "layout"):
-            if getattr(old, name) != getattr(new, name):
-                return f"{name} {getattr(new, name)} instead of {getattr(old, name)}"
-        if old.layout == torch.strided and not same_numbers(old.stride(), new.stride()):
-            return f"strides {list(new.stride())} instead of {list(old.stride())}"
-        return None
+        return _difference_of_tensors(old, new)
     if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
         if len(old) != len(new):
             return f"{len(new)} values instead of {len(old)}"
@@ -65,6 +58,20 @@ def difference(old: object, new: object) -> str | None:
     if isinstance(old, (int, float, *_SYMBOLIC)) and isinstance(new, (int, float, *_SYMBOLIC)):
         return None if _same_number(old, new) else f"{new} instead of {old}"
     return None if type(old) is type(new) else f"a {type(new).__name__} instead of a {type(old).__name__}"
+
+
+def _difference_of_tensors(old: torch.Tensor, new: torch.Tensor) -> str | None:
+    if not same_numbers(old.shape, new.shape):
+        return f"shape {list(new.shape)} instead of {list(old.shape)}"
+    for name in ("dtype", "device", "layout"):
+        if getattr(old, name) != getattr(new, name):
+            return f"{name} {getattr(new, name)} instead of {getattr(old, name)}"
+    if old.layout == torch.strided and not same_numbers(old.stride(), new.stride()):
+        return f"strides {list(new.stride())} instead of {list(old.stride())}"
+    for name in ("is_conj", "is_neg"):  # lazily conjugated or negated: other elements in the same bytes
+        if getattr(old, name)() != getattr(new, name)():
+            return f"{name}() {getattr(new, name)()} instead of {getattr(old, name)()}"
+    return None
 
 
 def _value_of(node: fx.Node) -> Any:

@@ -58,8 +58,8 @@ _ASK_FOR_THE_SHAPE = frozenset(
 )  # fmt: skip
 """Operators that want to know of a tensor how large it is, and not what is in it."""
 
-_OVERWRITE = frozenset({torch.ops.aten.copy_, torch.ops.aten.fill_, torch.ops.aten.zero_})
-"""In-place operators that do not read what they write, if it is not their other argument too."""
+_OVERWRITE = frozenset({torch.ops.aten.copy, torch.ops.aten.copy_, torch.ops.aten.fill_, torch.ops.aten.zero_})
+"""Operators that do not read their first argument, which they overwrite or (`copy`) give a successor of the same layout."""
 
 
 class _Slot(NamedTuple):

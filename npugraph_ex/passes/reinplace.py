@@ -93,9 +93,18 @@ class _Reinplacer:
 
     def _only_target_is_there(self, node: fx.Node, target: fx.Node) -> bool:
         """Whether ``node`` reads the destination's bytes as its first argument and in no other way."""
-        if any(self.memory.overlap(other, target) for other in node.all_input_nodes if other is not target):
+        others = [other for other in node.all_input_nodes if other is not target and self.memory.overlap(other, target)]
+        if not all(self._is_copied_to_itself(node, other, target) for other in others):
             return False
         return node.args.count(target) + list(node.kwargs.values()).count(target) == 1
+
+    def _is_copied_to_itself(self, node: fx.Node, values: fx.Node, target: fx.Node) -> bool:
+        """Whether ``node`` is `copy(target, values)` and the values were computed in the destination already."""
+        return (
+            node.target is _aten.copy.default
+            and self.memory.is_same(values, target)
+            and difference(_value(target), _value(values)) is None
+        )
 
     def _result_is_done_before(self, own: Region, first: Access | None, position: int) -> bool:
         """Whether the result is neither read nor written once ``first``, if it is there, overwrites the destination."""

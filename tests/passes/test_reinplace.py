@@ -56,6 +56,60 @@ def test_assignment_to_a_slice_is_restored() -> None:
     assert found.count("aten.copy_.default") == 1
 
 
+def assign(values: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Overwrite the whole input with what is computed from it, and read it."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x.copy_(values(x))
+        return x + 1
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (assign(lambda x: x * 2 + 1), ["mul_.Tensor", "add_.Tensor", "add.Tensor"]),
+        (lambda x: assign(lambda y: y * 3)(x + 1), ["add.Tensor", "mul_.Tensor", "add_.Tensor"]),
+        (
+            assign(lambda x: assign(lambda y: y * 3)(x).exp()),
+            ["mul_.Tensor", "add_.Tensor", "exp_.default", "add.Tensor"],
+        ),
+        (assign(lambda x: (x * 2).half()), ["mul_.Tensor", "_to_copy.default", "copy_.default", "add.Tensor"]),
+        (assign(lambda x: x.roll(1)), ["roll.default", "copy_.default", "add.Tensor"]),
+        (
+            assign(lambda x: (x + x.sum()) * x),
+            ["sum.default", "add.Tensor", "mul_.Tensor", "copy_.default", "add.Tensor"],
+        ),
+    ],
+    ids=["input", "intermediate", "twice", "other dtype", "no in-place form", "read once more"],
+)
+def test_assignment_to_the_whole(function: Callable[..., Any], expected: list[str]) -> None:
+    """`x.copy_(f(x))` does not read `x` but in `f`: what can work in place does, and the assignment costs nothing then."""
+    assert operators(function, random(4, 4)) == [f"aten.{name}" for name in expected]
+
+
+@pytest.mark.parametrize("written", [lambda x: x, lambda x: x * 2], ids=["input", "intermediate"])
+@pytest.mark.parametrize(
+    ("dtype", "lazily"), [(torch.complex64, torch.conj), (torch.float32, torch._neg_view)], ids=["conj", "neg"]
+)
+def test_the_same_bytes_read_otherwise_are_another_value(
+    dtype: torch.dtype, lazily: Callable[..., Any], written: Callable[..., Any]
+) -> None:
+    """A lazily conjugated or negated view lies in the very same bytes: assigning it is no copy of a value to itself."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = written(x)
+        y.copy_(lazily(y))
+        return torch.view_as_real(lazily(y).clone()) if dtype.is_complex else y * 3
+
+    x = torch.randn(4, 4, dtype=dtype, device=NPU)
+    assert "aten.copy_.default" in operators(function, x)
+    report = last_report()
+    assert report is not None
+    assert "rolled back" not in [record.outcome for record in report.passes]
+
+
 @pytest.mark.parametrize(
     ("name", "function", "kept"),
     [
