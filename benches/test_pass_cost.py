@@ -1,6 +1,6 @@
 """What all passes together cost by the number of nodes: between 1,000 and 16,000 nodes the time grows by at most 20 times.
 
-The gate is a ratio of two CPU times of one process, so that it holds on any machine.
+The gate is a ratio of two processor times of one thread, so that it holds on any machine.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from npugraph_ex.observe.report import PassReport
 from npugraph_ex.passes import pipeline
 
 AT_MOST = 20
+ROUNDS = 5
 aten = torch.ops.aten
 
 
@@ -70,24 +71,31 @@ def one_buffer(nodes: int) -> fx.GraphModule:
     return fx.GraphModule(torch.nn.Module(), build.graph)
 
 
-def cost(gm: fx.GraphModule, rounds: int) -> tuple[float, PassReport]:
-    """The shortest of several CPU times of the whole pipeline, and its last report."""
-    times = []
-    for _ in range(rounds):
-        graph = duplicate(gm)
-        inputs = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
-        gc.collect()
-        start = time.process_time()
-        report = pipeline.run(graph, inputs, Options())
-        times.append(time.process_time() - start)
-    return min(times), report
+def cost(gm: fx.GraphModule) -> tuple[float, PassReport]:
+    """The processor time of this thread for the whole pipeline, and its report."""
+    graph = duplicate(gm)
+    inputs = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
+    gc.collect()
+    start = time.thread_time()
+    report = pipeline.run(graph, inputs, Options())
+    return time.thread_time() - start, report
 
 
 def grows(make: Callable[[int], fx.GraphModule], record_property: Callable[[str, Any], None]) -> PassReport:
-    """Check the growth, and return the report on the larger graph."""
-    cost(make(100), 1)  # prepares the rules
-    few, _ = cost(make(1000), 3)
-    many, report = cost(make(16000), 2)
+    """Check the growth, and return the report on the larger graph.
+
+    A loaded machine makes processor time longer and never shorter, by caches and clocks that others share. So the shortest
+    times count, both sizes are measured in turns, and a ratio above the bar is measured again before it is believed.
+    """
+    cost(make(100))  # prepares the rules
+    small, large = make(1000), make(16000)
+    few = many = float("inf")
+    for _ in range(ROUNDS):
+        few = min(few, cost(small)[0], cost(small)[0])
+        seconds, report = cost(large)
+        many = min(many, seconds)
+        if many <= AT_MOST * few:
+            break
     record_property("seconds", {"1000": few, "16000": many})
     print(
         f"\n1000 nodes {few * 1e3:.0f} ms, {few:.2f} ms a node; 16000 nodes {many * 1e3:.0f} ms; {many / few:.1f} times"
