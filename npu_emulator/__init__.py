@@ -7,7 +7,8 @@ start themselves call `npu_emulator.activate()` before they import torch. Nothin
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from npu_emulator.activation import Emulator, activate, current, is_active, registry
 from npu_emulator.errors import (
@@ -26,8 +27,11 @@ if TYPE_CHECKING:
 
     from npu_emulator.clock.timeline import Timeline
     from npu_emulator.device import Resources
+    from npu_emulator.launch import Observer
     from npu_emulator.memory.report import MemoryFault
     from npu_emulator.races.report import Race
+
+_Kernel = TypeVar("_Kernel", bound="Callable[..., Any]")
 
 __all__ = [
     "ActivationError",
@@ -54,15 +58,24 @@ __all__ = [
 ]
 
 
-def register_kernel(name: str, kernel: Callable[..., Any]) -> None:
-    """Give an operator a kernel on the emulated device, before or after activation.
+@overload
+def register_kernel(name: str) -> Callable[[_Kernel], _Kernel]: ...
+@overload
+def register_kernel(name: str, kernel: _Kernel) -> _Kernel: ...
+def register_kernel(name: str, kernel: Any = None) -> Any:
+    """Give an operator a kernel on the emulated device, before or after activation; return the kernel.
+
+    Without `kernel` it is a decorator: `@register_kernel("mine::scale")`.
 
     Args:
         name: `namespace::operator` or `namespace::operator.overload`.
         kernel: a function with the operator's signature that takes CPU tensors and returns CPU tensors. Output shapes come
             from the operator's meta (fake) implementation, or from calling this function with meta tensors if it has none.
     """
+    if kernel is None:
+        return partial(register_kernel, name)
     registry.add(name, kernel)
+    return kernel
 
 
 def kernel_counts() -> dict[str, int]:
@@ -89,9 +102,11 @@ def null_kernels() -> Iterator[None]:
 
 @contextmanager
 def schedule(text: str) -> Iterator[None]:
-    """Run queued work inside the block by another schedule, for instance `lazy` or `random:7`; see `schedules`."""
-    emulator = current()
-    with switched(emulator.runtime, text, emulator.settings.schedule):
+    """Run queued work inside the block by another schedule, for instance `lazy` or `random:7`; see `schedules`.
+
+    Blocks nest: each goes back to the schedule around it.
+    """
+    with switched(current().runtime, text):
         yield
 
 
@@ -102,15 +117,15 @@ def every_order(program: Callable[[], Any], *, limit: int = 10_000) -> Iterator[
         program: launches work and waits for it; called once for each order, so it must start from the same state.
         limit: raise EmulatorError after so many runs.
     """
-    emulator = current()
-    yield from exhaust(emulator.runtime, program, emulator.settings.schedule, limit)
+    yield from exhaust(current().runtime, program, limit)
 
 
 @contextmanager
 def detect_races(*, stop_at_first: bool = False) -> Iterator[list[Race]]:
     """Look for data races between streams inside the block; yield the list that fills with them.
 
-    Graphs must be captured inside the block for their replays to be looked at.
+    Graphs must be captured inside the block for their replays to be looked at. Not together with `timeline`, and not
+    inside another such block.
 
     Args:
         stop_at_first: raise RaceError at the Python line that launches the second side of the first race.
@@ -119,15 +134,8 @@ def detect_races(*, stop_at_first: bool = False) -> Iterator[list[Race]]:
 
     emulator = current()
     detector = Detector(emulator.runtime, stop_at_first=stop_at_first)
-    before = emulator.launcher.observer
-    emulator.runtime.set_tracing(on=True)
-    emulator.launcher.observer = detector
-    try:
+    with _observed_by(emulator, detector):
         yield detector.races
-        detector.synchronised()
-    finally:
-        emulator.launcher.observer = before
-        emulator.runtime.set_tracing(on=before is not None)
 
 
 @contextmanager
@@ -162,14 +170,24 @@ def timeline() -> Iterator[Timeline]:
     from npu_emulator.clock.timeline import Timeline
 
     emulator = current()
-    if emulator.launcher.observer is not None:
-        raise EmulatorError("a timeline and a race check both read the runtime's log; use one at a time")
     found = Timeline(emulator.runtime)
-    emulator.runtime.set_tracing(on=True)
-    emulator.launcher.observer = found
-    try:
+    with _observed_by(emulator, found):
         yield found
-        found.synchronised()
+
+
+@contextmanager
+def _observed_by(emulator: Emulator, observer: Observer) -> Iterator[None]:
+    """Show an observer the block's launches and the runtime's log, which has one reader at a time."""
+    if emulator.launcher.observer is not None:
+        raise EmulatorError(
+            "a timeline or a race check (detect_races, --npu-races) is open already, and the runtime's log has one reader; "
+            "close the outer one first"
+        )
+    emulator.runtime.set_tracing(on=True)
+    emulator.launcher.observer = observer
+    try:
+        yield
+        observer.synchronised()
     finally:
         emulator.launcher.observer = None
         emulator.runtime.set_tracing(on=False)

@@ -120,6 +120,8 @@ class Runtime:
         self.shadow = self._declare("emu_shadow", u64, i32)
         self.stream_id = self._declare("emu_stream_id", i32, pointer)
         self._frees = u64.in_dll(self._held, "emu_frees")
+        self.schedule = parse("fifo")
+        """The schedule in force; `set_schedule` changes it."""
         self._runner: object = None
         self._seed_giver: object = None
         self._recorder: object = None
@@ -146,6 +148,7 @@ class Runtime:
         self._freed.emu_set_schedule(
             schedule.policy, ctypes.c_uint64(schedule.seed), schedule.depth, choices, ctypes.c_uint64(count)
         )
+        self.schedule = schedule
 
     def decisions(self) -> list[tuple[int, int]]:
         """Return (decided, among how many) for each decision since the schedule was set."""

@@ -53,16 +53,17 @@ def parse(text: str) -> Schedule:
 
 
 @contextmanager
-def switched(runtime: Runtime, text: str, back: str) -> Iterator[None]:
-    """Run the block under a schedule, then go `back`. Queued work is finished at both ends."""
+def switched(runtime: Runtime, text: str) -> Iterator[None]:
+    """Run the block under a schedule, then go back to the one before it. Queued work is finished at both ends."""
+    before = runtime.schedule
     runtime.set_schedule(parse(text))
     try:
         yield
     finally:
-        runtime.set_schedule(parse(back))
+        runtime.set_schedule(before)
 
 
-def exhaust(runtime: Runtime, program: Callable[[], Result], back: str, limit: int) -> Iterator[tuple[str, Result]]:
+def exhaust(runtime: Runtime, program: Callable[[], Result], limit: int) -> Iterator[tuple[str, Result]]:
     """Run `program` once under every order of its queued work; yield (schedule string, result).
 
     The program must wait for its results itself, and decide nothing by what a query answers. Raises EmulatorError after
@@ -71,7 +72,7 @@ def exhaust(runtime: Runtime, program: Callable[[], Result], back: str, limit: i
     prefix: list[int] = []
     for _ in range(limit):
         text = "choices:" + ".".join(map(str, prefix))
-        with switched(runtime, text, back):
+        with switched(runtime, text):
             result = program()
             decisions = runtime.decisions()
         yield "choices:" + ".".join(str(decided) for decided, _ in decisions), result

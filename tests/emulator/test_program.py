@@ -122,11 +122,16 @@ except npu_emulator.KernelMissingError as error:
     print(error)
 npu_emulator.register_kernel("npu::fast_gelu", lambda x: torch.nn.functional.gelu(x))
 print(torch.ops.npu.fast_gelu(x).cpu())
+@npu_emulator.register_kernel("npu::fast_gelu")
+def twice(x):
+    return x * 2
+print(torch.ops.npu.fast_gelu(x).cpu(), twice(21))
 """
     done = program(text, "--quiet")
     assert "npu::npu_sign_bits_pack" in done.stdout
     assert "npu_emulator.register_kernel" in done.stdout
     assert "0.84" in done.stdout, done.stderr
+    assert "tensor([2., 2., 2., 2.]) 42" in done.stdout, done.stderr
 
 
 def test_python_children_are_emulated_too(program: Program) -> None:

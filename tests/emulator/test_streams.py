@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from npu_emulator import schedule
+from npu_emulator import EmulatorError, detect_races, every_order, schedule, timeline
 
 SCHEDULES = ["fifo", "lazy", "random:1", "random:2", "pct:3:2"]
 
@@ -122,3 +122,49 @@ def test_threads_may_launch_at_once() -> None:
     for thread in threads:
         thread.join(timeout=60)
     assert results == {number: 16.0 * (number + 50) for number in range(4)}
+
+
+def test_schedules_nest() -> None:
+    """A block inside another goes back to the schedule around it, and so does a run through every order."""
+    x = torch.zeros(1, device="npu")
+    torch.npu.synchronize()
+
+    def is_lazy() -> bool:
+        side = torch.npu.Stream()
+        with torch.npu.stream(side):
+            x.add_(1)
+            event = side.record_event()
+        return not event.query()
+
+    assert not is_lazy()
+    with schedule("lazy"):
+        assert is_lazy()
+        with schedule("fifo"):
+            assert not is_lazy()
+        assert is_lazy()
+        assert len(list(every_order(x.cpu))) == 1
+        assert is_lazy()
+    assert not is_lazy()
+
+
+def test_one_reader_of_the_log_at_a_time() -> None:
+    """A race check inside a timeline or another check would take its log away: it is refused, and the outer one goes on."""
+    x = torch.zeros(4, device="npu")
+    with timeline() as clock:
+        with pytest.raises(EmulatorError, match="one reader"), detect_races():
+            pass
+        x.add_(1)
+    assert [span.name for span in clock.spans] == ["aten.add_.Tensor"]
+    side = torch.npu.Stream()
+    with detect_races() as races:
+        for inner in (detect_races, timeline):
+            with pytest.raises(EmulatorError, match="one reader"), inner():
+                pass
+        x.add_(1)
+        with torch.npu.stream(side):
+            x.mul_(2)
+    torch.npu.synchronize()
+    assert len(races) == 1
+    with detect_races() as later:
+        x.add_(1)
+    assert not later
