@@ -18,6 +18,7 @@ import torch
 from torch import fx
 from torch._guards import detect_fake_mode
 from torch._inductor.compile_fx import graph_returns_tuple, make_graph_return_tuple
+from torch._inductor.pattern_matcher import Match
 
 
 def patch_value_packs() -> type:
@@ -85,6 +86,23 @@ def check_value_packs() -> None:
     assert _unpack_meta(({"input": pack},), {"keyword": pack}) == ([{"input": pack.meta}], {"keyword": pack.meta})
     unpacked = _NpuGraphConverter._unpack_npu(object(), ({"input": pack},), {"keyword": pack})
     assert unpacked == ([{"input": pack.npu}], {"keyword": pack.npu})
+
+
+def register_fusion() -> Any:
+    """The client registers its fusions in this way: by keyword, with a list of real tensors, and a check of streams."""
+    import npugraph_ex as nge
+
+    def search(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(torch.neg(x))
+
+    def replace(x: torch.Tensor) -> torch.Tensor:
+        return torch.clamp(torch.neg(x), min=0)
+
+    def check(match: Match) -> bool:
+        return len({node.meta.get("stream_label") for node in match.nodes if node.op == "call_function"}) == 1
+
+    example = [torch.randn(2, 4, device="npu")]
+    return nge.register_replacement(search_fn=search, replace_fn=replace, example_inputs=example, extra_check=check)
 
 
 def compile_graph(

@@ -38,6 +38,7 @@ answer = graphs_so_far()
 SYMBOLS = (
     ("npugraph_ex", "CompilerConfig"),
     ("npugraph_ex", "get_npu_backend"),
+    ("npugraph_ex", "register_replacement"),
     ("npugraph_ex.configs.compiler_config", "_process_kwargs_options"),
     ("npugraph_ex.core._concrete_graph", "ValuePack"),
     ("npugraph_ex.core._concrete_graph", "_is_symlist"),
@@ -212,18 +213,29 @@ def test_value_packs_take_dicts_without_the_patch() -> None:
     client.check_value_packs()
 
 
-def _play(path: Path) -> None:
-    """Every call of the client, on a graph of one operator."""
+def _turned(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(torch.neg(x))
+
+
+def _play(path: Path, look: Callable[..., None] | None = None) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Every call of the client, on a graph of two operators that its fusion joins: what it compiled, and what it loaded."""
     client.check_value_packs()
-    with client.patched():
-        client.compile_graph(fx.symbolic_trace(torch.nn.ReLU()), [torch.ones(2, device="npu")], path)
-        client.load_graph(path)
+    with client.patched(), client.register_fusion():
+        graph = fx.symbolic_trace(_turned)
+        return client.compile_graph(graph, [torch.ones(2, device="npu")], path, look=look), client.load_graph(path)
 
 
 def test_the_client_plays_through(tmp_path: Path) -> None:
-    """The short play that the next test breaks works when nothing is broken."""
+    """The short play that the next test breaks works when nothing is broken: fused once, and equal values both times."""
+    seen: list[fx.GraphModule] = []
+    x = torch.tensor([1.0, -2.0], device="npu")
     with torch.no_grad():
-        _play(tmp_path / "graph")
+        compiled, loaded = _play(tmp_path / "graph", seen.append)
+        assert [compiled(x).tolist(), loaded(x)[0].tolist()] == [[0, 2], [0, 2]]
+    assert [node.target for node in seen[0].graph.nodes if node.op == "call_function"] == [
+        torch.ops.aten.neg.default,
+        torch.ops.aten.clamp.default,
+    ]
 
 
 @pytest.mark.parametrize(("module", "name"), SYMBOLS, ids=[name for _, name in SYMBOLS])
