@@ -133,6 +133,9 @@ class Attempt:
         match, _ = match_at(pattern, self.anchor)
         if not is_match(match):
             return str(match)
+        unequal = checks.sizes(match, tracing.named_symbols(examples))
+        if unequal is not None:
+            return unequal
         structured = dict(zip(self.rule.arguments, self.rule.structured(loose.kwargs), strict=True))
         match.kwargs = {**match.kwargs, **structured}
         return match

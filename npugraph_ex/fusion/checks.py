@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import operator
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import fx
 from torch._inductor.pattern_matcher import CallFunction, Match
 from torch._ops import OpOverload
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 
 from npugraph_ex.fusion import tracing
@@ -100,6 +102,16 @@ def wildcards(rule: PreparedRule, site: Site) -> str | None:
             return f"{name} is {value}, the pattern has a tensor"
         if name not in rule.tensors and isinstance(value, fx.Node):
             return f"{name} is the node {value}, the pattern has a number"
+    return None
+
+
+def sizes(match: Match, symbols: Mapping[str, torch.SymInt]) -> str | None:
+    """Where the pattern computes with a symbolic size of its inputs, the graph has that size and no other number."""
+    for name, symbol in symbols.items():
+        bound = match.kwargs.get(name, symbol)
+        value = bound.meta.get("val") if isinstance(bound, fx.Node) else bound
+        if not isinstance(value, (int, torch.SymInt)) or not statically_known_true(value == symbol):
+            return f"the match has {bound} where the pattern has the size {symbol}"
     return None
 
 

@@ -125,7 +125,7 @@ def _precise_pattern(rule: PreparedRule, examples: Sequence[Any]) -> PatternExpr
         search = tracing.trace_with_symbols(rule.rule.search, examples, rule.rule.trace_fn)
     except Exception as error:  # noqa: BLE001 - whatever a user's function raises on these inputs, it does not match
         return f"the search function does not accept these inputs: {type(error).__name__}: {error}"
-    names = [*(f"symbol_{number}" for number in range(len(tracing.symbols_of(examples)))), *rule.flat_names]
+    names = [*tracing.named_symbols(examples), *rule.flat_names]
     if tracing.matched_outputs(search.graph, len(names)) != rule.outputs:
         return "the search function gives other gradients for these inputs than for the example inputs"
     tracing.keep_outputs(search.graph, rule.outputs)

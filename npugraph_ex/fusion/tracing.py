@@ -117,6 +117,11 @@ def symbols_of(args: Sequence[Any]) -> list[torch.SymInt]:
     return list(seen.values())
 
 
+def named_symbols(args: Sequence[Any]) -> dict[str, torch.SymInt]:
+    """``symbols_of(args)`` by the names that they have in a pattern, whose matches bind each to a size of the graph."""
+    return {f"symbol_{number}": symbol for number, symbol in enumerate(symbols_of(args))}
+
+
 def trace_with_symbols(function: Callable[..., Any], args: Sequence[Any], trace_fn: TraceFn) -> fx.GraphModule:
     """As ``trace``, with the symbols of ``args`` as leading inputs.
 

@@ -144,6 +144,29 @@ def test_shapes_in_a_pattern_are_those_of_the_match() -> None:
     assert "the pattern has (35, 8)" in report.near_misses()[0].reason
 
 
+def test_a_size_in_a_pattern_is_the_same_size_of_the_match() -> None:
+    """Not a number that equals it in the first call, not another size, and not a tensor."""
+
+    def search(x: Any) -> Any:
+        return torch.mul(x, x.shape[0])
+
+    def replace(x: Any) -> Any:
+        return torch.div(x, 1 / x.shape[0])
+
+    def model(x: Any, y: Any) -> Any:
+        return x * x.shape[0], x * 4, x * x.shape[1], x * y, x * (x.shape[0] + 1)
+
+    examples = lambda: [half(4, 6)]  # noqa: E731 - as short as its use
+    gm = aot_graph(model, half(4, 6), half(4, 6), dynamic=True)
+    report = ours(gm, search, replace, examples)
+    (fusion,) = next(record.fusions for record in report.rules if record.fusions)
+    assert fusion.replaced == ("mul",)
+    assert fusion.guards == ()
+    assert "where the pattern has the size s" in report.near_misses()[0].reason
+    # With fixed sizes, 4 is the size.
+    assert ours(aot_graph(model, half(4, 6), half(4, 6)), search, replace, examples).fusions() == 2
+
+
 @pytest.fixture(autouse=True)
 def _no_compile_state() -> Iterator[None]:
     """Each test starts and ends without compiled code."""

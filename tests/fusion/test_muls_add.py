@@ -107,6 +107,10 @@ def product_of_tensors(x: Any, y: Any) -> Any:
     return x * y + y
 
 
+def scale_of_truth(x: Any, y: Any) -> Any:
+    return x * True + y
+
+
 def sum_with_a_number(x: Any, y: Any) -> Any:
     return x * 0.5 + 1
 
@@ -154,6 +158,7 @@ def scale_beyond_float16(x: Any, y: Any) -> Any:
 MUST_NOT_FUSE: dict[Callable[..., Any], str] = {
     product_used_otherwise: "mul is also used by mul_1", product_is_a_result: "mul is also a result of the graph",
     sum_with_alpha: "alpha is 2", product_scaled_by_alpha: "alpha is 2", product_of_tensors: "scale is the node",
+    scale_of_truth: "must not be a bool",
     sum_with_a_number: "y is 1, the pattern has a tensor", sum_of_two_dtypes: "floating-point tensors of one dtype",
     integers: "floating-point tensors of one dtype", difference: "", something_in_between: "", quotient: "",
     sum_then_product: "", turned_layout: "would have strides",
