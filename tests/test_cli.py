@@ -48,10 +48,16 @@ def test_python_runs_the_package_as_the_command() -> None:
 
 
 def test_options_prints_every_row(command: Command) -> None:
-    """The table has a row for each option."""
+    """The table has a row for each option, with its default and its place in TorchAir's config, each in its column."""
     done = command("options")
     assert done.returncode == 0
-    assert all(name in done.stdout for name in OPTION_TABLE)
+    rows = [[cell.strip() for cell in re.split("[│┃]", line)] for line in done.stdout.splitlines()]
+    printed = {row[1]: row for row in rows if len(row) > 6 and row[1] in OPTION_TABLE}
+    assert list(printed) == list(OPTION_TABLE)
+    for name, option in OPTION_TABLE.items():
+        assert printed[name][2] == repr(option.default)
+        assert option.kind.allowed.startswith(printed[name][3][:8])
+        assert printed[name][5].startswith(option.torchair[:8])
 
 
 def test_env_tells_device_and_name(command: Command) -> None:
@@ -259,6 +265,9 @@ def test_options_on_a_narrow_terminal_and_as_json(
     assert main(["options", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows.keys() == OPTION_TABLE.keys()
+    for name, option in OPTION_TABLE.items():
+        told = [rows[name][field] for field in ("default", "allowed", "meaning", "torchair", "inverted")]
+        assert told == [option.default, option.kind.allowed, option.meaning, option.torchair, option.inverted]
     assert rows["capture_limit"]["default"] == 64
     assert rows["inplace_pass"]["inverted"] is True
 

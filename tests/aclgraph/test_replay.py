@@ -190,6 +190,35 @@ def test_dtypes(dtype: torch.dtype) -> None:
     check(lambda x: torch.where(x != 0, x, torch.ones_like(x)), [(random(5, 3).to(dtype),) for _ in range(4)])
 
 
+@pytest.mark.parametrize("size", [(5, 3), (0, 3)], ids=["full", "empty"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int32, torch.bool, torch.complex64])
+def test_writes_in_every_dtype(dtype: torch.dtype, size: tuple[int, int]) -> None:
+    """Inputs of every dtype, without elements too, are written in place, concatenated and assigned to in part."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x.copy_(torch.where(x == y, x, y))
+        y[:, 1:] = x[:, :1]
+        return torch.cat([x, y == x, y]), y
+
+    check(function, [tuple((random(*size) * 2).to(dtype) for _ in "xy") for _ in range(3)])
+
+
+def test_lazily_conjugated_inputs() -> None:
+    """A conjugated view among the inputs, written or only read, is not taken for the bytes it lies in."""
+
+    def function(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        state.mul_(1 + 2j).add_(x)
+        return x * 2
+
+    graph = compiled(function)
+    for call in range(4):
+        x, base = random(4, dtype=torch.complex64) * 1j + 1, random(4, dtype=torch.complex64) * 1j
+        twin = base.clone()
+        given, state, other = (value.conj() if call < 3 else value for value in (x, base, twin))
+        torch.testing.assert_close(graph(given, state), function(given, other), rtol=0, atol=0)
+        torch.testing.assert_close(base.cpu(), twin.cpu(), rtol=0, atol=0)
+
+
 def test_view_of_one_of_two_aliased_inputs() -> None:
     """A returned view of an argument that shares memory with a written one has the right elements (torch alone fails)."""
 
