@@ -107,17 +107,24 @@ EMU_API aclError aclrtGetLogicDevIdByUserDevId(const int32_t user, int32_t* cons
     *logic = user;
     return ACL_SUCCESS;
 }
+constexpr int64_t kL2Bytes = int64_t{192} << 20;  // of the 910B
 EMU_API aclError aclrtGetDeviceInfo(uint32_t, aclrtDevAttr attribute, int64_t* value) {
     if (attribute == ACL_DEV_ATTR_L2_CACHE_SIZE) {
-        *value = int64_t{192} << 20;  // of the 910B
+        *value = kL2Bytes;
         return ACL_SUCCESS;
     }
     *value = default_cores(attribute == ACL_DEV_ATTR_VECTOR_CORE_NUM ? ACL_RT_DEV_RES_VECTOR_CORE : ACL_RT_DEV_RES_CUBE_CORE);
     return ACL_SUCCESS;
 }
-EMU_API aclError aclGetDeviceCapability(uint32_t, aclDeviceInfo, int64_t* value) {
-    *value = default_cores(ACL_RT_DEV_RES_CUBE_CORE);
-    return ACL_SUCCESS;
+EMU_API aclError aclGetDeviceCapability(uint32_t, aclDeviceInfo info, int64_t* value) {
+    switch (info) {
+        case ACL_DEVICE_INFO_AI_CORE_NUM: *value = default_cores(ACL_RT_DEV_RES_CUBE_CORE); return ACL_SUCCESS;
+        case ACL_DEVICE_INFO_VECTOR_CORE_NUM: *value = default_cores(ACL_RT_DEV_RES_VECTOR_CORE); return ACL_SUCCESS;
+        case ACL_DEVICE_INFO_L2_SIZE: *value = kL2Bytes; return ACL_SUCCESS;
+        default:
+            return fail(ACL_ERROR_RT_PARAM_INVALID, "aclGetDeviceCapability: the emulated device knows its cores and its L2 size, not " +
+                                                        std::to_string(info));
+    }
 }
 
 EMU_API aclError aclrtGetDeviceResLimit(int32_t device, aclrtDevResLimitType type, uint32_t* value) {

@@ -103,6 +103,17 @@ def test_cores_are_a_budget_too() -> None:
         runtime.set_cores(cube=24, vector=48)
 
 
+def test_the_properties_of_a_device_are_those_it_was_given(program: Program) -> None:
+    """Cores of each kind, memory and the L2 cache, as `get_device_properties` gives them."""
+    text = """
+import torch
+found = torch.npu.get_device_properties(0)
+print(found.cube_core_num, found.vector_core_num, found.total_memory >> 30, found.L2_cache_size >> 20)
+"""
+    done = program(text, "--quiet", "--cube-cores", "20", "--vector-cores", "40", "--memory-gb", "3")
+    assert done.stdout == "20 40 3 192\n", done.stdout + done.stderr
+
+
 def test_a_graph_s_cost_is_counted() -> None:
     """Tasks, events and the bytes that the capture took for its pool; a graph in another's pool takes none."""
     x = torch.ones(1 << 20, device="npu")
