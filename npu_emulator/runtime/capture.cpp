@@ -83,7 +83,7 @@ EMU_API aclError aclmdlRICaptureBegin(aclrtStream handle, aclmdlRICaptureMode mo
     Stream* stream = resolve(handle);
     if (handle == nullptr || stream == s.default_stream[stream->device])
         return fail(ACL_ERROR_RT_STREAM_CAPTURE_IMPLICIT, "the default stream cannot be captured; capture on a stream of your own");
-    if (stream->capture) return fail(ACL_ERROR_RT_STREAM_CAPTURED, "this stream is being captured already");
+    if (stream->capture) return fail(ACL_ERROR_RT_STREAM_CAPTURED, "this stream is being captured already; end that capture first, or begin this one on another stream");
     if (const aclError none = no_stream_left("aclmdlRICaptureBegin")) return none;
     auto graph = std::make_shared<Graph>();
     graph->id = ++s.next_graph;
@@ -103,13 +103,13 @@ EMU_API aclError aclmdlRICaptureEnd(aclrtStream handle, aclmdlRI* model) {
     Lock lock(s.mutex);
     Stream* stream = resolve(handle);
     *model = nullptr;
-    if (!stream->capture) return fail(ACL_ERROR_RT_STREAM_NOT_CAPTURED, "this stream is not being captured");
+    if (!stream->capture) return fail(ACL_ERROR_RT_STREAM_NOT_CAPTURED, "this stream is not being captured; begin a capture on it first");
     const GraphRef graph = stream->capture;
     if (graph->streams[graph->origin] != stream)
-        return fail(ACL_ERROR_RT_STREAM_CAPTURE_UNMATCHED, "the capture did not begin on this stream");
+        return fail(ACL_ERROR_RT_STREAM_CAPTURE_UNMATCHED, "the capture did not begin on this stream; end it on the stream that began it");
     leave_capture(*graph);
     if (graph->status != ACL_MODEL_RI_CAPTURE_STATUS_ACTIVE)
-        return fail(ACL_ERROR_RT_MODEL_CAPTURED, "an earlier error invalidated this capture");
+        return fail(ACL_ERROR_RT_MODEL_CAPTURED, "an earlier error invalidated this capture; mend that one and capture again");
     graph->status = ACL_MODEL_RI_CAPTURE_STATUS_NONE;
     for (uint32_t lane = 0; lane < graph->lanes.size(); ++lane) {
         if (lane == graph->origin || joined(*graph, lane)) continue;

@@ -8,7 +8,7 @@ using namespace emu;
 namespace {
 
 aclError forbidden(const char* name) {
-    return fail(ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT, std::string(name) + ": not permitted while a stream is being captured");
+    return fail(ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT, std::string(name) + ": not permitted while a stream is being captured; move it out of the captured region");
 }
 
 aclError create_stream(aclrtStream* handle, uint32_t priority) {
@@ -88,7 +88,7 @@ EMU_API aclError aclrtSynchronizeStream(aclrtStream stream) {
     return synchronise("aclrtSynchronizeStream", [&](Lock& lock) {
         Stream* wanted = resolve(stream);
         if (wanted->capture)  // whatever the mode: its work will not run before a replay
-            return fail(ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT, "aclrtSynchronizeStream: this stream is being captured");
+            return fail(ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT, "aclrtSynchronizeStream: this stream is being captured; move it out of the captured region");
         return wait_for_stream(lock, wanted);
     });
 }
