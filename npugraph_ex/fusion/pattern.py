@@ -59,6 +59,8 @@ class SchemaCall(CallFunction):
         arguments = zip(names, self.args, effective_arguments(node), strict=True)
         for position, (name, pattern, value) in enumerate(arguments):
             failed = _match_value(pattern, value, ctx, match)
+            if failed is None and _promotes_otherwise(pattern, value, node, position):
+                failed = FailedMatch("differs")
             if failed is not None and failed.format_string == "differs":
                 text = "{}: {} is {}, the pattern has {}"
                 # The position tells a report how far matching came.
@@ -119,6 +121,16 @@ def _same_constant(pattern: Any, value: Any) -> bool:
         numbers = isinstance(value, (int, torch.SymInt)) and isinstance(pattern, (int, torch.SymInt))
         return numbers and statically_known_true(value == pattern)
     return not isinstance(value, fx.Node) and type(value) in (type(pattern), int, float, bool) and value == pattern
+
+
+def _promotes_otherwise(pattern: Any, value: Any, node: fx.Node, position: int) -> bool:
+    """Whether equal numbers, as 2 and 2.0 are, make results of different dtypes: beside integers and bools they do."""
+    if type(value) is type(pattern) or not {type(value), type(pattern)} <= {bool, int, float}:
+        return False
+    if not isinstance(node.target._schema.arguments[position].type, (torch.NumberType, torch.TensorType)):  # type: ignore[union-attr]
+        return False
+    values = [source.meta.get("val") for source in node.all_input_nodes]
+    return not any(isinstance(v, torch.Tensor) and (v.is_floating_point() or v.is_complex()) for v in values)
 
 
 class _Converter:

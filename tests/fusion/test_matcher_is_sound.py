@@ -167,6 +167,23 @@ def test_a_size_in_a_pattern_is_the_same_size_of_the_match() -> None:
     assert ours(aot_graph(model, half(4, 6), half(4, 6)), search, replace, examples).fusions() == 2
 
 
+@pytest.mark.parametrize(("dtype", "fusions"), [(torch.int32, 1), (torch.float16, 2)])
+def test_an_equal_number_of_another_type_promotes_otherwise(dtype: torch.dtype, fusions: int) -> None:
+    """An int32 times 2 may overflow, times 2.0 it is a float; a float16 times 2 is the same as times 2.0."""
+
+    def search(x: Any) -> Any:
+        return torch.mul(x, 2) > 0
+
+    def replace(x: Any) -> Any:
+        return torch.add(x, x) > 0
+
+    examples = lambda: [torch.empty(4, dtype=dtype, device="npu")]  # noqa: E731 - as short as its use
+    gm = aot_graph(lambda x: (x * 2 > 0, x * 2.0 > 0), *examples())
+    report = ours(gm, search, replace, examples)
+    assert report.fusions() == fusions
+    assert [miss.reason for miss in report.near_misses()] == ["mul_1: other is 2.0, the pattern has 2"][: 2 - fusions]
+
+
 @pytest.fixture(autouse=True)
 def _no_compile_state() -> Iterator[None]:
     """Each test starts and ends without compiled code."""
