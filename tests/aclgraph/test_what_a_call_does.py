@@ -1,0 +1,65 @@
+"""A replayed call checks, copies, launches and hands out; beyond that it does nothing at all."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from device_helpers import NPU, compiled, random
+
+import npu_emulator
+import npugraph_ex
+
+_OURS, _DEVICE = (str(Path(package.__file__).parent) for package in (npugraph_ex, npu_emulator))
+_MODULES = {"compiled", "inputs", "places", "stable", "instances", "captured", "outputs"}
+_CHECK = {"_npu_getCurrentStream", "_tensors_data_ptrs_at_indices_equal", "__exit__"}  # the last is the lock's
+_WATCH = {"data_ptr", "stride", "add", "min"}  # whether the inputs that are copied come to rest
+_WORK = {"copy_", "replay", "detach"}
+
+
+def profiled(call: Callable[[], object]) -> tuple[set[str], Counter[str]]:
+    """Which modules of this library run in ``call``, and what they call that is neither theirs nor the device's."""
+    modules: set[str] = set()
+    called: Counter[str] = Counter()
+
+    def note(frame: FrameType, event: str, given: Any) -> None:
+        caller = frame if event == "c_call" else frame.f_back
+        here = frame.f_code.co_filename.startswith(_OURS)
+        if event == "call" and frame.f_code.co_filename.startswith(_DEVICE):
+            return
+        if event == "call" and here:
+            modules.add(Path(frame.f_code.co_filename).stem)
+        if caller is None or not caller.f_code.co_filename.startswith(_OURS):
+            return
+        if event == "c_call":
+            called[given.__name__] += 1
+        elif event == "call" and not here:
+            called[frame.f_code.co_qualname] += 1
+
+    earlier = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(earlier)
+    return modules, called
+
+
+def test_a_replayed_call_does_nothing_else() -> None:
+    """No logging, no strings, no question to the device but which stream is current; each once, however many parameters."""
+    for layers in (1, 12):
+        model = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(layers)]).to(NPU)
+        with torch.no_grad():
+            graph, inputs = compiled(model), [random(3, 4) for _ in range(24)]
+            for x in inputs[:-1]:
+                graph(x)
+            modules, called = profiled(partial(graph, inputs[-1]))
+        assert modules <= _MODULES
+        assert set(called) - _WATCH == _CHECK | _WORK
+        assert set(called.values()) == {1}
