@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch._subclasses.fake_tensor import FakeTensor
 
 from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph import _npu_private, scopes
@@ -103,12 +103,17 @@ def _preparing(runner: scopes.Runner, kernels: StaticKernels | None) -> scopes.R
 def _refuse_subclasses(example_inputs: Sequence[Any], names: Sequence[str] | None) -> None:
     """A captured graph replays kernels on plain memory; what a subclass does in Python would happen at capture only."""
     for position, value in enumerate(example_inputs):
-        if isinstance(value, torch.Tensor) and is_traceable_wrapper_subclass(value):
+        if isinstance(value, torch.Tensor) and _has_dispatch_of_its_own(value):
             name = names[position] if names else f"input {position}"
             raise CaptureError(
                 f"{name} is a {type(value).__name__}, a tensor subclass; this compiler takes plain tensors. "
                 "Compile with torch.compile, which takes the subclass apart first"
             )
+
+
+def _has_dispatch_of_its_own(value: torch.Tensor) -> bool:
+    """Whether operators on ``value`` run code of its class; a parameter, or a subclass with methods only, is plain memory."""
+    return type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ and not isinstance(value, FakeTensor)
 
 
 def invalidate() -> int:

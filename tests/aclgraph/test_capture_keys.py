@@ -210,15 +210,23 @@ def test_invalidate_captures_anew() -> None:
 
 
 def test_a_tensor_subclass_is_refused_by_name() -> None:
-    """An AOT graph handed over with a subclass among its inputs is refused, naming the input and the type."""
+    """An AOT graph handed over with a subclass among its inputs is refused, naming the input and the type.
+
+    Whether or not torch can take it apart; a parameter is plain memory and no such subclass.
+    """
     from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.testing._internal.logging_tensor import LoggingTensor
     from torch.testing._internal.two_tensor import TwoTensor
 
     from npugraph_ex import compile_fx
 
     gm = make_fx(lambda x: [x + 1])(random(3))
-    with pytest.raises(CaptureError, match="x_1 is a TwoTensor"):
-        compile_fx(gm, [TwoTensor(random(3), random(3))])
+    for value in (TwoTensor(random(3), random(3)), LoggingTensor(random(3))):
+        with pytest.raises(CaptureError, match=f"x_1 is a {type(value).__name__}"):
+            compile_fx(gm, [value])
+    weight = torch.nn.Parameter(random(3), requires_grad=False)
+    (result,) = compile_fx(gm, [weight])(weight)
+    torch.testing.assert_close(result.cpu(), weight.cpu() + 1)
 
 
 def test_frozen_parameters_are_not_compared() -> None:
