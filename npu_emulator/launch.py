@@ -311,6 +311,15 @@ class Launcher:
         if self.observer is not None:
             self.observer.synchronised()
 
+    def refuse_in_capture(self, device: int, what: str) -> None:
+        """Raise if a capture forbids an operation that blocks the host; nothing is waited for."""
+        if self.runtime.may_not_block(self._raw_stream(device)):
+            raise RuntimeError(
+                f"{what} blocks the host, which is not permitted while a stream is being captured (ACL error "
+                f"{CAPTURE_FORBIDS}); move it out of the captured region, or copy from pinned memory with "
+                f"non_blocking=True. Python line: {python_line()}"
+            )
+
     # -- counting -------------------------------------------------------------------------------------------------------
 
     def counts(self) -> dict[str, int]:

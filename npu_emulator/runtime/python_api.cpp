@@ -97,12 +97,24 @@ EMU_API int emu_launch(void* handle, uint64_t kernel, uint32_t op) {
 }
 
 // Waits for a stream on behalf of a host read. Refused while a capture forbids it.
+namespace {
+
+// No mode permits waiting for a stream that is itself being captured: its work will not run before a replay.
+bool may_not_block(const Stream* stream, Lock& lock) { return stream->capture || capture_forbids_here(lock); }
+
+}  // namespace
+
+// Tells whether a capture forbids the calling thread an operation that blocks the host until a stream is idle.
+EMU_API int emu_may_not_block(void* handle) {
+    Lock lock(state().mutex);
+    return may_not_block(resolve(handle), lock);
+}
+
 EMU_API int emu_wait(void* handle) {
     State& s = state();
     Lock lock(s.mutex);
-    // No mode permits waiting for a stream that is itself being captured: its work will not run before a replay.
     Stream* stream = resolve(handle);
-    if (stream->capture || capture_forbids_here(lock)) return ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT;
+    if (may_not_block(stream, lock)) return ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT;
     const aclError status = wait_for_stream(lock, stream);
     return status == ACL_SUCCESS ? take_failure(lock) : status;
 }

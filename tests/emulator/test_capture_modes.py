@@ -15,6 +15,12 @@ def read_elsewhere() -> float:
         return torch.ones(3, device="npu").sum().item()
 
 
+def copy_elsewhere() -> float:
+    """Copy from the host to a stream other than the captured one, blocking."""
+    with torch.npu.stream(torch.npu.Stream()):
+        return float(torch.ones(3).to("npu").numel())
+
+
 def outcome(action: Callable[[], object], *, other_thread: bool) -> str:
     """Tell how an action ends in this or another thread: `fine`, or the code it is refused with."""
     found: list[str] = []
@@ -41,13 +47,14 @@ def outcome(action: Callable[[], object], *, other_thread: bool) -> str:
     [("global", "107030", "107030"), ("thread_local", "107030", "fine"), ("relaxed", "fine", "fine")],
 )
 def test_who_may_read_during_a_capture(mode: str, here: str, there: str) -> None:
-    """`global` forbids host reads to every thread, `thread_local` to the capturing one, `relaxed` to none."""
+    """`global` forbids reads and blocking copies to every thread, `thread_local` to the capturing one, `relaxed` to none."""
     x = torch.ones(3, device="npu")
     graph = torch.npu.NPUGraph()
     with torch.npu.graph(graph, capture_error_mode=mode):
         y = x + 1
-        assert outcome(read_elsewhere, other_thread=False) == here
-        assert outcome(read_elsewhere, other_thread=True) == there
+        for action in (read_elsewhere, copy_elsewhere):
+            assert outcome(action, other_thread=False) == here
+            assert outcome(action, other_thread=True) == there
     graph.replay()
     assert y.cpu().tolist() == [2, 2, 2]
 
@@ -97,7 +104,7 @@ def test_a_wait_across_captures_is_refused_and_ruins_the_other() -> None:
         event.record(one)
         with torch.npu.stream(two):
             second.capture_begin()
-            with pytest.raises(RuntimeError, match=r"(?s)107032.*another capture"):
+            with pytest.raises(RuntimeError, match=r"(?s)107032.*another capture.*record the event in this one"):
                 event.wait(two)
             second.capture_end()
         with pytest.raises(RuntimeError, match="107026"):

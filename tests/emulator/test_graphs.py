@@ -90,6 +90,31 @@ def test_host_reads_in_a_capture_are_107030(operation: str) -> None:
     assert x.sum().item() == 3
 
 
+@pytest.mark.parametrize("spelling", ["copy_", "tensor", "to"])
+def test_blocking_copies_from_the_host_in_a_capture_are_107030(spelling: str) -> None:
+    """A copy from the host that blocks is refused with the operation and the line; the device stays usable."""
+    x, host = torch.ones(3, device="npu"), torch.arange(3.0)
+    action = {
+        "copy_": lambda: x.copy_(host),
+        "tensor": lambda: torch.tensor([1.0, 2.0], device="npu"),
+        "to": lambda: host.to("npu"),
+    }[spelling]
+    refused = r"(?s)aten\.copy_\.default from the host.*107030.*move it out of the captured region.*test_graphs\.py"
+    with pytest.raises(RuntimeError, match=refused), torch.npu.graph(torch.npu.NPUGraph()):
+        action()
+    assert x.sum().item() == 3
+
+
+def test_a_copy_from_pinned_memory_that_does_not_block_is_captured() -> None:
+    """`non_blocking=True` from pinned memory is a task of the graph: each replay reads the buffer anew."""
+    buffer = torch.tensor([1.0, 2.0]).pin_memory()
+    graph, y = captured(lambda: buffer.to("npu", non_blocking=True) * 10)
+    for values in ([1.0, 2.0], [3.0, 4.0]):
+        buffer.copy_(torch.tensor(values))
+        graph.replay()
+        assert y.cpu().tolist() == [value * 10 for value in values]
+
+
 def test_random_numbers_differ_from_replay_to_replay() -> None:
     """A captured random operator draws new numbers each time, reproducibly from the seed."""
     graph, y = captured(lambda: torch.rand(64, device="npu"))
