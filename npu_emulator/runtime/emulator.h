@@ -223,6 +223,8 @@ aclError append(Stream* stream, Task task, Lock& lock);
 int32_t device_of(const void* pointer);
 bool is_pinned_host(const void* pointer);
 bool is_outside_allocations(const void* pointer, size_t bytes);
+// The message of 507011, with `what` its subject and verb: "aclrtMemcpy reads".
+std::string outside_allocations(const char* what, const void* pointer, size_t bytes);
 
 // bytes never written (shadow.cpp)
 void clear_unwritten(const void* pointer, size_t bytes);

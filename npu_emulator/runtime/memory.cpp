@@ -132,6 +132,15 @@ bool is_outside_allocations(const void* pointer, size_t bytes) {
     return false;
 }
 
+std::string outside_allocations(const char* what, const void* pointer, size_t bytes) {
+    char text[224];
+    snprintf(text, sizeof text,
+             "%s %zu bytes at %p, which no live allocation holds (freed, or past an end); "
+             "keep the memory allocated until the copy or fill has run, and check its size",
+             what, bytes, pointer);
+    return text;
+}
+
 bool is_pinned_host(const void* pointer) {
     const auto* address = static_cast<const char*>(pointer);
     std::lock_guard<std::mutex> guard(arena_mutex);
@@ -248,9 +257,7 @@ aclError blocking(const char* name) {
 // A synchronous copy finds a bad address at once, by the code with which an asynchronous one would surface later.
 aclError somebodys(const char* what, const void* pointer, size_t bytes) {
     if (!is_outside_allocations(pointer, bytes)) return ACL_SUCCESS;
-    char text[160];
-    snprintf(text, sizeof text, "%s %zu bytes at %p, which no live allocation holds (freed, or past an end)", what, bytes, pointer);
-    return fail(ACL_ERROR_RT_MODEL_EXECUTE, text);
+    return fail(ACL_ERROR_RT_MODEL_EXECUTE, outside_allocations(what, pointer, bytes));
 }
 
 }  // namespace

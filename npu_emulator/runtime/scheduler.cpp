@@ -46,11 +46,9 @@ class WithoutGil {
 // surfaces at the next synchronisation, as on hardware.
 aclError check_address(const char* what, const void* pointer, size_t bytes) {
     if (!is_outside_allocations(pointer, bytes)) return ACL_SUCCESS;
-    char text[160];
-    snprintf(text, sizeof text, "%s %zu bytes at %p, which no live allocation holds (freed, or past an end)", what, bytes, pointer);
     State& s = state();
     Lock lock(s.mutex);
-    if (s.failure == ACL_SUCCESS) s.failure_message = text;
+    if (s.failure == ACL_SUCCESS) s.failure_message = outside_allocations(what, pointer, bytes);
     return ACL_ERROR_RT_MODEL_EXECUTE;
 }
 
@@ -267,10 +265,12 @@ aclError wait_until(Lock& lock, Predicate finished, Stream* wanted) {
         if (!s.busy) {
             if (step(lock, wanted)) continue;
             return fail(ACL_ERROR_RT_STREAM_SYNC_TIMEOUT,
-                        "deadlock: the host waits for a stream whose next task waits for something that nothing queued will signal");
+                        "deadlock: the host waits for a stream whose next task waits for something that nothing queued will signal; "
+                        "record the event, or write the value, that the stream waits for before synchronising");
         }
         if (s.owner == std::this_thread::get_id())
-            return fail(ACL_ERROR_RT_TASK_TYPE_NOT_SUPPORT, "a kernel or host function may not wait for the device that runs it");
+            return fail(ACL_ERROR_RT_TASK_TYPE_NOT_SUPPORT, "a kernel or host function may not wait for the device that runs it; "
+                                                            "synchronise from the program, after the launch");
         lock.unlock();
         {
             // The GIL is given up before, and taken back after, this scope holds the lock: never both at once.

@@ -180,7 +180,8 @@ EMU_API aclError aclrtStreamWaitEvent(aclrtStream stream_handle, aclrtEvent hand
             }
             if (stream->capture != graph) {
                 graph->status = ACL_MODEL_RI_CAPTURE_STATUS_INVALIDATED;
-                return fail(ACL_ERROR_STREAM_CAPTURE_CONFLICT, "a stream being captured waited for an event of another capture");
+                return fail(ACL_ERROR_STREAM_CAPTURE_CONFLICT, "a stream being captured waited for an event of another capture; "
+                                                               "end that capture first, or record the event in this one");
             }
             return append(stream, std::move(task), lock);
         }
@@ -228,14 +229,15 @@ EMU_API aclError aclrtEventElapsedTime(float* milliseconds, aclrtEvent first, ac
     const auto* from = static_cast<Event*>(first);
     const auto* to = static_cast<Event*>(last);
     if (!from->ticket || !to->ticket || !from->ticket->done || !to->ticket->done)
-        return fail(ACL_ERROR_RT_EVENT_NOT_COMPLETE, "elapsed time wants two events that were recorded and have completed");
+        return fail(ACL_ERROR_RT_EVENT_NOT_COMPLETE, "elapsed time wants two events that were recorded and have completed; "
+                                                     "record both and synchronise the later one first");
     *milliseconds = static_cast<float>(to->ticket->milliseconds - from->ticket->milliseconds);
     return ACL_SUCCESS;
 }
 EMU_API aclError aclrtEventGetTimestamp(aclrtEvent handle, uint64_t* microseconds) {
     Lock lock(state().mutex);
     const auto* event = static_cast<Event*>(handle);
-    if (!event->ticket || !event->ticket->done) return fail(ACL_ERROR_RT_EVENT_TIMESTAMP_INVALID, "the event has not completed");
+    if (!event->ticket || !event->ticket->done) return fail(ACL_ERROR_RT_EVENT_TIMESTAMP_INVALID, "the event has not completed; record it and synchronise it before asking for its time");
     *microseconds = static_cast<uint64_t>(event->ticket->milliseconds * 1000.0);
     return ACL_SUCCESS;
 }

@@ -70,7 +70,9 @@ def test_devices_times_and_sizes_that_are_not_there(acl: ctypes.CDLL) -> None:
     assert b"NPU_EMULATOR_MEMORY_GB" in acl.aclGetRecentErrMsg()
     assert acl.aclrtCreateEvent(ctypes.byref(event)) == 0
     assert acl.aclrtEventElapsedTime(ctypes.byref(elapsed), event, event) == 507006
+    assert b"record both and synchronise" in acl.aclGetRecentErrMsg()
     assert acl.aclrtEventGetTimestamp(event, ctypes.byref(stamp)) == 107006
+    assert b"record it and synchronise it" in acl.aclGetRecentErrMsg()
     assert acl.aclrtDestroyEvent(event) == 0
 
 
@@ -81,7 +83,7 @@ def test_waiting_for_what_nothing_will_signal_is_507046(acl: ctypes.CDLL, stream
     with torch.npu.stream(side):
         event.wait(side)
         x = torch.ones(2, device="npu") + 1
-    with pytest.raises(RuntimeError, match=r"(?s)507046.*deadlock"):
+    with pytest.raises(RuntimeError, match=r"(?s)507046.*deadlock.*record the event.*before synchronising"):
         side.synchronize()
     event.record(torch.npu.current_stream())
     side.synchronize()
@@ -131,6 +133,7 @@ def test_a_host_function_may_not_wait_for_its_device(acl: ctypes.CDLL, streams: 
         assert acl.aclrtSynchronizeStream(streams[0]) == 0
     assert answers[:2] == [507009, 507009]
     assert b"may not wait for the device that runs it" in answers[2]
+    assert b"synchronise from the program" in answers[2]
 
 
 def test_a_kernel_that_raises_is_507015(acl: ctypes.CDLL, streams: list[ctypes.c_void_p]) -> None:
