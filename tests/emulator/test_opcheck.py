@@ -46,6 +46,7 @@ def attention(version: int) -> Call:
 
 CALLS: dict[str, Callable[[], Call]] = {
     "npu_rms_norm": lambda: ((half(3, 16), half(16)), {}),
+    "npu_rms_norm_backward": lambda: ((half(3, 16), half(3, 16), half(16), scale(3, 1)), {}),
     "npu_add_rms_norm": lambda: ((half(3, 16), half(3, 16), half(16)), {}),
     "npu_add_rms_norm_cast": lambda: ((half(3, 16), half(3, 16), half(16)), {}),
     "npu_add_rms_norm_dynamic_quant": lambda: ((half(3, 16), half(3, 16), half(16)), {"output_mask": [True, False]}),

@@ -134,13 +134,13 @@ def test_the_dump_of_torch_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return ((x * 2).relu() + y).t()
 
     monkeypatch.setenv("TORCH_COMPILE_DEBUG", "1")
-    monkeypatch.setattr(torch._dynamo.config, "debug_dir_root", str(tmp_path / "torch_compile_debug"))
     fast = torch.compile(function, backend="npugraph_ex", fullgraph=True, dynamic=False)
     kept = []
-    for _ in range(3):
-        inputs = _device(3, 4), _device(3, 4)
-        kept.append((fast(*inputs), function(*inputs), inputs))
-    torch.compile(lambda x: x + 1, backend="npugraph_ex")(_device(2))
+    with torch._dynamo.config.patch(debug_dir_root=str(tmp_path / "torch_compile_debug")):
+        for _ in range(3):
+            inputs = _device(3, 4), _device(3, 4)
+            kept.append((fast(*inputs), function(*inputs), inputs))
+        torch.compile(lambda x: x + 1, backend="npugraph_ex")(_device(2))
     for got, expected, _ in kept:
         assert torch.equal(got.cpu(), expected.cpu())
     (run,) = (tmp_path / "torch_compile_debug").glob(f"run_*-pid_{os.getpid()}")
