@@ -167,6 +167,7 @@ def test_interrupting_leaves_no_process_and_tears_no_kernel(program: Program) ->
     """Ctrl-C ends a program as Python ends any; one that arrives inside a replay surfaces behind it, every kernel done."""
     text = """
 import os, signal, torch, npu_emulator
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs the tests in the background lets them ignore it
 def interrupt(x=None):
     os.kill(os.getpid(), signal.SIGINT)
     return x
