@@ -40,7 +40,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--events", type=int, metavar="N", help="how many events each has (default 65536)")
     parser.add_argument("--cube-cores", type=int, metavar="N", help="how many cube cores each has (default 24)")
     parser.add_argument("--vector-cores", type=int, metavar="N", help="how many vector cores each has (default 48)")
-    parser.add_argument("--soc", metavar="NAME", help="chip name that torch_npu sees (default Ascend910B3)")
+    parser.add_argument(
+        "--soc",
+        metavar="NAME",
+        help="chip name that torch_npu sees (default Ascend910B3); modelled times are those of the 910B, whatever the name",
+    )
     parser.add_argument("--schedule", metavar="S", help="fifo (default), lazy, random:SEED, pct:SEED:DEPTH")
     parser.add_argument("--null-kernels", action="store_true", default=None, help="run no kernel bodies")
     parser.add_argument("--poison", action="store_true", default=None, help="fill fresh and freed memory with 0xFF")

@@ -22,6 +22,7 @@ RUN_NOW, QUEUE, SKIP = 0, 1, 2
 
 CAPTURE_FORBIDS = 107030
 """CANN's code for an operation that is not permitted while a stream is being captured."""
+_CUBE_CORE = 0  # ACL_RT_DEV_RES_CUBE_CORE
 
 
 class GraphCost(NamedTuple):
@@ -236,6 +237,12 @@ class Runtime:
     def set_cores(self, *, cube: int, vector: int) -> None:
         """Change how many cores of each kind a device has; core limits lie below."""
         self._held.emu_set_cores(ctypes.c_uint32(cube), ctypes.c_uint32(vector))
+
+    def cube_cores(self, stream: int) -> int:
+        """Return how many cube cores a stream, given by its raw handle, may use: its limit, its device's, or all."""
+        limit = ctypes.c_uint32()
+        self._held.aclrtGetStreamResLimit(ctypes.c_void_p(stream), ctypes.c_int(_CUBE_CORE), ctypes.byref(limit))
+        return limit.value
 
     def resources(self) -> Resources:
         """Return what is in use and what there is."""

@@ -46,6 +46,8 @@ class Launch(NamedTuple):
     reads: Sequence[torch.Tensor]
     writes: Sequence[torch.Tensor]
     fresh: bool
+    stream: int
+    """The raw handle."""
 
 
 class _Queued:
@@ -216,7 +218,7 @@ class Launcher:
         elif answer != SKIP:
             key = next(self._next)
             if self.observer is not None:
-                self.observer.launching(key, Launch(name, user_frames(), reads, writes, fresh))
+                self.observer.launching(key, Launch(name, user_frames(), reads, writes, fresh, stream))
             self._queue(key, _Queued(name, body, (*reads, *writes), self.runtime.frees()), number, stream)
             if self.observer is not None:
                 self.observer.launched()

@@ -53,7 +53,8 @@ class Settings:
     vector_cores: int = 48
     """How many vector cores (AIV), likewise."""
     soc: str = "Ascend910B3"
-    """The name that torch_npu gets for the chip; it decides by it which operators and formats exist."""
+    """The name that torch_npu gets for the chip; it decides by it which operators and formats exist. It chooses no figures
+    for the modelled clock: those of one chip are known (clock/roofline.py)."""
     schedule: str = "fifo"
     """When queued work runs; see `npu_emulator.schedules`."""
     null_kernels: bool = False

@@ -5,6 +5,9 @@ public sources of CANN's runtime (src/platform/platform_config): cube_freq 1800 
 cycle, ddr_rate 32, which is read here as bytes a cycle and core. They give 354 TFLOPS of float16 and 1.38 TB/s. Three
 figures are assumptions of ours, for want of a public one: a task costs 2 us to start, float32 products run at a quarter of
 float16's rate, int8 ones at twice.
+
+A stream that is limited to some of the cube cores has that share of the arithmetic peak and, by assumption, the whole
+bandwidth. Vector cores have no price: what they do is taken to be bound by memory.
 """
 
 from __future__ import annotations
@@ -30,24 +33,32 @@ class Chip:
     """What a roofline needs to know of a chip."""
 
     name: str
+    cube_cores: int
     half_flops: float
-    """Floating-point operations a second in float16, a multiply-add counted as two."""
+    """Floating-point operations a second in float16 of all cube cores, a multiply-add counted as two."""
     bandwidth: float
     """Bytes a second from and to device memory."""
     launch_us: float
     """Microseconds that starting a task costs."""
 
-    def kernel_us(self, name: str, reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor]) -> float:
-        """Return the modelled microseconds of a kernel by what it reads and writes."""
+    def kernel_us(
+        self,
+        name: str,
+        reads: Sequence[torch.Tensor],
+        writes: Sequence[torch.Tensor],
+        cube_cores: int | None = None,
+    ) -> float:
+        """Return the modelled microseconds of a kernel by what it reads and writes, on `cube_cores` of them or on all."""
         moved = sum(_bytes(tensor) for tensor in (*reads, *writes))
-        return self.launch_us + 1e6 * max(moved / self.bandwidth, self._arithmetic(name, reads, writes))
+        share = (self.cube_cores if cube_cores is None else cube_cores) / self.cube_cores
+        return self.launch_us + 1e6 * max(moved / self.bandwidth, self._arithmetic(name, reads, writes) / share)
 
     def copy_us(self, moved: int) -> float:
         """Return the modelled microseconds of moving or filling `moved` bytes."""
         return self.launch_us + 1e6 * moved / self.bandwidth
 
     def _arithmetic(self, name: str, reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor]) -> float:
-        """Return the seconds of a matrix product; everything else is bound by memory."""
+        """Return the seconds of a matrix product on all cores; everything else is bound by memory."""
         place = _FIRST_FACTOR.get(name.split(".")[1] if "." in name else name)
         if place is None or place >= len(reads) or not writes:
             return 0.0
@@ -63,4 +74,4 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 
 _HERTZ, _CORES = 1.8e9, 24
-ASCEND_910B = Chip("Ascend910B, 24 cube cores", _CORES * _HERTZ * 2 * 16**3, _CORES * _HERTZ * 32, 2.0)
+ASCEND_910B = Chip(f"Ascend910B, {_CORES} cube cores", _CORES, _CORES * _HERTZ * 2 * 16**3, _CORES * _HERTZ * 32, 2.0)

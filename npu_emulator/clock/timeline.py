@@ -93,9 +93,11 @@ class Timeline:
         return path[::-1]
 
     def launching(self, key: int, launch: Launch) -> None:
-        """Price kernel number `key`."""
+        """Price kernel number `key` on the cube cores that its stream has now."""
         line = launch.frames[0] if launch.frames else ""
-        self._works[key] = (launch.name, self.chip.kernel_us(launch.name, launch.reads, launch.writes), line)
+        cores = self._runtime.cube_cores(launch.stream)
+        duration = self.chip.kernel_us(launch.name, launch.reads, launch.writes, cores)
+        self._works[key] = (launch.name, duration, line)
 
     def launched(self) -> None:
         """Read the log."""

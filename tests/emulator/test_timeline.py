@@ -34,6 +34,30 @@ def test_memory_and_arithmetic_bind_in_turn() -> None:
     assert ASCEND_910B.kernel_us("aten.neg.default", [row], []) - free == pytest.approx(2 * 4096 / 1.3824e12 * 1e6)
 
 
+def test_a_product_on_a_quarter_of_the_cube_cores_takes_four_times_as_long() -> None:
+    """The arithmetic time goes by the stream's cube cores, in captured kernels too; the memory time does not."""
+    x = torch.ones(512, 512, device="npu")
+    few, graph = torch.npu.Stream(), torch.npu.NPUGraph()
+    torch.npu.synchronize()
+    torch.npu.set_stream_limit(few, 6, 48)
+    try:
+        with npu_emulator.timeline() as clock:
+            for stream in (torch.npu.current_stream(), few):
+                with torch.npu.stream(stream):
+                    kept = x.mm(x), x + 1
+            with torch.npu.graph(graph, stream=few):
+                y = x.mm(x)
+            graph.replay()
+            torch.npu.synchronize()
+    finally:
+        torch.npu.reset_stream_limit(few)
+    product, add, slow_product, slow_add, replayed = (span.duration - ASCEND_910B.launch_us for span in clock.spans)
+    assert product == pytest.approx(1e6 * 2 * 512**3 / (ASCEND_910B.half_flops / 4))  # float32
+    assert [slow_product, replayed] == pytest.approx([4 * product, 4 * product])
+    assert slow_add == pytest.approx(add)
+    del kept, y
+
+
 def test_streams_run_side_by_side_until_an_event_orders_them() -> None:
     """Independent work overlaps in modelled time; work behind an event starts when the recorded work ends."""
     x = torch.zeros(1 << 20, device="npu")
