@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from matching_graphs import layers
+from tables import Table
 from torch import fx
 from torch._inductor.pattern_matcher import PatternMatcherPass, fwd_only, register_replacement
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -65,25 +66,23 @@ def fastest(function: Callable[[fx.GraphModule], Any], gm: fx.GraphModule, round
 
 @pytest.mark.parametrize("fusing", [True, False], ids=["fusing", "nothing matches"])
 @pytest.mark.parametrize("nodes", [1000, 4000])
-def test_costs_little_more_than_torchs_matcher(
-    nodes: int, fusing: bool, record_property: Callable[[str, Any], None]
-) -> None:
+def test_costs_little_more_than_torchs_matcher(nodes: int, fusing: bool, table: Table) -> None:
     """At most 1.3 times torch's own matcher on the same graph and rules, all checks included."""
     gm, matcher = layers(nodes, fusing=fusing), torchs_matcher()
     theirs, matches = fastest(matcher.apply, gm)
     own, fusions = fastest(ours, gm)
-    record_property("seconds", {"torch": theirs, "npugraph_ex": own})
-    figures = f"torch {theirs * 1e3:.1f} ms, {matches} matches; ours {own * 1e3:.1f} ms, {fusions}; {own / theirs:.2f}"
-    print(f"\n{nodes} nodes: {figures}")
+    figures = {"torch": theirs * 1e3, "npugraph_ex": own * 1e3, "of torch's": own / theirs}
+    table("matching all default rules, ms", nodes=nodes, matches=matches, fusions=fusions, **figures)
     assert bool(fusions) == fusing
     assert matches == fusions
     assert own <= AT_MOST * theirs
 
 
-def test_grows_linearly() -> None:
+def test_grows_linearly(table: Table) -> None:
     """Eight times the nodes, 16,000 in all, cost at most twelve times the time."""
     small, large = layers(2000), layers(16000)
     few, _ = fastest(ours, small, 3)
     many, fusions = fastest(ours, large, 3)
-    print(f"\n2000 nodes {few * 1e3:.1f} ms; 16000 nodes {many * 1e3:.1f} ms, {fusions} fusions; {many / few:.1f}")
+    figures = {"2,000 nodes": few * 1e3, "16,000 nodes": many * 1e3, "times": many / few}
+    table("matching grows with the graph, ms", fusions=fusions, **figures)
     assert many <= 12 * few

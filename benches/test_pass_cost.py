@@ -8,10 +8,10 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from matching_graphs import Builder, layers
+from tables import Table
 from test_matching import duplicate
 from torch import fx
 
@@ -81,7 +81,7 @@ def cost(gm: fx.GraphModule) -> tuple[float, PassReport]:
     return time.thread_time() - start, report
 
 
-def grows(make: Callable[[int], fx.GraphModule], record_property: Callable[[str, Any], None]) -> PassReport:
+def grows(make: Callable[[int], fx.GraphModule], table: Table) -> PassReport:
     """Check the growth, and return the report on the larger graph.
 
     A loaded machine makes processor time longer and never shorter, by caches and clocks that others share. So the shortest
@@ -96,35 +96,33 @@ def grows(make: Callable[[int], fx.GraphModule], record_property: Callable[[str,
         many = min(many, seconds)
         if many <= AT_MOST * few:
             break
-    record_property("seconds", {"1000": few, "16000": many})
-    print(
-        f"\n1000 nodes {few * 1e3:.0f} ms, {few:.2f} ms a node; 16000 nodes {many * 1e3:.0f} ms; {many / few:.1f} times"
-    )
+    figures = {"1,000 nodes": few * 1e3, "16,000 nodes": many * 1e3, "times": many / few}
+    table("all passes over a graph, ms of processor time", graph=make.__name__, **figures)
     assert "rolled back" not in [record.outcome for record in report.passes], report.table()
     assert many <= AT_MOST * few
     return report
 
 
-def test_passes_over_memory(record_property: Callable[[str, Any], None]) -> None:
+def test_passes_over_memory(table: Table) -> None:
     """No-op removal, concatenations and reinplacing, each with work on every layer."""
-    report = grows(rewritable, record_property)
+    report = grows(rewritable, table)
     changed = {record.name for record in report.passes if record.outcome == "changed"}
     assert {"noop_removal", "cat_removal", "reinplace_intermediates", "reinplace_inputs"} <= changed
 
 
-def test_many_written_inputs(record_property: Callable[[str, Any], None]) -> None:
+def test_many_written_inputs(table: Table) -> None:
     """Each write goes to its input directly."""
-    report = grows(written_inputs, record_property)
+    report = grows(written_inputs, table)
     assert "reinplace_inputs" in {record.name for record in report.passes if record.outcome == "changed"}
 
 
-def test_slices_of_one_buffer(record_property: Callable[[str, Any], None]) -> None:
+def test_slices_of_one_buffer(table: Table) -> None:
     """Whoever asks for one row does not look at what is done to all the others."""
-    report = grows(one_buffer, record_property)
+    report = grows(one_buffer, table)
     changed = {record.name for record in report.passes if record.outcome == "changed"}
     assert {"reinplace_intermediates", "reinplace_inputs"} <= changed
 
 
-def test_fusion_among_the_passes(record_property: Callable[[str, Any], None]) -> None:
+def test_fusion_among_the_passes(table: Table) -> None:
     """A model of norms and quantisations, half of which fuse."""
-    assert grows(layers, record_property).fusions() > 400
+    assert grows(layers, table).fusions() > 400

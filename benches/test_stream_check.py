@@ -9,11 +9,11 @@ from __future__ import annotations
 import gc
 import random
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from tables import Table
 from torch import fx
 
 from npugraph_ex.streams.analysis import analyse
@@ -68,24 +68,22 @@ def seconds(graph: fx.Graph, rounds: int = 5) -> tuple[float, Any]:
 
 
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "racy"])
-def test_grows_linearly(clean: bool, record_property: Callable[[str, Any], None]) -> None:
+def test_grows_linearly(clean: bool, table: Table) -> None:
     """Four times the nodes, with or without findings, cost at most six times the time."""
     small, _ = seconds(stream_graph(NODES // 4, clean=clean))
     large, found = seconds(stream_graph(NODES, clean=clean))
-    record_property("seconds", {NODES // 4: small, NODES: large})
-    print(
-        f"\n{NODES} nodes, {STREAMS} streams, {len(found)} findings: {large * 1e3:.0f} ms; a quarter: {small * 1e3:.0f} ms"
-    )
+    figures = {f"{NODES // 4} nodes": small * 1e3, f"{NODES} nodes": large * 1e3, "times": large / small}
+    table("the stream check, ms of processor time", streams=STREAMS, findings=len(found), **figures)
     assert bool(found.errors) != clean
     assert large < PROMISED
     assert large <= 6 * small
 
 
-def test_costs_little_beside_making_the_graph() -> None:
+def test_costs_little_beside_making_the_graph(table: Table) -> None:
     """The check of a graph takes at most a third of the time that fake execution needed to make its metadata."""
     start = time.process_time()
     graph = stream_graph(NODES, clean=False)
     making = time.process_time() - start
     checking, _ = seconds(graph)
-    print(f"\nmaking {making * 1e3:.0f} ms, checking {checking * 1e3:.0f} ms")
+    table("the stream check beside making the graph, ms", making=making * 1e3, checking=checking * 1e3)
     assert checking <= making / 3
