@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from npu_emulator.build import LIBRARIES, libraries
 from npu_emulator.children import announce, is_ours
+from npu_emulator.collector import without_collector
 from npu_emulator.device import Runtime
 from npu_emulator.dynamo import leave_us_alone
 from npu_emulator.errors import ActivationError
@@ -72,9 +73,10 @@ def activate(*, quiet: bool = False, **settings: Any) -> Emulator:
     paths = libraries()
     announce(chosen, paths[0].parent)
     runtime = _load(paths, chosen)
-    with without_cann_warnings():
+    with without_collector(), without_cann_warnings():
         import torch  # noqa: F401 - ends in resume_in_child if torch's autoload is on
-    emulator = _current or _start(chosen, runtime)
+
+        emulator = _current or _start(chosen, runtime)
     if not quiet:
         sys.stderr.write(
             f"npu_emulator: {chosen.devices} emulated {chosen.soc}, schedule {chosen.schedule}; no NPU is used\n"
@@ -86,7 +88,8 @@ def resume_in_child() -> None:
     """Give a child of an emulated process the same device; called at the end of its `import torch`."""
     if _current is None:
         chosen = Settings.from_environment()
-        _start(chosen, _load(libraries(), chosen))
+        with without_collector():
+            _start(chosen, _load(libraries(), chosen))
 
 
 def _load(paths: list[Path], chosen: Settings) -> Runtime:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +21,7 @@ from npu_emulator.kernels.random import RandomKernel, is_random
 from npu_emulator.kernels.workspaces import workspace_kernels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from torch._ops import OpOverload
 
@@ -90,6 +91,10 @@ class Installer:
 
     def install(self, brought: Mapping[str, Callable[..., Any]]) -> int:
         """Register all kernels and return their number; `brought` holds those that other packages offer."""
+        with _unwarned():
+            return self._install(brought)
+
+    def _install(self, brought: Mapping[str, Callable[..., Any]]) -> int:
         special = copy_kernels(self._launcher)
         count = 0
         for name in sorted(_aten_names()):
@@ -117,11 +122,15 @@ class Installer:
             for key in ("PrivateUse1", "AutogradPrivateUse1"):
                 self._register(name, composed, key)
         for name, compute in {**GRADIENTS, **COMPLETED, **brought}.items():
-            self.add(name, compute)
+            self._add(name, compute)
         return count + len(brought)
 
     def add(self, name: str, compute: Callable[..., Any]) -> None:
         """Register a kernel from its CPU function."""
+        with _unwarned():
+            self._add(name, compute)
+
+    def _add(self, name: str, compute: Callable[..., Any]) -> None:
         op = _overload(name)
         if op is None:
             raise KernelMissingError(
@@ -136,9 +145,15 @@ class Installer:
         library = self._libraries.get(namespace)
         if library is None:
             library = self._libraries[namespace] = torch.library.Library(namespace, "IMPL")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # overriding is the purpose
-            library.impl(rest, kernel, key, allow_override=True, **how)
+        library.impl(rest, kernel, key, allow_override=True, **how)
+
+
+@contextmanager
+def _unwarned() -> Iterator[None]:
+    """Override kernels inside: that is the purpose, and needs no warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 class _Missing:
