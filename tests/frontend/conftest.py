@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 # pytest's importlib mode puts nothing on the path.
-sys.path.append(str(Path(__file__).parent.parent))
+sys.path += [str(Path(__file__).parent.parent), str(Path(__file__).parent)]
 
 
 @pytest.fixture(autouse=True)
