@@ -45,6 +45,16 @@ def check(function: Callable[..., Any], calls: Sequence[Sequence[Any]], **how: A
     return graph
 
 
+Kept = list[tuple[torch.Tensor, torch.Tensor]]
+"""Results of several calls with what eager mode gave, all alive until they are compared."""
+
+
+def agree(kept: Kept) -> None:
+    """Compare at the end: every result, as it is now, is what eager mode gave."""
+    for number, (have, want) in enumerate(kept):
+        torch.testing.assert_close(have.cpu(), want.cpu(), rtol=0, atol=0, msg=f"result of call {number}")
+
+
 def _twin(argument: Any) -> Any:
     """A tensor of its own with the same values and strides."""
     if not isinstance(argument, torch.Tensor):

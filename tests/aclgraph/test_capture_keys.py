@@ -1,8 +1,6 @@
-"""When a graph is captured, and why: keys, limits, reasons, options, and what cannot be captured at all."""
+"""When a graph is captured, and why: keys, limits, reasons, options."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,7 +8,6 @@ from device_helpers import NPU, check, compiled, random
 
 from npugraph_ex import invalidate
 from npugraph_ex.aclgraph.drift import MOST_FRUITLESS
-from npugraph_ex.errors import CaptureError
 from npugraph_ex.frontend.explain import Watch
 from npugraph_ex.observe.captures import capture_records, captures_so_far
 
@@ -92,110 +89,6 @@ def test_force_eager_captures_nothing() -> None:
     assert not capture_records(after=mark)
 
 
-def test_graph_with_a_host_read_runs_uncaptured_and_says_where(caplog: pytest.LogCaptureFixture) -> None:
-    """An operation that capture forbids is found before capture and named with its line."""
-    mark = captures_so_far()
-
-    def function(x: torch.Tensor) -> torch.Tensor:
-        return torch.nonzero(x > 0).sum(0)
-
-    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        graph = compiled(function)
-        for _ in range(3):
-            x = random(6)
-            torch.testing.assert_close(graph(x), function(x))
-    assert not capture_records(after=mark)
-    assert any("nonzero" in record.message and "test_capture_keys.py" in record.message for record in caplog.records)
-
-
-def test_a_cpu_tensor_among_the_inputs_is_not_frozen() -> None:
-    """A host tensor would be read at capture only, so such a graph is not captured."""
-    graph = compiled(lambda x, scale: x * scale)
-    for value in (2.0, 3.0, 5.0):
-        x = random(4)
-        torch.testing.assert_close(graph(x, torch.tensor(value)).cpu(), x.cpu() * value)
-
-
-@pytest.fixture(scope="module")
-def reads_host() -> Callable[[torch.Tensor], torch.Tensor]:
-    """A custom operator that reads from the device: what nobody can see before the device refuses it."""
-
-    @torch.library.custom_op("npugraph_ex_tests::reads_host", mutates_args=())
-    def function(x: torch.Tensor) -> torch.Tensor:
-        return x + x.sum().item()
-
-    function.register_fake(torch.empty_like)
-    return torch.ops.npugraph_ex_tests.reads_host
-
-
-def test_what_the_device_refuses_runs_uncaptured(
-    reads_host: Callable[..., torch.Tensor], caplog: pytest.LogCaptureFixture
-) -> None:
-    """The values are eager's, inputs are written once, and the warning names the operator and its line."""
-    mark = captures_so_far()
-
-    def function(x: torch.Tensor) -> torch.Tensor:
-        x.add_(1)
-        return reads_host(x * 2) * 2
-
-    check(function, [(random(4),) for _ in range(4)])
-    assert not capture_records(after=mark)
-    (warning,) = [record.getMessage() for record in caplog.records if "operator by operator" in record.getMessage()]
-    line = function.__code__.co_firstlineno + 2
-    assert "npugraph_ex_tests.reads_host" in warning
-    assert f"test_capture_keys.py:{line}" in warning
-    assert Watch(from_start=True).explanation().graphs[-1].graph.fate == "not capturable"
-
-
-def test_a_refused_graph_may_be_tried_again(reads_host: Callable[..., torch.Tensor]) -> None:
-    """After `invalidate()` the next call captures what can now be captured."""
-    refuse = True
-
-    @torch.library.custom_op("npugraph_ex_tests::reads_at_first", mutates_args=())
-    def fickle(x: torch.Tensor) -> torch.Tensor:
-        return x + (x.sum().item() if refuse else 1)
-
-    fickle.register_fake(torch.empty_like)
-    graph, mark = compiled(lambda x: torch.ops.npugraph_ex_tests.reads_at_first(x) * 2), captures_so_far()
-    for _ in range(3):
-        x = random(4)
-        torch.testing.assert_close(graph(x), (x + x.sum()) * 2)
-    refuse = False
-    assert not capture_records(after=mark)
-    invalidate()
-    for _ in range(3):
-        x = random(4)
-        torch.testing.assert_close(graph(x), (x + 1) * 2)
-    assert capture_records(after=mark)
-    del reads_host
-
-
-def test_require_capture_raises(reads_host: Callable[..., torch.Tensor]) -> None:
-    """Who asked for capture only gets an error, from what is found before capture and from what the device refuses."""
-    with pytest.raises(CaptureError, match=r"refused to capture .*reads_host.* at .*test_capture_keys.py:\d+"):
-        compiled(lambda x: reads_host(x) * 2, require_capture=True)(random(4))
-    with pytest.raises(Exception, match=r"option require_capture is on(.|\n)*'cpu'"):
-        compiled(lambda x, y: (x * 2, y + 1), require_capture=True)(random(4), torch.ones(3))
-    assert random(4).sum().isfinite().item()
-
-
-def test_control_flow_runs_uncaptured(caplog: pytest.LogCaptureFixture) -> None:
-    """`torch.cond` and `while_loop` decide on the host; the graph runs as in eager mode, both ways."""
-
-    def branch(x: torch.Tensor) -> torch.Tensor:
-        return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x * 2, (x,))
-
-    def loop(x: torch.Tensor) -> torch.Tensor:
-        return torch.while_loop(lambda x: x.sum() < 100, lambda x: (x + 10,), (x,))[0]
-
-    for function, name in ((branch, "cond"), (loop, "while_loop")):
-        caplog.clear()
-        check(function, [(torch.full((3,), value, device=NPU),) for value in (2.0, -2.0, 3.0, -1.0)])
-        (warning,) = [record.getMessage() for record in caplog.records if "operator by operator" in record.getMessage()]
-        assert name in warning
-        assert f"test_capture_keys.py:{function.__code__.co_firstlineno + 1}" in warning
-
-
 def test_invalidate_captures_anew() -> None:
     """`invalidate()` drops what was captured; the next call captures and says why."""
     graph = compiled(lambda x: x + 1)
@@ -207,26 +100,6 @@ def test_invalidate_captures_anew() -> None:
     assert [record.reason for record in capture_records(after=mark)] == [
         "invalidate() having dropped the earlier graphs"
     ]
-
-
-def test_a_tensor_subclass_is_refused_by_name() -> None:
-    """An AOT graph handed over with a subclass among its inputs is refused, naming the input and the type.
-
-    Whether or not torch can take it apart; a parameter is plain memory and no such subclass.
-    """
-    from torch.fx.experimental.proxy_tensor import make_fx
-    from torch.testing._internal.logging_tensor import LoggingTensor
-    from torch.testing._internal.two_tensor import TwoTensor
-
-    from npugraph_ex import compile_fx
-
-    gm = make_fx(lambda x: [x + 1])(random(3))
-    for value in (TwoTensor(random(3), random(3)), LoggingTensor(random(3))):
-        with pytest.raises(CaptureError, match=f"x_1 is a {type(value).__name__}"):
-            compile_fx(gm, [value])
-    weight = torch.nn.Parameter(random(3), requires_grad=False)
-    (result,) = compile_fx(gm, [weight])(weight)
-    torch.testing.assert_close(result.cpu(), weight.cpu() + 1)
 
 
 def test_frozen_parameters_are_not_compared() -> None:
@@ -245,30 +118,6 @@ def test_joining_the_callers_pool() -> None:
     pool = torch.npu.graph_pool_handle()
     check(lambda x: (x @ x).relu() + 1, [(random(8, 8),) for _ in range(4)], use_graph_pool=pool)
     check(lambda x: (x @ x).exp() - 1, [(random(8, 8),) for _ in range(4)], use_graph_pool=pool)
-
-
-def test_indexing_by_numbers_is_captured_and_by_a_mask_is_not() -> None:
-    """The operator is the same; only a mask makes the host wait for how many elements there are."""
-    table, rows = random(8, 4), torch.tensor([3, 1, 3]).to("npu")
-    by_number = compiled(lambda x, i: x[i] * 2, dynamic=False)
-    mark = captures_so_far()
-    for shift in range(3):
-        assert torch.equal(by_number(table, rows + shift).cpu(), table.cpu()[rows.cpu() + shift] * 2)
-    assert len(capture_records(after=mark)) == 1
-
-    def by_mask(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return x[mask] * 2
-
-    from npugraph_ex import compile_fx
-
-    mask = table[:, 0] > 0
-    gm = torch.fx.experimental.proxy_tensor.make_fx(by_mask, tracing_mode="fake", _allow_non_fake_inputs=True)(
-        table, mask
-    )
-    graph = compile_fx(gm, [table, mask])
-    for rows_wanted in (mask, ~mask):
-        (found,) = graph(table, rows_wanted)
-        assert torch.equal(found.cpu(), table.cpu()[rows_wanted.cpu()] * 2)
 
 
 def test_a_float_attribute_under_dynamic_shapes_is_part_of_the_key() -> None:
@@ -350,20 +199,3 @@ def test_what_is_captured_for_each_value_all_the_same(way: str) -> None:
     kept = [graph(*call) for call in calls]
     assert captures_so_far() - mark >= len(calls)
     assert len(kept) == len(calls)
-
-
-def test_a_scalar_that_comes_back_is_no_constant() -> None:
-    """A graph that returns a scalar of the host runs operator by operator, and the caller gets the value of the call."""
-    from npugraph_ex import compile_fx
-
-    def program(x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return x * scale, scale + 1
-
-    example, scale = random(4), torch.tensor(2.0)
-    graph = compile_fx(torch.fx.experimental.proxy_tensor.make_fx(program, tracing_mode="fake")(example, scale))
-    for number in (2.0, 3.0, 2.0):
-        product, more = graph(example, torch.tensor(number))
-        assert torch.equal(product.cpu(), example.cpu() * number)
-        assert more.item() == number + 1
-        more.add_(100)  # the caller's own; the next call with this number must not see it
-        del more

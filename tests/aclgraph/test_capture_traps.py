@@ -1,12 +1,12 @@
 """The known traps of capture: each as programs compared with eager mode over at least three calls, all results alive.
 
-Ids are the public threads in which a shipped system fell into the trap. Further traps of the list: results overwritten in
-`test_traps`, replaced weights in `test_where_it_is_called`, update lists and workspaces in `test_host_arguments`.
+Ids are the public threads in which a shipped system fell into the trap. Further traps of the list: the host in
+`test_host_traps`, results overwritten in `test_traps`, replaced weights in `test_where_it_is_called`, update lists and
+workspaces in `test_host_arguments`.
 """
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,18 +14,10 @@ from typing import Any
 
 import pytest
 import torch
-from device_helpers import NPU, check, compiled, random
+from device_helpers import NPU, Kept, agree, compiled, random
 
 from npugraph_ex.aclgraph import footprint
 from npugraph_ex.observe.captures import capture_records, captures_so_far
-
-Kept = list[tuple[torch.Tensor, torch.Tensor]]
-
-
-def agree(kept: Kept) -> None:
-    """Compare at the end: every result, as it is now, is what eager mode gave."""
-    for number, (have, want) in enumerate(kept):
-        torch.testing.assert_close(have.cpu(), want.cpu(), rtol=0, atol=0, msg=f"result of call {number}")
 
 
 def take_freed_memory() -> None:
@@ -113,124 +105,6 @@ def test_one_more_capture_finds_a_place(monkeypatch: pytest.MonkeyPatch) -> None
             kept.append((have, want))
     assert [one.is_overwritten() for one in set(footprint._alive) - earlier] == [False, False]
     agree(kept)
-
-
-@pytest.fixture(scope="module")
-def copies_inside() -> Callable[[torch.Tensor], torch.Tensor]:
-    """A custom operator whose kernel copies through the host."""
-
-    @torch.library.custom_op("npugraph_ex_tests::through_the_host", mutates_args=())
-    def function(x: torch.Tensor) -> torch.Tensor:
-        return x + x.cpu().mul(2).npu()
-
-    function.register_fake(torch.empty_like)
-    return torch.ops.npugraph_ex_tests.through_the_host
-
-
-OFFSET = torch.tensor([1.0, 2.0])
-
-
-def constant_on_the_device(x: torch.Tensor) -> torch.Tensor:
-    """A tensor made from numbers, on the device."""
-    return x + torch.tensor([1.0, 2.0], device=NPU)
-
-
-def constant_from_the_host(x: torch.Tensor) -> torch.Tensor:
-    """A tensor made on the host and copied."""
-    return x + torch.tensor([1.0, 2.0]).to(NPU)
-
-
-def closure_from_the_host(x: torch.Tensor) -> torch.Tensor:
-    """A tensor that changes on the host between calls."""
-    return x + OFFSET.to(NPU)
-
-
-def there_and_back(x: torch.Tensor) -> torch.Tensor:
-    """A copy to the host and one back."""
-    return x.cpu().mul(2).to(NPU) + x
-
-
-@pytest.mark.parametrize(
-    "program",
-    [constant_on_the_device, constant_from_the_host, closure_from_the_host, there_and_back],
-    ids=lambda program: program.__name__,
-)
-def test_synchronous_copies(program: Callable[..., Any]) -> None:
-    """vllm-ascend#6002, #11514: a copy that waits, which capture forbids (107030), is made at each call or captured soundly."""
-    graph, kept = compiled(program), Kept()
-    for _ in range(4):
-        x = random(2)
-        kept.append((graph(x), program(x)))
-        OFFSET.add_(1)
-    agree(kept)
-
-
-def test_a_synchronous_copy_inside_an_operator(copies_inside: Callable[..., torch.Tensor]) -> None:
-    """vllm-ascend#6002, #11514: what only the device sees is refused there; the graph runs uncaptured, each write once."""
-
-    def function(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-        state.mul_(2).add_(x)
-        return copies_inside(state) * 2
-
-    mark = captures_so_far()
-    check(function, [(random(3), random(3)) for _ in range(4)])
-    assert not capture_records(after=mark)
-
-
-STREAMS = """
-import torch
-import npu_emulator
-
-def model(number):
-    return lambda x: (x + number).relu() * 2
-
-def compiled(function, **how):
-    return torch.compile(function, backend="npugraph_ex", fullgraph=True, **how)
-
-def agree(kept):
-    assert all(torch.equal(have, want) for have, want in kept)
-
-with torch.no_grad():
-    for number in range(8):  # three captures each; the models are dropped and not collected
-        torch._dynamo.reset()
-        function = model(number)
-        graph, kept = compiled(function, dynamic=False), []
-        for _ in range(3):
-            x = torch.randn(4, device="npu")
-            kept.append((graph(x), function(x)))
-        agree(kept)
-    print("dropped", npu_emulator.resources().graphs != ())
-    del graph, kept
-    function = model(9)
-    graph, kept = compiled(function, dynamic=True), []
-    for size in [*range(2, 18), *range(2, 18)]:
-        x = torch.randn(size, device="npu")
-        kept.append((graph(x), function(x)))
-    agree(kept)
-    kept.clear()
-    strict = compiled(lambda x: x * 3, dynamic=True, options={"require_capture": True})
-    try:
-        for size in range(2, 18):
-            x = torch.randn(size, device="npu")
-            kept.append((strict(x), x * 3))
-    except RuntimeError as error:
-        print(len(kept) > 2, "refused to begin a capture" in str(error), "207008" in str(error))
-    agree(kept)
-"""
-
-
-def test_more_captures_than_streams(command: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
-    """vllm-ascend#9564, #3869, #9691: short of streams, dropped models give theirs back, and what finds none runs uncaptured.
-
-    Values are right throughout; one warning says why; `require_capture` raises it.
-    """
-    script = tmp_path / "script.py"
-    script.write_text(STREAMS)
-    done = command("run", "--emulate", str(script), NPU_EMULATOR_STREAMS="44", NPU_EMULATOR_FORCE="1")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split("\n")[-3:-1] == ["dropped True", "True True True"], done.stdout
-    assert done.stderr.count("refused to begin a capture") == 1
-    assert "runs operator by operator from now on" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -344,19 +218,3 @@ def test_threads_in_the_default_mode() -> None:
             for x, have in zip(given, got, strict=True)
         ]
     )
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x, host: x + host.to(NPU),
-        lambda x, host: (x * 2, host + 1),
-        lambda x, host: (x * 2, host.add_(1)),
-        lambda x, host: x * 2 + x[host.long().abs() % 3],
-        lambda x, host: (x + 1, host),
-    ],
-    ids=["copied", "beside", "written", "index", "handed back"],
-)
-def test_tensors_on_the_host_among_the_inputs(function: Callable[..., Any]) -> None:
-    """A CPU tensor with dimensions, whose values change from call to call, is read at each call and never frozen."""
-    check(function, [(random(3), torch.arange(3.0) + step) for step in range(4)])

@@ -1,0 +1,153 @@
+"""Static kernels of several processes: one builds for all, what others hold stays, what a killed one held is cleared up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from stand_in_cann import StandInCann, end_of_process
+from static_kernel_runs import is_alive, processes, root, run, wait_until
+
+from npugraph_ex.aclgraph.static_kernels import packages, programs
+from npugraph_ex.aclgraph.static_kernels.lease import Lease
+from npugraph_ex.errors import StaticKernelError
+
+
+def test_a_package_that_others_have_installed_stays(cann: StandInCann) -> None:
+    """Two processes with one package in CANN's folder: the first to end leaves it, the last removes it."""
+    run(3)
+    (name,) = cann.installed()
+    other, release = os.pipe()
+    child = os.fork()
+    if child == 0:
+        Lease.of(root()).note_installed(name)
+        os.close(release)
+        os.read(other, 1)
+        os._exit(0)
+    os.close(other)
+    wait_until(lambda: any((folder / "installed").exists() and str(child) in folder.name for folder in processes()))
+    end_of_process()
+    assert cann.installed() == [name]
+    os.close(release)
+    os.waitpid(child, 0)
+    Lease.of(root())  # the next process
+    assert cann.installed() == []
+
+
+def test_what_a_killed_process_held_is_cleared_up_by_the_next(cann: StandInCann, tmp_path: Path) -> None:
+    """Killed with kernels installed and the compiler running: the next process stops the one and removes the others."""
+    cann.does("hang")
+    child = os.fork()
+    if child == 0:
+        lease = Lease.of(root())
+        lease.kernels.mkdir()
+        lease.note_installed("static_kernel_1")
+        folder = cann.home / "opp" / "static_kernel" / "ai_core" / "static_kernel_1"
+        folder.mkdir(parents=True)
+        (folder / "uninstall.sh").write_text('#!/bin/sh\nrm -r "$(dirname "$0")"\n')
+        (folder / "uninstall.sh").chmod(0o755)
+        programs.compile_descriptions(
+            programs.find_compiler(), tmp_path, lease.work(), soc="x", limit=60, started=lease.note_compiler
+        )
+        os._exit(1)
+    wait_until(lambda: any((folder / "compiler").exists() for folder in (root() / "processes").glob("*")))
+    wait_until(lambda: bool(cann.calls()))
+    compiler = int(cann.calls()[0][0])
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert is_alive(compiler)
+    assert cann.installed() == ["static_kernel_1"]
+    cann.does("behave")
+    run(3)
+    wait_until(lambda: not is_alive(compiler))
+    assert [folder.name.partition("-")[0] for folder in processes()] == [str(os.getpid())]
+    assert "static_kernel_1" not in cann.installed()
+
+
+def test_a_living_process_is_left_alone(cann: StandInCann) -> None:
+    """A lease whose process lives is nobody's to clear up, also for a process forked from it."""
+    mine = Lease.of(root())
+    child = os.fork()
+    if child == 0:
+        mine.close()  # the parent's: nothing to do
+        os._exit(0 if Lease.of(root()).folder != mine.folder and mine.folder.exists() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert mine.folder.exists()
+    del cann
+
+
+def test_one_builds_and_the_others_wait(tmp_path: Path) -> None:
+    """Several at once ask for one key: one build, and everybody gets its package. A failure is not repeated by each."""
+    started, built = threading.Event(), []
+
+    def build() -> list[Path]:
+        built.append(threading.get_ident())
+        started.set()
+        time.sleep(0.3)
+        folder = tmp_path / f"work-{len(built)}"
+        folder.mkdir()
+        (folder / "a.run").write_text("#!/bin/sh\n")
+        return [folder / "a.run"]
+
+    def fail() -> list[Path]:
+        built.append(threading.get_ident())
+        time.sleep(0.3)
+        raise StaticKernelError("no such operator")
+
+    with ThreadPoolExecutor(4) as pool:
+        got = list(pool.map(lambda _: packages.obtain(tmp_path, "key", build, limit=10), range(4)))
+        assert len(built) == 1
+        assert got == 4 * [[tmp_path / "packages" / "key" / "a.run"]]
+        built.clear()
+        failed = [pool.submit(packages.obtain, tmp_path, "other", fail, limit=10) for _ in range(4)]
+        assert [str(one.exception()) for one in failed] == 4 * ["no such operator"]
+        assert len(built) == 1
+    with pytest.raises(StaticKernelError):  # who comes later tries again
+        packages.obtain(tmp_path, "other", fail, limit=10)
+    assert len(built) == 2
+
+
+_OTHER_PROCESS = """
+import os, sys, time
+import npu_emulator
+npu_emulator.activate(quiet=True)
+import torch
+os.environ["ASCEND_HOME_PATH"] = sys.argv[1]  # torch_npu, while it is imported, looks for more of CANN there
+def model(x, w):
+    return (x @ w + x) @ w
+x, w = torch.randn(3, 4).npu(), torch.randn(4, 4).npu()
+fast = torch.compile(model, backend="npugraph_ex", dynamic=False, options={"static_kernel_compile": True})
+print(all(torch.equal(fast(x, w).cpu(), model(x, w).cpu()) for _ in range(3)), flush=True)
+time.sleep(600)
+"""
+
+
+def test_two_processes_at_once_and_one_is_killed(cann: StandInCann) -> None:
+    """While one process compiles, this one waits and takes over what was built; then the other is killed, and this ends."""
+    cann.does("wait")
+    environment = {name: value for name, value in os.environ.items() if name != "ASCEND_HOME_PATH"}
+    other = subprocess.Popen(
+        [sys.executable, "-c", _OTHER_PROCESS, str(cann.home)], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        wait_until(lambda: len(cann.calls()) == 1, seconds=120)
+        threading.Timer(0.5, (cann.home / "go").touch).start()
+        run(3)
+        assert other.stdout is not None
+        assert other.stdout.readline() == "True\n"
+    finally:
+        other.kill()
+        other.communicate()
+    assert len(cann.calls()) == 1
+    assert len(cann.installed()) == 1
+    end_of_process()
+    Lease.of(root())  # the next process clears up after the one that was killed
+    assert cann.installed() == []
+    assert [folder.name.partition("-")[0] for folder in processes()] == [str(os.getpid())]
