@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from fx_helpers import evaluate
+from fx_helpers import evaluate, targets
 from torch import fx
-from torch._inductor.pattern_matcher import PatternMatcherPass, fwd_only
+from torch._inductor.pattern_matcher import PatternExpr, PatternMatcherPass, fwd_only
 from torch._inductor.pattern_matcher import register_replacement as torch_register
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -46,13 +46,17 @@ def ours(gm: fx.GraphModule, search: Any, replace: Any, examples: Function, **ru
     return report.build()
 
 
-def plain_torch(gm: fx.GraphModule, search: Any, replace: Any, examples: Function) -> int:
-    """Apply the same rule with torch's matcher; how often it matched."""
+def plain_torch(
+    gm: fx.GraphModule, search: Any, replace: Any, examples: Function, pattern: PatternExpr | None = None
+) -> int:
+    """Apply the same rule, or a hand-written pattern of it, with torch's matcher; how often it matched."""
     matcher = PatternMatcherPass()
     with FakeTensorMode():
         fakes = [like(example) for example in examples()]
-        torch_register(search, replace, fakes, fwd_only, matcher, get_decomp_fn=dict)
-    return matcher.apply(gm)
+        torch_register(search, replace, fakes, fwd_only, matcher, search_fn_pattern=pattern, get_decomp_fn=dict)
+    count = matcher.apply(gm)
+    gm.recompile()
+    return count
 
 
 def traced(body: Function, *inputs: torch.Tensor) -> fx.GraphModule:
@@ -97,9 +101,7 @@ class Case:
     def by_torch(self) -> tuple[int, fx.GraphModule]:
         """How often torch's matcher matched, and the graph that it made; what it raises is passed on."""
         gm = self.graph()
-        count = plain_torch(gm, self.search, self.replace, self._examples)
-        gm.recompile()
-        return count, gm
+        return plain_torch(gm, self.search, self.replace, self._examples), gm
 
     def by_us(self) -> tuple[PassReport, fx.GraphModule]:
         """What the checked matcher did; the graph's values and the metadata of its results stay, whatever it did."""
@@ -123,3 +125,37 @@ def metadata(gm: fx.GraphModule) -> list[tuple[object, ...]]:
         results = gm(*(node.meta["val"] for node in placeholders))
     results = results if isinstance(results, (tuple, list)) else [results]
     return [(tuple(t.shape), t.dtype, t.stride(), t.device) for t in results]
+
+
+def add_mul(x: Any, y: Any) -> Any:
+    """To look for: the simplest two operators in a row."""
+    return torch.mul(torch.add(x, y), y)
+
+
+def mul_add(x: Any, y: Any) -> Any:
+    """To put in its place: the same values from a graph that reads otherwise."""
+    return torch.mul(y, torch.add(x, y))
+
+
+def values_differ(case: Case, gm: fx.GraphModule) -> bool:
+    """Whether ``gm`` computes something else than the graph of ``case``, another dtype or shape included."""
+    pairs = zip(case.values(case.graph()), case.values(gm), strict=True)
+    return any(a.dtype != b.dtype or a.shape != b.shape or not torch.allclose(a, b) for a, b in pairs)
+
+
+def refused(case: Case, reason: str) -> None:
+    """Ours leaves the graph as it is and says why."""
+    report, gm = case.by_us()
+    assert report.fusions() == 0
+    assert reason in " / ".join(miss.reason for miss in report.near_misses())
+    assert targets(gm) == targets(case.graph())
+
+
+def negated(x: Any) -> Any:
+    """To look for: an operator with many optional arguments, none of them given."""
+    return torch.ops.npu.npu_dynamic_quant(torch.neg(x))
+
+
+def negated_otherwise(x: Any) -> Any:
+    """To put in its place."""
+    return torch.ops.npu.npu_dynamic_quant(torch.mul(x, -1))

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,21 +13,12 @@ from fusion_cases import tensors
 from fx_helpers import aot_graph, evaluate, optimise, targets
 from torch._inductor.pattern_matcher import Match
 
-from npugraph_ex.fusion import engine, registry
+from npugraph_ex.fusion import registry
 
 NORM = [((4, 64), torch.float16), ((4, 64), torch.float16), ((64,), torch.float16)]
 npu = torch.ops.npu
 
-
-@pytest.fixture(autouse=True)
-def _own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Each test starts without user rules and without warnings given."""
-    rules = registry.Registry()
-    monkeypatch.setattr(registry, "USER_RULES", rules)
-    monkeypatch.setattr(engine, "USER_RULES", rules)
-    registry.warn_once.cache_clear()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("own_registry")
 
 
 def clipped(x: Any) -> Any:

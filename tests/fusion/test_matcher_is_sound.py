@@ -1,4 +1,4 @@
-"""What the checked matcher holds to by itself; ``test_beside_torch`` shows its rules beside torch's matcher."""
+"""What the checked matcher holds to by itself; the modules ``test_beside_torch*`` show its rules beside torch's matcher."""
 
 # The small undocumented functions are graphs to be traced; their names say what is in them.
 # ruff: noqa: D103, PLW0108

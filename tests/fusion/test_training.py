@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,21 +18,12 @@ from torch._inductor.pattern_matcher import fwd_only, joint_fwd_bwd
 import npugraph_ex
 from npugraph_ex import register_replacement
 from npugraph_ex.errors import ReplacementError
-from npugraph_ex.fusion import engine, registry
 from npugraph_ex.fusion.registry import Registration
 from npugraph_ex.observe.report import PassReport
 
 Function = Callable[..., Any]
 
-
-@pytest.fixture(autouse=True)
-def _own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Each test starts without user rules and ends without compiled code."""
-    rules = registry.Registry()
-    monkeypatch.setattr(registry, "USER_RULES", rules)
-    monkeypatch.setattr(engine, "USER_RULES", rules)
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("own_registry")
 
 
 def tensor(*shape: int, grad: bool = True) -> torch.Tensor:

@@ -1,0 +1,59 @@
+"""When a registered rule holds: conditions on shapes, and switches by name."""
+
+# The small undocumented functions are graphs to be traced; their names say what is in them.
+
+from __future__ import annotations
+
+import pytest
+from fx_helpers import aot_graph, optimise
+from matchers import half
+from registrations import model, replace_fn, search_fn
+
+from npugraph_ex import ShapeRange
+from npugraph_ex.errors import OptionValueError
+from npugraph_ex.fusion.engine import check_switches
+from npugraph_ex.fusion.registry import register_replacement
+
+pytestmark = pytest.mark.usefixtures("own_registry")
+
+
+@pytest.mark.parametrize(
+    ("check", "reason"),
+    [
+        (ShapeRange("x1", -1, at_least=32), "size 16 of dimension -1 of x1 is below 32"),
+        (ShapeRange("x1", -1, at_most=8), "size 16 of dimension -1 of x1 is above 8"),
+        (ShapeRange("x1", -1, multiple_of=32), "size 16 of dimension -1 of x1 is not a multiple of 32"),
+        (ShapeRange("x1", 4), "x1 has no dimension 4"),
+        (ShapeRange("x1", -1, 16, 16, 8), ""),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_shape_ranges_are_conditions(check: ShapeRange, reason: str) -> None:
+    """As ``extra_check``, with a reason of their own in the report."""
+    register_replacement(search_fn, replace_fn, [half(1, 2), half(1, 2), half(2)], extra_check=check)
+    report = optimise(aot_graph(model, half(3, 16), half(3, 16), half(16)))
+    assert report.fusions() == (not reason)
+    assert [miss.reason for miss in report.near_misses()] == [reason] * bool(reason)
+
+
+def test_a_shape_range_on_a_symbol_becomes_a_guard() -> None:
+    """The range holds for the size compiled for; the report shows the guard that keeps others out."""
+    check = ShapeRange("x1", -1, at_most=64)
+    register_replacement(search_fn, replace_fn, [half(1, 2), half(1, 2), half(2)], extra_check=check)
+    report = optimise(aot_graph(model, half(3, 16), half(3, 16), half(16), dynamic=True))
+    (fusion,) = report.rules[0].fusions
+    assert any("<= 64" in guard for guard in fusion.guards), fusion
+
+
+def test_registered_rules_are_switched_by_name() -> None:
+    """``fusion_rules={name: False}`` holds for user rules too."""
+    handle = register_replacement(search_fn, replace_fn, [half(1, 2), half(1, 2), half(2)])
+    report = optimise(aot_graph(model, half(3, 16), half(3, 16), half(16)), fusion_rules={handle.name: False})
+    assert report.fusions() == 0
+    assert "fusion_rules" in report.rules[0].inactive
+
+
+def test_a_switch_for_no_rule_is_refused() -> None:
+    """A misspelt name would otherwise switch nothing, silently; the error has the nearest name."""
+    with pytest.raises(OptionValueError, match=r"names 'add_rms_norm_kast'.*add_rms_norm_cast"):
+        check_switches({"add_rms_norm_kast": False})

@@ -1,0 +1,135 @@
+"""What a registered search may be: lists of tensors, hand-written patterns, numbers, modules, methods and partials."""
+
+# The small undocumented functions are graphs to be traced; their names say what is in them.
+# ruff: noqa: ARG005, D103, PLW0108
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from fx_helpers import aot_graph, evaluate, optimise, targets
+from matchers import half
+from torch._inductor.pattern_matcher import CallFunction, Ignored, KeywordArg, MultiOutputPattern
+
+from npugraph_ex.fusion.registry import register_replacement
+
+pytestmark = pytest.mark.usefixtures("own_registry")
+
+
+class _Relu(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        """A module as a search function."""
+        return torch.relu(x)
+
+    def method(self, x: Any) -> Any:
+        """A method as a search function."""
+        return torch.relu(x)
+
+
+@pytest.mark.parametrize("search", [_Relu(), _Relu().method, functools.partial(lambda n, x: torch.relu(x), 1)])
+def test_modules_methods_and_partials_are_functions(search: Any) -> None:
+    """Whatever can be called with the examples can be looked for."""
+    register_replacement(search, lambda x: torch.abs(x), [half(2)])
+    assert optimise(aot_graph(lambda x: torch.relu(x), half(4))).fusions() == 1
+
+
+def test_lists_of_tensors_are_arguments() -> None:
+    """An argument may be a list; the match shows it as one."""
+    seen: list[Any] = []
+
+    def search(xs: Any) -> Any:
+        return torch.relu(torch.cat(xs))
+
+    def replace(xs: Any) -> Any:
+        return torch.cat([torch.relu(x) for x in xs])
+
+    register_replacement(
+        search, replace, [[half(2, 3), half(2, 3)]], extra_check=lambda match: seen.append(match.kwargs["xs"]) or True
+    )
+    gm = aot_graph(lambda x, y: torch.relu(torch.cat([x, y])), half(4, 3), half(5, 3))
+    assert optimise(gm).fusions() == 1
+    assert targets(gm) == ["relu", "relu", "cat"]
+    assert len(seen[0]) == 2
+
+
+def test_hand_written_patterns_are_held_to_the_search_function() -> None:
+    """A pattern that ignores a view's sizes matches every view; only the one that search_fn makes is replaced."""
+    aten = torch.ops.aten
+    pattern = MultiOutputPattern(
+        [CallFunction(aten.relu.default, CallFunction(aten.view.default, KeywordArg("x"), Ignored()))]
+    )
+
+    def search(x: Any) -> Any:
+        return torch.relu(x.view(-1, x.shape[-1]))
+
+    def replace(x: Any) -> Any:
+        return torch.clamp_min(x.view(-1, x.shape[-1]), 0)
+
+    def several(x: Any) -> Any:
+        return torch.relu(x.view(-1, 8)), torch.relu(x.view(-1, 4))
+
+    register_replacement(search, replace, [half(2, 3, 8)], search_fn_pattern=pattern)
+    gm = aot_graph(several, half(5, 7, 8))
+    report = optimise(gm)
+    assert report.fusions() == 1
+    (miss,) = [miss for miss in report.near_misses() if "relu" in miss.node]
+    assert "has shape [70, 4] instead of [35, 8], which search_fn gives for these inputs" in miss.reason
+
+
+def test_multi_output_patterns_by_hand() -> None:
+    """Two outputs, one of them used by the other; both are replaced together (pytorch#137280)."""
+    aten = torch.ops.aten
+    total = CallFunction(aten.add.Tensor, KeywordArg("x"), KeywordArg("y"), _users=2)
+    pattern = MultiOutputPattern([CallFunction(aten.relu.default, total), total])
+
+    def search(x: Any, y: Any) -> Any:
+        total = torch.add(x, y)
+        return torch.relu(total), total
+
+    def replace(x: Any, y: Any) -> Any:
+        total = torch.sub(x, torch.neg(y))
+        return torch.clamp_min(total, 0), total
+
+    register_replacement(search, replace, [half(2, 3), half(2, 3)], search_fn_pattern=pattern)
+    gm = aot_graph(lambda x, y: search(x, y), half(4, 3), half(4, 3))
+    values = [torch.randn(4, 3), torch.randn(4, 3)]
+    before = evaluate(gm, *values)
+    assert optimise(gm).fusions() == 1
+    assert sorted(targets(gm)) == ["clamp_min", "neg", "sub"]
+    for old, new in zip(before, evaluate(gm, *values), strict=True):
+        torch.testing.assert_close(new, old)
+
+
+def scaled(x: Any, factor: float) -> Any:
+    return torch.relu(torch.mul(x, factor))
+
+
+def scaled_otherwise(x: Any, factor: float) -> Any:
+    return torch.clamp_min(torch.mul(x, factor), 0)
+
+
+def test_a_scalar_is_a_wildcard_only_where_it_is_named() -> None:
+    """``scalar_workaround`` makes the number match any, and hands it on; without it the traced one is a constant."""
+
+    def by_three(x: Any) -> Any:
+        return scaled(x, 3.0)
+
+    def by_five(x: Any) -> Any:
+        return scaled(x, 5.0)
+
+    constant = register_replacement(by_five, lambda x: scaled_otherwise(x, 5.0), [half(2)])
+    gm = aot_graph(by_three, half(4))
+    report = optimise(gm)
+    assert report.fusions() == 0
+    assert [miss.reason for miss in report.near_misses(constant.name)] == ["mul: other is 3.0, the pattern has 5.0"]
+    constant.remove()
+
+    wildcard = register_replacement(scaled, scaled_otherwise, [half(2)], scalar_workaround={"factor": 0.3})
+    assert optimise(gm).fusions(wildcard.name) == 1
+    (product,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)
+    assert product.args[1] == 3.0
+    values = torch.tensor([-1.0, 0.0, 2.0, 5.0])
+    torch.testing.assert_close(evaluate(gm, values), [torch.tensor([0.0, 0.0, 6.0, 15.0])])

@@ -1,0 +1,75 @@
+"""A wrong registration is refused, and the error says which argument, what was expected and what came."""
+
+# The small undocumented functions are graphs to be traced; their names say what is in them.
+# ruff: noqa: ARG005, PLW0108
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from fx_helpers import aot_graph, optimise, targets
+from matchers import half
+from registrations import replace_fn, search_fn
+
+from npugraph_ex.errors import ReplacementError
+from npugraph_ex.fusion.registry import register_replacement
+
+pytestmark = pytest.mark.usefixtures("own_registry")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((search_fn, replace_fn, [torch.empty(2)]), r"one value for each of \['x1', 'x2', 'gamma'\]; it holds 1"),
+        ((search_fn, replace_fn, torch.empty(2)), "must be a tuple or list"),
+        ((None, replace_fn, [torch.empty(2)]), "register_replacement: search_fn must be a function; it is None"),
+        ((search_fn, None, [torch.empty(2)]), "replace_fn must be a function; it is None"),
+        ((search_fn, replace_fn, [torch.empty(2)], None), "trace_fn must be a function; it is None"),
+        ((torch.relu, torch.abs, [torch.empty(2)]), "arguments of the search function cannot be read"),
+        ((lambda x: torch.relu(x), lambda x: x, ["a"]), "cannot be traced on the example inputs, x = 'a': TypeError"),
+        ((lambda x: x if x.sum() > 0 else -x, lambda x: x, [torch.empty(2)]), "It reads a tensor's values"),
+        ((search_fn, lambda x: x, [torch.empty(2)]), "must take the same arguments"),
+        ((lambda x, y: torch.relu(x), lambda x, y: x, [torch.empty(2)] * 2), "does not use its argument y"),
+        ((lambda x: (torch.relu(x), x), lambda x: (x, x), [torch.empty(2)]), "output 1 .* is its argument x"),
+        ((lambda x: torch.relu(x), lambda x: (x, x), [torch.empty(2)]), "as many results as the search function, 1; "),
+        ((lambda x: x.add_(1).relu(), lambda x: x, [torch.empty(2)]), "contains aten.add_.Tensor, which writes"),
+        ((lambda x: torch.mm(x, x), lambda x: x, [torch.empty(2)]), "cannot be traced on the example inputs"),
+    ],
+)
+def test_wrong_registrations_say_what_is_wrong(arguments: tuple[Any, ...], message: str) -> None:
+    """Which function, which argument, what was expected; a write is not dropped as dead code (pytorch#149879)."""
+    with pytest.raises(ReplacementError, match=message):
+        register_replacement(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"search_fn_pattern": 3}, "search_fn_pattern must be a pattern of torch"),
+        ({"scalar_workaround": [1]}, "scalar_workaround must map argument names"),
+        ({"scalar_workaround": {"z": 1.0}}, r"scalar_workaround names \['z'\]"),
+        ({"extra_check": "x"}, "extra_check must be a function; it is 'x'"),
+    ],
+)
+def test_wrong_keywords_say_what_is_wrong(keywords: dict[str, Any], message: str) -> None:
+    """The same for what is optional."""
+    with pytest.raises(ReplacementError, match=message):
+        register_replacement(lambda x: torch.relu(x), lambda x: torch.abs(x), [torch.empty(2)], **keywords)
+
+
+def test_a_missing_fused_operator_warns_once_and_keeps_the_graph(caplog: pytest.LogCaptureFixture) -> None:
+    """A replacement that cannot be traced on this installation is no reason to stop (vllm-ascend#6578)."""
+
+    def missing(x: Any) -> Any:
+        return torch.ops.npu.npu_no_such_operator(x)
+
+    for _ in range(2):
+        register_replacement(lambda x: torch.relu(x), missing, [torch.empty(2)])
+    warnings = [record for record in caplog.records if "npu_no_such_operator" in record.getMessage()]
+    assert len(warnings) == 1
+    gm = aot_graph(lambda x: torch.relu(x), half(4))
+    report = optimise(gm)
+    assert targets(gm) == ["relu"]
+    assert "npu_no_such_operator" in report.rules[0].inactive
