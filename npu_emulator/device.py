@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
@@ -127,6 +128,8 @@ class Runtime:
         self._runner: object = None
         self._seed_giver: object = None
         self._recorder: object = None
+        self._watcher: object = None
+        self._teller: object = None
 
     def _declare(self, name: str, result: type | None, *arguments: type) -> Callable[..., int]:
         function = getattr(self._held, name)
@@ -172,6 +175,22 @@ class Runtime:
         """Give the function that writes the seeds of a replay of graph number n to an address, when it is launched."""
         self._seed_giver = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_void_p)(giver)
         self._held.emu_set_seed_giver(self._seed_giver)
+
+    def set_capture_watcher(self, watcher: Callable[[int], None]) -> None:
+        """Give the function that is told the number of a graph that draws random numbers, just before its capture ends."""
+        self._watcher = ctypes.CFUNCTYPE(None, ctypes.c_uint64)(watcher)
+        self._held.emu_set_capture_watcher(self._watcher)
+
+    def set_place_teller(self, teller: Callable[[], str]) -> None:
+        """Give the function that names the Python line which led to the runtime: each error's text ends in it."""
+
+        def write(text: int, capacity: int) -> None:
+            told = f". Python line: {teller()}".encode()[: capacity - 1]
+            ctypes.memmove(text, told + b"\0", len(told) + 1)
+
+        self._teller = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64)(write)
+        self._held.emu_set_place_teller(self._teller)
+        atexit.register(self._held.emu_set_place_teller, None)
 
     def set_operator_recorder(self, recorder: Callable[[bytes | None], None]) -> None:
         """Give the function that is told into which folder to describe operators from now on; None: no more."""

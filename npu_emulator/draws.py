@@ -1,8 +1,9 @@
 """Which random numbers a draw gets: settled by the host at launch, as the device's graph-safe generators do.
 
-A generator is a seed and an offset. An eager draw takes the next offset when it is launched. The draws of a captured graph
-are numbered at capture; each replay, when it is launched, reserves as many offsets as the graph has draws. So a replay gets
-the numbers that the same draws would have got eagerly at its place, and no schedule changes them.
+A generator is a seed and an offset. An eager draw takes the next offset when it is launched. Inside a capture torch_npu keeps
+an offset of the graph's own, which starts at 0 and which `get_rng_state` and `set_rng_state` read and write there; a captured
+draw takes its place by it. Each replay advances the generator by where that offset stood when the capture ended. So a replay
+gets the numbers that the same draws would have got eagerly at its place, and no schedule changes them.
 """
 
 from __future__ import annotations
@@ -23,24 +24,29 @@ __all__ = ["Draws"]
 _MASK = (1 << 64) - 1
 _SPREAD = 0x9E3779B97F4A7C15  # the golden ratio in 64 bits: neighbouring offsets give unrelated seeds
 _STEP = 4  # Philox offsets, which torch's generators count in, come in multiples of four
+_OFFSET_AT = 8  # a generator's state is eight bytes of seed and eight of offset
 
 
 def _seed_at(generator: torch.Generator, offset: int) -> int:
     return (generator.initial_seed() + (offset + 1) * _SPREAD) & _MASK
 
 
-def _reserve(generator: torch.Generator, draws: int) -> int:
-    """Advance a generator by some draws; return the seed of the first."""
-    offset = generator.get_offset()
-    generator.set_offset(offset + draws * _STEP)
-    return _seed_at(generator, offset)
+def _captured_offset(generator: torch.Generator, *, advance: int = 0) -> int:
+    """Return the offset that a generator has in the graph being captured, and advance it. `get_offset` is refused there."""
+    state = generator.get_state()
+    place = ctypes.c_uint64.from_address(state.data_ptr() + _OFFSET_AT)
+    offset = place.value
+    if advance:
+        place.value += advance
+        generator.set_state(state)
+    return offset
 
 
 class _GraphDraws:
-    """How often one captured graph draws from each generator; lives as long as one of its kernels."""
+    """Where one captured graph leaves each generator that it draws from; lives as long as one of its kernels."""
 
     def __init__(self) -> None:
-        self.counts: dict[torch.Generator, int] = {}
+        self.reached: dict[torch.Generator, int] = {}
 
 
 class Draws:
@@ -57,25 +63,38 @@ class Draws:
         """Return what tells a kernel that is launched now, on a stream, the 64-bit seed of its numbers when it runs."""
         graph = self._runtime.capture(stream)
         if graph == 0:
-            seed = _reserve(generator, 1)
+            offset = generator.get_offset()
+            generator.set_offset(offset + _STEP)
+            seed = _seed_at(generator, offset)
             return lambda: seed
         draws = self._graphs.setdefault(graph, _GraphDraws())
-        before = draws.counts.get(generator, 0)
-        draws.counts[generator] = before + 1
-        place = list(draws.counts).index(generator)
-        self._runtime.capture_draws(stream, len(draws.counts))
+        before = _captured_offset(generator, advance=_STEP)
+        draws.reached[generator] = before + _STEP
+        place = list(draws.reached).index(generator)
+        self._runtime.capture_draws(stream, len(draws.reached))
 
         def replayed(kept: _GraphDraws = draws) -> int:  # the default keeps the account alive with the kernel
             del kept
             first = ctypes.c_uint64.from_address(self.seeds + 8 * place).value
-            return (first + before * _STEP * _SPREAD) & _MASK
+            return (first + before * _SPREAD) & _MASK
 
         return replayed
 
+    def capture_ends(self, graph: int) -> None:
+        """Note where a graph leaves its generators: the program may have set their states after the last draw."""
+        draws = self._graphs.get(graph)
+        if draws is not None:
+            for generator in draws.reached:
+                draws.reached[generator] = _captured_offset(generator)
+
     def reserve(self, graph: int, seeds: int) -> None:
-        """Write the seeds of one replay of a graph to the address `seeds`: of the first draw from each generator."""
+        """Write the seeds of one replay of a graph to the address `seeds`: of the first draw from each generator.
+
+        torch_npu has advanced the generators for the replay by now.
+        """
         draws = self._graphs.get(graph)
         if draws is None:
             return  # an update of a task group has replaced all kernels that drew
-        for place, (generator, count) in enumerate(draws.counts.items()):
-            ctypes.c_uint64.from_address(seeds + 8 * place).value = _reserve(generator, count)
+        for place, (generator, reached) in enumerate(draws.reached.items()):
+            seed = _seed_at(generator, generator.get_offset() - reached)
+            ctypes.c_uint64.from_address(seeds + 8 * place).value = seed

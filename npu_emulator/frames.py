@@ -11,7 +11,7 @@ from torch.fx.interpreter import Interpreter
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["python_line", "user_frames"]
+__all__ = ["python_line", "python_place", "user_frames"]
 
 _NOT_THE_USERS = ("/npu_emulator/", "/torch/", "/torch_npu/", "<frozen ")
 _RUNS_A_NODE = Interpreter.run_node.__code__
@@ -22,6 +22,20 @@ def python_line() -> str:
     """Name the innermost line of the user's program that led here."""
     frames = user_frames(1)
     return frames[0].partition(" in ")[0] if frames else "an unknown line"
+
+
+def python_place() -> str:
+    """Name the line of the user's program that led here, and the function of torch or torch_npu that it called, if any."""
+    frame: Any = sys._getframe(1)  # noqa: SLF001 - as in user_frames
+    called = ""
+    while frame is not None:
+        code = frame.f_code
+        if not any(part in code.co_filename for part in _NOT_THE_USERS):
+            return f"{code.co_filename}:{frame.f_lineno}{called}"
+        if "/npu_emulator/" not in code.co_filename:
+            called = f" (in {frame.f_globals.get('__name__', '')}.{code.co_qualname})"
+        frame = frame.f_back
+    return "an unknown line"
 
 
 def user_frames(limit: int = 6) -> tuple[str, ...]:

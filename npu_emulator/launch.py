@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from npu_emulator.device import CAPTURE_FORBIDS, RUN_NOW, SKIP
 from npu_emulator.draws import Draws
 from npu_emulator.errors import EmulatorError
-from npu_emulator.frames import python_line, user_frames
+from npu_emulator.frames import python_line, python_place, user_frames
 from npu_emulator.interrupts import Interrupts
 from npu_emulator.memory.bounds import INVALID_ADDRESS, first_outside
 from npu_emulator.operator_records import OperatorRecords
@@ -101,6 +101,8 @@ class Launcher:
         self.draws = Draws(runtime)
         runtime.set_kernel_runner(self._run_queued)
         runtime.set_seed_giver(self.draws.reserve)
+        runtime.set_capture_watcher(self.draws.capture_ends)
+        runtime.set_place_teller(python_place)
         runtime.set_operator_recorder(self._record_operators)
         inside = (self._run_queued.__func__.__code__, self.draws.reserve.__func__.__code__)
         self._interrupts = Interrupts(inside, runtime.interrupt)

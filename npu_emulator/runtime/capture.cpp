@@ -51,10 +51,19 @@ bool capture_forbids_here(Lock&) {
     return false;
 }
 
+bool captures_on(Lock&, int32_t device) {
+    const auto& capturing = state().capturing;
+    return std::any_of(capturing.begin(), capturing.end(), [&](const Graph* graph) { return graph->device == device; });
+}
+
+aclError refuse_in_capture(const char* operation) {
+    return fail(ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT,
+                std::string(operation) + " is not permitted while a stream is being captured; move it out of the captured region");
+}
+
 aclError append(Stream* stream, Task task, Lock&) {
     Graph& graph = *stream->capture;
-    if (task.kind == Kind::Replay)
-        return fail(ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT, "a graph cannot be replayed on a stream that is being captured");
+    if (task.kind == Kind::Replay) return refuse_in_capture("the replay of a graph (aclmdlRIExecuteAsync)");
     const auto index = static_cast<uint32_t>(graph.tasks.size());
     Lane& lane = graph.lanes[stream->lane];
     if (task.kind == Kind::Wait && task.edge >= 0) {
@@ -107,6 +116,12 @@ EMU_API aclError aclmdlRICaptureEnd(aclrtStream handle, aclmdlRI* model) {
     const GraphRef graph = stream->capture;
     if (graph->streams[graph->origin] != stream)
         return fail(ACL_ERROR_RT_STREAM_CAPTURE_UNMATCHED, "the capture did not begin on this stream; end it on the stream that began it");
+    if (graph->generators != 0) {
+        // How far each generator got is known to torch_npu, and only while it captures.
+        lock.unlock();  // Python may need another thread's GIL
+        python_capture_ends(graph->id);
+        lock.lock();
+    }
     leave_capture(*graph);
     if (graph->status != ACL_MODEL_RI_CAPTURE_STATUS_ACTIVE)
         return fail(ACL_ERROR_RT_MODEL_CAPTURED, "an earlier error invalidated this capture; mend that one and capture again");

@@ -211,6 +211,12 @@ EMU_API const char* aclGetRecentErrMsg() {
     static thread_local std::string given;
     given.swap(recent_error);
     recent_error.clear();
+    // torch_npu asks where it raises, on the thread whose call failed: the one moment to say which Python line that was.
+    if (!given.empty() && python_place != nullptr) {
+        char place[1024] = "";
+        python_place(place, sizeof place);
+        given += place;
+    }
     return given.empty() ? nullptr : given.c_str();
 }
 EMU_API aclError aclrtPeekAtLastError(aclrtLastErrLevel) { return last_error; }

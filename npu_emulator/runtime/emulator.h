@@ -217,6 +217,9 @@ void replace_tasks(const Task& update);
 
 // capture (capture.cpp)
 bool capture_forbids_here(Lock& lock);
+bool captures_on(Lock& lock, int32_t device);
+// 107030, for an operation that a capture does not permit.
+aclError refuse_in_capture(const char* operation);
 aclError append(Stream* stream, Task task, Lock& lock);
 
 // memory (memory.cpp)
@@ -237,5 +240,7 @@ double now_milliseconds();
 // Python (python_api.cpp)
 extern int (*python_kernel)(uint64_t kernel, const uint64_t* seeds);
 extern void (*python_seeds)(uint64_t graph, uint64_t* seeds);
+extern void (*python_capture_ends)(uint64_t graph);
+extern void (*python_place)(char* text, uint64_t capacity);
 
 }  // namespace emu

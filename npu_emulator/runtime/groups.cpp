@@ -52,7 +52,7 @@ EMU_API aclError aclmdlRICaptureTaskUpdateBegin(aclrtStream handle, aclrtTaskGrp
     const auto found = s.groups.find(group);
     const GroupRef known = found == s.groups.end() ? nullptr : found->second.lock();
     if (!known) return fail(ACL_ERROR_RT_PARAM_INVALID, "this task group does not exist, or its graph was destroyed");
-    if (stream->capture) return fail(ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT, "a task group cannot be updated on a stream that is being captured");
+    if (stream->capture) return refuse_in_capture("the update of a task group on the captured stream (aclmdlRICaptureTaskUpdateBegin)");
     if (stream->updating) return fail(ACL_ERROR_RT_PARAM_INVALID, "this stream is in an update already");
     stream->updating = std::make_shared<Task>();
     stream->updating->kind = Kind::Update;

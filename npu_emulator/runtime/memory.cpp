@@ -248,8 +248,7 @@ namespace {
 aclError blocking(const char* name) {
     State& s = state();
     Lock lock(s.mutex);
-    if (capture_forbids_here(lock))
-        return fail(ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT, std::string(name) + ": not permitted while a stream is being captured; move it out of the captured region");
+    if (capture_forbids_here(lock)) return refuse_in_capture(name);
     const aclError waited = wait_for_device(lock, current_device());
     return waited == ACL_SUCCESS ? take_failure(lock) : waited;
 }

@@ -7,10 +7,6 @@ using namespace emu;
 
 namespace {
 
-aclError forbidden(const char* name) {
-    return fail(ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT, std::string(name) + ": not permitted while a stream is being captured; move it out of the captured region");
-}
-
 aclError create_stream(aclrtStream* handle, uint32_t priority) {
     State& s = state();
     Lock lock(s.mutex);
@@ -61,14 +57,17 @@ aclError create_event(aclrtEvent* handle, uint32_t flags) {
     return ACL_SUCCESS;
 }
 
-// Synchronises, then reports what an asynchronous task did wrong, if any did.
-template <typename Wait>
-aclError synchronise(const char* name, Wait wait) {
-    State& s = state();
-    Lock lock(s.mutex);
-    if (capture_forbids_here(lock)) return forbidden(name);
-    const aclError status = wait(lock);
-    return status == ACL_SUCCESS ? take_failure(lock) : status;
+// Reports what an asynchronous task did wrong, if any did and the wait for it went well.
+aclError waited(aclError status, Lock& lock) { return status == ACL_SUCCESS ? take_failure(lock) : status; }
+
+bool is_being_captured(const Event* event) {
+    const GraphRef graph = event->captured_in.lock();
+    return graph && state().capturing.count(graph.get()) != 0;
+}
+
+aclError query_of_captured_event() {
+    return fail(ACL_ERROR_RT_EVENT_CAPTURED, "the query of an event that was recorded in a capture under way has no answer: its record runs at a replay; "
+                                             "query it after the capture, or record it outside");
 }
 
 }  // namespace
@@ -84,23 +83,28 @@ EMU_API aclError aclrtStreamGetId(aclrtStream stream, int32_t* id) {
     *id = resolve(stream)->id;
     return ACL_SUCCESS;
 }
+// A capture forbids, in every mode, to wait for what is being captured: that will not run before a replay. Other streams and
+// events may be waited for, and torch_npu does so: its generators wait for the default stream at their first captured draw.
 EMU_API aclError aclrtSynchronizeStream(aclrtStream stream) {
-    return synchronise("aclrtSynchronizeStream", [&](Lock& lock) {
-        Stream* wanted = resolve(stream);
-        if (wanted->capture)  // whatever the mode: its work will not run before a replay
-            return fail(ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT, "aclrtSynchronizeStream: this stream is being captured; move it out of the captured region");
-        return wait_for_stream(lock, wanted);
-    });
+    Lock lock(state().mutex);
+    Stream* wanted = resolve(stream);
+    if (wanted->capture) return refuse_in_capture("waiting for the captured stream (aclrtSynchronizeStream)");
+    return waited(wait_for_stream(lock, wanted), lock);
 }
 EMU_API aclError aclrtSynchronizeStreamWithTimeout(aclrtStream stream, int32_t) { return aclrtSynchronizeStream(stream); }
 EMU_API aclError aclrtSynchronizeDevice(void) {
-    return synchronise("aclrtSynchronizeDevice", [](Lock& lock) { return wait_for_device(lock, current_device()); });
+    Lock lock(state().mutex);
+    if (captures_on(lock, current_device())) return refuse_in_capture("waiting for the device (aclrtSynchronizeDevice)");
+    return waited(wait_for_device(lock, current_device()), lock);
 }
 EMU_API aclError aclrtSynchronizeDeviceWithTimeout(int32_t) { return aclrtSynchronizeDevice(); }
 EMU_API aclError aclrtStreamQuery(aclrtStream handle, aclrtStreamStatus* status) {
     State& s = state();
     Lock lock(s.mutex);
     Stream* stream = resolve(handle);
+    if (stream->capture)
+        return fail(ACL_ERROR_RT_STREAM_CAPTURED, "the query of a stream that is being captured has no answer: nothing runs on it before a replay; "
+                                                  "query it after the capture");
     if (!stream->queue.empty() && !s.busy) step(lock, stream);  // polling makes progress, or a polling loop would never end
     if (stream->queue.empty()) note_stream_finished(stream);
     *status = stream->queue.empty() ? ACL_STREAM_STATUS_COMPLETE : ACL_STREAM_STATUS_NOT_READY;
@@ -114,7 +118,7 @@ EMU_API aclError aclrtGetStreamOverflowSwitch(aclrtStream, uint32_t* flag) {
     return ACL_SUCCESS;
 }
 
-EMU_API aclError aclrtCreateEvent(aclrtEvent* event) { return create_event(event, 0); }
+EMU_API aclError aclrtCreateEvent(aclrtEvent* event) { return create_event(event, ACL_EVENT_SYNC | ACL_EVENT_TIME_LINE); }
 EMU_API aclError aclrtCreateEventWithFlag(aclrtEvent* event, uint32_t flags) { return create_event(event, flags); }
 EMU_API aclError aclrtCreateEventExWithFlag(aclrtEvent* event, uint32_t flags) { return create_event(event, flags); }
 EMU_API aclError aclrtDestroyEvent(aclrtEvent event) {
@@ -199,35 +203,45 @@ EMU_API aclError aclrtStreamWaitEvent(aclrtStream stream_handle, aclrtEvent hand
 }
 
 EMU_API aclError aclrtSynchronizeEvent(aclrtEvent handle) {
-    return synchronise("aclrtSynchronizeEvent",
-                       [&](Lock& lock) { return wait_for_ticket(lock, static_cast<Event*>(handle)->ticket); });
+    Lock lock(state().mutex);
+    const auto* event = static_cast<Event*>(handle);
+    if (is_being_captured(event)) return refuse_in_capture("waiting for an event of the capture (aclrtSynchronizeEvent)");
+    return waited(wait_for_ticket(lock, event->ticket), lock);
 }
 
 namespace {
 
 // Event queries come from torch_npu's allocator too, under its own lock, so they never run kernels there.
-bool is_done(aclrtEvent handle) {
+aclError is_done(aclrtEvent handle, bool& done) {
     Lock lock(state().mutex);
     const auto* event = static_cast<Event*>(handle);
-    const bool done = !event->ticket || event->ticket->done;
+    if (is_being_captured(event)) return query_of_captured_event();
+    done = !event->ticket || event->ticket->done;
     if (done && event->ticket) note_ticket_finished(event->ticket);
-    return done;
+    return ACL_SUCCESS;
 }
 
 }  // namespace
 
 EMU_API aclError aclrtQueryEventStatus(aclrtEvent event, aclrtEventRecordedStatus* status) {
-    *status = is_done(event) ? ACL_EVENT_RECORDED_STATUS_COMPLETE : ACL_EVENT_RECORDED_STATUS_NOT_READY;
-    return ACL_SUCCESS;
+    bool done = false;
+    const aclError answer = is_done(event, done);
+    *status = done ? ACL_EVENT_RECORDED_STATUS_COMPLETE : ACL_EVENT_RECORDED_STATUS_NOT_READY;
+    return answer;
 }
 EMU_API aclError aclrtQueryEventWaitStatus(aclrtEvent event, aclrtEventWaitStatus* status) {
-    *status = is_done(event) ? ACL_EVENT_WAIT_STATUS_COMPLETE : ACL_EVENT_WAIT_STATUS_NOT_READY;
-    return ACL_SUCCESS;
+    bool done = false;
+    const aclError answer = is_done(event, done);
+    *status = done ? ACL_EVENT_WAIT_STATUS_COMPLETE : ACL_EVENT_WAIT_STATUS_NOT_READY;
+    return answer;
 }
 EMU_API aclError aclrtEventElapsedTime(float* milliseconds, aclrtEvent first, aclrtEvent last) {
     Lock lock(state().mutex);
     const auto* from = static_cast<Event*>(first);
     const auto* to = static_cast<Event*>(last);
+    if (((from->flags & to->flags) & ACL_EVENT_TIME_LINE) == 0)
+        return fail(ACL_ERROR_RT_EVENT_TIMESTAMP_INVALID, "elapsed time wants two events that keep their times; create both with enable_timing=True "
+                                                          "(ACL_EVENT_TIME_LINE)");
     if (!from->ticket || !to->ticket || !from->ticket->done || !to->ticket->done)
         return fail(ACL_ERROR_RT_EVENT_NOT_COMPLETE, "elapsed time wants two events that were recorded and have completed; "
                                                      "record both and synchronise the later one first");
@@ -237,7 +251,10 @@ EMU_API aclError aclrtEventElapsedTime(float* milliseconds, aclrtEvent first, ac
 EMU_API aclError aclrtEventGetTimestamp(aclrtEvent handle, uint64_t* microseconds) {
     Lock lock(state().mutex);
     const auto* event = static_cast<Event*>(handle);
-    if (!event->ticket || !event->ticket->done) return fail(ACL_ERROR_RT_EVENT_TIMESTAMP_INVALID, "the event has not completed; record it and synchronise it before asking for its time");
+    if ((event->flags & ACL_EVENT_TIME_LINE) == 0)
+        return fail(ACL_ERROR_RT_EVENT_TIMESTAMP_INVALID, "the event keeps no time; create it with enable_timing=True (ACL_EVENT_TIME_LINE)");
+    if (!event->ticket || !event->ticket->done)
+        return fail(ACL_ERROR_RT_EVENT_TIMESTAMP_INVALID, "the event has not completed; record it and synchronise it before asking for its time");
     *microseconds = static_cast<uint64_t>(event->ticket->milliseconds * 1000.0);
     return ACL_SUCCESS;
 }
