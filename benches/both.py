@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from functools import cache
@@ -11,6 +13,8 @@ from pathlib import Path
 
 OURS, BUNDLED = "npugraph_ex", "bundled"
 _CHOICES = {OURS: "library", BUNDLED: "bundled"}
+_TAIL = 4000
+"""So many characters of what a process wrote last are shown if it fails."""
 Answers = dict[str, list[dict[str, float]]]
 
 
@@ -19,19 +23,63 @@ def ask_ours(question: str, *arguments: str) -> list[dict[str, float]]:
     return ask(question, *arguments, backends=(OURS,))[OURS]
 
 
-@cache
 def ask(question: str, *arguments: str, backends: tuple[str, ...] = (OURS, BUNDLED)) -> Answers:
-    """The answers of `subject.py` to a question, by backend, one for each argument (JSON)."""
-    answers: Answers = {}
-    for backend in backends:
-        done = subprocess.run(
-            [sys.executable, str(Path(__file__).with_name("subject.py")), question, *arguments],
-            env={**os.environ, "NPUGRAPH_EX": _CHOICES[backend]},
-            capture_output=True,
-            text=True,
-            check=False,
+    """The answers of `subject.py` to a question, by backend, one for each argument (JSON).
+
+    Args:
+        question: a function of `subject.py`, or several joined by "+", whose answers come as one.
+        arguments: as JSON; a list is several arguments of one answer.
+        backends: which are asked, one after the other.
+
+    Raises:
+        RuntimeError: the process ended before it had answered; with how it ended and what it wrote last.
+    """
+    answers = {backend: _asked(backend, question, arguments) for backend in backends}
+    for answer in answers.values():
+        if isinstance(answer, RuntimeError):
+            raise answer
+    return answers  # type: ignore[return-value]  # no errors are among them
+
+
+@cache
+def _asked(backend: str, question: str, arguments: tuple[str, ...]) -> list[dict[str, float]] | RuntimeError:
+    """The answers of one process, or its failure, which is not tried again either."""
+    command = [sys.executable, str(Path(__file__).with_name("subject.py")), question, *arguments]
+    try:
+        return answers_of(
+            command, name=f"{backend}, asked for {question} {' '.join(arguments)},", NPUGRAPH_EX=_CHOICES[backend]
         )
-        if done.returncode:
-            raise RuntimeError(f"{backend} could not answer {question} {arguments}:\n{done.stderr[-4000:]}")
-        answers[backend] = json.loads(done.stdout.splitlines()[-1])
+    except RuntimeError as error:
+        return error
+
+
+def answers_of(command: list[str], *, name: str, **variables: str) -> list[dict[str, float]]:
+    """What a process prints as its last line, which is JSON.
+
+    Args:
+        command: the process.
+        name: what the error calls it.
+        variables: of the environment, besides this process's own.
+
+    Raises:
+        RuntimeError: it ended before it had answered; with how it ended and what it wrote last.
+    """
+    done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
+    answers = None
+    with contextlib.suppress(ValueError):
+        answers = json.loads((done.stdout.splitlines() or [""])[-1])
+    if done.returncode or not isinstance(answers, list):
+        wrote = (done.stdout + done.stderr)[-_TAIL:].strip() or "(nothing)"
+        raise RuntimeError(f"{name} gave no answer: {_ending(done.returncode)}. It wrote last:\n{wrote}")
     return answers
+
+
+def _ending(status: int) -> str:
+    """How a process ended, in words."""
+    if status == 0:
+        return "it ended well, but its last line is no JSON"
+    if status > 0:
+        return f"it ended with status {status}"
+    number = -status
+    cause = ", as the system does where memory runs out" if number == signal.SIGKILL else ""
+    return f"it was ended by {signal.Signals(number).name}{cause}"

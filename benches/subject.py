@@ -10,7 +10,6 @@ import gc
 import itertools
 import json
 import logging
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,6 +17,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ import npu_emulator
 npu_emulator.activate(quiet=True)
 
 import torch  # noqa: E402
+from both import answers_of  # noqa: E402
 from decoders import Inputs, device_models, modelled_models, stack  # noqa: E402
 from functorch.compile import make_boxed_func  # noqa: E402
 from measure import side_by_side  # noqa: E402
@@ -39,6 +40,8 @@ from npu_emulator.clock.timeline import Timeline  # noqa: E402
 BACKEND = "npugraph_ex"
 SETTLED = 12
 """After how many calls a backend has captured all that it will capture for steady inputs."""
+ROUNDS, FEW_LAYERS = 50, 8
+"""Turns of each subject of a call's host time, half as many beyond so many layers: two or three seconds either way."""
 
 
 def one_task() -> torch.npu.NPUGraph:
@@ -72,7 +75,7 @@ def floor_backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable
     return compiled
 
 
-def host_cost(layers: int, inputs: int = 2, outputs: int = 2) -> dict[str, float]:
+def host_cost(layers: int, inputs: int = 2, outputs: int = 2, rounds: int | None = None) -> dict[str, float]:
     """Microseconds of host time a call: the floor, this backend with inputs that stay and that move, a replay, a copy."""
     model, arguments = stack(layers, inputs=inputs, outputs=outputs)
     torch._dynamo.reset()
@@ -84,6 +87,8 @@ def host_cost(layers: int, inputs: int = 2, outputs: int = 2) -> dict[str, float
     elsewhere = itertools.cycle([tuple(argument.clone() for argument in arguments) for _ in range(3)])
     for _ in range(SETTLED):
         compiled(*arguments)
+    for _ in range(SETTLED):
+        compiled(*next(elsewhere))
 
     def floor_and_copies() -> None:
         for buffer, argument in zip(buffers, arguments, strict=True):
@@ -91,42 +96,58 @@ def host_cost(layers: int, inputs: int = 2, outputs: int = 2) -> dict[str, float
         floor(*arguments)
 
     with npu_emulator.null_kernels():
-        steady = side_by_side(
+        return side_by_side(
             {
                 "floor": lambda: floor(*arguments),
                 "steady inputs": lambda: compiled(*arguments),
+                "moving inputs": lambda: compiled(*next(elsewhere)),
                 "replay": captured.replay,
                 "floor and copies": floor_and_copies,
-            }
+            },
+            rounds=rounds or (ROUNDS if layers <= FEW_LAYERS else ROUNDS // 2),
         )
-        moving = side_by_side({"floor": lambda: floor(*arguments), "moving": lambda: compiled(*next(elsewhere))})
-    return {**steady, "moving inputs": moving["moving"] * steady["floor"] / moving["floor"]}
 
 
-def unguarded_call(layers: int) -> dict[str, float]:
+def unguarded_call(layers: int, inputs: int = 2, outputs: int = 2) -> dict[str, float]:
     """Microseconds of a call with inputs that stay, where Dynamo was told not to check modules and parameters."""
-    model, arguments = stack(layers)
+    model, arguments = stack(layers, inputs=inputs, outputs=outputs)
     compiled = compiled_for(model, arguments, guard_filter_fn=torch.compiler.skip_guard_on_all_nn_modules_unsafe)
     with npu_emulator.null_kernels():
         return side_by_side({"modules unguarded": lambda: compiled(*arguments)})
 
 
-def compile_time(layers: int) -> dict[str, float]:
-    """Seconds of processor time from `torch.compile` to the first result: AOT's own backend, and this one beyond it."""
+def compile_time(layers: int, rounds: int) -> dict[str, float]:
+    """Seconds of processor time from `torch.compile` to the first result: AOT's own backend, and this one beyond it.
+
+    The shortest of several rounds. What earlier compilations left is collected before each of them and not looked at by the
+    collections within: a process that is new, as a user's, has nothing of it.
+    """
 
     def first_call(backend: str) -> float:
         model, arguments = stack(layers)
         torch._dynamo.reset()
+        gc.collect()
+        gc.freeze()
         start = time.process_time()
         torch.compile(model, backend=backend, dynamic=False)(*arguments)
         torch.npu.synchronize()
-        return time.process_time() - start
+        seconds = time.process_time() - start
+        gc.unfreeze()
+        return seconds
 
-    first_call("aot_eager"), first_call(BACKEND)  # what only the first compilation of a process does
-    rounds = 3 if layers <= 32 else 1
+    prepare()
     pairs = [(first_call("aot_eager"), first_call(BACKEND)) for _ in range(rounds)]
     alone, whole = (min(times) for times in zip(*pairs, strict=True))
-    return {"aot_eager": alone, "whole": whole, "beyond": whole - alone}
+    return {"aot_eager": alone, "whole": whole}
+
+
+@cache
+def prepare() -> None:
+    """Do what only the first compilation of a process does."""
+    for backend in ("aot_eager", BACKEND):
+        model, arguments = stack(1)
+        torch._dynamo.reset()
+        torch.compile(model, backend=backend, dynamic=False)(*arguments)
 
 
 def one_call(times: Timeline, function: Callable[..., Any], inputs: Inputs) -> dict[str, float]:
@@ -199,8 +220,8 @@ def cold_and_warm(layers: int) -> dict[str, float]:
     """Seconds of processor time of the first call of a cached method, in a process that saves it and in one that loads it."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(Path(__file__).with_name("cached_start.py")), str(layers), folder]
-        times = [float(subprocess.run(command, check=True, capture_output=True, text=True).stdout) for _ in range(4)]
-    return {"cold": times[0], "warm": min(times[1:])}
+        (cold,), (warm,) = (answers_of(command, name="the process with a cached method") for _ in range(2))
+    return {"cold": cold["seconds"], "warm": warm["seconds"]}
 
 
 def device_work(name: str) -> dict[str, float]:
@@ -284,15 +305,17 @@ QUESTIONS: dict[str, Callable[..., dict[str, float]]] = {
 
 
 def main() -> None:
-    """Answer one question for each of the arguments, which are JSON: a value, or a list of several."""
+    """Answer one question, or several joined by "+", for each of the arguments: JSON, a value or a list of several."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    question = QUESTIONS[sys.argv[1]]
+    questions = [QUESTIONS[name] for name in sys.argv[1].split("+")]
     answers = []
     with torch.no_grad():
         for text in sys.argv[2:]:
             given = json.loads(text)
-            answers.append(question(*given) if isinstance(given, list) else question(given))
+            arguments = given if isinstance(given, list) else [given]
+            answers.append({key: value for question in questions for key, value in question(*arguments).items()})
+            print("answered", text, file=sys.stderr, flush=True)  # so that who dies tells how far it came
     print(json.dumps(answers))
 
 

@@ -6,7 +6,8 @@ The floor is Dynamo's guards, AOT's wrapper and one raw replay: what no `torch.c
 from __future__ import annotations
 
 import pytest
-from both import BUNDLED, OURS, ask, ask_ours
+from both import BUNDLED, ask, ask_ours
+from subject import ROUNDS
 from tables import Table
 
 LAYERS = (2, 8, 32, 64)
@@ -14,41 +15,67 @@ OF_THE_FLOOR, BELOW_BUNDLED = 1.5, 3.0
 ROOM = 1.5
 """3 times below bundled is asked for where the floor itself is 4.5 times below it, which leaves 1.5 times the floor. In deep
 stacks it is not: Dynamo and AOT, which check and pass every parameter, take a third of a bundled call and more."""
-SHAPES = ("[2, 2, 2]", "[2, 10, 2]", "[2, 2, 10]")
+STACKS = (*map(str, LAYERS), "[2, 10, 2]", "[2, 2, 10]")
+"""Layers; and layers, inputs, outputs."""
+
+
+def ours() -> list[dict[str, float]]:
+    """This library's figures, for each of the stacks."""
+    return ask_ours("host_cost+unguarded_call", *STACKS)
+
+
+def theirs(*stacks: str) -> list[dict[str, float]]:
+    """The bundled backend's."""
+    return ask("host_cost", *stacks, backends=(BUNDLED,))[BUNDLED]
+
+
+def below(own: dict[str, float], bundled: dict[str, float]) -> float:
+    """How many times below a bundled call an own one is.
+
+    Each process has its own floor; their ratio is what one machine was slower for while the other process ran.
+    """
+    return (bundled["steady inputs"] / bundled["floor"]) / (own["steady inputs"] / own["floor"])
+
+
+def broken(own: dict[str, float], bundled: dict[str, float]) -> list[str]:
+    """The promises that these figures do not keep."""
+    bar = OF_THE_FLOOR * own["floor"] + own["floor and copies"] - own["floor"]
+    found = [
+        f"{kind}: {own[kind]:.2f} us, with a bar of {bar:.2f}"
+        for kind in ("steady inputs", "moving inputs")
+        if own[kind] > bar
+    ]
+    times = below(own, bundled)
+    if bundled["steady inputs"] >= ROOM * BELOW_BUNDLED * bundled["floor"] and times < BELOW_BUNDLED:
+        found.append(f"{times:.2f} times below bundled instead of {BELOW_BUNDLED}")
+    return found
 
 
 @pytest.mark.parametrize("layers", LAYERS)
 def test_call_is_near_the_floor(layers: int, table: Table) -> None:
     """At most 1.5 times the floor and two raw copies, whether the inputs stay or move; at least 3 times below bundled."""
-    answers = ask("host_cost", *map(str, LAYERS))
-    ours, theirs = (answers[backend][LAYERS.index(layers)] for backend in (OURS, BUNDLED))
-    # Each process has its own floor; their ratio is what one machine was slower for while the other process ran.
-    ratio = (theirs["steady inputs"] / theirs["floor"]) / (ours["steady inputs"] / ours["floor"])
+    own, bundled = (answers[LAYERS.index(layers)] for answers in (ours(), theirs(*map(str, LAYERS))))
+    if broken(own, bundled):  # a busy machine is no reason: once more, and longer
+        again = f"[{layers}, 2, 2, {2 * ROUNDS}]"
+        own, bundled = own | ask_ours("host_cost", again)[0], theirs(again)[0]
     table(
         "host time of a call, us of processor time",
         layers=layers,
-        floor=ours["floor"],
+        **{kind: own[kind] for kind in ("floor", "floor and copies", "steady inputs", "moving inputs")},
         **{
-            "floor and copies": ours["floor and copies"],
-            "steady inputs": ours["steady inputs"],
-            "moving inputs": ours["moving inputs"],
-            "bundled": theirs["steady inputs"],
-            "of the floor": ours["steady inputs"] / ours["floor"],
-            "below bundled": ratio,
-            "the floor below bundled": theirs["steady inputs"] / theirs["floor"],
-            **ask_ours("unguarded_call", *map(str, LAYERS))[LAYERS.index(layers)],
+            "bundled": bundled["steady inputs"],
+            "of the floor": own["steady inputs"] / own["floor"],
+            "below bundled": below(own, bundled),
+            "the floor below bundled": bundled["steady inputs"] / bundled["floor"],
+            "modules unguarded": own["modules unguarded"],
         },
     )
-    copies = ours["floor and copies"] - ours["floor"]
-    assert ours["steady inputs"] <= OF_THE_FLOOR * ours["floor"] + copies
-    assert ours["moving inputs"] <= OF_THE_FLOOR * ours["floor"] + copies
-    if theirs["steady inputs"] >= ROOM * BELOW_BUNDLED * theirs["floor"]:
-        assert ratio >= BELOW_BUNDLED
+    assert not broken(own, bundled)
 
 
 def test_where_the_time_goes(table: Table) -> None:
     """What each input and each output costs beyond the floor; an input that moves costs its copy, one that stays far less."""
-    base, inputs, outputs = ask("host_cost", *SHAPES)[OURS]
+    base, *_, inputs, outputs = ours()
 
     def beyond(answer: dict[str, float], kind: str) -> float:
         return answer[kind] - answer["floor"]

@@ -34,6 +34,7 @@ VIEWS: dict[str, tuple[str, Callable[[tuple[int, ...]], tuple[int, ...] | None]]
     "row": ("{a}[0]", lambda s: s[1:] if len(s) == 2 else None),
     "column": ("{a}.select(-1, 1)", lambda s: s[:-1] if len(s) == 2 and s[1] > 1 else None),
     "same": ("{a}.view({a}.shape)", lambda s: s),
+    "all": ("{a}[:]", lambda s: s),
     "diagonal": ("{a}.diagonal()", lambda s: (min(s),) if len(s) == 2 else None),
 }
 UNARY = (
@@ -48,8 +49,8 @@ UNARY = (
     "{a} * 1",
 )
 BINARY = ("{a} + {b}", "{a} - {b}", "torch.maximum({a}, {b})", "torch.where({a} > {b}, {a}, {b})")
-WRITE_ALONE = ("{a}.add_(2)", "{a}.mul_(3)", "{a}.zero_()", "{a}.neg_()", "{a}.fill_(7)")
-WRITE_FROM = ("{a}.copy_({b})", "{a}.add_({b})", "{a}.sub_({b})", "torch.add({b}, 1, out={a})")
+WRITE_ALONE = ("{a}.add_(2)", "{a}.mul_(3)", "{a}.zero_()", "{a}.neg_()", "{a}.fill_(7)", "{a}[:] = {a} * 3")
+WRITE_FROM = ("{a}.copy_({b})", "{a}.add_({b})", "{a}.sub_({b})", "torch.add({b}, 1, out={a})", "{a}[:] = {b}")
 STORE = ("{a}[0] = {b}", "{a}[-1] = 5", "{a}[1:] = 2")
 
 
