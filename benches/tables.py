@@ -87,7 +87,7 @@ class Saved:
         return ", ".join(f"{name} {value}" for name, value in self.about.items())
 
 
-_NAMING = ("layers", "sizes", "model", "pass", "part", "backend")
+_NAMING = ("layers", "sizes", "nodes", "graph", "model", "pass", "part", "backend")
 """The columns that say what a row is about."""
 
 

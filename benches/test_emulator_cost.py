@@ -1,4 +1,4 @@
-"""The emulated device keeps to the costs that it promises; `python benches/emulator_cost.py` prints the figures."""
+"""The emulated device keeps to the costs that it promises; `python benches/emulator_cost.py` prints the figures alone."""
 
 from __future__ import annotations
 
@@ -6,10 +6,24 @@ from collections.abc import Callable
 
 import emulator_cost
 import pytest
+from tables import Table
+
+Costs = list[tuple[str, float, float]]
 
 
 @pytest.mark.parametrize("measure", [emulator_cost.eager, emulator_cost.graphs, emulator_cost.importing])
-def test_costs(measure: Callable[[], list[tuple[str, float, float]]]) -> None:
+def test_costs(measure: Callable[[], Costs], table: Table) -> None:
     """Processor time of eager operators, of capture and replay with null kernels, and of starting, each under its bar."""
-    missed = [f"{name}: {cost:.1f} us, promised {bar:.1f}" for name, cost, bar in measure() if cost > bar]
-    assert not missed, "\n".join(missed)
+    costs = measure()
+    if missed(costs):  # a busy machine makes times longer, never shorter
+        again = {name: cost for name, cost, _ in measure()}
+        costs = [(name, min(cost, again[name]), bar) for name, cost, bar in costs]
+    for name, cost, bar in costs:
+        promised = None if bar == emulator_cost.NO_BAR else bar
+        table("the emulated device, us of processor time", part=name, us=cost, promised=promised)
+    assert not missed(costs), "\n".join(missed(costs))
+
+
+def missed(costs: Costs) -> list[str]:
+    """The costs above their bars."""
+    return [f"{name}: {cost:.1f} us, promised {bar:.1f}" for name, cost, bar in costs if cost > bar]
