@@ -71,6 +71,10 @@ class MemoryMap:
         regions = self.regions(node)
         return regions[0] if len(regions) == 1 and regions[0].root != UNKNOWN else None
 
+    def is_input(self, node: fx.Node) -> bool:
+        """Whether ``node`` may lie in an input, as a whole or a part."""
+        return any(region.root in self.inputs for region in self.regions(node))
+
     def _placed(self, region: Region) -> Region:
         root, start, stop = region
         while root in self._shift:

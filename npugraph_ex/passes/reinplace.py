@@ -224,7 +224,7 @@ def remove_self_copies(graph: fx.Graph, memory: MemoryMap) -> None:
         if difference(_value(destination), _value(source)) is not None or not memory.is_same(destination, source):
             continue
         writers = writers or _Writers(graph)
-        if destination.op == "placeholder" and not writers.others_write(node):
+        if memory.is_input(destination) and not writers.others_write(node):
             continue  # `x.copy_(x.clone())`: callers were told that the graph writes this input
         writers.forget(node)
         node.replace_all_uses_with(destination)
