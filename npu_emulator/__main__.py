@@ -11,7 +11,7 @@ from pathlib import Path
 
 from npu_emulator.activation import activate, current
 from npu_emulator.costs import cost_table
-from npu_emulator.errors import EmulatorError
+from npu_emulator.errors import EmulatorError, note_a_missing_function
 from npu_emulator.settings import Settings
 
 _EPILOG = """\
@@ -72,6 +72,9 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(f"npu_emulator: {error}")
     try:
         _run(options.program, options.arguments, module=options.module)
+    except RuntimeError as error:
+        note_a_missing_function(error)
+        raise
     finally:
         if options.costs:
             emulator = current()

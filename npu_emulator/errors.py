@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-__all__ = ["ActivationError", "BuildError", "EmulatorError", "KernelMissingError", "MemoryFaultError", "RaceError"]
+import re
+
+__all__ = [
+    "ActivationError",
+    "BuildError",
+    "EmulatorError",
+    "KernelMissingError",
+    "MemoryFaultError",
+    "RaceError",
+    "note_a_missing_function",
+]
+
+# What torch_npu says of a function that it looks up when it needs it. Those it links against are stubs that report themselves.
+_NOT_FOUND = re.compile(r"Failed to find function (\w+)")
 
 
 class EmulatorError(RuntimeError):
@@ -27,3 +40,13 @@ class RaceError(EmulatorError):
 
 class MemoryFaultError(EmulatorError):
     """An operator read memory that nothing has written, or used memory that was freed."""
+
+
+def note_a_missing_function(error: BaseException) -> None:
+    """Add to torch_npu's complaint about a function that it did not find whose lack that is, for the traceback to show."""
+    found = _NOT_FOUND.search(str(error))
+    if found:
+        error.add_note(
+            f"npu_emulator: torch_npu looked for {found[1]}, which the emulated runtime does not have; "
+            "what needs it runs only where CANN is installed"
+        )

@@ -31,7 +31,7 @@ examples:
   npugraph-ex env                               what is installed, which device, what is wrong and how to mend it
   npugraph-ex run --emulate script.py --steps 3 run a torch_npu program on an emulated NPU; no CANN, no hardware
   npugraph-ex run --as-torchair old_script.py   run a script that says `import torchair` on this library
-  npugraph-ex explain --emulate script.py       the same, then what was compiled: inputs, passes, fusions, captures
+  npugraph-ex explain --emulate script.py       run it so, then what was compiled: inputs, passes, fusions, captures
   npugraph-ex timeline script.py                draw what the streams of a program do, on a modelled clock
   npugraph-ex validate my_fusions.py            are the replacements that it registers right? exit status 1 if not
   npugraph-ex cache ls                          saved compilations; `cache show NAME`, `cache clear [PREFIX]`

@@ -301,3 +301,16 @@ def test_a_machine_without_a_device_gets_a_hint(
     assert "RuntimeError: libhccl.so" in said.err
     assert "Add --emulate" in said.err.splitlines()[-1]
     assert name == "run" or "Nothing was compiled" in said.out
+
+
+def test_what_the_emulated_runtime_lacks_is_told_under_emulate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `python -m npu_emulator` says it: torch_npu's error, then whose lack it is."""
+    script = tmp_path / "script.py"
+    script.write_text("import torch\ntorch.ones(4, device='npu').untyped_storage()._share_npu_()\n")
+    for variable in ("argv", "path"):
+        monkeypatch.setattr(sys, variable, list(getattr(sys, variable)))
+    assert main(["run", "--emulate", str(script)]) == 1
+    said = capsys.readouterr().err
+    assert "npu_emulator: torch_npu looked for aclrtIpcMemGetExportKey" in said

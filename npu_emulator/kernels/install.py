@@ -103,7 +103,7 @@ class Installer:
             op = _overload(name)
             if op is None:
                 continue
-            kernel = special.get(name) or (RandomKernel if is_random(op) else Kernel)(op, self._launcher)
+            kernel = special.get(name) or self._by_the_cpu(name, op)
             self._register(name, kernel)
             if name in _AUTOGRAD_ONLY:
                 self._register(name, kernel, "AutogradPrivateUse1")
@@ -124,6 +124,12 @@ class Installer:
         for name, compute in {**GRADIENTS, **COMPLETED, **brought}.items():
             self._add(name, compute)
         return count + len(brought)
+
+    def _by_the_cpu(self, name: str, op: OpOverload) -> Kernel | _Missing:
+        """Return the kernel that computes as the CPU does, or one that says that the CPU cannot either (`mm.dtype`)."""
+        if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU"):  # noqa: SLF001
+            return _Missing(name)
+        return (RandomKernel if is_random(op) else Kernel)(op, self._launcher)
 
     def add(self, name: str, compute: Callable[..., Any]) -> None:
         """Register a kernel from its CPU function."""
@@ -157,7 +163,7 @@ def _unwarned() -> Iterator[None]:
 
 
 class _Missing:
-    """Stands where an npu operator has no kernel yet, and says so when it is launched."""
+    """Stands where an operator has no kernel yet, and says so when it is launched."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -102,6 +102,10 @@ def run(
         try:
             loaded = runpy.run_path(script, run_name="__main__")  # what is reported at the end must still be alive then
         except (NpuGraphExError, ImportError, OSError, RuntimeError) as error:
+            if arguments.emulate:
+                from npu_emulator.errors import note_a_missing_function
+
+                note_a_missing_function(error)
             # Shown here, or the library's own errors would look like those of this command and lack the script's lines.
             traceback.print_exception(error)
             hint = "" if arguments.emulate else environment.hint(error)

@@ -140,6 +140,32 @@ print(torch.ops.npu.fast_gelu(x).cpu(), twice(21))
     assert "tensor([2., 2., 2., 2.]) 42" in done.stdout, done.stderr
 
 
+def test_a_torch_operator_that_the_cpu_lacks_is_named_too(program: Program) -> None:
+    """Where torch has no CPU kernel to compute by, the message is the same and can be followed."""
+    text = """
+import torch, npu_emulator
+x = torch.full((2, 2), 300.0, dtype=torch.float16, device="npu")
+try:
+    torch.mm(x, x, out_dtype=torch.float32)
+except npu_emulator.KernelMissingError as error:
+    print(error)
+npu_emulator.register_kernel("aten::mm.dtype", lambda a, b, dtype: a.to(dtype) @ b.to(dtype))
+print(torch.mm(x, x, out_dtype=torch.float32).cpu()[0].tolist())
+"""
+    done = program(text, "--quiet")
+    said, value = done.stdout.splitlines() or ["", done.stderr]
+    assert said.startswith("the emulated NPU has no kernel for aten::mm.dtype; give it one with npu_emulator.")
+    assert value == "[180000.0, 180000.0]"
+
+
+def test_a_function_that_the_runtime_lacks_is_told_as_the_emulators(program: Program) -> None:
+    """Where torch_npu looks for a function of CANN in vain, the traceback ends with its name and whose lack it is."""
+    done = program("import torch\ntorch.ones(4, device='npu').untyped_storage()._share_npu_()", "--quiet")
+    assert done.returncode == 1
+    (note,) = [line for line in done.stderr.splitlines() if line.startswith("npu_emulator: ")]
+    assert "aclrtIpcMemGetExportKey, which the emulated runtime does not have" in note
+
+
 def test_python_children_are_emulated_too(program: Program) -> None:
     """A Python that the program starts has the device, and the settings of its parent."""
     text = """

@@ -36,6 +36,23 @@ def written_epsilon(a: Any, b: Any, g: Any, s: Any) -> Any:
     return (*quant(y, smooth_scales=s), x)
 
 
+def written_epsilon_unsmoothed(a: Any, b: Any, g: Any, s: Any) -> Any:
+    y, _, x = norm(a, b, g, 1e-5)
+    return (*quant(y), x)
+
+
+def written_epsilon_alone(a: Any, b: Any, g: Any, s: Any) -> Any:
+    return quant(norm(a, b, g, 1e-5)[0])
+
+
+def nothing_optional(a: Any, b: Any, g: Any, s: Any) -> Any:
+    return quant(norm(a, b, g)[0])
+
+
+def smoothed_alone(a: Any, b: Any, g: Any, s: Any) -> Any:
+    return quant(norm(a, b, g)[0], smooth_scales=s)
+
+
 def default_epsilon_written(a: Any, b: Any, g: Any, s: Any) -> Any:
     y, _, x = norm(a, b, g, epsilon=1e-6)
     return (*quant(y), x)
@@ -127,6 +144,10 @@ MUST_FUSE: dict[Callable[..., Any], int] = {
     plain: 1,
     smoothed: 1,
     written_epsilon: 1,
+    written_epsilon_unsmoothed: 1,
+    written_epsilon_alone: 1,
+    nothing_optional: 1,
+    smoothed_alone: 1,
     default_epsilon_written: 1,
     no_residual: 1,
     scale_unused: 1,
