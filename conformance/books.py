@@ -1,6 +1,7 @@
 """The books of a run: every example, every finished test; kept in files as it goes, so that a run can be resumed.
 
-``cases.jsonl`` has one line an example, ``tests.jsonl`` one line a finished test, the first line says which run it is.
+``cases.jsonl`` has one line an example, ``tests.jsonl`` one line a finished test, the first line says which run it is. Lines
+come as tests end; when a run ends they are put in order of their tests, so that two runs can be compared.
 """
 
 from __future__ import annotations
@@ -86,6 +87,16 @@ class Finished:
     failure: Failure | None = None
 
 
+@dataclass(frozen=True)
+class Slowest:
+    """The example that took longest on the device: seconds, program, and the modelled spans of one call as ``Work``."""
+
+    seconds: float
+    source: str
+    eager: tuple[dict[str, Any], ...]
+    replayed: tuple[dict[str, Any], ...]
+
+
 @dataclass
 class Books:
     """What has happened so far, in memory and, with a folder, on disk.
@@ -95,12 +106,14 @@ class Books:
         run: what makes the run this one: target, versions, profile, seed.
         entries: examples of tests that are done or under way.
         finished: tests that are done.
+        slowest: known once a process has ended, resumed ones included.
     """
 
     folder: Path | None
     run: dict[str, Any]
     entries: list[Entry] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)
+    slowest: Slowest | None = None
 
     def open(self, *, resume: bool) -> None:
         """Start new files, or read what is there and forget the tests that did not end well.
@@ -111,13 +124,12 @@ class Books:
         if self.folder is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        if resume and (self.folder / "tests.jsonl").exists():
+        if resume and _lines(self.folder / "tests.jsonl"):
             self._read(self.folder)
         self._write_all(self.folder)
 
     def _read(self, folder: Path) -> None:
-        first, *lines = (folder / "tests.jsonl").read_text(encoding="utf-8").splitlines()
-        before = json.loads(first)
+        before, *read = map(json.loads, _lines(folder / "tests.jsonl"))
         if before != json.loads(json.dumps(self.run)):
             changed = sorted(
                 key for key in {*before, *self.run} if before.get(key) != json.loads(json.dumps(self.run)).get(key)
@@ -125,18 +137,34 @@ class Books:
             raise OtherRunError(
                 f"{folder} holds another run's results: {', '.join(changed)} differ. Start without --resume, or elsewhere."
             )
-        read = [json.loads(line) for line in lines]
-        passed = [test for test in read if test["outcome"] == "passed"]
+        failed = {test["test"] for test in read if test["outcome"] != "passed"}
+        passed = [test for test in read if test["test"] not in failed]
         self.finished = [Finished(**{**test, "models": tuple(test["models"])}) for test in passed]
         done = {test.test for test in self.finished}
-        cases = (folder / "cases.jsonl").read_text(encoding="utf-8").splitlines()
-        self.entries = [_entry(json.loads(line)) for line in cases if json.loads(line)["test"] in done]
+        cases = map(json.loads, _lines(folder / "cases.jsonl"))
+        self.entries = [entry_of(case) for case in cases if case["test"] in done]
+        for line in _lines(folder / "slowest.json"):
+            self.slowest = Slowest(**json.loads(line))
 
     def _write_all(self, folder: Path) -> None:
         tests = [json.dumps(self.run), *(json.dumps(asdict(test)) for test in self.finished)]
         (folder / "tests.jsonl").write_text("\n".join(tests) + "\n", encoding="utf-8")
         cases = [json.dumps(asdict(entry)) + "\n" for entry in self.entries]
         (folder / "cases.jsonl").write_text("".join(cases), encoding="utf-8")
+        slowest = "" if self.slowest is None else json.dumps(asdict(self.slowest)) + "\n"
+        (folder / "slowest.json").write_text(slowest, encoding="utf-8")
+
+    def close(self) -> None:
+        """Put everything in order of the tests' ids, in which it does not matter when, or in which process, each ran."""
+        self.entries.sort(key=lambda entry: entry.test)
+        self.finished.sort(key=lambda test: test.test)
+        if self.folder is not None:
+            self._write_all(self.folder)
+
+    def keep_slower(self, slowest: Slowest | None) -> None:
+        """Remember the slowest example of a process that has ended, if it is the slowest of all."""
+        if slowest is not None and (self.slowest is None or slowest.seconds > self.slowest.seconds):
+            self.slowest = slowest
 
     @property
     def done(self) -> set[str]:
@@ -166,5 +194,12 @@ class Books:
         return dict(sorted(rows.items()))
 
 
-def _entry(data: dict[str, Any]) -> Entry:
+def _lines(path: Path) -> list[str]:
+    """The whole lines of a file; what a killed process left of its last one is none."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return text[: text.rfind("\n") + 1].splitlines()
+
+
+def entry_of(data: dict[str, Any]) -> Entry:
+    """An example from plain data."""
     return Entry(**{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()})

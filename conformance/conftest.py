@@ -6,19 +6,23 @@ import os
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from books import Books, OtherRunError
-from known_failures import KnownFailuresError, mark, read
+from known_failures import Known, KnownFailuresError, mark, read
 from reporting import Reporter
 from running import PROFILES, Run
+from sharing import Notes, is_worker
 
 from npugraph_ex.testing.targets import KINDS, TargetError, start_target
 
 RUN = pytest.StashKey[Run]()
+KNOWN = pytest.StashKey[list[Known]]()
+REFUSED = pytest.StashKey[str]()
 _BEFORE_ALL = int(pytest.ExitCode.USAGE_ERROR)
 
 
@@ -53,6 +57,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         config.option.xmlpath = config.option.xmlpath or str(folder / "junit.xml")
+    path: Path | None = config.getoption("xfails_file")
+    try:
+        config.stash[KNOWN] = read(path) if path is not None else []
+    except KnownFailuresError as error:
+        pytest.exit(str(error), returncode=_BEFORE_ALL)
     config.addinivalue_line("filterwarnings", "ignore:.*torch.jit:DeprecationWarning")
     # torch logs its tracing at DEBUG for tools of its own; pytest would collect and print all of it.
     config.option.show_capture = "no"
@@ -69,7 +78,7 @@ def pytest_configure(config: pytest.Config) -> None:
         pytest.exit("\n" + "\n".join(lines), returncode=0)
     profile, seed = config.getoption("profile"), config.getoption("seed")
     identity = {"target": target.describe(), "profile": profile, "seed": seed, "mutant": name}
-    run = Run(target, PROFILES[profile], seed, Books(folder, identity))
+    run = Run(target, PROFILES[profile], seed, Books(None if is_worker(config) else folder, identity), folder)
     try:
         run.books.open(resume=config.getoption("resume"))
     except OtherRunError as error:
@@ -83,24 +92,50 @@ def pytest_configure(config: pytest.Config) -> None:
             pytest.exit(str(error), returncode=_BEFORE_ALL)
         config.add_cleanup(stack.close)
         config.option.maxfail = config.option.maxfail or 1
-    config.pluginmanager.register(Reporter(run, config), "conformance-reporter")
+    config.pluginmanager.register(Notes(run, config), "conformance-notes")
+    if is_worker(config):
+        import torch
+
+        torch.set_num_threads(1)  # a worker is a core
+    else:
+        config.pluginmanager.register(Reporter(run, config), "conformance-reporter")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """A worker reads no books; it is told which tests passed already."""
+    node.workerinput["done"] = sorted(node.config.stash[RUN].books.done)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Models last: what is wrong with one pattern is better learnt from that pattern. What passed is not run again."""
     items.sort(key=lambda item: "test_models" in item.nodeid)
-    path: Path | None = config.getoption("xfails_file")
     try:
-        mark(read(path) if path is not None else [], items)
+        mark(config.stash[KNOWN], items)
     except KnownFailuresError as error:
-        pytest.exit(str(error), returncode=_BEFORE_ALL)
-    done = config.stash[RUN].books.done
+        if not is_worker(config):
+            pytest.exit(str(error), returncode=_BEFORE_ALL)
+        config.workeroutput["refused"] = str(error)  # type: ignore[attr-defined] # xdist's
+        items.clear()
+    done = set(config.workerinput["done"]) if is_worker(config) else config.stash[RUN].books.done  # type: ignore[attr-defined]
     items[:] = [item for item in items if item.nodeid not in done]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A worker that refused to begin says why, once for all of them."""
+    config = node.config
+    refused = getattr(node, "workeroutput", {}).get("refused")
+    if refused is not None and config.stash.get(REFUSED, None) is None:
+        config.stash[REFUSED] = refused
+        config.pluginmanager.get_plugin("terminalreporter").write_line(refused, red=True)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """A resumed run of which nothing is left to do is a success."""
-    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.config.stash[RUN].books.done:
+    config = session.config
+    nothing = exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and config.stash.get(REFUSED, None) is None
+    if nothing and config.stash[RUN].books.done:
         session.exitstatus = pytest.ExitCode.OK
 
 

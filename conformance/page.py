@@ -1,10 +1,10 @@
-"""The run as one HTML page: `report.html`. Reads the books; runs the slowest example once more for its timeline."""
+"""The run as one HTML page: `report.html`. Reads the books; runs nothing."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from books import Entry, Finished
+from books import Entry, Finished, Slowest
 
 from npugraph_ex.testing import Limits
 from npugraph_ex.testing.reporting import (
@@ -17,6 +17,7 @@ from npugraph_ex.testing.reporting import (
     render_page,
     table,
 )
+from npugraph_ex.testing.reporting.modelled import Work
 
 if TYPE_CHECKING:
     from running import Run
@@ -96,7 +97,7 @@ def page(run: Run, *, seconds: float) -> str:
         Section("Speed", [table(RATE_HEADERS, rate_rows(run))] if books.entries else []),
         _ulps(books.entries),
         _graphs(books.entries),
-        _timeline(run),
+        _timeline(books.slowest),
         *(_model(model) for test in books.finished for model in test.models),
         Section("Slowest tests", [_slowest(run)] if books.finished else []),
     ]
@@ -150,22 +151,18 @@ def _typical(entries: list[Entry]) -> Entry:
     return sorted(entries, key=lambda entry: len(entry.source))[len(entries) // 2]
 
 
-def _timeline(run: Run) -> Section:
-    if run.slowest is None or run.target.kind != "emulated":
-        return Section("Timeline of the slowest program", [])
-    from npugraph_ex.testing.reporting.modelled import modelled_spans
-
-    seconds, case = run.slowest
-    eager, replayed = modelled_spans(case)
-    blocks = [
-        drawing(
-            draw_timeline(spans), f"{what}: {max((s.start + s.duration for s in spans), default=0):.1f} µs, modelled"
-        )
-        for what, spans in (("eager", eager), ("captured and replayed", replayed))
-    ]
+def _timeline(slowest: Slowest | None) -> Section:
+    title = "Timeline of the slowest program"
+    if slowest is None:
+        return Section(title, [])
+    blocks = []
+    for what, work in (("eager", slowest.eager), ("captured and replayed", slowest.replayed)):
+        spans = [Work(**span) for span in work]
+        end = max((span.start + span.duration for span in spans), default=0)
+        blocks.append(drawing(draw_timeline(spans), f"{what}: {end:.1f} µs, modelled"))
     return Section(
-        "Timeline of the slowest program", [*blocks, preformatted(case.source)],
-        f"It took {seconds:.2f} s to check. Times below are a roofline model of the emulated chip, not measurements.",
+        title, [*blocks, preformatted(slowest.source)],
+        f"It took {slowest.seconds:.2f} s to check. Times below are a roofline model of the emulated chip, not measurements.",
     )  # fmt: skip
 
 

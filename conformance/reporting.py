@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from books import Finished
+from sharing import note_of, slowest_of
 from tabulate import tabulate
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ class Reporter:
         self._run = run
         self._config = config
         self._start = time.monotonic()
-        self._here = 0
         self._progress: Any = None
 
     def pytest_report_header(self) -> list[str]:
@@ -36,8 +36,22 @@ class Reporter:
         return [*lines, *([f"{'mutant':<12} {self._run.mutant} (this run must fail)"] if self._run.mutant else [])]
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """The tests of this process."""
+        self._show(len(session.items))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
+        """The tests of the workers: all have the same ones."""
+        if self._progress is None:
+            self._show(len(ids))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """A worker has ended."""
+        self._run.books.keep_slower(slowest_of(node))
+
+    def _show(self, tests: int) -> None:
         """Start the bar, if there is somebody to look at it."""
-        self._here = len(self._run.books.entries)
         self._config.pluginmanager.get_plugin("terminalreporter").showfspath = False
         writer = self._config.get_terminal_writer()
         if not writer.hasmarkup or self._config.option.verbose:
@@ -47,7 +61,7 @@ class Reporter:
 
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._progress = Progress(*columns, console=Console(file=writer._file, force_terminal=True), transient=True)
-        self._task = self._progress.add_task("tests", total=len(session.items))
+        self._task = self._progress.add_task("tests", total=tests)
         self._run.on_example = self._example
         self._progress.start()
 
@@ -61,28 +75,23 @@ class Reporter:
             return None
         return (report.outcome, "", report.outcome.upper()) if report.when == "call" or not report.passed else None
 
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """A test begins; what it draws is entered under its name."""
-        self._run.test = nodeid
-        self._run.models.clear()
-        self._run.failure = None
-
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """One test is done."""
-        if report.when != "call" and not (report.when == "setup" and not report.passed):
+        """One test is done, or what is around it failed."""
+        if report.when != "call" and report.passed:
             return
         outcome = "xfailed" if report.skipped and hasattr(report, "wasxfail") else report.outcome
         text = report.longreprtext if report.failed else getattr(report, "wasxfail", "")
-        test = Finished(
-            report.nodeid, outcome, round(report.duration, 2), text, tuple(self._run.models), self._run.failure
-        )
-        self._run.books.finish(test)
+        note, books = note_of(report), self._run.books
+        for entry in note.entries:
+            books.add(entry)
+        books.finish(Finished(report.nodeid, outcome, round(report.duration, 2), text, note.models, note.failure))
         if self._progress is not None:
             self._progress.advance(self._task)
+            self._example()
             return
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
         name = report.nodeid.split("::", 1)[-1]
-        count = len(self._run.books.entries)
+        count = len(books.entries)
         reporter.write_line(f"{_OUTCOMES[outcome]:<8}{report.duration:6.1f} s  {count:5d} programs  {name}")
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -92,6 +101,8 @@ class Reporter:
         if self._progress is not None:
             self._progress.stop()
         run, books = self._run, self._run.books
+        books.keep_slower(run.timed_slowest())
+        books.close()
         write = terminalreporter.write_line
         if books.entries:
             terminalreporter.section("patterns, capture and streams")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from books import Books, Entry, Failure
+from books import Books, Entry, Failure, Slowest
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -95,12 +95,14 @@ class Run:
         models: tables that the test that runs now has added.
         failure: what is known of the failure of the test that runs now.
         slowest: the example that took longest in this process.
+        folder: where the scripts of failures go; None for a folder of the current one.
     """
 
     target: Target
     profile: Profile
     seed: int
     books: Books
+    folder: Path | None = None
     mutant: str | None = None
     test: str = ""
     models: list[dict[str, Any]] = field(default_factory=list)
@@ -108,10 +110,21 @@ class Run:
     slowest: tuple[float, Case] | None = None
     on_example: Callable[[], None] = lambda: None
 
-    @property
-    def folder(self) -> Path | None:
-        """Where the run's files are."""
-        return self.books.folder
+    def begin(self, test: str) -> None:
+        """A test begins."""
+        self.test = test
+        self.models.clear()
+        self.failure = None
+
+    def timed_slowest(self) -> Slowest | None:
+        """The slowest example of this process, run once more for its timeline."""
+        if self.slowest is None or self.target.kind != "emulated":
+            return None
+        from npugraph_ex.testing.reporting.modelled import modelled_spans
+
+        seconds, case = self.slowest
+        eager, replayed = (tuple(map(asdict, spans)) for spans in modelled_spans(case))
+        return Slowest(seconds, case.source, eager, replayed)
 
     def record(self, what: str, program: Program, case: Case, outcome: Outcome, seconds: float) -> None:
         """Enter one example into the books."""

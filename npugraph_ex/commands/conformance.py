@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +13,10 @@ from npugraph_ex.commands import alarms, mutants
 from npugraph_ex.errors import UsageError
 
 _NEEDED = ("pytest", "hypothesis", "transformers")
+_MOST_JOBS = 4
+"""By default: each is a process of a gigabyte."""
+_ALONE = {"--pdb", "--trace", "-s", "--capture=no"}
+"""Options of pytest that want the terminal for one process."""
 _DESCRIPTION = """\
 Run the conformance suite: random programs around every fusion rule, streams, capture and replay, small models; eager mode,
 optimised graph and replay must agree, a float64 reference judges. Other options are pytest's: -k swiglu, -x, -v.
@@ -37,6 +42,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )  # fmt: skip
     parser.add_argument("--target", choices=("emulated", "npu"), help="which device (default: emulated)")
     parser.add_argument("--profile", choices=("quick", "full", "nightly"), default="quick", help="(default: quick)")
+    parser.add_argument(
+        "--jobs", type=int, metavar="N",
+        help=f"how many processes share the tests (default: one a core, at most {_MOST_JOBS}; 1 on a real device)",
+    )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same examples (default: 0)")
     parser.add_argument(
         "--report-dir", default="conformance_report", metavar="DIR",
@@ -71,12 +80,26 @@ def run(arguments: argparse.Namespace) -> int:
     given = {"target": arguments.target, "xfails-file": arguments.xfails_file, "mutant": arguments.mutant}
     options += [f"--{name}={value}" for name, value in given.items() if value is not None]
     options += ["--resume"] if arguments.resume else []
+    options += _in_processes(arguments)
     # Not the settings of whatever project the command happens to be called in.
     own = [f"--rootdir={suite}", "-c", str(suite / "suite.ini"), "-p", "no:cacheprovider"]
     sys.dont_write_bytecode = True  # the folder may be read-only
     status = pytest.main([str(suite), *own, *options, *arguments.further])
     failed = {pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERNAL_ERROR}
     return 0 if status == pytest.ExitCode.OK else 1 if status in failed else 2
+
+
+def _in_processes(arguments: argparse.Namespace) -> list[str]:
+    """The options of pytest for the number of processes; none for one."""
+    jobs, can_share = arguments.jobs, find_spec("xdist") is not None
+    if jobs is None:
+        own = arguments.target == "npu" or not can_share or not _ALONE.isdisjoint(arguments.further)
+        jobs = 1 if own else min(len(os.sched_getaffinity(0)), _MOST_JOBS)
+    if jobs < 1:
+        raise UsageError(f"conformance takes --jobs of at least 1; it is {jobs}")
+    if jobs > 1 and not can_share:
+        raise UsageError("conformance --jobs needs pytest-xdist: pip install 'npugraph-ex[conformance]'")
+    return [f"-n{jobs}", "--dist=worksteal"] if jobs > 1 else []
 
 
 def suite_folder() -> Path:
