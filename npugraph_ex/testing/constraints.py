@@ -21,17 +21,21 @@ class Constraints:
         dtypes: which its 16-bit operands may have.
         operands: for each of these dtypes, the dtypes of the operands that depend on it, by name.
         numbers: what the numeric operands may be.
+        refused: numbers with which it must not be fused.
         takes_single: whether the fused operator takes float32 too.
+        takes_empty: whether it takes tensors without elements.
         small_integers: whether integer operands are small numbers from 0: zero points, or rows of a table.
         nested: whether what is left of a spoiled variant may be another variant, which fuses then; only the value that the
             last operator reads is spoiled.
-        common: whether random programs contain the pattern without its being planted.
+        common: whether random programs contain the pattern without its being planted; its near-misses then stand alone.
     """
 
     dtypes: tuple[torch.dtype, ...] = SIXTEEN_BITS
     operands: Mapping[torch.dtype, Mapping[str, torch.dtype]] = field(default_factory=dict)
     numbers: tuple[float, ...] = (1e-6, 1e-5, 0.001)
+    refused: tuple[float, ...] = ()
     takes_single: bool = False
+    takes_empty: bool = False
     small_integers: bool = False
     nested: bool = False
     common: bool = False
@@ -51,7 +55,13 @@ _BY_RULE: Mapping[str, Constraints] = MappingProxyType(
         "add_rms_norm_bias_quant": _QUANTISED,
         "transpose_batchmatmul": Constraints(takes_single=True, nested=True),
         "swiglu_quant": Constraints(takes_single=True),
-        "muls_add": Constraints(numbers=(0.1875, -2.0, 0.001), takes_single=True, common=True),
+        "muls_add": Constraints(
+            numbers=(0.1875, -2.0, 0.001),
+            refused=(0.001, 1e-6, 0.1),
+            takes_single=True,
+            takes_empty=True,
+            common=True,
+        ),
         "qk_norm_rope": Constraints(dtypes=(torch.bfloat16,), small_integers=True),
     }
 )

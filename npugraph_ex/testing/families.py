@@ -73,12 +73,19 @@ def _user_rules(seed: int) -> str:
     return user_rule_example(seed)
 
 
+def _literals(seed: int) -> str:
+    from npugraph_ex.testing.literal_examples import literal_example
+
+    return literal_example(seed)
+
+
 FAMILIES: Mapping[str, Example] = MappingProxyType(
     {
         "planted": _programs(partial(planted_programs, pattern=_RULE), "fx"),
         "planted add_rms_norm_cast": _programs(partial(planted_programs, pattern="add_rms_norm_cast"), "fx"),
         "planted add_rms_norm_quant": _programs(partial(planted_programs, pattern="add_rms_norm_quant"), "fx"),
         "planted transpose_batchmatmul": _programs(partial(planted_programs, pattern="transpose_batchmatmul"), "fx"),
+        "near-miss muls_add": _programs(partial(planted_programs, pattern="muls_add", near_miss=True), "fx"),
         "near-miss": _programs(partial(planted_programs, pattern=_RULE, near_miss=True), "fx"),
         "exact": _programs(exact_programs, "fx"),
         "device": _programs(partial(exact_programs, dynamic=False), "graph"),
@@ -87,6 +94,7 @@ FAMILIES: Mapping[str, Example] = MappingProxyType(
         "forms": _forms,
         "updates": _updates,
         "user rules": _user_rules,
+        "literals": _literals,
     }
 )
 """By name. All but "updates" and "device ..." need no device; "streams" and "forms" want the emulated one."""

@@ -23,8 +23,18 @@ from npugraph_ex.testing.program import Ref, Step
 # A keyword that no pattern names, with a value that changes the result. Codes are at::ScalarType, torch_npu's own above.
 _QUINT4X2 = 16
 FOREIGN_KEYWORDS: Mapping[str, tuple[tuple[str, Any], ...]] = MappingProxyType(
-    {"npu.npu_dynamic_quant.default": (("dst_type", _QUINT4X2), ("quant_mode", "pertensor"), ("dst_type_max", 64.0))}
+    {
+        "npu.npu_dynamic_quant.default": (
+            ("dst_type", _QUINT4X2),
+            ("quant_mode", "pertensor"),
+            ("dst_type_max", 64.0),
+        ),
+        "aten.add.Tensor": (("alpha", 2), ("alpha", -1)),
+    }
 )
+_HARMLESS = (("neg.default",), ("abs.default",))
+"""Steps that are part of no rule."""
+_BETWEEN = (("neg.default",), ("mul.Tensor", 2.0), ("abs.default",), ("add.Tensor", 0.25))
 
 
 @dataclass
@@ -63,6 +73,11 @@ class Planted:
         read = {ref.name for step in self.steps for ref in _refs(step)}
         return [name for name in self.vanishing if name in read]
 
+    def early(self) -> list[str]:
+        """The arguments that an operator before the last reads: what only the last reads may be written before it."""
+        read = {ref.name for step in self.steps[:-1] for ref in _refs(step)}
+        return [name for name in self.arguments if name in read]
+
     def producer(self, name: str) -> int:
         """The position of the step that makes ``name``."""
         return next(i for i, step in enumerate(self.steps) if name in step.results)
@@ -95,7 +110,7 @@ def step_between(builder: Builder, planted: Planted) -> bool:
     """Something is done to a value on its way from one matched operator to the next."""
     name = str(builder.pick(planted.between()))
     position = planted.producer(name)
-    operator, *rest = builder.pick((("neg.default",), ("mul.Tensor", 2.0), ("abs.default",), ("add.Tensor", 0.25)))
+    operator, *rest = builder.pick(_HARMLESS if constraints_of(planted.pattern.name).common else _BETWEEN)
     planted.steps[position + 1 :] = [_replaced(step, name, "between") for step in planted.steps[position + 1 :]]
     planted.steps.insert(position + 1, Step(f"aten.{operator}", (Ref(name), *rest), (), ("between",)))
     return True
@@ -113,7 +128,7 @@ def mutation(builder: Builder, planted: Planted) -> bool:
 
 def argument_mutation(builder: Builder, planted: Planted) -> bool:
     """An argument is written in place after the first matched operator and before the last."""
-    name = str(builder.pick(planted.arguments))
+    name = str(builder.pick(planted.early()))
     # A value of the program's own may be written as well as an input.
     own = builder.values[name].memory_of is None
     operator = "mul_.Tensor" if own else builder.pick(("mul_.Tensor", "add_.Tensor"))
@@ -130,6 +145,12 @@ def dtype(builder: Builder, planted: Planted) -> bool:
 
 def empty(builder: Builder, planted: Planted) -> bool:
     """A size is zero, which the fused operator does not take (the caller drew it so)."""
+    del builder, planted
+    return True
+
+
+def number(builder: Builder, planted: Planted) -> bool:
+    """A number is one that the fused operator does not take (the caller drew it so)."""
     del builder, planted
     return True
 
@@ -154,6 +175,7 @@ NEAR_MISSES: Mapping[str, Callable[[Builder, Planted], bool]] = MappingProxyType
         "dtype": dtype,
         "empty": empty,
         "keyword": keyword,
+        "number": number,
     }
 )
 
@@ -161,14 +183,13 @@ NEAR_MISSES: Mapping[str, Callable[[Builder, Planted], bool]] = MappingProxyType
 def applicable(pattern: Pattern) -> tuple[str, ...]:
     """The near-misses that make sense for a pattern: those about its inside need one, and keywords must be known."""
     constraints = constraints_of(pattern.name)
-    if constraints.common:
-        return ()  # what surrounds a near-miss may be fused
     shapes = {a.name: [max(size, 1) for size in a.dims] for a in pattern.arguments}
     dtypes = {a.name: a.dtype for a in pattern.arguments}
     numbers = {n: value if isinstance(value, int) else 1e-6 for n, value in pattern.rule.scalars.items()}
     traced = pattern.trace(shapes, dtypes, numbers)
     excluded = set() if traced.vanishing else {"extra user", "step between", "mutation", "argument mutation"}
     excluded |= {"dtype"} if constraints.takes_single else set()
-    excluded |= {"empty"} if pattern.leading is None else set()
+    excluded |= set() if constraints.refused else {"number"}
+    excluded |= {"empty"} if pattern.leading is None or constraints.takes_empty else set()
     excluded |= set() if any(step.operator in FOREIGN_KEYWORDS for step in traced.steps) else {"keyword"}
     return tuple(name for name in NEAR_MISSES if name not in excluded)

@@ -115,7 +115,8 @@ def _plant(
     if near_miss is None and builder.chance(25):
         builder.mutate(builder.mutable())
     certain = all(builder.values[name].contiguous for name in names.values())
-    given, numbers = pattern.rule.scalars, constraints_of(pattern.name).numbers
+    given, constraints = pattern.rule.scalars, constraints_of(pattern.name)
+    numbers = constraints.refused if near_miss == "number" else constraints.numbers
     scalars = {name: given[name] if isinstance(given[name], int) else builder.pick(numbers) for name in pattern.scalars}
     filled = fill(pattern, shapes, dtypes, scalars, calls[0])
     traced = filled.traced
@@ -216,13 +217,14 @@ def _planted(  # noqa: PLR0913 - as ``planted_programs``
     if kind in ("mutation", "argument mutation"):
         is_functional = False
     sizes = _sizes(builder, dynamic=is_dynamic, zero=kind == "empty")
+    alone = kind is not None and constraints.common
     planted = _plant(
         builder,
         chosen,
         kind,
         exactly or _specs(builder, chosen, drawn_dtype),
         sizes,
-        min(prefix, 1) if _is_large(chosen) else prefix,
+        0 if alone else min(prefix, 1) if _is_large(chosen) else prefix,
     )
     if planted.burnt_in:
         is_dynamic, sizes = False, (sizes[0],) * CALLS
@@ -234,9 +236,9 @@ def _planted(  # noqa: PLR0913 - as ``planted_programs``
         builder.values[name] = planted.value(name)
     if chosen.rule.free_strides:
         _densely(builder, planted)
-    for _ in range(choices.number(0, 4) if runs else 0):
+    for _ in range(choices.number(0, 4) if runs and not alone else 0):
         builder.consume()
-    if runs and builder.chance(20):
+    if runs and not alone and builder.chance(20):
         builder.mutate(builder.mutable())
     integers = [name for name in planted.outputs if not planted.results[name][1].is_floating_point]
     integers = integers or planted.outputs[:1]

@@ -35,11 +35,18 @@ def user_rule_example(seed: int) -> str:
         return f"raised {type(error).__name__}: {error}"
 
 
-def _applied(function: _Function, inputs: Sequence[torch.Tensor], handles: Sequence[Registration], wanted: int) -> str:
-    """Apply the rules behind ``handles`` to the graph of ``function`` and compare."""
+def applied(
+    function: _Function,
+    inputs: Sequence[torch.Tensor],
+    handles: Sequence[Registration],
+    wanted: int,
+    *,
+    dynamic: bool = False,
+) -> str:
+    """Apply the rules behind ``handles`` to the graph of ``function`` and compare; ``dynamic`` makes sizes symbols."""
     with FakeTensorMode():
         fakes = [torch.empty(value.shape, dtype=value.dtype) for value in inputs]
-    gm: fx.GraphModule = make_fx(function)(*fakes)
+    gm: fx.GraphModule = make_fx(function, tracing_mode="symbolic")(*inputs) if dynamic else make_fx(function)(*fakes)
     names = {handle.name for handle in handles}
     report = ReportBuilder()
     apply_rules(gm.graph, [rule for rule in registry.USER_RULES.snapshot() if rule.rule.name in names], report)
@@ -53,7 +60,8 @@ def _applied(function: _Function, inputs: Sequence[torch.Tensor], handles: Seque
     return "" if torch.equal(before, after) else "the result has other values"
 
 
-def _random_inputs(draw: random.Random, *dtypes: torch.dtype) -> list[torch.Tensor]:
+def random_inputs(draw: random.Random, *dtypes: torch.dtype) -> list[torch.Tensor]:
+    """Small whole numbers, one matrix of each dtype, all of one shape."""
     shape = (draw.randint(2, 4), draw.randint(2, 4))
     generator = torch.Generator().manual_seed(draw.randint(0, 1 << 30))
     return [torch.randint(-8, 9, shape, generator=generator).to(dtype) for dtype in dtypes]
@@ -74,33 +82,33 @@ def _missing(x: torch.Tensor) -> torch.Tensor:
 
 def _registered_again(draw: random.Random) -> str:
     """Every model registers its rules; they fuse until the last one has taken them back."""
-    inputs, example = _random_inputs(draw, torch.float32), torch.empty(2, 2)
+    inputs, example = random_inputs(draw, torch.float32), torch.empty(2, 2)
     with ExitStack() as stack:
         handles = [
             stack.enter_context(register_replacement(_relu, _clamped, [example], skip_duplicates=draw.random() < 0.5))
             for _ in range(draw.randint(2, 3))
         ]
         for handle in draw.sample(handles, len(handles)):
-            wrong = _applied(torch.relu, inputs, [handle], 1)
+            wrong = applied(torch.relu, inputs, [handle], 1)
             if wrong:
                 return wrong
             handle.remove()
-        return _applied(torch.relu, inputs, handles, 0)
+        return applied(torch.relu, inputs, handles, 0)
 
 
 def _of_a_missing_operator(draw: random.Random) -> str:
     """It is registered all the same, does nothing, and does not keep another rule from working."""
-    inputs, example = _random_inputs(draw, torch.float32), torch.empty(2, 2)
+    inputs, example = random_inputs(draw, torch.float32), torch.empty(2, 2)
     with register_replacement(_relu, _missing, [example]) as first:
-        alone = _applied(torch.relu, inputs, [first], 0)
+        alone = applied(torch.relu, inputs, [first], 0)
         with register_replacement(_relu, _clamped, [example]) as second:
-            return alone or _applied(torch.relu, inputs, [first, second], 1)
+            return alone or applied(torch.relu, inputs, [first, second], 1)
 
 
 def _promoted(draw: random.Random) -> str:
     """Right for two tensors of one dtype, and not where the first is the narrower of two."""
     narrow, wide = draw.choice(((torch.float16, torch.float32), (torch.int32, torch.float32)))
-    inputs, example = _random_inputs(draw, narrow, wide), torch.empty(2, 2)
+    inputs, example = random_inputs(draw, narrow, wide), torch.empty(2, 2)
 
     def difference_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.sub(x, y)
@@ -110,7 +118,7 @@ def _promoted(draw: random.Random) -> str:
 
     with register_replacement(difference_of, sum_of, [example, example]) as rule:
         same = [inputs[1], inputs[1] * 2]
-        return _applied(difference_of, same, [rule], 1) or _applied(difference_of, inputs, [rule], 0)
+        return applied(difference_of, same, [rule], 1) or applied(difference_of, inputs, [rule], 0)
 
 
 def _reshaped(draw: random.Random) -> str:
@@ -128,5 +136,5 @@ def _reshaped(draw: random.Random) -> str:
         return torch.clamp_min(x.flatten(0, 1), 0)
 
     with register_replacement(stands_in, flattened, [values], search_fn_pattern=pattern) as rule:
-        right = _applied(lambda x: torch.relu(x.view(first * second, last)), [values], [rule], 1)
-        return right or _applied(lambda x: torch.relu(x.view(last, first * second)), [values], [rule], 0)
+        right = applied(lambda x: torch.relu(x.view(first * second, last)), [values], [rule], 1)
+        return right or applied(lambda x: torch.relu(x.view(last, first * second)), [values], [rule], 0)

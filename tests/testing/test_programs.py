@@ -10,10 +10,11 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 
 from npugraph_ex import testing
-from npugraph_ex.testing import Input, Program, make_inputs
+from npugraph_ex.fusion.rules import RULE_NAMES
+from npugraph_ex.testing import Case, Input, Program, make_inputs
 from npugraph_ex.testing.client_operators import client_operators
 from npugraph_ex.testing.inputs import Dim, size_of
-from npugraph_ex.testing.near_misses import NEAR_MISSES
+from npugraph_ex.testing.near_misses import NEAR_MISSES, applicable
 from npugraph_ex.testing.patterns import respelled
 from npugraph_ex.testing.program import Ref, Step
 from npugraph_ex.testing.strategies import exact_programs, planted_programs, sample
@@ -108,9 +109,37 @@ def test_most_fusions_are_counted_exactly(planted: list[Program]) -> None:
 
 def test_every_near_miss_is_drawn_and_named() -> None:
     """Each way of spoiling the pattern occurs and must not be fused."""
-    programs = _drawn(testing.programs(pattern=RULE, near_miss=True), 200)
-    assert {program.near_miss for program in programs} == set(NEAR_MISSES)
-    assert {program.expected for program in programs} == {0}
+    kinds = set[str | None]()
+    for rule in (RULE, "muls_add"):
+        programs = _drawn(testing.programs(pattern=rule, near_miss=True), 200)
+        assert {program.expected for program in programs} == {0}
+        kinds |= {program.near_miss for program in programs}
+    assert kinds == set(NEAR_MISSES)
+
+
+def test_every_rule_has_near_misses() -> None:
+    """Also one whose pattern random programs contain by chance: its near-misses stand alone."""
+    with client_operators():
+        for rule in RULE_NAMES:
+            assert any(map(applicable, testing.registered_patterns(rule))), rule
+
+
+@pytest.mark.parametrize(
+    ("mutant", "near_misses"),
+    [
+        ("fusion-ignores-other-users", {"extra user"}),
+        ("fusion-ignores-writes-between", {"argument mutation"}),
+        ("matcher-takes-any-number", {"keyword"}),
+        ("muls-add-rounds-numbers", {"number"}),
+    ],
+)
+def test_what_catches_a_broken_matcher_at_muls_add(mutant: str, near_misses: set[str]) -> None:
+    """Each of its near-misses is fused by the matcher that does not look at what it is about, and by no other fault."""
+    maker = planted_programs(pattern="muls_add", near_miss=True)
+    drawn = [sample(maker, seed) for seed in range(60)]
+    with testing.mutant(mutant):
+        caught = {program.near_miss for program in drawn if not testing.check(Case.of(program, route="fx")).ok}
+    assert caught == near_misses
 
 
 def test_a_wrong_name_says_what_there_is() -> None:

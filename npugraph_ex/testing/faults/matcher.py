@@ -108,6 +108,16 @@ def _missing_operators_raise(original: Callable[..., Any]) -> Callable[..., Any]
     return prepare
 
 
+def _numbers_are_numbers(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Any number is as good as another."""
+    numbers = (bool, int, float)
+
+    def same(pattern: Any, value: Any) -> bool:
+        return bool(original(pattern, value)) or {type(pattern), type(value)} <= set(numbers)
+
+    return same
+
+
 MUTANTS = (
     Mutant(
         "matcher-ignores-constants", "an argument that the pattern does not name must have its default value",
@@ -116,6 +126,18 @@ MUTANTS = (
     Mutant(
         "matcher-forgets-defaults", "a default that is written out is the same call as one that is left out",
         "npugraph_ex.fusion.pattern:effective_arguments", _written_arguments_only, "planted",
+    ),
+    Mutant(
+        "matcher-takes-twins", "numbers that are equal and make results of different dtypes are different",
+        "npugraph_ex.fusion.pattern:_promotes_otherwise", answering(answer=False), "literals",
+    ),
+    Mutant(
+        "matcher-takes-any-number", "a number of the pattern is the number of the program",
+        "npugraph_ex.fusion.pattern:_same_constant", _numbers_are_numbers, "near-miss muls_add",
+    ),
+    Mutant(
+        "matcher-takes-any-size", "a size of the pattern is that size of that tensor",
+        f"{_CHECKS}:sizes", answering(None), "literals",
     ),
     Mutant(
         "fusion-ignores-other-users", "no value that vanishes has a user outside the match",

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from npugraph_ex.testing.faults._patches import Patch, like
+from npugraph_ex.testing.faults._patches import Patch, answering, like
 from npugraph_ex.testing.mutation import Mutant
 
 Results = tuple[Any, ...]
@@ -142,5 +142,9 @@ MUTANTS = (
     _mutant(
         "transpose-negates-the-product", "the fused product is the product", _PRODUCT,
         lambda replace: lambda x1, x2: -replace(x1, x2),
+    ),
+    Mutant(
+        "muls-add-rounds-numbers", "a number that alpha would round is left to the product",
+        "npugraph_ex.fusion.rules.muls_add:_is_exact", answering(answer=True), "near-miss muls_add",
     ),
 )  # fmt: skip
