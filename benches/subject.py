@@ -35,6 +35,7 @@ from torch._dynamo.backends.common import aot_autograd  # noqa: E402
 from torch._dynamo.utils import counters  # noqa: E402
 from torch._subclasses.fake_tensor import unset_fake_temporarily  # noqa: E402
 
+from npu_emulator.clock.roofline import LAUNCH_US  # noqa: E402
 from npu_emulator.clock.timeline import Timeline  # noqa: E402
 
 BACKEND = "npugraph_ex"
@@ -162,7 +163,7 @@ def one_call(times: Timeline, function: Callable[..., Any], inputs: Inputs) -> d
     copies = did["aten.copy_.default"] + did["aten.clone.default"]
     busy = sum(span.duration for span in times.spans[spans:])
     # The roofline moves so many bytes a second; beyond starting the tasks, time is bytes, products of large matrices apart.
-    moved = (busy - times.chip.launch_us * (len(times.spans) - spans)) * times.chip.bandwidth / 1e6
+    moved = (busy - LAUNCH_US * (len(times.spans) - spans)) * times.model.chip.bandwidth / 1e6
     return {"kernels": did.total(), "copies": copies, "bytes": moved, "modelled us": busy, "until": times.end - started}
 
 

@@ -9,7 +9,7 @@ from both import BUNDLED, OURS, ask, ask_ours
 from decoders import device_models, modelled_models
 from tables import Table
 
-from npu_emulator.clock.roofline import ASCEND_910B
+from npu_emulator.chips import DEFAULT
 
 NAMES = tuple(device_models())
 SWITCHES = ("remove_noop_ops", "remove_cat_ops", "inplace_pass", "input_inplace_pass", "pattern_fusion_pass")
@@ -61,7 +61,7 @@ def test_modelled_speed_ups(table: Table) -> None:
         eager = max(answer["eager"], answer["eager kernels"] * HOST_US)
         captured = max(answer["captured"], HOST_US)
         table(
-            f"one call on a modelled {ASCEND_910B.name}: us, modelled and not measured",
+            f"one call on a modelled {DEFAULT.name}: us, modelled and not measured",
             model=name,
             **{
                 "eager": answer["eager"],

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from npu_emulator.activation import Emulator, activate, current, is_active, registry
+from npu_emulator.chips import with_figures
 from npu_emulator.errors import (
     ActivationError,
     BuildError,
@@ -164,13 +165,16 @@ def resources() -> Resources:
 def timeline() -> Iterator[Timeline]:
     """Follow the block's work on a modelled clock; yield the timeline, whose `save` writes a Chrome trace.
 
-    Times are a roofline model of one chip (see `npu_emulator.clock.roofline`), not measurements. Graphs must be captured
-    inside the block for their replays to be seen. Not together with `detect_races`.
+    Times are a roofline model of the chip (see `npu_emulator.chips`), not measurements. Graphs must be captured inside the
+    block for their replays to be seen. Not together with `detect_races`.
+
+    Raises:
+        EmulatorError: the chip's figures are not public.
     """
     from npu_emulator.clock.timeline import Timeline
 
     emulator = current()
-    found = Timeline(emulator.runtime)
+    found = Timeline(emulator.runtime, with_figures(emulator.settings.soc))
     with _observed_by(emulator, found):
         yield found
 

@@ -10,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from npu_emulator.activation import activate, current
+from npu_emulator.chips import CHIPS, DEFAULT
 from npu_emulator.costs import cost_table
 from npu_emulator.errors import EmulatorError, note_a_missing_function
 from npu_emulator.settings import Settings
@@ -19,6 +20,7 @@ examples:
   python -m npu_emulator train.py --epochs 1        any torch_npu program, unchanged
   python -m npu_emulator -m pytest tests            a module, as `python -m` would run it
   python -m npu_emulator --schedule lazy script.py  run queued work only when something waits for it
+  python -m npu_emulator --soc Ascend910B4 serve.py  as it would find 32 GiB, 20 cube cores and their modelled times
   python -m npu_emulator --costs serve.py           what captured graphs hold, and how many of them the device takes
   python -m npu_emulator --null-kernels bench.py    launch everything, compute nothing: host cost alone
 
@@ -35,15 +37,22 @@ def main(argv: list[str] | None = None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--devices", type=int, metavar="N", help="how many NPUs to emulate (default 1)")
-    parser.add_argument("--memory-gb", type=int, metavar="GIB", help="memory of each (default 64)")
-    parser.add_argument("--streams", type=int, metavar="N", help="how many streams each has (default 2048)")
-    parser.add_argument("--events", type=int, metavar="N", help="how many events each has (default 65536)")
-    parser.add_argument("--cube-cores", type=int, metavar="N", help="how many cube cores each has (default 24)")
-    parser.add_argument("--vector-cores", type=int, metavar="N", help="how many vector cores each has (default 48)")
+    parser.add_argument("--memory-gb", type=int, metavar="GIB", help="memory of each (default: the chip's)")
+    parser.add_argument("--streams", type=int, metavar="N", help="how many streams each has (default: the chip's)")
+    parser.add_argument(
+        "--events", type=int, metavar="N", help="how many events each has (default: the chip's, or 65536)"
+    )
+    parser.add_argument(
+        "--cube-cores", type=int, metavar="N", help="how many cube cores each has (default: the chip's)"
+    )
+    parser.add_argument(
+        "--vector-cores", type=int, metavar="N", help="how many vector cores each has (default: the chip's)"
+    )
     parser.add_argument(
         "--soc",
         metavar="NAME",
-        help="chip name that torch_npu sees (default Ascend910B3); modelled times are those of the 910B, whatever the name",
+        help=f"which chip (default {DEFAULT.name}): its name for torch_npu, and its memory, streams, cores and modelled times "
+        f"where they are public, as those of {', '.join(CHIPS)} are",
     )
     parser.add_argument("--schedule", metavar="S", help="fifo (default), lazy, random:SEED, pct:SEED:DEPTH")
     parser.add_argument("--null-kernels", action="store_true", default=None, help="run no kernel bodies")

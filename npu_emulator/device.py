@@ -7,6 +7,7 @@ import ctypes
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+from npu_emulator.chips import CHIPS, DEFAULT
 from npu_emulator.schedules import parse
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ RUN_NOW, QUEUE, SKIP = 0, 1, 2
 
 CAPTURE_FORBIDS = 107030
 """CANN's code for an operation that is not permitted while a stream is being captured."""
-_CUBE_CORE = 0  # ACL_RT_DEV_RES_CUBE_CORE
+_CUBE_CORE, _VECTOR_CORE = 0, 1  # ACL_RT_DEV_RES_CUBE_CORE, ACL_RT_DEV_RES_VECTOR_CORE
 
 
 class GraphCost(NamedTuple):
@@ -142,6 +143,7 @@ class Runtime:
         self._held.emu_set_memory(ctypes.c_uint64(settings.memory_gb << 30))
         self._held.emu_set_budgets(ctypes.c_uint64(settings.streams), ctypes.c_uint64(settings.events))
         self.set_cores(cube=settings.cube_cores, vector=settings.vector_cores)
+        self._held.emu_set_l2(ctypes.c_uint64(CHIPS.get(settings.soc, DEFAULT).l2))
         self.set_schedule(parse(settings.schedule))
         self.set_null_kernels(int(settings.null_kernels))
 
@@ -257,11 +259,14 @@ class Runtime:
         """Change how many cores of each kind a device has; core limits lie below."""
         self._held.emu_set_cores(ctypes.c_uint32(cube), ctypes.c_uint32(vector))
 
-    def cube_cores(self, stream: int) -> int:
-        """Return how many cube cores a stream, given by its raw handle, may use: its limit, its device's, or all."""
-        limit = ctypes.c_uint32()
-        self._held.aclrtGetStreamResLimit(ctypes.c_void_p(stream), ctypes.c_int(_CUBE_CORE), ctypes.byref(limit))
-        return limit.value
+    def cores(self, stream: int) -> tuple[int, int]:
+        """Return how many cube and vector cores a stream, by its raw handle, may use: its limits, its device's, or all."""
+        found = []
+        for kind in (_CUBE_CORE, _VECTOR_CORE):
+            limit = ctypes.c_uint32()
+            self._held.aclrtGetStreamResLimit(ctypes.c_void_p(stream), ctypes.c_int(kind), ctypes.byref(limit))
+            found.append(limit.value)
+        return found[0], found[1]
 
     def resources(self) -> Resources:
         """Return what is in use and what there is."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
+from npu_emulator.chips import CHIPS, DEFAULT
 from npu_emulator.errors import EmulatorError
 from npu_emulator.schedules import parse
 
@@ -42,19 +43,19 @@ class Settings:
 
     devices: int = 1
     """How many devices there are."""
-    memory_gb: int = 64
+    memory_gb: int = DEFAULT.memory >> 30
     """Memory of each device in GiB; address space is reserved, pages are taken as they are touched."""
-    streams: int = 2048
+    streams: int = DEFAULT.streams
     """How many streams a device has; a captured graph holds one for each of its lanes while it lives."""
     events: int = 65536
     """How many events a device has."""
-    cube_cores: int = 24
+    cube_cores: int = DEFAULT.cube_cores
     """How many cube cores (AIC) a device has: what it answers when asked, and the most that a core limit may be."""
-    vector_cores: int = 48
+    vector_cores: int = DEFAULT.vector_cores
     """How many vector cores (AIV), likewise."""
-    soc: str = "Ascend910B3"
-    """The name that torch_npu gets for the chip; it decides by it which operators and formats exist. It chooses no figures
-    for the modelled clock: those of one chip are known (clock/roofline.py)."""
+    soc: str = DEFAULT.name
+    """The chip. torch_npu decides by its name which operators and formats exist; where its figures are public (chips.py) it
+    also sets memory, streams, events and cores, unless they are set themselves, and the modelled clock."""
     schedule: str = "fifo"
     """When queued work runs; see `npu_emulator.schedules`."""
     null_kernels: bool = False
@@ -75,7 +76,7 @@ class Settings:
         if self.soc not in SOCS:
             raise EmulatorError(
                 f"{_PREFIX}SOC must be the name of an Ascend chip that torch_npu knows, got {self.soc!r}"
-                f"{_did_you_mean(self.soc, SOCS) or '; for instance Ascend910B3'}"
+                f"{_did_you_mean(self.soc, SOCS) or f'; for instance {DEFAULT.name}'}"
             )
         for name in ("streams", "events", "cube_cores", "vector_cores"):
             if getattr(self, name) < 1:
@@ -84,7 +85,7 @@ class Settings:
 
     @classmethod
     def from_environment(cls, **overrides: Any) -> Settings:
-        """Read the `NPU_EMULATOR_*` variables; keyword arguments that are not None win over them."""
+        """Read the `NPU_EMULATOR_*` variables; keyword arguments that are not None win over them, and both over the chip."""
         _refuse_unknown_variables({_PREFIX + field.name.upper() for field in fields(cls)})
         found: dict[str, Any] = {}
         for field in fields(cls):
@@ -96,7 +97,23 @@ class Settings:
             known = ", ".join(field.name for field in fields(cls))
             hint = _did_you_mean(min(unknown), [field.name for field in fields(cls)])
             raise EmulatorError(f"unknown emulator setting {min(unknown)!r}{hint}; the settings are {known}")
-        return replace(cls(**found), **{name: value for name, value in overrides.items() if value is not None})
+        found.update((name, value) for name, value in overrides.items() if value is not None)
+        return cls(**{**_of_the_chip(found.get("soc", DEFAULT.name)), **found})
+
+
+def _of_the_chip(name: str) -> dict[str, int]:
+    """The settings that follow from a chip's figures; none for a chip without."""
+    chip = CHIPS.get(name)
+    if chip is None:
+        return {}
+    figures = {
+        "memory_gb": chip.memory >> 30,
+        "streams": chip.streams,
+        "events": chip.events,
+        "cube_cores": chip.cube_cores,
+        "vector_cores": chip.vector_cores,
+    }
+    return {setting: figure for setting, figure in figures.items() if figure is not None}
 
 
 def _refuse_unknown_variables(known: set[str]) -> None:

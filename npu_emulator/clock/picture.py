@@ -43,7 +43,7 @@ def picture(timeline: Timeline, *, title: str) -> str:
     summary = summarise(timeline)
     style = resources.files("npu_emulator.clock").joinpath("picture.css").read_text()
     model = (
-        f"Modelled, not measured: a roofline of the {timeline.chip.name}; streams share neither cores nor bandwidth."
+        f"Modelled, not measured: a roofline of the {timeline.model.name}; streams share neither cores nor bandwidth."
     )
     parts = [
         f"<h1>{escape(title)}</h1>",

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from npu_emulator.clock.roofline import ASCEND_910B, Chip
+from npu_emulator.clock.roofline import LAUNCH_US, Roofline
 from npu_emulator.clock.trace import chrome_trace
 from npu_emulator.device import Note, NoteKind
 
 if TYPE_CHECKING:
+    from npu_emulator.chips import Chip
     from npu_emulator.device import Runtime
     from npu_emulator.launch import Launch
 
@@ -65,9 +66,9 @@ class _Lanes:
 class Timeline:
     """The work of a span of a program on a modelled clock. Everything here is modelled; nothing is measured."""
 
-    def __init__(self, runtime: Runtime, chip: Chip = ASCEND_910B) -> None:
-        """Read the log of `runtime`."""
-        self.chip = chip
+    def __init__(self, runtime: Runtime, chip: Chip) -> None:
+        """Read the log of `runtime`, whose device is a `chip`."""
+        self.model = Roofline(chip)
         self.spans: list[Span] = []
         self.arrows: list[Arrow] = []
         self._runtime = runtime
@@ -93,10 +94,10 @@ class Timeline:
         return path[::-1]
 
     def launching(self, key: int, launch: Launch) -> None:
-        """Price kernel number `key` on the cube cores that its stream has now."""
+        """Price kernel number `key` on the cores that its stream has now."""
         line = launch.frames[0] if launch.frames else ""
-        cores = self._runtime.cube_cores(launch.stream)
-        duration = self.chip.kernel_us(launch.name, launch.reads, launch.writes, cores)
+        cube, vector = self._runtime.cores(launch.stream)
+        duration = self.model.kernel_us(launch.name, launch.reads, launch.writes, cube_cores=cube, vector_cores=vector)
         self._works[key] = (launch.name, duration, line)
 
     def launched(self) -> None:
@@ -142,8 +143,8 @@ class Timeline:
         if note.kind == NoteKind.KERNEL:
             # A captured kernel is priced again at each replay; an eager one runs once.
             take = self._works.get if note.graph else self._works.pop
-            return take(note.first, ("launched before the timeline began", self.chip.launch_us, ""))
-        return ("memset" if note.kind == NoteKind.FILL else "memcpy", self.chip.copy_us(note.third), "")
+            return take(note.first, ("launched before the timeline began", LAUNCH_US, ""))
+        return ("memset" if note.kind == NoteKind.FILL else "memcpy", self.model.copy_us(note.third), "")
 
     def _replay(self, note: Note, start: _Moment) -> _Moment:
         """Run a captured graph's lanes from `start`; return when the last of them ends."""

@@ -37,7 +37,7 @@ class _Track:
 
 def chrome_trace(timeline: Timeline) -> dict[str, Any]:
     """Return what `json.dump` writes: `ts` and `dur` in modelled microseconds, one `tid` for each stream."""
-    title = f"modelled: {timeline.chip.name}"
+    title = f"modelled: {timeline.model.name}"
     rows: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": 0, "args": {"name": title}}]
     tracks: dict[str, _Track] = {}
     critical = set(map(id, timeline.critical_path))

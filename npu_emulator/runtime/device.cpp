@@ -15,16 +15,16 @@ thread_local bool device_chosen = false;  // by this thread; until then CANN has
 thread_local std::string recent_error;
 thread_local aclError last_error = ACL_SUCCESS;
 uint32_t device_count = 1;
-std::string soc_name = "Ascend910B3";
+std::string soc_name = "Ascend910B2";
 char contexts[64];
 std::map<std::pair<int32_t, int>, uint32_t> device_limits;
 std::map<int, int64_t> system_options;
 std::map<int, std::string> compile_options;
 thread_local std::map<int, uint32_t> thread_limits;
 
-// Ascend 910B3: 20 AI cores (cube) with two vector cores each would be 20/40; the A2 training cards expose 24/48, which the
-// design takes as its device.
+// What the chip has is told by chips.py before torch_npu looks.
 uint32_t cube_cores = 24, vector_cores = 48;
+uint64_t l2_bytes = uint64_t{192} << 20;
 uint32_t default_cores(int type) { return type == ACL_RT_DEV_RES_VECTOR_CORE ? vector_cores : cube_cores; }
 
 }  // namespace
@@ -55,6 +55,8 @@ EMU_API void emu_set_cores(uint32_t cube, uint32_t vector) {
     cube_cores = cube;
     vector_cores = vector;
 }
+
+EMU_API void emu_set_l2(uint64_t bytes) { l2_bytes = bytes; }
 
 // torch_npu picks formats and operators by the exact name while it starts; afterwards only people read it.
 EMU_API void emu_name_says_emulated() { soc_name += " (emulated)"; }
@@ -107,10 +109,9 @@ EMU_API aclError aclrtGetLogicDevIdByUserDevId(const int32_t user, int32_t* cons
     *logic = user;
     return ACL_SUCCESS;
 }
-constexpr int64_t kL2Bytes = int64_t{192} << 20;  // of the 910B
 EMU_API aclError aclrtGetDeviceInfo(uint32_t, aclrtDevAttr attribute, int64_t* value) {
     if (attribute == ACL_DEV_ATTR_L2_CACHE_SIZE) {
-        *value = kL2Bytes;
+        *value = static_cast<int64_t>(l2_bytes);
         return ACL_SUCCESS;
     }
     *value = default_cores(attribute == ACL_DEV_ATTR_VECTOR_CORE_NUM ? ACL_RT_DEV_RES_VECTOR_CORE : ACL_RT_DEV_RES_CUBE_CORE);
@@ -120,7 +121,7 @@ EMU_API aclError aclGetDeviceCapability(uint32_t, aclDeviceInfo info, int64_t* v
     switch (info) {
         case ACL_DEVICE_INFO_AI_CORE_NUM: *value = default_cores(ACL_RT_DEV_RES_CUBE_CORE); return ACL_SUCCESS;
         case ACL_DEVICE_INFO_VECTOR_CORE_NUM: *value = default_cores(ACL_RT_DEV_RES_VECTOR_CORE); return ACL_SUCCESS;
-        case ACL_DEVICE_INFO_L2_SIZE: *value = kL2Bytes; return ACL_SUCCESS;
+        case ACL_DEVICE_INFO_L2_SIZE: *value = static_cast<int64_t>(l2_bytes); return ACL_SUCCESS;
         default:
             return fail(ACL_ERROR_RT_PARAM_INVALID, "aclGetDeviceCapability: the emulated device knows its cores and its L2 size, not " +
                                                         std::to_string(info));

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable
 
@@ -9,6 +10,8 @@ import pytest
 import torch
 
 import npu_emulator
+from npu_emulator.chips import with_figures
+from npu_emulator.settings import Settings
 
 Program = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -44,7 +47,7 @@ graphs.clear()
     done = program(text, "--quiet", "--costs", NPU_EMULATOR_STREAMS="150")
     assert done.stdout.splitlines() == ["2 2", "True True", "True"], done.stdout + done.stderr
     device, header, row = done.stderr.splitlines()[-3:]
-    assert "Ascend910B3 (emulated): 150 streams, 65536 events, 64 GiB" in device
+    assert "Ascend910B2 (emulated): 150 streams, 65536 events, 64 GiB" in device
     assert header.split("  ")[0].strip() == "graphs"
     graphs, streams, events, kernels, others, mebibytes, fit = row.split()
     assert (streams, events, kernels, others, mebibytes) == ("2", "2", "2", "4", "4.0")
@@ -112,6 +115,45 @@ print(found.cube_core_num, found.vector_core_num, found.total_memory >> 30, foun
 """
     done = program(text, "--quiet", "--cube-cores", "20", "--vector-cores", "40", "--memory-gb", "3")
     assert done.stdout == "20 40 3 192\n", done.stdout + done.stderr
+
+
+def test_a_named_chip_sets_what_is_public_and_explicit_settings_win(program: Program) -> None:
+    """Cores, memory, L2, budgets and the clock are the named chip's; a variable or an option that says otherwise wins."""
+    text = """
+import torch, npu_emulator
+found = torch.npu.get_device_properties(0)
+held = npu_emulator.resources()
+x = torch.ones(1 << 20, device="npu", dtype=torch.float16)
+with npu_emulator.timeline() as clock:
+    y = x.neg()
+print(found.cube_core_num, found.vector_core_num, found.total_memory >> 30, found.L2_cache_size >> 20, held.streams, held.events)
+print(torch.npu.get_device_limit(0)["cube_core_num"], round(clock.end - 2, 3), clock.model.name)
+"""
+    done = program(text, "--quiet", "--soc", "Ascend310P3", "--cube-cores", "5", NPU_EMULATOR_EVENTS="77")
+    assert done.stdout == "5 7 22 16 1024 77\n5 20.247 Ascend310P3, 8 cube cores\n", done.stderr
+
+
+def test_settings_follow_the_chip_unless_they_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment's chip counts as the argument's does; what is set itself stands; a chip without figures changes nothing."""
+    for name in [name for name in os.environ if name.startswith("NPU_EMULATOR")]:
+        monkeypatch.delenv(name)
+    default = Settings.from_environment()
+    assert default == Settings()
+    assert (default.cube_cores, default.memory_gb, default.streams) == (24, 64, 2048)
+    assert Settings.from_environment(soc="Ascend910A") == Settings(soc="Ascend910A")
+    monkeypatch.setenv("NPU_EMULATOR_SOC", "Ascend910B4")
+    small = Settings.from_environment(streams=10)
+    assert (small.cube_cores, small.vector_cores, small.memory_gb, small.streams) == (20, 40, 32, 10)
+    monkeypatch.setenv("NPU_EMULATOR_MEMORY_GB", "64")
+    assert Settings.from_environment().memory_gb == 64
+
+
+def test_a_chip_without_public_figures_has_no_clock() -> None:
+    """The error names the chip and those that have figures."""
+    with pytest.raises(
+        npu_emulator.EmulatorError, match=r"clock of Ascend910A .* choose one of Ascend910B1, .*Ascend310P3"
+    ):
+        with_figures("Ascend910A")
 
 
 def test_a_graph_s_cost_is_counted() -> None:

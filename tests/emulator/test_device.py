@@ -13,8 +13,8 @@ from npu_emulator import build, schedule
 
 def test_the_name_says_emulated() -> None:
     """Nobody who asks for the device's name can take it for hardware."""
-    assert torch.npu.get_device_name() == "Ascend910B3 (emulated)"
-    assert torch.npu.get_device_properties(0).name == "Ascend910B3 (emulated)"
+    assert torch.npu.get_device_name() == "Ascend910B2 (emulated)"
+    assert torch.npu.get_device_properties(0).name == "Ascend910B2 (emulated)"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64])

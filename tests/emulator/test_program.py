@@ -19,7 +19,7 @@ def test_a_script_runs_with_its_arguments(program: Program) -> None:
     done = program(text, arguments=("--epochs", "1"))
     assert done.stdout == "['--epochs', '1'] __main__ 6.0\n"
     assert done.stderr.count("\n") == 1, done.stderr
-    assert "emulated Ascend910B3" in done.stderr
+    assert "emulated Ascend910B2" in done.stderr
 
 
 def test_starting_does_not_pay_for_the_garbage_collector(program: Program) -> None:
@@ -83,8 +83,8 @@ BAD = [
     ),
     ({"NPU_EMULATOR_DEVICES": "two"}, "NPU_EMULATOR_DEVICES must be a whole number, got 'two'"),
     ({"NPU_EMULATOR_DEVICES": "17"}, r"NPU_EMULATOR_DEVICES must lie in 1\.\.16, got 17"),
-    ({"NPU_EMULATOR_SOC": "H100"}, "name of an Ascend chip that torch_npu knows, got 'H100'; for instance Ascend910B3"),
-    ({"NPU_EMULATOR_SOC": "ascend910B3"}, r"got 'ascend910B3'; did you mean Ascend910B3\?"),
+    ({"NPU_EMULATOR_SOC": "H100"}, "name of an Ascend chip that torch_npu knows, got 'H100'; for instance Ascend910B2"),
+    ({"NPU_EMULATOR_SOC": "ascend910B2"}, r"got 'ascend910B2'; did you mean Ascend910B2\?"),
     ({"NPU_EMULATOR_STREAMS": "0"}, "NPU_EMULATOR_STREAMS must be at least 1, got 0"),
     ({"NPU_EMULATOR_POISON": "perhaps"}, "NPU_EMULATOR_POISON must be 0 or 1, got 'perhaps'"),
     ({"NPU_EMULATOR_SCHEDULE": "pct:x"}, "pct:SEED:DEPTH"),
@@ -174,7 +174,7 @@ code = "import torch; print((torch.ones(3, device='npu') * 2).sum().item(), torc
 print(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()[-1])
 """
     done = program(text, "--quiet", "--devices", "2")
-    assert done.stdout == "6.0 Ascend910B3 (emulated) 2\n", done.stderr
+    assert done.stdout == "6.0 Ascend910B2 (emulated) 2\n", done.stderr
 
 
 def test_data_loader_workers_start_by_fork_and_by_spawn(program: Program) -> None:

@@ -11,27 +11,73 @@ import pytest
 import torch
 
 import npu_emulator
-from npu_emulator.clock.roofline import ASCEND_910B
+from npu_emulator.chips import CHIPS, DEFAULT
+from npu_emulator.clock.roofline import LAUNCH_US, Roofline
+from npu_emulator.settings import SOCS
+
+MODEL = Roofline(DEFAULT)
 
 
-def test_the_chip_has_the_published_peaks() -> None:
-    """24 cores at 1.8 GHz with 16 x 16 x 16 multiply-adds give 353.9 TFLOPS; 32 bytes a cycle and core give 1.38 TB/s."""
-    assert ASCEND_910B.half_flops == pytest.approx(353.9e12, rel=1e-3)
-    assert ASCEND_910B.bandwidth == pytest.approx(1.382e12, rel=1e-3)
+def test_the_chips_have_the_published_figures() -> None:
+    """Counts and rates give the peaks that are printed elsewhere: 354 TFLOPS of a 910B2, 246 of a 910B4, 70 of a 310P."""
+    assert DEFAULT.half_flops == pytest.approx(353.9e12, rel=1e-3)
+    assert DEFAULT.bandwidth == pytest.approx(1.382e12, rel=1e-3)
+    small, edge = CHIPS["Ascend910B4"], CHIPS["Ascend310P3"]
+    assert (small.cube_cores, small.vector_cores, small.memory >> 30, small.l2 >> 20) == (20, 40, 32, 96)
+    assert (small.half_flops, small.bandwidth) == pytest.approx((245.76e12, 960e9))
+    assert edge.half_flops == pytest.approx(70e12, rel=0.01)
+    assert edge.bandwidth == pytest.approx(204.8e9, rel=0.02)
+    assert set(CHIPS) <= set(SOCS)
 
 
 def test_memory_and_arithmetic_bind_in_turn() -> None:
     """A sum costs its bytes, a large product its operations, and float32 products four times those of float16."""
     x = torch.empty(4096, 4096, dtype=torch.float16)
-    free = ASCEND_910B.launch_us
-    added = ASCEND_910B.kernel_us("aten.add.Tensor", [x, x], [x]) - free
+    added = MODEL.kernel_us("aten.add.Tensor", [x, x], [x]) - LAUNCH_US
     assert added == pytest.approx(3 * 2 * 4096**2 / 1.3824e12 * 1e6)
-    product = ASCEND_910B.kernel_us("aten.mm.default", [x, x], [x]) - free
+    product = MODEL.kernel_us("aten.mm.default", [x, x], [x]) - LAUNCH_US
     assert product == pytest.approx(2 * 4096**3 / 353.8944e12 * 1e6)
-    single = ASCEND_910B.kernel_us("aten.mm.default", [x.float(), x.float()], [x.float()]) - free
+    single = MODEL.kernel_us("aten.mm.default", [x.float(), x.float()], [x.float()]) - LAUNCH_US
     assert single == pytest.approx(4 * product)
+    whole = MODEL.kernel_us("aten.mm.default", [x.to(torch.int8), x.to(torch.int8)], [x]) - LAUNCH_US
+    assert whole == pytest.approx(product / 2)
+
+
+def test_vector_cores_bind_where_few_are_left_or_memory_is_not_touched() -> None:
+    """One vector core goes through 256 bytes a cycle; what an expanded tensor saves in memory it costs in computing."""
+    x = torch.empty(4096, 4096, dtype=torch.float16)
+    alone = MODEL.kernel_us("aten.neg.default", [x], [x], vector_cores=1) - LAUNCH_US
+    assert alone == pytest.approx(2 * 4096**2 / (1.8e9 * 256) * 1e6)
+    half = MODEL.kernel_us("aten.neg.default", [x], [x], vector_cores=24) - LAUNCH_US
+    assert half == pytest.approx(2 * 2 * 4096**2 / 1.3824e12 * 1e6)  # the memory binds
     row = torch.empty(1, 4096, dtype=torch.float16).expand(4096, 4096)
-    assert ASCEND_910B.kernel_us("aten.neg.default", [row], []) - free == pytest.approx(2 * 4096 / 1.3824e12 * 1e6)
+    total = MODEL.kernel_us("aten.sum.default", [row], []) - LAUNCH_US
+    assert total == pytest.approx(2 * 4096**2 / (48 * 1.8e9 * 256) * 1e6)
+    widened = MODEL.kernel_us("aten.neg.default", [x.to(torch.int8)], [], vector_cores=1) - LAUNCH_US
+    assert widened == pytest.approx(alone)  # bytes are computed on as two
+
+
+def test_elementwise_work_goes_by_the_vector_cores_of_its_stream() -> None:
+    """On one vector core of 48 a sum takes longer than its memory; its stream's limit decides, in captured kernels too."""
+    x = torch.ones(1 << 16, device="npu", dtype=torch.float16)
+    few, graph = torch.npu.Stream(), torch.npu.NPUGraph()
+    torch.npu.synchronize()
+    torch.npu.set_stream_limit(few, 24, 1)
+    try:
+        with npu_emulator.timeline() as clock:
+            kept = x.neg()
+            with torch.npu.stream(few):
+                kept = kept, x.neg()
+            with torch.npu.graph(graph, stream=few):
+                y = x.neg()
+            graph.replay()
+            torch.npu.synchronize()
+    finally:
+        torch.npu.reset_stream_limit(few)
+    free, limited, replayed = (span.duration - LAUNCH_US for span in clock.spans)
+    assert free == pytest.approx(2 * 2 * 2**16 / 1.3824e12 * 1e6)
+    assert [limited, replayed] == pytest.approx([2 * 2**16 / (1.8e9 * 256) * 1e6] * 2)
+    del kept, y
 
 
 def test_a_product_on_a_quarter_of_the_cube_cores_takes_four_times_as_long() -> None:
@@ -51,8 +97,8 @@ def test_a_product_on_a_quarter_of_the_cube_cores_takes_four_times_as_long() -> 
             torch.npu.synchronize()
     finally:
         torch.npu.reset_stream_limit(few)
-    product, add, slow_product, slow_add, replayed = (span.duration - ASCEND_910B.launch_us for span in clock.spans)
-    assert product == pytest.approx(1e6 * 2 * 512**3 / (ASCEND_910B.half_flops / 4))  # float32
+    product, add, slow_product, slow_add, replayed = (span.duration - LAUNCH_US for span in clock.spans)
+    assert product == pytest.approx(1e6 * 2 * 512**3 / (DEFAULT.half_flops / 4))  # float32
     assert [slow_product, replayed] == pytest.approx([4 * product, 4 * product])
     assert slow_add == pytest.approx(add)
     del kept, y
