@@ -4,6 +4,6 @@ This package touches the device and knows no pattern. `compile_graph` is its doo
 """
 
 from npugraph_ex.aclgraph.compiled import CompiledGraph as CompiledGraph
-from npugraph_ex.aclgraph.compiled import compile_graph as compile_graph
+from npugraph_ex.aclgraph.compiling import compile_graph as compile_graph
 
 __all__ = ["CompiledGraph", "compile_graph"]

@@ -6,23 +6,20 @@ import gc
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor
 
 from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph import _npu_private, scopes
 from npugraph_ex.aclgraph.captured import CapturedGraph, NotBegunError
 from npugraph_ex.aclgraph.drift import Drift, Plain
 from npugraph_ex.aclgraph.footprint import Elsewhere, apart
-from npugraph_ex.aclgraph.host_updates import UpdatePlan
 from npugraph_ex.aclgraph.inputs import InputPlan
 from npugraph_ex.aclgraph.instances import Instances
-from npugraph_ex.aclgraph.obstacles import find_obstacles
 from npugraph_ex.aclgraph.places import Places
 from npugraph_ex.aclgraph.promises import first_run_checked
 from npugraph_ex.aclgraph.recording import Recording
@@ -43,77 +40,6 @@ class _Last(NamedTuple):
     numbers: tuple[Any, ...]
     places: Places
     runner: Runner
-
-
-def compile_graph(
-    gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    options: Options,
-    *,
-    static: Sequence[int] = (),
-    names: Sequence[str] | None = None,
-    number: int = 0,
-) -> Callable[..., Sequence[Any]]:
-    """Make an optimised graph callable.
-
-    Args:
-        gm: the graph after all passes, with fake tensors in ``meta["val"]``.
-        example_inputs: its inputs, fake or real.
-        options: the validated options.
-        static: positions of inputs whose address does not change from call to call.
-        names: what messages call each input; the placeholders' names when None.
-        number: under which `observe.graphs` knows the graph.
-
-    Returns:
-        A function of the graph's inputs that returns its outputs: captured and replayed, or, with ``force_eager`` and
-        where capture is impossible, run operator by operator.
-
-    Raises:
-        CaptureError: an input is a tensor subclass; or capture is impossible and ``require_capture`` is on.
-    """
-    _refuse_subclasses(example_inputs, names)
-    kernels = StaticKernels(gm, example_inputs, options) if options.static_kernel_compile else None
-    if options.force_eager:
-        return _preparing(scopes.around(gm)(first_run_checked(gm)), kernels)
-    updates = UpdatePlan.of(gm)
-    obstacles = find_obstacles(gm, updates)
-    if obstacles:
-        lines = "\n  ".join(str(obstacle) for obstacle in obstacles)
-        if options.require_capture:
-            raise CaptureError(f"the option require_capture is on, and this graph cannot be captured:\n  {lines}")
-        logger.warning("This graph cannot be captured and runs operator by operator:\n  %s", lines)
-        return _preparing(scopes.around(gm)(first_run_checked(gm)), kernels)
-    if not any(node.op == "call_function" for node in gm.graph.nodes):
-        return gm.forward  # nothing to run on the device
-    return CompiledGraph(gm, InputPlan.of(gm, example_inputs, static, names, updates), options, number, kernels)
-
-
-def _preparing(runner: scopes.Runner, kernels: StaticKernels | None) -> scopes.Runner:
-    """The runner, which sees to it first that there are static kernels for the sizes of the call."""
-    if kernels is None:
-        return runner
-
-    def run(*inputs: Any) -> Sequence[Any]:
-        kernels.prepare(inputs)
-        return runner(*inputs)
-
-    return run
-
-
-def _refuse_subclasses(example_inputs: Sequence[Any], names: Sequence[str] | None) -> None:
-    """A captured graph replays kernels on plain memory; what a subclass does in Python would happen at capture only."""
-    for position, value in enumerate(example_inputs):
-        if isinstance(value, torch.Tensor) and _has_dispatch_of_its_own(value):
-            name = names[position] if names else f"input {position}"
-            raise CaptureError(
-                f"{name} is a {type(value).__name__}, a tensor subclass; this compiler takes plain tensors. "
-                "Compile with torch.compile, which takes the subclass apart first"
-            )
-
-
-def _has_dispatch_of_its_own(value: torch.Tensor) -> bool:
-    """Whether operators on ``value`` run code of its class; a parameter, or a subclass with methods only, is plain memory."""
-    return type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ and not isinstance(value, FakeTensor)
 
 
 def invalidate() -> int:
