@@ -96,7 +96,7 @@ class _Reinplacer:
         others = [other for other in node.all_input_nodes if other is not target and self.memory.overlap(other, target)]
         if not all(self._is_copied_to_itself(node, other, target) for other in others):
             return False
-        return node.args.count(target) + list(node.kwargs.values()).count(target) == 1
+        return _times_given(node, target) == 1
 
     def _is_copied_to_itself(self, node: fx.Node, values: fx.Node, target: fx.Node) -> bool:
         """Whether ``node`` is `copy(target, values)` and the values were computed in the destination already."""
@@ -181,6 +181,12 @@ class _Reinplacer:
             stop = len(self.memory.position)  # a write that stands later may still come first
         writes = (next(self.memory.writes_after(region, start), None) for region in self.memory.regions(values))
         return source if any(write is not None and write.position < stop for write in writes) else values
+
+
+def _times_given(node: fx.Node, value: fx.Node) -> int:
+    """How many arguments of ``node`` are ``value``; `index_put(x, [x], y)` takes it inside a list as well."""
+    arguments = (*node.args, *node.kwargs.values())
+    return sum(given.count(value) if isinstance(given, (list, tuple)) else given is value for given in arguments)
 
 
 def _same_layout(node: fx.Node, target: fx.Node) -> bool:
