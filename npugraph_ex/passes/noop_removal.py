@@ -6,7 +6,7 @@ Two cases, by what the node declares:
   with the same shape, strides and dtype. Input and result are two names for one thing at every moment, so writes do not
   matter. It stays when it is itself a graph output, because a caller may ask whether that output *is* the input.
 * An *identity copy* (``clone``, ``_to_copy`` to the same dtype and device, a pad by nothing, ...) has memory of its own.
-  It goes only when nothing in the graph ever writes either memory, and neither memory leaves the graph through an output.
+  It goes only when nothing in the graph ever writes either memory, and its own does not leave the graph through an output.
 
 Arithmetic such as ``x + 0`` is never removed: it turns -0.0 into 0.0.
 """

@@ -233,11 +233,12 @@ class TestTable(TableTests):
     [
         ([(shape, HALF) for shape, _ in SPECS], "qkv is torch.float16; the fused operator computes in torch.bfloat16"),
         ([((0, 4 * D), BF16), *SPECS[1:]], "there may be no tokens"),
+        ([SPECS[0], ((2, D), BF16), *SPECS[2:]], "q_weight has 2 dimensions; the fused operator takes one vector"),
     ],
-    ids=["float16", "empty"],
+    ids=["float16", "empty", "one norm of all heads"],
 )
 def test_undocumented_operands_are_refused(specs: Any, reason: str) -> None:
-    """The kernel rounds float16 to bfloat16, and takes no empty tensors."""
+    """The kernel rounds float16 to bfloat16, takes no empty tensors, and norms each head by itself."""
     TABLE.check_refused(plain, reason, specs=specs)
 
 

@@ -83,19 +83,31 @@ def _replace(  # noqa: PLR0913, PLR0917 - as above
     )
 
 
+def _unfit(match: Match, name: str) -> str | None:
+    """What the fused operator does not take of one of its floating-point operands, where the variant has it."""
+    value = value_of(match, name)
+    if value is None:
+        return None
+    if value.dtype != torch.bfloat16:
+        return f"{name} is {value.dtype}; the fused operator computes in torch.bfloat16"
+    if name == "qkv":
+        return None
+    if not holds(value.shape[-1] == HEAD_SIZE):
+        return f"the last dim of {name} is {value.shape[-1]}; the fused operator has heads of {HEAD_SIZE}"
+    if name != "cos_sin_cache" and value.dim() != 1:  # a weight of two dimensions makes one norm of all heads
+        return f"{name} has {value.dim()} dimensions; the fused operator takes one vector for every head"
+    return None
+
+
 def _unsupported(match: Match) -> str | None:
     """The first constraint that the match violates."""
     qkv, cache, positions = (value_of(match, name) for name in ("qkv", "cos_sin_cache", "positions"))
     if qkv is None or cache is None or positions is None or qkv.dim() != 2 or positions.dim() != 1:
         return "the projection must be a matrix and the positions a vector"
     for name in (*_TENSORS, "q_bias", "k_bias"):
-        value = value_of(match, name)
-        if value is not None and value.dtype != torch.bfloat16:
-            return f"{name} is {value.dtype}; the fused operator computes in torch.bfloat16"
-    for name in ("q_weight", "k_weight", "q_bias", "k_bias", "cos_sin_cache"):
-        value = value_of(match, name)
-        if value is not None and not holds(value.shape[-1] == HEAD_SIZE):
-            return f"the last dim of {name} is {value.shape[-1]}; the fused operator has heads of {HEAD_SIZE}"
+        reason = _unfit(match, name)
+        if reason is not None:
+            return reason
     if not holds(qkv.shape[0] > 0):
         return "there may be no tokens, which the fused operator does not take"
     q_size, kv_size = match.kwargs["q_size"], match.kwargs["kv_size"]
