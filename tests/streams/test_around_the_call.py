@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,13 +15,7 @@ from npugraph_ex.testing.stream_forms import Tagged, native_events, native_wait_
 SCHEDULES = ("lazy", "random:2")
 
 
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    """Inference, and nothing captured is left to the next test."""
-    with torch.no_grad():
-        yield
-    torch._dynamo.reset()
-    gc.collect()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def twice(program: Callable[[], list[torch.Tensor]], expected: list[list[float]]) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-
 import pytest
 import torch
 from stream_programs import check, compiled, vector
@@ -14,14 +11,7 @@ from npugraph_ex import ops, scope
 from npugraph_ex.errors import StreamOrderWarning
 from npugraph_ex.streams.findings import Code
 
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    """Inference, and nothing captured is left to the next test."""
-    with torch.no_grad():
-        yield
-    torch._dynamo.reset()
-    gc.collect()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def test_a_wait_before_its_record_is_reported() -> None:

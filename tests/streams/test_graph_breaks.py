@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,13 +19,7 @@ SIDE = torch.npu.Stream()
 READY = torch.npu.Event()
 
 
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    """Inference, and nothing captured is left to the next test."""
-    with torch.no_grad():
-        yield
-    torch._dynamo.reset()
-    gc.collect()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def broken(function: Callable[..., Any], **options: object) -> Callable[..., Any]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,13 +19,7 @@ from npugraph_ex.passes import pipeline
 aten, ours = torch.ops.aten, torch.ops.npugraph_ex
 
 
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    """Inference, and nothing captured is left to the next test."""
-    with torch.no_grad():
-        yield
-    torch._dynamo.reset()
-    gc.collect()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 @pytest.fixture

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -39,13 +38,7 @@ note, noted = torch.ops.nge_stream_test.note, torch.ops.nge_stream_test.noted
 fx.has_side_effect(note.default)
 
 
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    """Inference, and nothing captured is left to the next test."""
-    with torch.no_grad():
-        yield
-    torch._dynamo.reset()
-    gc.collect()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def on_side(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
