@@ -158,10 +158,6 @@ MUTANTS = (
         f"{_MEMORY}.overlap", answering(answer=False), "exact",
     ),
     Mutant(
-        "reinplace-into-inputs", "an input is a destination only where the graph overwrites it afterwards",
-        f"{_REINPLACE}:_is_overwritten", answering(answer=True), "exact",
-    ),
-    Mutant(
         "regions-compare-starts", "regions overlap from their first byte to their last",
         "npugraph_ex.passes.regions:Region.overlaps", lambda _original: _overlap_of_starts, "exact",
     ),
