@@ -33,6 +33,11 @@ class CapturedGraph:
         stream: where to capture and to launch updates; not the current stream.
         pool: the memory pool that all graphs of this FX graph share.
 
+    Attributes:
+        graph: torch_npu's graph, which keeps the memory pool alive and nothing else.
+        outputs: the results.
+        footprint: where the graph writes.
+
     Raises:
         CaptureError: the device refused something that the graph does.
         BrokenPromiseError: an operator does not do what the graph was rewritten to rely on.
@@ -53,10 +58,10 @@ class CapturedGraph:
         arguments = list(inputs)
         for position, buffer in self._buffers:
             arguments[position] = buffer.tensor
-        self._graph = torch.npu.NPUGraph()
+        self.graph = torch.npu.NPUGraph()
         self._stream = stream
         values = self._capture(recording, arguments, pool, options.capture_error_mode)
-        self._launch = _npu_private.launcher(self._graph)
+        self._launch = _npu_private.launcher(self.graph)
         self._updates = recording.updates
         self.outputs = Outputs(values, arguments)
         self.footprint = Footprint(pool, recording.written, self.outputs.spans())
@@ -79,12 +84,12 @@ class CapturedGraph:
                 values = recording(*arguments)
             except Exception as error:
                 with contextlib.suppress(RuntimeError):  # the capture is invalid already; the cause is what matters
-                    self._graph.capture_end()
+                    self.graph.capture_end()
                 if isinstance(error, BrokenPromiseError):
                     raise
                 raise CaptureError(f"the device refused to capture {recording.place}: {error}") from error
             try:
-                self._graph.capture_end()
+                self.graph.capture_end()
             except RuntimeError as error:  # something refused before, and the operator kept it to itself
                 raise CaptureError(f"the device refused to end the capture: {error}") from error
         current.wait_stream(stream)
@@ -92,7 +97,7 @@ class CapturedGraph:
 
     def _begin(self, pool: tuple[int, int], error_mode: str) -> None:
         try:
-            self._graph.capture_begin(pool=pool, capture_error_mode=error_mode)
+            self.graph.capture_begin(pool=pool, capture_error_mode=error_mode)
         except RuntimeError as error:
             raise NotBegunError(
                 "the device refused to begin a capture (where streams are short: drop models that are not used, or "

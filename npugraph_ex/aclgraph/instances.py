@@ -50,6 +50,20 @@ class Instances:
         self._copying.replay(inputs)
         return self._copying.outputs.copy(inputs)
 
+    def release(self) -> list[torch.npu.NPUGraph]:
+        """Give up the captures and their memory, but for results that callers hold; none of them may still run.
+
+        Returns:
+            The graphs themselves. A memory pool is gone with its last graph, so keep them until another has joined it.
+        """
+        captured = [*self._lending, *([] if self._copying is None else [self._copying])]
+        for graph in captured:
+            graph.footprint.retire()
+        self._lending.clear()
+        self._copying = None
+        self._handed_out.clear()
+        return [graph.graph for graph in captured]
+
     def _run_poisoning(self, inputs: Sequence[Any]) -> list[Any]:
         """Spoil the results of the call before, which `clone_output=False` gives up, and hand out copies."""
         for result in self._handed_out:

@@ -35,6 +35,9 @@ class Runner(Protocol):
     def run(self, inputs: list[Any]) -> list[Any]:
         """Run with ``inputs`` and hand out the results."""
 
+    def release(self) -> list[torch.npu.NPUGraph]:
+        """Give up the captures and their memory; what is returned keeps the memory pool alive."""
+
 
 def _places(inputs: Sequence[Any], positions: Sequence[int]) -> list[_Place]:
     """Address and strides of the tensors at ``positions``; their sizes are part of the graph's key."""
@@ -57,6 +60,8 @@ class StableInputs:
         self._reading: Runner | None = None
         self._read: tuple[int, ...] = ()
         self._expected: Layouts | None = None
+        # Graphs without their memory: a pool is gone with its last graph, so they stay until another has joined it.
+        self._kept: list[torch.npu.NPUGraph] = []
         self._captures_left = MOST_CAPTURES if plan.copied else 0
         self._pause = WATCHED_CALLS
         self._forget()
@@ -75,19 +80,25 @@ class StableInputs:
             return self._switch(inputs, stable)
         if self._copying is None:
             self._copying = self._make(self._plan, f"{self._names(self._read)} having left the address it was read at")
+            results = self._copying.run(inputs)
+            self._kept.clear()
+            return results
         return self._copying.run(inputs)
 
     def _switch(self, inputs: list[Any], stable: tuple[int, ...]) -> list[Any]:
         """Read the inputs at ``stable`` in place from now on."""
         self._captures_left -= 1
         reason = f"{WATCHED_CALLS} calls having had {self._names(stable)} at the same address, to read without a copy"
-        self._reading = self._make(self._plan.reading(stable), reason)
-        self._read, self._expected = stable, Layouts(stable, inputs)
-        results = self._reading.run(inputs)
-        # The new capture has joined the memory pool, which would be gone with its last graph. A graph must not be destroyed
-        # while it runs, and earlier replays may still be queued.
+        # A graph must not be destroyed while it runs, nor its memory be given away, and earlier replays may still be queued.
         torch.npu.current_stream().synchronize()
-        self._copying = None
+        # The new capture may have that memory.
+        for runner in (self._copying, self._reading):
+            self._kept += [] if runner is None else runner.release()
+        self._copying = self._expected = None
+        self._read, self._reading = stable, self._make(self._plan.reading(stable), reason)
+        results = self._reading.run(inputs)
+        self._expected = Layouts(stable, inputs)
+        self._kept.clear()
         return results
 
     def _names(self, positions: Sequence[int]) -> str:

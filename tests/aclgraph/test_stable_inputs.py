@@ -8,6 +8,7 @@ from device_helpers import compiled, random
 
 import npu_emulator
 from npugraph_ex.aclgraph.stable import MOST_CAPTURES, WATCHED_CALLS
+from npugraph_ex.errors import CaptureError
 from npugraph_ex.observe.captures import capture_records, captures_so_far
 
 
@@ -111,3 +112,41 @@ def test_captures_for_new_addresses_are_bounded() -> None:
         for _ in range(WATCHED_CALLS + 1):
             assert torch.equal(graph(x).cpu(), x.cpu() + 1)
     assert len(capture_records(after=mark)) <= 1 + 2 * MOST_CAPTURES
+
+
+def test_reading_in_place_takes_no_memory_beside_what_copied() -> None:
+    """The capture that reads in place gets the memory of the one that copies: no call needs more than the first did."""
+    graph = compiled(lambda x, y: ((x * y).relu() @ x).exp(), dynamic=False)
+    x, y, peaks = random(128, 128), random(128, 128), []
+    expected = ((x * y).relu() @ x).exp()
+    mark = captures_so_far()
+    for _ in range(2 * WATCHED_CALLS):
+        torch.npu.synchronize()
+        torch.npu.reset_peak_memory_stats()
+        torch.testing.assert_close(graph(x, y), expected)
+        peaks.append(torch.npu.max_memory_allocated())
+    assert len(capture_records(after=mark)) == 2
+    assert max(peaks[1:]) <= peaks[0]
+
+
+def test_a_refused_capture_in_place_leaves_a_graph_that_can_be_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The capture that copied is given up by then; its pool still takes the next one, and results that are held stay."""
+    graph = compiled(lambda x: (x + 1).relu(), dynamic=False, require_capture=True)
+    x, held, pools, make_pool = random(4, 4), [], [], torch.npu.graph_pool_handle
+    monkeypatch.setattr(torch.npu, "graph_pool_handle", lambda: pools.append(make_pool()) or pools[-1])
+    expected = (x + 1).relu().cpu()
+    held += [graph(x) for _ in range(WATCHED_CALLS - 1)]
+    end = torch.npu.NPUGraph.capture_end
+
+    def refuse(self: torch.npu.NPUGraph) -> None:
+        end(self)
+        raise RuntimeError("refused")
+
+    monkeypatch.setattr(torch.npu.NPUGraph, "capture_end", refuse)
+    with pytest.raises(CaptureError, match="refused"):
+        graph(x)
+    monkeypatch.setattr(torch.npu.NPUGraph, "capture_end", end)
+    held += [graph(x) for _ in range(2 * WATCHED_CALLS)]
+    for got in held:
+        torch.testing.assert_close(got.cpu(), expected)
+    assert len(pools) == 1
