@@ -119,7 +119,7 @@ def importing() -> list[tuple[str, float, float]]:
         ("import torch without torch_npu", torch_alone, NO_BAR),
         ("torch_npu's own import, beyond that", with_torch_npu - torch_alone, NO_BAR),
         (
-            f"activate(), torch_npu included, beyond torch alone ({emulated / torch_alone - 1:.0%} of it)",
+            "activate(), torch_npu included, beyond torch alone",
             emulated - torch_alone,
             1.1 * 1.5 / 2 * torch_alone,
         ),

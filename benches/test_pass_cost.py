@@ -20,7 +20,7 @@ from npugraph_ex.observe.report import PassReport
 from npugraph_ex.passes import pipeline
 
 AT_MOST = 20
-ROUNDS = 5
+ROUNDS = 8
 aten = torch.ops.aten
 
 
