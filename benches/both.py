@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -39,6 +40,17 @@ def ask(question: str, *arguments: str, backends: tuple[str, ...] = (OURS, BUNDL
         if isinstance(answer, RuntimeError):
             raise answer
     return answers  # type: ignore[return-value]  # no errors are among them
+
+
+def ask_ahead(*questions: tuple[str, tuple[str, ...], str]) -> None:
+    """Ask several questions at once, for answers that are counts: a process beside it would lengthen times.
+
+    Args:
+        questions: question, arguments and backend, as `ask` will be asked for them later.
+    """
+    with ThreadPoolExecutor(max_workers=2) as workers:
+        for question, arguments, backend in questions:
+            workers.submit(_asked, backend, question, arguments)
 
 
 @cache

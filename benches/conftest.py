@@ -33,8 +33,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if against is not None:
         try:
             Saved.read(against)
-        except (OSError, ValueError, KeyError) as error:
-            raise pytest.UsageError(f"--tables-against takes a JSON file that --tables wrote: {error}") from error
+        except (OSError, ValueError) as error:
+            raise pytest.UsageError(f"an earlier run to compare with is a JSON file that one saved: {error}") from error
 
 
 @pytest.fixture

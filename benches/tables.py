@@ -54,9 +54,11 @@ class Saved:
 
         Raises:
             OSError: there is no such file.
-            ValueError, KeyError: it is something else.
+            ValueError: it is something else.
         """
         content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or not {"about", "tables"} <= content.keys():
+            raise ValueError(f"{path} has no tables")
         return cls(content["about"], content["tables"])
 
     def write(self, path: Path) -> None:

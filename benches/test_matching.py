@@ -22,7 +22,7 @@ from npugraph_ex.fusion.rules import DEFAULT_RULES, prepared_rules
 from npugraph_ex.observe.report import ReportBuilder
 
 AT_MOST = 1.3
-ROUNDS = 5
+ROUNDS = 3
 
 
 def duplicate(gm: fx.GraphModule) -> fx.GraphModule:
@@ -53,14 +53,14 @@ def ours(gm: fx.GraphModule) -> int:
 
 
 def fastest(function: Callable[[fx.GraphModule], Any], gm: fx.GraphModule, rounds: int = ROUNDS) -> tuple[float, Any]:
-    """The shortest of several times, and what the function answered; each round has a graph of its own."""
+    """The shortest of several processor times, and what the function answered; each round has a graph of its own."""
     times, answer = [], None
     for _ in range(rounds):
         graph = duplicate(gm)
         gc.collect()
-        start = time.perf_counter()
+        start = time.thread_time()
         answer = function(graph)
-        times.append(time.perf_counter() - start)
+        times.append(time.thread_time() - start)
     return min(times), answer
 
 
@@ -71,6 +71,8 @@ def test_costs_little_more_than_torchs_matcher(nodes: int, fusing: bool, table: 
     gm, matcher = layers(nodes, fusing=fusing), torchs_matcher()
     theirs, matches = fastest(matcher.apply, gm)
     own, fusions = fastest(ours, gm)
+    if own > AT_MOST * theirs:  # a busy machine makes times longer, never shorter
+        theirs, own = min(theirs, fastest(matcher.apply, gm)[0]), min(own, fastest(ours, gm)[0])
     figures = {"torch": theirs * 1e3, "npugraph_ex": own * 1e3, "of torch's": own / theirs}
     graph = "half of the norms fuse" if fusing else "near misses only"
     table("matching all default rules, ms", graph=graph, nodes=nodes, matches=matches, fusions=fusions, **figures)
@@ -82,8 +84,10 @@ def test_costs_little_more_than_torchs_matcher(nodes: int, fusing: bool, table: 
 def test_grows_linearly(table: Table) -> None:
     """Eight times the nodes, 16,000 in all, cost at most twelve times the time."""
     small, large = layers(2000), layers(16000)
-    few, _ = fastest(ours, small, 3)
-    many, fusions = fastest(ours, large, 3)
+    few, _ = fastest(ours, small)
+    many, fusions = fastest(ours, large, 1)
+    if many > 12 * few:
+        few, many = min(few, fastest(ours, small)[0]), min(many, fastest(ours, large)[0])
     figures = {"2,000 nodes": few * 1e3, "16,000 nodes": many * 1e3, "times": many / few}
     table("matching grows with the graph, ms", fusions=fusions, **figures)
     assert many <= 12 * few

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from npugraph_ex.commands import bench
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
+FILES = {"save": "now.json", "compare": "earlier.json", "page": "page.md"}
+
+
+def _bench_module(name: str) -> Any:
+    """A helper of the benches, which are no package."""
+    sys.path.insert(0, str(bench.benches_folder()))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.pop(0)
 
 
 def test_every_topic_is_a_file_and_in_the_help(command: Command) -> None:
@@ -31,13 +46,7 @@ def test_a_wrong_topic_is_named(command: Command) -> None:
 
 def test_tables_are_compared_row_by_row(tmp_path: Path) -> None:
     """Rows are found again by what they name, wherever they stand; a figure tells how many times the earlier one it is."""
-    import sys
-
-    sys.path.insert(0, str(bench.benches_folder()))
-    try:
-        from tables import Saved
-    finally:
-        sys.path.pop(0)
+    Saved = _bench_module("tables").Saved  # noqa: N806 - a class
     earlier = Saved({"torch": "1"}, {"cost": [{"layers": 8, "us": 10.0}, {"layers": 2, "us": 4.0}]})
     earlier.write(tmp_path / "earlier.json")
     now = Saved({"torch": "2"}, {"cost": [{"layers": 2, "us": 5.0}, {"layers": 64, "us": 7.0}]})
@@ -47,3 +56,40 @@ def test_tables_are_compared_row_by_row(tmp_path: Path) -> None:
     assert "7.00 (" not in said
     assert json.loads((tmp_path / "earlier.json").read_text(encoding="utf-8"))["about"] == {"torch": "1"}
     assert "|        2 |" in now.page()
+
+
+def test_one_run_saves_compares_and_writes_the_page(command: Command, tmp_path: Path) -> None:
+    """The command itself: its figures in JSON, each beside the earlier one, and the same table in Markdown."""
+    title = "the stream check beside making the graph, ms"
+    earlier = {"about": {"torch": "1"}, "tables": {title: [{"making": 0.5, "checking": 0.25}]}}
+    (tmp_path / "earlier.json").write_text(json.dumps(earlier), encoding="utf-8")
+    files = {f"--{name}": str(tmp_path / file) for name, file in FILES.items()}
+    done = command("bench", "streams", *(word for pair in files.items() for word in pair), "-k", "costs_little")
+    assert done.returncode == 0, done.stdout
+    row = json.loads((tmp_path / FILES["save"]).read_text(encoding="utf-8"))["tables"][title][0]
+    assert f"{row['making']:.2f} ({row['making'] / 0.5:.2f})" in done.stdout
+    assert f"{row['checking']:.2f} ({row['checking'] / 0.25:.2f})" in done.stdout
+    page = (tmp_path / FILES["page"]).read_text(encoding="utf-8")
+    assert page.startswith("torch ")
+    assert f"{row['making']:.2f} |" in page
+
+
+def test_a_file_that_is_no_table_ends_the_run_at_once(command: Command, tmp_path: Path) -> None:
+    """What `--compare` takes is said before anything is measured."""
+    (tmp_path / "other.json").write_text("[1]", encoding="utf-8")
+    done = command("bench", "streams", "--compare", str(tmp_path / "other.json"), "--collect-only")
+    assert done.returncode == 4
+    assert "an earlier run to compare with is a JSON file" in done.stderr
+
+
+def test_a_process_that_ends_without_an_answer_tells_how(tmp_path: Path) -> None:
+    """A subject that is killed, fails or prints something else: how it ended, and what it wrote last."""
+    both = _bench_module("both")
+    for code, expected in (
+        ("import os, sys; print('at 8', file=sys.stderr, flush=True); os.kill(os.getpid(), 9)", "SIGKILL.*at 8"),
+        ("raise SystemExit('no device')", "status 1.*no device"),
+        ("print('hello')", "no JSON.*hello"),
+    ):
+        with pytest.raises(RuntimeError, match=f"(?s)^bundled gave no answer.*{expected}"):
+            both.answers_of([sys.executable, "-c", code], name="bundled")
+    assert both.answers_of([sys.executable, "-c", "print('[{\"us\": 1}]')"], name="x") == [{"us": 1}]
