@@ -30,10 +30,14 @@ _Place = tuple[int, tuple[int, ...]]
 
 
 class Runner(Protocol):
-    """Something that runs a graph on inputs: the captures for one plan."""
+    """Something that runs a graph on inputs."""
 
     def run(self, inputs: list[Any]) -> list[Any]:
         """Run with ``inputs`` and hand out the results."""
+
+
+class Captures(Runner, Protocol):
+    """The captures for one plan."""
 
     def release(self) -> list[torch.npu.NPUGraph]:
         """Give up the captures and their memory; what is returned keeps the memory pool alive."""
@@ -53,11 +57,11 @@ class StableInputs:
         reason: why the key is captured at all.
     """
 
-    def __init__(self, plan: InputPlan, make: Callable[[InputPlan, str], Runner], reason: str) -> None:
+    def __init__(self, plan: InputPlan, make: Callable[[InputPlan, str], Captures], reason: str) -> None:
         self._plan = plan
         self._make = make
-        self._copying: Runner | None = make(plan, reason)
-        self._reading: Runner | None = None
+        self._copying: Captures | None = make(plan, reason)
+        self._reading: Captures | None = None
         self._read: tuple[int, ...] = ()
         self._expected: Layouts | None = None
         # Graphs without their memory: a pool is gone with its last graph, so they stay until another has joined it.
