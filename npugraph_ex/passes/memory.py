@@ -98,7 +98,11 @@ class MemoryMap:
         if schema is not None and all(result.alias_info is None for result in schema.returns):
             return True
         place = self.region(node)
-        return place is not None and (place.start, place.stop) == (0, self._facts.storage_bytes(place.root))
+        if place is None or place.start:
+            return False
+        size = self._facts.storage_bytes(place.root)
+        # Only numbers are compared: to ask whether a symbol is this number would put a guard on it.
+        return type(size) is int and place.stop == size
 
     def leaves(self, place: Region) -> bool:
         """Whether an output of the graph lies in bytes of ``place``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -52,9 +53,12 @@ class Input:
         return dtype
 
     def values(self, sizes: Mapping[str, int], call: int) -> torch.Tensor:
-        """The values of one call, contiguous on the CPU."""
+        """The values of one call, contiguous on the CPU; do not write them, another way of running asks for them again."""
+        return _values(self, tuple(size_of(dim, sizes) for dim in self.shape), call)
+
+    def drawn(self, shape: tuple[int, ...], call: int) -> torch.Tensor:
+        """As ``values``, anew."""
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + call * 7919) % 2**63)
-        shape = [size_of(dim, sizes) for dim in self.shape]
         dtype = self.torch_dtype
         if dtype.is_floating_point:
             return (torch.randn(shape, generator=generator, dtype=torch.float32) * self.scale).to(dtype)
@@ -65,10 +69,15 @@ class Input:
         return torch.randint(low, high + 1, shape, generator=generator, dtype=torch.int64).to(dtype)
 
 
+@lru_cache(maxsize=64)  # the inputs of a program or two: each way of running asks for the same values
+def _values(spec: Input, shape: tuple[int, ...], call: int) -> torch.Tensor:
+    return spec.drawn(shape, call)
+
+
 def _laid_out(values: torch.Tensor, layout: Layout, device: str) -> torch.Tensor:
-    """``values`` on ``device`` in ``layout``; a layout that the rank does not have is contiguous."""
+    """A copy of ``values`` on ``device`` in ``layout``; a layout that the rank does not have is contiguous."""
     if layout == "transposed" and values.dim() >= 2:
-        return values.transpose(-1, -2).contiguous().to(device).transpose(-1, -2)
+        return values.transpose(-1, -2).contiguous().to(device, copy=True).transpose(-1, -2)
     if layout == "strided" and values.dim() >= 1:
         wide = torch.zeros((*values.shape[:-1], values.shape[-1] * 2), dtype=values.dtype)
         wide[..., ::2] = values
@@ -76,7 +85,7 @@ def _laid_out(values: torch.Tensor, layout: Layout, device: str) -> torch.Tensor
     if layout == "offset":
         flat = torch.cat([values.new_zeros(1), values.flatten()])
         return flat.to(device)[1:].view(values.shape)
-    return values.to(device)
+    return values.to(device, copy=True)
 
 
 def make_inputs(

@@ -67,8 +67,12 @@ def _values(arguments: Iterable[Any]) -> list[Value]:
 
 @dataclass
 class Recorder:
-    """Records calls as they are, in-place operators included."""
+    """Records calls as they are, in-place operators included.
 
+    ``run`` computes what an operator returns for fake tensors; by default the fake mode that is in force.
+    """
+
+    run: Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], Any] = lambda func, args, kwargs: func(*args, **kwargs)
     graph: fx.Graph = field(default_factory=fx.Graph)
     inputs: list[Value] = field(default_factory=list)
 
@@ -99,10 +103,11 @@ class Recorder:
 
     def emit(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> fx.Node:
         """A node that calls ``func``, with the fake tensors that it computes."""
-        name = func.overloadpacket.__name__ if isinstance(func, OpOverload) else None  # as AOT names it
+        operates = isinstance(func, OpOverload)
+        name = func.overloadpacket.__name__ if operates else None  # as AOT names it
         node = self.graph.create_node("call_function", func, args, kwargs or {}, name=name)
         fake_args, fake_kwargs = fx.map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
-        node.meta["val"] = func(*fake_args, **fake_kwargs)
+        node.meta["val"] = self.run(func, fake_args, fake_kwargs) if operates else func(*fake_args)
         return node
 
     def _nodes(self, value: Any) -> Any:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import fx
 from torch._dynamo.source import ConstantSource
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
@@ -34,12 +36,27 @@ def trace(
         dynamic: make sizes that are symbols in the specification symbolic in the graph; all others stay numbers.
         functional: replace in-place operators by functional ones and copies into the inputs at the end, as AOT does.
     """
-    ground = _ground(sizes if dynamic else None)
-    fakes = _fakes(ground, inputs, sizes, dynamic=dynamic)
+    if not dynamic:
+        return _traced(_without_symbols(), function, inputs, sizes, functional=functional)
+    shared = _ground(_hints(sizes))
+    graph = _traced(shared, function, inputs, sizes, functional=functional)
+    # What was learnt from hints that are not the program's sizes need not hold for it.
+    return graph if shared.is_innocent() else _traced(_ground(sizes), function, inputs, sizes, functional=functional)
+
+
+def _traced(
+    ground: _Ground,
+    function: Callable[..., Any],
+    inputs: Sequence[Input],
+    sizes: Mapping[str, int],
+    *,
+    functional: bool,
+) -> fx.GraphModule:
+    fakes = _fakes(ground, inputs, sizes)
     ground.begun()
     with _torch_private.fake_execution(ground.mode):
         try:
-            graph = (Functionalizer() if functional else Recorder()).record(function, fakes)
+            graph = (Functionalizer if functional else Recorder)(ground.run).record(function, fakes)
         except UnknownViewError:
             return make_fx(torch.func.functionalize(function))(*fakes)
     graph.eliminate_dead_code(is_impure_node=has_effect)
@@ -47,17 +64,21 @@ def trace(
 
 
 class _Ground:
-    """A fake mode with the symbols of one set of sizes, for every program that has them.
+    """A fake mode with symbols, for every program that has these.
 
-    What operators return is remembered by the mode, or by its environment of symbols, which makes tracing several times
-    faster for the next program. An environment that has learnt more of its symbols than that they are sizes is not used
-    again: what holds for one program need not hold for another.
+    What operators return is remembered by the environment of the symbols, which makes tracing several times faster for the
+    next program. An environment that has learnt more of its symbols than that they are sizes is not used again: what holds
+    for one program need not hold for another.
+
+    Args:
+        hints: what each symbol is while tracing; None where sizes are numbers.
     """
 
-    def __init__(self, *, dynamic: bool) -> None:
-        self.environment = ShapeEnv() if dynamic else None
+    def __init__(self, hints: Mapping[str, int] | None) -> None:
+        self.environment = None if hints is None else ShapeEnv()
         self.mode = FakeTensorMode(shape_env=self.environment)
         self.symbols: dict[str, Any] = {}
+        self._hints = hints or {}
         self._known: object = None
 
     def begun(self) -> None:
@@ -68,13 +89,19 @@ class _Ground:
         """Whether nothing was learnt."""
         return self._known == self._knowledge()
 
+    def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What an operator returns for fake tensors."""
+        if self.environment is None:
+            return _torch_private.run_meta_kernel(self.mode, func, args, kwargs)
+        return func(*args, **kwargs)
+
     def size(self, dim: int | str, sizes: Mapping[str, int]) -> Any:
-        """A number, or the symbol that stands for every size of this name; the hint is its value while tracing."""
-        if isinstance(dim, int):
-            return dim
+        """A number, or the symbol that stands for every size of this name."""
+        environment = self.environment
+        if isinstance(dim, int) or environment is None:
+            return size_of(dim, sizes)
         if dim not in self.symbols:
-            environment, source, hint = self.environment, ConstantSource(f"size_{dim}"), size_of(dim, sizes)
-            assert environment is not None  # noqa: S101 - sizes are symbols only where there is one
+            source, hint = ConstantSource(f"size_{dim}"), size_of(dim, self._hints)
             symbol = environment.create_symbol(hint, source=source, dynamic_dim=DimDynamic.DYNAMIC)
             self.symbols[dim] = environment.create_symintnode(symbol, hint=hint, source=source)
         return self.symbols[dim]
@@ -91,33 +118,55 @@ class _Ground:
         )
 
 
-_grounds: dict[tuple[tuple[str, int], ...] | None, _Ground] = {}
+_grounds: dict[tuple[tuple[str, int], ...], _Ground] = {}
 _MOST_GROUNDS = 64
+_HINTS = (3, 5, 7, 11)
 
 
-def _ground(sizes: Mapping[str, int] | None) -> _Ground:
-    """The ground for programs of these sizes; for those without symbols when None."""
-    key = None if sizes is None else tuple(sorted(sizes.items()))
+def _hints(sizes: Mapping[str, int]) -> Mapping[str, int]:
+    """Hints that all programs with as many symbols share; ``sizes`` themselves where 0 or 1 says more than a hint."""
+    if len(sizes) > len(_HINTS) or any(size in (0, 1) for size in sizes.values()):
+        return sizes
+    return dict(zip(sorted(sizes), _HINTS, strict=False))
+
+
+@cache
+def _without_symbols() -> _Ground:
+    """The ground of every program whose sizes are numbers."""
+    return _Ground(None)
+
+
+def _ground(hints: Mapping[str, int]) -> _Ground:
+    """The ground of programs whose symbols have these hints."""
+    key = tuple(sorted(hints.items()))
     found = _grounds.get(key)
     if found is None or not found.is_innocent():
         if len(_grounds) >= _MOST_GROUNDS:
             _grounds.clear()
-        found = _grounds[key] = _Ground(dynamic=sizes is not None)
+        found = _grounds[key] = _Ground(hints)
     return found
 
 
-def _fakes(ground: _Ground, inputs: Sequence[Input], sizes: Mapping[str, int], *, dynamic: bool) -> list[torch.Tensor]:
+def _fakes(ground: _Ground, inputs: Sequence[Input], sizes: Mapping[str, int]) -> list[torch.Tensor]:
     """Fake tensors as ``make_inputs`` makes real ones: the same layouts and aliases."""
     device = torch.device("npu", torch.accelerator.current_device_index())
-    made: list[torch.Tensor] = []
+    if ground.environment is None:
+        made = _empty(ground, inputs, sizes, torch.device("meta"))
+        return [_torch_private.fake_of_meta(ground.mode, tensor, device) for tensor in made]
     with ground.mode:
-        for spec in inputs:
-            if spec.alias_of is not None:
-                base = made[spec.alias_of]
-                made.append(base.as_strided(base.shape, base.stride(), base.storage_offset()))
-                continue
-            shape = [ground.size(dim, sizes) if dynamic else size_of(dim, sizes) for dim in spec.shape]
-            made.append(_laid_out(spec, shape, device))
+        return _empty(ground, inputs, sizes, device)
+
+
+def _empty(
+    ground: _Ground, inputs: Sequence[Input], sizes: Mapping[str, int], device: torch.device
+) -> list[torch.Tensor]:
+    made: list[torch.Tensor] = []
+    for spec in inputs:
+        if spec.alias_of is not None:
+            base = made[spec.alias_of]
+            made.append(base.as_strided(base.shape, base.stride(), base.storage_offset()))
+            continue
+        made.append(_laid_out(spec, [ground.size(dim, sizes) for dim in spec.shape], device))
     return made
 
 

@@ -12,6 +12,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from npugraph_ex import _torch_private, compile_fx, last_report
 from npugraph_ex.passes.inplace import inplace_overload
+from npugraph_ex.passes.metadata import fake_mode_of
+from npugraph_ex.testing.fx_level import optimise
+from npugraph_ex.testing.strategies import exact_programs, sample
+from npugraph_ex.testing.tracing import trace
 
 aten = torch.ops.aten
 
@@ -482,3 +486,14 @@ def outcomes(function: Callable[..., Any], *inputs: torch.Tensor) -> list[str]:
 def test_no_pass_has_to_be_rolled_back(name: str, function: Callable[..., Any], shape: tuple[int, ...]) -> None:
     """Programs that a pass once broke, and the verifier had to mend."""
     assert "rolled back" not in outcomes(function, random(*shape), random(*shape)), name
+
+
+def test_nothing_is_assumed_of_symbolic_sizes() -> None:
+    """Whether an operator owns the memory it writes is not asked by comparing a size with a number: that would be a guard."""
+    for seed in (15, 37):
+        program = sample(exact_programs(dynamic=True), seed)
+        graph = trace(program.function(), program.inputs, program.sizes[0], dynamic=True, functional=program.functional)
+        environment = fake_mode_of(graph.graph).shape_env
+        before = list(environment.guards)
+        optimise(graph, {})
+        assert [guard.expr for guard in environment.guards] == [guard.expr for guard in before]

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
+from torch import fx
+from torch.utils import _pytree as pytree
 
-from npugraph_ex import testing
+from npugraph_ex import _torch_private, testing
 from npugraph_ex.fusion.rules import RULE_NAMES
 from npugraph_ex.testing import Case, Input, Program, make_inputs
 from npugraph_ex.testing.client_operators import client_operators
@@ -17,7 +19,7 @@ from npugraph_ex.testing.inputs import Dim, size_of
 from npugraph_ex.testing.near_misses import NEAR_MISSES, applicable
 from npugraph_ex.testing.patterns import respelled
 from npugraph_ex.testing.program import Ref, Step
-from npugraph_ex.testing.strategies import exact_programs, planted_programs, sample
+from npugraph_ex.testing.strategies import Maker, exact_programs, planted_programs, sample
 from npugraph_ex.testing.templates import fill
 from npugraph_ex.testing.tracing import trace
 
@@ -100,6 +102,38 @@ def test_functionalised_programs_compute_the_same() -> None:
         outputs = zip(program.function()(*wanted), graph(*found), strict=True)
         assert all(torch.equal(a, b) for a, b in (*outputs, *zip(wanted, found, strict=True))), program
     assert written > 20
+
+
+def _metas(graph: fx.Graph) -> list[object]:
+    """What the graph's fake tensors are, node by node, and where they lie in the memory of an earlier one.
+
+    Where a value starts in memory of its own is left out: of ``aten.copy`` the fake mode itself says now this, now that.
+    """
+    first: dict[int, tuple[str, int]] = {}
+    found: list[object] = []
+    for node in graph.nodes:
+        for leaf in pytree.tree_leaves(node.meta.get("val")):
+            if isinstance(leaf, torch.Tensor):
+                here = (node.name, leaf.storage_offset())
+                owner, start = first.setdefault(_torch_private.storage_key(leaf), here)
+                place = (owner, leaf.storage_offset() - start)
+                found.append((node.name, leaf.shape, leaf.dtype, leaf.device, leaf.stride(), place))
+    return found
+
+
+@pytest.mark.parametrize("maker", [exact_programs(dynamic=False), planted_programs(pattern=RULE, dynamic=False)])
+def test_meta_kernels_say_what_the_fake_mode_says(maker: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shapes, dtypes, devices, strides, offsets and shared memory of every value are those of torch's own propagation."""
+
+    def traced(program: Program) -> list[object]:
+        function, sizes = program.function(), program.sizes[0]
+        graph = trace(function, program.inputs, sizes, dynamic=False, functional=program.functional)
+        return _metas(graph.graph)
+
+    programs = [sample(maker, seed) for seed in range(40)]
+    found = [traced(program) for program in programs]
+    monkeypatch.setattr(_torch_private, "run_meta_kernel", lambda _, operator, args, kwargs: operator(*args, **kwargs))
+    assert found == [traced(program) for program in programs]
 
 
 def test_most_fusions_are_counted_exactly(planted: list[Program]) -> None:
@@ -212,7 +246,7 @@ def test_symbols_stay_symbols_in_every_layout(layout: Any) -> None:
     value = node.meta["val"]
     assert isinstance(value.shape[0], torch.SymInt)
     assert not value.fake_mode.shape_env.replacements
-    (real,) = make_inputs([spec], sizes=sizes, device="cpu")
+    (real,) = make_inputs([spec], sizes={"s0": int(value.shape[0])}, device="cpu")
     assert [int(stride) for stride in value.stride()] == list(real.stride())
 
 
