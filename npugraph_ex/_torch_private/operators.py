@@ -1,0 +1,49 @@
+"""Operators: their schemas, their names, whether a device has them, and the wrappers in which AOT hides those that mutate."""
+
+# ruff: noqa: SLF001 - reaching behind underscores is this module's whole purpose
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+import torch
+from torch._ops import OpOverload
+
+
+def schema(overload: OpOverload) -> torch.FunctionSchema:
+    """The schema of an operator: the only place where torch states defaults, aliasing and writes."""
+    return overload._schema
+
+
+def scoped_library(namespace: str) -> AbstractContextManager[torch.library.Library]:
+    """A library that defines operators until the block ends, when they are gone."""
+    return torch.library._scoped_library(namespace, "DEF")
+
+
+def auto_functionalized_operators() -> tuple[object, ...]:
+    """The two wrappers behind which AOT hides a custom operator that mutates: themselves they write nothing."""
+    from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
+
+    return (auto_functionalized, auto_functionalized_v2)
+
+
+def has_device_kernel(operator: torch._ops.OpOverload) -> bool:
+    """Whether the NPU's dispatch key has a kernel of its own for an operator, rather than a fallback to the CPU.
+
+    The dispatcher is asked, not the device; torch has no public question for it.
+    """
+    return torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "PrivateUse1")
+
+
+def call_unwrapped(wrapper: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    """Do what an ``auto_functionalized`` wrapper stands for: copy what is mutated, call the operator, return the copies."""
+    from torch._higher_order_ops import auto_functionalize as module
+
+    if wrapper is module.auto_functionalized_v2:
+        return module.auto_functionalized_v2_dense(*args, **kwargs)  # type: ignore[arg-type]
+    return module.auto_functionalized_dense(*args, **kwargs)  # type: ignore[arg-type]
+
+
+def operator_name(overload: OpOverload) -> tuple[str, str, str]:
+    """Namespace, name and overload, as in ``torch.ops.aten.add.Tensor``."""
+    return overload.namespace, overload._opname, overload._overloadname

@@ -1,0 +1,56 @@
+"""Symbolic sizes: their symbols, their guards, and the functions that an expression of them may call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    FakeTensorMode,
+)
+
+
+def input_guards(inputs: Sequence[object], mode: FakeTensorMode | None) -> str:
+    """What the sizes of a graph's inputs must fulfil, as an expression over ``L['t0']``, ``L['t1']`` and so on."""
+    environment = mode.shape_env if mode is not None else None
+    if environment is None:
+        return ""
+    checked = [value for value in inputs if isinstance(value, (torch.Tensor, torch.SymInt))]
+    return environment.produce_guards_expression(checked, ignore_static=True) or ""  # type: ignore[arg-type]
+
+
+def guard_names() -> dict[str, object]:
+    """The functions that an expression of ``input_guards`` may call."""
+    from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
+
+    return dict(SYMPY_INTERP)
+
+
+def new_symbols(hints: Mapping[str, int]) -> tuple[FakeTensorMode, dict[str, Any]]:
+    """A fake mode of its own, and in it one free symbol (of sympy) for each name, with its value in the example inputs."""
+    from torch._dynamo.source import ConstantSource
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+    environment = ShapeEnv()
+    symbols = {
+        name: environment.create_symbol(
+            hint, ConstantSource(name), dynamic_dim=DimDynamic.DYNAMIC, do_not_specialize_zero_one=True
+        )
+        for name, hint in hints.items()
+    }
+    return FakeTensorMode(shape_env=environment), symbols
+
+
+def symbolic_size(mode: FakeTensorMode, expression: Any, hint: int) -> int | torch.SymInt:
+    """A size that is an expression (of sympy) over symbols of ``mode``."""
+    environment: Any = mode.shape_env
+    size: int | torch.SymInt = environment.create_symintnode(expression, hint=hint)
+    return size
+
+
+def size_functions() -> dict[str, Any]:
+    """The functions that the spelling of a symbolic size may call, such as ``CeilDiv``."""
+    from torch.utils._sympy import functions
+
+    return {name: getattr(functions, name) for name in functions.__all__}

@@ -1,0 +1,52 @@
+"""Tensors: which storage is theirs, who owns it, and what functionalization holds as their value."""
+
+# ruff: noqa: SLF001 - reaching behind underscores is this module's whole purpose
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """A number that two tensors share exactly when they share a storage; works on fake tensors.
+
+    ``data_ptr`` is not available on fake tensors, and storages themselves are not hashable by identity.
+    """
+    return int(tensor.untyped_storage()._cdata)
+
+
+def storage_handle(storage: torch.UntypedStorage) -> int:
+    """What `owners_of_storage` calls a storage; valid as long as the storage object lives."""
+    return int(storage._cdata)
+
+
+owners_of_storage: Callable[[int], int] = torch._C._storage_Use_Count
+"""How many owners a storage has, Python objects and tensors alike.
+
+The only way to learn whether a caller still holds any view of a result; reference counts of Python objects do not see
+views. It is asked at every call, so it is torch's own function without a wrapper.
+"""
+
+
+def functional_value(tensor: torch.Tensor) -> torch.Tensor | None:
+    """What AOT's functionalization holds as the present value of a tensor that is no view; None for any other tensor."""
+    from torch._subclasses.functional_tensor import FunctionalTensor
+
+    if not isinstance(tensor, FunctionalTensor) or not torch._is_functional_tensor_base(tensor.elem):
+        return None
+    tensor.sync()
+    return torch._from_functional_tensor(tensor.elem)
+
+
+def replace_functional_value(tensor: torch.Tensor, compute: Callable[[], torch.Tensor]) -> None:
+    """Give a tensor of which `functional_value` knows a value another one."""
+    from torch._subclasses.functional_tensor import FunctionalTensor, disable_functional_mode
+
+    assert isinstance(tensor, FunctionalTensor)  # noqa: S101 - for the type checker
+    with disable_functional_mode():
+        value = compute()
+    tensor.replace_(value)
+    tensor.commit_update()
+    tensor.sync()
