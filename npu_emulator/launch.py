@@ -237,8 +237,8 @@ class Launcher:
         wrong = first_outside(self.runtime, touched)
         if wrong is not None:
             raise RuntimeError(
-                f"{name} on stream {self.runtime.stream_id(stream)} cannot run: {wrong} "
-                f"(ACL error {INVALID_ADDRESS}). Python line: {python_line()}"
+                f"{name} on stream {self.runtime.stream_id(stream)} cannot run: {wrong} (ACL error {INVALID_ADDRESS}); "
+                f"keep memory allocated until the work on it has run. Python line: {python_line()}"
             )
 
     def _record_operators(self, folder: bytes | None) -> None:

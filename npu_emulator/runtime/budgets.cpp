@@ -22,7 +22,7 @@ aclError no_stream_left(const char* wanted) {
     return fail(ACL_ERROR_RT_NO_STREAM_RESOURCE,
                 std::string(wanted) + ": all " + std::to_string(s.stream_budget) + " streams of the device are in use, " +
                     std::to_string(used - s.streams.size()) + " of them by " + std::to_string(s.graphs.size()) +
-                    " captured graphs; destroy graphs, capture fewer sizes, or use fewer side streams in each (NPU_EMULATOR_STREAMS)");
+                    " captured graphs", "destroy graphs, capture fewer sizes, or use fewer side streams in each (NPU_EMULATOR_STREAMS)");
 }
 
 // Remembers what a graph costs, at the end of its capture.

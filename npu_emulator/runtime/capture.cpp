@@ -58,7 +58,7 @@ bool captures_on(Lock&, int32_t device) {
 
 aclError refuse_in_capture(const char* operation) {
     return fail(ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT,
-                std::string(operation) + " is not permitted while a stream is being captured; move it out of the captured region");
+                std::string(operation) + " is not permitted while a stream is being captured", "move it out of the captured region");
 }
 
 aclError append(Stream* stream, Task task, Lock&) {
@@ -91,8 +91,8 @@ EMU_API aclError aclmdlRICaptureBegin(aclrtStream handle, aclmdlRICaptureMode mo
     Lock lock(s.mutex);
     Stream* stream = resolve(handle);
     if (handle == nullptr || stream == s.default_stream[stream->device])
-        return fail(ACL_ERROR_RT_STREAM_CAPTURE_IMPLICIT, "the default stream cannot be captured; capture on a stream of your own");
-    if (stream->capture) return fail(ACL_ERROR_RT_STREAM_CAPTURED, "this stream is being captured already; end that capture first, or begin this one on another stream");
+        return fail(ACL_ERROR_RT_STREAM_CAPTURE_IMPLICIT, "the default stream cannot be captured", "capture on a stream of your own");
+    if (stream->capture) return fail(ACL_ERROR_RT_STREAM_CAPTURED, "this stream is being captured already", "end that capture first, or begin this one on another stream");
     if (const aclError none = no_stream_left("aclmdlRICaptureBegin")) return none;
     auto graph = std::make_shared<Graph>();
     graph->id = ++s.next_graph;
@@ -112,10 +112,10 @@ EMU_API aclError aclmdlRICaptureEnd(aclrtStream handle, aclmdlRI* model) {
     Lock lock(s.mutex);
     Stream* stream = resolve(handle);
     *model = nullptr;
-    if (!stream->capture) return fail(ACL_ERROR_RT_STREAM_NOT_CAPTURED, "this stream is not being captured; begin a capture on it first");
+    if (!stream->capture) return fail(ACL_ERROR_RT_STREAM_NOT_CAPTURED, "this stream is not being captured", "begin a capture on it first");
     const GraphRef graph = stream->capture;
     if (graph->streams[graph->origin] != stream)
-        return fail(ACL_ERROR_RT_STREAM_CAPTURE_UNMATCHED, "the capture did not begin on this stream; end it on the stream that began it");
+        return fail(ACL_ERROR_RT_STREAM_CAPTURE_UNMATCHED, "the capture did not begin on this stream", "end it on the stream that began it");
     if (graph->generators != 0) {
         // How far each generator got is known to torch_npu, and only while it captures.
         lock.unlock();  // Python may need another thread's GIL
@@ -124,12 +124,12 @@ EMU_API aclError aclmdlRICaptureEnd(aclrtStream handle, aclmdlRI* model) {
     }
     leave_capture(*graph);
     if (graph->status != ACL_MODEL_RI_CAPTURE_STATUS_ACTIVE)
-        return fail(ACL_ERROR_RT_MODEL_CAPTURED, "an earlier error invalidated this capture; mend that one and capture again");
+        return fail(ACL_ERROR_RT_MODEL_CAPTURED, "an earlier error invalidated this capture", "mend that one and capture again");
     graph->status = ACL_MODEL_RI_CAPTURE_STATUS_NONE;
     for (uint32_t lane = 0; lane < graph->lanes.size(); ++lane) {
         if (lane == graph->origin || joined(*graph, lane)) continue;
         return fail(ACL_ERROR_RT_STREAM_UNJOINED,
-                    "stream " + std::to_string(graph->streams[lane]->id) + " was drawn into the capture and never joined: "
+                    "stream " + std::to_string(graph->streams[lane]->id) + " was drawn into the capture and never joined",
                     "before the capture ends, record an event on it and let the capturing stream wait for that event");
     }
     *model = graph.get();
@@ -155,7 +155,7 @@ EMU_API aclError aclmdlRIExecuteAsync(aclmdlRI model, aclrtStream handle) {
     State& s = state();
     Lock lock(s.mutex);
     const auto found = s.graphs.find(model);
-    if (found == s.graphs.end()) return fail(ACL_ERROR_RT_PARAM_INVALID, "this graph does not exist, or was destroyed");
+    if (found == s.graphs.end()) return fail(ACL_ERROR_RT_PARAM_INVALID, "this graph does not exist, or was destroyed", "capture it anew, and keep it for as long as it is replayed");
     Stream* stream = resolve(handle);
     Task task;
     task.kind = Kind::Replay;
@@ -191,7 +191,7 @@ EMU_API aclError aclmdlRIDebugJsonPrint(aclmdlRI model, const char* path, uint32
     Lock lock(s.mutex);
     const auto& graph = *static_cast<Graph*>(model);
     FILE* file = fopen(path, "w");
-    if (file == nullptr) return fail(ACL_ERROR_RT_FILE_OPEN, std::string("cannot write ") + path);
+    if (file == nullptr) return fail(ACL_ERROR_RT_FILE_OPEN, std::string("cannot write ") + path, "give a path in a folder that exists and may be written to");
     fprintf(file, "[");
     for (size_t index = 0; index < graph.tasks.size(); ++index) {
         const Task& task = graph.tasks[index];

@@ -31,8 +31,8 @@ uint32_t default_cores(int type) { return type == ACL_RT_DEV_RES_VECTOR_CORE ? v
 
 int32_t current_device() { return device_index; }
 
-aclError fail(aclError code, const std::string& message) {
-    recent_error = message.empty() ? std::string() : "[emulated NPU] " + message;
+aclError fail(aclError code, const std::string& cause, const std::string& advice) {
+    recent_error = "[emulated NPU] " + cause + "; " + advice;
     last_error = code;
     return code;
 }
@@ -77,7 +77,7 @@ EMU_API aclError aclrtGetDevice(int32_t* device) {
 EMU_API aclError aclrtSetDevice(int32_t device) {
     if (device < 0 || static_cast<uint32_t>(device) >= device_count)
         return fail(ACL_ERROR_RT_INVALID_DEVICEID, "device " + std::to_string(device) + " does not exist: there are " +
-                                                       std::to_string(device_count) + " emulated devices (NPU_EMULATOR_DEVICES)");
+                                                       std::to_string(device_count) + " emulated devices", "choose a smaller index, or raise NPU_EMULATOR_DEVICES");
     device_index = device;
     device_chosen = true;
     return ACL_SUCCESS;
@@ -90,7 +90,7 @@ EMU_API aclError aclrtGetCurrentContext(aclrtContext* context) {
 EMU_API aclError aclrtSetCurrentContext(aclrtContext context) {
     const auto* address = static_cast<char*>(context);
     if (address < contexts || address >= contexts + device_count)
-        return fail(ACL_ERROR_RT_CONTEXT_NULL, "aclrtSetCurrentContext: this is no context of an emulated device");
+        return fail(ACL_ERROR_RT_CONTEXT_NULL, "aclrtSetCurrentContext: this is no context of an emulated device", "pass one that aclrtGetCurrentContext gave");
     device_index = static_cast<int32_t>(address - contexts);
     device_chosen = true;  // a context belongs to a device: taking it is choosing
     return ACL_SUCCESS;
@@ -124,8 +124,13 @@ EMU_API aclError aclGetDeviceCapability(uint32_t, aclDeviceInfo info, int64_t* v
         case ACL_DEVICE_INFO_L2_SIZE: *value = static_cast<int64_t>(l2_bytes); return ACL_SUCCESS;
         default:
             return fail(ACL_ERROR_RT_PARAM_INVALID, "aclGetDeviceCapability: the emulated device knows its cores and its L2 size, not " +
-                                                        std::to_string(info));
+                                                        std::to_string(info), "ask for one of these");
     }
+}
+
+static aclError limit_out_of_range(aclrtDevResLimitType type, uint32_t value) {
+    return fail(ACL_ERROR_RT_PARAM_INVALID, "a core limit must lie in 1.." + std::to_string(default_cores(type)) + ", got " + std::to_string(value),
+                "choose one in that range, or give the device more cores (NPU_EMULATOR_CUBE_CORES, NPU_EMULATOR_VECTOR_CORES)");
 }
 
 EMU_API aclError aclrtGetDeviceResLimit(int32_t device, aclrtDevResLimitType type, uint32_t* value) {
@@ -135,7 +140,7 @@ EMU_API aclError aclrtGetDeviceResLimit(int32_t device, aclrtDevResLimitType typ
 }
 EMU_API aclError aclrtSetDeviceResLimit(int32_t device, aclrtDevResLimitType type, uint32_t value) {
     if (value == 0 || value > default_cores(type))
-        return fail(ACL_ERROR_RT_PARAM_INVALID, "a core limit must lie in 1.." + std::to_string(default_cores(type)));
+        return limit_out_of_range(type, value);
     device_limits[{device, type}] = value;
     return ACL_SUCCESS;
 }
@@ -154,7 +159,7 @@ EMU_API aclError aclrtGetStreamResLimit(aclrtStream handle, aclrtDevResLimitType
 }
 EMU_API aclError aclrtSetStreamResLimit(aclrtStream handle, aclrtDevResLimitType type, uint32_t value) {
     if (value == 0 || value > default_cores(type))
-        return fail(ACL_ERROR_RT_PARAM_INVALID, "a core limit must lie in 1.." + std::to_string(default_cores(type)));
+        return limit_out_of_range(type, value);
     Lock lock(state().mutex);
     resolve(handle)->limits[type] = value;
     return ACL_SUCCESS;
@@ -242,5 +247,5 @@ EMU_API aclError aclmdlSetDump(const char*) { return ACL_SUCCESS; }
 // For the generated stubs of functions that torch_npu links against and the emulator does not have.
 EMU_API aclError emu_missing(const char* name) {
     fprintf(stderr, "npu_emulator: torch_npu called %s, which the emulated runtime does not have\n", name);
-    return fail(ACL_ERROR_RT_FEATURE_NOT_SUPPORT, std::string(name) + " is not part of the emulated runtime");
+    return fail(ACL_ERROR_RT_FEATURE_NOT_SUPPORT, std::string(name) + " is not part of the emulated runtime", "do without it, or ask for it with the program that needs it");
 }

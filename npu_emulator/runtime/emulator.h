@@ -15,6 +15,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -106,7 +107,7 @@ struct Run {
 struct Stream {
     int32_t id = 0;
     int32_t device = 0;
-    uint32_t priority = 0;
+    uint32_t priority = 0;  // the smaller, the more urgent
     std::deque<std::pair<uint64_t, Task>> queue;  // (launch number, task)
     bool replaying = false;                       // the head is a Replay whose Run has started
     GraphRef capture;
@@ -226,7 +227,8 @@ aclError append(Stream* stream, Task task, Lock& lock);
 int32_t device_of(const void* pointer);
 bool is_pinned_host(const void* pointer);
 bool is_outside_allocations(const void* pointer, size_t bytes);
-// The message of 507011, with `what` its subject and verb: "aclrtMemcpy reads".
+// The cause of 507011, with `what` its subject and verb: "aclrtMemcpy reads".
+constexpr const char* kKeepAllocated = "keep memory allocated until the work on it, replays included, has run, and check its size";
 std::string outside_allocations(const char* what, const void* pointer, size_t bytes);
 
 // bytes never written (shadow.cpp)
@@ -234,7 +236,8 @@ void clear_unwritten(const void* pointer, size_t bytes);
 
 // device and errors (device.cpp)
 int32_t current_device();
-aclError fail(aclError code, const std::string& message);
+// Notes for the thread why a call failed and what the program's author can do about it; returns the code.
+aclError fail(aclError code, const std::string& cause, const std::string& advice);
 double now_milliseconds();
 
 // Python (python_api.cpp)

@@ -104,7 +104,7 @@ aclError release(void* pointer) {
         give_back(arena, offset, length);
         return ACL_SUCCESS;
     }
-    return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtFree: this address was not allocated on an emulated device, or was freed already");
+    return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtFree: this address was not allocated on an emulated device, or was freed already", "free what aclrtMalloc gave, once");
 }
 
 }  // namespace
@@ -135,8 +135,7 @@ bool is_outside_allocations(const void* pointer, size_t bytes) {
 std::string outside_allocations(const char* what, const void* pointer, size_t bytes) {
     char text[224];
     snprintf(text, sizeof text,
-             "%s %zu bytes at %p, which no live allocation holds (freed, or past an end); "
-             "keep the memory allocated until the copy or fill has run, and check its size",
+             "%s %zu bytes at %p, which no live allocation holds (freed, or past an end)",
              what, bytes, pointer);
     return text;
 }
@@ -179,7 +178,7 @@ EMU_API aclError aclrtMalloc(void** pointer, size_t size, aclrtMemMallocPolicy) 
     *pointer = allocate(current_device(), size);
     if (*pointer == nullptr)
         return fail(ACL_ERROR_RT_MEMORY_ALLOCATION,
-                    "out of emulated device memory: " + std::to_string(size) + " bytes wanted; raise NPU_EMULATOR_MEMORY_GB");
+                    "out of emulated device memory: " + std::to_string(size) + " bytes wanted", "free tensors and graphs, or raise NPU_EMULATOR_MEMORY_GB");
     charge_capture(round_up(size));
     return ACL_SUCCESS;
 }
@@ -196,7 +195,7 @@ EMU_API aclError aclrtFree(void* pointer) {
 }
 EMU_API aclError aclrtMallocHost(void** pointer, size_t size) {
     *pointer = aligned_alloc(64, (size + 63) / 64 * 64 + 64);
-    if (*pointer == nullptr) return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "out of host memory");
+    if (*pointer == nullptr) return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "out of host memory", "free pinned tensors, or pin fewer");
     std::lock_guard<std::mutex> guard(arena_mutex);
     pinned[static_cast<char*>(*pointer)] = size;
     return ACL_SUCCESS;
@@ -256,7 +255,7 @@ aclError blocking(const char* name) {
 // A synchronous copy finds a bad address at once, by the code with which an asynchronous one would surface later.
 aclError somebodys(const char* what, const void* pointer, size_t bytes) {
     if (!is_outside_allocations(pointer, bytes)) return ACL_SUCCESS;
-    return fail(ACL_ERROR_RT_MODEL_EXECUTE, outside_allocations(what, pointer, bytes));
+    return fail(ACL_ERROR_RT_MODEL_EXECUTE, outside_allocations(what, pointer, bytes), kKeepAllocated);
 }
 
 }  // namespace

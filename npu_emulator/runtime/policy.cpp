@@ -2,7 +2,8 @@
 // clock, no addresses), so the same program under the same schedule runs in the same order.
 //
 // fifo     all work at its launch, in launch order
-// lazy     nothing before something waits for it, and then what the waiter needs
+// lazy     nothing before something waits for it, and then what the waiter needs; else the stream of the highest priority,
+//          and of equal ones what was launched first
 // random   a seeded coin at every step
 // pct      probabilistic concurrency testing (Burckhardt et al., ASPLOS 2010): streams have random priorities, the highest
 //          ready one runs, and at DEPTH - 1 random steps the running one falls to the bottom. Finds a bug that needs DEPTH
@@ -55,13 +56,16 @@ const Choice& pick_by_list(const std::vector<Choice>& found) {
     return found[index];
 }
 
-const Choice& pick_in_order(const std::vector<Choice>& found, const Stream* wanted) {
-    const Choice* best = nullptr;
-    for (const Choice& choice : found) {
-        if (wanted != nullptr && choice.stream == wanted) return choice;
-        if (best == nullptr || choice.order < best->order) best = &choice;
-    }
-    return *best;
+const Choice& pick_in_order(const std::vector<Choice>& found) {
+    return *std::min_element(found.begin(), found.end(), [](const Choice& a, const Choice& b) { return a.order < b.order; });
+}
+
+// Priorities count here alone: in launch order nothing is left to prefer, and the searching policies must try every order.
+const Choice& pick_by_need(const std::vector<Choice>& found, const Stream* wanted) {
+    const auto key = [&](const Choice& choice) {
+        return std::make_tuple(choice.stream != wanted, choice.stream->priority, choice.order);
+    };
+    return *std::min_element(found.begin(), found.end(), [&](const Choice& a, const Choice& b) { return key(a) < key(b); });
 }
 
 }  // namespace
@@ -72,8 +76,8 @@ const Choice& pick(const std::vector<Choice>& found, const Stream* wanted) {
         case Policy::Random: return found[s.random() % found.size()];
         case Policy::Pct: return pick_by_priority(found);
         case Policy::Choices: return pick_by_list(found);
-        case Policy::Lazy: return pick_in_order(found, wanted);
-        default: return pick_in_order(found, nullptr);
+        case Policy::Lazy: return pick_by_need(found, wanted);
+        default: return pick_in_order(found);
     }
 }
 

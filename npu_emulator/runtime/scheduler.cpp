@@ -267,11 +267,11 @@ aclError wait_until(Lock& lock, Predicate finished, Stream* wanted) {
         if (!s.busy) {
             if (step(lock, wanted)) continue;
             return fail(ACL_ERROR_RT_STREAM_SYNC_TIMEOUT,
-                        "deadlock: the host waits for a stream whose next task waits for something that nothing queued will signal; "
+                        "deadlock: the host waits for a stream whose next task waits for something that nothing queued will signal",
                         "record the event, or write the value, that the stream waits for before synchronising");
         }
         if (s.owner == std::this_thread::get_id())
-            return fail(ACL_ERROR_RT_TASK_TYPE_NOT_SUPPORT, "a kernel or host function may not wait for the device that runs it; "
+            return fail(ACL_ERROR_RT_TASK_TYPE_NOT_SUPPORT, "a kernel or host function may not wait for the device that runs it",
                                                             "synchronise from the program, after the launch");
         lock.unlock();
         {
@@ -325,7 +325,9 @@ aclError take_failure(Lock&) {
     s.failure = ACL_SUCCESS;
     std::string message;
     message.swap(s.failure_message);
-    return fail(code, message);
+    if (message.empty()) message = "an asynchronous task failed";
+    if (code == ACL_ERROR_RT_MODEL_EXECUTE) return fail(code, message, kKeepAllocated);
+    return fail(code, message, "mend what that line launches: run eagerly it raises there");
 }
 
 Stream* resolve(aclrtStream handle) {

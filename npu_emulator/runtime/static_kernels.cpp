@@ -15,7 +15,7 @@ EMU_API uint64_t emu_static_kernel_selections() { return selections; }
 EMU_API const char* emu_static_kernel_folder() { return selected_folder.c_str(); }
 
 EMU_API aclError aclopStartDumpArgs(uint32_t, const char* path) {
-    if (python_recorder == nullptr || path == nullptr) return fail(ACL_ERROR_RT_PARAM_INVALID, "no folder to describe operators in");
+    if (python_recorder == nullptr || path == nullptr) return fail(ACL_ERROR_RT_PARAM_INVALID, "no folder to describe operators in", "pass the path of one that exists");
     python_recorder(path);
     return ACL_SUCCESS;
 }

@@ -7,7 +7,12 @@ using namespace emu;
 
 namespace {
 
+constexpr uint32_t kMostUrgent = 0, kLeastUrgent = 7;  // CANN's priorities
+
 aclError create_stream(aclrtStream* handle, uint32_t priority) {
+    if (priority > kLeastUrgent)
+        return fail(ACL_ERROR_RT_PARAM_INVALID, "a stream's priority must lie in 0..7, got " + std::to_string(priority),
+                    "choose one in that range (aclrtDeviceGetStreamPriorityRange); 0 is the most urgent");
     State& s = state();
     Lock lock(s.mutex);
     if (const aclError none = no_stream_left("aclrtCreateStream")) return none;
@@ -48,7 +53,7 @@ aclError create_event(aclrtEvent* handle, uint32_t flags) {
     Lock lock(s.mutex);
     if (s.events >= s.event_budget)
         return fail(ACL_ERROR_RT_NO_EVENT_RESOURCE, "all " + std::to_string(s.event_budget) +
-                                                        " events of the device are in use; keep and reuse events (NPU_EMULATOR_EVENTS)");
+                                                        " events of the device are in use", "keep and reuse events (NPU_EMULATOR_EVENTS)");
     ++s.events;
     auto* event = new Event;
     event->flags = flags;
@@ -66,7 +71,7 @@ bool is_being_captured(const Event* event) {
 }
 
 aclError query_of_captured_event() {
-    return fail(ACL_ERROR_RT_EVENT_CAPTURED, "the query of an event that was recorded in a capture under way has no answer: its record runs at a replay; "
+    return fail(ACL_ERROR_RT_EVENT_CAPTURED, "the query of an event that was recorded in a capture under way has no answer: its record runs at a replay",
                                              "query it after the capture, or record it outside");
 }
 
@@ -75,6 +80,16 @@ aclError query_of_captured_event() {
 EMU_API aclError aclrtCreateStream(aclrtStream* stream) { return create_stream(stream, 0); }
 EMU_API aclError aclrtCreateStreamWithConfig(aclrtStream* stream, uint32_t priority, uint32_t) {
     return create_stream(stream, priority);
+}
+EMU_API aclError aclrtStreamGetPriority(aclrtStream stream, uint32_t* priority) {
+    Lock lock(state().mutex);
+    *priority = resolve(stream)->priority;
+    return ACL_SUCCESS;
+}
+EMU_API aclError aclrtDeviceGetStreamPriorityRange(int32_t* least, int32_t* greatest) {
+    *least = kLeastUrgent;
+    *greatest = kMostUrgent;
+    return ACL_SUCCESS;
 }
 EMU_API aclError aclrtDestroyStream(aclrtStream stream) { return destroy_stream(stream); }
 EMU_API aclError aclrtDestroyStreamForce(aclrtStream stream) { return destroy_stream(stream); }
@@ -103,7 +118,7 @@ EMU_API aclError aclrtStreamQuery(aclrtStream handle, aclrtStreamStatus* status)
     Lock lock(s.mutex);
     Stream* stream = resolve(handle);
     if (stream->capture)
-        return fail(ACL_ERROR_RT_STREAM_CAPTURED, "the query of a stream that is being captured has no answer: nothing runs on it before a replay; "
+        return fail(ACL_ERROR_RT_STREAM_CAPTURED, "the query of a stream that is being captured has no answer: nothing runs on it before a replay",
                                                   "query it after the capture");
     if (!stream->queue.empty() && !s.busy) step(lock, stream);  // polling makes progress, or a polling loop would never end
     if (stream->queue.empty()) note_stream_finished(stream);
@@ -184,18 +199,18 @@ EMU_API aclError aclrtStreamWaitEvent(aclrtStream stream_handle, aclrtEvent hand
             }
             if (stream->capture != graph) {
                 graph->status = ACL_MODEL_RI_CAPTURE_STATUS_INVALIDATED;
-                return fail(ACL_ERROR_STREAM_CAPTURE_CONFLICT, "a stream being captured waited for an event of another capture; "
+                return fail(ACL_ERROR_STREAM_CAPTURE_CONFLICT, "a stream being captured waited for an event of another capture",
                                                                "end that capture first, or record the event in this one");
             }
             return append(stream, std::move(task), lock);
         }
-        return fail(ACL_ERROR_RT_EVENT_CAPTURED, "this event was last recorded inside a capture; record it again before waiting for it");
+        return fail(ACL_ERROR_RT_EVENT_CAPTURED, "this event was last recorded inside a capture", "record it again before waiting for it");
     }
     if (!event->ticket) return ACL_SUCCESS;  // never recorded: nothing to wait for
     if (stream->capture) {
         if (event->ticket->done) return ACL_SUCCESS;
         stream->capture->status = ACL_MODEL_RI_CAPTURE_STATUS_INVALIDATED;
-        return fail(ACL_ERROR_RT_CAPTURE_DEPENDENCY, "a stream being captured waited for unfinished work outside the capture; "
+        return fail(ACL_ERROR_RT_CAPTURE_DEPENDENCY, "a stream being captured waited for unfinished work outside the capture",
                                                      "synchronise before the capture, or use an external event");
     }
     task.ticket = event->ticket;
@@ -240,10 +255,10 @@ EMU_API aclError aclrtEventElapsedTime(float* milliseconds, aclrtEvent first, ac
     const auto* from = static_cast<Event*>(first);
     const auto* to = static_cast<Event*>(last);
     if (((from->flags & to->flags) & ACL_EVENT_TIME_LINE) == 0)
-        return fail(ACL_ERROR_RT_EVENT_TIMESTAMP_INVALID, "elapsed time wants two events that keep their times; create both with enable_timing=True "
+        return fail(ACL_ERROR_RT_EVENT_TIMESTAMP_INVALID, "elapsed time wants two events that keep their times", "create both with enable_timing=True "
                                                           "(ACL_EVENT_TIME_LINE)");
     if (!from->ticket || !to->ticket || !from->ticket->done || !to->ticket->done)
-        return fail(ACL_ERROR_RT_EVENT_NOT_COMPLETE, "elapsed time wants two events that were recorded and have completed; "
+        return fail(ACL_ERROR_RT_EVENT_NOT_COMPLETE, "elapsed time wants two events that were recorded and have completed",
                                                      "record both and synchronise the later one first");
     *milliseconds = static_cast<float>(to->ticket->milliseconds - from->ticket->milliseconds);
     return ACL_SUCCESS;
@@ -252,9 +267,9 @@ EMU_API aclError aclrtEventGetTimestamp(aclrtEvent handle, uint64_t* microsecond
     Lock lock(state().mutex);
     const auto* event = static_cast<Event*>(handle);
     if ((event->flags & ACL_EVENT_TIME_LINE) == 0)
-        return fail(ACL_ERROR_RT_EVENT_TIMESTAMP_INVALID, "the event keeps no time; create it with enable_timing=True (ACL_EVENT_TIME_LINE)");
+        return fail(ACL_ERROR_RT_EVENT_TIMESTAMP_INVALID, "the event keeps no time", "create it with enable_timing=True (ACL_EVENT_TIME_LINE)");
     if (!event->ticket || !event->ticket->done)
-        return fail(ACL_ERROR_RT_EVENT_TIMESTAMP_INVALID, "the event has not completed; record it and synchronise it before asking for its time");
+        return fail(ACL_ERROR_RT_EVENT_TIMESTAMP_INVALID, "the event has not completed", "record it and synchronise it before asking for its time");
     *microseconds = static_cast<uint64_t>(event->ticket->milliseconds * 1000.0);
     return ACL_SUCCESS;
 }
@@ -283,7 +298,7 @@ EMU_API aclError aclrtValueWrite(void* address, uint64_t value, uint32_t, aclrtS
 }
 EMU_API aclError aclrtValueWait(void* address, uint64_t value, uint32_t flag, aclrtStream stream) {
     if (flag > ACL_STREAM_WAIT_VALUE_NOR)
-        return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtValueWait: the comparison must be GEQ, EQ, AND or NOR, got " + std::to_string(flag));
+        return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtValueWait: the comparison must be GEQ, EQ, AND or NOR, got " + std::to_string(flag), "pass one of them");
     Lock lock(state().mutex);
     Task task;
     task.kind = Kind::ValueWait;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,16 @@ import npu_emulator
 from npu_emulator import build, schedule
 
 NULL = ctypes.c_void_p()
+
+
+def advice(acl: ctypes.CDLL) -> str:
+    """Take what the runtime said of the last error apart: cause; advice. Python line: file:line. Return the advice."""
+    said = re.fullmatch(
+        r"\[emulated NPU\] (.+?); (.+)\. Python line: (.+)", acl.aclGetRecentErrMsg().decode(), re.DOTALL
+    )
+    assert said is not None
+    assert __file__ in said[3]
+    return said[2]
 
 
 @pytest.fixture
@@ -40,24 +50,26 @@ def test_beginning_and_ending_captures(acl: ctypes.CDLL, streams: list[ctypes.c_
     first, second = streams
     model, event = ctypes.c_void_p(), ctypes.c_void_p()
     assert acl.aclmdlRICaptureEnd(first, ctypes.byref(model)) == 107029
-    assert b"begin a capture on it" in acl.aclGetRecentErrMsg()
+    assert "begin a capture on it" in advice(acl)
     assert acl.aclmdlRICaptureBegin(NULL, 2) == 107031
+    assert "a stream of your own" in advice(acl)
     assert acl.aclmdlRICaptureBegin(first, 2) == 0
     assert acl.aclmdlRICaptureBegin(first, 2) == 107027
-    assert b"on another stream" in acl.aclGetRecentErrMsg()
+    assert "on another stream" in advice(acl)
     assert acl.aclrtCreateEvent(ctypes.byref(event)) == 0
     assert acl.aclrtRecordEvent(event, first) == 0
     assert acl.aclrtStreamWaitEvent(second, event) == 0
     assert acl.aclmdlRICaptureEnd(second, ctypes.byref(model)) == 107036
-    assert b"on the stream that began it" in acl.aclGetRecentErrMsg()
+    assert "on the stream that began it" in advice(acl)
     assert acl.aclrtRecordEvent(event, second) == 0
     assert acl.aclrtStreamWaitEvent(first, event) == 0
     assert acl.aclmdlRICaptureEnd(first, ctypes.byref(model)) == 0
     assert acl.aclrtStreamWaitEvent(second, event) == 107028
-    assert b"record it again" in acl.aclGetRecentErrMsg()
+    assert "record it again" in advice(acl)
     assert acl.aclmdlRIExecuteAsync(model, first) == 0
     assert acl.aclmdlRIDestroy(model) == 0
     assert acl.aclmdlRIExecuteAsync(model, first) == 107000
+    assert "capture it anew" in advice(acl)
     assert acl.aclrtDestroyEvent(event) == 0
 
 
@@ -65,14 +77,14 @@ def test_devices_times_and_sizes_that_are_not_there(acl: ctypes.CDLL) -> None:
     """A device too many is 107001, more memory than there is 207001, times of events that never ran 507006 and 107006."""
     event, pointer, stamp, elapsed = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_float()
     assert acl.aclrtSetDevice(15) == 107001
-    assert b"NPU_EMULATOR_DEVICES" in acl.aclGetRecentErrMsg()
+    assert "NPU_EMULATOR_DEVICES" in advice(acl)
     assert acl.aclrtMalloc(ctypes.byref(pointer), ctypes.c_size_t(1 << 50), 0) == 207001
-    assert b"NPU_EMULATOR_MEMORY_GB" in acl.aclGetRecentErrMsg()
+    assert "NPU_EMULATOR_MEMORY_GB" in advice(acl)
     assert acl.aclrtCreateEvent(ctypes.byref(event)) == 0
     assert acl.aclrtEventElapsedTime(ctypes.byref(elapsed), event, event) == 507006
-    assert b"record both and synchronise" in acl.aclGetRecentErrMsg()
+    assert "record both and synchronise" in advice(acl)
     assert acl.aclrtEventGetTimestamp(event, ctypes.byref(stamp)) == 107006
-    assert b"record it and synchronise it" in acl.aclGetRecentErrMsg()
+    assert "record it and synchronise it" in advice(acl)
     assert acl.aclrtDestroyEvent(event) == 0
 
 
@@ -113,7 +125,7 @@ def test_a_graph_printed_to_where_nothing_can_be_written(tmp_path: Path) -> None
     x, graph = torch.ones(2, device="npu"), torch.npu.NPUGraph()
     with torch.npu.graph(graph):
         x.add_(1)
-    with pytest.raises(RuntimeError, match=r"(?s)107009.*cannot write /nowhere/graph.json"):
+    with pytest.raises(RuntimeError, match=r"(?s)107009.*cannot write /nowhere/graph.json; give a path in a folder"):
         graph.debug_dump("/nowhere/graph.json")
     graph.debug_dump(str(tmp_path / "graph.json"))
     assert "aten.add_" in (tmp_path / "graph.json").read_text()
@@ -146,10 +158,64 @@ def test_a_kernel_that_raises_is_507015(acl: ctypes.CDLL, streams: list[ctypes.c
 
     with schedule("lazy"):
         launcher.launch("mine.fails", launcher.number("mine.fails"), 0, fails, [], [])
-        with pytest.raises(RuntimeError, match=r"(?s)507015.*mine.fails, launched at .*test_codes.py.*no such number"):
+        with pytest.raises(
+            RuntimeError, match=r"(?s)507015.*mine.fails, launched at .*test_codes.py.*no such number; mend"
+        ):
             torch.npu.synchronize()
     assert (x + 1).cpu().tolist() == [2, 2]
     assert acl.aclrtSynchronizeStream(streams[0]) == 0
+
+
+def _arguments(source: str, start: int) -> list[str]:
+    """Return the arguments of the call whose parenthesis opens just before `start`."""
+    found, depth, quoted = [""], 0, False
+    for place in range(start, len(source)):
+        letter = source[place]
+        if letter == '"' and source[place - 1] != "\\":
+            quoted = not quoted
+        elif not quoted and letter in "()":
+            depth += 1 if letter == "(" else -1
+            if depth < 0:
+                return found
+        elif not quoted and letter == "," and depth == 0:
+            found.append("")
+            continue
+        found[-1] += letter
+    raise AssertionError("the call does not end")
+
+
+def test_every_error_of_the_runtime_has_a_cause_and_an_advice() -> None:
+    """Each place that fails gives its code, why, and what to do: a clause of its own that is no second wording of the cause."""
+    calls = []
+    for path in sorted(build._SOURCES.glob("*.cpp")):
+        source = path.read_text()
+        calls += [_arguments(source, match.end()) for match in re.finditer(r"return fail\(", source)]
+    assert len(calls) > 40
+    for code, cause, advice in calls:
+        assert re.fullmatch(r"ACL_ERROR_\w+|code", code)
+        words = " ".join(re.findall(r'"([^"]*)"', advice)).split()
+        assert len(words) >= 4 or advice.strip() == "kKeepAllocated", (code, advice)
+        assert ";" not in cause, "an advice that stands in the cause"
+
+
+def test_what_does_not_exist_is_107000(acl: ctypes.CDLL, streams: list[ctypes.c_void_p]) -> None:
+    """Task groups, updates, addresses, comparisons and core limits that nobody has: each says what to do."""
+    first, handle = streams[0], ctypes.c_void_p()
+    asks: list[tuple[Callable[[], int], int, str]] = [
+        (lambda: acl.aclmdlRICaptureTaskGrpBegin(first), 107029, "begin it after the capture"),
+        (lambda: acl.aclmdlRICaptureTaskGrpEnd(first, ctypes.byref(handle)), 107000, "begin one before"),
+        (lambda: acl.aclmdlRICaptureTaskUpdateBegin(first, handle), 107000, "graphs that are kept"),
+        (lambda: acl.aclmdlRICaptureTaskUpdateEnd(first), 107000, "begin one before"),
+        (lambda: acl.aclrtFree(ctypes.c_void_p(64)), 107000, "what aclrtMalloc gave, once"),
+        (lambda: acl.aclrtValueWait(NULL, ctypes.c_uint64(1), 9, first), 107000, "pass one of them"),
+        (lambda: acl.aclrtSetStreamResLimit(first, 0, 0), 107000, "NPU_EMULATOR_CUBE_CORES"),
+        (lambda: acl.aclrtSetDeviceResLimit(0, 0, 1000), 107000, "NPU_EMULATOR_CUBE_CORES"),
+        (lambda: acl.aclrtSetCurrentContext(ctypes.c_void_p(64)), 107002, "aclrtGetCurrentContext"),
+        (lambda: acl.emu_missing(b"aclrtOfTomorrow"), 207000, "do without it"),
+    ]
+    for ask, code, wanted in asks:
+        assert ask() == code
+        assert wanted in advice(acl)
 
 
 def test_the_page_lists_every_code() -> None:

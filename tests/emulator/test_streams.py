@@ -96,15 +96,6 @@ def test_lazy_runs_nothing_until_something_waits() -> None:
         assert event.query()
 
 
-def test_priorities_are_accepted() -> None:
-    """A stream with a priority is a stream."""
-    stream = torch.npu.Stream(priority=-1)
-    with torch.npu.stream(stream):
-        value = torch.ones(1, device="npu") + 1
-    stream.synchronize()
-    assert value.item() == 2
-
-
 def test_threads_may_launch_at_once() -> None:
     """Several Python threads launching and waiting neither deadlock nor mix up values."""
     results: dict[int, float] = {}
