@@ -132,11 +132,14 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """A resumed run of which nothing is left to do is a success."""
+    """A resumed run with nothing left to do is a success; enough failures are failures, whoever ended the run for them."""
     config = session.config
     nothing = exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and config.stash.get(REFUSED, None) is None
     if nothing and config.stash[RUN].books.done:
         session.exitstatus = pytest.ExitCode.OK
+    # xdist ends a run at its last permitted failure by interrupting it.
+    if exitstatus == pytest.ExitCode.INTERRUPTED and 0 < config.option.maxfail <= session.testsfailed:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture

@@ -105,7 +105,7 @@ def page(run: Run, *, seconds: float) -> str:
 
 
 def _failed(test: Finished) -> list[str]:
-    """The smallest failing program as a drawing, what is to blame, and the whole text folded away."""
+    """The test with its whole text folded away, the smallest failing program as a drawing, and what is to blame."""
     whole = preformatted(test.text, test.test)
     if test.failure is None:
         return [whole]
@@ -114,7 +114,7 @@ def _failed(test: Finished) -> list[str]:
         f"{failure.message}. Guilty: {failure.guilty}. Shrunk to {failure.operators} operators; "
         f"{failure.script} reproduces it."
     )
-    return [drawing(draw_program(failure.source), caption), whole]
+    return [whole, drawing(draw_program(failure.source), caption)]
 
 
 def _ulps(entries: list[Entry]) -> Section:
@@ -141,7 +141,8 @@ def _graphs(entries: list[Entry]) -> Section:
         ):
             if chosen:
                 entry = _typical(chosen)
-                why = f", near-miss “{entry.near_miss}”: {'; '.join(entry.reasons)}" if entry.near_miss else ""
+                why = f", near-miss “{entry.near_miss}”" if entry.near_miss else ""
+                why += f": {'; '.join(entry.reasons)}" if why and entry.reasons else ""
                 blocks.append(drawing(draw_program(entry.source), f"{name}, {what}{why}"))
     return Section("Graphs", blocks, "The planted pattern is marked. Rows are depths; dashed boxes are inputs.")
 

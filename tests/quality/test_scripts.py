@@ -58,9 +58,13 @@ def _suite(*options: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_suite_fails_with_a_broken_pass_and_prints_the_script(tmp_path: Path) -> None:
-    """`--mutant` makes the run exit 1; every report holds the small program and who is guilty; the script reproduces it."""
+    """`--mutant` makes the run exit 1, from another process too; every report holds the small program and who is guilty; the script reproduces it."""
     done = _suite(
-        "--mutant=quant-subtracts-residual", f"--report-dir={tmp_path}", "-k", "test_planted and float16 and static"
+        "--mutant=quant-subtracts-residual",
+        "-n1",
+        f"--report-dir={tmp_path}",
+        "-k",
+        "test_planted and float16 and static",
     )
     assert done.returncode == 1, done.stdout[-2000:]
     (script,) = tmp_path.glob("*.py")

@@ -11,7 +11,7 @@ from npugraph_ex.testing.reporting.svg import framed
 
 _EDGES = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 _BAR, _LABEL, _LONGEST = 22, 92, 260
-_LANE, _AXIS, _LEFT, _WIDE = 34, 26, 130, 860
+_LANE, _AXIS, _LEFT, _WIDE = 34, 26, 150, 860
 
 
 class Span(Protocol):

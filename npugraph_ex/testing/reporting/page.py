@@ -21,10 +21,12 @@ p { margin: .3rem 0; } .faint { color: var(--faint); }
 table { border-collapse: collapse; font-size: .86rem; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .25rem .7rem .25rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 th { color: var(--faint); font-weight: 600; white-space: nowrap; }
+td:not(:first-child) { white-space: nowrap; } tr:has(.bad) { color: var(--bad); } /* seen before one has scrolled */
 pre { font-size: .8rem; background: var(--box); padding: .7rem; margin: 0; }
-details { margin: .5rem 0; } summary { cursor: pointer; font-weight: 600; overflow-wrap: anywhere; }
+details { margin: .5rem 0; } summary { cursor: pointer; font-weight: 600; word-break: break-all; }
 figure { display: inline-block; max-width: 100%; vertical-align: top; margin: .5rem 0; padding-right: 1rem; }
-svg.histogram { max-width: 100%; height: auto; } figcaption { color: var(--faint); font-size: .86rem; max-width: 34rem; }
+svg.histogram { max-width: 100%; height: auto; } figcaption { color: var(--faint); font-size: .86rem; max-width: 34rem;
+  overflow-wrap: anywhere; }
 svg text { font: 12px ui-monospace, monospace; fill: var(--ink); text-anchor: middle; }
 svg text.left { text-anchor: end; } svg text.right { text-anchor: start; }
 svg .edge { stroke: var(--faint); fill: none; stroke-width: 1; }
