@@ -138,7 +138,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if nothing and config.stash[RUN].books.done:
         session.exitstatus = pytest.ExitCode.OK
     # xdist ends a run at its last permitted failure by interrupting it.
-    if exitstatus == pytest.ExitCode.INTERRUPTED and 0 < config.option.maxfail <= session.testsfailed:
+    if exitstatus == pytest.ExitCode.INTERRUPTED and 0 < (config.option.maxfail or 0) <= session.testsfailed:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

@@ -58,7 +58,7 @@ def _suite(*options: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_suite_fails_with_a_broken_pass_and_prints_the_script(tmp_path: Path) -> None:
-    """`--mutant` makes the run exit 1, from another process too; every report holds the small program and who is guilty; the script reproduces it."""
+    """`--mutant` makes the run exit 1; every report holds the small program and who is guilty; the script reproduces it."""
     done = _suite(
         "--mutant=quant-subtracts-residual",
         "-n1",
