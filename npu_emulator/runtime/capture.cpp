@@ -116,6 +116,9 @@ EMU_API aclError aclmdlRICaptureEnd(aclrtStream handle, aclmdlRI* model) {
     const GraphRef graph = stream->capture;
     if (graph->streams[graph->origin] != stream)
         return fail(ACL_ERROR_RT_STREAM_CAPTURE_UNMATCHED, "the capture did not begin on this stream", "end it on the stream that began it");
+    if (graph->mode != ACL_MODEL_RI_CAPTURE_MODE_RELAXED && graph->thread != std::this_thread::get_id())
+        return fail(ACL_ERROR_RT_STREAM_CAPTURE_WRONG_THREAD, "the capture did not begin on this thread",
+                    "end it on the thread that began it, or capture in mode relaxed");
     if (graph->generators != 0) {
         // How far each generator got is known to torch_npu, and only while it captures.
         lock.unlock();  // Python may need another thread's GIL

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -71,6 +72,30 @@ def test_beginning_and_ending_captures(acl: ctypes.CDLL, streams: list[ctypes.c_
     assert acl.aclmdlRIExecuteAsync(model, first) == 107000
     assert "capture it anew" in advice(acl)
     assert acl.aclrtDestroyEvent(event) == 0
+
+
+@pytest.mark.parametrize(("mode", "answer"), [(0, 107038), (1, 107038), (2, 0)])
+def test_the_thread_that_begins_a_capture_ends_it(
+    acl: ctypes.CDLL, streams: list[ctypes.c_void_p], mode: int, answer: int
+) -> None:
+    """On another thread the end is 107038 unless the mode is relaxed; the first thread still ends the capture well."""
+    model, answers = ctypes.c_void_p(), []
+
+    def end() -> None:
+        answers.append(acl.aclmdlRICaptureEnd(streams[0], ctypes.byref(model)))
+        if answers[0] != 0:
+            assert "the thread that began it" in advice(acl)
+            answers.append("advised")
+
+    assert acl.aclmdlRICaptureBegin(streams[0], mode) == 0
+    thread = threading.Thread(target=end)
+    thread.start()
+    thread.join()
+    assert answers == ([answer, "advised"] if answer else [0])
+    if answer:
+        assert acl.aclmdlRICaptureEnd(streams[0], ctypes.byref(model)) == 0
+    assert acl.aclmdlRIExecuteAsync(model, streams[0]) == 0
+    assert acl.aclmdlRIDestroy(model) == 0
 
 
 def test_devices_times_and_sizes_that_are_not_there(acl: ctypes.CDLL) -> None:
