@@ -17,7 +17,7 @@ from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph import _npu_private, scopes
 from npugraph_ex.aclgraph.captured import CapturedGraph, NotBegunError
 from npugraph_ex.aclgraph.drift import Drift, Plain
-from npugraph_ex.aclgraph.footprint import Elsewhere, apart
+from npugraph_ex.aclgraph.footprint import Elsewhere, apart, foreseen
 from npugraph_ex.aclgraph.inputs import InputPlan
 from npugraph_ex.aclgraph.instances import Instances
 from npugraph_ex.aclgraph.places import Places
@@ -106,6 +106,7 @@ class CompiledGraph:
         self._stream: torch.npu.Stream | None = None
         self.pools: list[tuple[int, int]] = [] if options.use_graph_pool is None else [options.use_graph_pool]
         self._spoilt = False  # whether the last pool can be joined no more
+        self._result_nodes: list[fx.Node] = []  # which nodes returned results in the last capture
         self._warned = False
         self._dropped = False
         # A memory pool is gone with its last graph, and no graph can join it again; so what is dropped stays until the
@@ -222,8 +223,10 @@ class CompiledGraph:
                 self._kernels.prepare(inputs)
             if self._stream is None:
                 self._stream = torch.npu.Stream()
+            lends = self._options.clone_output is None
+            room = foreseen(self.gm.graph, self._result_nodes, inputs, self.pools[-1]) if lends and self.pools else None
             try:
-                graph = self._capture_once(plan, inputs, self._stream)
+                graph = self._capture_once(plan, inputs, self._stream, room)
             except NotBegunError:
                 if self._options.use_graph_pool is not None:
                     raise
@@ -231,8 +234,9 @@ class CompiledGraph:
                 self._retired.clear()
                 gc.collect()
                 graph = self._capture_once(plan, inputs, self._stream)
-            if self._options.clone_output is None:
+            if lends:
                 graph = apart(graph, partial(self._capture_once, plan, inputs, self._stream))
+                self._result_nodes = graph.footprint.result_nodes()
         self._retired.clear()
         publish(key[0], reason, self.number)
         logger.debug("captured a graph because of %s", reason)

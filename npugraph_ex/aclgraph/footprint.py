@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
+import sympy
 import torch
 from torch import fx
+
+from npugraph_ex.passes.operators import tensor_leaves
 
 _ATTEMPTS = 3
 """How often a graph is captured anew to have its results elsewhere; one is enough but for kernels with much scratch memory."""
@@ -87,9 +90,7 @@ class Footprint:
         return any(_meet(span, self._results) for span in self._written_by_others())
 
     def _written_by_others(self) -> list[Span]:
-        with _lock:
-            others = [other for other in _alive if other is not self and other.pool == self.pool]
-        return [span for other in others for span in other.written]
+        return _written_in(self.pool, self)
 
     def elsewhere(self) -> Elsewhere:
         """What another capture of the same graph has to know to have its results where no other graph writes."""
@@ -99,10 +100,55 @@ class Footprint:
                 sizes.setdefault(node, []).append(span[1] - span[0])
         return Elsewhere(sizes, self._written_by_others())
 
+    def result_nodes(self) -> list[fx.Node]:
+        """The nodes that returned what is handed out."""
+        return [node for span in self._results for node in self.written.get(span, ())]
+
     def retire(self) -> None:
         """Count no more: the graph will not be replayed."""
         with _lock:
             _alive.discard(self)
+
+
+def foreseen(
+    graph: fx.Graph, nodes: Sequence[fx.Node], inputs: Sequence[object], pool: tuple[int, int]
+) -> Elsewhere | None:
+    """As `Footprint.elsewhere`, but before a capture: a new size takes one capture and not two.
+
+    Args:
+        graph: about to be captured with ``inputs``.
+        nodes: which of its nodes returned results in an earlier capture, of other sizes perhaps.
+        inputs: the call's.
+        pool: the memory pool that the capture will join.
+    """
+    others = _written_in(pool)
+    if not nodes or not others:
+        return None
+    values = dict(_symbols(graph, inputs))
+    return Elsewhere({node: sizes for node in nodes if (sizes := _bytes(node, values))}, others)
+
+
+def _symbols(graph: fx.Graph, inputs: Sequence[object]) -> Iterator[tuple[sympy.Expr, int]]:
+    """What the symbols in the shapes of a graph's inputs stand for in one call."""
+    for node, given in zip(graph.find_nodes(op="placeholder"), inputs, strict=True):
+        if isinstance(given, torch.Tensor):
+            for size, actual in zip(node.meta["val"].shape, given.shape, strict=True):
+                if isinstance(size, torch.SymInt):
+                    yield size.node.expr, actual
+
+
+def _bytes(node: fx.Node, values: Mapping[sympy.Expr, int]) -> list[int]:
+    """How large the memory of a node's values is, as far as the symbols tell."""
+    sizes = [leaf.untyped_storage().nbytes() for leaf in tensor_leaves(node)]
+    known = [size if isinstance(size, int) else size.node.expr.xreplace(values) for size in sizes]
+    return [int(size) for size in known if isinstance(size, int) or size.is_number]
+
+
+def _written_in(pool: tuple[int, int], but: Footprint | None = None) -> list[Span]:
+    """Where the living graphs of a pool write."""
+    with _lock:
+        footprints = [footprint for footprint in _alive if footprint is not but and footprint.pool == pool]
+    return [span for footprint in footprints for span in footprint.written]
 
 
 _lock = threading.Lock()

@@ -12,6 +12,27 @@ from npugraph_ex.frontend.explain import Watch
 from npugraph_ex.observe.captures import capture_records, captures_so_far
 
 
+def test_a_new_size_is_captured_once_and_not_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where its results may not lie, because graphs of other sizes write there, is known before: results that are held stay."""
+    begun, begin = [], torch.npu.NPUGraph.capture_begin
+    monkeypatch.setattr(
+        torch.npu.NPUGraph, "capture_begin", lambda graph, **options: begun.append(graph) or begin(graph, **options)
+    )
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = ((x * 2).relu() @ x.t()).exp()
+        return y.sum(0), (y @ x).repeat(2, 1)
+
+    graph = compiled(function, dynamic=True)
+    held = []
+    for size in (40, 4, 90, 17, 64, 33, 8, 70):
+        x = random(size, 16)
+        held.append((graph(x), function(x)))
+    for got, expected in held:
+        torch.testing.assert_close(got, expected)
+    assert len(begun) == len(held)
+
+
 def test_dynamic_shapes_capture_once_a_size() -> None:
     """A size seen before replays its graph; a new one captures, and the reason says so."""
     graph = compiled(lambda x: x.cumsum(0) * 2, dynamic=True)
