@@ -74,6 +74,13 @@ def test_one_run_saves_compares_and_writes_the_page(command: Command, tmp_path: 
     assert f"{row['making']:.2f} |" in page
 
 
+def test_the_comparison_of_pytest_benchmark_may_stand_last(command: Command) -> None:
+    """`--benchmark-compare` takes a word if one follows: not the file of the topic."""
+    done = command("bench", "single", "--collect-only", "-q", "--benchmark-compare")
+    assert done.returncode == 0, done.stderr
+    assert "test_calls.py::test_matching" in done.stdout
+
+
 def test_a_file_that_is_no_table_ends_the_run_at_once(command: Command, tmp_path: Path) -> None:
     """What `--compare` takes is said before anything is measured."""
     (tmp_path / "other.json").write_text("[1]", encoding="utf-8")

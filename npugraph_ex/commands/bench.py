@@ -78,7 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
     options += [f"--tables-page={Path(arguments.page).resolve()}"] if arguments.page else []
     own = [f"--rootdir={home}", "-c", str(home / "benches.ini"), "-p", "no:cacheprovider"]
     sys.dont_write_bytecode = True  # the folder may be read-only
-    return int(pytest.main([*own, *options, *arguments.further, *files]))
+    # Files before options: one such as --benchmark-compare would take the first of them for its own.
+    return int(pytest.main([*own, *files, *options, *arguments.further]))
 
 
 def benches_folder() -> Path:
