@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
+from itertools import cycle, islice
 
 import pytest
+import torch
+from stages import stages
 from tables import Table
 
+from npugraph_ex.fusion.rules import RULE_NAMES
+from npugraph_ex.testing import strategies
+from npugraph_ex.testing.client_operators import client_operators
 from npugraph_ex.testing.families import FAMILIES
+from npugraph_ex.testing.near_misses import applicable
+from npugraph_ex.testing.oracle import Case, check
+from npugraph_ex.testing.patterns import registered_patterns
+from npugraph_ex.testing.strategies import Maker, exact_programs, planted_programs
 
 EXAMPLES = 30
+BARS = {"fx": 60, "graph": 12}
+"""How many examples a second of one core are aimed at, by route; printed beside the figure, no gate."""
+ROUTES = {"fx": "passes alone", "graph": "compile, capture, replays"}
 BESIDE_A_GRAPH = 40
 """An example that captures and replays may cost so many examples that only run the passes: torch.compile is what it costs."""
 
@@ -36,3 +51,46 @@ def test_examples_a_second(costs: dict[str, float], table: Table) -> None:
         row = {"ms an example": cost, "examples a second": 1e3 / cost, "of the cheapest": cost / min(costs.values())}
         table("the conformance suite, processor time", part=family, **row)
     assert max(costs.values()) <= BESIDE_A_GRAPH * min(costs.values())
+
+
+def _planted(*, near_miss: bool) -> list[Maker]:
+    """What makes programs for each rule; for those of which something is a near-miss."""
+    with client_operators():
+        return [
+            planted_programs(pattern=name, near_miss=near_miss)
+            for name in sorted(RULE_NAMES)
+            if not near_miss or any(map(applicable, registered_patterns(name)))
+        ]
+
+
+KINDS: dict[str, Callable[[], list[Maker]]] = {
+    "integers": lambda: [exact_programs()],
+    "planted": partial(_planted, near_miss=False),
+    "near-miss": partial(_planted, near_miss=True),
+}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_where_the_time_goes(kind: str, route: str, table: Table) -> None:
+    """Each kind of program at both levels, every rule in turn, beside the rate that is aimed at; and each stage of it."""
+    makers, threads = KINDS[kind](), torch.get_num_threads()
+    torch.set_num_threads(1)  # the rate is one core's
+    try:
+        with client_operators(), stages() as found:
+            for number, maker in enumerate(islice(cycle(makers), len(makers) + EXAMPLES)):
+                if number == len(makers):  # each rule was prepared and traced once
+                    found.seconds.clear()
+                    start = time.process_time()
+                assert not check(Case.of(strategies.sample(maker, number), route=route)).failures
+            seconds = time.process_time() - start
+    finally:
+        torch.set_num_threads(threads)
+    row = {"a second of a core": EXAMPLES / seconds, "aimed at": BARS[route], "ms an example": seconds / EXAMPLES * 1e3}
+    table("the conformance suite by kind", kind=kind, level=ROUTES[route], **row)
+    for stage, spent in found.seconds.most_common():
+        table(
+            "the conformance suite by stage", kind=kind, level=ROUTES[route], stage=stage,
+            **{"ms an example": spent / EXAMPLES * 1e3},
+        )  # fmt: skip
+    assert sum(found.seconds.values()) > 0.8 * seconds  # no stage is missing
