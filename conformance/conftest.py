@@ -93,11 +93,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(stack.close)
         config.option.maxfail = config.option.maxfail or 1
     config.pluginmanager.register(Notes(run, config), "conformance-notes")
-    if is_worker(config):
-        import torch
+    import torch
 
-        torch.set_num_threads(1)  # a worker is a core
-    else:
+    torch.set_num_threads(1)  # a process is a core; its tensors are too small to share among several
+    if not is_worker(config):
         config.pluginmanager.register(Reporter(run, config), "conformance-reporter")
 
 
