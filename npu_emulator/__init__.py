@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from npu_emulator.launch import Observer
     from npu_emulator.memory.report import MemoryFault
     from npu_emulator.races.report import Race
+    from npu_emulator.recorder import KernelLog
 
 _Kernel = TypeVar("_Kernel", bound="Callable[..., Any]")
 
@@ -50,6 +51,7 @@ __all__ = [
     "every_order",
     "is_active",
     "kernel_counts",
+    "kernel_log",
     "launch_count",
     "null_kernels",
     "register_kernel",
@@ -159,6 +161,22 @@ def check_memory(*, poison: bool = True, stop_at_first: bool = False) -> Iterato
 def resources() -> Resources:
     """Return how many streams and events are in use, how many there are, and what each captured graph holds."""
     return current().runtime.resources()
+
+
+@contextmanager
+def kernel_log(name: str = "*") -> Iterator[KernelLog]:
+    """Log what the device runs inside the block, in order; yield the log, a sequence of `recorder.Ran`.
+
+    Eager work, work inside replays (of graphs captured before the block too), copies and fills, each with its stream, launch,
+    replay, tensors and Python line. It goes together with `timeline`, `detect_races` and other logs.
+
+    Args:
+        name: log only what has such a name, for instance `aten.mm*`, `npu.*` or `memcpy`.
+    """
+    from npu_emulator.recorder import listening
+
+    with listening(current().recorder, name) as log:
+        yield log
 
 
 @contextmanager

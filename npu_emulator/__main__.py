@@ -22,6 +22,7 @@ examples:
   python -m npu_emulator --schedule lazy script.py  run queued work only when something waits for it
   python -m npu_emulator --soc Ascend910B4 serve.py  as it would find 32 GiB, 20 cube cores and their modelled times
   python -m npu_emulator --costs serve.py           what captured graphs hold, and how many of them the device takes
+  python -m npu_emulator --kernel-log ran.jsonl serve.py   every kernel that ran: stream, replay, shapes, bytes, line
   python -m npu_emulator --null-kernels bench.py    launch everything, compute nothing: host cost alone
 
 Each option is also an environment variable: --memory-gb 16 is NPU_EMULATOR_MEMORY_GB=16.
@@ -63,6 +64,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--costs", action="store_true", help="at the end, print what each captured graph costs and how many fit"
     )
+    parser.add_argument("--kernel-log", metavar="FILE", help="write what ran, in order, as JSON lines")
     parser.add_argument("--force", action="store_true", default=None, help="emulate although CANN or an NPU is present")
     parser.add_argument("--quiet", action="store_true", help="do not print the banner")
     parser.add_argument("-m", dest="module", action="store_true", help="the program is a module name, not a file")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from npu_emulator.settings import Settings
 
 if TYPE_CHECKING:
     from npu_emulator.launch import Launcher
+    from npu_emulator.recorder import Recorder
 
 __all__ = ["Emulator", "activate", "current", "is_active", "registry", "resume_in_child"]
 
@@ -34,9 +35,12 @@ class Emulator:
     settings: Settings
     runtime: Runtime
     launcher: Launcher
+    recorder: Recorder
 
 
 _current: Emulator | None = None
+_starting: tuple[Settings, Runtime] | None = None
+"""What `activate` has chosen, while its import of torch ends in `resume_in_child`."""
 
 
 def current() -> Emulator:
@@ -64,6 +68,7 @@ def activate(*, quiet: bool = False, **settings: Any) -> Emulator:
         ActivationError: torch was imported already, or a real NPU or CANN is present and `force` is not set.
         BuildError: the runtime cannot be compiled here.
     """
+    global _starting  # noqa: PLW0603 - as _current
     if _current is not None:
         return _current
     chosen = Settings.from_environment(**settings)
@@ -72,11 +77,11 @@ def activate(*, quiet: bool = False, **settings: Any) -> Emulator:
         _refuse_if_real()
     paths = libraries()
     announce(chosen, paths[0].parent)
-    runtime = _load(paths, chosen)
+    _starting = (chosen, _load(paths, chosen))
     with without_collector(), without_cann_warnings():
         import torch  # noqa: F401 - ends in resume_in_child if torch's autoload is on
 
-        emulator = _current or _start(chosen, runtime)
+        emulator = _current or _start(*_starting)
     if not quiet:
         sys.stderr.write(
             f"npu_emulator: {chosen.devices} emulated {chosen.soc}, schedule {chosen.schedule}; no NPU is used\n"
@@ -86,8 +91,12 @@ def activate(*, quiet: bool = False, **settings: Any) -> Emulator:
 
 def resume_in_child() -> None:
     """Give a child of an emulated process the same device; called at the end of its `import torch`."""
-    if _current is None:
+    if _current is None and _starting is not None:
+        _start(*_starting)
+    elif _current is None:
         chosen = Settings.from_environment()
+        if chosen.kernel_log:
+            chosen = replace(chosen, kernel_log=f"{chosen.kernel_log}.{os.getpid()}")
         with without_collector():
             _start(chosen, _load(libraries(), chosen))
 
@@ -111,11 +120,14 @@ def _start(chosen: Settings, runtime: Runtime) -> Emulator:
         import torch_npu  # noqa: F401 - for those who switched torch's autoload off
     from npu_emulator.kernels.install import Installer
     from npu_emulator.launch import Launcher
+    from npu_emulator.recorder import Recorder, write_until_exit
 
     leave_us_alone()
     launcher = Launcher(runtime)
     installer = Installer(launcher)
-    _current = Emulator(chosen, runtime, launcher)
+    _current = Emulator(chosen, runtime, launcher, Recorder(launcher))
+    if chosen.kernel_log:
+        write_until_exit(_current.recorder, Path(chosen.kernel_log))
     installer.install({**installed_kernels(), **registry.items()})
     registry.listen(installer.add)
     torch.npu._lazy_call(lambda: _settle(chosen, launcher))  # noqa: SLF001 - torch_npu's own way to say "when the device starts"

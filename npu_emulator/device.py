@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npu_emulator.chips import CHIPS, DEFAULT
 from npu_emulator.schedules import parse
@@ -242,11 +242,23 @@ class Runtime:
 
     def take_notes(self) -> list[Note]:
         """Take what the log holds."""
-        self._held.emu_take_notes.restype = ctypes.c_uint64
+        return self._take(self._held.emu_take_notes)
+
+    def set_logging(self, *, on: bool) -> None:
+        """Start or stop the log of what runs, which begins empty."""
+        self._held.emu_set_logging(int(on))
+
+    def take_ran(self) -> list[Note]:
+        """Take what ran, in order; of work inside a replay `task` and `edge` say which replay and which lane."""
+        return self._take(self._held.emu_take_ran)
+
+    @staticmethod
+    def _take(function: Any) -> list[Note]:
+        function.restype = ctypes.c_uint64
         found: list[Note] = []
         numbers = (ctypes.c_uint64 * (8 * 256))()
         while True:
-            count = self._held.emu_take_notes(numbers, ctypes.c_uint64(256))
+            count = function(numbers, ctypes.c_uint64(256))
             found.extend(Note(*numbers[8 * line : 8 * line + 8]) for line in range(count))
             if count < 256:
                 return found

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from npu_emulator.device import Runtime
     from npu_emulator.kernels.metadata import Like
     from npu_emulator.memory.watch import MemoryWatch
+    from npu_emulator.recorder import Recorder
 
 __all__ = ["Launch", "Launcher", "Observer"]
 
@@ -50,17 +51,25 @@ class Launch(NamedTuple):
     """The raw handle."""
 
 
-class _Queued:
+class Queued:
     """A kernel that waits for its turn, or that a captured graph runs again and again."""
 
-    __slots__ = ("body", "frees", "line", "name", "touched")
+    __slots__ = ("body", "frees", "line", "name", "reads", "writes")
 
-    def __init__(self, name: str, body: Callable[[], object], touched: Iterable[torch.Tensor], frees: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        body: Callable[[], object],
+        reads: Sequence[torch.Tensor],
+        writes: Sequence[torch.Tensor],
+        frees: int,
+    ) -> None:
         self.name = name
         self.body = body
         self.line = python_line()
-        self.touched = touched
-        self.frees = frees  # how often memory had been given back when `touched` was last known to be somebody's
+        self.reads = reads
+        self.writes = writes
+        self.frees = frees  # how often memory had been given back when all of it was last known to be somebody's
 
 
 class Observer(Protocol):
@@ -87,9 +96,10 @@ class Launcher:
         self.launches = 0
         self._raw_stream: Callable[[int], int] = torch_npu._C._npu_getCurrentRawStream  # noqa: SLF001 - the public property is ten times slower
         self.observer: Observer | None = None
+        self.recorder: Recorder | None = None
         self.memory: MemoryWatch | None = None
         self._numbers: dict[str, int] = {}
-        self._bodies: dict[int, _Queued] = {}
+        self._bodies: dict[int, Queued] = {}
         self._next = itertools.count(1)
         self._flat: dict[tuple[int, torch.dtype], torch.Tensor] = {}
         self._views: dict[tuple[object, ...], torch.Tensor] = {}
@@ -221,7 +231,7 @@ class Launcher:
             key = next(self._next)
             if self.observer is not None:
                 self.observer.launching(key, Launch(name, user_frames(), reads, writes, fresh, stream))
-            self._queue(key, _Queued(name, body, (*reads, *writes), self.runtime.frees()), number, stream)
+            self._queue(key, Queued(name, body, reads, writes, self.runtime.frees()), number, stream)
             if self.observer is not None:
                 self.observer.launched()
 
@@ -247,7 +257,7 @@ class Launcher:
 
     def put(self, stream: int, name: str, body: Callable[[], object]) -> None:
         """Queue work of the emulator's own on a stream, ordered with the program's; no checker sees it."""
-        self._queue(next(self._next), _Queued(name, body, (), 0), self.number(name), stream)
+        self._queue(next(self._next), Queued(name, body, (), (), 0), self.number(name), stream)
 
     def current_stream(self) -> int:
         """Return the raw handle of the current device's current stream."""
@@ -261,7 +271,7 @@ class Launcher:
         """Tell whether a stream, given by its raw handle, is being captured."""
         return self.runtime.capture(stream) != 0
 
-    def _queue(self, key: int, queued: _Queued, number: int, stream: int) -> None:
+    def _queue(self, key: int, queued: Queued, number: int, stream: int) -> None:
         if key % _SWEEP_EVERY == 0:
             self.sweep()
         self._interrupts.install()
@@ -270,9 +280,17 @@ class Launcher:
         if status != 0:
             del self._bodies[key]
             raise EmulatorError(f"{queued.name} could not be launched: {self.runtime.recent_error()} (error {status})")
+        if self.recorder is not None:
+            self.recorder.deliver()
+
+    def kernel(self, key: int) -> Queued:
+        """Return the queued or captured kernel of that number."""
+        return self._bodies[key]
 
     def sweep(self) -> None:
         """Forget queued kernels whose graph was destroyed or that ran for the only time."""
+        if self.recorder is not None:
+            self.recorder.deliver()  # it asks what ran
         for key in self.runtime.take_released():
             self._bodies.pop(key, None)
 
@@ -281,7 +299,7 @@ class Launcher:
         self.draws.seeds = seeds or 0
         frees = self.runtime.frees()
         if frees != queued.frees:
-            outside = first_outside(self.runtime, queued.touched)
+            outside = first_outside(self.runtime, (*queued.reads, *queued.writes))
             if outside is not None:
                 self.runtime.describe_failure(
                     f"{queued.name}, launched at {queued.line}, failed on the device: {outside}"

@@ -64,6 +64,8 @@ class Settings:
     """Fill device memory with 0xFF bytes when it is handed out and when it is freed."""
     check_memory: bool = False
     """Fail at reads of memory that nothing has written, and at replays over freed memory."""
+    kernel_log: str = ""
+    """File that gets a JSON line for each kernel, copy and fill that ran; child processes add their number to its name."""
     force: bool = False
     """Emulate even where CANN or a real NPU is present."""
 

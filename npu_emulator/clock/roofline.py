@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from npu_emulator.chips import Chip
 
-__all__ = ["LAUNCH_US", "Roofline"]
+__all__ = ["LAUNCH_US", "Roofline", "bytes_of"]
 
 LAUNCH_US = 2.0
 """Microseconds that starting a task costs."""
@@ -54,7 +54,7 @@ class Roofline:
     ) -> float:
         """Return the modelled microseconds of a kernel by what it reads and writes, on so many of the cores or on all."""
         chip = self.chip
-        moved = sum(_bytes(tensor) for tensor in (*reads, *writes))
+        moved = sum(bytes_of(tensor) for tensor in (*reads, *writes))
         product = _product_operations(name, reads, writes)
         if product is None:
             widest = max(map(_computed_bytes, (*reads, *writes)), default=0)
@@ -79,7 +79,7 @@ def _product_operations(name: str, reads: Sequence[torch.Tensor], writes: Sequen
     return 2.0 * writes[0].numel() * factor.shape[-1] / _RATE.get(factor.dtype, 0.25)
 
 
-def _bytes(tensor: torch.Tensor) -> int:
+def bytes_of(tensor: torch.Tensor) -> int:
     """Return how many bytes a tensor stands on: an expanded one is read once."""
     kept = [extent for extent, step in zip(tensor.size(), tensor.stride(), strict=True) if step != 0]
     return 0 if tensor.numel() == 0 else math.prod(kept) * tensor.element_size()

@@ -170,7 +170,8 @@ EMU_API aclError aclmdlRIExecuteAsync(aclmdlRI model, aclrtStream handle) {
         python_seeds(task.graph->id, task.seeds.data());
         lock.lock();
     }
-    if (replay_at_once(stream, task.graph, task.seeds, lock)) return ACL_SUCCESS;
+    if (!stream->capture) task.value = ++task.graph->replays;
+    if (replay_at_once(stream, task, lock)) return ACL_SUCCESS;
     return submit(stream, std::move(task), lock);
 }
 

@@ -56,7 +56,7 @@ struct Task {
     void* destination = nullptr;
     const void* source = nullptr;
     size_t bytes = 0;          // length; for ValueWait the comparison
-    uint64_t value = 0;        // byte for Fill, word for ValueWrite and ValueWait
+    uint64_t value = 0;        // byte for Fill, word for ValueWrite and ValueWait, which replay of its graph for Replay
     void (*host_function)(void*) = nullptr;
     void* argument = nullptr;
     int64_t edge = -1;         // inside a graph: index of the task that a Wait waits for
@@ -87,6 +87,7 @@ struct Graph {
     std::vector<Lane> lanes;
     std::vector<GroupRef> groups;
     uint64_t memory = 0;         // bytes that the capture took from the device: for its pool
+    uint64_t replays = 0;        // how often it was launched
     uint32_t generators = 0;     // how many generators of random numbers its kernels draw from
     bool waits_outside = false;  // some task waits for an event or value from outside the graph
     std::map<int64_t, std::map<uint32_t, int64_t>> seen_at_record;  // record -> what its lane had seen by then
@@ -102,6 +103,7 @@ struct Run {
     size_t left = 0;
     struct Stream* stream = nullptr;
     std::vector<uint64_t> seeds;
+    uint64_t replay = 0;  // which of its graph's replays it is
 };
 
 struct Stream {
@@ -127,7 +129,8 @@ struct Event {
 // One line of the log that checkers read (trace.cpp).
 struct Note {
     uint64_t kind = 0, stream = 0, first = 0, second = 0, third = 0;
-    uint64_t graph = 0, index = 0, edge = 0;  // of a captured task: graph id, task index, 1 + the record it waits for
+    uint64_t graph = 0, index = 0, edge = 0;  // of a captured task: graph id, task index, 1 + the record it waits for;
+                                              // of what ran in a replay: graph id, which replay, which lane
 };
 
 // What one captured graph costs; kept when the graph is gone.
@@ -165,6 +168,8 @@ struct State {
     bool null_kernels = false;
     bool tracing = false;
     std::deque<Note> notes;
+    bool logging = false;
+    std::deque<Note> ran;  // what ran, in the order in which it did
     uint64_t next_ticket = 1;
     uint64_t stream_budget = 2048;
     uint64_t event_budget = 65536;
@@ -186,7 +191,7 @@ using Lock = std::unique_lock<std::mutex>;
 
 // streams and scheduling (scheduler.cpp)
 Stream* resolve(aclrtStream handle);
-bool replay_at_once(Stream* stream, const GraphRef& graph, const std::vector<uint64_t>& seeds, Lock& lock);
+bool replay_at_once(Stream* stream, const Task& replay, Lock& lock);
 aclError submit(Stream* stream, Task task, Lock& lock);
 aclError wait_for_stream(Lock& lock, Stream* stream);
 aclError wait_for_device(Lock& lock, int32_t device);
@@ -203,6 +208,7 @@ void choose_policy(Policy policy, uint64_t seed, uint32_t depth);
 // the log for checkers (trace.cpp)
 void note_launch(const Stream* stream, const Task& task);
 void note_captured(const Graph& graph, uint32_t lane, uint32_t index, const Task& task);
+void note_ran(const Stream* stream, const Task& task, const Graph* graph, uint64_t replay, uint32_t lane);
 void note_stream_finished(const Stream* stream);
 void note_device_finished();
 void note_ticket_finished(const TicketRef& ticket);

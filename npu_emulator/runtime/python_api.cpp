@@ -63,7 +63,7 @@ EMU_API int emu_begin(void* handle, uint32_t op) {
     State& s = state();
     Lock lock(s.mutex);
     const Stream* stream = resolve(handle);
-    if (stream->capture || stream->updating || s.tracing || s.policy != Policy::Fifo || s.busy || s.pending != 0) return 1;
+    if (stream->capture || stream->updating || s.tracing || s.logging || s.policy != Policy::Fifo || s.busy || s.pending != 0) return 1;
     if (s.executed.size() <= op) s.executed.resize(op + 1);
     ++s.executed[op];
     if (s.null_kernels) return 2;

@@ -133,12 +133,14 @@ void run_task(State& s, const Task& task, const uint64_t* seeds, Lock& lock) {
 }
 
 // A whole graph in recorded order: the quick way, legal because recorded order respects every edge inside the graph.
-void run_graph_in_order(State& s, const Graph& graph, const uint64_t* seeds, Lock& lock) {
+void run_graph_in_order(State& s, const Stream* stream, const Task& replay, Lock& lock) {
+    const Graph& graph = *replay.graph;
     s.busy = true;
     s.owner = std::this_thread::get_id();
     lock.unlock();
     aclError status = ACL_SUCCESS;
-    for (const Task& task : graph.tasks) {
+    for (size_t index = 0; index < graph.tasks.size(); ++index) {
+        const Task& task = graph.tasks[index];
         if (task.kind == Kind::Record) {
             if (task.ticket) {
                 task.ticket->done = true;
@@ -151,7 +153,12 @@ void run_graph_in_order(State& s, const Graph& graph, const uint64_t* seeds, Loc
             task.ticket->done = false;
             continue;
         }
-        status = execute(task, seeds);
+        if (s.logging) {
+            lock.lock();
+            note_ran(stream, task, &graph, replay.value, graph.lane_of[index]);
+            lock.unlock();
+        }
+        status = execute(task, replay.seeds.data());
         if (status != ACL_SUCCESS) break;
     }
     lock.lock();
@@ -206,6 +213,7 @@ void finish_head(State& s, Stream* stream) {
 void run_lane_step(State& s, Run* run, uint32_t lane, Lock& lock) {
     const GraphRef graph = run->graph;  // keeps the task alive while it runs
     const uint32_t index = graph->lanes[lane].tasks[run->next[lane]];
+    note_ran(run->stream, graph->tasks[index], graph.get(), run->replay, lane);
     run_task(s, graph->tasks[index], run->seeds.data(), lock);
     ++run->next[lane];
     run->done[index] = true;
@@ -220,10 +228,10 @@ void run_lane_step(State& s, Run* run, uint32_t lane, Lock& lock) {
 }
 
 void start_replay(State& s, Stream* stream, Lock& lock) {
-    const GraphRef graph = stream->queue.front().second.graph;
-    std::vector<uint64_t> seeds = stream->queue.front().second.seeds;
+    Task replay = stream->queue.front().second;
+    const GraphRef graph = replay.graph;
     if ((s.policy == Policy::Fifo && !graph->waits_outside) || graph->tasks.empty()) {
-        run_graph_in_order(s, *graph, seeds.data(), lock);
+        run_graph_in_order(s, stream, replay, lock);
         finish_head(s, stream);
         return;
     }
@@ -233,7 +241,8 @@ void start_replay(State& s, Stream* stream, Lock& lock) {
     run->done.assign(graph->tasks.size(), false);
     run->left = graph->tasks.size();
     run->stream = stream;
-    run->seeds = std::move(seeds);
+    run->seeds = std::move(replay.seeds);
+    run->replay = replay.value;
     stream->replaying = true;
     s.runs.push_back(std::move(run));
 }
@@ -252,6 +261,7 @@ bool step(Lock& lock, Stream* wanted) {
         start_replay(s, chosen.stream, lock);
     } else {
         const Task task = chosen.stream->queue.front().second;
+        note_ran(chosen.stream, task, nullptr, 0, 0);
         run_task(s, task, nullptr, lock);
         if (task.kind == Kind::Kernel) s.released.push_back(task.kernel);
         finish_head(s, chosen.stream);
@@ -345,12 +355,11 @@ Stream* resolve(aclrtStream handle) {
 }
 
 // The quick way of a replay when nothing is in the way of it: no queue, no copy of a task. False when something is.
-bool replay_at_once(Stream* stream, const GraphRef& graph, const std::vector<uint64_t>& seeds, Lock& lock) {
+bool replay_at_once(Stream* stream, const Task& replay, Lock& lock) {
     State& s = state();
     const bool plain = s.policy == Policy::Fifo && !s.busy && s.pending == 0 && !s.tracing;
-    if (!plain || stream->capture || stream->updating || graph->waits_outside) return false;
-    const GraphRef alive = graph;  // a kernel may destroy the graph's handle
-    run_graph_in_order(s, *alive, seeds.data(), lock);
+    if (!plain || stream->capture || stream->updating || replay.graph->waits_outside) return false;
+    run_graph_in_order(s, stream, replay, lock);  // the task keeps the graph alive if a kernel destroys its handle
     while (s.pending != 0 && !s.busy && step(lock, nullptr)) {
     }
     s.changed.notify_all();

@@ -5,7 +5,7 @@
 
 namespace emu {
 
-enum class NoteKind : uint64_t { Kernel, Copy, Fill, Record, Wait, Replay, SyncStream, SyncDevice, SyncTicket, Captured };
+enum class NoteKind : uint64_t { Kernel, Copy, Fill, Record, Wait, Replay, SyncStream, SyncDevice, SyncTicket };
 
 namespace {
 
@@ -62,6 +62,21 @@ void note_captured(const Graph& graph, uint32_t lane, uint32_t index, const Task
     s.notes.push_back(note);
 }
 
+// What ran is a log of its own: order is decided at launches, but when things run is the schedule's choice.
+void note_ran(const Stream* stream, const Task& task, const Graph* graph, uint64_t replay, uint32_t lane) {
+    State& s = state();
+    if (!s.logging || task.kind > Kind::Fill) return;
+    Note note;
+    describe(note, task);
+    note.stream = static_cast<uint64_t>(stream->id);
+    if (graph != nullptr) {
+        note.graph = graph->id;
+        note.index = replay;
+        note.edge = lane;
+    }
+    s.ran.push_back(note);
+}
+
 namespace {
 
 void note_sync(NoteKind kind, uint64_t what) {
@@ -90,13 +105,33 @@ EMU_API void emu_set_tracing(int on) {
     s.notes.clear();
 }
 
-// Moves up to `capacity` notes, eight numbers each, into `out`; returns how many.
-EMU_API uint64_t emu_take_notes(uint64_t* out, uint64_t capacity) {
-    static_assert(sizeof(Note) == 8 * sizeof(uint64_t), "Python reads notes as eight numbers");
+EMU_API void emu_set_logging(int on) {
     State& s = state();
     Lock lock(s.mutex);
-    const uint64_t count = std::min<uint64_t>(capacity, s.notes.size());
-    std::copy_n(s.notes.begin(), count, reinterpret_cast<Note*>(out));
-    s.notes.erase(s.notes.begin(), s.notes.begin() + static_cast<std::ptrdiff_t>(count));
+    s.logging = on != 0;
+    s.ran.clear();
+}
+
+namespace {
+
+uint64_t take(std::deque<Note>& notes, uint64_t* out, uint64_t capacity) {
+    static_assert(sizeof(Note) == 8 * sizeof(uint64_t), "Python reads notes as eight numbers");
+    const uint64_t count = std::min<uint64_t>(capacity, notes.size());
+    std::copy_n(notes.begin(), count, reinterpret_cast<Note*>(out));
+    notes.erase(notes.begin(), notes.begin() + static_cast<std::ptrdiff_t>(count));
     return count;
+}
+
+}  // namespace
+
+// Each moves up to `capacity` notes, eight numbers each, into `out`, and returns how many.
+EMU_API uint64_t emu_take_notes(uint64_t* out, uint64_t capacity) {
+    State& s = state();
+    Lock lock(s.mutex);
+    return take(s.notes, out, capacity);
+}
+EMU_API uint64_t emu_take_ran(uint64_t* out, uint64_t capacity) {
+    State& s = state();
+    Lock lock(s.mutex);
+    return take(s.ran, out, capacity);
 }

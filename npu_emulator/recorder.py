@@ -1,0 +1,224 @@
+"""The log of what the device ran: every kernel, copy and fill in the order in which it ran, eager or inside a replay.
+
+The runtime notes what it runs (runtime/trace.cpp); what a kernel is, the launcher knows, which keeps it as long as it may run.
+So the log tells the same under every schedule and with null kernels, and costs nothing while nobody listens.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+from collections.abc import Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from itertools import count
+from pathlib import Path
+from threading import RLock
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, overload
+
+from npu_emulator.clock.roofline import bytes_of
+from npu_emulator.device import NoteKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import torch
+
+    from npu_emulator.device import Note
+    from npu_emulator.launch import Launcher
+
+__all__ = ["KernelLog", "Operand", "Ran", "Recorder", "listening", "write_until_exit"]
+
+
+class Operand(NamedTuple):
+    """A tensor that a kernel reads or writes.
+
+    Attributes:
+        dtype: as torch names it, without `torch.`.
+        shape: its sizes.
+        bytes: how much memory it stands on; an expanded tensor stands on less than its shape says.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+
+
+class Ran(NamedTuple):
+    """One kernel, copy or fill that the device ran.
+
+    Attributes:
+        number: its place in the log, from 1.
+        name: the operator, `memcpy` or `memset`.
+        stream: the number of the stream; of a replay, the one that it was launched on.
+        launch: the number of the launch by the host; a captured kernel keeps it in each replay. 0: a copy or a fill.
+        graph: the graph in whose replay it ran; None for eager work.
+        replay: which replay of that graph, from 1; None for eager work.
+        lane: which of the graph's captured streams; None for eager work.
+        reads: what it reads.
+        writes: what it writes.
+        line: the Python line of the launch, for captured kernels that of the capture; empty for copies and fills.
+    """
+
+    number: int
+    name: str
+    stream: int
+    launch: int
+    graph: int | None
+    replay: int | None
+    lane: int | None
+    reads: tuple[Operand, ...]
+    writes: tuple[Operand, ...]
+    line: str
+
+    @property
+    def read_bytes(self) -> int:
+        """How many bytes it reads."""
+        return sum(operand.bytes for operand in self.reads)
+
+    @property
+    def written_bytes(self) -> int:
+        """How many bytes it writes."""
+        return sum(operand.bytes for operand in self.writes)
+
+    def as_json(self) -> str:
+        """One line of a log file: the attributes by name, `read_bytes` and `written_bytes`."""
+        fields: dict[str, Any] = self._asdict()
+        for side in ("reads", "writes"):
+            fields[side] = [operand._asdict() for operand in fields[side]]
+        return json.dumps({**fields, "read_bytes": self.read_bytes, "written_bytes": self.written_bytes})
+
+    def __str__(self) -> str:
+        where = f"stream {self.stream}"
+        if self.graph is not None:
+            where += f", graph {self.graph}, replay {self.replay}, lane {self.lane}"
+        sides = (
+            ", ".join(f"{tensor.dtype}{list(tensor.shape)}" for tensor in side) for side in (self.reads, self.writes)
+        )
+        return f"{self.number}: {self.name} ({' -> '.join(sides)}) on {where}" + (f", {self.line}" if self.line else "")
+
+
+class KernelLog(Sequence[Ran]):
+    """What ran while the log was open, in order. It may be read while it is open: it is then as long as it is by then."""
+
+    def __init__(self, refresh: Callable[[], None], name: str) -> None:
+        self._refresh = refresh
+        self._name = name
+        self._found: list[Ran] = []
+
+    def take(self, ran: Ran) -> None:
+        """Add what ran, if the log asks for its name."""
+        if fnmatchcase(ran.name, self._name):
+            self._found.append(ran._replace(number=len(self._found) + 1))
+
+    def __len__(self) -> int:
+        self._refresh()
+        return len(self._found)
+
+    @overload
+    def __getitem__(self, place: int) -> Ran: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Ran]: ...
+    def __getitem__(self, place: int | slice) -> Ran | list[Ran]:
+        self._refresh()
+        return self._found[place]
+
+    def of(self, name: str = "*", *, stream: int | None = None, graph: int | None = None) -> list[Ran]:
+        """Return what ran under a name (a pattern: `aten.mm*`), on a stream, in the replays of a graph; all of them hold."""
+        return [
+            ran
+            for ran in self
+            if fnmatchcase(ran.name, name) and stream in {None, ran.stream} and graph in {None, ran.graph}
+        ]
+
+    def save(self, path: str | Path) -> Path:
+        """Write the log as JSON lines, one for each `Ran`."""
+        target = Path(path)
+        target.write_text("".join(f"{ran.as_json()}\n" for ran in self), encoding="utf-8")
+        return target
+
+
+class Recorder:
+    """Turns the runtime's notes into `Ran` and hands each to whoever listens."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
+        self._listeners: list[Callable[[Ran], None]] = []
+        self._lock = RLock()  # two threads that deliver at once would mix up the order
+
+    def add(self, listener: Callable[[Ran], None]) -> None:
+        """Hand what runs from now on to `listener`."""
+        self.deliver()
+        if not self._listeners:
+            self._launcher.runtime.set_logging(on=True)
+            self._launcher.recorder = self
+        self._listeners.append(listener)
+
+    def remove(self, listener: Callable[[Ran], None]) -> None:
+        """Hand it what has run, and no more."""
+        self.deliver()
+        self._listeners.remove(listener)
+        if not self._listeners:
+            self._launcher.recorder = None
+            self._launcher.runtime.set_logging(on=False)
+
+    def deliver(self) -> None:
+        """Hand out what has run since the last time."""
+        if not self._listeners:
+            return
+        with self._lock:
+            for note in self._launcher.runtime.take_ran():
+                ran = self._tell(note)
+                for listener in self._listeners:
+                    listener(ran)
+
+    def _tell(self, note: Note) -> Ran:
+        name, line, launch = "memcpy", "", 0
+        reads: tuple[Operand, ...] = ()
+        writes: tuple[Operand, ...] = (Operand("uint8", (note.third,), note.third),)
+        if note.kind == NoteKind.KERNEL:
+            kernel = self._launcher.kernel(note.first)
+            name, line, launch = kernel.name, kernel.line, note.first
+            reads, writes = _operands(kernel.reads), _operands(kernel.writes)
+        elif note.kind == NoteKind.FILL:
+            name = "memset"
+        else:
+            reads = writes
+        graph, replay, lane = (note.graph, note.task, note.edge) if note.graph else (None, None, None)
+        return Ran(0, name, note.stream, launch, graph, replay, lane, reads, writes, line)
+
+
+def _operands(tensors: Sequence[torch.Tensor]) -> tuple[Operand, ...]:
+    return tuple(
+        Operand(str(tensor.dtype).removeprefix("torch."), tuple(tensor.size()), bytes_of(tensor)) for tensor in tensors
+    )
+
+
+@contextmanager
+def listening(recorder: Recorder, name: str) -> Iterator[KernelLog]:
+    """Log inside the block what runs under a name."""
+    log = KernelLog(recorder.deliver, name)
+    recorder.add(log.take)
+    try:
+        yield log
+    finally:
+        recorder.remove(log.take)
+
+
+def write_until_exit(recorder: Recorder, path: Path) -> None:
+    """Write what runs from now on to a file, a line each; a process that is forked from this one writes nothing."""
+    file: TextIO = path.open("w", buffering=1, encoding="utf-8")  # a fork inherits no half-written buffer
+    owner, numbers = os.getpid(), count(1)
+
+    def write(ran: Ran) -> None:
+        if os.getpid() == owner:
+            file.write(f"{ran._replace(number=next(numbers)).as_json()}\n")
+
+    def finish() -> None:
+        recorder.remove(write)
+        if os.getpid() == owner:
+            file.close()
+
+    recorder.add(write)
+    atexit.register(finish)
