@@ -50,11 +50,11 @@ class _Copies:
             if source.device.index != index:
                 return self._between_devices(destination, source, target, origin)
         else:
-            # Here torch_npu synchronises the stream and calls aclrtMemcpy, which no capture permits.
-            if not non_blocking:
-                self._launcher.refuse_in_capture(index, "aten.copy_.default from the host")
             # The host may change pageable memory as soon as this returns; pinned memory is read when the task runs.
             pinned = non_blocking and source.is_pinned()
+            # Here torch_npu, or CANN for pageable memory, synchronises the stream, which no capture permits.
+            if not pinned:
+                self._launcher.refuse_in_capture(index, "aten.copy_.default from the host")
             origin = source if pinned else source.clone()
             if pinned:
                 reads.append(origin)  # two streams may race for a pinned buffer as well

@@ -90,7 +90,7 @@ def test_host_reads_in_a_capture_are_107030(operation: str) -> None:
     assert x.sum().item() == 3
 
 
-@pytest.mark.parametrize("spelling", ["copy_", "tensor", "to"])
+@pytest.mark.parametrize("spelling", ["copy_", "tensor", "to", "pageable"])
 def test_blocking_copies_from_the_host_in_a_capture_are_107030(spelling: str) -> None:
     """A copy from the host that blocks is refused with the operation and the line; the device stays usable."""
     x, host = torch.ones(3, device="npu"), torch.arange(3.0)
@@ -98,6 +98,7 @@ def test_blocking_copies_from_the_host_in_a_capture_are_107030(spelling: str) ->
         "copy_": lambda: x.copy_(host),
         "tensor": lambda: torch.tensor([1.0, 2.0], device="npu"),
         "to": lambda: host.to("npu"),
+        "pageable": lambda: x.copy_(host, non_blocking=True),
     }[spelling]
     refused = r"(?s)aten\.copy_\.default from the host.*107030.*move it out of the captured region.*test_graphs\.py"
     with pytest.raises(RuntimeError, match=refused), torch.npu.graph(torch.npu.NPUGraph()):
