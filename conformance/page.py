@@ -123,7 +123,10 @@ def _ulps(entries: list[Entry]) -> Section:
     for entry in entries:
         if entry.fusions and not entry.failures:
             by_pattern.setdefault(entry.what, []).append(entry.worst_ulp)
-    blocks = [drawing(draw_histogram(values), f"{name}: {len(values)} programs") for name, values in by_pattern.items()]
+    blocks = [
+        drawing(draw_histogram(values), f"{name}: {len(values)} program{'s' * (len(values) > 1)}")
+        for name, values in by_pattern.items()
+    ]
     return Section(
         "Distance from the float64 reference", blocks,
         "The worst element of every program in which something was fused, in ulps of its dtype. Bars are logarithmic.",
@@ -175,4 +178,4 @@ def _model(model: dict[str, object]) -> Section:
 
 def _slowest(run: Run) -> str:
     tests = sorted(run.books.finished, key=lambda test: -test.seconds)[:_SLOWEST]
-    return table(("test", "outcome", "seconds"), [(test.test, test.outcome, f"{test.seconds:.1f}") for test in tests])
+    return table(("seconds", "outcome", "test"), [(f"{test.seconds:.1f}", test.outcome, test.test) for test in tests])

@@ -39,7 +39,8 @@ def check_form(form: str, *, dynamic: bool, schedules: Sequence[str]) -> tuple[s
         wrong = next(filter(None, (_called(fast, text) for text in schedules)), "")
     except Exception as error:  # noqa: BLE001 - whatever a fault makes the library raise is what was found
         return f"form {form} raised {type(error).__name__}: {error}", None
-    streams = npu_emulator.resources().graphs[-1].streams
+    graphs = npu_emulator.resources().graphs
+    streams = graphs[-1].streams if graphs else 0
     if not wrong and streams != STREAMS:
         wrong = f"captured on {streams} streams instead of {STREAMS}"
     return f"form {form}, {wrong}" if wrong else "", last_report()
