@@ -316,6 +316,7 @@ def main() -> None:
     """Answer one question, or several joined by "+", for each of the arguments: JSON, a value or a list of several."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
+    torch.set_num_threads(1)  # threads that wait for each other on a busy machine count as processor time
     questions = [QUESTIONS[name] for name in sys.argv[1].split("+")]
     answers = []
     with torch.no_grad():
