@@ -27,7 +27,7 @@ class Entry:
         dtype: of the planted pattern.
         dynamic: whether it was compiled for symbolic shapes.
         near_miss: what kept the pattern from being fused; None where it had to fuse.
-        route: as in ``Case``.
+        route: as in ``Case``; "streams" or "shared pool" of programs that are no case.
         seconds: of processor time that it took.
         fusions: that happened.
         expected: that had to happen, None for any number.

@@ -66,12 +66,12 @@ def rate_rows(run: Run) -> list[tuple[str, int, str, str]]:
     """How many programs a second of one core each mode checks, drawing included."""
     modes: dict[str, list[float]] = {}
     for entry in run.books.entries:
-        for mode in dict.fromkeys((entry.kind.partition(",")[0] + ", all", entry.kind)) if entry.kind else ():
-            modes.setdefault(mode, []).append(entry.seconds)
+        mode, comma, _ = entry.kind.partition(",")
+        for row in dict.fromkeys((f"{mode}, all" if comma else mode, entry.kind)) if entry.kind else ():
+            modes.setdefault(row, []).append(entry.seconds)
     return [
         (mode, len(seconds), f"{sum(seconds):.1f}", f"{len(seconds) / max(sum(seconds), 1e-9):.1f}")
         for mode, seconds in sorted(modes.items())
-        if mode != "streams, all"
     ]
 
 

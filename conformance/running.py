@@ -32,6 +32,7 @@ class Profile:
     compiled: int
     tokens: int
     streams: int
+    shared_pool: int
     decoders: tuple[tuple[str, bool], ...]
     dynamic: tuple[str, ...]
 
@@ -51,6 +52,7 @@ PROFILES = {
         compiled=2,
         tokens=12,
         streams=40,
+        shared_pool=10,
         decoders=(("llama", False), ("deepseek", True)),
         dynamic=("llama",),
     ),
@@ -64,6 +66,7 @@ PROFILES = {
         compiled=40,
         tokens=32,
         streams=4000,
+        shared_pool=300,
         decoders=DECODERS,
         dynamic=FAMILIES,
     ),
@@ -77,6 +80,7 @@ PROFILES = {
         compiled=450,
         tokens=64,
         streams=48000,
+        shared_pool=3600,
         decoders=DECODERS,
         dynamic=FAMILIES,
     ),
@@ -152,8 +156,14 @@ class Run:
         self.on_example()
 
     @contextmanager
-    def streams(self, what: str, *, source: str = "") -> Iterator[list[PassReport]]:
-        """Enter the program of several streams that is checked within the block; its compilations' reports are appended."""
+    def entered(self, what: str, *, source: str = "", kind: str = "streams") -> Iterator[list[PassReport]]:
+        """Enter the int32 program that is checked within the block; its compilations' reports are appended.
+
+        Args:
+            what: the row of the table.
+            source: the program.
+            kind: of program, which is also the line of the table of rates.
+        """
         start, failures = time.process_time(), tuple[str, ...]()
         reports: list[PassReport] = []
         try:
@@ -166,8 +176,8 @@ class Run:
             seconds = round(time.process_time() - start, 4)
             self.books.add(
                 Entry(
-                    self.test, what, "int32", False, None, "streams", seconds, 0, None, 0.0, (), failures, source,
-                    tuple(passes), "streams",
+                    self.test, what, "int32", False, None, kind, seconds, 0, None, 0.0, (), failures, source,
+                    tuple(passes), kind,
                 )
             )  # fmt: skip
             self.on_example()

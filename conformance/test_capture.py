@@ -6,6 +6,7 @@ import pytest
 from running import Run
 
 from npugraph_ex import testing
+from npugraph_ex.testing.shared_pool_examples import shared_pool_example
 
 WHAT = "(integers)"
 
@@ -22,3 +23,11 @@ def test_integers_through_torch_compile(run: Run) -> None:
     run.explore(
         "compiled integers", testing.integer_programs(), examples=2 * run.profile.compiled, route="compile", what=WHAT
     )
+
+
+def test_graphs_of_one_pool(run: Run) -> None:
+    """Graphs of several functions and sizes in one pool: no replay overwrites what another one handed out."""
+    for number in range(run.profile.shared_pool):
+        example = run.seed * 1_000_003 + number
+        with run.entered("(shared pool)", source=f"shared_pool_example({example})", kind="shared pool"):
+            assert shared_pool_example(example) == ""

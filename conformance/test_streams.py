@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(not npu_emulator.is_active(), reason="schedules 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_check_and_device_agree(run: Run, program: StreamProgram) -> None:
     """In the program as it is, mended, and repaired, the check finds an error where the device finds a race."""
-    with run.streams("(streams) corpus: check and device", source=program.name):
+    with run.entered("(streams) corpus: check and device", source=program.name):
         _agree(program)
 
 
@@ -51,7 +51,7 @@ def _agree(program: StreamProgram) -> None:
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_compiled(run: Run, program: StreamProgram) -> None:
     """Compiled, a race is refused or repaired as the option says; forks, joins and memory are the compiler's own affair."""
-    with run.streams("(streams) corpus: compiled", source=program.name) as reports:
+    with run.entered("(streams) corpus: compiled", source=program.name) as reports:
         _compile(program, reports)
 
 
@@ -86,7 +86,7 @@ def _assert_equal(results: Sequence[torch.Tensor], expected: Sequence[torch.Tens
 @pytest.mark.parametrize("form", FORM_NAMES)
 def test_every_form(run: Run, form: str, dynamic: bool) -> None:
     """Written in every form, the program gives the plain one's integers, at other sizes too, without a race."""
-    with run.streams(f"(streams) form: {form}") as reports:
+    with run.entered(f"(streams) form: {form}") as reports:
         wrong, report = check_form(form, dynamic=dynamic, schedules=FEW)
         assert wrong == ""
         assert report is not None
@@ -101,7 +101,7 @@ def test_random_graphs(run: Run, keep: bool) -> None:
     @settings(max_examples=run.profile.streams, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(stream_graphs(keep=keep))
     def agree(gm: fx.GraphModule) -> None:
-        with run.streams(f"(streams) random graphs, memory {'kept' if keep else 'freed'}", source=str(gm.graph)):
+        with run.entered(f"(streams) random graphs, memory {'kept' if keep else 'freed'}", source=str(gm.graph)):
             check(gm)
 
     def check(gm: fx.GraphModule) -> None:

@@ -79,6 +79,12 @@ def _literals(seed: int) -> str:
     return literal_example(seed)
 
 
+def _shared_pool(seed: int) -> str:
+    from npugraph_ex.testing.shared_pool_examples import shared_pool_example
+
+    return shared_pool_example(seed)
+
+
 FAMILIES: Mapping[str, Example] = MappingProxyType(
     {
         "planted": _programs(partial(planted_programs, pattern=_RULE), "fx"),
@@ -95,6 +101,7 @@ FAMILIES: Mapping[str, Example] = MappingProxyType(
         "updates": _updates,
         "user rules": _user_rules,
         "literals": _literals,
+        "shared pool": _shared_pool,
     }
 )
-"""By name. All but "updates" and "device ..." need no device; "streams" and "forms" want the emulated one."""
+"""By name. All but "updates", "shared pool" and "device ..." need no device; "streams" and "forms" want the emulated one."""

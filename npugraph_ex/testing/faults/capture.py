@@ -12,6 +12,7 @@ from npugraph_ex.testing.faults._patches import answering, doing_nothing
 from npugraph_ex.testing.mutation import Mutant
 
 _CAPTURED = "npugraph_ex.aclgraph.captured:CapturedGraph"
+_FOOTPRINT = "npugraph_ex.aclgraph.footprint"
 _INPUTS = "npugraph_ex.aclgraph.inputs"
 _OUTPUTS = "npugraph_ex.aclgraph.outputs"
 _UPDATES = "npugraph_ex.aclgraph.updates"
@@ -144,6 +145,14 @@ MUTANTS = (
     Mutant(
         "replay-overwrites-results", "a result never changes because of a later call",
         f"{_OUTPUTS}:Outputs.held", answering(answer=False), "device",
+    ),
+    Mutant(
+        "replay-overwrites-other-graphs", "no replay overwrites what a graph of another function handed out",
+        f"{_FOOTPRINT}:Footprint.is_overwritten", answering(answer=False), "shared pool",
+    ),
+    Mutant(
+        "captures-know-no-others", "a new capture has its results where no graph of its pool writes",
+        f"{_FOOTPRINT}:_written_in", answering([]), "shared pool",
     ),
     Mutant(
         "replay-lends-copies", "the instance that copies results hands out copies",
