@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,7 +21,24 @@ def size_of(dim: Dim, sizes: Mapping[str, int]) -> int:
     """The number that ``dim`` is under ``sizes``."""
     if isinstance(dim, int):
         return dim
+    missing = symbols_of((dim,)).difference(sizes)
+    if missing:
+        raise ValueError(f"the sizes of a call must name {', '.join(sorted(missing))}; they are {dict(sizes)}.")
     return math.prod(int(part) if part.isdigit() else sizes[part] for part in dim.split("*"))
+
+
+@lru_cache(maxsize=256)
+def symbols_of(shape: tuple[Dim, ...]) -> frozenset[str]:
+    """The symbols in a shape."""
+    parts = [part for dim in shape if isinstance(dim, str) for part in dim.split("*")]
+    return frozenset(part for part in parts if not part.isdigit())
+
+
+_SYMBOLIC = re.compile(r"\w+(\*\w+)*")
+
+
+def _is_dim(dim: object) -> bool:
+    return dim >= 0 if isinstance(dim, int) else isinstance(dim, str) and _SYMBOLIC.fullmatch(dim) is not None
 
 
 @dataclass(frozen=True)
@@ -43,6 +61,19 @@ class Input:
     alias_of: int | None = None
     scale: float = 1.0
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.shape, tuple) or not all(map(_is_dim, self.shape)):
+            raise ValueError(
+                f'Input.shape must be a tuple of sizes >= 0 and symbols such as "s0" or "s0*4"; it is {self.shape!r}.'
+            )
+        if self.layout not in LAYOUTS:
+            raise ValueError(f"Input.layout must be one of {', '.join(LAYOUTS)}; it is {self.layout!r}.")
+        if self.alias_of is not None and self.alias_of < 0:
+            raise ValueError(f"Input.alias_of must be the position of an earlier input; it is {self.alias_of}.")
+        if not isinstance(self.scale, (int, float)) or not 0 <= self.scale < math.inf:
+            raise ValueError(f"Input.scale must be a finite number >= 0; it is {self.scale!r}.")
+        _ = self.torch_dtype  # says what is wrong with it
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -16,6 +16,7 @@ is right when some value within p of ``q`` rounds to it, half to even and satura
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -38,8 +39,8 @@ class Limits:
     tie: float = 0.45
 
     def __post_init__(self) -> None:
-        if self.k < 1 or self.n < 0.5 or not 0 <= self.tie < 0.5:
-            raise ValueError(f"limits must have k >= 1, n >= 0.5 and 0 <= tie < 0.5; they are {self}.")
+        if not (1 <= self.k < math.inf and 0.5 <= self.n < math.inf and 0 <= self.tie < 0.5):
+            raise ValueError(f"limits must be numbers with k >= 1, n >= 0.5 and 0 <= tie < 0.5; they are {self}.")
 
     def __str__(self) -> str:
         """As printed."""
@@ -111,6 +112,12 @@ def _check_shapes(**tensors: torch.Tensor | None) -> None:
         raise ValueError(f"the judge compares tensors of one shape; it was given {shapes}.")
 
 
+def _check_wide(**tensors: torch.Tensor) -> None:
+    for name, tensor in tensors.items():
+        if tensor.dtype != torch.float64:
+            raise ValueError(f"the judge takes a {name} of float64; it is {tensor.dtype}.")
+
+
 def judge_floating(
     candidate: torch.Tensor,
     reference: torch.Tensor,
@@ -134,7 +141,10 @@ def judge_floating(
     A NaN is right where the reference is NaN. An infinity is right where the reference is beyond the format's range,
     or, like every value on which the candidate equals eager mode, where eager mode has it.
     """
+    if candidate.dtype not in FORMATS:
+        raise ValueError(f"judge_floating judges {', '.join(map(str, FORMATS))}; the candidate is {candidate.dtype}.")
     _check_shapes(candidate=candidate, reference=reference, eager=eager, spread=spread)
+    _check_wide(reference=reference)
     shape = FORMATS[candidate.dtype]
     wide = candidate.to(torch.float64)
     allowed = permitted_error(reference, candidate.dtype, eager=eager, spread=spread, limits=limits)
@@ -168,6 +178,7 @@ def judge_quantised(
     _check_shapes(candidate=candidate, quotient=quotient, spread=spread)
     if candidate.dtype != torch.int8:
         raise ValueError(f"judge_quantised judges int8; the candidate is {candidate.dtype}.")
+    _check_wide(quotient=quotient)
     value = torch.where(quotient.isnan(), torch.zeros_like(quotient), quotient).clamp(-128.0, 127.0)
     allowed = permitted_error(value, torch.float32, spread=spread, limits=limits).clamp(max=limits.tie)
     wide = candidate.to(torch.float64)

@@ -44,8 +44,10 @@ def kill(name: str, *, budget: int = BUDGET) -> Kill:
         budget: how many examples to try.
 
     Raises:
-        ValueError: there is no such mutant, or an example of its family fails without it.
+        ValueError: there is no such mutant, or the budget is below one.
     """
+    if budget < 1:
+        raise ValueError(f"kill(budget=...) takes an int >= 1; it is {budget}.")
     with mutation.mutant(name) as mutant, _quiet():
         example, start = FAMILIES[mutant.found_by], time.process_time()
         for seed in range(budget):

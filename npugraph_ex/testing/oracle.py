@@ -26,7 +26,7 @@ from npugraph_ex.observe.report import PassReport
 from npugraph_ex.testing import tracing
 from npugraph_ex.testing.constraints import options_for
 from npugraph_ex.testing.fx_level import compare_on_host, optimise, replaced_nodes
-from npugraph_ex.testing.inputs import Input, make_inputs, refill
+from npugraph_ex.testing.inputs import Input, make_inputs, refill, symbols_of
 from npugraph_ex.testing.judge import Limits, same_values
 from npugraph_ex.testing.metadata import Observation, host_copy, observe, visible_difference
 from npugraph_ex.testing.program import Program, function_of
@@ -72,6 +72,17 @@ class Case:
             raise ValueError(f"Case.route must be one of {', '.join(ROUTES)}; it is {self.route!r}.")
         if len(self.sizes) < 2 and self.runs:
             raise ValueError("Case.sizes must name at least two calls, or nothing is ever replayed with new values.")
+        if "def program(" not in self.source:
+            raise ValueError(f"Case.source must be the text of a function called program; it is {self.source!r}.")
+        if not isinstance(self.inputs, (tuple, list)) or not all(isinstance(spec, Input) for spec in self.inputs):
+            raise TypeError(f"Case.inputs must be a tuple of Input; it is {self.inputs!r}.")
+        symbols = frozenset().union(*(symbols_of(spec.shape) for spec in self.inputs))
+        for call, sizes in enumerate(self.sizes):
+            if not symbols <= sizes.keys():
+                raise ValueError(
+                    f"Case.sizes must name {', '.join(sorted(symbols))} in every call; call {call} has {dict(sizes)}."
+                )
+        apply_flat(CompilerConfig(), dict(self.options))  # says which option there is not
 
     @classmethod
     def of(cls, program: Program, *, route: str = "graph", options: Mapping[str, Any] | None = None) -> Case:
@@ -161,7 +172,13 @@ def _session(function: Callable[..., Any], case: Case) -> _Session:
 
 
 def check(case: Case) -> Outcome:
-    """Check one case. Never raises for what the case does: an exception is a failure of the outcome."""
+    """Check one case. Never raises for what the case does: an exception is a failure of the outcome.
+
+    Raises:
+        TypeError: it is no case.
+    """
+    if not isinstance(case, Case):
+        raise TypeError(f"check takes a Case; it was given {case!r}.")
     outcome = Outcome()
     try:
         _check(case, outcome)

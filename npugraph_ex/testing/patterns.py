@@ -106,9 +106,22 @@ def registered_patterns(name: str | None = None) -> tuple[Pattern, ...]:
     rules = [prepared.rule for prepared in prepared_ones if not prepared.inactive]
     found = tuple(pattern_of(rule) for rule in rules if name in (None, rule.name))
     if not found:
-        names = sorted({*RULE_NAMES, *(prepared.rule.name for prepared in USER_RULES.snapshot())})
-        raise ValueError(f"there is no registered fusion rule called {name!r}; there are {', '.join(names)}.")
+        raise _unknown(name)
     return found
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError where no rule has this name; nothing is traced."""
+    if name not in _names():
+        raise _unknown(name)
+
+
+def _names() -> set[str]:
+    return {*RULE_NAMES, *(prepared.rule.name for prepared in USER_RULES.snapshot())}
+
+
+def _unknown(name: str | None) -> ValueError:
+    return ValueError(f"there is no registered fusion rule called {name!r}; there are {', '.join(sorted(_names()))}.")
 
 
 _known: dict[int, Pattern] = {}

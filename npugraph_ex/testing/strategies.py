@@ -19,7 +19,7 @@ from npugraph_ex.testing.constraints import SIXTEEN_BITS as DTYPES
 from npugraph_ex.testing.constraints import constraints_of
 from npugraph_ex.testing.inputs import Dim
 from npugraph_ex.testing.near_misses import NEAR_MISSES, Planted, applicable
-from npugraph_ex.testing.patterns import SPELLINGS, Pattern, registered_patterns, respelled
+from npugraph_ex.testing.patterns import SPELLINGS, Pattern, check_name, registered_patterns, respelled
 from npugraph_ex.testing.program import Program, Ref, Step
 from npugraph_ex.testing.templates import fill
 
@@ -180,6 +180,12 @@ def planted_programs(  # noqa: PLR0913 - each is one thing to fix; the rest is d
     """What makes random programs around a planted pattern; the arguments are those of ``programs``."""
     if isinstance(near_miss, str) and near_miss not in NEAR_MISSES:
         raise ValueError(f"near_miss must be one of {', '.join(NEAR_MISSES)}; it is {near_miss!r}.")
+    if isinstance(pattern, str):
+        check_name(pattern)
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ValueError(f"dtype must be a floating-point torch.dtype; it is {dtype!r}.")
+    if prefix < 0:
+        raise ValueError(f"prefix must be an int >= 0; it is {prefix}.")
     return partial(
         _planted, pattern=pattern, near_miss=near_miss, dtype=dtype, dynamic=dynamic, functional=functional,
         exactly=exactly, prefix=prefix,
@@ -289,9 +295,7 @@ def _integers(choices: Choices, *, dynamic: bool | None) -> Program:
     )
 
 
-@st.composite
 def programs(  # noqa: PLR0913 - each is one thing to fix; the rest is drawn
-    draw: Any,
     *,
     pattern: Pattern | str,
     near_miss: str | bool | None = False,
@@ -300,11 +304,10 @@ def programs(  # noqa: PLR0913 - each is one thing to fix; the rest is drawn
     functional: bool | None = None,
     exactly: Mapping[str, Spec] | None = None,
     prefix: int = 3,
-) -> Program:
+) -> st.SearchStrategy[Program]:
     """Random programs around a planted pattern.
 
     Args:
-        draw: given by hypothesis.
         pattern: what to plant: a registered pattern, or the name of a rule, of which a variant is drawn.
         near_miss: False for programs that must be fused, True for any near-miss, or the name of one.
         dtype: of the pattern's floating-point arguments; drawn when None.
@@ -314,12 +317,17 @@ def programs(  # noqa: PLR0913 - each is one thing to fix; the rest is drawn
         prefix: how many operators deep the pattern's arguments are computed at most; 0 for inputs alone.
 
     Raises:
-        ValueError: there is no such rule or near-miss.
+        ValueError: there is no such rule or near-miss, dtype is no floating-point dtype, or prefix is below zero.
     """
     make = planted_programs(
         pattern=pattern, near_miss=near_miss, dtype=dtype, dynamic=dynamic, functional=functional, exactly=exactly,
         prefix=prefix,
     )  # fmt: skip
+    return _drawn(make)
+
+
+@st.composite
+def _drawn(draw: Any, make: Maker) -> Program:
     return make(Choices(Drawn(draw)))
 
 

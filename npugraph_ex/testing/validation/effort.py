@@ -33,3 +33,9 @@ class Effort:
             raise ValueError(f"max_examples must be an int >= 1; it is {self.examples}.")
         if self.expect < 0:
             raise ValueError(f"expect_matches must be an int >= 0; it is {self.expect}.")
+        if self.dtypes is not None and not (self.dtypes and all(map(_is_floating, self.dtypes))):
+            raise ValueError(f"dtypes must be floating-point torch dtypes, at least one; they are {list(self.dtypes)}.")
+
+
+def _is_floating(dtype: object) -> bool:
+    return isinstance(dtype, torch.dtype) and dtype.is_floating_point
