@@ -10,8 +10,10 @@ stores it in (see ``reference64``). So a fused operator that keeps an intermedia
 rounds it to float16, may differ from eager mode by what that rounding is worth, and by no more.
 
 Quantised: ``f`` is an integer and ``q`` the float64 value before rounding. With the permitted error p of ``q``, ``f``
-is right when some value within p of ``q`` rounds to it, half to even and saturated. Since p is less than half a step,
-``f`` then is the rounded ``q``, or its neighbour where ``q`` lies within p of the tie between the two.
+is right when some value within p of ``q`` rounds to it, half to even and saturated. p is kept below half a step, so that
+``f`` is the rounded ``q``, or its neighbour where ``q`` lies within p of the tie between the two. Only where eager mode's
+own roundings move ``q`` by half a step or more, as they do where the step is smaller than an ulp of what is quantised, is
+no integer the right one, and p is what it is: then several steps may be right, as several ulps are in floating point.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ import torch
 
 from npugraph_ex.testing.formats import FORMATS, ulp
 
+_HALF_A_STEP = 0.5
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -31,7 +35,7 @@ class Limits:
     Attributes:
         k: how many times eager mode's error is permitted.
         n: how many ulps are permitted in any case.
-        tie: the largest distance from a tie that is ever excused, in steps; less than a half.
+        tie: the largest distance from a tie that is excused where an integer is the right one, in steps; less than a half.
     """
 
     k: float = 4.0
@@ -180,12 +184,15 @@ def judge_quantised(
         raise ValueError(f"judge_quantised judges int8; the candidate is {candidate.dtype}.")
     _check_wide(quotient=quotient)
     value = torch.where(quotient.isnan(), torch.zeros_like(quotient), quotient).clamp(-128.0, 127.0)
-    allowed = permitted_error(value, torch.float32, spread=spread, limits=limits).clamp(max=limits.tie)
+    permitted = permitted_error(value, torch.float32, spread=spread, limits=limits)
+    allowed = permitted.clamp(max=limits.tie)
+    if spread is not None:
+        allowed = torch.where(spread.nan_to_num(posinf=0.0) < _HALF_A_STEP, allowed, permitted)
     wide = candidate.to(torch.float64)
     nearest = value.round()
     # The distance from the value to the interval of those that round to the candidate.
     distance = ((value - wide).abs() - 0.5).clamp(min=0.0)
-    right = (wide == nearest) | ((wide - nearest).abs() <= 1) & (distance <= allowed)
+    right = (wide == nearest) | (distance <= allowed)
     return _verdict(right, (wide - nearest).abs(), wide, value, allowed, "steps")
 
 

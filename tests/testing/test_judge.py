@@ -99,14 +99,22 @@ def test_a_tie_may_fall_either_way_within_the_permitted_error() -> None:
     assert not judge_quantised(torch.tensor([3], dtype=torch.int8), far, spread=spread).ok
 
 
-def test_more_than_one_step_is_never_excused() -> None:
-    """Whatever the permitted error, two steps are wrong, and half a step is the most that is excused."""
-    huge = torch.full((1,), 100.0, dtype=torch.float64)
-    value = torch.tensor([2.49], dtype=torch.float64)
-    assert not judge_quantised(torch.tensor([4], dtype=torch.int8), value, spread=huge).ok
-    assert not judge_quantised(
-        torch.tensor([3], dtype=torch.int8), torch.tensor([2.0], dtype=torch.float64), spread=huge
-    ).ok
+def test_half_a_step_is_never_excused_where_an_integer_is_the_right_one() -> None:
+    """Whatever is permitted, as long as eager mode's roundings move the value by less than half a step."""
+    spread = torch.full((1,), 0.49, dtype=torch.float64)  # times k = 4 is almost two steps
+    for value, wrong in ((2.49, 4), (2.0, 3)):
+        quotient = torch.tensor([value], dtype=torch.float64)
+        assert not judge_quantised(torch.tensor([wrong], dtype=torch.int8), quotient, spread=spread).ok
+
+
+def test_steps_below_eager_modes_roundings_are_judged_as_floating_point_is() -> None:
+    """A step of 0.001 under values of which one ulp is 0.002: -41.45 +- 7.6 may be quantised to -34, and not to -33."""
+    spread = torch.full((1,), 1.9, dtype=torch.float64)  # times k = 4 is 7.6
+    value = torch.tensor([-41.45], dtype=torch.float64)
+    for right in (-40, -34, -49):
+        assert judge_quantised(torch.tensor([right], dtype=torch.int8), value, spread=spread).ok
+    for wrong in (-33, -50, 40):
+        assert not judge_quantised(torch.tensor([wrong], dtype=torch.int8), value, spread=spread).ok
 
 
 def test_saturation_is_exact() -> None:
