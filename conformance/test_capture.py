@@ -14,14 +14,14 @@ WHAT = "(integers)"
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_integers(run: Run, dynamic: bool) -> None:
     """Replay with new values at new addresses gives eager mode's integers, aliases and writes; old results stay."""
-    strategy = testing.integer_programs(dynamic=dynamic)
-    run.explore(f"integers {dynamic}", strategy, examples=run.profile.integers, what=WHAT)
+    maker = testing.exact_programs(dynamic=dynamic)
+    run.explore(f"integers {dynamic}", maker, examples=run.profile.integers, what=WHAT)
 
 
 def test_integers_through_torch_compile(run: Run) -> None:
     """The same through Dynamo and AOT, which handle aliased and written inputs in their own ways."""
     run.explore(
-        "compiled integers", testing.integer_programs(), examples=2 * run.profile.compiled, route="compile", what=WHAT
+        "compiled integers", testing.exact_programs(), examples=2 * run.profile.compiled, route="compile", what=WHAT
     )
 
 

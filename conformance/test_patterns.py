@@ -39,22 +39,22 @@ def _dtype_name(dtype: torch.dtype) -> str:
 @pytest.mark.parametrize(("pattern", "dtype"), DTYPES, ids=lambda value: str(value).removeprefix("torch."))
 def test_planted(run: Run, pattern: str, dtype: torch.dtype, dynamic: bool) -> None:
     """A planted pattern is fused exactly once, and eager mode, optimised graph and replay agree."""
-    strategy = testing.programs(pattern=pattern, dtype=dtype, dynamic=dynamic)
+    maker = testing.planted_programs(pattern=pattern, dtype=dtype, dynamic=dynamic)
     name = f"planted {pattern} {_dtype_name(dtype)} {dynamic}"
-    run.explore(name, strategy, examples=run.profile.planted, what=pattern)
+    run.explore(name, maker, examples=run.profile.planted, what=pattern)
 
 
 @pytest.mark.parametrize(("pattern", "kind"), NEAR_MISSES)
 def test_near_miss(run: Run, pattern: str, kind: str) -> None:
     """What only resembles a pattern is left alone, and computes what it did."""
-    strategy = testing.programs(pattern=pattern, near_miss=kind)
-    run.explore(f"near-miss {pattern} {kind}", strategy, examples=run.profile.near_miss, what=pattern)
+    maker = testing.planted_programs(pattern=pattern, near_miss=kind)
+    run.explore(f"near-miss {pattern} {kind}", maker, examples=run.profile.near_miss, what=pattern)
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_planted_through_torch_compile(run: Run, pattern: str, dynamic: bool) -> None:
     """The same holds from torch.compile on: Dynamo, AOT, passes, capture, replay."""
-    strategy = testing.programs(pattern=pattern, dynamic=dynamic)
+    maker = testing.planted_programs(pattern=pattern, dynamic=dynamic)
     name = f"compiled {pattern} {dynamic}"
-    run.explore(name, strategy, examples=run.profile.compiled, route="compile", what=pattern)
+    run.explore(name, maker, examples=run.profile.compiled, route="compile", what=pattern)
