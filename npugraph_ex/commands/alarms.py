@@ -56,7 +56,12 @@ def run(arguments: argparse.Namespace, *, target: str | None = None) -> int:
 
 
 def _progress(alarms: Alarms) -> None:
-    """One line that replaces itself on a terminal, nothing elsewhere."""
+    """One line that replaces itself on a terminal, a line for every thousand elsewhere."""
+    done = alarms.examples.total()
+    said = f"{done} programs, {len(alarms.raised)} alarms"
     if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K{alarms.examples.total()} programs, {len(alarms.raised)} alarms")
+        sys.stderr.write(f"\r\x1b[K{said}")
+        sys.stderr.flush()
+    elif done % 1000 == 0:
+        sys.stderr.write(f"{said}\n")
         sys.stderr.flush()

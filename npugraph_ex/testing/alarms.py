@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
 
-from npugraph_ex.testing.families import FAMILIES
+from npugraph_ex.fusion.rules import RULE_NAMES
+from npugraph_ex.testing.client_operators import client_operators
+from npugraph_ex.testing.families import FAMILIES, Example, programs
+from npugraph_ex.testing.strategies import planted_programs
 
-JUDGED = tuple(name for name in FAMILIES if name not in {"streams", "forms", "updates", "shared pool"})
-"""The families of random programs whose values the oracle judges."""
+_ELSEWHERE = {"streams", "forms", "updates", "shared pool", "planted"}
+"""Families without values to judge, and one that is a rule's own."""
+
+JUDGED: Mapping[str, Example] = MappingProxyType(
+    {
+        **{name: family for name, family in FAMILIES.items() if name not in _ELSEWHERE},
+        **{f"planted {rule}": programs(partial(planted_programs, pattern=rule), "fx") for rule in RULE_NAMES},
+    }
+)
+"""The families of random programs whose values the oracle judges, and every rule's own programs."""
 
 
 @dataclass
@@ -41,14 +54,15 @@ def count_alarms(examples: int, *, first: int = 0, on_example: Callable[[Alarms]
     """
     if examples < 1:
         raise ValueError(f"count_alarms(examples=...) takes an int >= 1; it is {examples}.")
-    alarms = Alarms()
-    for number in range(first, first + examples):
-        family, start = JUDGED[number % len(JUDGED)], time.process_time()
-        message = FAMILIES[family](number // len(JUDGED))
-        alarms.examples[family] += 1
-        alarms.seconds[family] += time.process_time() - start
-        if message:
-            alarms.raised.append((family, number, message))
-        if on_example is not None:
-            on_example(alarms)
+    alarms, names = Alarms(), tuple(JUDGED)
+    with client_operators():
+        for number in range(first, first + examples):
+            family, start = names[number % len(names)], time.process_time()
+            message = JUDGED[family](number // len(names))
+            alarms.examples[family] += 1
+            alarms.seconds[family] += time.process_time() - start
+            if message:
+                alarms.raised.append((family, number, message))
+            if on_example is not None:
+                on_example(alarms)
     return alarms

@@ -20,7 +20,8 @@ Example = Callable[[int], str]
 _RULE = "add_rms_norm_dynamic_quant"
 
 
-def _programs(make: Callable[[], Maker], route: str) -> Example:
+def programs(make: Callable[[], Maker], route: str) -> Example:
+    """Examples that the oracle checks along ``route``; ``make`` is called for the first of them."""
     made: Callable[[], Maker] = cache(make)
 
     def example(seed: int) -> str:
@@ -87,15 +88,15 @@ def _shared_pool(seed: int) -> str:
 
 FAMILIES: Mapping[str, Example] = MappingProxyType(
     {
-        "planted": _programs(partial(planted_programs, pattern=_RULE), "fx"),
-        "planted add_rms_norm_cast": _programs(partial(planted_programs, pattern="add_rms_norm_cast"), "fx"),
-        "planted add_rms_norm_quant": _programs(partial(planted_programs, pattern="add_rms_norm_quant"), "fx"),
-        "planted transpose_batchmatmul": _programs(partial(planted_programs, pattern="transpose_batchmatmul"), "fx"),
-        "near-miss muls_add": _programs(partial(planted_programs, pattern="muls_add", near_miss=True), "fx"),
-        "near-miss": _programs(partial(planted_programs, pattern=_RULE, near_miss=True), "fx"),
-        "exact": _programs(exact_programs, "fx"),
-        "device": _programs(partial(exact_programs, dynamic=False), "graph"),
-        "device dynamic": _programs(partial(exact_programs, dynamic=True), "graph"),
+        "planted": programs(partial(planted_programs, pattern=_RULE), "fx"),
+        "planted add_rms_norm_cast": programs(partial(planted_programs, pattern="add_rms_norm_cast"), "fx"),
+        "planted add_rms_norm_quant": programs(partial(planted_programs, pattern="add_rms_norm_quant"), "fx"),
+        "planted transpose_batchmatmul": programs(partial(planted_programs, pattern="transpose_batchmatmul"), "fx"),
+        "near-miss muls_add": programs(partial(planted_programs, pattern="muls_add", near_miss=True), "fx"),
+        "near-miss": programs(partial(planted_programs, pattern=_RULE, near_miss=True), "fx"),
+        "exact": programs(exact_programs, "fx"),
+        "device": programs(partial(exact_programs, dynamic=False), "graph"),
+        "device dynamic": programs(partial(exact_programs, dynamic=True), "graph"),
         "streams": _streams,
         "forms": _forms,
         "updates": _updates,
