@@ -10,7 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from npugraph_ex.testing.corpus import CORPUS as CORPUS
     from npugraph_ex.testing.corpus import KnownBug as KnownBug
+    from npugraph_ex.testing.corpus import shows as shows
     from npugraph_ex.testing.formats import ulp as ulp
     from npugraph_ex.testing.inputs import Input as Input
     from npugraph_ex.testing.inputs import make_inputs as make_inputs
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from npugraph_ex.testing.judge import judge_quantised as judge_quantised
     from npugraph_ex.testing.kills import kill as kill
     from npugraph_ex.testing.localise import find_guilty as find_guilty
+    from npugraph_ex.testing.metadata import Observation as Observation
+    from npugraph_ex.testing.metadata import observe as observe
+    from npugraph_ex.testing.metadata import visible_difference as visible_difference
     from npugraph_ex.testing.mutation import mutant as mutant
     from npugraph_ex.testing.mutation import mutants as mutants
     from npugraph_ex.testing.oracle import Case as Case
@@ -53,12 +58,14 @@ if TYPE_CHECKING:
     from npugraph_ex.testing.validation import validate_replacement as validate_replacement
 
 _HOME_OF = {
+    "CORPUS": "corpus",
     "Case": "oracle",
     "Finding": "validation",
     "Input": "inputs",
     "Judgement": "judge",
     "KnownBug": "corpus",
     "Limits": "judge",
+    "Observation": "metadata",
     "Outcome": "oracle",
     "Pattern": "patterns",
     "Program": "program",
@@ -83,26 +90,31 @@ _HOME_OF = {
     "make_inputs": "inputs",
     "mutant": "mutation",
     "mutants": "mutation",
+    "observe": "metadata",
     "planted_programs": "strategies",
     "programs": "strategies",
     "registered_patterns": "patterns",
     "reproduce": "script",
     "sample": "strategies",
     "script_of": "script",
+    "shows": "corpus",
     "shrink": "shrinking",
     "start_target": "targets",
     "ulp": "formats",
     "validate_module": "validation",
     "validate_replacement": "validation",
+    "visible_difference": "metadata",
 }
 
 __all__ = [
+    "CORPUS",
     "Case",
     "Finding",
     "Input",
     "Judgement",
     "KnownBug",
     "Limits",
+    "Observation",
     "Outcome",
     "Pattern",
     "Program",
@@ -125,12 +137,14 @@ __all__ = [
     "make_inputs",
     "mutant",
     "mutants",
+    "observe",
     "planted_programs",
     "programs",
     "registered_patterns",
     "reproduce",
     "sample",
     "script_of",
+    "shows",
     "shrink",
     "start_target",
     "stream_corpus",
@@ -138,6 +152,7 @@ __all__ = [
     "ulp",
     "validate_module",
     "validate_replacement",
+    "visible_difference",
 ]
 
 

@@ -28,3 +28,9 @@ def test_the_table_names_what_is_public() -> None:
              for name in re.findall(r"`(\w+)`", line.split("|")[1])}  # fmt: skip
     results = {"Finding", "Validation", "TargetError", "RulesNotFoundError", "ReplacementRefutedError"}
     assert table - {"reporting"} == set(testing.__all__) - results
+
+
+@pytest.mark.parametrize("name", testing.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    """Its module has it; it loads on first use."""
+    assert getattr(testing, name).__class__.__name__ != "module"
