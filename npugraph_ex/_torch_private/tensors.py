@@ -31,10 +31,17 @@ views. It is asked at every call, so it is torch's own function without a wrappe
 
 
 def functional_value(tensor: torch.Tensor) -> torch.Tensor | None:
-    """What AOT's functionalization holds as the present value of a tensor that is no view; None for any other tensor."""
+    """What AOT's functionalization holds as the present value of a tensor that is all of its memory; None for any other.
+
+    A view of a part is of no interest: what is written to it goes into its base, whose layout stays.
+    """
     from torch._subclasses.functional_tensor import FunctionalTensor
 
-    if not isinstance(tensor, FunctionalTensor) or not torch._is_functional_tensor_base(tensor.elem):
+    if not isinstance(tensor, FunctionalTensor):
+        return None
+    bytes_of_base = torch._functionalize_get_storage_size(tensor.elem, True)  # type: ignore[attr-defined]  # noqa: FBT003
+    whole = torch._is_functional_tensor_base(tensor.elem) or tensor.numel() * tensor.element_size() == bytes_of_base
+    if not whole:
         return None
     tensor.sync()
     return torch._from_functional_tensor(tensor.elem)

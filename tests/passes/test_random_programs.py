@@ -195,3 +195,9 @@ def test_random_programs_equal_eager_without_the_memory_passes() -> None:
     """The same holds with the memory passes switched off."""
     switched_off = ("inplace_pass", "input_inplace_pass", "remove_noop_ops", "remove_cat_ops")
     _property(60, **dict.fromkeys(switched_off, False))(SHARDS)
+
+
+def test_a_result_written_through_a_view_of_another_layout() -> None:
+    """Random programs found it: AOT gave the whole the layout that its view had been given."""
+    lines = ("v0 = x0.t()", "v1 = v0 + 1", "v2 = v1.t()", "torch.add(v0, 1, out=v2)")
+    run_both(Program(lines=lines, results=("v0", "v1"), aliased=False))
