@@ -33,18 +33,22 @@ views. It is asked at every call, so it is torch's own function without a wrappe
 def functional_value(tensor: torch.Tensor) -> torch.Tensor | None:
     """What AOT's functionalization holds as the present value of a tensor that is all of its memory; None for any other.
 
-    A view of a part is of no interest: what is written to it goes into its base, whose layout stays.
+    A view of a part is of no interest: what is written to it goes into its base, whose layout stays. A view of symbolic sizes
+    counts as one.
     """
     from torch._subclasses.functional_tensor import FunctionalTensor
 
     if not isinstance(tensor, FunctionalTensor):
         return None
-    bytes_of_base = torch._functionalize_get_storage_size(tensor.elem, True)  # type: ignore[attr-defined]  # noqa: FBT003
-    whole = torch._is_functional_tensor_base(tensor.elem) or tensor.numel() * tensor.element_size() == bytes_of_base
-    if not whole:
-        return None
     tensor.sync()
-    return torch._from_functional_tensor(tensor.elem)
+    value = torch._from_functional_tensor(tensor.elem)
+    return value if torch._is_functional_tensor_base(tensor.elem) or _is_whole(value) else None
+
+
+def _is_whole(view: torch.Tensor) -> bool:
+    """Whether a view is known to be all of its storage; arithmetic on symbolic sizes would be traced."""
+    count, size = view.numel(), view.untyped_storage().nbytes()
+    return isinstance(count, int) and isinstance(size, int) and count * view.element_size() == size
 
 
 def replace_functional_value(tensor: torch.Tensor, compute: Callable[[], torch.Tensor]) -> None:
