@@ -13,6 +13,7 @@ from npugraph_ex._torch_private.aot import (
     inputs_written_afterwards,
     is_of_backward,
     is_plain_aot_graph,
+    is_synthetic_base,
     sound_aot,
     static_input_positions,
 )
@@ -52,6 +53,7 @@ from npugraph_ex._torch_private.streams import (
 )
 from npugraph_ex._torch_private.tensors import (
     functional_value,
+    negative_view,
     owners_of_storage,
     replace_functional_value,
     storage_handle,
@@ -81,7 +83,9 @@ __all__ = [
     "is_erased",
     "is_of_backward",
     "is_plain_aot_graph",
+    "is_synthetic_base",
     "lazy_graph_module",
+    "negative_view",
     "new_symbols",
     "operator_name",
     "owners_of_storage",

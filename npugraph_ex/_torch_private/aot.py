@@ -70,6 +70,11 @@ def aot_input_position(node: fx.Node) -> int | None:
     return getattr(node.meta.get("desc"), "idx", None)
 
 
+def is_synthetic_base(node: fx.Node) -> bool:
+    """Whether a placeholder is a whole storage, which AOT passes in place of the inputs that share it."""
+    return type(node.meta.get("desc")).__name__ == "SyntheticBaseAOTInput"
+
+
 def inputs_written_afterwards(graph: fx.Graph) -> list[fx.Node]:
     """The inputs that AOT writes when the graph has run, with values that the graph returns."""
     from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput

@@ -17,6 +17,11 @@ def storage_key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def negative_view(tensor: torch.Tensor) -> torch.Tensor:
+    """A view of the same memory that is read with the other sign; torch has public views of this kind for `conj` only."""
+    return torch._neg_view(tensor)
+
+
 def storage_handle(storage: torch.UntypedStorage) -> int:
     """What `owners_of_storage` calls a storage; valid as long as the storage object lives."""
     return int(storage._cdata)

@@ -82,10 +82,10 @@ class CapturedGraph:
             self._begin(pool, error_mode)
             try:
                 values = recording(*arguments)
-            except Exception as error:
+            except BaseException as error:  # Ctrl-C too must not leave the device capturing
                 with contextlib.suppress(RuntimeError):  # the capture is invalid already; the cause is what matters
                     self.graph.capture_end()
-                if isinstance(error, BrokenPromiseError):
+                if isinstance(error, BrokenPromiseError) or not isinstance(error, Exception):
                     raise
                 raise CaptureError(f"the device refused to capture {recording.place}: {error}") from error
             try:

@@ -24,6 +24,8 @@ def host_scalars(graph: fx.Graph) -> frozenset[fx.Node]:
     facts, found = AliasFacts(graph), set[fx.Node]()
     for node in graph.nodes:
         computed = node.op == "call_function" and node.all_input_nodes and found.issuperset(node.all_input_nodes)
+        if computed and node.is_impure():
+            continue  # `rand_like(scalar)` gives another number at every call
         if (node.op == "placeholder" or computed) and _is_scalar(node) and not facts.is_written(node):
             found.add(node)
     returned = graph.output_node().all_input_nodes

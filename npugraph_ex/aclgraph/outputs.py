@@ -21,21 +21,27 @@ class _OfInput:
     position: int
     geometry: Geometry
     offset: int  # bytes, from the input's own first element
+    conjugated: bool  # lazily, and the input is not; or the other way round
+    negated: bool  # likewise
 
     @classmethod
     def of(cls, value: torch.Tensor, argument: torch.Tensor, position: int) -> _OfInput:
-        return cls(position, Geometry.of(value), value.data_ptr() - argument.data_ptr())
+        return cls(
+            position,
+            Geometry.of(value),
+            value.data_ptr() - argument.data_ptr(),
+            value.is_conj() != argument.is_conj(),
+            value.is_neg() != argument.is_neg(),
+        )
 
     def hand_out(self, inputs: Sequence[Any]) -> torch.Tensor:
         tensor: torch.Tensor = inputs[self.position]
         if self.offset == 0 and Geometry.of(tensor) == self.geometry:
-            return tensor
-        size, stride, dtype = self.geometry
-        start = tensor.storage_offset() * tensor.element_size() + self.offset
-        if dtype == tensor.dtype:
-            return tensor.as_strided(size, stride, start // dtype.itemsize)
-        view = torch.empty(0, dtype=dtype, device=tensor.device)
-        return view.set_(tensor.untyped_storage(), start // dtype.itemsize, size, stride)
+            same = tensor
+        else:
+            start = tensor.storage_offset() * tensor.element_size() + self.offset
+            same = _view(tensor, self.geometry, start // self.geometry.dtype.itemsize)
+        return _lazily(same, conjugated=self.conjugated, negated=self.negated)
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,11 @@ class Outputs:
                 self._storages.append(storage)
             self._slots.append(_Fresh(value.detach(), storages[key]))
         del values, arguments
-        fresh = [slot.tensor for slot in self._slots if isinstance(slot, _Fresh)]
+        slots = [slot for slot in self._slots if isinstance(slot, _Fresh)]
+        # Elements of the smallest dtype fill a storage whatever its size, those of a larger one may leave bytes over.
+        finest = {slot.storage: slot.tensor for slot in sorted(slots, key=lambda slot: -slot.tensor.element_size())}
+        self._finest = [finest[storage] for storage in range(len(self._storages))]
+        fresh = [slot.tensor for slot in slots]
         self._all_fresh = fresh if len(fresh) == len(self._slots) else None
         self._handles: list[int] = []
         self._owners: list[int] = []
@@ -135,17 +145,36 @@ class Outputs:
                 results.append(slot.hand_out(inputs) if isinstance(slot, _OfInput) else slot.value)
                 continue
             if slot.storage not in copies:
-                copies[slot.storage] = _whole(slot.tensor).clone()
-            base = copies[slot.storage]
+                copies[slot.storage] = _whole(self._finest[slot.storage]).clone()
+            base, tensor = copies[slot.storage], slot.tensor
             results.append(
-                base.as_strided(slot.tensor.size(), slot.tensor.stride(), slot.tensor.storage_offset())
+                _lazily(
+                    _view(base, Geometry.of(tensor), tensor.storage_offset()),
+                    conjugated=tensor.is_conj(),
+                    negated=tensor.is_neg(),
+                )
                 if base.numel()
-                else slot.tensor.clone()
+                else tensor.clone()
             )
         return results
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The whole storage of ``tensor`` as one flat tensor of its dtype."""
+    """The whole storage of ``tensor`` as one flat tensor of its dtype, with the elements as they are in memory."""
     elements = tensor.untyped_storage().nbytes() // tensor.element_size()
-    return tensor.as_strided((elements,), (1,), 0)
+    return _lazily(tensor.as_strided((elements,), (1,), 0), conjugated=tensor.is_conj(), negated=tensor.is_neg())
+
+
+def _view(tensor: torch.Tensor, geometry: Geometry, offset: int) -> torch.Tensor:
+    """Memory of ``tensor`` from the element ``offset`` of its storage on, in the shape and dtype of ``geometry``."""
+    size, stride, dtype = geometry
+    if dtype == tensor.dtype:
+        return tensor.as_strided(size, stride, offset)
+    view = torch.empty(0, dtype=dtype, device=tensor.device)
+    return view.set_(tensor.untyped_storage(), offset, size, stride)
+
+
+def _lazily(tensor: torch.Tensor, *, conjugated: bool, negated: bool) -> torch.Tensor:
+    """A view that is read conjugated or negated, or no longer so; ``tensor`` itself where it is neither."""
+    view = tensor.conj() if conjugated else tensor
+    return _torch_private.negative_view(view) if negated else view

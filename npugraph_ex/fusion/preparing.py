@@ -124,12 +124,14 @@ def _shown(value: object) -> str:
 
 
 def _identity_of(function: object) -> object:
-    """Equal for two functions with the same code and the same captured values, as two models register them."""
+    """Equal for two functions with the same code, captured values and defaults, as two models register them."""
     code = getattr(function, "__code__", None)
     if code is None:
         return function
     cells = tuple(id(cell.cell_contents) for cell in getattr(function, "__closure__", None) or ())
-    return (code, cells, getattr(function, "__self__", None))
+    defaults = getattr(function, "__defaults__", None) or (), (getattr(function, "__kwdefaults__", None) or {}).items()
+    kept = tuple(map(id, defaults[0])), tuple((name, id(value)) for name, value in defaults[1])
+    return (code, cells, kept, getattr(function, "__self__", None))
 
 
 def prepare(rule: FusionRule, judge: object = None) -> PreparedRule:

@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 from npugraph_ex import _torch_private
 from npugraph_ex.passes.collectives import communicates
 from npugraph_ex.passes.operators import (
+    counts_from_the_storage,
     is_view,
     may_alias,
     named_arguments,
@@ -37,6 +38,7 @@ from npugraph_ex.passes.regions import UNKNOWN, Region, Union
 __all__ = [
     "AliasFacts",
     "communicates",
+    "counts_from_the_storage",
     "inputs_left_behind",
     "is_view",
     "mutated_inputs",
@@ -178,15 +180,17 @@ class AliasFacts:
 def inputs_left_behind(graph: fx.Graph, facts: AliasFacts) -> frozenset[int]:
     """The positions of the placeholders around which the graph uses memory that is not theirs, as `as_strided` can.
 
-    Where sizes are symbolic any `as_strided` may.
+    Where sizes are symbolic any `as_strided` may. So may one that counts from the beginning of the storage: where in it an
+    input begins is guarded by nobody, so that another call may bring one that begins elsewhere.
     """
     own = {region.root: (position, region) for position, region in _single_regions(graph, facts)}
     beyond = set()
     for node in graph.nodes:
         strided = node.target is torch.ops.aten.as_strided.default
+        counting = counts_from_the_storage(node)
         for region in facts.regions(node) if strided or is_view(node) else ():
             position, mine = own.get(region.root, (-1, region))
-            if not mine.covers(region) if region.is_exact and mine.is_exact else strided:
+            if counting or not mine.covers(region) if region.is_exact and mine.is_exact else strided:
                 beyond.add(position)
     return frozenset(beyond - {-1})
 

@@ -58,6 +58,8 @@ _ASK_FOR_THE_SHAPE = frozenset(
 )  # fmt: skip
 """Operators that want to know of a tensor how large it is, and not what is in it."""
 
+_OFFSET_OF_AS_STRIDED = 3  # its place among the arguments
+
 _OVERWRITE = frozenset({torch.ops.aten.copy, torch.ops.aten.copy_, torch.ops.aten.fill_, torch.ops.aten.zero_})
 """Operators that do not read their first argument, which they overwrite or (`copy`) give a successor of the same layout."""
 
@@ -163,6 +165,13 @@ def _returned(overload: OpOverload) -> _Slot | None:
     if result is None or not result.is_write:
         return None
     return next((slot for slot in _traits(overload).written if slot in _traits(overload).aliased), None)
+
+
+def counts_from_the_storage(node: fx.Node) -> bool:
+    """Whether ``node`` is an `as_strided` that says where in the storage it begins, wherever in it its input does."""
+    return node.target is torch.ops.aten.as_strided.default and (
+        len(node.args) > _OFFSET_OF_AS_STRIDED or "storage_offset" in node.kwargs
+    )
 
 
 def returned_argument(node: fx.Node) -> fx.Node | None:

@@ -152,7 +152,7 @@ class _Reinplacer:
     def _write_part(self, node: fx.Node, target: fx.Node) -> None:
         """Turn a scatter into a view of the base and a copy into it; later nodes use the base itself."""
         _, given, *where = node.args
-        source = self._what_is_copied(given, node)
+        source = self._what_is_copied(given, node, target)
         with self.graph.inserting_before(node):
             part = self.graph.call_function(_SCATTERS[node.target], (target, *where), dict(node.kwargs))
             copy = self.graph.call_function(_aten.copy_.default, (part, source))
@@ -167,12 +167,17 @@ class _Reinplacer:
         if source is not given and isinstance(given, fx.Node) and not given.users:
             self.graph.erase_node(given)
 
-    def _what_is_copied(self, source: fx.node.Argument, node: fx.Node) -> fx.node.Argument:
-        """Skip the functional `copy(base, values)` that AOT writes for an assignment: copying `values` says the same."""
+    def _what_is_copied(self, source: fx.node.Argument, node: fx.Node, target: fx.Node) -> fx.node.Argument:
+        """Skip the functional `copy(base, values)` that AOT writes for an assignment: copying `values` says the same.
+
+        Not where they lie in the bytes that are written, as in `x[1:] = x[:-1].clone()`: there it keeps the two apart.
+        """
         if not isinstance(source, fx.Node) or source.target is not _aten.copy.default or len(source.args) != 2:
             return source
         values = source.args[1]
         if not isinstance(values, fx.Node) or tensor_leaves(source)[0].dtype != tensor_leaves(node)[0].dtype:
+            return source
+        if self.memory.overlap(values, self._part(source.args[0], node, target)):
             return source
         start, stop = self.memory.position[source], self.memory.position[node]
         if self.order is not None:
@@ -181,6 +186,14 @@ class _Reinplacer:
             stop = len(self.memory.position)  # a write that stands later may still come first
         writes = (next(self.memory.writes_after(region, start), None) for region in self.memory.regions(values))
         return source if any(write is not None and write.position < stop for write in writes) else values
+
+    def _part(self, view: fx.node.Argument, node: fx.Node, target: fx.Node) -> fx.Node:
+        """The part of ``target`` that a scatter writes: ``view`` where it is just that, or all of it."""
+        if not isinstance(view, fx.Node) or view.target is not _SCATTERS[node.target]:
+            return target
+        base, *where = view.args
+        alike = (where, view.kwargs) == ([*node.args[2:]], node.kwargs)
+        return view if alike and isinstance(base, fx.Node) and self.memory.is_same(base, target) else target
 
 
 def _times_given(node: fx.Node, value: fx.Node) -> int:

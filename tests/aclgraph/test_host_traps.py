@@ -146,3 +146,25 @@ def test_more_captures_than_streams(command: Callable[..., subprocess.CompletedP
 def test_tensors_on_the_host_among_the_inputs(function: Callable[..., Any]) -> None:
     """A CPU tensor with dimensions, whose values change from call to call, is read at each call and never frozen."""
     check(function, [(random(3), torch.arange(3.0) + step) for step in range(4)])
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit])
+def test_an_interrupted_capture_is_ended(interruption: type[BaseException]) -> None:
+    """Ctrl-C in the middle of a capture: the device can be used again, and the next call captures."""
+    graph, x = compiled(lambda x: torch.ops.npugraph_ex_tests.interrupted(x) + 1), random(4)
+    with torch.library._scoped_library("npugraph_ex_tests", "FRAGMENT") as library:
+        library.define("interrupted(Tensor x) -> Tensor")
+        library.impl("interrupted", torch.empty_like, "Meta")
+        pending = [interruption]
+
+        def kernel(x: torch.Tensor) -> torch.Tensor:
+            if pending:
+                raise pending.pop()
+            return x * 2
+
+        library.impl("interrupted", kernel, "PrivateUse1")
+        with pytest.raises(interruption):
+            graph(x)
+        assert not torch.npu.is_current_stream_capturing()
+        for _ in range(2):
+            assert torch.equal(graph(x).cpu(), x.cpu() * 2 + 1)

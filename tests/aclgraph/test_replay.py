@@ -7,7 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 from device_helpers import NPU, check, compiled, random
+from torch.fx.experimental.proxy_tensor import make_fx
 
+import npugraph_ex
 from npugraph_ex.observe.captures import capture_records, captures_so_far
 
 
@@ -147,6 +149,27 @@ def test_swap_and_shift_of_inputs() -> None:
         check(function, [(random(8), random(8)) for _ in range(4)])
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda y: y[1:].copy_(y[:-1].clone()),
+        lambda y: y[:-2].copy_(y[2:].clone()),
+        lambda y: y.diagonal().copy_(y[0].clone()),
+        lambda y: (y[0].copy_(y[1].clone()), y[1:3].copy_(y[0:2].clone())),
+    ],
+)
+def test_a_part_overwritten_with_an_overlapping_one(write: Callable[[torch.Tensor], object]) -> None:
+    """A shift by way of a clone, of an intermediate value and of an input: no copy reads what it overwrites."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x * 2
+        write(y)
+        write(x)
+        return y, x + 1
+
+    check(function, [(random(4, 4),) for _ in range(3)])
+
+
 def test_aliased_inputs_one_of_them_written() -> None:
     """Two arguments that are views of one tensor keep being so while one is written."""
 
@@ -243,6 +266,67 @@ def test_outputs_that_view_an_input_as_another_dtype() -> None:
     assert not bits.any().item()
 
 
+@pytest.mark.parametrize("options", [{}, {"clone_output": True}], ids=["lent", "copied"])
+@pytest.mark.parametrize(
+    "views",
+    [
+        lambda y: (y, y.conj()),
+        lambda y: (y.conj(), y),
+        lambda y: (y, torch.view_as_real(y)),
+        lambda y: (torch.view_as_real(y), y),
+        lambda y: (y.real, y.imag, y.conj().imag),
+        lambda y: (y.conj().imag, y[1:]),
+    ],
+)
+def test_outputs_that_read_one_memory_in_several_ways(
+    views: Callable[[torch.Tensor], tuple[torch.Tensor, ...]], options: dict[str, bool]
+) -> None:
+    """As complex or real numbers, conjugated, negated: each result keeps its way of reading, also where it is a copy."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return views(x * 2)
+
+    graph, kept = compiled(function, **options), []
+    with torch.no_grad():
+        for _ in range(4):
+            x = random(4, dtype=torch.complex64) + random(4) * 1j
+            kept.append((function(x), graph(x)))
+    for expected, got in kept:
+        for want, have in zip(expected, got, strict=True):
+            assert (want.is_conj(), want.is_neg()) == (have.is_conj(), have.is_neg())
+            torch.testing.assert_close(have, want, rtol=0, atol=0)
+        assert len({have.untyped_storage().data_ptr() for have in got}) == 1
+
+
+def test_a_lazily_conjugated_view_of_an_input_without_aot() -> None:
+    """Where no AOT puts the outputs together, the captured graph itself gives the conjugated view of the caller's tensor."""
+    example = random(4, dtype=torch.complex64)
+    traced = make_fx(lambda x: [x.conj(), x * 2], tracing_mode="fake")(example)
+    graph = npugraph_ex.get_compiler()(traced, [example])
+    for _ in range(3):
+        x = random(4, dtype=torch.complex64) * 1j
+        view, _ = graph(x)
+        torch.testing.assert_close(view, x.conj(), rtol=0, atol=0)
+        assert view.data_ptr() == x.data_ptr()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.as_strided((3,), (1,), 1) + x[:3],
+        lambda x: x[1:].as_strided((3,), (1,), 2) * 2,
+        lambda x: x.as_strided((6,), (1,), 0) * 2,
+    ],
+)
+def test_as_strided_counts_from_the_storage(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """It begins at the same element whichever part of the storage the argument is, which nobody guards."""
+    graph = compiled(function)
+    for start in (0, 1, 5, 0, 2):
+        base = random(20)
+        view = base[start : start + 6]
+        torch.testing.assert_close(graph(view), function(view), rtol=0, atol=0)
+
+
 def test_random_numbers_differ_from_call_to_call() -> None:
     """Replays draw new numbers, and the same seed gives the same sequence."""
     graph = compiled(lambda x: x + torch.rand_like(x))
@@ -256,6 +340,20 @@ def test_random_numbers_differ_from_call_to_call() -> None:
     assert not torch.equal(first[1], first[2])
     for one, other in zip(first, second, strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("draw", [torch.rand_like, torch.bernoulli], ids=lambda draw: draw.__name__)
+def test_random_numbers_drawn_on_the_host(draw: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """A number drawn for a scalar on the CPU is another at every call, and the scalar's key does not stand for it."""
+    graph, scalar = compiled(lambda x, scalar: x + draw(scalar)), torch.tensor(0.5)
+    zero = torch.zeros(1, device=NPU)
+    for function in (graph, lambda x, scalar: x + draw(scalar)):
+        torch.manual_seed(5)
+        drawn = [function(zero, scalar).item() for _ in range(12)]
+        if function is graph:
+            expected = drawn
+    assert drawn == expected
+    assert len(set(drawn)) > 1
 
 
 def test_inference_mode_and_reset() -> None:

@@ -110,6 +110,21 @@ def test_duplicates_are_one_rule_with_and_without_skip_duplicates(skip: bool) ->
     assert registry.USER_RULES.snapshot() == ()
 
 
+def test_checks_made_in_a_loop_are_several_rules() -> None:
+    """They have one code and differ in the defaults of their arguments alone."""
+    handles = []
+    for size in (4, 8):
+
+        def fits(match: Any, size: int = size) -> bool:
+            return bool(match.kwargs["x"].meta["val"].shape[-1] == size)
+
+        handles.append(register_replacement(relu, clamped, [half(2)], extra_check=fits))
+    for size, fusions in ((4, 1), (8, 1), (2, 0)):
+        assert optimise(aot_graph(lambda x: torch.relu(x), half(size))).fusions(handles[0].name) == fusions
+    for handle in handles:
+        handle.remove()
+
+
 def relu(x: Any) -> Any:
     return torch.relu(x)
 

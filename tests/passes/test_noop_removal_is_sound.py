@@ -15,6 +15,8 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from npugraph_ex.passes import noop_removal
+
 aten = torch.ops.aten
 
 
@@ -55,6 +57,16 @@ def test_identities_go(name: str) -> None:
     assert name in targets(gm)
     optimise(gm)
     assert targets(gm) == ["mul"]
+
+
+@pytest.mark.parametrize(("pad", "gone"), [([0, 0, 0, 0], True), ([1, -1], False)])
+def test_a_pad_given_by_its_name(pad: list[int], gone: bool) -> None:
+    """A user's pass may spell arguments as it likes."""
+    gm = traced(KEPT["constant_pad_nd"])
+    (node,) = gm.graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)
+    node.args, node.kwargs = node.args[:1], {"pad": pad}
+    noop_removal.remove(gm.graph)
+    assert (node not in gm.graph.nodes) is gone
 
 
 @pytest.mark.parametrize("name", KEPT)
