@@ -165,7 +165,7 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return _lazily(tensor.as_strided((elements,), (1,), 0), conjugated=tensor.is_conj(), negated=tensor.is_neg())
 
 
-def _view(tensor: torch.Tensor, geometry: Geometry, offset: int) -> torch.Tensor:
+def _view(tensor: torch.Tensor, geometry: Geometry, offset: int | torch.SymInt) -> torch.Tensor:
     """Memory of ``tensor`` from the element ``offset`` of its storage on, in the shape and dtype of ``geometry``."""
     size, stride, dtype = geometry
     if dtype == tensor.dtype:
