@@ -25,7 +25,8 @@ from npugraph_ex.reference.scalar_types import DTYPE_OF_CODE
 from npugraph_ex.testing.formats import FORMATS, Format
 from npugraph_ex.testing.host import HostGraph, copied, on_host
 
-RUNS_WITH_NOISE = 4
+RUNS_WITH_NOISE = (4, 64)
+"""How often a graph runs with noise: a few runs excuse nearly everything that is right, many the one element in millions."""
 _MOVES_DATA = (
     "view",
     "transpose",
@@ -230,15 +231,16 @@ def run_spread(
     reference: Reference,
     *,
     seed: int = 0,
+    runs: int = RUNS_WITH_NOISE[0],
     forced: Mapping[str, Any] | None = None,
 ) -> Spread:
-    """Run a graph several times with noise; see ``pooled`` for what becomes of the differences."""
+    """Run a graph ``runs`` times with noise; see ``pooled`` for what becomes of the differences."""
     graph = gm if isinstance(gm, WideGraph) else WideGraph(gm)
     generator = torch.Generator().manual_seed(seed)
-    runs = [graph.compute(inputs, forced or {}, generator) for _ in range(RUNS_WITH_NOISE)]
+    noisy = [graph.compute(inputs, forced or {}, generator) for _ in range(runs)]
     return Spread(
-        tuple(_spread(base, [run.values[i] for run in runs]) for i, base in enumerate(reference.values)),
-        tuple(_spread(base, [run.quotients[i] for run in runs]) for i, base in enumerate(reference.quotients)),
+        tuple(_spread(base, [run.values[i] for run in noisy]) for i, base in enumerate(reference.values)),
+        tuple(_spread(base, [run.quotients[i] for run in noisy]) for i, base in enumerate(reference.quotients)),
     )
 
 
