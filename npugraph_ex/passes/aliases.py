@@ -83,6 +83,10 @@ class AliasFacts:
         self._regions[node] = self._lies_in(node)
         self._join_declared_aliases(node)
 
+    def __contains__(self, node: fx.Node) -> bool:
+        """Whether ``node`` was in the graph when it was looked at."""
+        return node in self._regions
+
     def regions(self, node: fx.Node) -> tuple[Region, ...]:
         """Where the tensors of ``node`` lie, one region for each, in order. Equal roots mean one memory."""
         regions = self._regions[node]

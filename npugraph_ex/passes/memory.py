@@ -62,6 +62,10 @@ class MemoryMap:
             accesses[root] = History(len(self.position))
         return accesses[root]
 
+    def __contains__(self, node: fx.Node) -> bool:
+        """Whether ``node`` was in the graph when its memory was mapped."""
+        return node in self._facts
+
     def regions(self, node: fx.Node) -> list[Region]:
         """Where the tensors of ``node`` lie, one region for each."""
         return [self._placed(region) for region in self._facts.regions(node)]

@@ -33,7 +33,7 @@ from npugraph_ex.passes.aliases import AliasFacts, tensor_leaves, written_by
 from npugraph_ex.passes.history import Access
 from npugraph_ex.passes.inplace import inplace_overload
 from npugraph_ex.passes.memory import MemoryMap
-from npugraph_ex.passes.metadata import difference
+from npugraph_ex.passes.metadata import derive, difference, fake_mode_of
 from npugraph_ex.passes.pass_ import PassContext
 from npugraph_ex.passes.regions import UNKNOWN, Region
 from npugraph_ex.passes.streams import has_several_streams
@@ -159,6 +159,7 @@ class _Reinplacer:
         for new in (part, copy):
             new.meta = {key: value for key, value in node.meta.items() if key not in {"val", "tensor_meta"}}
             self.memory.position[new] = self.memory.position[node]
+        part.meta["val"] = derive(part, fake_mode_of(self.graph))
         if isinstance(source, fx.Node):
             copy.meta["val"] = source.meta["val"]  # what it returns is most often like this, in another place
         self.memory.wrote(node, target)
@@ -238,7 +239,7 @@ def remove_self_copies(graph: fx.Graph, memory: MemoryMap) -> None:
     writers: _Writers | None = None
     for node in graph.find_nodes(op="call_function", target=_aten.copy_.default):
         destination, source = node.args[:2]
-        if not isinstance(source, fx.Node) or not isinstance(destination, fx.Node):
+        if not isinstance(source, fx.Node) or not isinstance(destination, fx.Node) or destination not in memory:
             continue
         if difference(_value(destination), _value(source)) is not None or not memory.is_same(destination, source):
             continue

@@ -301,6 +301,24 @@ def test_an_input_is_still_written_where_nothing_changes(write: Callable[[torch.
     assert aten.clone.default not in left
 
 
+def test_an_input_is_still_written_beside_an_assignment_to_a_part() -> None:
+    """The view that an assignment becomes lies where its base does: it writes nothing of the other input."""
+
+    def function(x: torch.Tensor, same: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        copied = same.clone()
+        x.copy_(copied)
+        z[1:].add_(1)
+        return z * 2
+
+    x, z = random(4), random(4)
+    gm = make_fx(torch.func.functionalize(function), tracing_mode="fake")(x, x[:], z)
+    expected = (z.cpu() + torch.tensor([0, 1, 1, 1])) * 2
+    torch.testing.assert_close(compile_fx(gm)(x, x[:], z)[0].cpu(), expected)
+    report = last_report()
+    assert report is not None
+    assert "rolled back" not in [record.outcome for record in report.passes]
+
+
 def test_disjoint_bytes_of_one_storage_do_not_disturb() -> None:
     """Two halves of one tensor are told apart by byte range: both become in-place."""
 
