@@ -25,7 +25,7 @@ from npugraph_ex.reference.scalar_types import DTYPE_OF_CODE
 from npugraph_ex.testing.formats import FORMATS, Format
 from npugraph_ex.testing.host import HostGraph, copied, on_host
 
-RUNS_WITH_NOISE = (4, 64)
+FEW_RUNS, MANY_RUNS = 4, 64
 """How often a graph runs with noise: a few runs excuse nearly everything that is right, many the one element in millions."""
 _MOVES_DATA = (
     "view",
@@ -224,6 +224,13 @@ class Spread:
     values: tuple[torch.Tensor | None, ...]
     quotients: tuple[torch.Tensor | None, ...]
 
+    def times(self, factor: float) -> Spread:
+        """Everything ``factor`` times as far."""
+        values, quotients = (
+            tuple(None if moved is None else moved * factor for moved in part) for part in (self.values, self.quotients)
+        )
+        return Spread(values, quotients)
+
 
 def run_spread(
     gm: fx.GraphModule | WideGraph,
@@ -231,7 +238,7 @@ def run_spread(
     reference: Reference,
     *,
     seed: int = 0,
-    runs: int = RUNS_WITH_NOISE[0],
+    runs: int = FEW_RUNS,
     forced: Mapping[str, Any] | None = None,
 ) -> Spread:
     """Run a graph ``runs`` times with noise; see ``pooled`` for what becomes of the differences."""
