@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -11,6 +12,10 @@ from pathlib import Path
 import pytest
 
 import npu_emulator
+from npu_emulator import build
+
+# pytest's importlib mode puts nothing on the path.
+sys.path.append(str(Path(__file__).parent))
 
 Program = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -63,3 +68,11 @@ def program(tmp_path: Path) -> Program:
         )
 
     return run
+
+
+@pytest.fixture
+def acl() -> ctypes.CDLL:
+    """Return the runtime as C programs see it."""
+    library = ctypes.CDLL(str(build.libraries()[0]))
+    library.aclGetRecentErrMsg.restype = ctypes.c_char_p
+    return library

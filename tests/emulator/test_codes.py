@@ -28,14 +28,6 @@ def advice(acl: ctypes.CDLL) -> str:
 
 
 @pytest.fixture
-def acl() -> ctypes.CDLL:
-    """Return the runtime as C programs see it."""
-    library = ctypes.CDLL(str(build.libraries()[0]))
-    library.aclGetRecentErrMsg.restype = ctypes.c_char_p
-    return library
-
-
-@pytest.fixture
 def streams(acl: ctypes.CDLL) -> Iterator[list[ctypes.c_void_p]]:
     """Create two streams."""
     made = [ctypes.c_void_p(), ctypes.c_void_p()]

@@ -11,17 +11,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from npu_emulator import build, detect_races, every_order, kernel_counts, schedule
+from npu_emulator import detect_races, every_order, kernel_counts, schedule
 
 Pair = tuple[torch.npu.Stream, torch.npu.Stream]
-
-
-@pytest.fixture
-def acl() -> ctypes.CDLL:
-    """Return the runtime as C programs see it."""
-    library = ctypes.CDLL(str(build.libraries()[0]))
-    library.aclGetRecentErrMsg.restype = ctypes.c_char_p
-    return library
 
 
 @pytest.fixture

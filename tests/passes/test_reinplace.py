@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from device_helpers import NPU, check, random, through_aot
+from device_helpers import NPU, check, random
+from reinplacing import operators, outcomes, with_sum
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from npugraph_ex import _torch_private, compile_fx, last_report
@@ -18,17 +19,6 @@ from npugraph_ex.testing.strategies import exact_programs, sample
 from npugraph_ex.testing.tracing import trace
 
 aten = torch.ops.aten
-
-
-def operators(function: Callable[..., Any], *inputs: torch.Tensor, **options: object) -> list[str]:
-    """The optimised operators of a program whose values are right, over three calls with new inputs."""
-    check(function, [tuple(torch.randn_like(value) for value in inputs) for _ in range(3)], **options)
-    return through_aot(function, *inputs, **options)[1]
-
-
-def with_sum(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give `function` an intermediate, x + 1, in place of the first input."""
-    return lambda x, *others: function(x + 1, *others)
 
 
 def test_intermediates_become_in_place() -> None:
@@ -46,155 +36,6 @@ def test_writes_to_inputs_are_restored() -> None:
 
     found = operators(function, random(4), random(4))
     assert found == ["aten.mul_.Tensor", "aten.add_.Tensor", "aten.add.Tensor"]
-
-
-def test_assignment_to_a_slice_is_restored() -> None:
-    """`x[1:] = y` becomes a view and a copy into it: nothing else is copied."""
-
-    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        x[1:] = y
-        return y * 2
-
-    found = operators(function, random(4, 4), random(3, 4))
-    assert "aten.slice_scatter.default" not in found
-    assert found.count("aten.copy_.default") == 1
-
-
-def assign(values: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Overwrite the whole input with what is computed from it, and read it."""
-
-    def function(x: torch.Tensor) -> torch.Tensor:
-        x.copy_(values(x))
-        return x + 1
-
-    return function
-
-
-@pytest.mark.parametrize(
-    ("function", "expected"),
-    [
-        (assign(lambda x: x * 2 + 1), ["mul_.Tensor", "add_.Tensor", "add.Tensor"]),
-        (lambda x: assign(lambda y: y * 3)(x + 1), ["add.Tensor", "mul_.Tensor", "add_.Tensor"]),
-        (
-            assign(lambda x: assign(lambda y: y * 3)(x).exp()),
-            ["mul_.Tensor", "add_.Tensor", "exp_.default", "add.Tensor"],
-        ),
-        (assign(lambda x: (x * 2).half()), ["mul_.Tensor", "_to_copy.default", "copy_.default", "add.Tensor"]),
-        (assign(lambda x: x.roll(1)), ["roll.default", "copy_.default", "add.Tensor"]),
-        (
-            assign(lambda x: (x + x.sum()) * x),
-            ["sum.default", "add.Tensor", "mul_.Tensor", "copy_.default", "add.Tensor"],
-        ),
-    ],
-    ids=["input", "intermediate", "twice", "other dtype", "no in-place form", "read once more"],
-)
-def test_assignment_to_the_whole(function: Callable[..., Any], expected: list[str]) -> None:
-    """`x.copy_(f(x))` does not read `x` but in `f`: what can work in place does, and the assignment costs nothing then."""
-    assert operators(function, random(4, 4)) == [f"aten.{name}" for name in expected]
-
-
-def _assigned(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    x[:] = (x + y).relu()
-    return x.sum()
-
-
-def _copied_over(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    rows = x.view(-1)[:]
-    rows.copy_((rows + y.view(-1)).relu())
-    return (rows * 2).exp()
-
-
-def _worked_on(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    x.add_(y)
-    x[:].mul_(2)
-    x[:, ::1].exp_()
-    return x + 1
-
-
-@pytest.mark.parametrize(
-    ("function", "expected"),
-    [
-        (_assigned, ["add_.Tensor", "relu_.default", "sum.default"]),
-        (lambda x, y: _assigned(x * 3, y), ["mul.Tensor", "add_.Tensor", "relu_.default", "sum.default"]),
-        (_copied_over, ["add_.Tensor", "relu_.default", "mul.Tensor", "exp_.default"]),
-        (_worked_on, ["add_.Tensor", "mul_.Tensor", "exp_.default", "add.Tensor"]),
-    ],
-    ids=["input", "intermediate", "through views", "in place"],
-)
-def test_a_view_of_everything(function: Callable[..., Any], expected: list[str]) -> None:
-    """`x[:]` is `x`: what is assigned to it or done to it needs no copy; AOT's scatter keeps nothing of what was there."""
-    found = operators(function, random(4, 4), random(4, 4))
-    assert [name for name in found if name != "aten.view.default"] == [f"aten.{name}" for name in expected]
-
-
-def _kept(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    old = x * 1
-    before = x.t()
-    new = (x + y).relu()
-    late = before.sum(0)  # of the bytes as they were
-    x[:] = new
-    return old.sum() + late
-
-
-def _returned(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    new = (x + y).relu()
-    x[:] = new
-    return new
-
-
-def _written_between(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    new = (x + y).relu()
-    x[:] = new
-    new.add_(1)  # of the values alone
-    return new.sum()
-
-
-def _turned(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    x[:] = x.t() + x
-    return y + 1
-
-
-@pytest.mark.parametrize(
-    ("function", "kept"),
-    [
-        (_kept, "aten.add.Tensor"),
-        (_returned, "aten.copy_.default"),
-        (_written_between, "aten.copy_.default"),
-        (_turned, "aten.copy_.default"),
-        (lambda x, y: x[:3].copy_((x[:3] + y[:3]).relu()).sum(), "aten.copy_.default"),
-        (lambda x, y: x[::2].copy_((x[::2] + y[::2]).relu()).sum(), "aten.copy_.default"),
-        (lambda x, y: x[1:].copy_(x[:3] * y[1:]).sum(), "aten.copy_.default"),
-        (lambda x, y: x[:].copy_((x * y).half()).sum(), "aten.copy_.default"),
-        (lambda x, y: x[:].copy_(y[0] * 2).sum(), "aten.copy_.default"),
-        (lambda x, y: x[:].copy_(y.t() * 2).sum(), "aten.copy_.default"),
-    ],
-    ids=[
-        "old value read later", "value returned", "value written later", "overlapping views", "first rows", "every second",
-        "overlapping rows", "other dtype", "broadcast", "other strides",
-    ],
-)  # fmt: skip
-def test_a_view_of_everything_with_something_else(function: Callable[..., Any], kept: str) -> None:
-    """Other bytes, other layouts, other users: what has to be computed in memory of its own is, and values are right."""
-    assert kept in operators(function, random(4, 4), random(4, 4))
-    report = last_report()
-    assert report is not None
-    assert "rolled back" not in [record.outcome for record in report.passes]
-
-
-def test_a_view_up_to_a_size_that_varies() -> None:
-    """`x[:n]` is not taken for all of `x` where `n` is a symbol, even if they are equal at the first call."""
-
-    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        x[: y.size(0)] = y * 2
-        return x.sum()
-
-    compiled = torch.compile(function, backend="npugraph_ex", dynamic=True)
-    for rows, given in ((6, 4), (6, 6), (9, 5), (5, 5)):
-        x, y = random(rows, 4), random(given, 4)
-        there, here = x.cpu(), y.cpu()
-        expected = function(there, here)
-        torch.testing.assert_close(compiled(x, y).cpu(), expected)
-        torch.testing.assert_close(x.cpu(), there)
 
 
 @pytest.mark.parametrize("written", [lambda x: x, lambda x: x * 2], ids=["input", "intermediate"])
@@ -381,112 +222,6 @@ def test_an_operator_without_a_device_kernel_stays_functional(monkeypatch: pytes
 def test_what_has_no_in_place_form(operator: Any) -> None:
     """Views, operators that change metadata, and operators without an in-place overload are left alone."""
     assert inplace_overload(operator) is None
-
-
-@pytest.fixture(scope="module")
-def update() -> Any:
-    """A custom operator with two mutated arguments and a result."""
-
-    @torch.library.custom_op("npugraph_ex_tests::update", mutates_args=("a", "c"))
-    def operator(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-        a.add_(b)
-        c.mul_(2)
-        return a + c
-
-    operator.register_fake(lambda a, _b, _c: torch.empty_like(a))
-    return torch.ops.npugraph_ex_tests.update
-
-
-PLAIN = {"inplace_pass": False, "input_inplace_pass": False, "remove_noop_ops": False}
-
-
-@pytest.mark.parametrize("options", [{}, PLAIN], ids=["passes on", "passes off"])
-@pytest.mark.parametrize("version", [1, 2])
-def test_custom_operators_that_mutate(update: Any, version: int, options: dict[str, bool]) -> None:
-    """Either wrapper of AOT around an operator with several mutated arguments is unwrapped, and needless copies go."""
-
-    def function(x: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        scratch = b + 1
-        first = update(x, b, scratch)
-        second = update(x[1:], b[1:], scratch[1:])
-        return first, second, scratch
-
-    wrappers = []
-
-    def note(gm: torch.fx.GraphModule, _inputs: object, _config: object) -> None:
-        wrappers.extend(str(node.target) for node in gm.graph.nodes if "auto_functionalized" in str(node.target))
-
-    with torch._inductor.config.patch(enable_auto_functionalized_v2=version == 2):
-        found = operators(function, random(4, 3), random(4, 3), post_grad_custom_pre_pass=note, **options)
-    assert set(wrappers) == {"auto_functionalized" if version == 1 else "auto_functionalized_v2"}
-    assert found.count("npugraph_ex_tests.update.default") == 2
-    assert not any("auto_functionalized" in name for name in found)
-    # The first version writes views back through their base, which takes a copy of it.
-    assert options or version == 1 or "aten.clone.default" not in found
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_mutating_custom_operator_costs_no_copy(update: Any, version: int) -> None:
-    """On whole tensors no copy is left, whichever wrapper AOT takes."""
-
-    def function(x: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        scratch = b + 1
-        return update(x, b, scratch), scratch
-
-    with torch._inductor.config.patch(enable_auto_functionalized_v2=version == 2):
-        found = operators(function, random(4, 3), random(4, 3))
-    launched = [name for name in found if name != "aten.as_strided.default"]  # a view
-    assert launched == ["aten.add.Tensor", "npugraph_ex_tests.update.default"]
-
-
-def test_concatenation_is_computed_in_place() -> None:
-    """Members that only the concatenation uses are computed into their slices; others are copied."""
-
-    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return torch.cat([x + 1, y, x * y])
-
-    found = operators(function, random(4, 3), random(4, 3))
-    assert "aten.cat.default" not in found
-    assert found.count("aten.add.out") + found.count("aten.mul.out") == 2
-    assert "aten.cat.default" in operators(function, random(4, 3), random(4, 3), remove_cat_ops=False)
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x, y: torch.cat([(x + 1).double(), y.double()]),
-        lambda x, y: torch.cat([x + 1, (y * 2).half()]),
-        lambda x, y: torch.cat([x + 1, y * 2], dim=1),
-        lambda x, y: torch.cat([x + 1, y * 2], dim=-1).sum(),
-        with_sum(lambda a, _: torch.cat([a, a])),
-        with_sum(lambda a, y: (torch.cat([a, y * 2]), a)),
-        lambda x, y: torch.cat([torch.empty(0, device=NPU), x + 1, y * 2]),
-        lambda x, y: torch.cat([(x + 1)[:0], x + 1, y * 2]),
-        lambda x, y: torch.cat([torch.cat([x + 1, y * 2]), x * y]),
-        lambda x, _: torch.cat([x + 1]),
-    ],
-    ids=["double", "mixed", "dim 1", "last", "twice", "used elsewhere", "legacy empty", "empty", "nested", "one"],
-)
-def test_concatenations_are_right_or_left_alone(function: Callable[..., Any]) -> None:
-    """Whatever the members and the dimension, values, strides and dtypes are eager's."""
-    check(function, [(random(4, 3), random(4, 3)) for _ in range(3)])
-
-
-def test_channels_last_concatenation() -> None:
-    """Strides of a channels-last concatenation come out as in eager mode."""
-
-    def make() -> torch.Tensor:
-        return random(2, 3, 4, 4).to(memory_format=torch.channels_last)
-
-    check(lambda x, y: torch.cat([x + 1, y * 2], dim=1), [(make(), make()) for _ in range(3)])
-
-
-def outcomes(function: Callable[..., Any], *inputs: torch.Tensor) -> list[str]:
-    """What became of each pass, for a program whose values are right."""
-    operators(function, *inputs)
-    report = last_report()
-    assert report is not None
-    return [record.outcome for record in report.passes]
 
 
 @pytest.mark.parametrize(
