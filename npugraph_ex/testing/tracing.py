@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -38,10 +39,15 @@ def trace(
     """
     if not dynamic:
         return _traced(_without_symbols(), function, inputs, sizes, functional=functional)
-    shared = _ground(_hints(sizes))
-    graph = _traced(shared, function, inputs, sizes, functional=functional)
-    # What was learnt from hints that are not the program's sizes need not hold for it.
-    return graph if shared.is_innocent() else _traced(_ground(sizes), function, inputs, sizes, functional=functional)
+    hints = _hints(sizes)
+    if hints is not sizes:
+        # What is learnt from hints that are not the program's sizes, or refused for them, need not hold for it.
+        shared = _ground(hints)
+        with contextlib.suppress(Exception):
+            graph = _traced(shared, function, inputs, sizes, functional=functional)
+            if shared.is_innocent():
+                return graph
+    return _traced(_ground(sizes), function, inputs, sizes, functional=functional)
 
 
 def _traced(

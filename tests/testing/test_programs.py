@@ -256,3 +256,19 @@ def test_operators_of_a_client_may_come_again() -> None:
         with client_operators():
             program = testing.sample(testing.planted_programs(pattern="qk_norm_rope", dynamic=False), 1)
             assert testing.check(testing.Case.of(program, route="fx")).failures == []
+
+
+def test_what_shared_hints_say_is_not_believed() -> None:
+    """All programs share the hints of symbols; one that asks more of a size is traced anew with its own, and spoils no other."""
+    slice_ = torch.ops.aten.slice.Tensor
+
+    def rows(function: Any, size: int) -> Any:
+        graph = trace(function, [Input(("s0", 2))], {"s0": size}, dynamic=True, functional=False)
+        return pytree.tree_leaves(graph.graph.output_node().args)[0].meta["val"].shape[0]
+
+    for size, expected in ((200, 100), (2, 2), (200, 100)):
+        assert rows(lambda x: slice_(x, 0, 0, 100), size) == expected
+    # Three rows of two, as the hint says, are no rows of four.
+    assert rows(lambda x: torch.ops.aten.view.default(x, [-1, 4]), 200) == 100
+    with pytest.raises(RuntimeError, match="invalid for input of size"):
+        rows(lambda x: torch.ops.aten.view.default(x, [-1, 4]), 3)
