@@ -19,6 +19,7 @@ from torch._ops import OpOverload
 
 from npugraph_ex import _torch_private
 from npugraph_ex.passes.aliases import tensor_leaves
+from npugraph_ex.passes.operators import is_filled
 from npugraph_ex.passes.pass_ import PassContext
 from npugraph_ex.streams.events import stream_of
 
@@ -134,8 +135,8 @@ def _out_overload(functional: OpOverload) -> tuple[OpOverload, str] | None:
     for overload in packet.overloads():
         candidate = getattr(packet, overload)
         arguments = candidate._schema.arguments
-        outs = [argument for argument in arguments if argument.is_out]
-        if len(outs) != 1 or [(a.name, str(a.type)) for a in arguments if not a.is_out] != names:
+        outs = [argument for argument in arguments if is_filled(candidate, argument)]
+        if len(outs) != 1 or [(a.name, str(a.type)) for a in arguments if a not in outs] != names:
             continue
         if _torch_private.has_device_kernel(candidate):
             return candidate, outs[0].name

@@ -64,6 +64,16 @@ _OVERWRITE = frozenset({torch.ops.aten.copy, torch.ops.aten.copy_, torch.ops.ate
 """Operators that do not read their first argument, which they overwrite or (`copy`) give a successor of the same layout."""
 
 
+def is_filled(overload: OpOverload, argument: torch.Argument) -> bool:
+    """Whether an argument is an ``out``: written as a whole, whatever it held.
+
+    Any operator may declare a keyword-only argument that it writes, such as a cache of which it changes some rows. Torch
+    tags the operators with an ``out``, torch_npu those with such a cache too.
+    """
+    named = overload.namespace == "aten" or overload._overloadname.startswith("out")
+    return argument.is_out and named and torch.Tag.out in overload.tags
+
+
 class _Slot(NamedTuple):
     """A schema argument: its place among the positional ones, if it is one, and its name."""
 
@@ -110,7 +120,7 @@ def _traits(overload: OpOverload) -> _Traits:
     ]
     is_view = bool(results) and None not in results and not schema.is_mutable
     overwrites = overload.overloadpacket in _OVERWRITE
-    read = [slot for slot, argument in every if not (argument.is_out or (slot.position == 0 and overwrites))]
+    read = [slot for slot, argument in every if not (is_filled(overload, argument) or (slot.position == 0 and overwrites))]
     written = tuple(slot for slot, info in slots if info.is_write)
     return _Traits(written, tuple(aliased), is_view, tuple(read) if len(read) < len(every) else None)
 

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 import torch
 from device_helpers import random
+from fx_helpers import evaluate
 from reinplacing import operators
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from npugraph_ex.config.options import Options
+from npugraph_ex.passes import pipeline
+from npugraph_ex.passes.operators import read_by
 
 aten = torch.ops.aten
 
@@ -66,3 +72,38 @@ def test_a_mutating_custom_operator_costs_no_copy(update: Any, version: int) -> 
         found = operators(function, random(4, 3), random(4, 3))
     launched = [name for name in found if name != "aten.as_strided.default"]  # a view
     assert launched == ["aten.add.Tensor", "npugraph_ex_tests.update.default"]
+
+
+@pytest.fixture(scope="module")
+def accumulate() -> Any:
+    """A custom operator that adds to a keyword-only argument, which an ``out`` of torch would only be filled."""
+    library = torch.library.Library("npugraph_ex_tests", "FRAGMENT")
+    library.define("accumulate(Tensor x, *, Tensor(a!) state) -> Tensor")
+    library.impl("accumulate", lambda x, *, state: state.add_(x) * 2, "CompositeExplicitAutograd")
+    yield torch.ops.npugraph_ex_tests.accumulate.default
+    library._destroy()
+
+
+def test_a_written_keyword_is_read_unless_it_is_an_out(accumulate: Any) -> None:
+    """An operator computes in no memory that a later one adds to, which its schema tells from an ``out`` by no flag."""
+
+    def program(x: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x + 1
+        return torch.relu(y) * 2, accumulate(z, state=y)
+
+    x, z = torch.randn(8) - 2, torch.randn(8)
+    gm = make_fx(program, tracing_mode="fake")(x, z)
+    optimise = tuple(pass_ for pass_ in pipeline.PIPELINE if pass_.name == "reinplace_intermediates")
+    pipeline.run(gm, [x, z], Options(), passes=optimise)
+    for have, want in zip(evaluate(gm, x, z), program(x, z), strict=True):
+        assert torch.equal(have, want)
+
+
+def test_an_out_is_not_read_and_a_cache_is() -> None:
+    """torch_npu tags as outs some caches of which an operator writes a few rows."""
+    graph = torch.fx.Graph()
+    key, slots, memory = (graph.placeholder(name) for name in ("key", "slots", "memory"))
+    cached = graph.call_function(torch.ops.npu.npu_scatter_pa_cache.value, (key, slots), {"key_cache": memory})
+    summed = graph.call_function(aten.add.out, (key, key), {"out": memory})
+    assert read_by(cached) == (key, slots, memory)
+    assert read_by(summed) == (key,)
