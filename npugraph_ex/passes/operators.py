@@ -120,7 +120,9 @@ def _traits(overload: OpOverload) -> _Traits:
     ]
     is_view = bool(results) and None not in results and not schema.is_mutable
     overwrites = overload.overloadpacket in _OVERWRITE
-    read = [slot for slot, argument in every if not (is_filled(overload, argument) or (slot.position == 0 and overwrites))]
+    read = [
+        slot for slot, argument in every if not (is_filled(overload, argument) or (slot.position == 0 and overwrites))
+    ]
     written = tuple(slot for slot, info in slots if info.is_write)
     return _Traits(written, tuple(aliased), is_view, tuple(read) if len(read) < len(every) else None)
 

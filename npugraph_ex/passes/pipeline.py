@@ -27,6 +27,7 @@ from npugraph_ex.passes import (
     functionalized,
     metadata,
     noop_removal,
+    positional,
     reinplace,
 )
 from npugraph_ex.passes.numerics import NumericCheck
@@ -98,6 +99,8 @@ class _Run:
             if pass_.by_user:
                 self.gm.recompile()
             pass_.run(self.gm, self.context)
+            if pass_.by_user:
+                positional.spell(self.gm.graph.nodes)
             if not self.snapshot.differs(self.gm):
                 if not pass_.recoverable:
                     self.snapshot = Snapshot(self.gm)  # it may have written metadata alone, a stream label say
@@ -157,6 +160,7 @@ def run(  # noqa: PLR0913 - what is optional is named
     )
     dumper = dumper or new_dumper()
     metadata.refresh(gm.graph, [node for node in gm.graph.nodes if "val" not in node.meta])
+    positional.spell(gm.graph.nodes)
     contract = Contract.of(gm.graph)
     contract.check(gm.graph, "AOT")
     state = _Run(gm, context, contract, Snapshot(gm), dumper, NumericCheck(gm) if options.check_numerics else None)
