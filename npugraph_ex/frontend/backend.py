@@ -16,6 +16,7 @@ from npugraph_ex.errors import GraphVerificationError, OptionValueError
 from npugraph_ex.frontend import ge, layouts, native_streams
 from npugraph_ex.frontend.compiler import CompiledFxGraph, NpuFxCompiler
 from npugraph_ex.observe.dump import new_dumper
+from npugraph_ex.passes.undeclared import keep_writers
 
 Backend = Callable[..., Callable[..., Any]]
 
@@ -68,6 +69,7 @@ def get_npu_backend(
                 on_compiled(made)
             return made.boxed()
 
+        keep_writers()
         with _torch_private.sound_aot(example_inputs):
             compiled: Callable[..., Any] = aot_autograd(
                 fw_compiler=compiler,

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from npugraph_ex import _torch_private
 from npugraph_ex.passes.collectives import awaited_by, fills_its_argument, is_wait
+from npugraph_ex.passes.undeclared import is_undeclared_out, writes_undeclared
 
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -71,7 +72,7 @@ def is_filled(overload: OpOverload, argument: torch.Argument) -> bool:
     tags the operators with an ``out``, torch_npu those with such a cache too.
     """
     named = overload.namespace == "aten" or overload._overloadname.startswith("out")
-    return argument.is_out and named and torch.Tag.out in overload.tags
+    return (argument.is_out and named and torch.Tag.out in overload.tags) or is_undeclared_out(overload, argument)
 
 
 class _Slot(NamedTuple):
@@ -88,7 +89,7 @@ class _Slot(NamedTuple):
 
 
 class _Traits(NamedTuple):
-    """What a schema declares about memory.
+    """What a schema declares about memory, and what it ought to.
 
     Attributes:
         written: the arguments that are written.
@@ -123,8 +124,11 @@ def _traits(overload: OpOverload) -> _Traits:
     read = [
         slot for slot, argument in every if not (is_filled(overload, argument) or (slot.position == 0 and overwrites))
     ]
-    written = tuple(slot for slot, info in slots if info.is_write)
-    return _Traits(written, tuple(aliased), is_view, tuple(read) if len(read) < len(every) else None)
+    written = [slot for slot, info in slots if info.is_write]
+    kept_quiet = [slot for slot, argument in every if writes_undeclared(overload, argument)]
+    return _Traits(
+        (*written, *kept_quiet), (*aliased, *kept_quiet), is_view, tuple(read) if len(read) < len(every) else None
+    )
 
 
 def written_by(node: fx.Node) -> tuple[fx.Node, ...]:
