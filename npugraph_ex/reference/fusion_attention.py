@@ -51,7 +51,7 @@ def npu_fusion_attention_v3(
     """(output like ``query``, row maxima, row sums (both [B, N, Sq, 8], float32), an empty tensor, seed, offset)."""
     operator = "npu_fusion_attention_v3"
     _refuse(operator, input_layout, keep_prob, prefix, actual_seq_qlen, actual_seq_kvlen, padding_mask, sink)
-    q, k, v = (_heads(operand, head_num, query, input_layout) for operand in (query, key, value))
+    q, k, v = _operands(query, key, value, head_num, input_layout)
     scores = _scores(q, k, pse, scale, _excluded(operator, atten_mask, sparse_mode, pre_tockens, next_tockens, q, k))
     maximum = scores.amax(-1, keepdim=True)
     weights = _exponentials(scores, maximum)
@@ -104,8 +104,8 @@ def npu_fusion_attention_grad_v3(
     """Gradients of query, key, value; then those of ``pse`` and ``sink``, which are not computed and empty."""
     operator = "npu_fusion_attention_grad_v3"
     _refuse(operator, input_layout, keep_prob, prefix, actual_seq_qlen, actual_seq_kvlen, padding_mask, sink)
-    q, k, v = (_heads(operand, head_num, query, input_layout) for operand in (query, key, value))
-    gradient = _heads(dy, head_num, query, input_layout)
+    q, k, v = _operands(query, key, value, head_num, input_layout)
+    gradient = _heads(dy, head_num, input_layout)
     excluded = _excluded(operator, atten_mask, sparse_mode, pre_tockens, next_tockens, q, k)
     scores = _scores(q, k, pse, scale_value, excluded)
     weights = _exponentials(scores, scores.amax(-1, keepdim=True))
@@ -133,8 +133,16 @@ def _refuse(operator: str, layout: str, keep_prob: float, *others: object) -> No
             raise unsupported(operator, name, "a value", "None")
 
 
-def _heads(operand: torch.Tensor, head_num: int, query: torch.Tensor, layout: str) -> torch.Tensor:
-    """``operand`` as [B, N, S, D] in the precision of the computation."""
+def _operands(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, head_num: int, layout: str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Query, key and value by heads; where their dimension is joined with D, the key has as many as make them as wide."""
+    shared = max(key.shape[-1] * head_num // max(query.shape[-1], 1), 1)
+    return _heads(query, head_num, layout), _heads(key, shared, layout), _heads(value, shared, layout)
+
+
+def _heads(operand: torch.Tensor, heads: int, layout: str) -> torch.Tensor:
+    """``operand`` as [B, N, S, D] in the precision of the computation; ``heads`` counts where a layout does not tell."""
     operand = operand.to(compute_dtype(operand))
     if layout == "BNSD":
         return operand
@@ -142,9 +150,8 @@ def _heads(operand: torch.Tensor, head_num: int, query: torch.Tensor, layout: st
         return operand.transpose(1, 2)
     if layout == "SBH":
         operand = operand.transpose(0, 1)
-    width = query.shape[-1] // head_num
-    heads: torch.Tensor = operand.unflatten(-1, (-1, width))
-    return heads.transpose(1, 2)
+    parts: torch.Tensor = operand.unflatten(-1, (heads, -1))
+    return parts.transpose(1, 2)
 
 
 def _stored(heads: torch.Tensor, like: torch.Tensor, layout: str) -> torch.Tensor:

@@ -63,6 +63,9 @@ def npu_grouped_matmul(
         scale_dtype=scale_dtype,
         per_token_scale_dtype=per_token_scale_dtype,
     )
+    for name, operands in (("x", x), ("weight", weight)):
+        if not all(operand.is_floating_point() for operand in operands):
+            raise unsupported(_NAME, name, operands[0].dtype, "floating-point tensors")
     matrices = list(weight[0].unbind()) if len(weight) == 1 and weight[0].dim() == 3 else list(weight)
     vectors = list(bias[0].unbind()) if bias and len(bias) == 1 and bias[0].dim() == 2 else list(bias or ())
     pieces = _pieces(x, group_list, group_type, group_list_type, len(matrices))

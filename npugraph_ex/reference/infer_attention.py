@@ -95,6 +95,7 @@ def attend(
     block_table: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``(output, lse)``: output in the layout and dtype of the query, lse [B, N, S, 1] in the dtype of the computation."""
+    _refuse_uncovered(heads.operator, operands, lengths, block_table)
     if heads.layout == "TND":
         return _attend_packed(operands, heads, scale, band, lengths, pse, block_table)
     query = operands[0]
@@ -119,6 +120,21 @@ def attend(
         total = torch.logsumexp(scores, -1, keepdim=True)
         lse[b, :, :rows] = torch.where(total == -torch.inf, torch.inf, total)
     return _stored(output, heads.layout).to(query.dtype).contiguous(), lse
+
+
+def _refuse_uncovered(
+    operator: str, operands: Sequence[torch.Tensor], lengths: Lengths, block_table: torch.Tensor | None
+) -> None:
+    """Raise for operands whose elements would be taken for other ones."""
+    for name, operand in zip(("query", "key", "value"), operands, strict=True):
+        if not operand.is_floating_point():
+            raise unsupported(operator, name, operand.dtype, "floating-point tensors")
+    if block_table is None:
+        return
+    if not lengths.cache:
+        raise ValueError(f"{operator}: a paged cache needs the lengths of its sequences; there are none.")
+    if operands[1].dim() not in {3, 4}:
+        raise unsupported(operator, "key", tuple(operands[1].shape), "paged caches with 3 or 4 dimensions")
 
 
 def _attend_packed(

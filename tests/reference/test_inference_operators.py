@@ -285,3 +285,20 @@ def test_grouped_products_by_hand() -> None:
         grouped([x], [weight], group_list=torch.tensor([1, 9]), group_type=0, split_item=2)
     with pytest.raises(UnsupportedArgumentError, match="group_type=2"):
         grouped([x], [weight], group_list=torch.tensor([1, 4]), group_type=2, split_item=2)
+
+
+def test_what_is_not_covered_is_refused() -> None:
+    """Codes without their scale, caches in fractal blocks and pages without lengths are no numbers to compute with."""
+    codes = torch.ones(1, 2, 4, dtype=torch.int8)
+    with pytest.raises(UnsupportedArgumentError, match=r"query=torch\.int8"):
+        attention(0, codes, codes, codes)
+    query, table = torch.randn(1, 1, 4), torch.zeros(1, 1, dtype=torch.int32)
+    fractal, pages = torch.randn(2, 1, 1, 2, 4), torch.randn(2, 2, 4)
+    with pytest.raises(UnsupportedArgumentError, match="3 or 4 dimensions"):
+        attention(0, query, fractal, fractal, block_table=table, actual_seq_lengths_kv=[1])
+    with pytest.raises(ValueError, match="needs the lengths"):
+        attention(0, query, pages, pages, block_table=table)
+    grouped, split = KERNELS["npu::npu_grouped_matmul"], {"group_list": torch.tensor([2]), "group_type": 0}
+    for x, weight in ((codes[0], codes[0].mT), (codes[0].float(), codes[0].mT)):
+        with pytest.raises(UnsupportedArgumentError, match=r"torch\.int8"):
+            grouped([x], [weight.unsqueeze(0)], split_item=3, **split)
