@@ -38,11 +38,17 @@ def encode_graph(gm: fx.GraphModule, home: torch.device | None) -> list[Json]:
     Raises:
         Unsaveable: a node calls or reads something that another process does not have.
     """
-    return [_encode_node(gm, node, home) for node in gm.graph.nodes]
+    spelt: list[Json] = []
+    constants: set[str] = set()
+    for node in gm.graph.nodes:
+        spelt.append(_encode_node(gm, node, home, new=str(node.target) not in constants))
+        if node.op == "get_attr":
+            constants.add(str(node.target))
+    return spelt
 
 
-def _encode_node(gm: fx.GraphModule, node: fx.Node, home: torch.device | None) -> Json:
-    spelt: dict[str, Json] = {"op": node.op, "name": node.name, "target": _encode_target(gm, node)}
+def _encode_node(gm: fx.GraphModule, node: fx.Node, home: torch.device | None, *, new: bool) -> Json:
+    spelt: dict[str, Json] = {"op": node.op, "name": node.name, "target": _encode_target(gm, node, new=new)}
     try:
         spelt["args"] = [encode(argument, home) for argument in node.args]
         spelt["kwargs"] = {key: encode(argument, home) for key, argument in node.kwargs.items()}
@@ -65,12 +71,12 @@ def _encode_meta(node: fx.Node, home: torch.device | None) -> dict[str, Json]:
     return kept
 
 
-def _encode_target(gm: fx.GraphModule, node: fx.Node) -> Json:
+def _encode_target(gm: fx.GraphModule, node: fx.Node, *, new: bool) -> Json:
     target = node.target
     if node.op in ("placeholder", "output"):
         return target
     if node.op == "get_attr":
-        return {"constant": _encode_constant(gm, node)}
+        return {"constant": {"name": str(target), **(_encode_constant(gm, node) if new else {})}}
     if isinstance(target, OpOverload):
         return {"operator": list(_torch_private.operator_name(target))}
     if node.op == "call_function":
@@ -89,17 +95,21 @@ def _function(module: str, name: str) -> object:
     return getattr(_FUNCTIONS.get(module), name, None)
 
 
-def _encode_constant(gm: fx.GraphModule, node: fx.Node) -> Json:
-    """A tensor that the graph holds itself, with its bytes."""
+def _encode_constant(gm: fx.GraphModule, node: fx.Node) -> dict[str, Json]:
+    """A tensor that the graph holds itself, with the bytes of the memory between its first and its last element."""
     value: object = operator.attrgetter(str(node.target))(gm)
     if type(value) not in (torch.Tensor, torch.nn.Parameter) or not isinstance(value, torch.Tensor):
         raise Unsaveable(f"{node.name} reads {node.target} of the module, a {type(value).__name__}")
+    if value.is_conj() or value.is_neg():
+        raise Unsaveable(f"{node.name} reads {node.target} of the module, which is lazily conjugated or negated")
+    span = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
     with _torch_private.real_execution():
-        host = value.detach().cpu().contiguous()
-        data = base64.b64encode(host.flatten().view(torch.uint8).numpy().tobytes()) if host.numel() else b""
+        host = value.detach().as_strided((span if value.numel() else 0,), (1,)).cpu()
+        data = base64.b64encode(host.view(torch.uint8).numpy().tobytes()) if host.numel() else b""
     return {
         "dtype": str(value.dtype).removeprefix("torch."),
         "size": list(value.shape),
+        "stride": list(value.stride()),
         "device": value.device.type,
         "data": data.decode("ascii"),
     }
@@ -132,8 +142,10 @@ def _decode_target(entry: Json, constants: dict[str, torch.Tensor], home: torch.
         return target
     ((kind, content),) = target.items()
     if kind == "constant":
-        constants[entry["name"]] = _decode_constant(content, home)
-        return str(entry["name"])
+        name = str(content["name"])
+        if name not in constants:  # later nodes that read it only name it
+            constants[name] = _decode_constant(content, home)
+        return name
     if kind == "operator":
         namespace, name, overload = content
         found = getattr(getattr(getattr(torch.ops, namespace), name, None), overload, None)
@@ -150,5 +162,5 @@ def _decode_constant(content: Json, home: torch.device) -> torch.Tensor:
     dtype: torch.dtype = getattr(torch, content["dtype"])
     data = bytearray(base64.b64decode(content["data"], validate=True))
     flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
-    tensor = flat.reshape(content["size"])
-    return tensor.to(home) if content["device"] == home.type else tensor
+    memory = flat.to(home) if content["device"] == home.type else flat
+    return memory.as_strided(content["size"], content["stride"])

@@ -13,7 +13,7 @@ from npugraph_ex.errors import SavedGraphError
 
 Json = Any
 
-FORMAT = 1
+FORMAT = 2
 _MAGIC = "# npugraph_ex saved graph"
 
 
