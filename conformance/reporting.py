@@ -31,8 +31,9 @@ class Reporter:
 
         lines = self._run.target.describe(seed=self._run.seed).splitlines()
         lines.append(f"{'judge':<12} {Limits()}")
-        if self._run.books.done:
-            lines.append(f"{'resumed':<12} {len(self._run.books.done)} tests passed already")
+        if passed := len(self._run.books.done):
+            tests = "1 test" if passed == 1 else f"{passed} tests"
+            lines.append(f"{'resumed':<12} {tests} passed before, not run again")
         return [*lines, *([f"{'mutant':<12} {self._run.mutant} (this run must fail)"] if self._run.mutant else [])]
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:

@@ -45,7 +45,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--dtype", action="append", metavar="DTYPE", help="float16, bfloat16 or float32; may be repeated"
     )
     parser.add_argument(
-        "--max-examples", type=int, default=60, metavar="N", help="random programs for each (default: 60)"
+        "--max-examples",
+        type=int,
+        default=60,
+        metavar="N",
+        help="random programs for each (default: 60); what is wrong in one of them is looked at in more",
     )
     parser.add_argument(
         "--expect-matches", type=int, default=1, metavar="N",
@@ -78,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.module, dtypes=_dtypes(arguments.dtype), max_examples=arguments.max_examples,
             expect_matches=arguments.expect_matches, seed=arguments.seed, report_dir=arguments.report_dir,
         )  # fmt: skip
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error
     if arguments.json:
         sys.stdout.write(to_json(results) + "\n")

@@ -43,6 +43,6 @@ def test_a_killed_run_of_two_processes_ends_in_one_as_it_would_have(tmp_path: Pa
     _cut(tmp_path / "tests.jsonl", 2)
     second = _suite(*SOME, "--resume", f"--report-dir={tmp_path}")
     assert second.returncode == 0, second.stdout[-2000:]
-    assert "1 tests passed already" in second.stdout
+    assert "1 test passed before, not run again" in second.stdout
     assert {name: _lines(tmp_path / name) for name in whole} == whole
     assert len(ET.parse(tmp_path / "junit.xml").findall(".//testcase")) == 4  # noqa: S314 - our own file

@@ -8,6 +8,7 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,17 @@ from npugraph_ex import cli
 from npugraph_ex.errors import ReplacementError
 from npugraph_ex.fusion.conditions import ShapeRange
 from npugraph_ex.fusion.registry import USER_RULES
-from npugraph_ex.testing import ReplacementRefutedError, Validation, validate_replacement
+from npugraph_ex.testing import (
+    ReplacementRefutedError,
+    RulesNotFoundError,
+    Validation,
+    load_rules,
+    validate_replacement,
+)
+from npugraph_ex.testing.choices import Choices, Sampled
 from npugraph_ex.testing.validation.guards import numbers_in
+from npugraph_ex.testing.validation.survey import Setting
+from npugraph_ex.testing.validation.trials import in_turn
 
 PAGE = Path(__file__).parents[2] / "docs" / "validate.md"
 WIDTH = 96
@@ -90,6 +100,33 @@ def test_what_fails_for_one_dtype_blames_the_guard() -> None:
     assert not result.ok
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("max_examples", [1, 6])
+def test_few_examples_blame_the_guard_as_many_do(max_examples: int, seed: int) -> None:
+    """How many programs were asked for decides whether the fault is found, not what is said of it."""
+
+    def replace(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(torch.sub(x, y) if x.shape[-1] > 20 else torch.mul(x, y))
+
+    result = _validated(product_then_sigmoid, replace, max_examples=max_examples, seed=seed)
+    assert result.verdict in {"guard-too-weak", f"proven on {max_examples}"}, str(result)
+    if not result.ok:
+        sides = re.search(r"wrong where the size of dimension -1 of x is (.*), right where it is (.*?) \(", str(result))
+        assert sides
+        wrong, right = ({int(size) for size in re.findall(r"\d+", side)} for side in sides.groups())
+        assert max(right) <= 20 < min(wrong)
+
+
+def test_settings_come_in_turn() -> None:
+    """Dtypes alternate, and no setting comes again before all of its dtype have come."""
+    shapes = [((size,),) for size in range(1, 6)]
+    settings = [Setting(shape, (dtype,)) for dtype in (torch.float16, torch.float32) for shape in shapes]
+    drawn = list(islice(in_turn(settings, Choices(Sampled(1))), 20))
+    assert set(drawn[:10]) == set(drawn[10:]) == set(settings)
+    assert len({setting.dtypes for setting in drawn[::2]}) == 1
+    assert list(islice(in_turn([], Choices(Sampled(1))), 1)) == []
+
+
 def test_a_guard_that_wants_what_the_examples_are_not_is_met() -> None:
     """The guard mentions a size, and that size is tried; a size that no argument can have makes it too strong."""
 
@@ -141,7 +178,9 @@ def test_an_overlap_with_a_default_rule_is_told() -> None:
 
 
 def test_errors_come_early() -> None:
-    """A number out of range and a function that is none are refused before anything runs."""
+    """A number out of range, a folder that is a file, and a function that is none are refused before anything runs."""
+    with pytest.raises(ValueError, match="report_dir must be a folder that can be written"):
+        _validated(product_then_sigmoid, the_same_turned, report_dir=Path(__file__) / "below")
     with pytest.raises(ValueError, match="max_examples must be an int >= 1; it is 0"):
         _validated(product_then_sigmoid, the_same_turned, max_examples=0)
     with pytest.raises(ReplacementError, match="replace_fn must be"):
@@ -165,13 +204,15 @@ BAD = {
     "import nothing_there\n": "importing {0} failed at line 1: ModuleNotFoundError: No module named 'nothing_there'",
     "def f(:\n": "importing {0} failed at line 1: SyntaxError",
     "import sys\nsys.exit(3)\n": "importing {0} failed at line 2: SystemExit: 3",
+    "import sys\nsys.exit()\n": "importing {0} failed at line 2: SystemExit",
+    "x = 1\0": "importing {0} failed: SyntaxError: source code string cannot contain null bytes",
     "x = 1\n": "{0} registers no replacement when it is imported",
     "import torch, npugraph_ex\ndef s(x):\n    return x + 1 if x.sum() > 0 else x\n"
     "npugraph_ex.register_replacement(s, s, [torch.empty(2)])\n": "the search function cannot be traced",
 }
 
 
-@pytest.mark.parametrize("text", BAD, ids=["import", "syntax", "exit", "nothing", "untraceable"])
+@pytest.mark.parametrize("text", BAD, ids=["import", "syntax", "exit", "quit", "null", "nothing", "untraceable"])
 def test_a_bad_module_is_one_clear_line(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit status 2, and one line that names the module, the line in it, and what happened."""
     path = tmp_path / f"bad_{abs(hash(text))}.py"
@@ -190,12 +231,48 @@ def test_a_bad_module_is_one_clear_line(text: str, tmp_path: Path, capsys: pytes
         ("json:loads", "json:loads is no search function of a registered replacement"),
         ("json:JSONDecoder.x", "must be MODULE or MODULE:NAME"),
         ("json:nothing", "json has no 'nothing'"),
+        ("json:codecs", "json:codecs is of type module, no search function"),
+        ("tests/testing", "'tests/testing' must be MODULE or MODULE:NAME"),
+        (".", "'.' must be MODULE or MODULE:NAME"),
+        ("", "'' must be MODULE or MODULE:NAME"),
     ],
 )
 def test_a_wrong_name_is_one_clear_line(spec: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     """What is not there is named."""
     assert cli.main(["validate", spec]) == 2
-    assert said in capsys.readouterr().err
+    said_then = capsys.readouterr().err
+    assert said in said_then
+    assert len(said_then.splitlines()) == 1
+
+
+def test_a_folder_is_no_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python would import it, as a package without anything in it."""
+    (tmp_path / "folder_of_fusions").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert cli.main(["validate", "folder_of_fusions"]) == 2
+    assert "'folder_of_fusions' is a folder" in capsys.readouterr().err
+
+
+def test_a_function_that_exits_or_fails_is_told_with_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a function that should register does instead is one line; the process goes on."""
+    path = tmp_path / "failing_registration.py"
+    path.write_text("import sys\ndef leave():\n    sys.exit(4)\ndef fail():\n    1 / 0\n", encoding="utf-8")
+    for name, said in (("leave", "line 3: SystemExit: 4"), ("fail", "line 5: ZeroDivisionError: division by zero")):
+        assert cli.main(["validate", f"{path}:{name}"]) == 2
+        assert capsys.readouterr().err == f"npugraph-ex: calling {path}:{name}() failed at {said}\n"
+
+
+def test_a_file_that_was_mended_is_imported_anew(tmp_path: Path) -> None:
+    """Half a module does not stay behind where the first import failed."""
+    path = tmp_path / "mended_later.py"
+    for text, said in (("1 / 0\n", "ZeroDivisionError"), ("x = 1\n", "registers no replacement")):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(RulesNotFoundError, match=said):
+            load_rules(str(path))
 
 
 def _blocks() -> list[str]:
@@ -205,7 +282,7 @@ def _blocks() -> list[str]:
 def test_the_documented_mistake_passes_fixed_tolerances_and_is_refuted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The page's module passes the page's test, and the page's command refutes it with a counterexample, also as JSON."""
+    """The page's module passes the page's test; the page's command prints what the page does, numbers aside."""
     module, usual_test, _ = _blocks()
     (tmp_path / "my_fusions.py").write_text(module, encoding="utf-8")
     (tmp_path / "usual_test.py").write_text(usual_test, encoding="utf-8")
@@ -214,14 +291,46 @@ def test_the_documented_mistake_passes_fixed_tolerances_and_is_refuted(
     before = set(USER_RULES.snapshot())
     try:
         runpy.run_path("usual_test.py")
-        assert cli.main(["validate", "my_fusions.py", "--json", "--max-examples", "24", "--dtype", "float16"]) == 1
+        assert cli.main(["validate", "my_fusions.py"]) == 1
     finally:
         for rule in set(USER_RULES.snapshot()) - before:
             USER_RULES.release(rule.key)
-    (result,) = json.loads(capsys.readouterr().out)["replacements"]
-    assert result["verdict"] == "refuted"
-    text = (tmp_path / result["findings"][0]["script"]).read_text(encoding="utf-8")
-    assert f"load_rules({str(tmp_path / 'my_fusions.py')!r})" in text
+    printed = capsys.readouterr().out
+    page = PAGE.read_text(encoding="utf-8")
+    shown = page[page.index("    replacement  ") : page.index("The replacement forgot")]
+    assert _words(printed) == _words(shown)
+    (script,) = re.findall("counterexample: python (.*)", printed)
+    assert f"load_rules({str(tmp_path / 'my_fusions.py')!r})" in (tmp_path / script).read_text(encoding="utf-8")
+
+
+def _words(text: str) -> list[str]:
+    """Without numbers, which differ between processors, and lines of dashes."""
+    return re.sub(r"-?\d[\d.e+-]*", "#", re.sub("--+", "", text)).split()
+
+
+def test_json_says_what_the_table_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One object, whose verdict and exit status are the table's."""
+    path = tmp_path / "told_as_json.py"
+    path.write_text(_blocks()[0].replace("epsilon=1e-5", "epsilon=1e-6"), encoding="utf-8")
+    asked = ["validate", str(path), "--dtype", "float16", "--max-examples", "2", "--expect-matches", "3"]
+    before = set(USER_RULES.snapshot())
+    try:
+        statuses = [cli.main(asked), cli.main([*asked, "--json"]), cli.main([*asked[:-2], "--json"])]
+    finally:
+        for rule in set(USER_RULES.snapshot()) - before:
+            USER_RULES.release(rule.key)
+    assert statuses == [1, 1, 0]
+    printed = capsys.readouterr().out
+    table, _, told = printed.partition("{")
+    decoder = json.JSONDecoder()
+    first, end = decoder.raw_decode("{" + told)
+    second, _ = decoder.raw_decode(("{" + told)[end:].strip())
+    (failing,), (right,) = first["replacements"], second["replacements"]
+    assert (first["ok"], second["ok"]) == (False, True)
+    assert failing["verdict"] == "never-matches"
+    assert right["verdict"] == "proven on 2"
+    assert failing["rule"] in table
+    assert failing["findings"][0]["text"] in table
 
 
 def test_the_documented_api_example_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

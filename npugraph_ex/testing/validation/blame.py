@@ -12,7 +12,13 @@ from npugraph_ex.testing.validation.trials import Trials
 
 _FEWEST = 3
 _LUCK = 1.0
+_CLOSER = 12
+_WIDER = 24
+_CONFIRMING = 12
+_ROUNDS = 4
 Feature = Callable[[Setting], str]
+Again = Callable[[Sequence[Setting], str, int], Trials]
+"""Runs more programs: in these settings, drawn from this seed, so many."""
 
 
 @dataclass(frozen=True)
@@ -40,20 +46,48 @@ def _some(values: Sequence[str], most: int = 6) -> str:
     return f"{shown}, ..." if len(values) > most else shown
 
 
-def divide_of(pattern: Pattern, trials: Trials) -> Divide | None:
-    """A property of the arguments that all wrong trials have and most right ones have not; None when there is none.
+def divide_of(pattern: Pattern, trials: Trials, settings: Sequence[Setting], again: Again) -> Divide | None:
+    """A property of the arguments that tells wrong from right, also in new programs; None when there is none.
+
+    What was tried until something was wrong may be a handful, in which any property divides by accident, or none enough.
+    So more programs run where it was wrong and everywhere, and the answer is that of all of them together.
+
+    Args:
+        pattern: what was planted.
+        trials: what was tried; at least one is wrong.
+        settings: all that can be tried.
+        again: runs more.
+    """
+    wrong = list(dict.fromkeys(trial.setting for trial in trials.of("wrong")))
+    closer, wider = again(wrong, "closer", _CLOSER), again(settings, "wider", _WIDER)
+    seen = Trials([*trials.made, *closer.made, *wider.made])
+    for number in range(_ROUNDS):
+        divide = _best(pattern, seen)
+        if divide is None:
+            return None
+        rightly = [setting for setting in settings if divide.feature(setting) in divide.right]
+        confirming = again(rightly, f"right {number}", _CONFIRMING)
+        if confirming.of("right") and not confirming.of("wrong"):
+            return divide
+        seen.made += confirming.made  # what is wrong there moves the divide
+    return None
+
+
+def _best(pattern: Pattern, trials: Trials) -> Divide | None:
+    """The property that all wrong trials have and the fewest right ones; None where too many right ones have it.
 
     A right trial on the wrong side is luck: ``x - y`` and ``y - x`` agree where x and y are the same tensor.
     """
     wrong, right = trials.of("wrong"), trials.of("right")
+    found: list[tuple[int, Divide]] = []
     for what, feature in _features(pattern):
         bad = {feature(trial.setting) for trial in wrong}
         lucky = [trial for trial in right if feature(trial.setting) in bad]
         good = {feature(trial.setting) for trial in right} - bad
         enough = len(wrong) >= _FEWEST and len(right) - len(lucky) >= _FEWEST
         if enough and len(lucky) <= _LUCK * len(wrong):
-            return Divide(what, _sorted(bad), _sorted(good), feature)
-    return None
+            found.append((len(lucky), Divide(what, _sorted(bad), _sorted(good), feature)))
+    return min(found, key=lambda pair: pair[0])[1] if found else None
 
 
 def _sorted(values: set[str]) -> tuple[str, ...]:

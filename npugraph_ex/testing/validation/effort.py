@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,16 @@ class Effort:
             raise ValueError(f"expect_matches must be an int >= 0; it is {self.expect}.")
         if self.dtypes is not None and not (self.dtypes and all(map(_is_floating, self.dtypes))):
             raise ValueError(f"dtypes must be floating-point torch dtypes, at least one; they are {list(self.dtypes)}.")
+        self._check_folder()
+
+    def _check_folder(self) -> None:
+        """A folder that cannot be is found out now, not when there is a counterexample to write."""
+        folder = self.folder
+        if folder is None:
+            return
+        there = next((place for place in (folder, *folder.absolute().parents) if place.exists()), folder)
+        if not (there.is_dir() and os.access(there, os.W_OK)):
+            raise ValueError(f"report_dir must be a folder that can be written; it is {str(folder)!r}.")
 
 
 def _is_floating(dtype: object) -> bool:

@@ -47,18 +47,22 @@ def load_rules(spec: str) -> tuple[PreparedRule, ...]:
     if target is None:
         names = ", ".join(rule.rule.name for rule in found) or "none"
         raise RulesNotFoundError(f"{place} has no {name!r}; the replacements that it registers are: {names}.")
-    return _registered_by(target, f"{place}:{name}")
+    return _registered_by(target, place, name)
 
 
 def _split(spec: str) -> tuple[str, str]:
     place, colon, name = spec.rpartition(":")
     if not colon:
         place, name = spec, ""
-    if not place or (colon and not name.isidentifier()):
+    if not _is_place(place) or (colon and not name.isidentifier()):
         raise RulesNotFoundError(
             f"{spec!r} must be MODULE or MODULE:NAME, the module a name or the path of a .py file."
         )
     return place, name
+
+
+def _is_place(place: str) -> bool:
+    return place.endswith(".py") or all(part.isidentifier() for part in place.split("."))
 
 
 def _new(before: set[int]) -> tuple[PreparedRule, ...]:
@@ -74,11 +78,9 @@ def _of_module(module: ModuleType) -> tuple[PreparedRule, ...]:
 def _module(place: str) -> ModuleType:
     try:
         return _from_file(Path(place)) if place.endswith(".py") else _by_name(place)
-    except RulesNotFoundError:
+    except (RulesNotFoundError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-            raise
         raise RulesNotFoundError(f"importing {place} failed{_where(error, place)}: {_said(error)}") from error
 
 
@@ -95,6 +97,8 @@ def _by_name(name: str) -> ModuleType:
         raise RulesNotFoundError(
             f"there is no module {name!r} on the path or in {Path.cwd()}; for a file, name it *.py."
         )
+    if spec.origin is None:
+        raise RulesNotFoundError(f"{name!r} is a folder; name a module, or the path of a .py file, in it.")
     return importlib.import_module(name)
 
 
@@ -112,15 +116,20 @@ def _from_file(path: Path) -> ModuleType:
     # What stands beside the file is importable, as if it were run as a script.
     sys.path.insert(0, str(resolved.parent))
     sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[path.stem]  # or the next attempt would find half a module
+        raise
     return module
 
 
-def _registered_by(target: object, named: str) -> tuple[PreparedRule, ...]:
+def _registered_by(target: object, place: str, name: str) -> tuple[PreparedRule, ...]:
     """What a call of a function registers."""
+    named = f"{place}:{name}"
     if not callable(target):
         raise RulesNotFoundError(
-            f"{named} is a {type(target).__name__}, no search function of a registered replacement."
+            f"{named} is of type {type(target).__name__}, no search function of a registered replacement."
         )
     required = [
         parameter.name
@@ -136,8 +145,8 @@ def _registered_by(target: object, named: str) -> tuple[PreparedRule, ...]:
     before = {id(rule) for rule in USER_RULES.snapshot()}
     try:
         target()
-    except Exception as error:
-        raise RulesNotFoundError(f"calling {named}() failed{_where(error, named)}: {_said(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise RulesNotFoundError(f"calling {named}() failed{_where(error, place)}: {_said(error)}") from error
     found = _new(before)
     if not found:
         raise RulesNotFoundError(f"{named}() registers no replacement that was not there before.")
@@ -151,8 +160,8 @@ def _said(error: BaseException) -> str:
 
 def _where(error: BaseException, place: str) -> str:
     """The line of the user's own file that the error passed through last."""
-    if isinstance(error, SyntaxError):
+    if isinstance(error, SyntaxError) and error.lineno:
         return f" at line {error.lineno}"
-    stem = place.partition(":")[0].rpartition(".")[2] if not place.endswith(".py") else Path(place).stem
+    stem = Path(place).stem if place.endswith(".py") else place.rpartition(".")[2]
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).stem == stem]
     return f" at line {frames[-1].lineno}" if frames else ""

@@ -152,7 +152,7 @@ def _dtypes(pattern: Pattern, wanted: Sequence[torch.dtype] | None) -> list[tupl
     if not floating:
         return [own]
     main = max(narrow or floating, key=lambda dtype: floating[dtype])
-    choices = tuple(wanted) if wanted is not None else tuple(dict.fromkeys((main, *DTYPES)))
+    choices = dict.fromkeys(wanted if wanted is not None else (main, *DTYPES))
     return [tuple(new if dtype == main else dtype for dtype in own) for new in choices]
 
 

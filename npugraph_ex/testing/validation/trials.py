@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle, islice
 from typing import Any, Literal
 
 from hypothesis import strategies as st
@@ -109,17 +110,24 @@ def run_trials(
 ) -> Trials:
     """Run so many programs, of every dtype as many; stop early once enough are wrong and some others have been seen."""
     trials = Trials()
-    kinds = list(dict.fromkeys(setting.dtypes for setting in settings))
-    for number in range(examples):
+    for number, setting in enumerate(islice(in_turn(settings, Choices(Sampled(seed))), examples)):
         choices = Choices(Sampled(f"{seed}:{number}"))
-        dtypes = kinds[number % len(kinds)]
-        setting = choices.pick([setting for setting in settings if setting.dtypes == dtypes])
         case = Case.of(place(choices, pattern, setting), route=route, options=options)
         outcome = check(case)
         trials.made.append(Trial(setting, case, outcome, _fate(case, outcome)))
         if len(trials.of("wrong")) >= _ENOUGH_WRONG and len(trials.made) >= 3 * _ENOUGH_WRONG:
             break
     return trials
+
+
+def in_turn(settings: Sequence[Setting], choices: Choices) -> Iterator[Setting]:
+    """The settings in some order, over and over: dtypes alternate, and each setting comes before any comes again."""
+    kinds: dict[object, list[Setting]] = {}
+    for setting in choices.order(settings):
+        kinds.setdefault(setting.dtypes, []).append(setting)
+    rounds = [cycle(of_kind) for of_kind in kinds.values()]
+    while rounds:
+        yield from map(next, rounds)
 
 
 def _fate(case: Case, outcome: Outcome) -> Fate:

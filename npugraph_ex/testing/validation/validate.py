@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from npugraph_ex.fusion.registry import USER_RULES
@@ -12,14 +13,13 @@ from npugraph_ex.fusion.rules import RULE_NAMES
 from npugraph_ex.testing.patterns import Pattern, pattern_of
 from npugraph_ex.testing.script import script_of
 from npugraph_ex.testing.search import find_failure
-from npugraph_ex.testing.validation.blame import Divide, divide_of
+from npugraph_ex.testing.validation.blame import divide_of
 from npugraph_ex.testing.validation.effort import Effort
 from npugraph_ex.testing.validation.findings import Finding, Validation, ordered
 from npugraph_ex.testing.validation.matching import allowed_too_much, overlaps, refused_everywhere
 from npugraph_ex.testing.validation.survey import Setting, Surveyed, counted, operators_of, survey
 from npugraph_ex.testing.validation.trials import Trials, placed, run_trials, runnable
 
-_CONFIRMING = 12
 _COMPILED = 2
 _SHRINKING_SECONDS = 8.0
 _COMPARED = 4
@@ -57,8 +57,9 @@ class _Validator:
             self._never(pattern, answers)
             return self._result(Trials(), answers)
         self.findings += allowed_too_much(answers) + overlaps(self.prepared, pattern, fused)
-        trials = self._tried(pattern, runnable(fused), f"{self.effort.seed}:{name}")
-        self._judge(pattern, trials)
+        settings = runnable(fused)
+        trials = self._tried(pattern, settings, f"{self.effort.seed}:{name}")
+        self._judge(pattern, trials, settings)
         return self._result(trials, answers)
 
     def _say(self, kind: Any, text: str, *, fails: bool = False, script: str = "") -> None:
@@ -123,10 +124,10 @@ class _Validator:
         )
         return {"fusion_rules": {name: False for name in others if name != own}}
 
-    def _judge(self, pattern: Pattern, trials: Trials) -> None:
+    def _judge(self, pattern: Pattern, trials: Trials, settings: Sequence[Setting]) -> None:
         wrong, right = trials.of("wrong"), trials.of("right")
         if wrong:
-            self._refute(pattern, trials)
+            self._refute(pattern, trials, settings)
         elif not right:
             unjudged = trials.of("not judged")
             why = unjudged[0].outcome.failures[0] if unjudged else "no program around the pattern could be run"
@@ -137,14 +138,14 @@ class _Validator:
                 f"{self.effort.expect}", fails=True,
             )  # fmt: skip
         else:
-            self._through_torch_compile(pattern, trials)
+            self._through_torch_compile(pattern, trials, settings)
 
-    def _through_torch_compile(self, pattern: Pattern, trials: Trials) -> None:
+    def _through_torch_compile(self, pattern: Pattern, trials: Trials, settings: Sequence[Setting]) -> None:
         """Dynamo and AOT may write the pattern differently from what tracing the search function gives."""
-        settings = list(dict.fromkeys(trial.setting for trial in trials.of("right")))[:_COMPARED]
-        compiled = self._tried(pattern, settings, "compiled", examples=_COMPILED, route="compile")
+        rightly = list(dict.fromkeys(trial.setting for trial in trials.of("right")))[:_COMPARED]
+        compiled = self._tried(pattern, rightly, "compiled", examples=_COMPILED, route="compile")
         if compiled.of("wrong"):
-            self._refute(pattern, compiled, route="compile")
+            self._refute(pattern, compiled, settings, route="compile")
         elif compiled.made and len(compiled.of("not fused")) == len(compiled.made):
             misses = [miss for trial in compiled.made for miss in trial.outcome.near_misses]
             why = misses[0] if misses else "nothing in the graph that AOT makes looks like it"
@@ -157,15 +158,16 @@ class _Validator:
                 f"and judged by a float64 reference",
             )
 
-    def _refute(self, pattern: Pattern, trials: Trials, *, route: str = "graph") -> None:
+    def _again(self, pattern: Pattern, settings: Sequence[Setting], seed: str, examples: int) -> Trials:
+        return self._tried(pattern, settings, f"{self.effort.seed}:{seed}", examples=examples)
+
+    def _refute(self, pattern: Pattern, trials: Trials, settings: Sequence[Setting], *, route: str = "graph") -> None:
         """Wrong somewhere: everywhere, or where a stronger guard could tell."""
         wrong = trials.of("wrong")
-        divide = divide_of(pattern, trials)
-        if divide is not None and not self._confirmed(pattern, trials, divide):
-            divide = None
-        settings = list(dict.fromkeys(trial.setting for trial in wrong))
+        divide = divide_of(pattern, trials, settings, partial(self._again, pattern))
+        wrongly = list(dict.fromkeys(trial.setting for trial in wrong))
         found = find_failure(
-            placed(pattern, settings), examples=self.effort.examples, seed=self.effort.seed, route=route, options=self._options(),
+            placed(pattern, wrongly), examples=self.effort.examples, seed=self.effort.seed, route=route, options=self._options(),
             shrinking_seconds=_SHRINKING_SECONDS,
         )  # fmt: skip
         case, outcome = found or (wrong[0].case, wrong[0].outcome)
@@ -177,20 +179,14 @@ class _Validator:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
             script = str(path)
-        count = f"{len(wrong)} of {len(wrong) + len(trials.of('right'))} programs in which it fused"
+        by = " through torch.compile" if route == "compile" else ""
+        count = f"{len(wrong)} of {len(wrong) + len(trials.of('right'))} programs in which it fused{by}"
         if divide is None:
             self._say("refuted", f"wrong in {count}: {outcome.failures[0]}", fails=True, script=script)
         else:
             self._say(
                 "guard-too-weak", f"{divide} ({count}): {outcome.failures[0]}", fails=True, script=script
             )  # fmt: skip
-
-    def _confirmed(self, pattern: Pattern, trials: Trials, divide: Divide) -> bool:
-        """New programs on the right side are right too: what divides the settings was no accident of the values."""
-        settings = dict.fromkeys(trial.setting for trial in trials.made)
-        rightly = [setting for setting in settings if divide.feature(setting) in divide.right]
-        again = self._tried(pattern, rightly, f"again {divide.what}", examples=_CONFIRMING)
-        return bool(again.of("right")) and not again.of("wrong")
 
 
 def _file_name(name: str) -> str:
