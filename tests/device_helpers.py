@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from functorch.compile import aot_function
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from npugraph_ex import _torch_private, compile_fx
+from npugraph_ex import compile_fx
 
 NPU = "npu"
 
@@ -74,6 +77,11 @@ def random(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(*size, device=NPU).to(dtype)
 
 
+def aot_metadata() -> AbstractContextManager[TracingContext]:
+    """Let AOT without Dynamo, within the block, tell its compiler what it found out about a function, as it does with it."""
+    return tracing(TracingContext(FakeTensorMode()))  # type: ignore[return-value]  # declared as a generator
+
+
 def through_aot(function: Callable[..., Any], *inputs: Any, **options: object) -> tuple[Any, list[str]]:
     """Compile without Dynamo, call once, and return the result and the operators of the optimised graph, in order."""
     operators: list[str] = []
@@ -83,6 +91,6 @@ def through_aot(function: Callable[..., Any], *inputs: Any, **options: object) -
         operators.extend(str(node.target) for node in gm.graph.nodes if node.op == "call_function")
         return result
 
-    with torch.no_grad(), _torch_private.sound_aot(inputs):
+    with torch.no_grad(), aot_metadata():
         compiled_function = aot_function(function, fw_compiler=compiler, keep_inference_input_mutations=True)
         return compiled_function(*inputs), operators

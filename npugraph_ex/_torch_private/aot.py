@@ -5,14 +5,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
-import torch
 from torch import fx
-
-from npugraph_ex._torch_private.tensors import storage_key
 
 
 def is_of_backward(node: fx.Node) -> bool:
@@ -22,10 +19,7 @@ def is_of_backward(node: fx.Node) -> bool:
 
 def static_input_positions() -> tuple[int, ...]:
     """The positions of the inputs of the graph being compiled whose address AOT knows to be stable: parameters, buffers."""
-    from torch._guards import TracingContext
-
-    context = TracingContext.try_get()
-    metadata = context.fw_metadata if context is not None else None
+    metadata = _metadata()
     return tuple(metadata.static_input_indices) if metadata is not None else ()
 
 
@@ -38,19 +32,76 @@ def boxed(function: _Function) -> _Function:
     return function
 
 
-@contextmanager
-def sound_aot(inputs: Sequence[object]) -> Iterator[None]:
-    """Settings under which AOT's own handling of aliased outputs is right.
+def outputs_in_inputs(graph: fx.Graph) -> dict[int, int]:
+    """Which outputs of the graph being compiled are an input of it, or a view of one, as AOT knows.
 
-    AOT makes an output that views an input anew after each call. With its default, torch 2.13 replays the views on the
-    wrong base when inputs alias each other and one of them is written: wrong elements, or a failed assertion. The other
-    way, by strides, has no such fault, but cannot tell that a view reinterprets the dtype; so it serves aliased inputs only.
+    AOT hands out none of these results: it takes a view of the caller's input anew, with a result's offset and strides.
+
+    Returns:
+        By the position of the output, that of the placeholder.
     """
-    import torch._functorch.config as settings
+    from torch._functorch._aot_autograd.schemas import OutputType
 
-    storages = [storage_key(value) for value in inputs if isinstance(value, torch.Tensor)]
-    with settings.patch(view_replay_for_aliased_outputs=len(set(storages)) == len(storages)):
-        yield
+    metadata = _metadata()
+    if metadata is None:
+        return {}
+    kinds = (OutputType.alias_of_input, OutputType.is_input)
+    found = {position: metadata.output_info[number] for position, number in _plain_outputs(graph)}
+    return {position: info.base_idx for position, info in found.items() if info.output_type in kinds}
+
+
+def replay_no_views_of_bases(graph: fx.Graph) -> None:
+    """Let AOT go by offset and strides alone for the outputs that lie in a base of several inputs.
+
+    Where inputs of the graph being compiled share memory and one is written, AOT passes their base in their place. Torch
+    2.13 replays on it the views that the program took of one of the inputs: wrong elements, or a failed assertion.
+    """
+    inputs = graph.find_nodes(op="placeholder")
+    for position, home in outputs_in_inputs(graph).items():
+        if _is_base(inputs[home]):
+            _revise(graph, position, view_meta_sequence=None)
+
+
+def hand_out_as_they_are(graph: fx.Graph, positions: Sequence[int]) -> None:
+    """Let AOT hand out the results of the graph being compiled at some positions, where it cannot replay their views.
+
+    Not in a graph that was cut for training, which wraps such results.
+    """
+    from torch._functorch._aot_autograd.schemas import OutputType
+
+    metadata = _metadata()
+    numbers = dict(_plain_outputs(graph))
+    for position in positions if metadata is not None and metadata.num_symints_saved_for_bw is None else ():
+        views = metadata.output_info[numbers[position]].view_meta_sequence
+        if views is None or any(view.has_symbolic_inputs for view in views.sequence):
+            _revise(graph, position, output_type=OutputType.non_alias, base_idx=None, view_meta_sequence=None)
+
+
+def _revise(graph: fx.Graph, position: int, **what: Any) -> None:
+    """Change what AOT believes of one output of the graph being compiled; it asks when it makes the graph's wrapper."""
+    known, number = _metadata().output_info, dict(_plain_outputs(graph))[position]
+    known[number] = replace(known[number], **what)
+
+
+def _is_base(node: fx.Node) -> bool:
+    """Whether a placeholder is what AOT passes in place of inputs that share memory: what they view, or their storage."""
+    return hasattr(node.meta.get("desc"), "base_of")
+
+
+def _metadata() -> Any:
+    """What AOT found out about the function being compiled; None outside of a compilation."""
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    return context.fw_metadata if context is not None else None
+
+
+def _plain_outputs(graph: fx.Graph) -> list[tuple[int, int]]:
+    """The outputs of a graph that are the function's own: where they stand in the graph, and where in the function."""
+    from torch._functorch._aot_autograd.descriptors import PlainAOTOutput
+
+    results = graph.output_node().meta.get("desc") or ()
+    return [(position, found.idx) for position, found in enumerate(results) if isinstance(found, PlainAOTOutput)]
 
 
 def dynamo_input_names(gm: fx.GraphModule) -> list[str]:

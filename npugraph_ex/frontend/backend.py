@@ -70,14 +70,13 @@ def get_npu_backend(
             return made.boxed()
 
         keep_writers()
-        with _torch_private.sound_aot(example_inputs):
-            compiled: Callable[..., Any] = aot_autograd(
-                fw_compiler=compiler,
-                bw_compiler=_uncompiled,
-                partition_fn=compile_one.partition,
-                decompositions=decompositions,
-                keep_inference_input_mutations=True,
-            )(gm, example_inputs)
+        compiled: Callable[..., Any] = aot_autograd(
+            fw_compiler=compiler,
+            bw_compiler=_uncompiled,
+            partition_fn=compile_one.partition,
+            decompositions=decompositions,
+            keep_inference_input_mutations=True,
+        )(gm, example_inputs)
         return compiled if on_streams is None else on_streams(compiled)
 
     return backend

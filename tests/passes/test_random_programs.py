@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from device_helpers import describe
+from device_helpers import aot_metadata, describe
 from functorch.compile import aot_function
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from npugraph_ex import _torch_private, last_report
+from npugraph_ex import last_report
 from npugraph_ex.frontend.backend import compile_fx
 from npugraph_ex.frontend.layouts import KeepLayouts
 
@@ -145,7 +145,7 @@ def run_both(program: Program, **options: Any) -> None:
     kept = []
     for call in range(3):
         eager_inputs, inputs = _inputs(program, call), _inputs(program, call)
-        with torch.no_grad(), _torch_private.sound_aot(inputs):
+        with torch.no_grad(), aot_metadata():
             expected, got = list(function(*eager_inputs)), list(compiled(*inputs))
         kept.append((expected + eager_inputs, got + inputs))
     report = last_report()
