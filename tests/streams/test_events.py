@@ -104,3 +104,22 @@ def test_redundant_events_are_dropped_and_counted() -> None:
         assert finding.first.source.startswith(__file__)
         assert finding.missing_edge.startswith("none: ")
         assert f"remove the wait at {finding.second.source}" in finding.repair
+
+
+def test_a_stream_without_work_of_its_own_is_not_drawn_into_a_capture() -> None:
+    """A view costs no kernel. Its stream's record orders nothing, so the wait before it goes too, or the capture would not end."""
+    begun, done = ops.npu_create_tagged_event("begun"), ops.npu_create_tagged_event("done")
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        ops.npu_tagged_event_record(begun)
+        with scope.npu_stream_switch("side"):
+            ops.npu_tagged_event_wait(begun)
+            z = y.view(2, 2)
+            ops.npu_tagged_event_record(done)
+        ops.npu_tagged_event_wait(done)
+        return z * 2
+
+    check(compiled(function, require_capture=True), lambda x: (x.view(2, 2) + 1) * 2, (vector(1, 2, 3, 4),))
+    report = npugraph_ex.last_report()
+    assert (report.dropped_waits, report.dropped_records) == (2, 2)
