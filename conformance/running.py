@@ -132,10 +132,12 @@ class Run:
         """The slowest example of this process, run once more for its timeline."""
         if self.slowest is None or self.target.kind != "emulated":
             return None
+        from npugraph_ex.testing.client_operators import client_operators
         from npugraph_ex.testing.reporting.modelled import modelled_spans
 
         seconds, case = self.slowest
-        eager, replayed = (tuple(map(asdict, spans)) for spans in modelled_spans(case))
+        with client_operators():  # which the tests have put away by now
+            eager, replayed = (tuple(map(asdict, spans)) for spans in modelled_spans(case))
         return Slowest(seconds, case.source, eager, replayed)
 
     def record(self, what: str, program: Program, case: Case, outcome: Outcome, seconds: float) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
+import torch
 from running import Run
 
 from npugraph_ex import testing
@@ -31,3 +34,30 @@ def test_graphs_of_one_pool(run: Run) -> None:
         example = run.seed * 1_000_003 + number
         with run.entered("(shared pool)", source=f"shared_pool_example({example})", kind="shared pool"):
             assert shared_pool_example(example) == ""
+
+
+def test_memory_is_given_back(run: Run) -> None:
+    """What was compiled and is gone holds no byte, no graph and no event, and its pools' memory can be returned."""
+    _use(run, 0)  # sets up what is kept for good
+    before = _in_use(run)
+    for example in range(1, run.profile.shared_pool + 1):
+        _use(run, example)
+    assert _in_use(run) == before
+
+
+def _use(run: Run, example: int) -> None:
+    name = f"memory {run.seed}:{example}"
+    with run.entered("(memory)", source=name, kind="memory given back"):
+        assert testing.check(testing.Case.of(testing.sample(testing.exact_programs(), name))).failures == []
+
+
+def _in_use(run: Run) -> tuple[int, ...]:
+    gc.collect()
+    torch.accelerator.empty_cache()
+    memory = (torch.accelerator.memory_allocated(), torch.accelerator.memory_reserved())
+    if run.target.kind != "emulated":
+        return memory
+    import npu_emulator
+
+    device = npu_emulator.resources()
+    return (*memory, sum(graph.alive for graph in device.graphs), device.events_used)

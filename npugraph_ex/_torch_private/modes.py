@@ -32,11 +32,13 @@ def run_meta_kernel(mode: FakeTensorMode, operator: OpOverload, args: Sequence[A
     """What ``operator`` returns for fake tensors of ``mode`` without symbolic sizes, by its meta kernel alone.
 
     The mode would ask its cache, decompositions and rules first, which takes many times longer and answers the same. It is
-    asked where it knows more: where an operator is told the device, and for writes, whose result is an argument.
+    asked where it knows more: where an operator is told the device or takes no tensor, and for writes, whose result is an
+    argument.
     """
-    if operator._schema.is_mutable or kwargs.get("device") is not None:
+    devices = (leaf.fake_device for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor))
+    device = next(devices, None)
+    if device is None or operator._schema.is_mutable or kwargs.get("device") is not None:
         return operator(*args, **kwargs)
-    device = next(leaf.fake_device for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor))
     with in_kernel_invocation_manager(mode):
         results = operator(*args, **kwargs)
     return pytree.tree_map_only(torch.Tensor, lambda result: fake_of_meta(mode, result, device), results)

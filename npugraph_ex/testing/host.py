@@ -16,8 +16,11 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from npugraph_ex.reference import kernel_of
+from npugraph_ex.streams.ops import ENTERS, EXITS, KEEP_ALIVES, RECORD_STREAMS, RECORDS, WAITS
 
 Argument = Callable[[Any], Any]
+
+_ORDERING = frozenset((*ENTERS, *EXITS, *RECORDS, *WAITS, *RECORD_STREAMS, *KEEP_ALIVES))
 
 
 class ReferenceUnavailableError(NotImplementedError):
@@ -29,9 +32,16 @@ def on_host(value: Any) -> Any:
     return torch.device("cpu") if isinstance(value, torch.device) else value
 
 
+def _in_order(*args: Any, **kwargs: Any) -> None:
+    """What scopes, records and waits do on the CPU, which runs everything in the order in which it is written."""
+    del args, kwargs
+
+
 @functools.cache
 def callable_of(target: Any) -> Callable[..., Any]:
     """What computes ``target`` on the CPU."""
+    if target in _ORDERING:
+        return _in_order
     kernel = kernel_of(target._schema.name) if isinstance(target, torch._ops.OpOverload) else None
     if kernel is None and getattr(target, "namespace", "") != "npu":
         return target  # type: ignore[no-any-return]

@@ -6,93 +6,20 @@ A way edits the planted steps before they are appended to the program and answer
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
-import torch
-
-from npugraph_ex.testing.builder import Builder, Value
+from npugraph_ex.testing.argument_misses import FOREIGN_KEYWORDS, dropped_keyword, dropping, keyword, turning, wrong_dim
+from npugraph_ex.testing.builder import Builder
 from npugraph_ex.testing.constraints import constraints_of
-from npugraph_ex.testing.inputs import Dim
-from npugraph_ex.testing.patterns import Pattern
+from npugraph_ex.testing.order_misses import cyclic_input, late_input, stream_boundary
+from npugraph_ex.testing.patterns import Pattern, Traced
+from npugraph_ex.testing.planted import Planted, refs, replaced
 from npugraph_ex.testing.program import Ref, Step
 
-# A keyword that no pattern names, with a value that changes the result. Codes are at::ScalarType, torch_npu's own above.
-_QUINT4X2 = 16
-FOREIGN_KEYWORDS: Mapping[str, tuple[tuple[str, Any], ...]] = MappingProxyType(
-    {
-        "npu.npu_dynamic_quant.default": (
-            ("dst_type", _QUINT4X2),
-            ("quant_mode", "pertensor"),
-            ("dst_type_max", 64.0),
-        ),
-        "aten.add.Tensor": (("alpha", 2), ("alpha", -1)),
-    }
-)
 _HARMLESS = (("neg.default",), ("abs.default",))
 """Steps that are part of no rule."""
 _BETWEEN = (("neg.default",), ("mul.Tensor", 2.0), ("abs.default",), ("add.Tensor", 0.25))
-
-
-@dataclass
-class Planted:
-    """A pattern on its way into a program.
-
-    Attributes:
-        pattern: which one.
-        arguments: the names of the values that it is applied to.
-        steps: its steps, not yet appended.
-        outputs: names of its results.
-        vanishing: names of the tensors that a fused operator would not produce.
-        results: symbolic shape and dtype of each.
-        certain: whether the layouts of the arguments certainly allow the fusion.
-        burnt_in: whether its steps contain numbers that other sizes would change.
-        also_returned: names that a near-miss wants the program to return.
-    """
-
-    pattern: Pattern
-    arguments: tuple[str, ...]
-    steps: list[Step]
-    outputs: list[str]
-    vanishing: list[str]
-    results: dict[str, tuple[tuple[Dim, ...], torch.dtype]]
-    certain: bool = True
-    burnt_in: bool = False
-    also_returned: list[str] = field(default_factory=list)
-
-    def value(self, name: str) -> Value:
-        """What a builder has to know of a result."""
-        shape, dtype = self.results[name]
-        return Value(shape, dtype)
-
-    def between(self) -> list[str]:
-        """The vanishing values that a later step of the pattern reads."""
-        read = {ref.name for step in self.steps for ref in _refs(step)}
-        return [name for name in self.vanishing if name in read]
-
-    def early(self) -> list[str]:
-        """The arguments that an operator before the last reads: what only the last reads may be written before it."""
-        read = {ref.name for step in self.steps[:-1] for ref in _refs(step)}
-        return [name for name in self.arguments if name in read]
-
-    def producer(self, name: str) -> int:
-        """The position of the step that makes ``name``."""
-        return next(i for i, step in enumerate(self.steps) if name in step.results)
-
-
-def _refs(step: Step) -> list[Ref]:
-    return [value for value in (*step.args, *dict(step.kwargs).values()) if isinstance(value, Ref)]
-
-
-def _replaced(step: Step, old: str, new: str) -> Step:
-    def swap(value: Any) -> Any:
-        return Ref(new) if value == Ref(old) else value
-
-    kwargs = tuple((name, swap(value)) for name, value in step.kwargs)
-    return dataclasses.replace(step, args=tuple(map(swap, step.args)), kwargs=kwargs)
 
 
 def extra_user(builder: Builder, planted: Planted) -> bool:
@@ -111,7 +38,7 @@ def step_between(builder: Builder, planted: Planted) -> bool:
     name = str(builder.pick(planted.between()))
     position = planted.producer(name)
     operator, *rest = builder.pick(_HARMLESS if constraints_of(planted.pattern.name).common else _BETWEEN)
-    planted.steps[position + 1 :] = [_replaced(step, name, "between") for step in planted.steps[position + 1 :]]
+    planted.steps[position + 1 :] = [replaced(step, name, "between") for step in planted.steps[position + 1 :]]
     planted.steps.insert(position + 1, Step(f"aten.{operator}", (Ref(name), *rest), (), ("between",)))
     return True
 
@@ -155,17 +82,6 @@ def number(builder: Builder, planted: Planted) -> bool:
     return True
 
 
-def keyword(builder: Builder, planted: Planted) -> bool:
-    """An argument that the pattern does not name has another value than its default."""
-    positions = [i for i, step in enumerate(planted.steps) if step.operator in FOREIGN_KEYWORDS]
-    position = builder.pick(positions)
-    step = planted.steps[position]
-    name, value = builder.pick(FOREIGN_KEYWORDS[step.operator])
-    kwargs = {**dict(step.kwargs), name: value}
-    planted.steps[position] = dataclasses.replace(step, kwargs=tuple(kwargs.items()))
-    return False
-
-
 NEAR_MISSES: Mapping[str, Callable[[Builder, Planted], bool]] = MappingProxyType(
     {
         "extra user": extra_user,
@@ -175,21 +91,48 @@ NEAR_MISSES: Mapping[str, Callable[[Builder, Planted], bool]] = MappingProxyType
         "dtype": dtype,
         "empty": empty,
         "keyword": keyword,
+        "dropped keyword": dropped_keyword,
+        "wrong dim": wrong_dim,
         "number": number,
+        "stream boundary": stream_boundary,
+        "late input": late_input,
+        "cyclic input": cyclic_input,
     }
 )
+
+
+WRITING = frozenset({"mutation", "argument mutation", "late input"})
+"""Those in which something is written in place: made functional, the write would be none."""
+
+
+def may_arrive_late(pattern: Pattern, traced: Traced) -> bool:
+    """Whether an argument is read by the last operator alone, when another has made a result."""
+    *before, last = traced.steps
+    early = {ref.name for step in before for ref in refs(step)}
+    late = {ref.name for ref in refs(last)} & {argument.name for argument in pattern.arguments} - early
+    made = {name for step in before for name in step.results} & set(traced.outputs)
+    return bool(late) and any(traced.metas[name][1].is_floating_point for name in made)
+
+
+def example_trace(pattern: Pattern) -> Traced:
+    """The pattern's steps on inputs like its rule's example inputs."""
+    shapes = {a.name: [max(size, 1) for size in a.dims] for a in pattern.arguments}
+    dtypes = {a.name: a.dtype for a in pattern.arguments}
+    numbers = {n: value if isinstance(value, int) else 1e-6 for n, value in pattern.rule.scalars.items()}
+    return pattern.trace(shapes, dtypes, numbers)
 
 
 def applicable(pattern: Pattern) -> tuple[str, ...]:
     """The near-misses that make sense for a pattern: those about its inside need one, and keywords must be known."""
     constraints = constraints_of(pattern.name)
-    shapes = {a.name: [max(size, 1) for size in a.dims] for a in pattern.arguments}
-    dtypes = {a.name: a.dtype for a in pattern.arguments}
-    numbers = {n: value if isinstance(value, int) else 1e-6 for n, value in pattern.rule.scalars.items()}
-    traced = pattern.trace(shapes, dtypes, numbers)
+    traced = example_trace(pattern)
     excluded = set() if traced.vanishing else {"extra user", "step between", "mutation", "argument mutation"}
     excluded |= {"dtype"} if constraints.takes_single else set()
     excluded |= set() if constraints.refused else {"number"}
     excluded |= {"empty"} if pattern.leading is None or constraints.takes_empty else set()
     excluded |= set() if any(step.operator in FOREIGN_KEYWORDS for step in traced.steps) else {"keyword"}
+    excluded |= set() if dropping(traced.steps) else {"dropped keyword"}
+    excluded |= set() if turning(traced.steps) else {"wrong dim"}
+    excluded |= set() if len(traced.steps) > 1 else {"stream boundary"}
+    excluded |= set() if may_arrive_late(pattern, traced) else {"late input", "cyclic input"}
     return tuple(name for name in NEAR_MISSES if name not in excluded)

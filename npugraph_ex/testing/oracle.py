@@ -28,6 +28,7 @@ from npugraph_ex.testing.constraints import options_for
 from npugraph_ex.testing.fx_level import compare_on_host, optimise, replaced_nodes
 from npugraph_ex.testing.inputs import Input, make_inputs, refill, symbols_of
 from npugraph_ex.testing.judge import Limits, same_values
+from npugraph_ex.testing.memory import replay_uses_memory
 from npugraph_ex.testing.metadata import Observation, host_copy, observe, visible_difference
 from npugraph_ex.testing.program import Program, function_of
 from npugraph_ex.testing.verdict import JudgedValues, judge_values
@@ -88,7 +89,7 @@ class Case:
     def of(cls, program: Program, *, route: str = "graph", options: Mapping[str, Any] | None = None) -> Case:
         """The case of a drawn program."""
         expected = program.expected
-        if route == "compile" and program.near_miss == "argument mutation":
+        if route == "compile" and program.near_miss in ("argument mutation", "late input"):
             expected = None  # AOT makes the write functional, after which nothing stands in the way
         return cls(
             source=program.source,
@@ -202,8 +203,11 @@ def _check(case: Case, outcome: Outcome) -> None:
     eager = _session(without, case)
     optimised = _session(compiled.optimise(), case)
     _count(case, outcome, compiled.report)
-    replayed = _session(compiled.capture(), case)
+    captured = compiled.capture()
+    replayed = _session(captured, case)
     _compare_exactly(optimised, replayed, outcome)
+    if case.route == "graph" and outcome.ok:
+        _check_memory(case, captured, replayed, outcome)
     _compare_with_eager(case, compiled.traced, eager, optimised, outcome)
 
 
@@ -256,9 +260,9 @@ class _Compiled:
         """The optimised graph, captured and replayed."""
         if self.case.route == "compile" or self._graph is None:
             return self._through_dynamo(self.case.options)
-        # The passes have run already; this is what compile_fx does after them.
+        # The passes have run already; this is what compile_fx does after them. A graph that is not captured is no replay.
         config = CompilerConfig()
-        apply_flat(config, dict(self.case.options))
+        apply_flat(config, {"require_capture": True, **self.case.options})
         examples = [node.meta.get("val") for node in self._graph.graph.find_nodes(op="placeholder")]
         return compile_graph(self._graph, examples, config.to_options())
 
@@ -306,6 +310,16 @@ def _compare_exactly(optimised: _Session, replayed: _Session, outcome: Outcome) 
             if not same_values(old, new):
                 outcome.failures.append(f"replay, output {position} of call {call} was changed by a later call")
                 return
+
+
+def _check_memory(case: Case, captured: Callable[..., Any], session: _Session, outcome: Outcome) -> None:
+    """Once captured, a call allocates nothing, and gives back what its results were."""
+    session.alive.clear()
+    call = len(case.sizes) - 1
+    inputs = make_inputs(case.inputs, sizes=case.sizes[call], call=call)
+    found = replay_uses_memory(lambda: captured(*inputs))
+    if found:
+        outcome.failures.append(f"replay {found}")
 
 
 def _first_difference(expected: Observation, actual: Observation) -> str | None:

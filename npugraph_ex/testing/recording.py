@@ -14,8 +14,29 @@ from typing import Any
 import torch
 from torch import fx
 from torch._ops import OpOverload
+from torch.overrides import TorchFunctionMode
 
 from npugraph_ex import _torch_private
+
+
+class _Calls(TorchFunctionMode):
+    """Records calls that are given no stand-in, such as those that enter a scope or record an event."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        return self._recorder.call(_operator(func), args, kwargs or {})
+
+
+def _operator(func: Callable[..., Any]) -> OpOverload:
+    if not isinstance(func, OpOverload):
+        raise TypeError(f"a program may call operators of torch.ops only; it calls {func}.")
+    return func
 
 
 @dataclass(eq=False)
@@ -51,9 +72,7 @@ class Value:
         """What torch calls instead of an operator that is given a stand-in."""
         del types
         recorder = next(value.recorder for value in _values((*args, *(kwargs or {}).values())))
-        if not isinstance(func, OpOverload):
-            raise TypeError(f"a program may call operators of torch.ops only; it calls {func}.")
-        return recorder.call(func, args, kwargs or {})
+        return recorder.call(_operator(func), args, kwargs or {})
 
 
 def _values(arguments: Iterable[Any]) -> list[Value]:
@@ -82,7 +101,8 @@ class Recorder:
             node = self.graph.placeholder(f"x{position}_1")
             node.meta["val"] = fake
             self.inputs.append(Value(self, node, Base(node)))
-        results = function(*self.inputs)
+        with _Calls(self):
+            results = function(*self.inputs)
         outputs = results if isinstance(results, (tuple, list)) else (results,)
         nodes = tuple(self.read(value) if isinstance(value, Value) else value for value in outputs)
         self.finish()

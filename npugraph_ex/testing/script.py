@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from npugraph_ex.testing import mutation
+from npugraph_ex.testing.client_operators import client_operators
 from npugraph_ex.testing.inputs import Input
 from npugraph_ex.testing.localise import find_guilty
 from npugraph_ex.testing.oracle import Case, Outcome, check
@@ -144,7 +146,6 @@ def reproduce(
 
 
 def _checked(case: Case, name: str | None) -> Outcome:
-    if name is None:
-        return check(case)
-    with mutation.mutant(name):
-        return check(case)
+    with client_operators() if "torch.ops.vllm." in case.source else nullcontext():
+        with mutation.mutant(name) if name is not None else nullcontext():
+            return check(case)

@@ -52,6 +52,9 @@ def _smaller(program: Program) -> Iterator[Program]:
     if program.dynamic or len({tuple(size.items()) for size in program.sizes}) > 1:
         static = dataclasses.replace(program, dynamic=False, sizes=(program.sizes[0],) * len(program.sizes))
         yield static
+    if any(map(_orders, program.steps)):
+        # Scopes and events go together: without one of them the others may mean nothing.
+        yield _tidy(program, steps=tuple(step for step in program.steps if not _orders(step)))
     kept = _essential(program)
     for position in range(len(program.outputs)):
         if len(program.outputs) > 1 and not kept:
@@ -63,12 +66,22 @@ def _smaller(program: Program) -> Iterator[Program]:
     for position in reversed(range(len(program.steps))):
         if position not in kept:
             yield from _cut(program, position, results)
+    yield from _plainer(program)
+
+
+def _plainer(program: Program) -> Iterator[Program]:
+    """The program with one input that lies densely and has values of usual size."""
     for position, spec in enumerate(program.inputs):
         plain = Input(spec.shape, spec.dtype, alias_of=spec.alias_of)
         if spec not in (plain, dataclasses.replace(plain, seed=spec.seed)) and spec.alias_of is None:
             inputs = list(program.inputs)
             inputs[position] = dataclasses.replace(plain, seed=spec.seed)
             yield dataclasses.replace(program, inputs=tuple(inputs))
+
+
+def _orders(step: Step) -> bool:
+    """Whether a step belongs to a stream: a scope, a record, a wait."""
+    return step.operator.startswith("npugraph_ex.")
 
 
 def _essential(program: Program) -> range:
@@ -91,7 +104,7 @@ def _without(steps: Sequence[Step], position: int) -> tuple[Step, ...]:
 def _cut(program: Program, position: int, results: dict[str, torch.Tensor]) -> Iterator[Program]:
     """The program with new inputs in place of what one step computes, or with that step's own operand."""
     step = program.steps[position]
-    if not step.results or any(name not in results for name in step.results):
+    if not step.results or _orders(step) or any(name not in results for name in step.results):
         return
     operands = [value for value in step.args if isinstance(value, Ref)]
     for operand in operands if len(step.results) == 1 else ():

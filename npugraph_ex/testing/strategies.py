@@ -18,8 +18,10 @@ from npugraph_ex.testing.choices import Choices, Drawn, Sampled
 from npugraph_ex.testing.constraints import SIXTEEN_BITS as DTYPES
 from npugraph_ex.testing.constraints import constraints_of
 from npugraph_ex.testing.inputs import Dim
-from npugraph_ex.testing.near_misses import NEAR_MISSES, Planted, applicable
+from npugraph_ex.testing.near_misses import NEAR_MISSES, WRITING, applicable, example_trace, may_arrive_late
+from npugraph_ex.testing.order_misses import arrives_late, on_a_stream
 from npugraph_ex.testing.patterns import SPELLINGS, Pattern, check_name, registered_patterns, respelled
+from npugraph_ex.testing.planted import Planted
 from npugraph_ex.testing.program import Program, Ref, Step
 from npugraph_ex.testing.templates import fill
 
@@ -65,9 +67,10 @@ def _is_large(pattern: Pattern) -> bool:
     return any(size >= _LARGE for argument in pattern.arguments for size in argument.dims)
 
 
-def _specs(builder: Builder, pattern: Pattern, dtype: torch.dtype) -> dict[str, Spec]:
+def _specs(builder: Builder, pattern: Pattern, dtype: torch.dtype, kind: str | None) -> dict[str, Spec]:
     """A shape and a dtype for each argument of the pattern."""
-    shapes = _shapes(builder, pattern, leading=builder.pick((1, 1, 2)) if pattern.rows else 1)
+    leading = (2,) if kind == "dropped keyword" else (1, 1, 2)
+    shapes = _shapes(builder, pattern, leading=builder.pick(leading) if pattern.rows else 1)
     # Only what a rule's examples have in 16 bits is of the drawn dtype; float32 scales and integers stay what they are,
     # unless the rule says that they depend on it.
     depending = constraints_of(pattern.name).operands.get(dtype, {})
@@ -134,6 +137,14 @@ def _plant(
         certain=certain,
         burnt_in=filled.burnt_in,
     )
+
+
+def _vary(builder: Builder, planted: Planted) -> None:
+    """Change, now and then, when and where the pattern runs, in ways that leave it one."""
+    if builder.chance(15) and may_arrive_late(planted.pattern, example_trace(planted.pattern)):
+        arrives_late(builder, planted)
+    if builder.chance(15):
+        on_a_stream(builder, planted)
 
 
 def _spoilable(pattern: Pattern, vanishing: list[str], steps: Sequence[Step]) -> list[str]:
@@ -220,7 +231,7 @@ def _planted(  # noqa: PLR0913 - as ``planted_programs``
     drawn_dtype = torch.float32 if wide else dtype or builder.pick(constraints.dtypes)
     is_dynamic = kind != "empty" and (builder.chance(35) if dynamic is None else dynamic)
     is_functional = builder.chance(70) if functional is None else functional
-    if kind in ("mutation", "argument mutation"):
+    if kind in WRITING:
         is_functional = False
     sizes = _sizes(builder, dynamic=is_dynamic, zero=kind == "empty")
     alone = kind is not None and constraints.common
@@ -228,7 +239,7 @@ def _planted(  # noqa: PLR0913 - as ``planted_programs``
         builder,
         chosen,
         kind,
-        exactly or _specs(builder, chosen, drawn_dtype),
+        exactly or _specs(builder, chosen, drawn_dtype, kind),
         sizes,
         0 if alone else min(prefix, 1) if _is_large(chosen) else prefix,
     )
@@ -237,6 +248,8 @@ def _planted(  # noqa: PLR0913 - as ``planted_programs``
     runs = True
     if kind is not None:
         runs = NEAR_MISSES[kind](builder, planted)
+    else:
+        _vary(builder, planted)
     builder.steps.extend(planted.steps)
     for name in planted.outputs:
         builder.values[name] = planted.value(name)

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from npugraph_ex.passes.dead_code import orders_work
 from npugraph_ex.reference import before_rounding
 from npugraph_ex.testing.formats import FORMATS
 from npugraph_ex.testing.host import DeviceGraph, HostGraph
@@ -157,14 +158,15 @@ def _before_rewriting(what: JudgedValues) -> dict[str, Any]:
             follow.add(node)
     if not follow:
         return {}
-    kept = {
-        node: None
-        for node in what.graph.graph.nodes
-        if node not in follow and isinstance(node.target, torch._ops.OpOverload) and not only_moves(node.target)
-    }
+    kept = {node: None for node in what.graph.graph.nodes if node not in follow and _computes(node)}
     runner = HostGraph(what.graph) if what.on_host else DeviceGraph(what.graph)
     runner.run(what.inputs(), keep=kept)
     return {node.name: value for node, value in kept.items()}
+
+
+def _computes(node: fx.Node) -> bool:
+    """Whether a node has a result that is more than another one elsewhere."""
+    return isinstance(node.target, torch._ops.OpOverload) and not only_moves(node.target) and not orders_work(node)
 
 
 def _is_quantised(node: fx.Node) -> bool:

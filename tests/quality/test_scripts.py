@@ -12,6 +12,7 @@ import pytest
 
 from npugraph_ex import testing
 from npugraph_ex.testing import Case, Input
+from npugraph_ex.testing.client_operators import client_operators
 
 ROOT = Path(__file__).parents[2]
 PAIR = """\
@@ -44,6 +45,19 @@ def test_a_planted_failure_reproduces_under_plain_python(tmp_path: Path) -> None
     mended = _run(script.replace("    mutant='quant-subtracts-residual',\n", ""), tmp_path)
     assert mended.returncode == 0, mended.stdout + mended.stderr
     assert "right: fused 1 times" in mended.stdout
+
+
+def test_a_script_about_operators_of_a_client_brings_them(tmp_path: Path) -> None:
+    """What vLLM-Ascend would define exists where the script runs, or it would fail for another reason than the suite did."""
+    with client_operators(), testing.mutant("fusion-never-matches"):
+        program = testing.sample(testing.planted_programs(pattern="qk_norm_rope", dynamic=False, prefix=0), 1)
+        case = Case.of(program, route="fx")
+        outcome = testing.check(case)
+        script = testing.script_of(case, outcome, guilty="not looked for")
+    failed = _run(script, tmp_path)
+    assert failed.stdout.splitlines() == ["WRONG", *outcome.failures], failed.stderr
+    mended = _run(script.replace("    mutant='fusion-never-matches',\n", ""), tmp_path)
+    assert mended.returncode == 0, mended.stdout + mended.stderr
 
 
 def test_there_is_no_script_for_what_did_not_fail() -> None:

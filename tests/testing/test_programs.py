@@ -57,10 +57,12 @@ def test_the_generator_covers_what_it_claims(planted: list[Program]) -> None:
     seen["writes"] = sum(any("_." in step.operator for step in program.steps) for program in planted)
     seen["rank 3"] = sum(any(len(spec.shape) == 3 for spec in program.inputs) for program in planted)
     seen["one row"] = sum(program.sizes[0]["s0"] == 1 for program in planted)
+    seen["on a stream"] = sum("scope_enter" in program.source for program in planted)
+    seen["late argument"] = sum("late = " in program.source for program in planted)
     seen["small values"] = sum(spec.scale == 0.001 for spec in inputs)
     wanted = (
         "contiguous", "transposed", "strided", "offset", "float16", "bfloat16", "alias", "dynamic", "inline writes",
-        "writes", "rank 3", "one row", "small values",
+        "writes", "rank 3", "one row", "small values", "on a stream", "late argument",
     )  # fmt: skip
     assert {name: seen[name] for name in wanted if seen[name] < 10} == {}
 
@@ -144,7 +146,7 @@ def test_most_fusions_are_counted_exactly(planted: list[Program]) -> None:
 def test_every_near_miss_is_drawn_and_named() -> None:
     """Each way of spoiling the pattern occurs and must not be fused."""
     kinds = set[str | None]()
-    for rule in (RULE, "muls_add"):
+    for rule in (RULE, "muls_add", "add_rms_norm_quant"):
         programs = _drawn(testing.programs(pattern=rule, near_miss=True), 200)
         assert {program.expected for program in programs} == {0}
         kinds |= {program.near_miss for program in programs}
@@ -174,6 +176,42 @@ def test_what_catches_a_broken_matcher_at_muls_add(mutant: str, near_misses: set
     with testing.mutant(mutant):
         caught = {program.near_miss for program in drawn if not testing.check(Case.of(program, route="fx")).ok}
     assert caught == near_misses
+
+
+@pytest.mark.parametrize(
+    ("mutant", "near_misses"),
+    [
+        ("fusion-ignores-streams", {"stream boundary"}),
+        ("fusion-closes-cycles", {"cyclic input", "late input"}),
+    ],
+)
+def test_what_catches_a_fusion_out_of_order(mutant: str, near_misses: set[str]) -> None:
+    """Each near-miss is about the check that refuses it, and no other is."""
+    kinds = ("stream boundary", "cyclic input", "late input", "wrong dim", "extra user")
+    makers = {kind: planted_programs(pattern=RULE, near_miss=kind) for kind in kinds}
+    drawn = [(kind, sample(maker, seed)) for kind, maker in makers.items() for seed in range(6)]
+    with testing.mutant(mutant):
+        caught = {kind for kind, program in drawn if not testing.check(Case.of(program, route="fx")).ok}
+    assert caught == near_misses
+
+
+def test_streams_and_late_arguments_are_no_near_misses() -> None:
+    """A pattern that runs on a stream of its own, or gets an argument after a result was used, fuses once all the same."""
+    maker = planted_programs(pattern=RULE)
+    drawn = [program for program in (sample(maker, seed) for seed in range(120)) if program.expected]
+    for marker in ("scope_enter", "late = "):
+        marked = [program for program in drawn if marker in program.source][:6]
+        assert len(marked) == 6
+        assert [testing.check(Case.of(program, route="graph")).failures for program in marked] == [[]] * 6
+
+
+def test_an_axis_that_means_the_same_is_no_near_miss() -> None:
+    """Dropped, the axis of `npu_quantize` is 1: of three dimensions not the last; where it multiplies, any but -2 is the last."""
+    drawn = [
+        sample(planted_programs(pattern="add_rms_norm_quant", near_miss="dropped keyword"), seed) for seed in range(20)
+    ]
+    assert not any("div_mode=False" in program.source or "axis" in program.source for program in drawn)
+    assert all(any(len(spec.shape) == 3 for spec in program.inputs) or "s1" in str(program.inputs) for program in drawn)
 
 
 def test_a_wrong_name_says_what_there_is() -> None:

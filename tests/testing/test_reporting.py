@@ -10,7 +10,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from npugraph_ex import testing
 from npugraph_ex.testing import Case, Input
+from npugraph_ex.testing.client_operators import client_operators
 from npugraph_ex.testing.reporting import (
     Section,
     draw_histogram,
@@ -114,6 +116,20 @@ def suite(monkeypatch: pytest.MonkeyPatch) -> Any:
     yield SimpleNamespace(books=books, known=known_failures)
     for name in ("books", "known_failures"):
         sys.modules.pop(name)
+
+
+def test_the_slowest_program_may_be_one_of_a_client(suite: Any) -> None:
+    """Its operators are put away when its test ends; its timeline is drawn all the same."""
+    import running  # of the suite
+
+    with client_operators():
+        case = Case.of(testing.sample(testing.planted_programs(pattern="qk_norm_rope", dynamic=False, prefix=0), 1))
+    target = testing.start_target("auto")
+    run = running.Run(target, running.PROFILES["quick"], 0, suite.books.Books(None, {}), slowest=(1.5, case))
+    slowest = run.timed_slowest()
+    assert slowest.seconds == 1.5
+    assert slowest.eager
+    assert slowest.replayed
 
 
 def _entry(suite: Any, test: str) -> Any:

@@ -60,6 +60,17 @@ def _idle() -> None:
     """The launch of a graph that does not run."""
 
 
+def _keeping_more(original: Any) -> Any:
+    """Every replay takes memory and does not give it back."""
+    kept: list[torch.Tensor] = []
+
+    def replay(self: Any, inputs: Any) -> None:
+        kept.append(torch.empty(64, device="npu"))
+        original(self, inputs)
+
+    return replay
+
+
 def _adopting(original: Any) -> Any:
     def init(self: Any, tensor: torch.Tensor, *, adopt: bool) -> None:
         del adopt
@@ -141,6 +152,10 @@ MUTANTS = (
     Mutant(
         "replay-copies-half-an-input", "the whole of an input is copied in",
         f"{_INPUTS}:Buffer.load", _first_half, "device",
+    ),
+    Mutant(
+        "replay-takes-memory", "a replay allocates nothing",
+        f"{_CAPTURED}.replay", _keeping_more, "device",
     ),
     Mutant(
         "replay-overwrites-results", "a result never changes because of a later call",

@@ -148,6 +148,14 @@ MUTANTS = (
         f"{_CHECKS}:undisturbed", answering(None), "near-miss",
     ),
     Mutant(
+        "fusion-ignores-streams", "what runs on different streams is not one operator",
+        f"{_CHECKS}:one_scope", answering(None), "near-miss",
+    ),
+    Mutant(
+        "fusion-closes-cycles", "a fused operator does not need its own result",
+        f"{_CHECKS}:_following", answering({}), "near-miss",
+    ),
+    Mutant(
         "fusion-ignores-conditions", "a rule applies only where its condition holds",
         f"{_ATTEMPT}:Attempt._ask_condition", answering(None), "near-miss",
     ),

@@ -1,0 +1,56 @@
+"""What a captured graph does to the device's memory once it is captured: nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from npugraph_ex._collection import no_collection
+
+
+@dataclass(frozen=True)
+class _Counters:
+    """The allocator's own: allocations so far, bytes in use, bytes taken from the device."""
+
+    allocations: int
+    allocated: int
+    reserved: int
+
+    @classmethod
+    def now(cls) -> _Counters:
+        return cls(
+            torch.accelerator.memory_stats().get("allocation.all.allocated", 0),
+            torch.accelerator.memory_allocated(),
+            torch.accelerator.memory_reserved(),
+        )
+
+
+def replay_uses_memory(function: Callable[[], Any]) -> str | None:
+    """How a replay changes the device's memory; None where it does not.
+
+    Args:
+        function: makes one call, on inputs that are there already. Earlier results of it must be gone, so that a captured
+            graph is free to be replayed. It is called three times; the first may capture.
+    """
+    function()
+    with no_collection():  # what earlier examples left would go now, or not, and not tell which
+        return next(filter(None, (_growth(function) for _ in range(2))), None)
+
+
+def _growth(function: Callable[[], Any]) -> str | None:
+    before = _Counters.now()
+    results = function()
+    made = _Counters.now().allocations - before.allocations
+    del results
+    after = _Counters.now()
+    if made:
+        return f"allocates: {made} blocks in a call that should replay"
+    if (after.allocated, after.reserved) != (before.allocated, before.reserved):
+        return (
+            f"keeps memory: {after.allocated - before.allocated} bytes more in use and "
+            f"{after.reserved - before.reserved} more taken from the device after a call whose results are gone"
+        )
+    return None
