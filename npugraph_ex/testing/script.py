@@ -146,6 +146,6 @@ def reproduce(
 
 
 def _checked(case: Case, name: str | None) -> Outcome:
-    with client_operators() if "torch.ops.vllm." in case.source else nullcontext():
-        with mutation.mutant(name) if name is not None else nullcontext():
-            return check(case)
+    operators = client_operators() if "torch.ops.vllm." in case.source else nullcontext()
+    with operators, mutation.mutant(name) if name is not None else nullcontext():
+        return check(case)
