@@ -59,14 +59,15 @@ def _of_function(function: FunctionType, depth: int) -> str:
         except ValueError:  # not yet assigned
             cells.append("empty")
     kept = [fingerprint(part, depth) for part in (function.__defaults__, function.__kwdefaults__)]
-    return f"{function.__module__}.{function.__qualname__}({_of_code(function.__code__)};{','.join(cells)};{';'.join(kept)})"
+    return f"{function.__module__}.{function.__qualname__}({code_digest(function.__code__)};{','.join(cells)};{';'.join(kept)})"
 
 
-def _of_code(code: CodeType) -> str:
+def code_digest(code: CodeType) -> str:
+    """Spell a function's source, or its bytecode where there is none."""
     try:
         return hashlib.sha256(inspect.getsource(code).encode()).hexdigest()
     except (OSError, TypeError):  # typed in, or built: the bytecode is all there is
-        constants = [_of_code(item) if isinstance(item, CodeType) else repr(item) for item in code.co_consts]
+        constants = [code_digest(item) if isinstance(item, CodeType) else repr(item) for item in code.co_consts]
         return hashlib.sha256(repr((code.co_code, constants, code.co_names)).encode()).hexdigest()
 
 

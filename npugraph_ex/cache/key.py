@@ -14,6 +14,7 @@ from torch._inductor.pattern_matcher import PatternPrettyPrinter
 from npugraph_ex._version import __version__
 from npugraph_ex.aclgraph import scopes
 from npugraph_ex.cache.fingerprint import fingerprint
+from npugraph_ex.cache.reached import reached
 from npugraph_ex.config.options import Options
 from npugraph_ex.fusion.registry import USER_RULES
 from npugraph_ex.fusion.rule import FusionRule
@@ -30,6 +31,7 @@ def key_parts(options: Mapping[str, object] | None = None, **further: object) ->
         OptionError: a wrong option.
     """
     chosen = Options.of(options).changed()
+    rules = [_rule(prepared.rule) for prepared in USER_RULES.snapshot()]
     return {
         "npugraph_ex": __version__,
         "python": ".".join(map(str, sys.version_info[:3])),
@@ -37,7 +39,8 @@ def key_parts(options: Mapping[str, object] | None = None, **further: object) ->
         "torch_npu": version("torch_npu"),
         "device": torch.npu.get_device_name() if torch.npu.is_available() else "none",
         "options": fingerprint({name: chosen[name] for name in sorted(chosen)}),
-        "rules": fingerprint([_rule(prepared.rule) for prepared in USER_RULES.snapshot()]),
+        "rules": fingerprint(rules),
+        "helpers": _digest_of(reached([chosen, rules, further.get("decompositions")])),
         "scopes": fingerprint(scopes.here.key),
         "deterministic": str(scopes.deterministic_level()),
         **{name: fingerprint(value) for name, value in further.items()},
@@ -53,8 +56,9 @@ def _rule(rule: FusionRule) -> list[object]:
 def cache_key(options: Mapping[str, object] | None = None, **further: object) -> str:
     """A digest over everything that a saved compilation depends on besides the graph itself.
 
-    It covers the options, the registered rules with their source and what they close over, the versions of this library,
-    of torch, torch_npu and Python, the device, and the scopes and the deterministic level in force.
+    It covers the options, the registered rules and the passes, each with its source, what it closes over and what it
+    reaches by global names in the user's own modules; the versions of this library, of torch, torch_npu and Python; the
+    device; and the scopes and the deterministic level in force.
 
     Args:
         options: as in ``torch.compile(options=...)``.
@@ -68,4 +72,8 @@ def cache_key(options: Mapping[str, object] | None = None, **further: object) ->
 
 def digest(parts: Mapping[str, str]) -> str:
     """The key made of ``parts``."""
-    return hashlib.sha256(json.dumps(dict(parts), sort_keys=True).encode()).hexdigest()
+    return _digest_of(dict(parts))
+
+
+def _digest_of(value: list[str] | dict[str, str]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
