@@ -46,17 +46,23 @@ PASS_HEADERS = ("pass", "changed the graph of", "random", "of streams", "verdict
 
 
 def pass_rows(run: Run) -> list[tuple[str | int, ...]]:
-    """For every pass, in how many programs it did something, and whether these came out right."""
+    """For every pass, in how many programs it did something, and whether these came out right, as far as it is to blame."""
     from npugraph_ex.passes.pipeline import PIPELINE
 
     rows: list[tuple[str | int, ...]] = []
+    blamed = {test.test: test.failure.guilty for test in run.books.finished if test.failure is not None}
     for pass_ in PIPELINE:
         changed = [entry for entry in run.books.entries if pass_.name in entry.passes]
         streams = sum(entry.route == "streams" for entry in changed)
-        failed = sum(bool(entry.failures) for entry in changed)
+        failed = sum(bool(entry.failures) and _is_to_blame(pass_.name, blamed.get(entry.test)) for entry in changed)
         verdict = f"{failed} WRONG" if failed else "right" if changed else "nothing to do"
         rows.append((pass_.name, len(changed), len(changed) - streams, streams, verdict))
     return rows
+
+
+def _is_to_blame(name: str, guilty: str | None) -> bool:
+    """Whether a pass is to blame for a failure, or may be: of what was not made small nothing is known."""
+    return guilty is None or guilty.partition(":")[0] == f"pass {name}"
 
 
 RATE_HEADERS = ("mode", "programs", "processor s", "a second a core")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -63,6 +64,22 @@ def test_a_graph_has_every_call_and_every_edge() -> None:
     assert right <= float(root.get("width", 0))
 
 
+def test_a_graph_says_what_runs_aside() -> None:
+    """Boxes in a scope name its stream; scopes, records and waits are no boxes."""
+    enter = "torch.ops.npugraph_ex.scope_enter.default(['_user_stream_label'], ['side'])"
+    lines = (
+        "def program(x0):",
+        "begun = torch.ops.npugraph_ex.record.default()",
+        enter,
+        "torch.ops.npugraph_ex.wait.default([begun])",
+        "p0_a = torch.ops.aten.relu.default(x0)",
+        "torch.ops.npugraph_ex.scope_exit.default()",
+        "v0 = torch.ops.aten.neg.default(p0_a)",
+        "return (v0,)",
+    )
+    assert _texts(draw_program("\n    ".join(lines) + "\n")) == ["x0", "relu on side", "neg", "results"]
+
+
 def test_a_histogram_counts_every_value_once() -> None:
     """Zero is equal, an edge belongs to the bin that it ends, nothing is lost above the last."""
     values = [0.0, 0.0, 0.25, 0.5, 0.75, 16.0, 17.0, float("inf")]
@@ -102,6 +119,7 @@ def test_modelled_spans_of_a_program() -> None:
     eager, replayed = modelled_spans(Case(source, (Input((4, 8)),)))
     assert min(span.start for span in eager) == min(span.start for span in replayed) == 0
     names = [[span.name for span in spans] for spans in (eager, replayed)]
+    assert {span.stream for span in replayed} == {"stream 0", "stream 0, lane 0"}
     for kernel in ("relu", "neg"):
         assert all(sum(kernel in name for name in found) == 1 for found in names), names
 
@@ -114,8 +132,8 @@ def suite(monkeypatch: pytest.MonkeyPatch) -> Any:
     import known_failures
 
     yield SimpleNamespace(books=books, known=known_failures)
-    for name in ("books", "known_failures"):
-        sys.modules.pop(name)
+    for name in ("books", "known_failures", "page", "running"):
+        sys.modules.pop(name, None)
 
 
 def test_the_slowest_program_may_be_one_of_a_client(suite: Any) -> None:
@@ -170,6 +188,25 @@ class _Item:
 
     def add_marker(self, mark: Any) -> None:
         self.marks.append(mark)
+
+
+def test_only_the_guilty_pass_is_wrong(suite: Any) -> None:
+    """Other passes that changed the failing program did nothing wrong; of a failure without a culprit any may have."""
+    import page  # of the suite
+
+    failed = dataclasses.replace(_entry(suite, "t"), failures=("bad",), passes=("fusion", "noop_removal"))
+    failure = suite.books.Failure("bad", "pass fusion: rule a", 2, "", "")
+    books = suite.books.Books(None, {}, [failed], [suite.books.Finished("t", "failed", 1.0, failure=failure)])
+    verdicts = {row[0]: row[-1] for row in page.pass_rows(SimpleNamespace(books=books))}
+    assert (verdicts["fusion"], verdicts["noop_removal"], verdicts["dead_code"]) == (
+        "1 WRONG",
+        "right",
+        "nothing to do",
+    )
+    books.finished[0] = dataclasses.replace(books.finished[0], failure=None)
+    assert {row[0] for row in page.pass_rows(SimpleNamespace(books=books)) if row[-1] == "1 WRONG"} == set(
+        failed.passes
+    )
 
 
 def test_known_failures_need_a_link(suite: Any, tmp_path: Path) -> None:

@@ -38,7 +38,8 @@ def draw_program(source: str) -> str:
 
     Args:
         source: the text of one function of tensors, a line for each operator, as ``Program.source`` renders it. Calls
-            whose results are called ``p0_...`` are a planted pattern's and are drawn as such.
+            whose results are called ``p0_...`` are a planted pattern's and are drawn as such. What stands in a scope
+            says its stream; scopes and events themselves are not drawn.
     """
     boxes = _boxes(source)
     width = _place(boxes)
@@ -52,14 +53,14 @@ def _boxes(source: str) -> list[_Box]:
     if not isinstance(function, ast.FunctionDef):
         raise TypeError("draw_program takes the text of one function.")
     known = {argument.arg: _Box(argument.arg, "input") for argument in function.args.args}
-    boxes = list(known.values())
+    boxes, streams = list(known.values()), list[str]()
     for statement in function.body:
         call, results = _call_of(statement)
-        if call is None:
+        if call is None or _is_of_streams(call, streams):
             continue
         planted = any(_PLANTED.match(name) for name in results)
         read = [known[name] for name in _names(call) if name in known]
-        box = _Box(_label(call), "planted" if planted else "operator", _once(read))
+        box = _Box(_label(call) + "".join(streams[-1:]), "planted" if planted else "operator", _once(read))
         box.row = 1 + max((origin.row for origin in box.sources), default=0)
         boxes.append(box)
         known |= dict.fromkeys(results, box)
@@ -71,6 +72,16 @@ def _boxes(source: str) -> list[_Box]:
         read = [known[name] for name in _names(returned.value) if name in known]
         boxes.append(_Box("results", "result", _once(read), 1 + max((box.row for box in boxes), default=0)))
     return boxes
+
+
+def _is_of_streams(call: ast.Call, streams: list[str]) -> bool:
+    """Whether a call is a scope or an event; the open scopes' streams are noted."""
+    name = _label(call)
+    if name == "npugraph_ex.scope_enter":
+        streams.append(f" on {ast.literal_eval(call.args[1])[0]}")
+    elif name == "npugraph_ex.scope_exit" and streams:
+        streams.pop()
+    return name.startswith("npugraph_ex.")
 
 
 def _once(boxes: list[_Box]) -> list[_Box]:
