@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -20,33 +20,51 @@ from torch.utils import _pytree as pytree
 
 
 @contextmanager
-def fake_execution(mode: FakeTensorMode | None) -> Iterator[None]:
-    """Run operators as tracing does: under ``mode`` and with the Python dispatcher, which symbolic shapes need."""
+def fake_execution(mode: FakeTensorMode | None, *, symbolic: bool = True) -> Iterator[None]:
+    """Run operators as tracing does: under ``mode`` and, for symbolic shapes, with the Python dispatcher."""
     from torch._dispatch.python import enable_python_dispatcher
 
-    with mode if mode is not None else nullcontext(), enable_python_dispatcher(), torch.no_grad():
+    dispatcher = enable_python_dispatcher() if symbolic else nullcontext()
+    with mode if mode is not None else nullcontext(), dispatcher, torch.no_grad():
         yield
 
 
 def run_meta_kernel(mode: FakeTensorMode, operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What ``operator`` returns for fake tensors of ``mode`` without symbolic sizes, by its meta kernel alone.
+    """What ``operator`` returns for fake tensors of ``mode``, by its meta kernel alone; call it under ``fake_execution``.
 
     The mode would ask its cache, decompositions and rules first, which takes many times longer and answers the same. It is
-    asked where it knows more: where an operator is told the device or takes no tensor, and for writes, whose result is an
-    argument.
+    asked where it knows more: where devices meet or an operator is told one, and for writes, whose result is an argument.
     """
-    devices = (leaf.fake_device for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor))
-    device = next(devices, None)
-    if device is None or operator._schema.is_mutable or kwargs.get("device") is not None:
+    devices = {leaf.fake_device for leaf in _leaves((*args, *kwargs.values())) if isinstance(leaf, FakeTensor)}
+    if operator._schema.is_mutable or kwargs.get("device") is not None or len(devices) != 1:
         return operator(*args, **kwargs)
+    (device,) = devices
     with in_kernel_invocation_manager(mode):
         results = operator(*args, **kwargs)
+    if isinstance(results, torch.Tensor):
+        return fake_of_meta(mode, results, device)
     return pytree.tree_map_only(torch.Tensor, lambda result: fake_of_meta(mode, result, device), results)
+
+
+def _leaves(arguments: Iterable[Any]) -> Iterator[Any]:
+    """An operator's arguments, which are no deeper than lists; ``pytree`` takes ten times as long."""
+    for argument in arguments:
+        if isinstance(argument, (list, tuple)):
+            yield from argument
+        else:
+            yield argument
 
 
 def fake_of_meta(mode: FakeTensorMode, value: torch.Tensor, device: torch.device) -> FakeTensor:
     """A tensor on the meta device as a fake tensor on ``device``, in the same memory."""
     return FakeTensor(mode, value, device)
+
+
+def fresh_fake(mode: FakeTensorMode, value: torch.Tensor) -> FakeTensor:
+    """A new fake tensor of ``mode`` with the shape, strides, dtype and device of ``value``, in memory of its own."""
+    with in_kernel_invocation_manager(mode):
+        new = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    return fake_of_meta(mode, new, value.device)
 
 
 UNKNOWN_TO_FAKE_TENSORS = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)

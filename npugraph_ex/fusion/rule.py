@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch._inductor.pattern_matcher import Match, PatternExpr, fwd_only
+from torch._inductor.pattern_matcher import Match, PatternExpr
 from torch.utils import _pytree as pytree
 
-from npugraph_ex.fusion import tracing
+from npugraph_ex.fusion import dispatched, tracing
 
 Condition = Callable[[Match], str | None]
 
@@ -47,7 +47,7 @@ class FusionRule:
     example_inputs: Callable[[], Sequence[Any]]
     condition: Condition = always
     scalars: Mapping[str, float] = field(default_factory=dict)
-    trace_fn: tracing.TraceFn = fwd_only
+    trace_fn: tracing.TraceFn = dispatched.forward
     pattern: PatternExpr | None = None
     free_strides: bool = False
     not_in_modes: tuple[str, ...] = ()

@@ -18,6 +18,7 @@ from torch._inductor.pattern_matcher import fwd_only
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.utils import _pytree as pytree
 
+from npugraph_ex import _torch_private
 from npugraph_ex.passes import noop_removal
 from npugraph_ex.passes.aliases import written_by
 
@@ -36,7 +37,9 @@ def fresh(value: Any) -> Any:
     """
     if not isinstance(value, torch.Tensor):
         return value
-    new = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    mode = _torch_private.active_fake_mode()
+    assert mode is not None  # noqa: S101 - see above
+    new = _torch_private.fresh_fake(mode, value)
     return new.requires_grad_(value.requires_grad)
 
 

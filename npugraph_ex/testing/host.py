@@ -159,7 +159,15 @@ def copied(value: Any) -> Any:
 def _changed(node: fx.Node, argument: Argument) -> tuple[Any, Any]:
     if node.target is operator.getitem:
         return node.args, node.kwargs
-    return pytree.tree_map(lambda leaf: leaf if isinstance(leaf, fx.Node) else argument(leaf), (node.args, node.kwargs))  # type: ignore[no-any-return]
+    kwargs = {name: _argument(value, argument) for name, value in node.kwargs.items()}
+    return tuple(_argument(value, argument) for value in node.args), kwargs
+
+
+def _argument(value: Any, change: Argument) -> Any:
+    """An operator's argument, which is no deeper than a list, with ``change`` made to what is no node."""
+    if isinstance(value, (list, tuple)):
+        return [_argument(item, change) for item in value]
+    return value if isinstance(value, fx.Node) else change(value)
 
 
 def _constant(gm: fx.GraphModule, node: fx.Node) -> Any:

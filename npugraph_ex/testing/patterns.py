@@ -6,14 +6,15 @@ import inspect
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal
 
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from npugraph_ex.fusion import dispatched
 from npugraph_ex.fusion.registry import USER_RULES
 from npugraph_ex.fusion.rule import FusionRule
 from npugraph_ex.fusion.rules import RULE_NAMES, prepared_rules
@@ -152,13 +153,19 @@ def _traced(
     rule: FusionRule, signature: Sequence[tuple[str, tuple[int, ...], torch.dtype]], scalars: Mapping[str, float]
 ) -> Traced:
     names = [name for name, _, _ in signature]
-    with FakeTensorMode():
-        examples = [torch.empty(shape, dtype=dtype, device="npu") for _, shape, dtype in signature]
 
     def of_tensors(*tensors: torch.Tensor) -> Any:
         return rule.search(**dict(zip(names, tensors, strict=True)), **scalars)
 
-    return _steps_of(make_fx(of_tensors, tracing_mode="real")(*examples).graph, names)
+    with _tracing_mode():
+        examples = [torch.empty(shape, dtype=dtype, device="npu") for _, shape, dtype in signature]
+        return _steps_of(dispatched.forward(of_tensors, examples).graph, names)
+
+
+@cache
+def _tracing_mode() -> FakeTensorMode:
+    """One mode for all traces, which remembers what operators return."""
+    return FakeTensorMode()
 
 
 def _steps_of(graph: fx.Graph, arguments: Sequence[str]) -> Traced:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -60,7 +60,7 @@ def _traced(
 ) -> fx.GraphModule:
     fakes = _fakes(ground, inputs, sizes)
     ground.begun()
-    with _torch_private.fake_execution(ground.mode):
+    with _torch_private.fake_execution(ground.mode, symbolic=ground.environment is not None):
         try:
             graph = (Functionalizer if functional else Recorder)(ground.run).record(function, fakes)
         except UnknownViewError:
@@ -97,9 +97,7 @@ class _Ground:
 
     def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What an operator returns for fake tensors."""
-        if self.environment is None:
-            return _torch_private.run_meta_kernel(self.mode, func, args, kwargs)
-        return func(*args, **kwargs)
+        return _torch_private.run_meta_kernel(self.mode, func, args, kwargs)
 
     def size(self, dim: int | str, sizes: Mapping[str, int]) -> Any:
         """A number, or the symbol that stands for every size of this name."""
@@ -156,35 +154,28 @@ def _ground(hints: Mapping[str, int]) -> _Ground:
 def _fakes(ground: _Ground, inputs: Sequence[Input], sizes: Mapping[str, int]) -> list[torch.Tensor]:
     """Fake tensors as ``make_inputs`` makes real ones: the same layouts and aliases."""
     device = torch.device("npu", torch.accelerator.current_device_index())
-    if ground.environment is None:
-        made = _empty(ground, inputs, sizes, torch.device("meta"))
-        return [_torch_private.fake_of_meta(ground.mode, tensor, device) for tensor in made]
-    with ground.mode:
-        return _empty(ground, inputs, sizes, device)
-
-
-def _empty(
-    ground: _Ground, inputs: Sequence[Input], sizes: Mapping[str, int], device: torch.device
-) -> list[torch.Tensor]:
     made: list[torch.Tensor] = []
     for spec in inputs:
         if spec.alias_of is not None:
             base = made[spec.alias_of]
             made.append(base.as_strided(base.shape, base.stride(), base.storage_offset()))
             continue
-        made.append(_laid_out(spec, [ground.size(dim, sizes) for dim in spec.shape], device))
-    return made
+        made.append(_laid_out(spec, [ground.size(dim, sizes) for dim in spec.shape]))
+    return [_torch_private.fake_of_meta(ground.mode, tensor, device) for tensor in made]
 
 
-def _laid_out(spec: Input, shape: list[Any], device: torch.device) -> torch.Tensor:
-    dtype, rank = spec.torch_dtype, len(shape)
+def _laid_out(spec: Input, shape: list[Any]) -> torch.Tensor:
+    """A tensor of the meta device, made by the few operators whose kernels know symbolic sizes outside a fake mode."""
+    make, rank = partial(torch.empty, dtype=spec.torch_dtype, device="meta"), len(shape)
     if spec.layout == "transposed" and rank >= 2:
-        return torch.empty([*shape[:-2], shape[-1], shape[-2]], dtype=dtype, device=device).transpose(-1, -2)
+        return make([*shape[:-2], shape[-1], shape[-2]]).transpose(-1, -2)
     if spec.layout == "strided" and rank >= 1:
-        return torch.empty([*shape[:-1], shape[-1] * 2], dtype=dtype, device=device)[..., ::2]
+        wide = make([*shape[:-1], shape[-1] * 2])
+        return wide.as_strided(shape, [*wide.stride()[:-1], 2])
     if spec.layout == "offset":
-        return torch.empty([math.prod(shape) + 1], dtype=dtype, device=device)[1:].view(shape)
-    return torch.empty(shape, dtype=dtype, device=device)
+        dense = [math.prod(shape[dim + 1 :]) for dim in range(rank)]
+        return make([math.prod(shape) + 1]).as_strided(shape, dense, 1)
+    return make(shape)
 
 
 def copy_of(gm: fx.GraphModule) -> fx.GraphModule:

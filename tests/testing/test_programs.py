@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -119,20 +121,23 @@ def _metas(graph: fx.Graph) -> list[object]:
                 here = (node.name, leaf.storage_offset())
                 owner, start = first.setdefault(_torch_private.storage_key(leaf), here)
                 place = (owner, leaf.storage_offset() - start)
-                found.append((node.name, leaf.shape, leaf.dtype, leaf.device, leaf.stride(), place))
+                found.append((node.name, str(leaf.shape), leaf.dtype, leaf.device, str(leaf.stride()), str(place)))
     return found
 
 
-@pytest.mark.parametrize("maker", [exact_programs(dynamic=False), planted_programs(pattern=RULE, dynamic=False)])
-def test_meta_kernels_say_what_the_fake_mode_says(maker: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("maker", [exact_programs, partial(planted_programs, pattern=RULE)])
+def test_meta_kernels_say_what_the_fake_mode_says(
+    maker: Callable[..., Maker], dynamic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Shapes, dtypes, devices, strides, offsets and shared memory of every value are those of torch's own propagation."""
 
     def traced(program: Program) -> list[object]:
         function, sizes = program.function(), program.sizes[0]
-        graph = trace(function, program.inputs, sizes, dynamic=False, functional=program.functional)
+        graph = trace(function, program.inputs, sizes, dynamic=dynamic, functional=program.functional)
         return _metas(graph.graph)
 
-    programs = [sample(maker, seed) for seed in range(40)]
+    programs = [sample(maker(dynamic=dynamic), seed) for seed in range(40)]
     found = [traced(program) for program in programs]
     monkeypatch.setattr(_torch_private, "run_meta_kernel", lambda _, operator, args, kwargs: operator(*args, **kwargs))
     assert found == [traced(program) for program in programs]

@@ -1,0 +1,144 @@
+"""Records the operators that a function dispatches on fake tensors as an ATen graph: make_fx's graph, many times faster.
+
+make_fx follows every tensor and every symbolic number with a proxy, because it does not know what a function does with
+them. The functions of the built-in rules do little: they call operators on their arguments. What else there may be, writes,
+tensors from outside, arithmetic on symbolic sizes, is left to make_fx.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._inductor.pattern_matcher import fwd_only
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from npugraph_ex import _torch_private
+
+
+class _UnrecordableError(Exception):
+    """The function does something that only make_fx can follow."""
+
+
+def forward(
+    function: Callable[..., Any], args: Sequence[Any], *, get_decomp_fn: Callable[[], Mapping[Any, Any]] = dict
+) -> fx.GraphModule:
+    """The graph of ``function(*args)``, as ``fwd_only`` of torch's pattern matcher traces it for inference.
+
+    Args:
+        function: of tensors, numbers, and lists and dictionaries of them.
+        args: fake tensors of one mode, which is active; a symbolic number becomes an input of the graph.
+        get_decomp_fn: makes a table of decompositions.
+    """
+    decompositions = get_decomp_fn()
+    if not decompositions:
+        try:
+            with _torch_private.fake_execution(None, symbolic=_has_symbols(args)):
+                return _torch_private.lazy_graph_module(torch.nn.Module(), _recorded(function, args))
+        except Exception:  # noqa: BLE001 - make_fx gives the answer, and the error if it is one
+            ...
+    return fwd_only(function, args, run_functional_passes=False, get_decomp_fn=lambda: decompositions)
+
+
+def _has_symbols(args: Sequence[Any]) -> bool:
+    leaves = pytree.tree_leaves(list(args))
+    numbers = [number for leaf in leaves if isinstance(leaf, torch.Tensor) for number in (*leaf.shape, *leaf.stride())]
+    return any(isinstance(number, torch.SymInt) for number in (*leaves, *numbers))
+
+
+def _recorded(function: Callable[..., Any], args: Sequence[Any]) -> fx.Graph:
+    mode = _torch_private.active_fake_mode()
+    if mode is None:
+        raise _UnrecordableError
+    recorder = _Recorder(mode)
+    for leaf in pytree.tree_leaves(list(args)):
+        recorder.add_input(leaf)
+    with recorder:
+        results = function(*args)
+    recorder.graph.output(recorder.nodes(results))
+    return recorder.graph
+
+
+class _Recorder(TorchDispatchMode):
+    """Makes a node of every operator that is dispatched."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.graph = fx.Graph()
+        self._mode = mode
+        self._nodes: dict[int, fx.Node] = {}
+        self._symbols: dict[str, fx.Node] = {}
+        self._sizes: dict[str, tuple[fx.Node, int]] = {}
+        self._alive: list[torch.Tensor] = []  # so that no other tensor gets the id of one that has a node
+
+    def add_input(self, value: Any) -> None:
+        """A new input, whose value is known."""
+        node = self.graph.placeholder(f"arg{len(self.graph.nodes)}_1")
+        if isinstance(value, (torch.Tensor, torch.SymInt)):
+            node.meta["val"] = value
+        if isinstance(value, torch.SymInt):
+            self._symbols.setdefault(str(value), node)
+        elif isinstance(value, torch.Tensor):
+            self._of_tensor(value, node)
+            for dim, size in enumerate(value.shape):
+                if isinstance(size, torch.SymInt):
+                    self._sizes.setdefault(str(size), (node, dim))
+
+    def nodes(self, value: Any) -> Any:
+        """Arguments or results with nodes in place of tensors and symbolic numbers."""
+        return pytree.tree_map(self._node_of, value)
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operator and record it."""
+        del types
+        if func is torch.ops.prim.device.default:
+            return func(*args)
+        if not isinstance(func, OpOverload) or _torch_private.schema(func).is_mutable:
+            raise _UnrecordableError
+        name = func.overloadpacket.__name__
+        node = self.graph.create_node("call_function", func, self.nodes(args), self.nodes(kwargs or {}), name=name)
+        result = _torch_private.run_meta_kernel(self._mode, func, args, kwargs or {})
+        self._of_result(result, node)
+        return result
+
+    def _of_result(self, result: Any, node: fx.Node) -> None:
+        node.meta["val"] = result
+        if isinstance(result, torch.Tensor):
+            self._of_tensor(result, node)
+        elif isinstance(result, (tuple, list)):
+            for position, item in enumerate(result):
+                self._of_result(item, self.graph.call_function(operator.getitem, (node, position)))
+        elif result is not None:
+            raise _UnrecordableError
+
+    def _of_tensor(self, tensor: torch.Tensor, node: fx.Node) -> None:
+        if id(tensor) in self._nodes:
+            raise _UnrecordableError
+        self._nodes[id(tensor)] = node
+        self._alive.append(tensor)
+
+    def _node_of(self, leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            node = self._nodes.get(id(leaf))
+        elif isinstance(leaf, torch.SymInt):
+            node = self._size(str(leaf))
+        else:
+            return leaf
+        if node is None:
+            raise _UnrecordableError
+        return node
+
+    def _size(self, symbol: str) -> fx.Node | None:
+        if symbol not in self._symbols and symbol in self._sizes:
+            source, dim = self._sizes[symbol]
+            node = self._symbols[symbol] = self.graph.call_function(torch.ops.aten.sym_size.int, (source, dim))
+            node.meta["val"] = source.meta["val"].shape[dim]
+        return self._symbols.get(symbol)

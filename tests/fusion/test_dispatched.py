@@ -1,0 +1,156 @@
+"""What a rule's functions trace to by dispatch alone is what make_fx traces them to."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+from torch._dynamo.source import ConstantSource
+from torch._inductor.pattern_matcher import fwd_only
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils import _pytree as pytree
+
+from npugraph_ex.fusion import dispatched, tracing
+from npugraph_ex.fusion.rule import FusionRule
+from npugraph_ex.fusion.rules import BUILT_IN
+from npugraph_ex.testing.client_operators import client_operators
+
+RULES = sorted(BUILT_IN, key=lambda rule: rule.name)
+COMPUTE_WITH_SIZES = frozenset({"add_rms_norm_dynamic_quant", "qk_norm_rope"})
+"""The rules of which a variant's functions do arithmetic on symbolic sizes, which is make_fx's."""
+aten = torch.ops.aten
+
+
+@pytest.fixture(autouse=True)
+def _operators() -> Iterator[None]:
+    with client_operators():
+        yield
+
+
+def _symbolic(examples: list[Any]) -> list[Any]:
+    """The examples with one symbol for every size that is the first one of a matrix."""
+    environment = ShapeEnv()
+    tensors = [value for value in examples if isinstance(value, torch.Tensor)]
+    symbols = {}
+    for size in {tensor.shape[0] for tensor in tensors if tensor.dim() > 1}:
+        source = ConstantSource(f"size_{size}")
+        symbol = environment.create_symbol(size, source=source, dynamic_dim=DimDynamic.DYNAMIC)
+        symbols[size] = environment.create_symintnode(symbol, hint=size, source=source)
+    with FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True):
+        return [
+            torch.empty([symbols.get(size, size) for size in value.shape], dtype=value.dtype, device="npu")
+            if isinstance(value, torch.Tensor)
+            else value
+            for value in examples
+        ]
+
+
+def _examples(rule: FusionRule, *, symbolic: bool) -> list[Any]:
+    given = iter(rule.example_inputs())
+    names = inspect.signature(rule.search).parameters
+    examples = [rule.scalars[name] if name in rule.scalars else next(given) for name in names]
+    return _symbolic(examples) if symbolic else examples
+
+
+def _shown(gm: fx.GraphModule) -> list[object]:
+    """Every node and what its fake tensors are; inputs are called by their number."""
+    for position, node in enumerate(gm.graph.find_nodes(op="placeholder")):
+        node.name = node.target = f"input_{position}"
+    return [
+        (node.op, node.name, str(node.target), str(node.args), str(node.kwargs), str(_meta(node.meta.get("val"))))
+        for node in gm.graph.nodes
+    ]
+
+
+def _meta(value: Any) -> Any:
+    return pytree.tree_map_only(
+        torch.Tensor, lambda leaf: (leaf.shape, leaf.dtype, leaf.stride(), leaf.storage_offset(), leaf.device), value
+    )
+
+
+def _never(*_: Any, **__: Any) -> Any:
+    raise AssertionError("make_fx was asked")
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("number", range(len(RULES)))
+def test_built_in_rules_are_recorded_as_make_fx_traces_them(
+    number: int, symbolic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes, names and metadata are equal, and make_fx is needed only for arithmetic on symbolic sizes."""
+    rule = RULES[number]
+    with ExitStack() as stack:
+        tracing.registration_mode(stack)
+        examples = _examples(rule, symbolic=symbolic)
+        mode = next(value for value in examples if isinstance(value, torch.Tensor)).fake_mode
+        stack.enter_context(mode)
+        for function in (rule.search, rule.replace):
+            wanted = tracing.trace_with_symbols(function, examples, fwd_only)
+            with monkeypatch.context() as patch:
+                if not (symbolic and rule.name in COMPUTE_WITH_SIZES):
+                    patch.setattr(dispatched, "fwd_only", _never)
+                found = tracing.trace_with_symbols(function, examples, dispatched.forward)
+            assert _shown(found) == _shown(wanted)
+
+
+def _twice(x: Any, y: Any) -> Any:
+    return aten.add.Tensor(x, y), aten.mul.Tensor(x, x)
+
+
+def _writes(x: Any, y: Any) -> Any:
+    z = x + y
+    z.add_(1)
+    return z * 2
+
+
+def _asks_sizes(x: Any, y: Any) -> Any:
+    return x.view(x.shape[0] * x.shape[1]), y.expand(x.shape[0], *y.shape[1:])
+
+
+def _several(x: Any, y: Any) -> Any:
+    halves = x.split([2, 2], dim=-1)
+    return {"a": halves[1], "b": [torch.max(y, dim=-1)[1], y]}
+
+
+FUNCTIONS = [_twice, _writes, _asks_sizes, _several]
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_what_cannot_be_recorded_is_left_to_make_fx(function: Callable[..., Any], symbolic: bool) -> None:
+    """Writes, arithmetic on sizes, views and results of several parts: the graph is make_fx's."""
+    with ExitStack() as stack:
+        tracing.registration_mode(stack)
+        examples = [torch.empty(3, 4, device="npu"), torch.empty(3, 4, device="npu")]
+        if symbolic:
+            examples = _symbolic(examples)
+            stack.enter_context(examples[0].fake_mode)
+        wanted = tracing.trace(function, examples, fwd_only)
+        assert _shown(tracing.trace(function, examples, dispatched.forward)) == _shown(wanted)
+
+
+def test_one_tensor_given_twice_is_two_inputs() -> None:
+    """A pattern must not demand the same tensor where the example happened to be one."""
+    with ExitStack() as stack:
+        tracing.registration_mode(stack)
+        example = torch.empty(3, 4, device="npu")
+        wanted = tracing.trace(aten.sub.Tensor, [example, example], fwd_only)
+        assert _shown(tracing.trace(aten.sub.Tensor, [example, example], dispatched.forward)) == _shown(wanted)
+
+
+def test_errors_are_the_functions_own() -> None:
+    """What the function raises is raised."""
+
+    def refuses(x: Any) -> Any:
+        raise ValueError("no such size")
+
+    with ExitStack() as stack:
+        tracing.registration_mode(stack)
+        with pytest.raises(ValueError, match="no such size"):
+            tracing.trace(refuses, [torch.empty(3, device="npu")], dispatched.forward)
