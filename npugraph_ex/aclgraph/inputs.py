@@ -48,6 +48,7 @@ class InputPlan:
         updates: the numbers and CPU tensors that captured kernels are given anew before a replay; None without any.
         loose: which of `numbers` are in no tensor's shape, with their names; each value of them is a graph of its own.
         dimensions: (position, dimension) of sizes that no number among the inputs tells.
+        offsets: tensors around which the graph uses memory, which begins where their storage does.
         device: the index of the device that the graph runs on.
     """
 
@@ -59,6 +60,7 @@ class InputPlan:
     updates: UpdatePlan | None
     loose: Mapping[int, str]
     dimensions: tuple[tuple[int, int], ...]
+    offsets: tuple[int, ...]
     device: int
 
     @classmethod
@@ -84,7 +86,8 @@ class InputPlan:
         known = host_scalars(gm.graph)
         scalars = tuple(position for position, node in enumerate(nodes) if node in known and position not in updated)
         facts = AliasFacts(gm.graph)
-        at_home = mutated_inputs(gm.graph, facts) | inputs_left_behind(gm.graph, facts)
+        left_behind = inputs_left_behind(gm.graph, facts)
+        at_home = mutated_inputs(gm.graph, facts) | left_behind
         tensors = [
             position
             for position, value in enumerate(example_inputs)
@@ -111,14 +114,17 @@ class InputPlan:
                 if position in scalars or _is_loose(example_inputs[position], gm.graph)
             },
             dimensions=tuple(_unnamed_dimensions(example_inputs, numbers)),
+            offsets=tuple(position for position in tensors if position in left_behind),
             device=_device_index(gm),
         )
 
     def numbers(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """The part of the graph key that is made of values: sizes and scalars."""
+        """The part of the graph key that is made of values: sizes, scalars, and where in their storage some tensors begin."""
         keyed = tuple(self._of_keyed(inputs)) if self.keyed else ()
         if self.scalars:
             keyed += scalar_values(inputs, self.scalars)
+        if self.offsets:
+            keyed += tuple([inputs[position].storage_offset() for position in self.offsets])
         if not self.dimensions:
             return keyed
         return keyed + tuple([inputs[position].size(dimension) for position, dimension in self.dimensions])

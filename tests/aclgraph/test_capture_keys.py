@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch_npu
 from device_helpers import NPU, check, compiled, random
 
 from npugraph_ex import invalidate
@@ -220,3 +221,23 @@ def test_what_is_captured_for_each_value_all_the_same(way: str) -> None:
     kept = [graph(*call) for call in calls]
     assert captures_so_far() - mark >= len(calls)
     assert len(kept) == len(calls)
+
+
+@pytest.mark.parametrize("returns_view", [False, True])
+def test_where_the_storage_begins_is_part_of_the_key(returns_view: bool) -> None:
+    """A tensor at the address of an earlier one, whose storage begins elsewhere: what is read from there is its own."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        start = x.as_strided((2,), (1,), 0)
+        return start if returns_view else start * 2
+
+    graph, whole = compiled(function), torch.arange(300.0, device=NPU)
+    inside = whole[128:140]
+    # As the allocator may give it once `whole` is gone.
+    storage = torch_npu._C._construct_storage_from_data_pointer(inside.data_ptr(), whole.device, 12 * 4)
+    alone = torch.empty(0, device=NPU).set_(storage, 0, (12,), (1,))
+    assert alone.data_ptr() == inside.data_ptr()
+    assert graph(inside).tolist() == ([0, 1] if returns_view else [0, 2])
+    assert graph(alone).tolist() == ([130, 131] if returns_view else [260, 262])
+    assert graph(inside).tolist() == ([0, 1] if returns_view else [0, 2])
