@@ -9,6 +9,8 @@ Two cases, by what the node declares:
 * An *identity copy* (``clone``, ``_to_copy`` to the same dtype and device, a pad by nothing, ...) has memory of its own.
   It goes only when nothing in the graph ever writes either memory, and its own does not leave the graph through an output.
 
+Parts of a value that are taken out a second time are those that were taken before: `repeated_parts`.
+
 Arithmetic such as ``x + 0`` is never removed: it turns -0.0 into 0.0.
 """
 
@@ -18,6 +20,7 @@ import torch
 from torch import fx
 
 from npugraph_ex import _torch_private
+from npugraph_ex.passes import repeated_parts
 from npugraph_ex.passes.aliases import (
     AliasFacts,
     counts_from_the_storage,
@@ -81,7 +84,8 @@ def _inputs_that_may_begin_elsewhere(graph: fx.Graph, facts: AliasFacts) -> froz
 
 
 def remove(graph: fx.Graph) -> None:
-    """Remove every identity of ``graph`` that the module's rules allow."""
+    """Remove every identity of ``graph`` that the module's rules allow, and every operator that takes out parts again."""
+    repeated_parts.join(graph)
     facts = AliasFacts(graph)
     leaving = [value for value in output_values(graph) if isinstance(value, fx.Node)]
     outputs = set(leaving)

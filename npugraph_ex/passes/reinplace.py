@@ -84,19 +84,20 @@ class _Reinplacer:
         position = self.memory.position[node]
         return (
             self._only_target_is_there(node, target)
-            and self._nobody_reads_what_was_there(place, position)
+            and self._is_unread(place, position)
+            and (not self.inputs or _is_overwritten(self.memory.writes_after(place, position), place))
             and (not self.memory.leaves(own) or self.memory.owns_memory(target))
             and self._result_is_done_before(own, next(self.memory.writes_after(place, position), None), position)
             and self._is_ordered(node, target, place)
         )
 
-    def _nobody_reads_what_was_there(self, place: Region, position: int) -> bool:
-        """Whether no later node reads bytes of the destination, or, of an input, none before they are written anew."""
+    def _is_unread(self, place: Region, position: int) -> bool:
+        """Whether no later node reads what is in the destination now; of an input, none before it is written anew."""
         read = next(self.memory.reads_after(place, position), None)
-        if not self.inputs:
+        if read is None or not self.inputs:
             return read is None
-        overwrite = _overwrite(self.memory.writes_after(place, position), place)
-        return overwrite is not None and (read is None or read.position > overwrite.position)
+        before = (write for write in self.memory.writes_after(place, position) if write.position < read.position)
+        return _is_overwritten(before, place)
 
     def _only_target_is_there(self, node: fx.Node, target: fx.Node) -> bool:
         """Whether ``node`` reads the destination's bytes as its first argument and in no other way."""
@@ -230,18 +231,14 @@ def _copies_whole(read: Access, write: Access) -> bool:
     )
 
 
-def _overwrite(later: Iterator[Access], place: Region) -> Access | None:
-    """The copy that writes all bytes of an input again later, so that what happens there until then is unseen."""
-    return next(
-        (
-            write
-            for write in later
-            if write.node.target is _aten.copy_.default
-            and write.node.args[0] is write.value
-            and write.value.op == "placeholder"
-            and write.place.covers(place)
-        ),
-        None,
+def _is_overwritten(later: Iterator[Access], place: Region) -> bool:
+    """Whether an input's bytes are all written again later by a copy, so that what happens there until then is unseen."""
+    return any(
+        write.node.target is _aten.copy_.default
+        and write.node.args[0] is write.value
+        and write.value.op == "placeholder"
+        and write.place.covers(place)
+        for write in later
     )
 
 

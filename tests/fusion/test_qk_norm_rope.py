@@ -118,6 +118,14 @@ def projection_written_after(x: Any, qw: Any, kw: Any, c: Any) -> Any:
     return k, v * 2
 
 
+def projection_written_first(x: Any, qw: Any, kw: Any, c: Any) -> Any:
+    """AOT's functionalization splits a tensor that was written anew for each part that is used."""
+    x = x.clone()
+    q, k, v = split(x)
+    x.mul_(x)
+    return (*rope(positions(x), heads(q, qw), heads(k, kw), c), v * 2)
+
+
 def heads_by_unflatten(x: Any, qw: Any, kw: Any, c: Any) -> Any:
     q, k, v = split(x)
     q = rms(q.unflatten(-1, (2, D)), qw)[0].flatten(-2)
@@ -127,7 +135,7 @@ def heads_by_unflatten(x: Any, qw: Any, kw: Any, c: Any) -> Any:
 MUST_FUSE: dict[Callable[..., Any], int] = {
     plain: 1, value_is_a_result: 1, value_unused: 1, key_unused: 1, other_epsilon: 1, positive_dim: 1, biased: 1,
     one_weight_for_both: 1, as_many_key_heads: 1, two_layers: 2, value_used_early: 1, projection_written_after: 1,
-    heads_by_unflatten: 1,
+    heads_by_unflatten: 1, projection_written_first: 1,
 }  # fmt: skip
 
 
