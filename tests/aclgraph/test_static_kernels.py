@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import device_helpers
 import pytest
 import torch
 from stand_in_cann import StandInCann
 from static_kernel_runs import model, run, warnings
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from npugraph_ex.aclgraph.static_kernels.calls import operator_calls
+from npugraph_ex.aclgraph.static_kernels.calls import OperatorCall, operator_calls
+from npugraph_ex.aclgraph.static_kernels.describe import describe
 from npugraph_ex.streams.ops import ENTERS, EXITS
 
 
@@ -77,6 +81,23 @@ def test_random_numbers_go_on_as_without(cann: StandInCann) -> None:
         results.append(device_helpers.compiled(noisy, **options)(x, torch.ones(4, 4, device="npu")).cpu())
     assert torch.equal(*results)
     assert {name for name, _ in cann.compiled()[0]} == {"aten_matmul_default", "aten_add__Tensor"}
+
+
+def test_an_operator_that_draws_untagged_leaves_the_generator(cann: StandInCann, tmp_path: Path) -> None:
+    """Not every operator of torch_npu that draws random numbers has the tag for it."""
+
+    @torch.library.custom_op("static_kernel_test::drawing", mutates_args=())
+    def drawing(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand_like(x)
+
+    drawing.register_fake(torch.empty_like)
+    torch.npu.manual_seed(3)
+    expected = torch.rand(4, device="npu").tolist()
+    torch.npu.manual_seed(3)
+    with FakeTensorMode():
+        value = torch.empty(4, device="npu")
+    describe([OperatorCall(torch.ops.static_kernel_test.drawing.default, (value,), {}, ())], tmp_path)
+    assert torch.rand(4, device="npu").tolist() == expected
 
 
 def test_a_call_knows_its_limits_and_its_level() -> None:

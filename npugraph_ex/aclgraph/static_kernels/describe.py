@@ -35,9 +35,14 @@ def describe(calls: Sequence[OperatorCall], folder: Path) -> list[Path]:
     Raises:
         StaticKernelError: this CANN does not describe operators.
     """
-    with torch.no_grad(), _torch_private.unobserved_execution():
-        for call in calls:
-            _describe(call, folder)
+    # Operators of torch_npu may draw random numbers without a tag that says so: attention with dropout does.
+    drawn = torch.npu.get_rng_state()
+    try:
+        with torch.no_grad(), _torch_private.unobserved_execution():
+            for call in calls:
+                _describe(call, folder)
+    finally:
+        torch.npu.set_rng_state(drawn)
     for ending in ("_opcompile", "_debug"):  # the latter of a CANN that knows no better
         files = [file for made in folder.glob(f"*{ending}") for file in made.glob("*.json")]
         if files:
