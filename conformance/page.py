@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from books import Entry, Finished, Slowest
@@ -81,15 +82,27 @@ def rate_rows(run: Run) -> list[tuple[str, int, str, str]]:
     ]
 
 
-def page(run: Run, *, seconds: float) -> str:
-    """The text of the page."""
+def verdict_of(finished: Sequence[Finished], *, tests: int, programs: int) -> tuple[str, bool]:
+    """The run in one sentence, and whether that is good news: the end of a run that was stopped is not known."""
+    wrong = sum(test.outcome == "failed" for test in finished)
+    if wrong:
+        return f"{wrong} of {len(finished)} tests failed", False
+    if len(finished) < tests:
+        return f"stopped after {len(finished)} of {tests} tests, {programs} random programs: right so far", False
+    return f"{len(finished)} tests, {programs} random programs: everything right", True
+
+
+def page(run: Run, *, seconds: float, tests: int) -> str:
+    """The text of the page.
+
+    Args:
+        run: what has happened.
+        seconds: that it took.
+        tests: how many there were to run, those that were done before included.
+    """
     books = run.books
     wrong = [test for test in books.finished if test.outcome == "failed"]
-    examples = len(books.entries)
-    verdict = (
-        f"{len(wrong)} of {len(books.finished)} tests failed" if wrong
-        else f"{len(books.finished)} tests, {examples} random programs: everything right"
-    )  # fmt: skip
+    verdict, good = verdict_of(books.finished, tests=tests, programs=len(books.entries))
     facts = [" · ".join(" ".join(line.split()) for line in run.target.describe().splitlines())]
     facts.append(f"profile {books.run['profile']} · seed {run.seed} · {seconds:.0f} s · {Limits()}")
     sections = [
@@ -107,7 +120,7 @@ def page(run: Run, *, seconds: float) -> str:
         *(_model(model) for test in books.finished for model in test.models),
         Section("Slowest tests", [_slowest(run)] if books.finished else []),
     ]
-    return render_page("Conformance", verdict, good=not wrong, facts=facts, sections=sections)
+    return render_page("Conformance", verdict, good=good, facts=facts, sections=sections)
 
 
 def _failed(test: Finished) -> list[str]:

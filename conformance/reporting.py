@@ -24,6 +24,7 @@ class Reporter:
         self._config = config
         self._start = time.monotonic()
         self._progress: Any = None
+        self._tests = 0
 
     def pytest_report_header(self) -> list[str]:
         """Target, versions and seed, before anything else."""
@@ -52,7 +53,8 @@ class Reporter:
         self._run.books.keep_slower(slowest_of(node))
 
     def _show(self, tests: int) -> None:
-        """Start the bar, if there is somebody to look at it."""
+        """Note how many tests there are; start the bar, if there is somebody to look at it."""
+        self._tests = tests + len(self._run.books.done)
         self._config.pluginmanager.get_plugin("terminalreporter").showfspath = False
         writer = self._config.get_terminal_writer()
         if not writer.hasmarkup or self._config.option.verbose:
@@ -124,6 +126,6 @@ class Reporter:
         seconds = time.monotonic() - self._start
         if books.folder is not None:
             path = books.folder / "report.html"
-            path.write_text(page(run, seconds=seconds), encoding="utf-8")
+            path.write_text(page(run, seconds=seconds, tests=self._tests), encoding="utf-8")
             write(f"\nwritten: {path}")
         write(f"\ntarget {run.target.kind} ({run.target.device}), {seconds:.0f} s")

@@ -209,6 +209,19 @@ def test_only_the_guilty_pass_is_wrong(suite: Any) -> None:
     )
 
 
+def test_a_run_that_was_stopped_is_not_right(suite: Any) -> None:
+    """A page that Ctrl-C left says how far the run came; what was found wrong by then is what matters."""
+    from page import verdict_of  # of the suite
+
+    passed, failed = (suite.books.Finished(name, name, 1.0) for name in ("passed", "failed"))
+    assert verdict_of([passed, passed], tests=2, programs=9) == ("2 tests, 9 random programs: everything right", True)
+    assert verdict_of([passed], tests=2, programs=9) == (
+        "stopped after 1 of 2 tests, 9 random programs: right so far",
+        False,
+    )
+    assert verdict_of([passed, failed], tests=9, programs=9) == ("1 of 2 tests failed", False)
+
+
 def test_known_failures_need_a_link(suite: Any, tmp_path: Path) -> None:
     """An entry marks the tests whose ids begin so, strictly; without a link, or without a test, it is refused."""
     path = tmp_path / "known.txt"
