@@ -10,10 +10,14 @@ import operator
 from typing import Any
 
 from torch import fx
+from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from npugraph_ex import _torch_private
+from npugraph_ex.errors import BrokenPromiseError
+from npugraph_ex.observe.report import source_line
 from npugraph_ex.passes.metadata import fake_mode_of
+from npugraph_ex.passes.operators import is_filled
 from npugraph_ex.passes.pass_ import PassContext
 
 
@@ -27,6 +31,7 @@ def run(gm: fx.GraphModule, context: PassContext) -> None:
 
 def _unwrap(graph: fx.Graph, node: fx.Node) -> None:
     """Replace one wrapper by the nodes that it stands for."""
+    _refuse_lost_contents(node)
     arguments = node.all_input_nodes
     values = [argument.meta["val"] for argument in arguments]
 
@@ -41,23 +46,40 @@ def _unwrap(graph: fx.Graph, node: fx.Node) -> None:
     results = _inline(
         graph, node, traced.graph, dict(zip(traced.graph.find_nodes(op="placeholder"), arguments, strict=True))
     )
+    if isinstance(results, fx.Node):  # an operator with one `out`
+        node.replace_all_uses_with(results)
     for user in list(node.users):
         if user.target is not operator.getitem:
             raise NotImplementedError(f"{user.name} uses the results of {node.name} other than one by one")
-        result = results[user.args[1]]  # type: ignore[index]
+        result = results[user.args[1]]
         user.replace_all_uses_with(result)
         graph.erase_node(user)
     graph.erase_node(node)
 
 
-def _inline(graph: fx.Graph, before: fx.Node, part: fx.Graph, known: dict[fx.Node, fx.Node]) -> list[Any]:
-    """Copy the nodes of ``part`` in front of ``before`` and return what its output lists."""
+def _refuse_lost_contents(node: fx.Node) -> None:
+    """Raise where torch has replaced a cache, which an operator changes in part, by new memory for it to fill."""
+    target = node.args[0]
+    if not isinstance(target, OpOverload):
+        return
+    made = [a for a in _torch_private.schema(target).arguments if f"_{a.name}_device" in node.kwargs]
+    lost = [argument.name for argument in made if not is_filled(target, argument)]
+    if lost:
+        raise BrokenPromiseError(
+            f"{source_line(node) or node.name} calls {target}, which torch takes for an operator that fills all of "
+            f"{' and '.join(lost)}; but it changes a part, and AOT has dropped the rest. Call it in an operator of your own: "
+            f"torch.library.custom_op(..., mutates_args={lost})"
+        )
+
+
+def _inline(graph: fx.Graph, before: fx.Node, part: fx.Graph, known: dict[fx.Node, fx.Node]) -> Any:
+    """Copy the nodes of ``part`` in front of ``before`` and return what its output has: nodes, or one."""
     with graph.inserting_before(before):
         for inner in part.nodes:
             if inner.op == "placeholder":
                 continue
             if inner.op == "output":
-                return list(fx.map_arg(inner.args[0], lambda argument: known[argument]))
+                return fx.map_arg(inner.args[0], lambda argument: known[argument])
             if inner.op == "get_attr":
                 raise NotImplementedError(f"the operator behind {before.name} needs the constant {inner.target}")
             copy = graph.node_copy(inner, lambda argument: known[argument])

@@ -69,9 +69,9 @@ def is_filled(overload: OpOverload, argument: torch.Argument) -> bool:
     """Whether an argument is an ``out``: written as a whole, whatever it held.
 
     Any operator may declare a keyword-only argument that it writes, such as a cache of which it changes some rows. Torch
-    tags the operators with an ``out``, torch_npu those with such a cache too.
+    and whoever else tags an operator says that it has an ``out``; torch_npu tags those with such a cache too.
     """
-    named = overload.namespace == "aten" or overload._overloadname.startswith("out")
+    named = overload.namespace != "npu" or overload._overloadname.startswith("out")
     return (argument.is_out and named and torch.Tag.out in overload.tags) or is_undeclared_out(overload, argument)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from device_helpers import random
+from device_helpers import NPU, compiled, random
 from fx_helpers import evaluate
 from reinplacing import operators
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -107,3 +107,40 @@ def test_an_out_is_not_read_and_a_cache_is() -> None:
     summed = graph.call_function(aten.add.out, (key, key), {"out": memory})
     assert read_by(cached) == (key, slots, memory)
     assert read_by(summed) == (key,)
+
+
+@pytest.fixture(scope="module")
+def store() -> Any:
+    """A custom operator with an ``out``, which it returns."""
+    library = torch.library.Library("npugraph_ex_tests", "FRAGMENT")
+    library.define("store(Tensor x, *, Tensor(a!) out) -> Tensor(a!)", tags=(torch.Tag.out,))
+    for key in ("PrivateUse1", "CPU"):
+        library.impl("store", lambda x, *, out: out.copy_(x), key)
+    library.impl("store", lambda _x, *, out: out, "Meta")
+    yield torch.ops.npugraph_ex_tests.store.default
+    library._destroy()
+
+
+@pytest.mark.parametrize("options", [{}, PLAIN], ids=["passes on", "passes off"])
+def test_custom_operators_with_an_out(store: Any, options: dict[str, bool]) -> None:
+    """AOT's wrapper of an operator with one ``out`` has one result, and no list of them."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        before = y * 2
+        first = store(x, out=y) + 1
+        store(x[1:], out=y[:-1])
+        return before, first, y + 1
+
+    assert operators(function, random(4, 3), random(4, 3), **options).count("npugraph_ex_tests.store.default") == 2
+
+
+def test_a_cache_that_torch_takes_for_an_out_is_refused() -> None:
+    """What AOT drops cannot be had back: the message says which operator, which cache, and what to do."""
+
+    def function(key: torch.Tensor, slots: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+        torch.ops.npu.npu_scatter_pa_cache.value(key, slots, key_cache=cache)
+        return cache + 1
+
+    with pytest.raises(Exception, match=r"npu_scatter_pa_cache\.value.*mutates_args=\['key_cache'\]") as raised:
+        compiled(function)(random(3, 4), torch.tensor([0, 2, 5], device=NPU), random(2, 3, 4))
+    assert "test_reinplace_custom_operators.py" in str(raised.value)
