@@ -16,7 +16,7 @@ from npugraph_ex.aclgraph.data_dump import DumpedGraph
 from npugraph_ex.config import CompilerConfig, Options
 from npugraph_ex.config.variables import warn_of_unknown
 from npugraph_ex.errors import GraphVerificationError, OptionValueError, SavedGraphError
-from npugraph_ex.frontend import returned_views
+from npugraph_ex.frontend import products, returned_views
 from npugraph_ex.frontend.record import description, record
 from npugraph_ex.fusion.engine import check_switches, training_rules
 from npugraph_ex.observe import captures, graphs
@@ -168,6 +168,7 @@ class NpuFxCompiler:
             inputs: its inputs.
             how: what AOT tells its own partitioner, which does the cutting.
         """
+        products.pair(gm.graph)
         # Of some operators' backward the CPU knows nothing: values are compared on the forward graph only.
         options = replace(self.config.to_options(), check_numerics=False)
         if training_rules():
@@ -194,6 +195,7 @@ class NpuFxCompiler:
         number, kernels_before = graphs.next_number(), graphs.count_kernels(gm.graph)
         static = _torch_private.static_input_positions()
         names = [self._name_of(node) for node in gm.graph.find_nodes(op="placeholder")]
+        products.pair(gm.graph)
         returned_views.restore(gm.graph)
         plain = _torch_private.is_plain_aot_graph(gm.graph)
         original = fx.GraphModule(gm, copy.deepcopy(gm.graph)) if options.dump_tensor_data else gm

@@ -1,0 +1,27 @@
+"""Writes products of three sizes or more as products of two, which torch 2.13 writes as one call (`_build_proxy_for_sym_expr`).
+
+`operator.mul(192, s0, s1)` is an error where the graph is interpreted; and where it is printed as Python, as `192 * s0`, it
+is a wrong size: strides of a base that several inputs share came out too small, in `aot_eager` too.
+"""
+
+from __future__ import annotations
+
+import operator
+
+from torch import fx
+
+_OF_TWO = frozenset({operator.mul, operator.and_, operator.or_})
+
+
+def pair(graph: fx.Graph) -> None:
+    """Give every product of ``graph`` two factors, in place."""
+    for node in graph.nodes:
+        if node.op != "call_function" or node.target not in _OF_TWO or len(node.args) <= 2:
+            continue
+        product, *factors, last = node.args
+        with graph.inserting_before(node):
+            for factor in factors:
+                values = fx.map_arg((product, factor), lambda argument: argument.meta["val"])
+                product = graph.call_function(node.target, (product, factor))
+                product.meta = {**node.meta, "val": node.target(*values)}
+        node.args = (product, last)
