@@ -16,7 +16,6 @@ from npugraph_ex.errors import GraphVerificationError, OptionValueError
 from npugraph_ex.frontend import ge, layouts, native_streams
 from npugraph_ex.frontend.compiler import CompiledFxGraph, NpuFxCompiler
 from npugraph_ex.observe.dump import new_dumper
-from npugraph_ex.passes.undeclared import keep_writers
 
 Backend = Callable[..., Callable[..., Any]]
 
@@ -69,7 +68,6 @@ def get_npu_backend(
                 on_compiled(made)
             return made.boxed()
 
-        keep_writers()
         compiled: Callable[..., Any] = aot_autograd(
             fw_compiler=compiler,
             bw_compiler=_uncompiled,

@@ -24,6 +24,7 @@ from npugraph_ex.observe.dump import GraphDumper, new_dumper
 from npugraph_ex.observe.logger import logger
 from npugraph_ex.observe.report import PassReport, ReportBuilder
 from npugraph_ex.passes import pipeline
+from npugraph_ex.passes.undeclared import keep_writers
 from npugraph_ex.saving.artifact import SavedGraph
 from npugraph_ex.saving.values import Unsaveable
 
@@ -150,6 +151,7 @@ class NpuFxCompiler:
         self, compiler_config: CompilerConfig, names: Sequence[str] = (), dumper: GraphDumper | None = None
     ) -> None:
         warn_of_unknown()
+        keep_writers()  # before AOT, which removes dead code
         self.config = compiler_config
         self._names = names
         self._dumper = dumper

@@ -9,9 +9,12 @@ import pytest
 import torch
 import torch_npu
 from device_helpers import NPU, check, random
+from functorch.compile import aot_function
 
 import npu_emulator
+from npugraph_ex import get_compiler
 from npugraph_ex.passes.operators import may_alias, written_by
+from npugraph_ex.passes.undeclared import keep_writers
 
 OPERATOR = "npu::npu_kv_rmsnorm_rope_cache"
 
@@ -48,16 +51,30 @@ def nothing(kv: torch.Tensor, gamma: torch.Tensor, cos: torch.Tensor, *others: t
     return before, others[2] * 2, others[3] + 1
 
 
+def inputs(slot: int) -> tuple[torch.Tensor, ...]:
+    """Rows for a slot and two more, and the caches."""
+    slots, cos = torch.tensor([slot, 4, 5], device=NPU), random(3, 1, 1, 4)
+    return random(3, 1, 1, 12), random(8), cos, cos, slots, random(6, 4), random(6, 8)
+
+
 @pytest.mark.parametrize("program", [caches, rows, nothing])
 def test_caches_are_updated_where_they_are(program: Callable[..., Any]) -> None:
     """Replays write the caller's caches, as eager mode does, and keep what they held elsewhere."""
-
-    def inputs(slot: int) -> tuple[torch.Tensor, ...]:
-        slots = torch.tensor([slot, 4, 5], device=NPU)
-        cos = random(3, 1, 1, 4)
-        return random(3, 1, 1, 12), random(8), cos, cos, slots, random(6, 4), random(6, 8)
-
     check(program, [inputs(slot) for slot in range(3)])
+
+
+def test_aot_is_told_by_every_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call whose results nobody uses stays also where a caller runs AOT with a compiler of this library."""
+    monkeypatch.setattr(torch.fx.node, "_side_effectful_functions", set(torch.fx.node._side_effectful_functions))
+    torch.fx.node._side_effectful_functions.discard(torch.ops.npu.npu_kv_rmsnorm_rope_cache.default)
+    keep_writers.cache_clear()
+    mine = inputs(1)
+    eager = [tensor.clone() for tensor in mine]
+    with torch.no_grad():
+        aot_function(nothing, fw_compiler=get_compiler())(*mine)
+        nothing(*eager)
+    assert torch.equal(mine[5].cpu(), eager[5].cpu())
+    keep_writers.cache_clear()
 
 
 def test_a_list_of_outs_is_written() -> None:
