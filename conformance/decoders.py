@@ -67,6 +67,40 @@ class Norm(nn.Module):
         return y
 
 
+_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("q_a_proj", "kv_a_proj_with_mqa"))
+"""Linears of one input, in the order in which `transformers` calls them."""
+
+
+class _Sibling(nn.Module):
+    """One of several int8 linears of one input, which the first of them quantises for all and the last forgets."""
+
+    def __init__(self, linear: QuantisedLinear, quantised: list[tuple[torch.Tensor, ...]], *, last: bool) -> None:
+        super().__init__()
+        self.linear, self.quantised, self.last = linear, quantised, last
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """..., in -> ..., out."""
+        if not self.quantised:
+            self.quantised.append(torch.ops.npu.npu_dynamic_quant(x.reshape(-1, x.shape[-1])))
+        result = self.linear.of_quantised(*self.quantised[0])
+        if self.last:
+            self.quantised.clear()
+        return result.view(*x.shape[:-1], -1)
+
+
+def _quantise(layer: nn.Module, dtype: torch.dtype) -> None:
+    """Int8 linears in place of all of a layer's; those of one input share what it is quantised to."""
+    _replace(
+        layer, lambda module: QuantisedLinear(module, dtype=dtype, last=True) if type(module) is nn.Linear else None
+    )
+    for module in list(layer.modules()):
+        for names in _SIBLINGS:
+            if all(isinstance(getattr(module, name, None), QuantisedLinear) for name in names):
+                shared: list[tuple[torch.Tensor, ...]] = []
+                for name in names:
+                    setattr(module, name, _Sibling(getattr(module, name), shared, last=name == names[-1]))
+
+
 @dataclass
 class _CacheNow:
     """The caches of all layers at one position and for so many sequences, with the face of a cache of `transformers`."""
@@ -103,12 +137,7 @@ class Decoder(nn.Module):
         for layer in self.layers:
             _replace(layer, lambda module: Norm(module) if hasattr(module, "variance_epsilon") else None)
             if quantised:
-                _replace(
-                    layer,
-                    lambda module: (
-                        QuantisedLinear(module, dtype=dtype, last=True) if type(module) is nn.Linear else None
-                    ),
-                )
+                _quantise(layer, dtype)
         for index, shapes in enumerate(_cache_shapes(original.config, batch, length)):
             for name, shape in zip(("keys", "values"), shapes, strict=True):
                 self.register_buffer(f"{name}_{index}", torch.zeros(shape, dtype=dtype))

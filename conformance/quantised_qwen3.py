@@ -65,7 +65,10 @@ class QuantisedLinear(nn.Module):
         return self._of_rows(x)
 
     def _of_rows(self, x: torch.Tensor) -> torch.Tensor:
-        quantised, scale = torch.ops.npu.npu_dynamic_quant(x)
+        return self.of_quantised(*torch.ops.npu.npu_dynamic_quant(x))
+
+    def of_quantised(self, quantised: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        """Int8 tokens, in, and a float32 scale a token -> tokens, out."""
         return torch.ops.npu.npu_quant_matmul(
             quantised, self.weight, self.scale, pertoken_scale=scale, output_dtype=self.dtype
         )

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import npugraph_ex
 from npugraph_ex.observe.graphs import graph_records, graphs_so_far
+from npugraph_ex.observe.report import PassReport
 from npugraph_ex.testing import ulp
 
 LAYERS, BATCH, MOST, LENGTH, PROMPT = 2, 2, 3, 96, 3
@@ -21,7 +22,10 @@ SCHEDULES = ("lazy", "random:7", "pct:5:3")
 HEADERS = ("layer", "eager, ulp from float64", "fused", "replayed", "fused from eager, worst")
 _LUCK = 1.5
 """How much further from the reference than eager mode, in root mean square, a fused layer may be."""
+_MOST_TOKENS = 0.9
 EPSILON = 2.125
+QUANTISED = {"llama": 2 * LAYERS - 1, "qwen3": 2 * LAYERS - 1, "deepseek": 2 * LAYERS - 2}
+"""How many norms are fused with what quantises them, too: all but the first, which adds nothing, and those that experts read."""
 
 
 def _search(x: torch.Tensor, residual: torch.Tensor, gamma: torch.Tensor, epsilon: float) -> tuple[torch.Tensor, ...]:
@@ -77,9 +81,13 @@ def _reference(family: str, prompt: torch.Tensor, tokens: torch.Tensor) -> torch
 
 
 def _distance(hidden: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """Root mean square of the difference, for each layer, in float16 ulps of the layer's own root mean square."""
+    """Root mean square of the difference of a token, for each layer, in float16 ulps of the layer's own root mean square.
+
+    Of nine tokens in ten: a rounding may send one to other experts, after which nothing of it can be compared.
+    """
     size = reference.double().square().mean((0, 2, 3)).sqrt()
-    return (hidden.double() - reference.double()).square().mean((0, 2, 3)).sqrt() / ulp(size, torch.float16)
+    tokens = (hidden.double() - reference.double()).square().mean(3).sqrt().transpose(0, 1).flatten(1)
+    return tokens.quantile(_MOST_TOKENS, dim=1) / ulp(size, torch.float16)
 
 
 def _worst(hidden: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -101,6 +109,7 @@ def test_decodes_the_same_tokens(run: Run, family: str, quantised: bool, residua
     report = npugraph_ex.last_report()
     assert report is not None
     assert report.fusions(residual_norms) == 2 * LAYERS, report.table()
+    assert report.fusions("add_rms_norm_dynamic_quant") == (QUANTISED[family] if quantised else 0), report.table()
 
     compiled = _compiled(decoder, dynamic=False)
     replayed = decode(compiled, prompt, new=new)
@@ -114,7 +123,7 @@ def test_decodes_the_same_tokens(run: Run, family: str, quantised: bool, residua
     reference = _reference(family, prompt, eager.tokens)
     distances = [_distance(decoded.hidden, reference) for decoded in (eager, fused, replayed)]
     worst = _worst(fused.hidden, eager.hidden)
-    _enter(run, f"{family}, {'int8' if quantised else 'float16'}", [*distances, worst], eager, replayed)
+    _enter(run, f"{family}, {'int8' if quantised else 'float16'}", [*distances, worst], eager, replayed, report)
     assert torch.equal(eager.tokens, fused.tokens)
     assert torch.equal(replayed.tokens, fused.tokens)
     assert torch.equal(replayed.logits, fused.logits)
@@ -122,7 +131,9 @@ def test_decodes_the_same_tokens(run: Run, family: str, quantised: bool, residua
     assert bool((distances[1] <= _LUCK * distances[0]).all()), distances
 
 
-def _enter(run: Run, name: str, columns: list[torch.Tensor], eager: Decoded, replayed: Decoded) -> None:
+def _enter(
+    run: Run, name: str, columns: list[torch.Tensor], eager: Decoded, replayed: Decoded, report: PassReport
+) -> None:
     """The table of one model."""
     rows = [(layer, *(f"{float(column[layer]):.2f}" for column in columns)) for layer in range(LAYERS)]
     best = eager.logits.float().topk(2, dim=-1).values
@@ -134,8 +145,9 @@ def _enter(run: Run, name: str, columns: list[torch.Tensor], eager: Decoded, rep
             "rows": rows,
             "note": f"{eager.tokens.numel()} tokens decoded, eager and replayed {'equal' if equal else 'DIFFERENT'}, also by "
             f"schedules {', '.join(SCHEDULES)}; smallest lead of a chosen token "
-            f"{float((best[..., 0] - best[..., 1]).min()):.2g}; {2 * LAYERS} sums and norms fused. Ulps: float16's, of a "
-            "layer's root mean square.",
+            f"{float((best[..., 0] - best[..., 1]).min()):.2g}; {2 * LAYERS} sums and norms fused, "
+            f"{report.fusions('add_rms_norm_dynamic_quant')} of them with their quantisation. Ulps: float16's, of a "
+            "layer's root mean square, for nine tokens in ten.",
         }
     )
 

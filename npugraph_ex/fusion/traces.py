@@ -27,18 +27,23 @@ from npugraph_ex.passes.aliases import written_by
 from npugraph_ex.passes.metadata import fake_mode_of
 
 
-@dataclass(frozen=True)
+@dataclass
 class TracedReplacement:
     """A replacement for particular inputs, and the assumptions on symbolic sizes that tracing it made."""
 
     graph: fx.Graph
     guards: tuple[str, ...]
+    _used: bool = False
 
     def on(self, examples: Sequence[Any]) -> TracedReplacement:
-        """The same with the metadata of ``examples``, whose fake mode is active; itself if it was traced on them."""
-        given = iter(pytree.tree_leaves(list(examples)))
-        if fake_mode_of(self.graph) is active_fake_mode():
+        """The same with metadata of its own on ``examples``, whose fake mode is active; itself the first time there.
+
+        A second match with the same tensors would seem to have its results in the memory of the first one's.
+        """
+        if not self._used and fake_mode_of(self.graph) is active_fake_mode():
+            self._used = True
             return self
+        given = iter(pytree.tree_leaves(list(examples)))
         graph, twins = fx.Graph(), dict[fx.Node, fx.Node]()
         for node in self.graph.nodes:
             twin = twins[node] = graph.node_copy(node, lambda source: twins[source])
@@ -47,7 +52,7 @@ class TracedReplacement:
             elif node.op == "call_function":
                 args, kwargs = fx.map_arg((twin.args, twin.kwargs), lambda source: source.meta["val"])
                 twin.meta["val"] = twin.target(*args, **kwargs)  # type: ignore[operator]
-        return TracedReplacement(graph, self.guards)
+        return TracedReplacement(graph, self.guards, _used=True)
 
 
 @dataclass
@@ -76,9 +81,9 @@ class Traces:
         """The replacement for inputs like ``examples``."""
         key = (id(rule), _signature(examples))
         if key not in self._replacements:
-            kept = _kept(_replacement, rule, examples)
-            self._replacements[key] = kept if isinstance(kept, str) else kept.on(examples)
-        return self._replacements[key]
+            self._replacements[key] = _kept(_replacement, rule, examples)
+        found = self._replacements[key]
+        return found if isinstance(found, str) else found.on(examples)
 
 
 _T = TypeVar("_T")
