@@ -11,6 +11,7 @@ import torch
 from npugraph_ex.fusion.rules import EXTRA_RULES, add_rms_norm_quant
 
 SIXTEEN_BITS = (torch.float16, torch.bfloat16)
+_ALL = (*SIXTEEN_BITS, torch.float32)
 
 
 @dataclass(frozen=True)
@@ -18,11 +19,10 @@ class Constraints:
     """What a generator has to know of a rule beside its example inputs.
 
     Attributes:
-        dtypes: which its 16-bit operands may have.
+        dtypes: which the operands may have that have 16 bits in its examples.
         operands: for each of these dtypes, the dtypes of the operands that depend on it, by name.
         numbers: what the numeric operands may be.
-        refused: numbers with which it must not be fused.
-        takes_single: whether the fused operator takes float32 too.
+        refused: numbers with which it must not be fused in 16 bits.
         takes_empty: whether it takes tensors without elements.
         small_integers: whether integer operands are small numbers from 0: zero points, or rows of a table.
         nested: whether what is left of a spoiled variant may be another variant, which fuses then; only the value that the
@@ -34,11 +34,15 @@ class Constraints:
     operands: Mapping[torch.dtype, Mapping[str, torch.dtype]] = field(default_factory=dict)
     numbers: tuple[float, ...] = (1e-6, 1e-5, 0.001)
     refused: tuple[float, ...] = ()
-    takes_single: bool = False
     takes_empty: bool = False
     small_integers: bool = False
     nested: bool = False
     common: bool = False
+
+    @property
+    def takes_single(self) -> bool:
+        """Whether the fused operator takes float32 too."""
+        return torch.float32 in self.dtypes
 
 
 _QUANTISED = Constraints(
@@ -53,12 +57,12 @@ _BY_RULE: Mapping[str, Constraints] = MappingProxyType(
     {
         "add_rms_norm_quant": _QUANTISED,
         "add_rms_norm_bias_quant": _QUANTISED,
-        "transpose_batchmatmul": Constraints(takes_single=True, nested=True),
-        "swiglu_quant": Constraints(takes_single=True),
+        "transpose_batchmatmul": Constraints(dtypes=_ALL, nested=True),
+        "swiglu_quant": Constraints(dtypes=_ALL),
         "muls_add": Constraints(
             numbers=(0.1875, -2.0, 0.001),
             refused=(0.001, 1e-6, 0.1),
-            takes_single=True,
+            dtypes=_ALL,
             takes_empty=True,
             common=True,
         ),

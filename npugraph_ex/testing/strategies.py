@@ -228,12 +228,13 @@ def _planted(  # noqa: PLR0913 - as ``planted_programs``
     if near_miss is True:
         kind = str(builder.pick(applicable(chosen)))
     wide = kind == "dtype"
-    drawn_dtype = torch.float32 if wide else dtype or builder.pick(constraints.dtypes)
+    drawn_dtype = torch.float32 if wide else dtype or builder.pick(DTYPES if kind == "number" else constraints.dtypes)
     is_dynamic = kind != "empty" and (builder.chance(35) if dynamic is None else dynamic)
     is_functional = builder.chance(70) if functional is None else functional
     if kind in WRITING:
         is_functional = False
-    sizes = _sizes(builder, dynamic=is_dynamic, zero=kind == "empty")
+    empty = kind == "empty" or (kind is None and constraints.takes_empty and not is_dynamic and builder.chance(15))
+    sizes = _sizes(builder, dynamic=is_dynamic, zero=empty)
     alone = kind is not None and constraints.common
     planted = _plant(
         builder,

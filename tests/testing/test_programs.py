@@ -69,6 +69,17 @@ def test_the_generator_covers_what_it_claims(planted: list[Program]) -> None:
     assert {name: seen[name] for name in wanted if seen[name] < 10} == {}
 
 
+@pytest.mark.parametrize("rule", ["muls_add", "swiglu_quant", "transpose_batchmatmul"])
+def test_what_takes_float32_is_planted_in_it(rule: str) -> None:
+    """And fuses; where the operator takes tensors without elements, there are some."""
+    drawn = [sample(planted_programs(pattern=rule, dynamic=False), seed) for seed in range(80)]
+    single = [program for program in drawn if program.dtype == "float32"]
+    assert len(single) > 10
+    outcome = testing.check(Case.of(single[0], route="fx"))
+    assert (outcome.failures, outcome.fusions) == ([], 1)
+    assert any(program.sizes[0]["s0"] == 0 for program in drawn) == (rule == "muls_add")
+
+
 def test_programs_differ() -> None:
     """Hardly two of the sampled programs are one, and the same seed samples the same."""
     maker = planted_programs(pattern=RULE)
