@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from npugraph_ex.testing import mutation
+from npugraph_ex.testing.arguments import check_fields, checked
 from npugraph_ex.testing.families import FAMILIES
 from npugraph_ex.testing.inputs import Input
 from npugraph_ex.testing.oracle import Case, check
@@ -37,6 +38,9 @@ class KnownBug:
     case: Case | None = None
     example: int = 0
     family: str = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def check(self) -> str:
         """What is wrong with the program now; empty when nothing is."""
@@ -267,6 +271,7 @@ CORPUS: tuple[KnownBug, ...] = (
 """From the classes of traps that the project knows of."""
 
 
+@checked
 def shows(bug: KnownBug) -> tuple[str, str]:
     """What the program says without the fault, and with it."""
     right = bug.check()

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from npugraph_ex.testing.arguments import checked
+
 
 @dataclass(frozen=True)
 class Format:
@@ -41,6 +43,7 @@ FORMATS = {
 }
 
 
+@checked
 def ulp(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The gap between the neighbours of ``value`` in ``dtype``: 2**(exponent - precision + 1), float64.
 

@@ -11,6 +11,8 @@ from typing import Literal
 
 import torch
 
+from npugraph_ex.testing.arguments import check_fields, check_least, checked
+
 Layout = Literal["contiguous", "transposed", "strided", "offset"]
 LAYOUTS: tuple[Layout, ...] = ("contiguous", "transposed", "strided", "offset")
 Dim = int | str
@@ -63,6 +65,8 @@ class Input:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        _ = self.torch_dtype  # says what is wrong with it
+        check_fields(self)
         if not isinstance(self.shape, tuple) or not all(map(_is_dim, self.shape)):
             raise ValueError(
                 f'Input.shape must be a tuple of sizes >= 0 and symbols such as "s0" or "s0*4"; it is {self.shape!r}.'
@@ -71,16 +75,17 @@ class Input:
             raise ValueError(f"Input.layout must be one of {', '.join(LAYOUTS)}; it is {self.layout!r}.")
         if self.alias_of is not None and self.alias_of < 0:
             raise ValueError(f"Input.alias_of must be the position of an earlier input; it is {self.alias_of}.")
-        if not isinstance(self.scale, (int, float)) or not 0 <= self.scale < math.inf:
+        if not 0 <= self.scale < math.inf:
             raise ValueError(f"Input.scale must be a finite number >= 0; it is {self.scale!r}.")
-        _ = self.torch_dtype  # says what is wrong with it
 
     @property
     def torch_dtype(self) -> torch.dtype:
         """The dtype itself."""
-        dtype = getattr(torch, self.dtype, None)
-        if not isinstance(dtype, torch.dtype):
-            raise TypeError(f"Input.dtype must be the name of a torch dtype; it is {self.dtype!r}.")
+        dtype = getattr(torch, str(self.dtype), None)
+        if not isinstance(dtype, torch.dtype) or dtype.is_complex:
+            raise TypeError(
+                f"Input.dtype must be the name of a real torch dtype, as in 'float16'; it is {self.dtype!r}."
+            )
         return dtype
 
     def values(self, sizes: Mapping[str, int], call: int) -> torch.Tensor:
@@ -119,6 +124,7 @@ def _laid_out(values: torch.Tensor, layout: Layout, device: str) -> torch.Tensor
     return values.to(device, copy=True)
 
 
+@checked
 def make_inputs(
     inputs: Sequence[Input], *, sizes: Mapping[str, int] | None = None, call: int = 0, device: str = "npu"
 ) -> list[torch.Tensor]:
@@ -129,7 +135,12 @@ def make_inputs(
         sizes: the values of the symbols in shapes.
         call: which call of the program these are for; other calls get other values.
         device: where the tensors live.
+
+    Raises:
+        ValueError: a size is missing or below zero, or an alias is not of an earlier input.
     """
+    for symbol, size in (sizes or {}).items():
+        check_least(f"the size {symbol}", size, 0)
     made: list[torch.Tensor] = []
     for position, spec in enumerate(inputs):
         if spec.alias_of is not None:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 import torch
 
+from npugraph_ex.testing.arguments import check_fields, checked
 from npugraph_ex.testing.formats import FORMATS, ulp
 
 _HALF_A_STEP = 0.5
@@ -43,6 +44,7 @@ class Limits:
     tie: float = 0.45
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not (1 <= self.k < math.inf and 0.5 <= self.n < math.inf and 0 <= self.tie < 0.5):
             raise ValueError(f"limits must be numbers with k >= 1, n >= 0.5 and 0 <= tie < 0.5; they are {self}.")
 
@@ -116,12 +118,13 @@ def _check_shapes(**tensors: torch.Tensor | None) -> None:
         raise ValueError(f"the judge compares tensors of one shape; it was given {shapes}.")
 
 
-def _check_wide(**tensors: torch.Tensor) -> None:
+def _check_wide(**tensors: torch.Tensor | None) -> None:
     for name, tensor in tensors.items():
-        if tensor.dtype != torch.float64:
+        if tensor is not None and tensor.dtype != torch.float64:
             raise ValueError(f"the judge takes a {name} of float64; it is {tensor.dtype}.")
 
 
+@checked
 def judge_floating(
     candidate: torch.Tensor,
     reference: torch.Tensor,
@@ -148,7 +151,7 @@ def judge_floating(
     if candidate.dtype not in FORMATS:
         raise ValueError(f"judge_floating judges {', '.join(map(str, FORMATS))}; the candidate is {candidate.dtype}.")
     _check_shapes(candidate=candidate, reference=reference, eager=eager, spread=spread)
-    _check_wide(reference=reference)
+    _check_wide(reference=reference, spread=spread)
     shape = FORMATS[candidate.dtype]
     wide = candidate.to(torch.float64)
     allowed = permitted_error(reference, candidate.dtype, eager=eager, spread=spread, limits=limits)
@@ -164,6 +167,7 @@ def judge_floating(
     return _verdict(right, ulps, wide, reference, allowed, f"ulp of {_name(unit or candidate.dtype)}")
 
 
+@checked
 def judge_quantised(
     candidate: torch.Tensor,
     quotient: torch.Tensor,
@@ -182,7 +186,7 @@ def judge_quantised(
     _check_shapes(candidate=candidate, quotient=quotient, spread=spread)
     if candidate.dtype != torch.int8:
         raise ValueError(f"judge_quantised judges int8; the candidate is {candidate.dtype}.")
-    _check_wide(quotient=quotient)
+    _check_wide(quotient=quotient, spread=spread)
     value = torch.where(quotient.isnan(), torch.zeros_like(quotient), quotient).clamp(-128.0, 127.0)
     permitted = permitted_error(value, torch.float32, spread=spread, limits=limits)
     allowed = permitted.clamp(max=limits.tie)

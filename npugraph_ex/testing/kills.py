@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from npugraph_ex.testing import mutation
+from npugraph_ex.testing.arguments import check_least, checked
 from npugraph_ex.testing.families import FAMILIES
 
 BUDGET = 250
@@ -36,6 +37,7 @@ class Kill:
     message: str = ""
 
 
+@checked
 def kill(name: str, *, budget: int = BUDGET) -> Kill:
     """Look for an example that fails with the mutant ``name`` switched on.
 
@@ -46,8 +48,7 @@ def kill(name: str, *, budget: int = BUDGET) -> Kill:
     Raises:
         ValueError: there is no such mutant, or the budget is below one.
     """
-    if budget < 1:
-        raise ValueError(f"kill(budget=...) takes an int >= 1; it is {budget}.")
+    check_least("budget", budget, 1)
     with mutation.mutant(name) as mutant, _quiet():
         example, start = FAMILIES[mutant.found_by], time.process_time()
         for seed in range(budget):

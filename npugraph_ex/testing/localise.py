@@ -19,11 +19,13 @@ from npugraph_ex.observe.report import PassReport
 from npugraph_ex.passes import pipeline
 from npugraph_ex.passes.pass_ import Pass, PassContext
 from npugraph_ex.testing import tracing
+from npugraph_ex.testing.arguments import check_least, checked
 from npugraph_ex.testing.oracle import Case, Outcome, check_optimised
 
 SECONDS = 20.0
 
 
+@checked
 def find_guilty(case: Case, *, seconds: float = SECONDS) -> str:
     """What makes the case fail, in words: a pass, with its rules if it fused, or capture and replay.
 
@@ -34,7 +36,11 @@ def find_guilty(case: Case, *, seconds: float = SECONDS) -> str:
     Args:
         case: one that fails.
         seconds: of processor time, when to stop looking.
+
+    Raises:
+        ValueError: seconds is below zero.
     """
+    check_least("seconds", seconds, 0)
     end = time.process_time() + seconds
     case = dataclasses.replace(case, route="graph", expected=None)
     if not case.runs:

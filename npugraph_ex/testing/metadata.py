@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from npugraph_ex.testing.arguments import checked
+
 
 @dataclass(frozen=True)
 class Observation:
@@ -56,6 +58,7 @@ def _sharing(tensors: Sequence[Any]) -> tuple[tuple[int, int] | None, ...]:
     return tuple(found)
 
 
+@checked
 def observe(inputs: Sequence[Any], outputs: Sequence[Any]) -> Observation:
     """Look at a call that has just returned."""
     return Observation(
@@ -66,6 +69,7 @@ def observe(inputs: Sequence[Any], outputs: Sequence[Any]) -> Observation:
     )
 
 
+@checked
 def visible_difference(expected: Observation, actual: Observation, *, strides: bool = True) -> str | None:
     """How two calls differ in anything but values; None when they do not. ``strides`` says whether these count."""
     if len(expected.outputs) != len(actual.outputs):

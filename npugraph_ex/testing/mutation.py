@@ -6,10 +6,12 @@ A mutant costs nothing when it is off: no code of the library knows of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
+
+from npugraph_ex.testing.arguments import checked
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,9 @@ def active_mutant() -> str | None:
     return _active[-1] if _active else None
 
 
-@contextmanager
-def mutant(name: str) -> Iterator[Mutant]:
-    """Switch a mutant on within the block.
+@checked
+def mutant(name: str) -> AbstractContextManager[Mutant]:
+    """Switch a mutant on within a ``with`` block.
 
     Raises:
         ValueError: there is no such mutant; or one is on already, since the effect of two says nothing about either.
@@ -56,9 +58,13 @@ def mutant(name: str) -> Iterator[Mutant]:
     known = mutants()
     if name not in known:
         raise ValueError(f"there is no mutant called {name!r}; there are {', '.join(known)}.")
+    return _switched_on(known[name])
+
+
+@contextmanager
+def _switched_on(chosen: Mutant) -> Iterator[Mutant]:
     if _active:
-        raise ValueError(f"mutant {_active[-1]!r} is on already; switch it off before switching on {name!r}.")
-    chosen = known[name]
+        raise ValueError(f"mutant {_active[-1]!r} is on already; switch it off before switching on {chosen.name!r}.")
     module, _, path = chosen.target.partition(":")
     *owners, attribute = path.split(".")
     owner: Any = import_module(module)
@@ -66,7 +72,7 @@ def mutant(name: str) -> Iterator[Mutant]:
         owner = getattr(owner, part)
     before = vars(owner)[attribute]  # not getattr, which binds a class method
     setattr(owner, attribute, chosen.replacement(getattr(owner, attribute)))
-    _active.append(name)
+    _active.append(chosen.name)
     try:
         yield chosen
     finally:

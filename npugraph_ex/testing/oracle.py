@@ -24,19 +24,31 @@ from npugraph_ex.config import CompilerConfig
 from npugraph_ex.config.compiler_config import apply_flat
 from npugraph_ex.observe.report import PassReport
 from npugraph_ex.testing import tracing
+from npugraph_ex.testing.arguments import check_fields, check_least, checked
 from npugraph_ex.testing.constraints import options_for
 from npugraph_ex.testing.fx_level import compare_on_host, optimise, replaced_nodes
 from npugraph_ex.testing.inputs import Input, make_inputs, refill, symbols_of
 from npugraph_ex.testing.judge import Limits, same_values
 from npugraph_ex.testing.memory import replay_uses_memory
 from npugraph_ex.testing.metadata import Observation, host_copy, observe, visible_difference
-from npugraph_ex.testing.program import Program, function_of
+from npugraph_ex.testing.program import Program, check_source, function_of
 from npugraph_ex.testing.verdict import JudgedValues, judge_values
 
 ROUTES = ("fx", "graph", "compile")
 """How a case is checked: the passes alone, on the CPU; without Dynamo; and all of ``torch.compile``."""
 _JUDGED_CALLS = 2
 """In how many calls of a case values are judged: the float64 reference costs more than all the rest. Replay is compared in all."""
+
+
+def check_route(name: str, route: str) -> None:
+    """Raise ValueError where there is no such route."""
+    if route not in ROUTES:
+        raise ValueError(f"{name} must be one of {', '.join(ROUTES)}; it is {route!r}.")
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise the configuration's own ValueError for an option that there is not, or that cannot have its value."""
+    apply_flat(CompilerConfig(), dict(options))
 
 
 @dataclass(frozen=True)
@@ -69,21 +81,20 @@ class Case:
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
-        if self.route not in ROUTES:
-            raise ValueError(f"Case.route must be one of {', '.join(ROUTES)}; it is {self.route!r}.")
+        check_fields(self)
+        check_route("Case.route", self.route)
         if len(self.sizes) < 2 and self.runs:
             raise ValueError("Case.sizes must name at least two calls, or nothing is ever replayed with new values.")
-        if "def program(" not in self.source:
-            raise ValueError(f"Case.source must be the text of a function called program; it is {self.source!r}.")
-        if not isinstance(self.inputs, (tuple, list)) or not all(isinstance(spec, Input) for spec in self.inputs):
-            raise TypeError(f"Case.inputs must be a tuple of Input; it is {self.inputs!r}.")
+        check_source(self.source, len(self.inputs))
+        if self.expected is not None:
+            check_least("Case.expected", self.expected, 0)
         symbols = frozenset().union(*(symbols_of(spec.shape) for spec in self.inputs))
         for call, sizes in enumerate(self.sizes):
             if not symbols <= sizes.keys():
                 raise ValueError(
                     f"Case.sizes must name {', '.join(sorted(symbols))} in every call; call {call} has {dict(sizes)}."
                 )
-        apply_flat(CompilerConfig(), dict(self.options))  # says which option there is not
+        check_options(self.options)
 
     @classmethod
     def of(cls, program: Program, *, route: str = "graph", options: Mapping[str, Any] | None = None) -> Case:
@@ -172,14 +183,13 @@ def _session(function: Callable[..., Any], case: Case) -> _Session:
     return session
 
 
+@checked
 def check(case: Case) -> Outcome:
     """Check one case. Never raises for what the case does: an exception is a failure of the outcome.
 
     Raises:
         TypeError: it is no case.
     """
-    if not isinstance(case, Case):
-        raise TypeError(f"check takes a Case; it was given {case!r}.")
     outcome = Outcome()
     try:
         _check(case, outcome)

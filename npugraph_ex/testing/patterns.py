@@ -18,6 +18,7 @@ from npugraph_ex.fusion import dispatched
 from npugraph_ex.fusion.registry import USER_RULES
 from npugraph_ex.fusion.rule import FusionRule
 from npugraph_ex.fusion.rules import RULE_NAMES, prepared_rules
+from npugraph_ex.testing.arguments import checked
 from npugraph_ex.testing.program import Ref, Step
 
 Spelling = Literal["as traced", "omitted", "written", "keyword"]
@@ -97,6 +98,7 @@ class Pattern:
         return self._traces[key]
 
 
+@checked
 def registered_patterns(name: str | None = None) -> tuple[Pattern, ...]:
     """Every rule that the fusion pass would use now, or those of one name, extra rules included; user rules first."""
     prepared_ones = (

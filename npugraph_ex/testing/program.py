@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import linecache
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
 
+from npugraph_ex.testing.arguments import check_fields
 from npugraph_ex.testing.inputs import Input
 
 
@@ -81,6 +84,9 @@ class Program:
     expected: int | None = None
     runs: bool = True
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     @property
     def source(self) -> str:
         """The program as a Python function called ``program``."""
@@ -96,6 +102,20 @@ class Program:
     def __repr__(self) -> str:
         """The source: what a reader of a failing example wants to see."""
         return f"<Program {self.pattern} near_miss={self.near_miss} expected={self.expected}\n{self.source}>"
+
+
+@lru_cache(maxsize=256)  # a program is checked along several ways
+def check_source(source: str, inputs: int) -> None:
+    """Raise ValueError unless ``source`` is the text of a function ``program`` of so many arguments."""
+    try:
+        defined = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+    except SyntaxError as error:
+        raise ValueError(f"Case.source must be Python: {error.msg} in line {error.lineno}.") from error
+    arguments = next((node.args for node in defined if node.name == "program"), None)
+    if arguments is None:
+        raise ValueError(f"Case.source must be the text of a function called program; it is {source!r}.")
+    if len(arguments.args) != inputs and not arguments.vararg:
+        raise ValueError(f"Case.inputs must be {len(arguments.args)} as program takes; they are {inputs}.")
 
 
 def function_of(source: str) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from npugraph_ex.testing import mutation
+from npugraph_ex.testing.arguments import checked
 from npugraph_ex.testing.client_operators import client_operators
 from npugraph_ex.testing.inputs import Input
 from npugraph_ex.testing.localise import find_guilty
@@ -44,6 +45,7 @@ reproduce(
 '''
 
 
+@checked
 def script_of(case: Case, outcome: Outcome, *, guilty: str | None = None, setup: str = "") -> str:
     """The script that reproduces a failed case.
 
@@ -117,6 +119,7 @@ def write_script(case: Case, outcome: Outcome, folder: Path, name: str, *, guilt
     return path, text
 
 
+@checked
 def reproduce(
     program: str | Program,
     inputs: Sequence[Input],

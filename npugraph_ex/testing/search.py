@@ -10,15 +10,15 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from npugraph_ex.testing.oracle import ROUTES, Case, Outcome, check
+from hypothesis.strategies import SearchStrategy
+
+from npugraph_ex.testing.arguments import check_least, checked
+from npugraph_ex.testing.oracle import ROUTES, Case, Outcome, check, check_options, check_route
 from npugraph_ex.testing.program import Program
 from npugraph_ex.testing.shrinking import SECONDS, shrink
 from npugraph_ex.testing.strategies import Maker, sample
-
-if TYPE_CHECKING:
-    from hypothesis.strategies import SearchStrategy
 
 OnCase = Callable[[Program, Case, Outcome, float], None]
 
@@ -27,6 +27,7 @@ class _FailedError(Exception):
     """A drawn program failed; the search keeps which."""
 
 
+@checked
 def find_failure(  # noqa: PLR0913 - a search is said by these
     strategy: SearchStrategy[Program] | Maker,
     *,
@@ -50,10 +51,12 @@ def find_failure(  # noqa: PLR0913 - a search is said by these
         shrinking_seconds: how long to look for a smaller failure.
 
     Raises:
-        ValueError: examples is below one.
+        ValueError: examples is below one, shrinking_seconds below zero, or there is no such route or option.
     """
-    if examples < 1:
-        raise ValueError(f"find_failure(examples=...) takes an int >= 1; it is {examples}.")
+    check_least("examples", examples, 1)
+    check_least("shrinking_seconds", shrinking_seconds, 0)
+    check_route("route", route)
+    check_options(options or {})
     return _Search(route, options, on_case, shrinking_seconds).over(strategy, examples, str(seed))
 
 

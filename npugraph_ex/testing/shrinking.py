@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from npugraph_ex.testing.arguments import check_least, checked
 from npugraph_ex.testing.host import callable_of, on_host
 from npugraph_ex.testing.inputs import Input, make_inputs
 from npugraph_ex.testing.program import Program, Ref, Step
@@ -21,6 +22,7 @@ Fails = Callable[[Program], bool]
 SECONDS = 30.0
 
 
+@checked
 def shrink(program: Program, fails: Fails, *, seconds: float = SECONDS) -> Program:
     """The smallest program found that still fails.
 
@@ -30,8 +32,9 @@ def shrink(program: Program, fails: Fails, *, seconds: float = SECONDS) -> Progr
         seconds: of processor time, when to stop looking.
 
     Raises:
-        ValueError: the program does not fail.
+        ValueError: the program does not fail, or seconds is below zero.
     """
+    check_least("seconds", seconds, 0)
     if not fails(program):
         raise ValueError("shrink takes a program that fails; this one does not.")
     end = time.process_time() + seconds

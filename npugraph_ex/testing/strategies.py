@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
+from npugraph_ex.testing.arguments import check_least, checked
 from npugraph_ex.testing.builder import Builder, Value
 from npugraph_ex.testing.choices import Choices, Drawn, Sampled
 from npugraph_ex.testing.constraints import SIXTEEN_BITS as DTYPES
@@ -178,6 +179,7 @@ Maker = Callable[[Choices], Program]
 """Makes one program of some kind."""
 
 
+@checked
 def planted_programs(  # noqa: PLR0913 - each is one thing to fix; the rest is drawn
     *,
     pattern: Pattern | str,
@@ -195,12 +197,21 @@ def planted_programs(  # noqa: PLR0913 - each is one thing to fix; the rest is d
         check_name(pattern)
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ValueError(f"dtype must be a floating-point torch.dtype; it is {dtype!r}.")
-    if prefix < 0:
-        raise ValueError(f"prefix must be an int >= 0; it is {prefix}.")
+    check_least("prefix", prefix, 0)
+    if exactly is not None:
+        _check_names(pattern, exactly)
     return partial(
         _planted, pattern=pattern, near_miss=near_miss, dtype=dtype, dynamic=dynamic, functional=functional,
         exactly=exactly, prefix=prefix,
     )  # fmt: skip
+
+
+def _check_names(pattern: Pattern | str, exactly: Mapping[str, Spec]) -> None:
+    """Refuse arguments that the pattern has not, or has as well."""
+    (chosen, *_) = registered_patterns(pattern) if isinstance(pattern, str) else (pattern,)
+    wanted = {argument.name for argument in chosen.arguments}
+    if wanted != exactly.keys():
+        raise ValueError(f"exactly must name {', '.join(sorted(wanted))}; it names {', '.join(exactly) or 'nothing'}.")
 
 
 def _planted(  # noqa: PLR0913 - as ``planted_programs``
@@ -278,6 +289,7 @@ def _planted(  # noqa: PLR0913 - as ``planted_programs``
     )
 
 
+@checked
 def exact_programs(*, dynamic: bool | None = None) -> Maker:
     """What makes random int32 programs; the argument is that of ``integer_programs``."""
     return partial(_integers, dynamic=dynamic)
@@ -309,6 +321,7 @@ def _integers(choices: Choices, *, dynamic: bool | None) -> Program:
     )
 
 
+@checked
 def programs(  # noqa: PLR0913 - each is one thing to fix; the rest is drawn
     *,
     pattern: Pattern | str,
@@ -345,17 +358,28 @@ def _drawn(draw: Any, make: Maker) -> Program:
     return make(Choices(Drawn(draw)))
 
 
-@st.composite
-def integer_programs(draw: Any, *, dynamic: bool | None = None) -> Program:
-    """Random int32 programs of xor, add, views and in-place writes: any misorder in replay is an exact difference."""
-    return exact_programs(dynamic=dynamic)(Choices(Drawn(draw)))
+@checked
+def integer_programs(*, dynamic: bool | None = None) -> st.SearchStrategy[Program]:
+    """Random int32 programs of xor, add, views and in-place writes: any misorder in replay is an exact difference.
+
+    Args:
+        dynamic: whether to compile for symbolic shapes; drawn when None.
+    """
+    return _drawn(exact_programs(dynamic=dynamic))
 
 
-def sample(maker: Maker, seed: object) -> Program:
+@checked
+def sample(maker: Maker, seed: int | str) -> Program:
     """The program that a seed stands for.
 
     Args:
         maker: of ``planted_programs`` or ``exact_programs``.
         seed: any number or text.
+
+    Raises:
+        TypeError: maker is something else.
     """
-    return maker(Choices(Sampled(seed)))
+    program = maker(Choices(Sampled(seed)))
+    if not isinstance(program, Program):
+        raise TypeError(f"sample(maker=...) must make a Program; it made {program!r}.")
+    return program

@@ -21,6 +21,7 @@ from npugraph_ex.passes.pass_ import PassContext
 from npugraph_ex.streams import lowering, scopes
 from npugraph_ex.streams.labels import CUBE, MAIN, PRIORITY, STREAM, VECTOR
 from npugraph_ex.streams.ops import ENTERS, EXITS, RECORD_STREAMS, RECORDS, TAGGED_RECORDS, TAGGED_WAITS, WAITS
+from npugraph_ex.testing.arguments import checked
 
 
 class StreamBuilder:
@@ -31,6 +32,7 @@ class StreamBuilder:
         shapes: where symbols come from, if sizes are to have any.
     """
 
+    @checked
     def __init__(self, *, device: str = "npu", shapes: ShapeEnv | None = None) -> None:
         self._graph = fx.Graph()
         self._shapes = ShapeEnv() if shapes is None else shapes
@@ -48,12 +50,14 @@ class StreamBuilder:
         """The stream on which the next node stands."""
         return self._stream
 
+    @checked
     def symbol(self, example: int) -> int | torch.SymInt:
         """A size that is a symbol, with its value in the example inputs."""
         source = ConstantSource(f"size_{len(self._graph.nodes)}")
         symbol = self._shapes.create_symbol(example, source, dynamic_dim=DimDynamic.DYNAMIC)
         return self._shapes.create_symintnode(symbol, hint=example)
 
+    @checked
     def input(self, *size: int | torch.SymInt) -> fx.Node:
         """Add an input of the graph. Inputs come before everything else."""
         node = self._graph.placeholder(f"x{len(self._graph.nodes)}")
@@ -61,6 +65,7 @@ class StreamBuilder:
             node.meta["val"] = torch.empty(size, dtype=torch.int32, device=self._device)
         return node
 
+    @checked
     @contextmanager
     def on(self, stream: str) -> Iterator[None]:
         """Put what is added in the block onto a stream."""
@@ -70,11 +75,13 @@ class StreamBuilder:
         finally:
             self._stream = outer
 
+    @checked
     def scope(self, stream: str, *, priority: int | None = None) -> AbstractContextManager[None]:
         """Enclose what is added in the block in a scope that names a stream, as `npu_stream_switch` does."""
         said = {STREAM: stream} if priority is None else {STREAM: stream, PRIORITY: str(priority)}
         return self._enclosed(said)
 
+    @checked
     def limit(self, cube: int, vector: int) -> AbstractContextManager[None]:
         """Enclose what is added in the block in a scope that limits cores, as `limit_core_num` does."""
         return self._enclosed({CUBE: str(cube), VECTOR: str(vector)})
@@ -86,11 +93,13 @@ class StreamBuilder:
         yield
         self._graph.call_function(EXITS[0])
 
+    @checked
     def tagged_record(self, tag: str) -> None:
         """Record the event of a tag on the stream of the scope around it."""
         self._spelt = True
         self._graph.call_function(TAGGED_RECORDS[0], (tag,))
 
+    @checked
     def tagged_wait(self, tag: str) -> None:
         """Make the stream of the scope around it wait for the latest record of a tag."""
         self._graph.call_function(TAGGED_WAITS[0], (tag,))
@@ -103,6 +112,7 @@ class StreamBuilder:
             node.meta["val"] = target(*fake_args, **fake_kwargs)
         return node
 
+    @checked
     def item(self, value: fx.Node, number: int) -> fx.Node:
         """Add the choice of one result of an operator that has several."""
         node = self._labelled(self._graph.call_function(operator.getitem, (value, number)))
@@ -113,14 +123,17 @@ class StreamBuilder:
         """Record an event on the current stream."""
         return self._labelled(self._graph.call_function(RECORDS[0]))
 
+    @checked
     def wait(self, *records: fx.Node) -> fx.Node:
         """Make the current stream wait for events, or for what computes other tensors."""
         return self._labelled(self._graph.call_function(WAITS[0], (list(records),)))
 
+    @checked
     def uses(self, stream: str, value: fx.Node) -> None:
         """Tell the allocator that a stream uses a value."""
         self._graph.call_function(RECORD_STREAMS[0], (value, stream))
 
+    @checked
     def order(self, earlier: str, later: str) -> None:
         """Make one stream wait for all that another was given so far."""
         with self.on(earlier):
@@ -128,16 +141,19 @@ class StreamBuilder:
         with self.on(later):
             self.wait(record)
 
+    @checked
     def fork(self, *streams: str) -> None:
         """Make streams wait for the main one."""
         for stream in streams:
             self.order(MAIN, stream)
 
+    @checked
     def join(self, *streams: str) -> None:
         """Make the main stream wait for others."""
         for stream in streams:
             self.order(stream, MAIN)
 
+    @checked
     def finish(self, *outputs: fx.Node) -> fx.GraphModule:
         """Close the graph with its outputs, and lower what a user would write."""
         self._graph.output(outputs)

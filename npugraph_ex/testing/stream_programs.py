@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from npugraph_ex.streams.findings import Code
+from npugraph_ex.testing.arguments import check_fields, checked
 from npugraph_ex.testing.stream_builder import StreamBuilder
 
 aten = torch.ops.aten
@@ -49,6 +50,10 @@ class StreamProgram:
     codes: tuple[Code, ...]
     notes: tuple[Code, ...] = ()
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @checked
     def graph(self, *, mended: bool) -> fx.GraphModule:
         """Build the program."""
         return self.write(StreamBuilder(), mended=mended)

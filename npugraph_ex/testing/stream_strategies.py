@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import fx
 
 from npugraph_ex.streams.events import MAIN, stream_of
+from npugraph_ex.testing.arguments import checked
 from npugraph_ex.testing.choices import Choices, Drawn, Sampled
 from npugraph_ex.testing.stream_builder import StreamBuilder
 
@@ -98,7 +99,12 @@ def sample_stream_graph(seed: object, *, keep: bool = True) -> fx.GraphModule:
     return _Writer(Choices(Sampled(seed)), keep=keep).write()
 
 
-@st.composite
-def stream_graphs(draw: Any, *, keep: bool = True) -> fx.GraphModule:
+@checked
+def stream_graphs(*, keep: bool = True) -> st.SearchStrategy[fx.GraphModule]:
     """Random graphs, which shrink; ``keep`` as in `sample_stream_graph`."""
+    return _drawn(keep)
+
+
+@st.composite
+def _drawn(draw: Any, keep: bool) -> fx.GraphModule:  # noqa: FBT001 - drawn from, not called
     return _Writer(Choices(Drawn(draw)), keep=keep).write()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from npugraph_ex.errors import DeviceError, UsageError
+from npugraph_ex.testing.arguments import checked
 
 Kind = Literal["emulated", "npu"]
 KINDS: tuple[Kind, ...] = ("emulated", "npu")
@@ -55,6 +56,7 @@ def _versions() -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
+@checked
 def start_target(kind: str = "auto", *, quiet: bool = True) -> Target:
     """Make ``torch.device("npu")`` mean the target. Call it before torch is imported.
 

@@ -14,6 +14,7 @@ import torch
 from torch._inductor.pattern_matcher import Match, PatternExpr, fwd_only
 
 from npugraph_ex.fusion.registry import USER_RULES, register_replacement
+from npugraph_ex.testing.arguments import checked
 from npugraph_ex.testing.targets import device_name
 from npugraph_ex.testing.validation.effort import Effort
 from npugraph_ex.testing.validation.findings import Finding, ReplacementRefutedError, Validation
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 
+@checked
 def validate_replacement(  # noqa: PLR0913 - keyword arguments, all but three with defaults
     search_fn: Callable[..., Any],
     replace_fn: Callable[..., Any],
@@ -73,7 +75,8 @@ def validate_replacement(  # noqa: PLR0913 - keyword arguments, all but three wi
 
     Raises:
         ReplacementError: it cannot be registered; the message says which function or argument is wrong.
-        ValueError: a number is out of range.
+        TypeError: an argument is not of its type.
+        ValueError: a number is out of range, or report_dir cannot be written.
     """
     given: dict[str, Any] = {"scalar_workaround": scalar_workaround, "search_fn_pattern": search_fn_pattern}
     if extra_check is not None:
@@ -87,6 +90,7 @@ def validate_replacement(  # noqa: PLR0913 - keyword arguments, all but three wi
         return validate_rule(prepared, effort, target=device_name())
 
 
+@checked
 def validate_module(
     spec: str,
     *,
@@ -108,7 +112,7 @@ def validate_module(
 
     Raises:
         RulesNotFoundError: it cannot be imported, or registers nothing.
-        ValueError: a number is out of range.
+        ValueError: a number is out of range, or report_dir cannot be written.
     """
     folder = None if report_dir is None else Path(report_dir)
     place = str(Path(spec).resolve()) if spec.partition(":")[0].endswith(".py") else spec

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from npugraph_ex.testing.arguments import check_least
+
 
 @dataclass(frozen=True)
 class Effort:
@@ -30,10 +32,8 @@ class Effort:
     setup: str = ""
 
     def __post_init__(self) -> None:
-        if self.examples < 1:
-            raise ValueError(f"max_examples must be an int >= 1; it is {self.examples}.")
-        if self.expect < 0:
-            raise ValueError(f"expect_matches must be an int >= 0; it is {self.expect}.")
+        check_least("max_examples", self.examples, 1)
+        check_least("expect_matches", self.expect, 0)
         if self.dtypes is not None and not (self.dtypes and all(map(_is_floating, self.dtypes))):
             raise ValueError(f"dtypes must be floating-point torch dtypes, at least one; they are {list(self.dtypes)}.")
         self._check_folder()

@@ -13,12 +13,14 @@ from types import ModuleType
 from npugraph_ex.errors import UsageError
 from npugraph_ex.fusion.registry import USER_RULES
 from npugraph_ex.fusion.rule import PreparedRule
+from npugraph_ex.testing.arguments import checked
 
 
 class RulesNotFoundError(UsageError):
     """What was to be validated cannot be imported, or registers nothing; one sentence says which and why."""
 
 
+@checked
 def load_rules(spec: str) -> tuple[PreparedRule, ...]:
     """Import a module and return the replacements that it registers with ``register_replacement``.
 
