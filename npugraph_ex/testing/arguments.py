@@ -64,8 +64,13 @@ def _hints(target: Any) -> dict[str, Any]:
     return get_type_hints(target)
 
 
+@cache  # programs are made by the thousand
+def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    return get_origin(hint) or hint, get_args(hint)
+
+
 def _fits(value: object, hint: Any) -> bool:
-    kind, inner = get_origin(hint) or hint, get_args(hint)
+    kind, inner = _parts(hint)
     if kind in (Union, UnionType):
         return any(_fits(value, one) for one in inner)
     if kind is Callable:
@@ -92,7 +97,8 @@ def _holds(value: Any, kind: type, inner: Sequence[Any]) -> bool:
 
 def _words(hint: Any) -> str:
     """A type as it is said: "int", "sequence of Input", "str or None"."""
-    kind, inner = get_origin(hint) or hint, [one for one in get_args(hint) if one is not Ellipsis]
+    kind, parts = _parts(hint)
+    inner = [one for one in parts if one is not Ellipsis]
     if kind in (Union, UnionType):
         return " or ".join(map(_words, inner))
     if kind is NoneType:
