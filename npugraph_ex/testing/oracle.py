@@ -127,7 +127,7 @@ class Outcome:
         failures: one sentence each; empty when all is well. The first word says which promise was broken.
         fusions: how many subgraphs were replaced.
         near_misses: the reasons that the pass report gives for subgraphs that were left alone.
-        worst_ulp: the largest distance of a floating-point result from the float64 reference.
+        worst_ulp: the largest distance from the float64 reference of a floating-point result that differs from eager mode's.
         report: the pass report, when the graph was compiled.
     """
 
