@@ -85,7 +85,6 @@ def _inputs_that_may_begin_elsewhere(graph: fx.Graph, facts: AliasFacts) -> froz
 
 def remove(graph: fx.Graph) -> None:
     """Remove every identity of ``graph`` that the module's rules allow, and every operator that takes out parts again."""
-    repeated_parts.join(graph)
     facts = AliasFacts(graph)
     leaving = [value for value in output_values(graph) if isinstance(value, fx.Node)]
     outputs = set(leaving)
@@ -102,6 +101,7 @@ def remove(graph: fx.Graph) -> None:
             continue
         node.replace_all_uses_with(source)
         graph.erase_node(node)
+    repeated_parts.join(graph)
 
 
 def run(gm: fx.GraphModule, context: PassContext) -> None:  # noqa: ARG001 - every pass takes it

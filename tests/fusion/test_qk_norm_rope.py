@@ -126,6 +126,15 @@ def projection_written_first(x: Any, qw: Any, kw: Any, c: Any) -> Any:
     return (*rope(positions(x), heads(q, qw), heads(k, kw), c), v * 2)
 
 
+def part_of_a_buffer_written_first(x: Any, qw: Any, kw: Any, c: Any) -> Any:
+    """The same where what is split is a view of what was written."""
+    buffer = torch.cat((x, x))
+    x = buffer[: x.shape[0]]
+    q, k, v = split(x)
+    buffer.mul_(buffer)
+    return (*rope(positions(x), heads(q, qw), heads(k, kw), c), v * 2)
+
+
 def heads_by_unflatten(x: Any, qw: Any, kw: Any, c: Any) -> Any:
     q, k, v = split(x)
     q = rms(q.unflatten(-1, (2, D)), qw)[0].flatten(-2)
@@ -135,7 +144,7 @@ def heads_by_unflatten(x: Any, qw: Any, kw: Any, c: Any) -> Any:
 MUST_FUSE: dict[Callable[..., Any], int] = {
     plain: 1, value_is_a_result: 1, value_unused: 1, key_unused: 1, other_epsilon: 1, positive_dim: 1, biased: 1,
     one_weight_for_both: 1, as_many_key_heads: 1, two_layers: 2, value_used_early: 1, projection_written_after: 1,
-    heads_by_unflatten: 1, projection_written_first: 1,
+    heads_by_unflatten: 1, projection_written_first: 1, part_of_a_buffer_written_first: 1,
 }  # fmt: skip
 
 

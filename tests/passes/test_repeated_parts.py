@@ -30,6 +30,10 @@ def _written_in_between(x: torch.Tensor) -> torch.Tensor:
     return before + _halves(x)[0]
 
 
+def _of_equal_views(x: torch.Tensor) -> torch.Tensor:
+    return _halves(aten.t.default(x))[0] * 2 + _halves(aten.t.default(x))[1]
+
+
 def _other_parts(x: torch.Tensor) -> torch.Tensor:
     return _halves(x)[0] * 2 + aten.split.Tensor(x, 3)[0][:2] + aten.split.Tensor(x, 2, 1)[0].sum()
 
@@ -44,7 +48,14 @@ def _returned(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 @pytest.mark.parametrize(
     ("program", "splits", "parts"),
-    [(_twice, 1, 2), (_written_in_between, 1, 1), (_other_parts, 3, 3), (_of_other_values, 2, 2), (_returned, 1, 3)],
+    [
+        (_twice, 1, 2),
+        (_written_in_between, 1, 1),
+        (_of_equal_views, 1, 2),
+        (_other_parts, 3, 3),
+        (_of_other_values, 2, 2),
+        (_returned, 1, 3),
+    ],
 )
 def test_equal_parts_are_taken_out_once(program: Callable[[torch.Tensor], Any], splits: int, parts: int) -> None:
     """Whatever is written in between; a part that is an output stays a tensor of its own, and values stay what they were."""
