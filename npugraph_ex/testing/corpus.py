@@ -260,6 +260,14 @@ CORPUS: tuple[KnownBug, ...] = (
         f"{_PYTORCH}189095", "lifetimes-are-not-lengthened", example=39,
     ),
     KnownBug(
+        "what takes the place of operators loses their stream",
+        f"{_PYTORCH}189095", "scopes-lose-their-stream", example=0,
+    ),
+    KnownBug(
+        "a wait for a stream has no tensors and floats to where it orders nothing",
+        f"{_PYTORCH}185546", "native-wait-stream-orders-nothing", example=2,
+    ),
+    KnownBug(
         "a stream is not joined when the capture ends",
         f"{_ASCEND}13792", "closure-does-not-join", example=1,
     ),
