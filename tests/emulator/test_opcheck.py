@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch_npu  # noqa: F401 - registers torch.ops.npu
 
+from npugraph_ex.reference import KERNELS
+
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -44,6 +46,16 @@ def attention(version: int) -> Call:
     return (half(2, 1, 16), half(2, 6, 16), half(2, 6, 16)), {"input_layout": "BSH", names[0]: 2, names[1]: [5, 3]}
 
 
+def training(*, backward: bool) -> Call:
+    """Return the arguments of attention in training, or of its gradients."""
+    query, key, value = (half(2, 2, 4, 16) for _ in range(3))
+    if not backward:
+        return (query, key, value, 2, "BNSD"), {}
+    _, largest, total, _, seed, offset = torch.ops.npu.npu_fusion_attention_v3(query, key, value, 2, "BNSD")
+    given = {"softmax_max": largest, "softmax_sum": total, "attention_in": half(2, 2, 4, 16)}
+    return (query, key, value, half(2, 2, 4, 16), 2, "BNSD"), {**given, "seed": seed, "offset": offset}
+
+
 CALLS: dict[str, Callable[[], Call]] = {
     "npu_rms_norm": lambda: ((half(3, 16), half(16)), {}),
     "npu_rms_norm_backward": lambda: ((half(3, 16), half(3, 16), half(16), scale(3, 1)), {}),
@@ -64,6 +76,10 @@ CALLS: dict[str, Callable[[], Call]] = {
     "npu_fused_infer_attention_score_v2": lambda: attention(2),
     "npu_scatter_nd_update": lambda: ((full(4, 3), torch.tensor([[2], [0]]).npu(), full(2, 3)), {}),
     "npu_scatter_nd_update_": lambda: ((full(4, 3), torch.tensor([[2], [0]]).npu(), full(2, 3)), {}),
+    "npu_swiglu_quant": lambda: ((half(3, 16),), {"activate_left": True, "quant_mode": 1}),
+    "npu_fusion_attention_v3": lambda: training(backward=False),
+    "npu_fusion_attention_grad_v3": lambda: training(backward=True),
+    "_npu_dtype_cast": lambda: ((full(3, 4), torch.float16), {}),
     "npu_dtype_cast": lambda: ((full(3, 4), torch.float16), {}),
     "npu_format_cast": lambda: ((half(4, 16), 29), {}),
     "npu_moe_gating_top_k_softmax": lambda: ((half(4, 8),), {"k": 2}),
@@ -86,9 +102,9 @@ def test_operators_pass_opcheck(name: str) -> None:
 
 
 def test_every_operator_of_the_list_is_checked() -> None:
-    """The kernels that are brought to the device are the ones checked here, but for attention's training forms."""
+    """The kernels that are brought to the device are the ones checked here, as are the references."""
     from npu_emulator.kernels.registry import installed_kernels
 
     brought = {name.removeprefix("npu::") for name in installed_kernels()}
-    elsewhere = {"npu_fusion_attention_v3", "npu_fusion_attention_grad_v3", "_npu_dtype_cast", "npu_swiglu_quant"}
-    assert brought - elsewhere <= CALLS.keys()
+    assert brought <= CALLS.keys()
+    assert {name.removeprefix("npu::") for name in KERNELS if name.startswith("npu::")} <= CALLS.keys()
