@@ -17,6 +17,7 @@ from npugraph_ex._torch_private.aot import (
     is_synthetic_base,
     outputs_in_inputs,
     replay_no_views_of_bases,
+    saves_intermediates,
     static_input_positions,
 )
 from npugraph_ex._torch_private.graphs import (
@@ -100,6 +101,7 @@ __all__ = [
     "replace_functional_value",
     "replay_no_views_of_bases",
     "run_meta_kernel",
+    "saves_intermediates",
     "schema",
     "scoped_library",
     "set_current_stream",

@@ -32,6 +32,19 @@ def boxed(function: _Function) -> _Function:
     return function
 
 
+def saves_intermediates(graph: fx.Graph) -> bool:
+    """Whether ``graph`` is a forward graph that hands its backward tensors which it computes, besides inputs as they are."""
+    from torch._functorch._aot_autograd import descriptors
+
+    saved = (descriptors.SavedForBackwardsAOTOutput, descriptors.SavedForBackwardsNoVcCheckAOTOutput)
+    results: Any = graph.output_node().args[0]
+    kinds = graph.output_node().meta.get("desc") or [None] * len(results)
+    return any(
+        isinstance(kind, saved) and isinstance(node, fx.Node) and node.op != "placeholder"
+        for node, kind in zip(results, kinds, strict=True)
+    )
+
+
 def outputs_in_inputs(graph: fx.Graph) -> dict[int, int]:
     """Which outputs of the graph being compiled are an input of it, or a view of one, as AOT knows.
 

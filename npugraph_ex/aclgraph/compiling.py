@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
+from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph import scopes
 from npugraph_ex.aclgraph.compiled import CompiledGraph
 from npugraph_ex.aclgraph.host_updates import UpdatePlan
@@ -61,7 +63,15 @@ def compile_graph(
         return _preparing(scopes.around(gm)(first_run_checked(gm)), kernels)
     if not any(node.op == "call_function" for node in gm.graph.nodes):
         return gm.forward  # nothing to run on the device
-    return CompiledGraph(gm, InputPlan.of(gm, example_inputs, static, names, updates), options, number, kernels)
+    plan = InputPlan.of(gm, example_inputs, static, names, updates)
+    return CompiledGraph(gm, plan, _sparing_the_backward(gm, options), number, kernels)
+
+
+def _sparing_the_backward(gm: fx.GraphModule, options: Options) -> Options:
+    """`clone_output=False` gives up results that the caller knows of, not tensors that AOT keeps for a backward."""
+    if options.clone_output is False and _torch_private.saves_intermediates(gm.graph):
+        return replace(options, clone_output=None, poison_results=False)
+    return options
 
 
 def _preparing(runner: scopes.Runner, kernels: StaticKernels | None) -> scopes.Runner:

@@ -74,7 +74,8 @@ class Instances:
         self._copying.replay(inputs)
         results = self._copying.outputs.copy(inputs)
         mine = self._copying.outputs.fresh_positions
-        self._handed_out = [results[position] for position in mine if results[position].dtype != torch.bool]
+        # `.data`, because what AOT makes results of its autograd function may not be written, even behind a detach.
+        self._handed_out = [results[position].data for position in mine if results[position].dtype != torch.bool]
         return results
 
     def _capture_another(self, inputs: Sequence[Any]) -> CapturedGraph:

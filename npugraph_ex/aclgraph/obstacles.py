@@ -52,6 +52,11 @@ def _obstacles(gm: fx.GraphModule, updated: frozenset[fx.Node]) -> Iterator[Obst
 
 def _reason(node: fx.Node, home: torch.device | None) -> str:
     """Why ``node`` keeps the graph from being captured on the device ``home``; empty if it does not."""
+    if isinstance(node.meta.get("val"), torch.Generator):
+        return (
+            "a random generator, as AOT passes for what torch.utils.checkpoint draws again in the backward; "
+            "each replay would draw the numbers of the capture"
+        )
     if node.target in _BRANCHES:
         return "the host has to read from the device which way to go"
     if _HOST_READS & set(getattr(node.target, "tags", ())) and not _indexes_by_number(node):

@@ -86,7 +86,7 @@ class Options:
         None,
         THREE_VALUED,
         "None: a result never changes because of a later call, and costs no copy once earlier results are dropped; "
-        "True: always a copy; False: the next call may overwrite it.",
+        "True: always a copy; False: the next call may overwrite it, but as None where a graph saves tensors for its backward.",
         "debug.aclgraph.enable_output_clone",
     )
     poison_results: bool = _row(
