@@ -287,6 +287,19 @@ def test_the_librarys_own_errors_keep_the_scripts_traceback(
 
 
 @pytest.mark.parametrize("name", ["run", "explain"])
+@pytest.mark.parametrize("text", ["x = (1,\n", "def f():\n    {}['a']\n\n\nf()\n"], ids=["no Python", "an error"])
+def test_a_failing_script_shows_its_own_lines_only(name: str, text: str, tmp_path: Path, command: Command) -> None:
+    """To the letter what `python script.py` prints: no frame of the command above it. Nothing is told of what never began."""
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    plain = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    done = command(name, str(script))
+    assert (done.returncode, done.stderr) == (plain.returncode, plain.stderr)
+    assert done.returncode == 1
+    assert ("Nothing was compiled" in done.stdout) == (name == "explain" and "def" in text)
+
+
+@pytest.mark.parametrize("name", ["run", "explain"])
 def test_a_machine_without_a_device_gets_a_hint(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

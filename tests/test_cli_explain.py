@@ -121,10 +121,11 @@ def test_a_failing_script_is_explained_too(command: Command, tmp_path: Path) -> 
     """An exception still shows its traceback, after what was compiled before it."""
     path = tmp_path / "fails.py"
     path.write_text(SCRIPT.replace("sys.exit(int(sys.argv[2]))", "raise ValueError('on purpose')"))
-    done = command("explain", "--emulate", str(path), "1", NPU_EMULATOR_FORCE="1")
+    done = command("explain", "--emulate", "--json", str(path), "1", NPU_EMULATOR_FORCE="1")
     assert done.returncode == 1
-    assert "the first call" in done.stdout
-    assert "on purpose" in done.stderr
+    (graph,) = json.loads(done.stdout)["graphs"]
+    assert [capture["reason"] for capture in graph["captures"]] == ["the first call"]
+    assert "ValueError: on purpose" in done.stderr
 
 
 def test_a_script_that_compiles_nothing(command: Command, tmp_path: Path) -> None:

@@ -55,6 +55,18 @@ def test_a_script_that_fails_is_drawn_up_to_there(tmp_path: Path, capsys: pytest
     assert (tmp_path / "model.timeline.html").read_text().count('title="aten.') == 4
 
 
+def test_a_script_that_is_no_python_is_not_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The line and the error, status 1, and no picture of nothing."""
+    script = tmp_path / "model.py"
+    script.write_text("x = (1,\ny = 2\n")
+    assert cli.main(["timeline", "--output", str(tmp_path / "drawn"), str(script)]) == 1
+    said = capsys.readouterr()
+    assert said.err.splitlines()[0] == f'  File "{script}", line 1'
+    assert said.err.splitlines()[-1] == "SyntaxError: '(' was never closed"
+    assert said.out == ""
+    assert not (tmp_path / "drawn").exists()
+
+
 def test_a_missing_script_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As for every command that runs a script."""
     assert cli.main(["timeline", str(tmp_path / "none.py")]) == 2

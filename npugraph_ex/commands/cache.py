@@ -21,7 +21,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     actions = parser.add_subparsers(dest="action", required=True, metavar="action")
     actions.add_parser("ls", help="one line a saved compilation: name, size, age, whether it is sound")
     show = actions.add_parser("show", help="what one was made from and for, and its graph as Python")
-    show.add_argument("name", help="a name of `ls`, or the path of a file")
+    show.add_argument("name", help="a name of `ls`, with or without .nge, or the path of a file")
     clear = actions.add_parser("clear", help="delete saved compilations, all or those whose names begin so")
     clear.add_argument("prefix", nargs="?", default="", help="the beginning of the names")
 
@@ -69,7 +69,8 @@ def _name(store: Store, path: Path) -> str:
 def _show(store: Store, name: str) -> int:
     from npugraph_ex.inference.readable import describe
 
-    path = store.path(name) if store.path(name).exists() else Path(name)
+    named = store.path(name.removesuffix(SUFFIX))  # warnings and `ls` of the shell show the file, suffix included
+    path = named if named.exists() else Path(name)
     if not path.is_file():
         raise NpuGraphExError(f"there is no saved compilation {name!r} in {store.directory}; `cache ls` lists them")
     sys.stdout.write(describe(path))
@@ -80,7 +81,7 @@ def _clear(store: Store, prefix: str) -> int:
     """Delete; a file that another process reads meanwhile stays readable to it."""
     count = 0
     for path in store.entries():
-        if _name(store, path).startswith(prefix):
+        if str(path.relative_to(store.directory)).startswith(prefix):  # the whole file name is a prefix too
             path.unlink(missing_ok=True)
             count += 1
     sys.stdout.write(f"{count} saved compilation{'' if count == 1 else 's'} deleted from {store.directory}\n")

@@ -7,6 +7,7 @@ import os
 import runpy
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
@@ -17,6 +18,8 @@ from npugraph_ex.errors import NpuGraphExError, UsageError
 from npugraph_ex.observe import environment
 
 _SWITCH = "NPUGRAPH_EX"
+_LAUNCHER = {__file__, runpy.run_path.__code__.co_filename}
+"""The files whose frames lie above the script's."""
 _NOTHING = '{"graphs": [], "breaks": []}'
 
 
@@ -95,24 +98,52 @@ def run(
     script: str = arguments.script
     if not Path(script).is_file():
         raise UsageError(f"there is no file {script!r} to run")
+    broken = _syntax_error(script)
+    if broken is not None:  # nothing has begun, of which something could be told afterwards
+        traceback.print_exception(broken)
+        return 1
     _prepare(arguments, choice)
     sys.argv = [script, *arguments.arguments]
     sys.path[0] = str(Path(script).resolve().parent)
     with around():
         try:
             loaded = runpy.run_path(script, run_name="__main__")  # what is reported at the end must still be alive then
-        except (NpuGraphExError, ImportError, OSError, RuntimeError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever the script raises is shown as `python script.py` shows it
             if arguments.emulate:
                 from npu_emulator.errors import note_a_missing_function
 
                 note_a_missing_function(error)
-            # Shown here, or the library's own errors would look like those of this command and lack the script's lines.
-            traceback.print_exception(error)
+            _show(error)
             hint = "" if arguments.emulate else environment.hint(error)
             sys.stderr.write(f"\nnpugraph-ex: {hint}\n" if hint else "")
             return 1
     del loaded
     return 0
+
+
+def _syntax_error(script: str) -> SyntaxError | None:
+    """What the script's text is no Python for; None where it can begin."""
+    source = Path(script).read_bytes()
+    if b"\0" in source:
+        return None  # compiled already, or an archive: runpy takes these as well
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they are given when the script runs
+        try:
+            compile(source, script, "exec", dont_inherit=True)
+        except SyntaxError as error:
+            return error.with_traceback(None)
+    return None
+
+
+def _show(error: Exception) -> None:
+    """Print what went wrong as `python script.py` would: without the frames that are this command's.
+
+    Not by `sys.excepthook`: torch_npu's would print a line of its own when the process ends, after the JSON of `explain`.
+    """
+    inner = error.__traceback__
+    while inner is not None and inner.tb_frame.f_code.co_filename in _LAUNCHER:
+        inner = inner.tb_next
+    traceback.print_exception(error.with_traceback(inner))
 
 
 def _prepare(arguments: argparse.Namespace, choice: str) -> None:

@@ -87,8 +87,9 @@ USER_RULES = Registry()
 
 @lru_cache(maxsize=256)
 def warn_once(rule: str, reason: str) -> None:
-    """Log that ``rule`` cannot be used, the first time that it is said."""
-    logger.warning("Fusion rule %s is not used: %s. The graph keeps its original operators.", rule, reason)
+    """Log that ``rule`` cannot be used, the first time that it is said; the reason may be a whole sentence, or none."""
+    said = reason.rstrip(".")
+    logger.warning("Fusion rule %s is not used: %s. The graph keeps its original operators.", rule, said)
 
 
 def _return_true(match: Match) -> bool:  # noqa: ARG001 - an extra_check takes the match

@@ -7,8 +7,9 @@ import hashlib
 import itertools
 import json
 import re
+import shlex
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType, MethodType
 from typing import Any, Self
@@ -21,7 +22,7 @@ from npugraph_ex._collection import no_collection
 from npugraph_ex._torch_precompile import Precompiled, precompile
 from npugraph_ex.aclgraph import compile_graph
 from npugraph_ex.cache.key import digest, key_parts
-from npugraph_ex.cache.store import Entry, Store, read_entry
+from npugraph_ex.cache.store import Entry, Store, default_directory, read_entry
 from npugraph_ex.config import CompilerConfig
 from npugraph_ex.config.compiler_config import apply_flat, given_or_default
 from npugraph_ex.errors import NpuGraphExError, SavedGraphError
@@ -31,6 +32,9 @@ from npugraph_ex.inference.facts import Facts, outdated
 from npugraph_ex.observe.logger import logger
 from npugraph_ex.saving.artifact import SavedGraph
 from npugraph_ex.saving.values import Unsaveable
+
+Refused = tuple[Path, str]
+"""A saved compilation that is not used, and why."""
 
 
 class KeptGraph(_torch_precompile.SerializableCallable):
@@ -161,23 +165,27 @@ class CachedFunction:
         with self._lock:
             if self._unread is None:
                 self._unread = self._store.variants(self._base)
+            refused: list[Refused] = []
             found = next(
-                (v for v in itertools.chain(tuple(self._variants), self._saved()) if v.accepts(bound, kwargs)), None
+                (v for v in itertools.chain(tuple(self._variants), self._saved(refused)) if v.accepts(bound, kwargs)),
+                None,
             )
+            if refused:
+                logger.warning("%s", _told(refused, self._store, self._base))
             made = found or self._make(args, kwargs)
         if made is None:
             assert self._fallback is not None  # noqa: S101 - `_make` returns None only after setting it
             return self._fallback(*bound, **kwargs)
         return made.run(bound, kwargs)
 
-    def _saved(self) -> Iterator[Precompiled]:
-        """The saved compilations that still hold, each read when it is asked for."""
+    def _saved(self, refused: list[Refused]) -> Iterator[Precompiled]:
+        """The saved compilations that still hold, each read when it is asked for; those that do not go to ``refused``."""
         while self._unread:
             path = self._unread.pop(0)
             try:
                 yield self._take(read_entry(path))
             except (SavedGraphError, OSError) as error:
-                logger.warning("The saved compilation %s is not used and made anew: %s", path, error)
+                refused.append((path, str(error)))
 
     def _take(self, entry: Entry) -> Precompiled:
         fixed = dict(zip(self.__wrapped__.__code__.co_varnames, self._bound, strict=False))
@@ -239,6 +247,17 @@ class CachedFunction:
             logger.warning("The compilation of %s is not kept: %s", self._base, error)
         except Exception as error:  # noqa: BLE001 - pickling what a user's function holds may raise anything
             logger.warning("The compilation of %s is not kept, and made in every process: %s", self._base, error)
+
+
+def _told(refused: Sequence[Refused], store: Store, base: str) -> str:
+    """One sentence for all files that are not used, however many one edit has made stale, and how to be rid of them."""
+    reasons = "; ".join(dict.fromkeys(reason.rstrip(".") for _, reason in refused))
+    if len(refused) == 1:
+        what = f"The saved compilation {refused[0][0]} is not used and made anew"
+    else:
+        what = f"{len(refused)} saved compilations of {base} in {store.directory} are not used and made anew"
+    folder = "" if store.directory == default_directory() else f"--dir {shlex.quote(str(store.directory))} "
+    return f"{what}: {reasons}. `npugraph-ex cache {folder}clear {base}` deletes what is there of it"
 
 
 def _signature(text: str, facts: Mapping[str, str]) -> str:

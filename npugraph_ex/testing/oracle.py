@@ -184,12 +184,17 @@ def _session(function: Callable[..., Any], case: Case) -> _Session:
 
 
 @checked
-def check(case: Case) -> Outcome:
+def check(case: Case | Program) -> Outcome:
     """Check one case. Never raises for what the case does: an exception is a failure of the outcome.
 
+    Args:
+        case: with everything that decides how it is checked; or a program as strategies draw them, which is checked as
+            ``Case.of(program)``.
+
     Raises:
-        TypeError: it is no case.
+        TypeError: it is neither.
     """
+    case = Case.of(case) if isinstance(case, Program) else case
     outcome = Outcome()
     try:
         _check(case, outcome)

@@ -44,8 +44,8 @@ def test_ls(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_show(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    """By name or by path: versions, sources, inputs and the graph; a name that is not there is named."""
-    for name in ("Model.forward-1", str(store.path("Model.forward-1"))):
+    """By name, as `ls` or as a warning has it, or by path: versions, sources, inputs and the graph; a name that is not there is named."""
+    for name in ("Model.forward-1", "Model.forward-1.nge", str(store.path("Model.forward-1"))):
         assert _run(store, "show", name) == 0
         shown = capsys.readouterr().out
         for part in ("2.13", "module:1-4", "2, s0", "def forward(): ..."):
@@ -81,6 +81,13 @@ def test_clear(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     assert [path.name for path in store.entries()] == ["Other.decode-2.nge"]
     assert _run(store, "clear") == 0
     assert list(store.directory.iterdir()) == [other]
+
+
+def test_clear_by_the_name_of_a_file(store: Store) -> None:
+    """The suffix that a warning shows belongs to one file, and not to those whose names go on."""
+    store.write("Model.forward-12", HEADER, b"")
+    assert _run(store, "clear", "Model.forward-1.nge") == 0
+    assert [path.name for path in store.entries()] == ["Model.forward-12.nge", "Other.decode-2.nge"]
 
 
 def test_the_folder_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -35,6 +35,16 @@ def test_a_right_program_has_no_failures(route: str, dynamic: bool) -> None:
     assert 0 < outcome.worst_ulp < 4
 
 
+def test_a_program_is_checked_as_its_case() -> None:
+    """What a strategy draws can be given as it is, and what it expects is asked for."""
+    program = testing.sample(testing.planted_programs(pattern="add_rms_norm_cast"), 1)
+    by_itself, by_case = testing.check(program), testing.check(Case.of(program))
+    assert by_itself.ok, by_itself.failures
+    assert by_itself.fusions == by_case.fusions == program.expected == 1
+    too_many = testing.check(dataclasses.replace(program, expected=3))
+    assert too_many.failures[0].startswith("fused 1 times instead of 3")
+
+
 def test_a_wrong_count_is_a_failure() -> None:
     """Expecting two fusions where there is one."""
     outcome = testing.check(Case(PAIR, INPUTS, SIZES[:1] * 4, expected=2))

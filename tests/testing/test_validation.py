@@ -99,6 +99,40 @@ def test_what_fails_for_one_dtype_blames_the_guard() -> None:
     assert not result.ok
 
 
+def test_the_table_counts_as_the_findings_do() -> None:
+    """Fused, right and wrong programs add up in both, and the worst distance is no smaller than what the finding tells."""
+
+    def replace(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(torch.add(x, y))
+
+    result = _validated(product_then_sigmoid, replace, max_examples=8, dtypes=[torch.float32])
+    (finding,) = [finding for finding in result.findings if finding.kind == "refuted"]
+    told = re.search(r"wrong in (\d+) of (\d+) programs in which it fused: .*: ([\d.e+]+) ulp", finding.text)
+    assert told, finding.text
+    assert (result.wrong, result.fused + result.wrong) == (int(told[1]), int(told[2]))
+    assert result.fused + result.wrong <= result.programs == 8
+    assert result.worst_ulp >= float(told[3]) * 0.999 > 1
+    row = re.split("  +", str(result).splitlines()[2])
+    counts = [f"{result.fused + result.wrong} of 8", f"{result.fused} of {result.fused + result.wrong}"]
+    assert row[2:4] == counts
+    assert float(row[4]) == pytest.approx(result.worst_ulp, rel=0.01)
+
+
+def test_what_has_no_distance_is_not_called_equal() -> None:
+    """Wrong integers are no ulps off: the table refers to the finding."""
+
+    def search(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.gt(torch.mul(x, y), 0)
+
+    def replace(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.gt(torch.add(x, y), 0)
+
+    result = _validated(search, replace, max_examples=4, dtypes=[torch.float32])
+    assert result.verdict == "refuted", str(result)
+    assert result.worst_ulp == 0
+    assert re.split("  +", str(result).splitlines()[2])[4] == "see below"
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("max_examples", [1, 6])
 def test_few_examples_blame_the_guard_as_many_do(max_examples: int, seed: int) -> None:

@@ -99,6 +99,13 @@ def test_every_argument_of_every_function_is_compared_with_its_type(name: str, p
         FUNCTIONS[name](**{parameter.name: Thing()})
 
 
+def test_a_page_of_repr_is_not_printed() -> None:
+    """What is long is said by its type."""
+    program = testing.sample(MAKER, 1)
+    with pytest.raises(TypeError, match=r"^find_guilty\(case=...\) must be of type Case; it is Program\.$"):
+        testing.find_guilty(program)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_function_names_a_keyword_that_it_does_not_have(name: str) -> None:
     """Python's own error, through every decorator."""

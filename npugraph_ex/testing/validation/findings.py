@@ -49,7 +49,9 @@ class Validation:
         findings: the worst first.
         programs: how many random programs with the pattern in them were run.
         fused: in how many of them it was fused and computed what they compute.
-        worst_ulp: the largest distance of a fused program's result from the float64 reference.
+        wrong: in how many of them it was fused and did not.
+        worst_ulp: the largest distance of a fused program's result from the float64 reference, right or wrong; 0.0 where
+            all equal eager mode's, or differ in what has no distance, a shape or an integer say.
         pattern: the operators that the search function was traced to.
         target: the device that it ran on.
         seed: of the programs.
@@ -60,6 +62,7 @@ class Validation:
     findings: tuple[Finding, ...]
     programs: int = 0
     fused: int = 0
+    wrong: int = 0
     worst_ulp: float = 0.0
     pattern: str = ""
     target: str = ""
@@ -100,13 +103,12 @@ def report_table(results: Sequence[Validation]) -> str:
     """One line a replacement, then every finding in full."""
     rows = [
         (
-            result.rule, result.verdict, f"{result.fused} of {result.programs}",
-            f"{result.worst_ulp:.2f}" if result.worst_ulp else "equal" if result.fused else "",
-            _settings(result.settings),
+            result.rule, result.verdict, f"{result.fused + result.wrong} of {result.programs}",
+            f"{result.fused} of {result.fused + result.wrong}", _worst(result), _settings(result.settings),
         )
         for result in results
     ]  # fmt: skip
-    headers = ("replacement", "verdict", "right and fused", "worst ULP", "sizes and dtypes tried")
+    headers = ("replacement", "verdict", "fused in", "right in", "worst ULP", "sizes and dtypes tried")
     parts = [tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True)]
     for result in results:
         lines = [f"{result.rule}", f"  looks for {result.pattern}"] if result.pattern else [result.rule]
@@ -114,6 +116,15 @@ def report_table(results: Sequence[Validation]) -> str:
         lines += [f"  counterexample: python {finding.script}" for finding in result.findings if finding.script]
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
+
+
+def _worst(result: Validation) -> str:
+    """The largest distance; in words where there is none to tell."""
+    if result.worst_ulp:
+        return f"{result.worst_ulp:.2f}" if result.worst_ulp < 1000 else f"{result.worst_ulp:.3g}"
+    if result.wrong:
+        return "see below"
+    return "equal" if result.fused else ""
 
 
 def _settings(counts: dict[str, int]) -> str:

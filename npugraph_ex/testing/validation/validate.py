@@ -37,6 +37,8 @@ class _Validator:
     target: str
     findings: list[Finding] = field(default_factory=list)
     operators: str = ""
+    worst_shown: float = 0.0
+    """How far off the counterexample is, which was searched for and may be further off than what was tried before."""
 
     def run(self) -> Validation:
         """Everything about the one replacement."""
@@ -66,13 +68,14 @@ class _Validator:
         self.findings.append(Finding(kind, text, fails, script))
 
     def _result(self, trials: Trials, answers: Sequence[Surveyed]) -> Validation:
-        right = trials.of("right")
+        right, wrong = trials.of("right"), trials.of("wrong")
         return Validation(
             rule=self.prepared.rule.name,
             findings=ordered(self.findings),
             programs=len(trials.made) - len(trials.of("not runnable")),
             fused=len(right),
-            worst_ulp=max((trial.outcome.worst_ulp for trial in right), default=0.0),
+            wrong=len(wrong),
+            worst_ulp=max([self.worst_shown, *(trial.outcome.worst_ulp for trial in (*right, *wrong))]),
             pattern=self.operators,
             target=self.target,
             seed=self.effort.seed,
@@ -146,6 +149,7 @@ class _Validator:
         compiled = self._tried(pattern, rightly, "compiled", examples=_COMPILED, route="compile")
         if compiled.of("wrong"):
             self._refute(pattern, compiled, settings, route="compile")
+            trials.made += compiled.made  # they are part of what the table counts
         elif compiled.made and len(compiled.of("not fused")) == len(compiled.made):
             misses = [miss for trial in compiled.made for miss in trial.outcome.near_misses]
             why = misses[0] if misses else "nothing in the graph that AOT makes looks like it"
@@ -171,6 +175,7 @@ class _Validator:
             shrinking_seconds=_SHRINKING_SECONDS,
         )  # fmt: skip
         case, outcome = found or (wrong[0].case, wrong[0].outcome)
+        self.worst_shown = outcome.worst_ulp
         script = ""
         if self.effort.folder is not None:
             guilty = f"the replacement {self.prepared.rule.name}"

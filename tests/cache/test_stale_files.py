@@ -1,0 +1,93 @@
+"""What a person is told of saved compilations that no longer hold: one line, however many there are."""
+
+from __future__ import annotations
+
+import importlib
+import linecache
+import logging
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import cached_models
+import pytest
+import torch
+
+from npugraph_ex.cache.store import SUFFIX
+from npugraph_ex.cli import main
+from npugraph_ex.inference import cache_compile
+
+MODEL = """
+from helper_of_a_model import shifted
+
+
+def decode(x):
+    return shifted(x) * 2
+"""
+HELPER = "def shifted(x):\n    return x + {}\n"
+
+
+@pytest.fixture
+def decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], ModuleType]:
+    """Import the function whose helper, in a file of its own, adds a number."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "a_model.py").write_text(MODEL)
+
+    def load(number: int) -> ModuleType:
+        file = tmp_path / "helper_of_a_model.py"
+        file.write_text(HELPER.format(number))
+        importlib.invalidate_caches()
+        for name in ("a_model", "helper_of_a_model"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        linecache.checkcache(str(file))
+        return importlib.import_module("a_model")
+
+    return load
+
+
+def _told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What a person sees."""
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_an_edited_helper_is_told_once(
+    decode: Callable[[int], ModuleType], tmp_path: Path, caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Three files are stale: one warning counts them, and the command that it names deletes them and what took their place."""
+    folder = tmp_path / "what was kept"
+    before = cache_compile(decode(1).decode, cache_dir=folder, dynamic=False)
+    for rows in (2, 3, 4):
+        before(cached_models.batch(rows))
+    assert len(list(folder.glob(f"*{SUFFIX}"))) == 3
+    assert _told(caplog) == []
+
+    x = cached_models.batch(3)
+    assert torch.equal(cache_compile(decode(5).decode, cache_dir=folder, dynamic=False)(x).cpu(), (x.cpu() + 5) * 2)
+    (said,) = _told(caplog)
+    assert said.startswith("3 saved compilations of decode-")
+    assert f"in {folder} are not used and made anew: the source of helper_of_a_model:" in said
+    assert said.count("has changed") == 1
+    assert len(list(folder.glob(f"*{SUFFIX}"))) == 4
+
+    named = re.search("`npugraph-ex (.*)`", said)
+    assert named
+    assert main(shlex.split(named[1])) == 0
+    assert capsys.readouterr().out.startswith("4 saved compilations deleted")
+
+
+def test_one_stale_file_is_named(
+    decode: Callable[[int], ModuleType], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its path, and the same way to be rid of it."""
+    x = cached_models.batch(3)
+    cache_compile(decode(1).decode, cache_dir=tmp_path)(x)
+    (path,) = tmp_path.glob(f"*{SUFFIX}")
+    cache_compile(decode(5).decode, cache_dir=tmp_path)(x)
+    (said,) = _told(caplog)
+    assert said.startswith(f"The saved compilation {path} is not used and made anew: the source of helper_of_a_model:")
+    assert f"`npugraph-ex cache --dir {tmp_path} clear decode-" in said
