@@ -44,7 +44,7 @@ def test_ls(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_show(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    """By name, as `ls` or as a warning has it, or by path: versions, sources, inputs and the graph; a name that is not there is named."""
+    """By name, with its suffix or without, or by path: versions, sources, inputs, graph; a name that is not there is named."""
     for name in ("Model.forward-1", "Model.forward-1.nge", str(store.path("Model.forward-1"))):
         assert _run(store, "show", name) == 0
         shown = capsys.readouterr().out
