@@ -38,13 +38,18 @@ def key_parts(options: Mapping[str, object] | None = None, **further: object) ->
         "torch": torch.__version__,
         "torch_npu": version("torch_npu"),
         "device": torch.npu.get_device_name() if torch.npu.is_available() else "none",
-        "options": fingerprint({name: chosen[name] for name in sorted(chosen)}),
+        "options": _options(chosen),
         "rules": fingerprint(rules),
         "helpers": _digest_of(reached([chosen, rules, further.get("decompositions")])),
         "scopes": fingerprint(scopes.here.key),
         "deterministic": str(scopes.deterministic_level()),
         **{name: fingerprint(value) for name, value in further.items()},
     }
+
+
+def _options(chosen: Mapping[str, object]) -> str:
+    """The options that differ from their defaults, in one order; functions among them by their code."""
+    return fingerprint({name: chosen[name] for name in sorted(chosen)})
 
 
 def _rule(rule: FusionRule) -> list[object]:

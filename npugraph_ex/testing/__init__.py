@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from npugraph_ex.testing.corpus import CORPUS as CORPUS
-    from npugraph_ex.testing.corpus import KnownBug as KnownBug
-    from npugraph_ex.testing.corpus import shows as shows
     from npugraph_ex.testing.formats import ulp as ulp
     from npugraph_ex.testing.inputs import Input as Input
     from npugraph_ex.testing.inputs import make_inputs as make_inputs
@@ -21,6 +19,8 @@ if TYPE_CHECKING:
     from npugraph_ex.testing.judge import judge_floating as judge_floating
     from npugraph_ex.testing.judge import judge_quantised as judge_quantised
     from npugraph_ex.testing.kills import kill as kill
+    from npugraph_ex.testing.known_bug import KnownBug as KnownBug
+    from npugraph_ex.testing.known_bug import shows as shows
     from npugraph_ex.testing.localise import find_guilty as find_guilty
     from npugraph_ex.testing.metadata import Observation as Observation
     from npugraph_ex.testing.metadata import observe as observe
@@ -63,7 +63,7 @@ _HOME_OF = {
     "Finding": "validation",
     "Input": "inputs",
     "Judgement": "judge",
-    "KnownBug": "corpus",
+    "KnownBug": "known_bug",
     "Limits": "judge",
     "Observation": "metadata",
     "Outcome": "oracle",
@@ -97,7 +97,7 @@ _HOME_OF = {
     "reproduce": "script",
     "sample": "strategies",
     "script_of": "script",
-    "shows": "corpus",
+    "shows": "known_bug",
     "shrink": "shrinking",
     "start_target": "targets",
     "ulp": "formats",

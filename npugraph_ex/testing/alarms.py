@@ -14,7 +14,7 @@ from npugraph_ex.testing.client_operators import client_operators
 from npugraph_ex.testing.families import FAMILIES, Example, programs
 from npugraph_ex.testing.strategies import planted_programs
 
-_ELSEWHERE = {"streams", "forms", "updates", "shared pool", "planted"}
+_ELSEWHERE = {"streams", "forms", "events", "random numbers", "updates", "cache", "shared pool", "planted"}
 """Families without values to judge, and one that is a rule's own."""
 
 JUDGED: Mapping[str, Example] = MappingProxyType(

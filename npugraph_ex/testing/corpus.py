@@ -6,48 +6,13 @@ random programs of the mutant's family must find it too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from npugraph_ex.testing import mutation
-from npugraph_ex.testing.arguments import check_fields, checked
-from npugraph_ex.testing.families import FAMILIES
 from npugraph_ex.testing.inputs import Input
-from npugraph_ex.testing.oracle import Case, check
+from npugraph_ex.testing.known_bug import KnownBug
+from npugraph_ex.testing.oracle import Case
 
 _PYTORCH = "https://github.com/pytorch/pytorch/issues/"
 _VLLM = "https://github.com/vllm-project/vllm/issues/"
 _ASCEND = "https://github.com/vllm-project/vllm-ascend/issues/"
-
-
-@dataclass(frozen=True)
-class KnownBug:
-    """A fault that is known to happen.
-
-    Attributes:
-        name: what goes wrong, in a few words.
-        link: where it was reported.
-        mutant: what brings it back.
-        case: the program that shows it; None where an example of a family does, by its number.
-        example: that number.
-        family: of the example; the mutant's own when empty.
-    """
-
-    name: str
-    link: str
-    mutant: str
-    case: Case | None = None
-    example: int = 0
-    family: str = ""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-    def check(self) -> str:
-        """What is wrong with the program now; empty when nothing is."""
-        if self.case is None:
-            return FAMILIES[self.family or mutation.mutants()[self.mutant].found_by](self.example)
-        outcome = check(self.case)
-        return outcome.failures[0] if outcome.failures else ""
 
 
 def _case(source: str, *inputs: Input, route: str = "fx", functional: bool = True, **fields: object) -> Case:
@@ -72,7 +37,7 @@ _PAIR = """
 CORPUS: tuple[KnownBug, ...] = (
     KnownBug(
         "no-op removal moves a read past a write",
-        "https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/fx_passes/post_grad.py",
+        f"{_PYTORCH}198131",
         "noop-removal-ignores-writes",
         _case(
             """
@@ -87,8 +52,8 @@ CORPUS: tuple[KnownBug, ...] = (
         ),
     ),
     KnownBug(
-        "the contents of two inputs are swapped",
-        f"{_PYTORCH}132196",
+        "an input that is still read is overwritten by what is written back, as when two inputs are swapped",
+        f"{_PYTORCH}94693",
         "reinplace-ignores-later-reads",
         _case(
             """
@@ -97,6 +62,20 @@ CORPUS: tuple[KnownBug, ...] = (
             aten.copy_.default(x1, v0)
             aten.copy_.default(x0, v1)
             return (v0,)
+            """,
+            _integers(2, 4), _integers(2, 4),
+        ),
+    ),
+    KnownBug(
+        "two results are written to the memory of one value",
+        f"{_PYTORCH}132196",
+        "reinplace-ignores-later-reads",
+        _case(
+            """
+            v0 = aten.neg.default(x0)
+            v1 = aten.add.Tensor(v0, x1)
+            v2 = aten.sub.Tensor(v0, x1)
+            return (v1, v2)
             """,
             _integers(2, 4), _integers(2, 4),
         ),
@@ -257,7 +236,7 @@ CORPUS: tuple[KnownBug, ...] = (
     ),
     KnownBug(
         "memory freed on one stream is reused while another reads it",
-        f"{_PYTORCH}189095", "lifetimes-are-not-lengthened", example=39,
+        "https://github.com/meta-pytorch/torchrec/pull/4218", "lifetimes-are-not-lengthened", example=39,
     ),
     KnownBug(
         "what takes the place of operators loses their stream",
@@ -268,6 +247,10 @@ CORPUS: tuple[KnownBug, ...] = (
         f"{_PYTORCH}185546", "native-wait-stream-orders-nothing", example=2,
     ),
     KnownBug(
+        "a wait for an event stands before its record, and waits for nothing",
+        f"{_ASCEND}8636", "waits-before-records-go-unsaid", example=0,
+    ),
+    KnownBug(
         "a stream is not joined when the capture ends",
         f"{_ASCEND}13792", "closure-does-not-join", example=1,
     ),
@@ -275,13 +258,21 @@ CORPUS: tuple[KnownBug, ...] = (
         "host arguments of a replay are those of the one before",
         f"{_ASCEND}4233", "update-never-happens", example=0,
     ),
+    KnownBug(
+        "what is to be updated is listed for all graphs together, not with the graph that it is a part of",
+        f"{_ASCEND}13058", "update-lists-are-shared", example=1,
+    ),
+    KnownBug(
+        "random numbers are frozen at capture",
+        f"{_PYTORCH}84614", "replay-draws-the-same-numbers", example=0,
+    ),
+    KnownBug(
+        "a compilation is taken from the cache that was made with other options",
+        f"{_ASCEND}9744", "cache-key-ignores-options", example=0,
+    ),
+    KnownBug(
+        "a compilation is taken from the cache that was made with other rules",
+        f"{_VLLM}21430", "cache-key-ignores-rules", example=1,
+    ),
 )  # fmt: skip
 """From the classes of traps that the project knows of."""
-
-
-@checked
-def shows(bug: KnownBug) -> tuple[str, str]:
-    """What the program says without the fault, and with it."""
-    right = bug.check()
-    with mutation.mutant(bug.mutant):
-        return right, bug.check()

@@ -44,7 +44,10 @@ def _forms(seed: int) -> str:
 
 
 def _updates(seed: int) -> str:
-    """Attention over a cache, whose lengths are host arguments of one captured graph, against eager mode."""
+    """Attention over a cache, whose lengths are host arguments of a captured graph, against eager mode.
+
+    With an odd ``seed`` the cache has two sizes in turn, so that there are two graphs.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def attend(query: torch.Tensor, cache: torch.Tensor, lengths: list[int]) -> torch.Tensor:
@@ -57,7 +60,8 @@ def _updates(seed: int) -> str:
     compiled = torch.compile(attend, backend="npugraph_ex", dynamic=True, fullgraph=True)
     for call in range(4):
         lengths = torch.randint(1, 7, (2,), generator=generator).tolist()
-        query, cache = (torch.randn(2, rows, 8, generator=generator).to("npu", torch.float16) for rows in (1, 6))
+        sizes = (1, 9 if seed * call % 2 else 6)
+        query, cache = (torch.randn(2, rows, 8, generator=generator).to("npu", torch.float16) for rows in sizes)
         try:
             with torch.no_grad():
                 actual = compiled(query, cache, lengths)
@@ -66,6 +70,24 @@ def _updates(seed: int) -> str:
         if not torch.equal(actual.cpu(), attend(query, cache, lengths).cpu()):
             return f"replay, call {call}: another result than eager mode for lengths {lengths}"
     return ""
+
+
+def _events(seed: int) -> str:
+    from npugraph_ex.testing.event_examples import event_example
+
+    return event_example(seed)
+
+
+def _random_numbers(seed: int) -> str:
+    from npugraph_ex.testing.random_number_examples import random_number_example
+
+    return random_number_example(seed)
+
+
+def _cache(seed: int) -> str:
+    from npugraph_ex.testing.cache_examples import cache_example
+
+    return cache_example(seed)
 
 
 def _user_rules(seed: int) -> str:
@@ -99,10 +121,14 @@ FAMILIES: Mapping[str, Example] = MappingProxyType(
         "device dynamic": programs(partial(exact_programs, dynamic=True), "graph"),
         "streams": _streams,
         "forms": _forms,
+        "events": _events,
+        "random numbers": _random_numbers,
         "updates": _updates,
+        "cache": _cache,
         "user rules": _user_rules,
         "literals": _literals,
         "shared pool": _shared_pool,
     }
 )
-"""By name. All but "updates", "shared pool" and "device ..." need no device; "streams" and "forms" want the emulated one."""
+"""By name. All but "updates", "random numbers", "cache", "shared pool" and "device ..." need no device; "streams" and "forms" want
+the emulated one."""

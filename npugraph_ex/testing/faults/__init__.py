@@ -6,7 +6,7 @@ it is off; `testing.mutant` switches one on.
 
 from __future__ import annotations
 
-from npugraph_ex.testing.faults import capture, forms, matcher, passes, rules, streams
+from npugraph_ex.testing.faults import cache, capture, forms, matcher, passes, rules, streams
 from npugraph_ex.testing.mutation import Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -16,5 +16,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *streams.MUTANTS,
     *forms.MUTANTS,
     *capture.MUTANTS,
+    *cache.MUTANTS,
 )
 """All mutants, part by part."""

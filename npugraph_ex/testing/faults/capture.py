@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from npugraph_ex.testing.mutation import Mutant
 _CAPTURED = "npugraph_ex.aclgraph.captured:CapturedGraph"
 _FOOTPRINT = "npugraph_ex.aclgraph.footprint"
 _INPUTS = "npugraph_ex.aclgraph.inputs"
+_LAUNCHER = "npugraph_ex.aclgraph._npu_private:launcher"
 _OUTPUTS = "npugraph_ex.aclgraph.outputs"
 _UPDATES = "npugraph_ex.aclgraph.updates"
 
@@ -136,6 +138,45 @@ def _reversed(original: Any) -> Any:
     return lend
 
 
+def _drawing_as_at_capture(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Every replay finds the generator where the capture left it."""
+
+    def launcher(graph: Any) -> Callable[[], None]:
+        launch, at_capture = original(graph), torch.npu.get_rng_state()
+
+        def replay() -> None:
+            now = torch.npu.get_rng_state()
+            torch.npu.set_rng_state(at_capture)
+            launch()
+            torch.npu.set_rng_state(now)
+
+        return replay
+
+    return launcher
+
+
+class _FromTheStart(list[Any]):
+    """What all graphs append to; each reads as many as it has, and finds those of the first."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self._count = count
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(super().__iter__(), self._count)
+
+
+def _one_list(original: Callable[..., Any]) -> Callable[..., Any]:
+    """All captured graphs of an FX graph, which have one plan, share their list of task groups."""
+    lists: dict[int, tuple[Any, _FromTheStart]] = {}  # the plan as well, so that its number is not given to another
+
+    def init(self: Any, plan: Any) -> None:
+        original(self, plan)
+        _, self._tasks = lists.setdefault(id(plan), (plan, _FromTheStart(len(plan.calls))))
+
+    return init
+
+
 MUTANTS = (
     Mutant(
         "replay-skips-an-input", "every input is copied in before every replay",
@@ -206,6 +247,10 @@ MUTANTS = (
         f"{_OUTPUTS}:_OfInput.hand_out", _shape_of_the_input, "device",
     ),
     Mutant(
+        "replay-draws-the-same-numbers", "random numbers are other ones at every call",
+        _LAUNCHER, _drawing_as_at_capture, "random numbers",
+    ),
+    Mutant(
         "update-never-happens", "a replay sees its own host arguments",
         f"{_UPDATES}:Updates.apply", doing_nothing, "updates",
     ),
@@ -216,5 +261,9 @@ MUTANTS = (
     Mutant(
         "update-is-not-launched", "an update reaches the captured kernel",
         f"{_UPDATES}:_Task.update", doing_nothing, "updates",
+    ),
+    Mutant(
+        "update-lists-are-shared", "an update is of the graph that is replayed next, and of no other",
+        f"{_UPDATES}:Updates.__init__", _one_list, "updates",
     ),
 )  # fmt: skip

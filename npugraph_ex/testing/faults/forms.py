@@ -24,6 +24,18 @@ def _ordering_nothing(original: Any) -> Any:
     return lambda self, node, _first, _then: self._replace(node, [])
 
 
+def _without_a_word(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A wait that finds no record goes, and nobody is told."""
+
+    def wait(self: Any, node: Any) -> None:
+        if self._event(node).record is None:
+            self.graph.erase_node(node)
+        else:
+            original(self, node)
+
+    return wait
+
+
 def _a_tag_each_time(original: Any) -> Any:
     del original
     return lambda self, _number: f"event {next(self.numbers)}"
@@ -77,6 +89,10 @@ MUTANTS = (
     Mutant(
         "tagged-waits-are-dropped", "a wait for a tagged event waits for its record",
         f"{_EVENTS}._wait", _erasing, "forms",
+    ),
+    Mutant(
+        "waits-before-records-go-unsaid", "a wait for a tagged event that was not recorded yet is reported",
+        f"{_EVENTS}._wait", _without_a_word, "events",
     ),
     Mutant(
         "waits-for-tensors-are-dropped", "a wait for a tensor waits for what computes it",
