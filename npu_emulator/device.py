@@ -111,6 +111,7 @@ class Runtime:
         self.launch = self._declare("emu_launch", i32, pointer, u64, ctypes.c_uint32)
         self.capture = self._declare("emu_capture", u64, pointer)
         self.may_not_block = self._declare("emu_may_not_block", i32, pointer)
+        self.only_others_capture = self._declare("emu_only_others_capture", i32, pointer)
         self.capture_draws = self._declare("emu_capture_draws", None, pointer, ctypes.c_uint32)
         self.null_kernels = self._declare("emu_null_kernels", i32)
         self.set_null_kernels = self._declare("emu_set_null_kernels", None, i32)

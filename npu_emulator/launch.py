@@ -326,7 +326,7 @@ class Launcher:
         if status == CAPTURE_FORBIDS:
             raise RuntimeError(
                 f"{what} reads device memory from the host, which is not permitted while a stream is being captured "
-                f"(ACL error {CAPTURE_FORBIDS}); move it out of the captured region. Python line: {python_line()}"
+                f"(ACL error {CAPTURE_FORBIDS}); {self._capture_advice(device)}. Python line: {python_line()}"
             )
         if status != 0:
             raise RuntimeError(f"{self.runtime.recent_error()} (ACL error {status})")
@@ -338,9 +338,17 @@ class Launcher:
         if self.runtime.may_not_block(self._raw_stream(device)):
             raise RuntimeError(
                 f"{what} blocks the host, which is not permitted while a stream is being captured (ACL error "
-                f"{CAPTURE_FORBIDS}); move it out of the captured region, or copy from pinned memory with "
+                f"{CAPTURE_FORBIDS}); {self._capture_advice(device)}, or copy from pinned memory with "
                 f"non_blocking=True. Python line: {python_line()}"
             )
+
+    def _capture_advice(self, device: int) -> str:
+        if self.runtime.only_others_capture(self._raw_stream(device)):
+            return (
+                "another thread captures and forbids it to all: give that capture "
+                'capture_error_mode="thread_local", which torch.npu.graph and npugraph_ex take'
+            )
+        return "move it out of the captured region"
 
     # -- counting -------------------------------------------------------------------------------------------------------
 

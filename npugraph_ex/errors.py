@@ -46,6 +46,10 @@ class CaptureError(NpuGraphExError, RuntimeError):
     """A graph cannot be captured; names the operation that capture forbids and where it was written."""
 
 
+class NestedCaptureError(NpuGraphExError, RuntimeError):
+    """A compiled function was called inside a capture of the program's own, which cannot hold the replay of another graph."""
+
+
 class BrokenPromiseError(NpuGraphExError, RuntimeError):
     """A registered operator gave or did something else than its schema and its fake function say; names it and its line."""
 

@@ -56,9 +56,13 @@ bool captures_on(Lock&, int32_t device) {
     return std::any_of(capturing.begin(), capturing.end(), [&](const Graph* graph) { return graph->device == device; });
 }
 
-aclError refuse_in_capture(const char* operation) {
-    return fail(ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT,
-                std::string(operation) + " is not permitted while a stream is being captured", "move it out of the captured region");
+bool only_others_capture(Lock&) {
+    const auto& capturing = state().capturing;
+    return std::none_of(capturing.begin(), capturing.end(), [](const Graph* graph) { return graph->thread == std::this_thread::get_id(); });
+}
+
+aclError refuse_in_capture(const char* operation, const char* advice) {
+    return fail(ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT, std::string(operation) + " is not permitted while a stream is being captured", advice);
 }
 
 aclError append(Stream* stream, Task task, Lock&) {

@@ -226,7 +226,9 @@ void replace_tasks(const Task& update);
 bool capture_forbids_here(Lock& lock);
 bool captures_on(Lock& lock, int32_t device);
 // 107030, for an operation that a capture does not permit.
-aclError refuse_in_capture(const char* operation);
+aclError refuse_in_capture(const char* operation, const char* advice = "move it out of the captured region");
+// Whether every capture under way is another thread's.
+bool only_others_capture(Lock& lock);
 aclError append(Stream* stream, Task task, Lock& lock);
 
 // memory (memory.cpp)

@@ -112,6 +112,12 @@ EMU_API int emu_may_not_block(void* handle) {
     return may_not_block(resolve(handle), lock);
 }
 
+// Tells whether that is so because of other threads' captures alone.
+EMU_API int emu_only_others_capture(void* handle) {
+    Lock lock(state().mutex);
+    return !resolve(handle)->capture && only_others_capture(lock);
+}
+
 EMU_API int emu_wait(void* handle) {
     State& s = state();
     Lock lock(s.mutex);

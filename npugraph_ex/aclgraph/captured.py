@@ -15,11 +15,21 @@ from npugraph_ex.aclgraph.inputs import Buffer, InputPlan
 from npugraph_ex.aclgraph.outputs import Outputs
 from npugraph_ex.aclgraph.recording import Recording
 from npugraph_ex.config.options import Options
-from npugraph_ex.errors import BrokenPromiseError, CaptureError
+from npugraph_ex.errors import BrokenPromiseError, CaptureError, NestedCaptureError
 
 
 class NotBegunError(CaptureError):
     """The device refused to begin a capture. The memory pool is spoilt: torch_npu leaves it joined, and it lets join once only."""
+
+
+def refuse_in_a_capture(cause: Exception | None = None) -> None:
+    """Raise NestedCaptureError if the program itself is capturing the current stream."""
+    if torch.npu.is_current_stream_capturing():
+        raise NestedCaptureError(
+            "a compiled function was called while the program captures the current stream (torch.npu.graph), and no graph "
+            "can hold the replay of another; compile the function with options={'force_eager': True}, which lets its "
+            "operators be part of that capture, or call it outside"
+        ) from cause
 
 
 class CapturedGraph:
@@ -91,7 +101,10 @@ class CapturedGraph:
             try:
                 self.graph.capture_end()
             except RuntimeError as error:  # something refused before, and the operator kept it to itself
-                raise CaptureError(f"the device refused to end the capture: {error}") from error
+                raise CaptureError(
+                    "the device refused to end the capture (where other threads use the device meanwhile: "
+                    f"options={{'capture_error_mode': 'thread_local'}}): {error}"
+                ) from error
         current.wait_stream(stream)
         return values
 
@@ -106,8 +119,12 @@ class CapturedGraph:
 
     def replay(self, inputs: Sequence[Any]) -> None:
         """Copy the inputs in, update host arguments, and run the graph on the current stream."""
-        for position, buffer in self._buffers:
-            buffer.load(inputs[position])
-        if self._updates is not None:
-            self._updates.apply(inputs, self._stream)
-        self._launch()
+        try:
+            for position, buffer in self._buffers:
+                buffer.load(inputs[position])
+            if self._updates is not None:
+                self._updates.apply(inputs, self._stream)
+            self._launch()
+        except RuntimeError as error:
+            refuse_in_a_capture(error)  # asked only now: each call would pay for the question
+            raise

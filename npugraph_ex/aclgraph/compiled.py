@@ -15,7 +15,7 @@ from torch import fx
 
 from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph import _npu_private, scopes
-from npugraph_ex.aclgraph.captured import CapturedGraph, NotBegunError
+from npugraph_ex.aclgraph.captured import CapturedGraph, NotBegunError, refuse_in_a_capture
 from npugraph_ex.aclgraph.drift import Drift, Plain
 from npugraph_ex.aclgraph.footprint import Elsewhere, apart, foreseen
 from npugraph_ex.aclgraph.inputs import InputPlan
@@ -219,6 +219,7 @@ class CompiledGraph:
 
     def _capture(self, key: _Key, plan: InputPlan, inputs: Sequence[Any], reason: str) -> CapturedGraph:
         with torch.npu.device(self.plan.device):
+            refuse_in_a_capture()
             if self._kernels is not None:
                 self._kernels.prepare(inputs)
             if self._stream is None:

@@ -6,9 +6,10 @@ import gc
 
 import pytest
 import torch
-from device_helpers import check, compiled, random
+from device_helpers import NPU, check, compiled, random
 
 import npu_emulator
+from npugraph_ex.errors import NestedCaptureError
 from npugraph_ex.observe.captures import capture_records, captures_so_far
 
 
@@ -137,3 +138,30 @@ def test_poison_reaches_complex_results() -> None:
 def test_numbers_as_inputs(value: float) -> None:
     """Plain Python numbers among the inputs are compared, not frozen."""
     check(lambda x, n: x * n, [(random(3), value), (random(3), value), (random(3), value)])
+
+
+@pytest.mark.parametrize("calls_before", [0, 1, 2])
+def test_a_capture_of_the_programs_own_cannot_hold_a_replay(calls_before: int) -> None:
+    """Called inside `torch.npu.graph`, a function says so before it has drawn streams into that capture, and works afterwards."""
+    graph, x = compiled(lambda x: x @ x + 1), torch.ones(4, 4, device=NPU)
+    kept = [graph(x) for _ in range(calls_before)]
+    with pytest.raises(NestedCaptureError, match="'force_eager': True"), torch.npu.graph(torch.npu.NPUGraph()):
+        graph(x)
+    x.fill_(2)
+    assert graph(x).eq(17).all().item()
+    assert all(result.eq(5).all().item() for result in kept)
+
+
+@pytest.mark.parametrize("calls_before", [0, 1])
+def test_force_eager_lets_a_function_be_part_of_another_capture(calls_before: int) -> None:
+    """The operators of the function are captured with the rest, and each replay runs them on the values of that moment."""
+    function, x = compiled(lambda x: x @ x + 1, force_eager=True), torch.ones(4, 4, device=NPU)
+    for _ in range(calls_before):
+        function(x)
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        y = function(x * 2)
+    for value in (1, 2, 3):
+        x.fill_(value)
+        graph.replay()
+        assert y.eq((2 * value) ** 2 * 4 + 1).all().item()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -50,13 +51,30 @@ def test_who_may_read_during_a_capture(mode: str, here: str, there: str) -> None
     """`global` forbids reads and blocking copies to every thread, `thread_local` to the capturing one, `relaxed` to none."""
     x = torch.ones(3, device="npu")
     graph = torch.npu.NPUGraph()
-    with torch.npu.graph(graph, capture_error_mode=mode):
+    # A stream of its own: torch_npu hands out its 32 streams in turn, and `elsewhere` must not mean the captured one.
+    with torch.npu.graph(graph, stream=torch.npu.Stream(), capture_error_mode=mode):
         y = x + 1
         for action in (read_elsewhere, copy_elsewhere):
             assert outcome(action, other_thread=False) == here
             assert outcome(action, other_thread=True) == there
     graph.replay()
     assert y.cpu().tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("action", [read_elsewhere, copy_elsewhere])
+def test_who_is_refused_by_another_threads_capture_learns_of_the_mode(action: Callable[[], object]) -> None:
+    """The thread that is refused names the mode that the capturing one should have; the capturing one is told to move the call."""
+
+    def refusal() -> str:
+        with pytest.raises(RuntimeError, match="107030") as refused:
+            action()
+        return str(refused.value)
+
+    with ThreadPoolExecutor(1) as pool, torch.npu.graph(torch.npu.NPUGraph(), stream=torch.npu.Stream()):
+        there, here = pool.submit(refusal).result(), refusal()
+    assert 'give that capture capture_error_mode="thread_local"' in there
+    assert "move it out of the captured region" in here
+    assert "thread_local" not in here
 
 
 @pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
