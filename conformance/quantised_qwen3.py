@@ -157,41 +157,22 @@ class Decoder(nn.Module):
             if isinstance(layer, QuantisedLinear):
                 layer.scale = layer.scale.float()
 
-    def forward(self, tokens: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-        """Tokens (batch,) and position (1,), both int64 on the device -> logits (batch, vocabulary)."""
+    def forward(self, tokens: torch.Tensor, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens (batch,) and position (1,), both int64 -> logits (batch, vocabulary), hidden states (layers, batch, hidden)."""
         hidden = self.embedding(tokens)
         residual = torch.zeros_like(hidden)
         rotary = self.rotary(hidden.unsqueeze(1), position.unsqueeze(0))
         mask = (
             torch.where(self.slots <= position, 0.0, torch.finfo(hidden.dtype).min).to(hidden.dtype).view(1, 1, 1, -1)
         )
+        seen = []
         for layer in self.layers:
             hidden, residual = layer(hidden, residual, position, rotary, mask)
-        return self.head(_add_norm(hidden, residual, self.norm)[0])
+            seen.append(hidden + residual)
+        return self.head(_add_norm(hidden, residual, self.norm)[0]), torch.stack(seen)
 
     def reset(self) -> None:
         """Empty the cache."""
         for layer in self.layers:
             layer.attention.keys.zero_()
             layer.attention.values.zero_()
-
-
-def decode(step: Any, prompt: torch.Tensor, *, new: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Feed the prompt (batch, length) token by token, then greedily decode.
-
-    Returns:
-        The new tokens (batch, new), and the logits of every call (calls, batch, vocabulary), on the CPU.
-    """
-    tokens, made, logits = prompt[:, 0], [], []
-    with torch.no_grad():
-        for index in range(prompt.shape[1] + new - 1):
-            position = torch.full((1,), index, dtype=torch.int64, device=prompt.device)
-            result = step(tokens, position)
-            logits.append(result.float().cpu())
-            following = result.argmax(-1)
-            inside = index + 1 < prompt.shape[1]
-            tokens = prompt[:, index + 1] if inside else following
-            if not inside:
-                made.append(following.cpu())
-            del result
-    return torch.stack(made, 1), torch.stack(logits)

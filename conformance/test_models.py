@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from quantised_qwen3 import Decoder, decode, random_qwen3
+from decoders import Decoded, decode
+from layer_ulps import HEADERS, UNIT, layer_table, reference
+from quantised_qwen3 import Decoder, random_qwen3
 from running import Run
 
 import npugraph_ex
@@ -83,7 +85,7 @@ def test_quantised_qwen3_is_qwen3(original: torch.nn.Module, prompt: torch.Tenso
     with torch.no_grad():
         wanted = original(prompt).logits
     decoder = Decoder(random_qwen3(layers=LAYERS), batch=BATCH, length=LENGTH).to("npu")
-    _, logits = decode(decoder, prompt.to("npu"), new=1)
+    logits = decode(decoder, prompt.to("npu"), new=1).logits.float()
     similarity = torch.nn.functional.cosine_similarity(logits.transpose(0, 1), wanted, dim=-1)
     assert similarity.min() > 0.98, similarity
 
@@ -94,7 +96,8 @@ def test_quantised_qwen3_decodes_the_same_tokens(run: Run, prompt: torch.Tensor)
     prompt, new = prompt.to("npu"), run.profile.tokens
     calls = PROMPT + new - 1
     kernels, launches = _kernels(run), _launches(run)
-    tokens, logits = decode(decoder, prompt, new=new)
+    decoded = decode(decoder, prompt, new=new)
+    tokens, logits = decoded.tokens, decoded.logits
     eager = _kernels(run) - kernels
     eager_launches = _launches(run) - launches
 
@@ -102,7 +105,7 @@ def test_quantised_qwen3_decodes_the_same_tokens(run: Run, prompt: torch.Tensor)
     unfused = torch.compile(
         decoder, backend="npugraph_ex", fullgraph=True, dynamic=False, options={"pattern_fusion_pass": False}
     )
-    _, unfused_logits = decode(unfused, prompt, new=2)
+    unfused_logits = decode(unfused, prompt, new=2).logits
     assert torch.equal(unfused_logits, logits[: len(unfused_logits)]), (
         "without fusions, replay is bit-equal to eager mode"
     )
@@ -115,7 +118,8 @@ def test_quantised_qwen3_decodes_the_same_tokens(run: Run, prompt: torch.Tensor)
     report = npugraph_ex.last_report()
     decoder.reset()
     kernels, launches = _kernels(run), _launches(run)
-    compiled_tokens, compiled_logits = decode(compiled, prompt, new=new)
+    decoded = decode(compiled, prompt, new=new)
+    compiled_tokens, compiled_logits = decoded.tokens, decoded.logits
     replayed = _kernels(run) - kernels
     replayed_launches = _launches(run) - launches
     graphs = len(capture_records(after=mark))
@@ -157,3 +161,26 @@ def test_quantised_qwen3_decodes_the_same_tokens(run: Run, prompt: torch.Tensor)
         assert eager[pairs] == 0
         assert replayed[pairs] == 2 * LAYERS * calls
         _assert_every_norm_is_explained(report, replayed, calls)
+
+
+def test_quantised_qwen3_is_as_exact_fused_layer_by_layer(run: Run, prompt: torch.Tensor) -> None:
+    """After each layer the fused model is as close to float64 as eager mode is, and replay equals fused to the bit."""
+    decoder = Decoder(random_qwen3(layers=LAYERS), batch=BATCH, length=LENGTH).to("npu")
+    prompt, new = prompt.to("npu"), max(4, run.profile.tokens // 3)
+    eager = decode(decoder, prompt, new=new)
+    fused, replayed = (_decoded_by(decoder, prompt, new=new, options=each) for each in ({"force_eager": True}, {}))
+    exact = reference("qwen3", prompt, eager.tokens, layers=LAYERS)
+    rows, is_as_close = layer_table(exact, eager, fused, replayed)
+    name = f"Qwen3, {LAYERS} layers, random weights, int8: by layer"
+    run.models.append({"name": name, "headers": HEADERS, "rows": rows, "note": UNIT})
+    assert torch.equal(eager.tokens, fused.tokens)
+    assert torch.equal(replayed.hidden, fused.hidden)
+    assert is_as_close, rows
+
+
+def _decoded_by(decoder: Decoder, prompt: torch.Tensor, *, new: int, options: dict[str, bool]) -> Decoded:
+    """Decode from an empty cache by the decoder, compiled with these options."""
+    torch._dynamo.reset()
+    decoder.reset()
+    compiled = torch.compile(decoder, backend="npugraph_ex", fullgraph=True, dynamic=False, options=options)
+    return decode(compiled, prompt, new=new)
