@@ -19,6 +19,7 @@ from npugraph_ex._torch_private.aot import (
     replay_no_views_of_bases,
     saves_intermediates,
     static_input_positions,
+    written_inputs,
 )
 from npugraph_ex._torch_private.graphs import (
     codegen_of,
@@ -56,6 +57,7 @@ from npugraph_ex._torch_private.streams import (
     was_made_while_tracing,
 )
 from npugraph_ex._torch_private.tensors import (
+    autograd_base,
     functional_value,
     negative_view,
     owners_of_storage,
@@ -70,6 +72,7 @@ __all__ = [
     "active_fake_mode",
     "aot_input_position",
     "auto_functionalized_operators",
+    "autograd_base",
     "boxed",
     "call_unwrapped",
     "codegen_of",
@@ -114,4 +117,5 @@ __all__ = [
     "traced_object",
     "unobserved_execution",
     "was_made_while_tracing",
+    "written_inputs",
 ]

@@ -139,6 +139,31 @@ def is_synthetic_base(node: fx.Node) -> bool:
     return type(node.meta.get("desc")).__name__ == "SyntheticBaseAOTInput"
 
 
+def written_inputs(graph: fx.Graph) -> tuple[frozenset[int], bool] | None:
+    """Which inputs of the Dynamo graph the graph being compiled writes, as AOT knows.
+
+    Returns:
+        Their positions, without those that a base stands for, and whether such a base is written; None where AOT takes
+        inputs apart, so that they are not the Dynamo graph's.
+    """
+    from torch._functorch._aot_autograd import descriptors
+
+    metadata = _metadata()
+    if metadata is None:
+        return None
+    tokens = (descriptors.ForwardTokenAOTInput, descriptors.BackwardTokenAOTInput)
+    own = [node.meta.get("desc") for node in graph.find_nodes(op="placeholder")]
+    own = [found for found in own if not isinstance(found, tokens)]
+    kinds = [(found, info.mutates_data) for found, info in zip(own, metadata.input_info, strict=False)]
+    if any(not hasattr(found, "base_of") and not isinstance(found, descriptors.PlainAOTInput) for found, _ in kinds):
+        return None
+    written = [found for found, is_written in kinds if is_written]
+    return (
+        frozenset(found.idx for found in written if isinstance(found, descriptors.PlainAOTInput)),
+        any(hasattr(found, "base_of") for found in written),
+    )
+
+
 def inputs_written_afterwards(graph: fx.Graph) -> list[fx.Node]:
     """The inputs that AOT writes when the graph has run, with values that the graph returns."""
     from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput

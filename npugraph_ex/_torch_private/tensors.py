@@ -17,6 +17,11 @@ def storage_key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def autograd_base(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor that ``tensor`` is a view of, as autograd knows; None for one that is no view to it."""
+    return tensor._base
+
+
 def negative_view(tensor: torch.Tensor) -> torch.Tensor:
     """A view of the same memory that is read with the other sign; torch has public views of this kind for `conj` only."""
     return torch._neg_view(tensor)

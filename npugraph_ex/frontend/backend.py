@@ -13,7 +13,7 @@ from npugraph_ex import _torch_private
 from npugraph_ex.config import CompilerConfig
 from npugraph_ex.config.compiler_config import apply_flat, given_or_default
 from npugraph_ex.errors import GraphVerificationError, OptionValueError
-from npugraph_ex.frontend import ge, layouts, native_streams
+from npugraph_ex.frontend import ge, layouts, native_streams, shared_inputs
 from npugraph_ex.frontend.compiler import CompiledFxGraph, NpuFxCompiler
 from npugraph_ex.observe.dump import new_dumper
 
@@ -58,11 +58,14 @@ def get_npu_backend(
         on_the_host = native_streams.on_the_host(gm)
         if on_the_host is not None:
             return on_the_host
+        as_traced = native_streams.kept(gm)
         on_streams = native_streams.lower(gm)
         layouts.keep(gm)
         compile_one = NpuFxCompiler(config, names, dumper)
+        watched: list[shared_inputs.SharedInputs] = []
 
         def compiler(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            watched.extend(shared_inputs.of(graph.graph, example_inputs))
             made = compile_one(graph, inputs)
             if on_compiled is not None and on_streams is None:
                 on_compiled(made)
@@ -75,7 +78,12 @@ def get_npu_backend(
             decompositions=decompositions,
             keep_inference_input_mutations=True,
         )(gm, example_inputs)
-        return compiled if on_streams is None else on_streams(compiled)
+        compiled = compiled if on_streams is None else on_streams(compiled)
+        for shared in watched:
+            compiled = shared_inputs.guard(
+                compiled, as_traced, shared, names=names, require_capture=config.to_options().require_capture
+            )
+        return compiled
 
     return backend
 

@@ -214,6 +214,11 @@ def lower(gm: fx.GraphModule) -> Callable[[Callable[..., Any]], Callable[..., An
     return partial(around, original=original, objects=objects)
 
 
+def kept(gm: fx.GraphModule) -> Callable[..., Any]:
+    """A Dynamo graph as it is now, operator by operator; a copy where `lower` would rewrite it."""
+    return as_traced(fx.GraphModule(gm, copy.deepcopy(gm.graph))) if names_streams(gm.graph) else gm
+
+
 def on_the_host(gm: fx.GraphModule) -> Callable[..., Any] | None:
     """What runs a Dynamo graph that computes nothing and only sets, records or awaits: the host itself, as in eager mode.
 
