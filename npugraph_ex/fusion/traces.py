@@ -43,7 +43,10 @@ class TracedReplacement:
         if not self._used and fake_mode_of(self.graph) is active_fake_mode():
             self._used = True
             return self
-        given = iter(pytree.tree_leaves(list(examples)))
+        leaves = pytree.tree_leaves(list(examples))
+        # A joint graph has tangents as well, of which nobody has examples.
+        tangents = self.graph.find_nodes(op="placeholder")[len(leaves) :]
+        given = iter([*leaves, *[tracing.fresh(tangent.meta["val"]) for tangent in tangents]])
         graph, twins = fx.Graph(), dict[fx.Node, fx.Node]()
         for node in self.graph.nodes:
             twin = twins[node] = graph.node_copy(node, lambda source: twins[source])
