@@ -27,8 +27,8 @@ optimised graph and replay must agree, a float64 reference judges. Other options
 
 profiles:
   quick     a few minutes: what runs before a change is accepted
-  full      some 20 minutes on two cores, 27,000 programs: a release
-  nightly   some 3 hours on two cores, 280,000 programs
+  full      some 20 minutes on one core, 28,000 programs: a release
+  nightly   some 2 hours on two cores, 300,000 programs
 
 exit status: 0 all held, 1 something failed (or, with a mutant, was noticed), 2 wrong use or nothing ran
 """
