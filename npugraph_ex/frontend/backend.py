@@ -58,6 +58,7 @@ def get_npu_backend(
         on_the_host = native_streams.on_the_host(gm)
         if on_the_host is not None:
             return on_the_host
+        known_inputs = shared_inputs.examples(gm, example_inputs)
         as_traced = native_streams.kept(gm)
         on_streams = native_streams.lower(gm)
         layouts.keep(gm)
@@ -65,7 +66,7 @@ def get_npu_backend(
         watched: list[shared_inputs.SharedInputs] = []
 
         def compiler(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-            watched.extend(shared_inputs.of(graph.graph, example_inputs))
+            watched.extend(shared_inputs.of(graph.graph, known_inputs))
             made = compile_one(graph, inputs)
             if on_compiled is not None and on_streams is None:
                 on_compiled(made)

@@ -201,7 +201,7 @@ def of(graph: fx.Graph, example_inputs: Sequence[Any]) -> list[SharedInputs]:
 
     Args:
         graph: as AOT gives it, while it can be asked for its metadata.
-        example_inputs: those of the Dynamo graph.
+        example_inputs: those of the Dynamo graph, see `examples`.
     """
     written = _torch_private.written_inputs(graph)
     if written is None or not (written[0] or written[1]):
@@ -209,6 +209,16 @@ def of(graph: fx.Graph, example_inputs: Sequence[Any]) -> list[SharedInputs]:
     # Where there are bases, those positions are among other inputs than the Dynamo graph's.
     static = () if written[1] else _torch_private.static_input_positions()
     return [SharedInputs(example_inputs, Writes(*written), static)]
+
+
+def examples(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
+    """What is known of the inputs of a Dynamo graph: the fake tensors that it was traced with, whose sizes may be symbolic.
+
+    Dynamo hands the backend the tensors of the first call, which say nothing of those that follow. A graph that somebody
+    else made may have no fake tensors; then it is for inputs like the examples.
+    """
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    return [node.meta.get("example_value", given) for node, given in zip(placeholders, example_inputs, strict=True)]
 
 
 def guard(

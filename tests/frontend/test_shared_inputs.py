@@ -161,3 +161,34 @@ def test_training() -> None:
         assert weights[1].grad is not None
         assert torch.equal(weights[1].grad.cpu(), weights[0].grad)
         assert torch.equal(on_device.cpu(), memory)
+
+
+def _add_to_all(x: torch.Tensor, y: torch.Tensor) -> Inputs:
+    y.add_(1)
+    return (x * 2 + y,)
+
+
+def _with_many_rows(rows: int, **options: bool) -> Callable[..., Inputs]:
+    """The function compiled for any number of rows; the second call, which made it so, had ``rows``."""
+    fast = compiled(_add_to_all, dynamic=None, **options)
+    for count in (3, rows):
+        fast(torch.zeros(count, 4, device=NPU), torch.zeros(4, device=NPU))
+    return fast
+
+
+def test_fewer_rows_end_earlier() -> None:
+    """What lies right behind an input with fewer rows than the compiled one had is not a part of it."""
+    fast = _with_many_rows(8, require_capture=True)  # which refuses a call that would run as traced
+    memory = torch.arange(16.0, device=NPU)
+    (result,) = fast(memory[:8].view(2, 4), memory[8:12])
+    assert torch.equal(result.cpu(), torch.arange(8.0).view(2, 4) * 2 + torch.arange(9.0, 13.0))
+
+
+def test_more_rows_end_later() -> None:
+    """A written input that lies in a row beyond those that the compiled call had is seen."""
+    fast = _with_many_rows(2)
+    memory = torch.arange(32.0)
+    on_device = memory.to(NPU)
+    (expected,), (result,) = (f(m.view(8, 4), m[28:]) for f, m in ((_add_to_all, memory), (fast, on_device)))
+    assert torch.equal(result.cpu(), expected)
+    assert torch.equal(on_device.cpu(), memory)
