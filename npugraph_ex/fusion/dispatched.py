@@ -128,7 +128,7 @@ class _Recorder(TorchDispatchMode):
     def _node_of(self, leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             node = self._nodes.get(id(leaf))
-        elif isinstance(leaf, torch.SymInt):
+        elif isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             node = self._size(str(leaf))
         else:
             return leaf

@@ -113,12 +113,16 @@ def _asks_sizes(x: Any, y: Any) -> Any:
     return x.view(x.shape[0] * x.shape[1]), y.expand(x.shape[0], *y.shape[1:])
 
 
+def _computes_with_sizes(x: Any, y: Any) -> Any:
+    return x / (1 / x.shape[0]), y * x.shape[0]
+
+
 def _several(x: Any, y: Any) -> Any:
     halves = x.split([2, 2], dim=-1)
     return {"a": halves[1], "b": [torch.max(y, dim=-1)[1], y]}
 
 
-FUNCTIONS = [_twice, _writes, _asks_sizes, _several]
+FUNCTIONS = [_twice, _writes, _asks_sizes, _computes_with_sizes, _several]
 
 
 @pytest.mark.parametrize("symbolic", [False, True])
