@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -33,17 +33,19 @@ def run_meta_kernel(mode: FakeTensorMode, operator: OpOverload, args: Sequence[A
     """What ``operator`` returns for fake tensors of ``mode``, by its meta kernel alone; call it under ``fake_execution``.
 
     The mode would ask its cache, decompositions and rules first, which takes many times longer and answers the same. It is
-    asked where it knows more: where devices meet or an operator is told one, and for writes, whose result is an argument.
+    asked where it knows more: where devices meet or an operator is told one, for writes, whose result is an argument, and
+    where the kernel fails, because elements decide what it returns, say.
     """
     devices = {leaf.fake_device for leaf in _leaves((*args, *kwargs.values())) if isinstance(leaf, FakeTensor)}
     if operator._schema.is_mutable or kwargs.get("device") is not None or len(devices) != 1:
         return operator(*args, **kwargs)
     (device,) = devices
-    with in_kernel_invocation_manager(mode):
-        results = operator(*args, **kwargs)
-    if isinstance(results, torch.Tensor):
-        return fake_of_meta(mode, results, device)
-    return pytree.tree_map_only(torch.Tensor, lambda result: fake_of_meta(mode, result, device), results)
+    try:
+        with in_kernel_invocation_manager(mode):
+            results = operator(*args, **kwargs)
+        return pytree.tree_map_only(torch.Tensor, lambda result: fake_of_meta(mode, result, device), results)
+    except Exception:  # noqa: BLE001 - the mode answers, or says better what is wrong
+        return operator(*args, **kwargs)
 
 
 def _leaves(arguments: Iterable[Any]) -> Iterator[Any]:
@@ -55,6 +57,11 @@ def _leaves(arguments: Iterable[Any]) -> Iterator[Any]:
             yield argument
 
 
+def on_meta_tensors(mode: FakeTensorMode) -> AbstractContextManager[None]:
+    """In the block, fake tensors of ``mode`` are tensors of the meta device, and so is what operators make of them."""
+    return in_kernel_invocation_manager(mode)
+
+
 def fake_of_meta(mode: FakeTensorMode, value: torch.Tensor, device: torch.device) -> FakeTensor:
     """A tensor on the meta device as a fake tensor on ``device``, in the same memory."""
     return FakeTensor(mode, value, device)
@@ -62,8 +69,14 @@ def fake_of_meta(mode: FakeTensorMode, value: torch.Tensor, device: torch.device
 
 def fresh_fake(mode: FakeTensorMode, value: torch.Tensor) -> FakeTensor:
     """A new fake tensor of ``mode`` with the shape, strides, dtype and device of ``value``, in memory of its own."""
+    shape, stride, storage = value.shape, value.stride(), value.untyped_storage().nbytes()
     with in_kernel_invocation_manager(mode):
-        new = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        if isinstance(storage, int):
+            new = torch.empty_strided(shape, stride, dtype=value.dtype, device="meta")
+        else:  # which ``empty_strided`` would compute anew, from every symbol
+            new = torch.empty(storage // value.element_size(), dtype=value.dtype, device="meta").as_strided(
+                shape, stride
+            )
     return fake_of_meta(mode, new, value.device)
 
 

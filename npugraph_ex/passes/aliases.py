@@ -15,7 +15,10 @@ Every pass asks here and keeps no idea of its own:
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple
 
 import torch
 from torch import fx
@@ -57,6 +60,33 @@ def output_values(graph: fx.Graph) -> list[object]:
     return list(pytree.tree_leaves(output.args[0], is_leaf=lambda leaf: leaf is None))
 
 
+class _Place(NamedTuple):
+    """Where a node's value lies; the value is kept, so that no other gets its identity."""
+
+    value: object
+    regions: tuple[Region, ...]
+    storages: Mapping[int, int | torch.SymInt]
+
+    @classmethod
+    def of(cls, value: object, leaves: Sequence[torch.Tensor]) -> _Place:
+        roots = [_torch_private.storage_key(leaf) for leaf in leaves]
+        storages = {root: leaf.untyped_storage().nbytes() for root, leaf in zip(roots, leaves, strict=True)}
+        return cls(value, tuple(map(Region.of, leaves, roots)), storages)
+
+
+_PLACES: ContextVar[dict[int, _Place] | None] = ContextVar("places", default=None)
+
+
+@contextmanager
+def places_remembered() -> Iterator[None]:
+    """In the block, where a value lies is looked up once, however often ``AliasFacts`` are built. Edit no value in place."""
+    token = _PLACES.set({})
+    try:
+        yield
+    finally:
+        _PLACES.reset(token)
+
+
 class AliasFacts:
     """Memory, reads and writes of one graph, as it is now. Build it anew after the graph was edited.
 
@@ -71,6 +101,8 @@ class AliasFacts:
         self._parent: dict[int, int] = {}  # storages that schemas declare to be one, though their tensors do not say so
         self._regions: dict[fx.Node, tuple[Region, ...]] = {}
         self._bytes: dict[int, int | torch.SymInt] = {}
+        remembered = _PLACES.get()
+        self._places: dict[int, _Place] = {} if remembered is None else remembered
         self.writers: list[fx.Node] = []
         for node in graph.nodes:
             self.add(node)
@@ -151,13 +183,12 @@ class AliasFacts:
     def _lies_in(self, node: fx.Node) -> tuple[Region, ...]:
         if "val" not in node.meta:
             return (Region(UNKNOWN),) if node.op not in ("output", "get_attr") else ()
-        regions = []
-        for leaf in tensor_leaves(node):
-            root = _torch_private.storage_key(leaf)
-            if root not in self._bytes:
-                self._bytes[root] = leaf.untyped_storage().nbytes()
-            regions.append(Region.of(leaf, root))
-        return tuple(regions)
+        value = node.meta["val"]
+        place = self._places.get(id(value))
+        if place is None or place.value is not value:
+            place = self._places[id(value)] = _Place.of(value, tensor_leaves(node))
+        self._bytes.update(place.storages)
+        return place.regions
 
     def _join_declared_aliases(self, node: fx.Node) -> None:
         for source in may_alias(node):

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import HigherOrderOperator
+from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
@@ -37,7 +37,16 @@ def fake_mode_of(graph: fx.Graph) -> FakeTensorMode | None:
 
 def _same_number(left: object, right: object) -> bool:
     """Whether two sizes are equal for every value of their symbols; adds no guard."""
+    if isinstance(left, int) and isinstance(right, int):
+        return left == right
+    if isinstance(left, torch.SymInt) and isinstance(right, torch.SymInt) and _is_one_expression(left, right):
+        return True
     return statically_known_true(left == right)
+
+
+def _is_one_expression(left: torch.SymInt, right: torch.SymInt) -> bool:
+    """Whether two sizes are written alike, which is most often so and quickly seen."""
+    return left.node.shape_env is right.node.shape_env and bool(left.node.expr == right.node.expr)
 
 
 def same_numbers(left: Iterable[object], right: Iterable[object]) -> bool:
@@ -87,7 +96,9 @@ def derive(node: fx.Node, mode: FakeTensorMode | None) -> Any:
     """What ``node`` produces, by fake execution on the metadata of its arguments."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), _value_of)
     try:
-        with _torch_private.fake_execution(mode):
+        with _torch_private.fake_execution(mode, symbolic=getattr(mode, "shape_env", None) is not None):
+            if mode is not None and isinstance(node.target, OpOverload):
+                return _torch_private.run_meta_kernel(mode, node.target, args, kwargs)
             return node.target(*args, **kwargs)  # type: ignore[operator]
     except Exception as error:
         shown = pytree.tree_map(_described, (args, kwargs))

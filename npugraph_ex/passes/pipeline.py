@@ -30,10 +30,11 @@ from npugraph_ex.passes import (
     positional,
     reinplace,
 )
+from npugraph_ex.passes.aliases import places_remembered
 from npugraph_ex.passes.numerics import NumericCheck
 from npugraph_ex.passes.pass_ import Pass, PassContext, user_pass
 from npugraph_ex.passes.snapshot import Snapshot
-from npugraph_ex.passes.verify import Contract
+from npugraph_ex.passes.verify import Contract, check_definitions
 from npugraph_ex.streams import check, closure, deadlock, lifetimes, lowering, redundant, scopes
 
 PIPELINE: tuple[Pass, ...] = (
@@ -161,12 +162,13 @@ def run(  # noqa: PLR0913 - what is optional is named
     dumper = dumper or new_dumper()
     metadata.refresh(gm.graph, [node for node in gm.graph.nodes if "val" not in node.meta])
     positional.spell(gm.graph.nodes)
-    contract = Contract.of(gm.graph)
-    contract.check(gm.graph, "AOT")
-    state = _Run(gm, context, contract, Snapshot(gm), dumper, NumericCheck(gm) if options.check_numerics else None)
+    check_definitions(gm.graph, "AOT")
+    numerics = NumericCheck(gm) if options.check_numerics else None
     if dumper is not None:
         dumper.graph(gm, "aot")
-    with no_collection():  # nodes are many and live on: each full collection would look at all of them for nothing
+    # Nodes are many and live on: each full collection would look at all of them for nothing.
+    with no_collection(), places_remembered():
+        state = _Run(gm, context, Contract.of(gm.graph), Snapshot(gm), dumper, numerics)
         for pass_ in passes:
             state.apply(pass_)
         gm.recompile()

@@ -48,7 +48,7 @@ class Contract:
 
     def check(self, graph: fx.Graph, pass_name: str) -> None:
         """Raise ``GraphVerificationError`` unless ``graph`` is sound and still fulfils this contract."""
-        _check_definitions(graph, pass_name)
+        check_definitions(graph, pass_name)
         new = Contract.of(graph)
         if new.inputs != self.inputs:
             raise _violation(pass_name, f"the graph has {new.inputs} inputs instead of {self.inputs}")
@@ -113,8 +113,8 @@ def _sharing(graph: fx.Graph, facts: AliasFacts, values: list[object]) -> tuple[
     return tuple(result)
 
 
-def _check_definitions(graph: fx.Graph, pass_name: str) -> None:
-    """Every node is defined before it is used, and the graph passes ``fx``'s own lint."""
+def check_definitions(graph: fx.Graph, pass_name: str) -> None:
+    """Raise ``GraphVerificationError`` unless nodes are defined before they are used and ``fx``'s own lint agrees."""
     defined: set[fx.Node] = set()
     for node in graph.nodes:
         for argument in node.all_input_nodes:

@@ -1,0 +1,88 @@
+"""Metadata by an operator's meta kernel alone is what the fake mode says, also where the kernel alone would be wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
+
+from npugraph_ex import _torch_private
+
+aten = torch.ops.aten
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _operator() -> Iterator[None]:
+    """An operator with two results, of which one is on the CPU."""
+    with _torch_private.scoped_library("meta_kernels") as library:
+        library.define("counted(Tensor x) -> (Tensor, Tensor)")
+        torch.library.register_fake(
+            "meta_kernels::counted",
+            lambda x: (torch.empty_like(x), torch.empty((), dtype=torch.int64, device="cpu")),
+            lib=library,
+        )
+        yield
+
+
+def _seen(results: Any) -> list[object]:
+    return [
+        (tuple(map(str, leaf.shape)), tuple(map(str, leaf.stride())), leaf.dtype, leaf.device, type(leaf))
+        for leaf in pytree.tree_leaves(results)
+    ]
+
+
+def _calls(x: torch.Tensor, y: torch.Tensor) -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
+    return {
+        "plain": (aten.mul.Tensor, (x, x), {}),
+        "a view": (aten.view.default, (x, [4, 2]), {}),
+        "a device": (aten._to_copy.default, (x,), {"device": torch.device("cpu")}),
+        "two devices": (aten.add.Tensor, (x, y.new_empty((), device="cpu")), {}),
+        "a real tensor": (aten.add.Tensor, (x, torch.ones(())), {}),
+        "a result elsewhere": (torch.ops.meta_kernels.counted.default, (x,), {}),
+        "a write": (aten.add_.Tensor, (x, y), {}),
+        "elements decide": (aten.nonzero.default, (x,), {}),
+    }
+
+
+NAMES = (
+    "plain",
+    "a view",
+    "a device",
+    "two devices",
+    "a real tensor",
+    "a result elsewhere",
+    "a write",
+    "elements decide",
+)
+
+
+@pytest.mark.parametrize("call", NAMES)
+def test_the_kernel_alone_answers_as_the_mode_does(call: str) -> None:
+    """Shapes, strides, dtypes and devices are equal; a size that depends on elements is a new symbol in both."""
+    answers = []
+    for alone in (True, False):
+        mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+        with mode:
+            x, y = (torch.empty(2, 4, dtype=torch.float16, device="npu") for _ in range(2))
+            operator, args, kwargs = _calls(x, y)[call]
+        with _torch_private.fake_execution(mode):
+            results = (
+                _torch_private.run_meta_kernel(mode, operator, args, kwargs) if alone else operator(*args, **kwargs)
+            )
+        answers.append(_seen(results))
+        assert all(isinstance(leaf, FakeTensor) for leaf in pytree.tree_leaves(results))
+    assert answers[0] == answers[1]
+
+
+def test_what_a_kernel_refuses_is_said_by_the_mode() -> None:
+    """The error names what is wrong, as it would without the shortcut."""
+    mode = FakeTensorMode()
+    with mode:
+        x = torch.empty(2, 4, device="npu")
+    with _torch_private.fake_execution(mode), pytest.raises(RuntimeError, match="invalid for input of size"):
+        _torch_private.run_meta_kernel(mode, aten.view.default, (x, [3, 3]), {})
