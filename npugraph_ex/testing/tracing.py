@@ -21,7 +21,9 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from npugraph_ex import _torch_private
 from npugraph_ex.passes.dead_code import has_effect
-from npugraph_ex.testing.inputs import Input, size_of
+from npugraph_ex.testing.inputs import Input, size_of, symbols_of
+from npugraph_ex.testing.lifting import Lifting, Numbers, primes
+from npugraph_ex.testing.pointwise import run_pointwise
 from npugraph_ex.testing.recording import Functionalizer, Recorder, UnknownViewError
 
 
@@ -41,6 +43,8 @@ def trace(
         return _traced(_without_symbols(), function, inputs, sizes, functional=functional)
     hints = _hints(sizes)
     if hints is not sizes:
+        with contextlib.suppress(Exception):  # then its numbers are no products of symbols, or it takes no large sizes
+            return _lifted(_ground(hints), function, inputs, sizes, functional=functional)
         # What is learnt from hints that are not the program's sizes, or refused for them, need not hold for it.
         shared = _ground(hints)
         with contextlib.suppress(Exception):
@@ -48,6 +52,23 @@ def trace(
             if shared.is_innocent():
                 return graph
     return _traced(_ground(sizes), function, inputs, sizes, functional=functional)
+
+
+def _lifted(
+    ground: _Ground,
+    function: Callable[..., Any],
+    inputs: Sequence[Input],
+    sizes: Mapping[str, int],
+    *,
+    functional: bool,
+) -> fx.GraphModule:
+    """Traced with primes for sizes, which takes a third of the time, and then lifted to the symbols of ``ground``."""
+    symbols = frozenset().union(*(symbols_of(spec.shape) for spec in inputs))
+    graph = _traced(_without_symbols(), function, inputs, {**sizes, **primes(symbols)}, functional=functional)
+    new = _fakes(ground, inputs, sizes)
+    ground.begun()
+    Lifting(ground.mode, ground.numbers(symbols)).lift(graph.graph, new)
+    return graph
 
 
 def _traced(
@@ -72,9 +93,8 @@ def _traced(
 class _Ground:
     """A fake mode with symbols, for every program that has these.
 
-    What operators return is remembered by the environment of the symbols, which makes tracing several times faster for the
-    next program. An environment that has learnt more of its symbols than that they are sizes is not used again: what holds
-    for one program need not hold for another.
+    Products of its symbols are made once, which is most of what a lifted program needs. An environment that has learnt more
+    of its symbols than that they are sizes is not used again: what holds for one program need not hold for another.
 
     Args:
         hints: what each symbol is while tracing; None where sizes are numbers.
@@ -84,6 +104,7 @@ class _Ground:
         self.environment = None if hints is None else ShapeEnv()
         self.mode = FakeTensorMode(shape_env=self.environment)
         self.symbols: dict[str, Any] = {}
+        self._numbers: dict[frozenset[str], Numbers] = {}
         self._hints = hints or {}
         self._known: object = None
 
@@ -97,7 +118,8 @@ class _Ground:
 
     def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What an operator returns for fake tensors."""
-        return _torch_private.run_meta_kernel(self.mode, func, args, kwargs)
+        run = partial(_torch_private.run_meta_kernel, self.mode, func, args, kwargs)
+        return run() if self.environment is not None else run_pointwise(self.mode, func, args, kwargs, run)
 
     def size(self, dim: int | str, sizes: Mapping[str, int]) -> Any:
         """A number, or the symbol that stands for every size of this name."""
@@ -109,6 +131,12 @@ class _Ground:
             symbol = environment.create_symbol(hint, source=source, dynamic_dim=DimDynamic.DYNAMIC)
             self.symbols[dim] = environment.create_symintnode(symbol, hint=hint, source=source)
         return self.symbols[dim]
+
+    def numbers(self, names: frozenset[str]) -> Numbers:
+        """What numbers stand for that were computed with ``primes(names)``."""
+        if names not in self._numbers:
+            self._numbers[names] = Numbers({prime: self.symbols[name] for name, prime in primes(names).items()})
+        return self._numbers[names]
 
     def _knowledge(self) -> object:
         known = self.environment

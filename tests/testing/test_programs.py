@@ -15,9 +15,10 @@ from torch.utils import _pytree as pytree
 
 from npugraph_ex import _torch_private, testing
 from npugraph_ex.fusion.rules import RULE_NAMES
-from npugraph_ex.testing import Case, Input, Program, make_inputs
+from npugraph_ex.testing import Case, Input, Program, make_inputs, tracing
 from npugraph_ex.testing.client_operators import client_operators
 from npugraph_ex.testing.inputs import Dim, size_of
+from npugraph_ex.testing.lifting import UnliftableError
 from npugraph_ex.testing.near_misses import NEAR_MISSES, applicable
 from npugraph_ex.testing.patterns import respelled
 from npugraph_ex.testing.program import Ref, Step
@@ -141,7 +142,10 @@ def _metas(graph: fx.Graph) -> list[object]:
 def test_meta_kernels_say_what_the_fake_mode_says(
     maker: Callable[..., Maker], dynamic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Shapes, dtypes, devices, strides, offsets and shared memory of every value are those of torch's own propagation."""
+    """Shapes, dtypes, devices, strides, offsets and shared memory of every value are those of torch's own propagation.
+
+    So they are where dtypes of elementwise results are remembered, and where sizes are primes that are read as symbols.
+    """
 
     def traced(program: Program) -> list[object]:
         function, sizes = program.function(), program.sizes[0]
@@ -149,9 +153,38 @@ def test_meta_kernels_say_what_the_fake_mode_says(
         return _metas(graph.graph)
 
     programs = [sample(maker(dynamic=dynamic), seed) for seed in range(40)]
+    lifted = list[object]()
+    original = tracing._lifted
+    monkeypatch.setattr(tracing, "_lifted", lambda *args, **kwargs: lifted.append(0) or original(*args, **kwargs))
     found = [traced(program) for program in programs]
+    monkeypatch.setattr(tracing, "_lifted", _refuse)
+    assert len(lifted) == (40 if dynamic else 0)
+    monkeypatch.setattr(tracing, "run_pointwise", lambda *call: call[-1]())
     monkeypatch.setattr(_torch_private, "run_meta_kernel", lambda _, operator, args, kwargs: operator(*args, **kwargs))
     assert found == [traced(program) for program in programs]
+
+
+def _refuse(*args: object, **kwargs: object) -> None:
+    raise UnliftableError
+
+
+def test_most_programs_need_no_arithmetic_on_symbols(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Primes in place of sizes can be read as symbols in nine programs of ten."""
+    drawn = [sample(planted_programs(pattern=RULE, dynamic=True), seed) for seed in range(80)]
+    programs = [program for program in drawn if program.dynamic]
+    assert len(programs) > 30
+    symbolic = list[object]()
+    original = tracing._traced
+
+    def traced(ground: Any, *args: Any, **kwargs: Any) -> Any:
+        if ground.environment is not None:
+            symbolic.append(ground)
+        return original(ground, *args, **kwargs)
+
+    monkeypatch.setattr(tracing, "_traced", traced)
+    for program in programs:
+        trace(program.function(), program.inputs, program.sizes[0], dynamic=True, functional=program.functional)
+    assert len(symbolic) <= len(programs) / 10
 
 
 def test_most_fusions_are_counted_exactly(planted: list[Program]) -> None:
