@@ -20,7 +20,7 @@ from npugraph_ex.testing.host import HostGraph
 from npugraph_ex.testing.inputs import Input, make_inputs
 from npugraph_ex.testing.judge import Limits, same_values
 from npugraph_ex.testing.metadata import Observation, observe, visible_difference
-from npugraph_ex.testing.verdict import JudgedValues, Verdict, judge_values
+from npugraph_ex.testing.verdict import JudgedValues, Verdict, judge_values, unaffected
 
 
 def optimise(gm: fx.GraphModule, options: Mapping[str, Any]) -> PassReport:
@@ -56,13 +56,15 @@ def compare_on_host(
         limits: of the judge.
     """
     before, after = HostGraph(traced), HostGraph(optimised)
+    replaced = replaced_nodes(report)
+    kept: dict[fx.Node, Any] = dict.fromkeys(unaffected(traced.graph, replaced))
     total, seen = Verdict(), list[Mapping[str, int]]()
     for call, wanted in enumerate(sizes):
         if wanted in seen:
             continue
         seen.append(wanted)
         make = partial(make_inputs, inputs, sizes=wanted, call=call, device="cpu")
-        old, new = (_observed(graph, make()) for graph in (before, after))
+        old, new = _observed(before, make(), kept), _observed(after, make())
         what = visible_difference(old, new, strides=False)
         if what:
             total.messages.append(f"call {call}: {what}")
@@ -71,7 +73,9 @@ def compare_on_host(
         if all(map(same_values, expected, values)):
             continue
         judged = judge_values(
-            JudgedValues(traced, make, len(new.outputs), replaced_nodes(report), on_host=True),
+            JudgedValues(
+                traced, make, len(new.outputs), replaced, {node.name: value for node, value in kept.items()}
+            ),
             values, expected, limits=limits,
         )  # fmt: skip
         total.worst_ulp = max(total.worst_ulp, judged.worst_ulp)
@@ -81,5 +85,5 @@ def compare_on_host(
     return total
 
 
-def _observed(graph: HostGraph, inputs: list[Any]) -> Observation:
-    return observe(inputs, graph.run(inputs))
+def _observed(graph: HostGraph, inputs: list[Any], keep: dict[fx.Node, Any] | None = None) -> Observation:
+    return observe(inputs, graph.run(inputs, keep=keep))

@@ -77,11 +77,17 @@ class Judgement:
         return self.wrong == 0
 
 
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether two tensors on the CPU hold the same values; every NaN is the same, -0.0 is not 0.0."""
     if left.shape != right.shape or left.dtype != right.dtype:
         return False
     if left.dtype.is_floating_point:
+        bits = _BITS[left.element_size()]
+        if torch.equal(left.view(bits), right.view(bits)):
+            return True
         both_nan = left.isnan() & right.isnan()
         equal = (left == right) & (left.signbit() == right.signbit())
         return bool((both_nan | equal).all())

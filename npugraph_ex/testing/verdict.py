@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from npugraph_ex.passes.dead_code import orders_work
 from npugraph_ex.reference import before_rounding
 from npugraph_ex.testing.formats import FORMATS
-from npugraph_ex.testing.host import DeviceGraph, HostGraph
+from npugraph_ex.testing.host import DeviceGraph
 from npugraph_ex.testing.judge import Judgement, Limits, judge_floating, judge_quantised, same_bits, same_values
 from npugraph_ex.testing.reference64 import (
     MANY_RUNS,
@@ -40,14 +40,15 @@ class JudgedValues:
         outputs: how many of the values are outputs; the others are the inputs after the call.
         replaced: names of the nodes that were fused. What does not follow from them was computed by the same kernels
             as in eager mode, so the reference starts from its very bits; only what was rewritten is judged.
-        on_host: whether the graph ran on the CPU, through references, rather than on the device.
+        before: what the operators computed of which ``unaffected`` says that they do not follow from those, by node name,
+            in the call that ``eager`` values are of. The graph is run again for it where it is None.
     """
 
     graph: fx.GraphModule
     inputs: Callable[[], Sequence[torch.Tensor]]
     outputs: int
     replaced: frozenset[str] = frozenset()
-    on_host: bool = False
+    before: Mapping[str, Any] | None = None
 
 
 @dataclass
@@ -64,7 +65,7 @@ def judge_values(what: JudgedValues, values: Sequence[Any], eager: Sequence[Any]
     What is computed from a quantised value is judged given what the candidate quantised to: a step of one at a tie is
     right, and so is everything that exactly follows from it. That value must therefore be an output of the graph.
     """
-    forced = {**_before_rewriting(what), **_forced(what, values)}
+    forced = {**(_before_rewriting(what) if what.before is None else what.before), **_forced(what, values)}
     inputs = what.inputs()
     graph = WideGraph(what.graph)
     reference = run_reference(graph, inputs, forced=forced)
@@ -152,17 +153,20 @@ def _forced(what: JudgedValues, values: Sequence[Any]) -> dict[str, torch.Tensor
     }
 
 
-def _before_rewriting(what: JudgedValues) -> dict[str, Any]:
-    """What the operators computed that do not follow from a fused one."""
+def unaffected(graph: fx.Graph, replaced: frozenset[str]) -> list[fx.Node]:
+    """The nodes that compute something which does not follow from one that was fused; none where none was."""
     follow: set[fx.Node] = set()
-    for node in what.graph.graph.nodes:
-        if node.name in what.replaced or any(source in follow for source in node.all_input_nodes):
+    for node in graph.nodes:
+        if node.name in replaced or any(source in follow for source in node.all_input_nodes):
             follow.add(node)
-    if not follow:
-        return {}
-    kept = {node: None for node in what.graph.graph.nodes if node not in follow and _computes(node)}
-    runner = HostGraph(what.graph) if what.on_host else DeviceGraph(what.graph)
-    runner.run(what.inputs(), keep=kept)
+    return [node for node in graph.nodes if node not in follow and _computes(node)] if follow else []
+
+
+def _before_rewriting(what: JudgedValues) -> dict[str, Any]:
+    """What the operators computed on the device that do not follow from a fused one."""
+    kept: dict[fx.Node, Any] = dict.fromkeys(unaffected(what.graph.graph, what.replaced))
+    if kept:
+        DeviceGraph(what.graph).run(what.inputs(), keep=kept)
     return {node.name: value for node, value in kept.items()}
 
 
