@@ -25,12 +25,12 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        hints = _hints(function)
+        fitting = _fitting(function)
         given = [*zip(names, args, strict=False), *kwargs.items()]
         given += [(name, value) for name in several for value in args[len(names) :]]
         for name, value in given:
-            if not _fits(value, hints.get(name)):
-                raise _wrong(f"{said}({name}=...)", hints[name], value)
+            if name in fitting and not fitting[name](value):
+                raise _wrong(f"{said}({name}=...)", get_type_hints(function)[name], value)
         return function(*args, **kwargs)
 
     return call
@@ -39,10 +39,10 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
 def check_fields(instance: object) -> None:
     """Raise TypeError where a field of a dataclass is not of the type that its annotation says."""
     kind: Any = type(instance)
-    for name, hint in _hints(kind).items():
+    for name, fits in _fitting(kind).items():
         value = getattr(instance, name)
-        if not _fits(value, hint):
-            raise _wrong(f"{kind.__name__}.{name}", hint, value)
+        if not fits(value):
+            raise _wrong(f"{kind.__name__}.{name}", get_type_hints(kind)[name], value)
 
 
 def check_least(name: str, value: float, least: int) -> None:
@@ -59,45 +59,49 @@ def _wrong(name: str, hint: Any, value: object) -> TypeError:
 
 
 @cache
-def _hints(target: Any) -> dict[str, Any]:
-    """Annotations by name. They are read at the first call: what they name may be defined below."""
-    return get_type_hints(target)
+def _fitting(target: Any) -> dict[str, Callable[[Any], bool]]:
+    """For each annotated name, what tells a fitting value; made at the first call: annotations may name what is below."""
+    return {name: _test(hint) for name, hint in get_type_hints(target).items()}
 
 
-@cache  # programs are made by the thousand
-def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    return get_origin(hint) or hint, get_args(hint)
-
-
-def _fits(value: object, hint: Any) -> bool:
-    kind, inner = _parts(hint)
+@cache
+def _test(hint: Any) -> Callable[[Any], bool]:
+    """What tells a value that fits. It is made once: programs are drawn by the thousand."""
+    kind, inner = get_origin(hint) or hint, get_args(hint)
     if kind in (Union, UnionType):
-        return any(_fits(value, one) for one in inner)
+        tests = [_test(one) for one in inner]
+        return lambda value: any(fits(value) for fits in tests)
     if kind is Callable:
-        return callable(value)
+        return callable
     if kind is Any or not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
-        return True
+        return lambda _: True
     if kind in (int, float):
-        return isinstance(value, (int, kind)) and not isinstance(value, bool)
-    if not isinstance(value, (tuple, list) if kind is tuple else kind):
-        return False
-    return not inner or _holds(value, kind, inner)
+        return lambda value: isinstance(value, (int, kind)) and not isinstance(value, bool)
+    accepted = (tuple, list) if kind is tuple else kind
+    if not inner:
+        return lambda value: isinstance(value, accepted)
+    holds = _test_of_contents(kind, inner)
+    return lambda value: isinstance(value, accepted) and holds(value)
 
 
-def _holds(value: Any, kind: type, inner: Sequence[Any]) -> bool:
-    """Whether what is in a container fits."""
+def _test_of_contents(kind: type, inner: Sequence[Any]) -> Callable[[Any], bool]:
+    """What tells a container in which everything fits."""
+    tests = [_test(one) for one in inner if one is not Ellipsis]
     if issubclass(kind, Mapping):
-        return all(_fits(key, inner[0]) and _fits(item, inner[1]) for key, item in value.items())
+        of_key, of_item = tests
+        return lambda value: all(of_key(key) and of_item(item) for key, item in value.items())
     if kind is tuple and inner[-1] is not Ellipsis:
-        return len(value) == len(inner) and all(map(_fits, value, inner))
+        return lambda value: (
+            len(value) == len(tests) and all(fits(item) for fits, item in zip(tests, value, strict=True))
+        )
     if issubclass(kind, Sequence):
-        return not isinstance(value, (str, bytes)) and all(_fits(item, inner[0]) for item in value)
-    return True
+        return lambda value: not isinstance(value, (str, bytes)) and all(map(tests[0], value))
+    return lambda _: True
 
 
 def _words(hint: Any) -> str:
     """A type as it is said: "int", "sequence of Input", "str or None"."""
-    kind, parts = _parts(hint)
+    kind, parts = get_origin(hint) or hint, get_args(hint)
     inner = [one for one in parts if one is not Ellipsis]
     if kind in (Union, UnionType):
         return " or ".join(map(_words, inner))

@@ -15,6 +15,9 @@ from npugraph_ex.testing.arguments import check_fields, check_least, checked
 
 Layout = Literal["contiguous", "transposed", "strided", "offset"]
 LAYOUTS: tuple[Layout, ...] = ("contiguous", "transposed", "strided", "offset")
+_PERIOD = 4093
+"""After how many values they repeat: random numbers for a weight of a million would take longer than what is done with it.
+A prime, so that no two rows are alike."""
 Dim = int | str
 """A size: a number, a symbol such as "s0", or a product such as "s0*4"."""
 
@@ -93,7 +96,14 @@ class Input:
         return _values(self, tuple(size_of(dim, sizes) for dim in self.shape), call)
 
     def drawn(self, shape: tuple[int, ...], call: int) -> torch.Tensor:
-        """As ``values``, anew."""
+        """As ``values``, anew. A large tensor repeats its first values."""
+        count = math.prod(shape)
+        if count > _PERIOD:
+            few = self._random((_PERIOD,), call)
+            return few.repeat(-(-count // _PERIOD))[:count].view(shape)
+        return self._random(shape, call)
+
+    def _random(self, shape: tuple[int, ...], call: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + call * 7919) % 2**63)
         dtype = self.torch_dtype
         if dtype.is_floating_point:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import ast
+import inspect
 import linecache
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
+from types import CodeType
 from typing import Any
 
 import torch
@@ -105,24 +106,30 @@ class Program:
 
 
 @lru_cache(maxsize=256)  # a program is checked along several ways
+def _compiled(source: str) -> CodeType:
+    """The code of a module; errors in it show its source lines."""
+    name = f"<program {abs(hash(source)):x}>"
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    return compile(source, name, "exec")
+
+
 def check_source(source: str, inputs: int) -> None:
     """Raise ValueError unless ``source`` is the text of a function ``program`` of so many arguments."""
     try:
-        defined = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+        constants = _compiled(source).co_consts
     except SyntaxError as error:
         raise ValueError(f"Case.source must be Python: {error.msg} in line {error.lineno}.") from error
-    arguments = next((node.args for node in defined if node.name == "program"), None)
-    if arguments is None:
+    functions = [one for one in constants if isinstance(one, CodeType) and one.co_flags & inspect.CO_OPTIMIZED]
+    program = next((function for function in functions if function.co_name == "program"), None)
+    if program is None:
         raise ValueError(f"Case.source must be the text of a function called program; it is {source!r}.")
-    if len(arguments.args) != inputs and not arguments.vararg:
-        raise ValueError(f"Case.inputs must be {len(arguments.args)} as program takes; they are {inputs}.")
+    if program.co_argcount != inputs and not program.co_flags & inspect.CO_VARARGS:
+        raise ValueError(f"Case.inputs must be {program.co_argcount} as program takes; they are {inputs}.")
 
 
 def function_of(source: str) -> Callable[..., Any]:
     """Compile the text of one function called ``program``; torch is the only name that it knows."""
-    name = f"<program {abs(hash(source)):x}>"
-    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     scope: dict[str, Any] = {"torch": torch}
-    exec(compile(source, name, "exec"), scope)  # noqa: S102 - the text was rendered from a Program above
+    exec(_compiled(source), scope)  # noqa: S102 - the text was rendered from a Program above
     function: Callable[..., Any] = scope["program"]
     return function

@@ -230,7 +230,7 @@ def _planted(  # noqa: PLR0913 - as ``planted_programs``
     kind: str | None = near_miss if isinstance(near_miss, str) else None
     # Of some variants of a rule nothing is a near-miss.
     wanted = [
-        one for one in variants if (applicable(one) if kind is None else kind in applicable(one)) or not near_miss
+        one for one in variants if not near_miss or (applicable(one) if kind is None else kind in applicable(one))
     ]
     if not wanted:
         raise ValueError(f"no near-miss {'' if kind is None else repr(kind)} of {variants[0].name} is known.")

@@ -35,7 +35,7 @@ class Template:
 
 @dataclass(frozen=True)
 class Size:
-    """A product of named sizes."""
+    """A product of sizes, each named by the number that it has among those of the arguments."""
 
     names: tuple[str, ...]
 
@@ -82,7 +82,10 @@ def fill(
         scalars: the numeric arguments.
         sizes: the values of the symbols in the program's first call.
     """
-    names = {dim: str(dim) for shape in shapes.values() for dim in shape}
+    names: dict[Dim, str] = {}
+    for shape in shapes.values():
+        for dim in shape:
+            names.setdefault(dim, str(len(names)))
     template = None if 0 in sizes.values() else _template(pattern, shapes, dtypes, names)
     if template is None:
         return _for_these_sizes(pattern, shapes, dtypes, scalars, sizes)
@@ -107,7 +110,7 @@ def _dim(part: Any, symbolic: Mapping[str, Dim], values: Mapping[str, int]) -> D
     """A symbolic size: a product of symbols and a number."""
     if not isinstance(part, Size):
         return int(part)
-    free = [name for name in part.names if name in symbolic]
+    free = [str(symbolic[name]) for name in part.names if name in symbolic]
     fixed = math.prod(values[name] for name in part.names if name not in symbolic)
     return "*".join([*free, *([str(fixed)] if fixed != 1 else [])]) if free else fixed
 
@@ -149,21 +152,11 @@ def _template(
     names: Mapping[Dim, str],
 ) -> Template | None:
     """The template for arguments whose sizes are equal where those of ``shapes`` are; None where there is none."""
-    order = {dim: number for number, dim in enumerate(names)}
-    layout = tuple((name, tuple(order[dim] for dim in shape), dtypes[name]) for name, shape in shapes.items())
+    layout = tuple((name, tuple(int(names[dim]) for dim in shape), dtypes[name]) for name, shape in shapes.items())
     key = (pattern.rule, layout)
     if key not in _templates:
         _templates[key] = _new_template(pattern, layout)
-    found = _templates[key]
-    if found is None:
-        return None
-    named = [names[dim] for dim in order]
-
-    def rename(part: Any) -> Any:
-        return Size(tuple(named[int(name)] for name in part.names)) if isinstance(part, Size) else part
-
-    metas = {name: (_substituted(shape, rename), dtype) for name, (shape, dtype) in found.metas.items()}
-    return Template(_with(found.steps, rename), found.outputs, found.vanishing, metas)
+    return _templates[key]
 
 
 def _new_template(pattern: Pattern, layout: Sequence[tuple[str, tuple[int, ...], torch.dtype]]) -> Template | None:
