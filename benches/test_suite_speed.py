@@ -12,6 +12,7 @@ import torch
 from stages import stages
 from tables import Table
 
+from npugraph_ex._collection import rare_collection
 from npugraph_ex.fusion.rules import RULE_NAMES
 from npugraph_ex.testing import strategies
 from npugraph_ex.testing.client_operators import client_operators
@@ -22,8 +23,10 @@ from npugraph_ex.testing.patterns import registered_patterns
 from npugraph_ex.testing.strategies import Maker, exact_programs, planted_programs
 
 EXAMPLES = 30
-BY_ROUTE = {"fx": 120, "graph": 40}
+BY_ROUTE = {"fx": 240, "graph": 40}
 """How many are enough that one of which the judge takes long does not decide the mean."""
+WARM_UP = {"fx": 100, "graph": 20}
+"""How many come before them, uncounted: the first programs of a process pay for what is set up once."""
 BARS = {"fx": 60, "graph": 12}
 """How many examples a second of one core are aimed at, by route; printed beside the figure, no gate."""
 ROUTES = {"fx": "passes alone", "graph": "compile, capture, replays"}
@@ -79,9 +82,9 @@ def test_where_the_time_goes(kind: str, route: str, table: Table) -> None:
     makers, threads, examples = KINDS[kind](), torch.get_num_threads(), BY_ROUTE[route]
     torch.set_num_threads(1)  # the rate is one core's
     try:
-        with client_operators(), stages() as found:
-            for number, maker in enumerate(islice(cycle(makers), len(makers) + examples)):
-                if number == len(makers):  # each rule was prepared and traced once
+        with client_operators(), rare_collection(), stages() as found:
+            for number, maker in enumerate(islice(cycle(makers), WARM_UP[route] + examples)):
+                if number == WARM_UP[route]:
                     found.seconds.clear()
                     start = time.process_time()
                 assert not check(Case.of(strategies.sample(maker, number), route=route)).failures

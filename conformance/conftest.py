@@ -71,6 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
     except TargetError as error:
         pytest.exit(str(error), returncode=_BEFORE_ALL)
     from npugraph_ex import testing
+    from npugraph_ex._collection import rare_collection
 
     name = config.getoption("mutant")
     if name == "list":
@@ -84,13 +85,14 @@ def pytest_configure(config: pytest.Config) -> None:
     except OtherRunError as error:
         pytest.exit(str(error), returncode=_BEFORE_ALL)
     config.stash[RUN] = run
+    stack = ExitStack()
+    config.add_cleanup(stack.close)
+    stack.enter_context(rare_collection())
     if name is not None:
-        stack = ExitStack()
         try:
             run.mutant = stack.enter_context(testing.mutant(name)).name
         except ValueError as error:
             pytest.exit(str(error), returncode=_BEFORE_ALL)
-        config.add_cleanup(stack.close)
         config.option.maxfail = config.option.maxfail or 1
     config.pluginmanager.register(Notes(run, config), "conformance-notes")
     import torch

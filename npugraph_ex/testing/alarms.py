@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 
+from npugraph_ex._collection import rare_collection
 from npugraph_ex.fusion.rules import RULE_NAMES
 from npugraph_ex.testing.client_operators import client_operators
 from npugraph_ex.testing.families import FAMILIES, Example, programs
@@ -55,7 +56,7 @@ def count_alarms(examples: int, *, first: int = 0, on_example: Callable[[Alarms]
     if examples < 1:
         raise ValueError(f"count_alarms(examples=...) takes an int >= 1; it is {examples}.")
     alarms, names = Alarms(), tuple(JUDGED)
-    with client_operators():
+    with client_operators(), rare_collection():
         for number in range(first, first + examples):
             family, start = names[number % len(names)], time.process_time()
             message = JUDGED[family](number // len(names))
