@@ -8,23 +8,26 @@ result in which a symbol is lost, as it is where the smaller of a symbol and a n
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from npugraph_ex import _torch_private
+from npugraph_ex.passes.operators import named_arguments
 
 _PRIMES = {0: (), 1: (1_099_511_627_791,), 2: (8_388_593, 8_388_617)}
 """By how many symbols there are: as large as 64 bits allow, a tensor being as large as their product and more."""
 
 _LARGEST = 100_000
-"""What a number of a program hardly reaches, and no sum, difference or plausible quotient of the primes stays below."""
+"""What a number of a program hardly reaches, and neither a sum of primes nor a small part of one stays below."""
 
 
 class UnliftableError(Exception):
@@ -32,14 +35,44 @@ class UnliftableError(Exception):
 
 
 def primes(names: Collection[str]) -> dict[str, int]:
-    """A size to trace with for each symbol.
+    """A size to trace with for each symbolic size of the inputs.
 
     Raises:
-        UnliftableError: there are more symbols than primes.
+        UnliftableError: there are more of them than primes, or one is called a product, such as "s0*4", which has a symbol
+            of its own.
     """
-    if len(names) not in _PRIMES:
+    if len(names) not in _PRIMES or not all(map(str.isidentifier, names)):
         raise UnliftableError
     return dict(zip(sorted(names), _PRIMES[len(names)], strict=True))
+
+
+def run_liftable(
+    run: Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], Any],
+    func: OpOverload,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """What ``run`` returns for a call in which sizes are primes.
+
+    Raises:
+        UnliftableError: that is a number, with which the program would go on as one of its own, or as many tensors as a
+            prime says, which would fill the memory.
+    """
+    if _cuts_a_symbol(func, args, kwargs):
+        raise UnliftableError
+    results = run(func, args, kwargs)
+    if not all(leaf is None or isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(results)):
+        raise UnliftableError
+    return results
+
+
+def _cuts_a_symbol(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the results are a list of parts of a tensor along a size that is a symbol."""
+    if not any(isinstance(result.type, torch.ListType) for result in _torch_private.schema(func).returns):
+        return False
+    given = named_arguments(func, args, kwargs)
+    whole = given.get("self")
+    return isinstance(whole, torch.Tensor) and bool(whole.shape[given.get("dim", 0)] > _LARGEST)
 
 
 @dataclass
@@ -111,18 +144,25 @@ class Lifting:
             self._owners.setdefault(_torch_private.storage_key(old[node]), new)
         for node, value in old.items():
             if node.op == "call_function" and node.target is not operator.getitem:
+                self._check_arguments(node)
                 self._check_symbols(value, [old[source] for source in node.all_input_nodes])
             node.meta["val"] = self._value(value)
 
+    def _check_arguments(self, node: fx.Node) -> None:
+        """No prime may have become an argument, as the size to which a written view is brought back would."""
+        numbers = [leaf for leaf in pytree.arg_tree_leaves(*node.args, **node.kwargs) if isinstance(leaf, int)]
+        if any(map(any, map(self._numbers.powers, numbers))):
+            raise UnliftableError
+
     def _check_symbols(self, results: Any, sources: Any) -> None:
-        """Every result must have the symbols of every argument."""
+        """Every result must have the symbols of every argument, also one without elements."""
         result, source = self._powers(results), self._powers(sources)
         if not all(x >= y for kept in result for given in source for x, y in zip(kept, given, strict=True)):
             raise UnliftableError
 
     def _powers(self, values: Any) -> set[tuple[int, ...]]:
         tensors = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
-        return {self._numbers.powers(tensor.numel()) for tensor in tensors}
+        return {self._numbers.powers(math.prod(size or 1 for size in tensor.shape)) for tensor in tensors}
 
     def _value(self, old: Any) -> Any:
         if isinstance(old, (list, tuple)):

@@ -7,6 +7,7 @@ once which.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -36,9 +37,9 @@ def run_pointwise(
     """
     given = (*args, *kwargs.values())
     tensors = [value for value in given if isinstance(value, torch.Tensor)]
-    if torch.Tag.pointwise not in func.tags or func._schema.is_mutable or not _are_alike(tensors):
+    if not _is_plain(func) or kwargs.get("memory_format") is not None or not _are_alike(tensors):
         return run()
-    key = (func, tuple(kwargs), *(_deciding(value) for value in given))
+    key = (func, torch.get_default_dtype(), tuple(kwargs), *(_deciding(value) for value in given))
     if key not in _DTYPES:
         result = run()
         _DTYPES[key] = result.dtype
@@ -46,6 +47,14 @@ def run_pointwise(
     with _torch_private.on_meta_tensors(mode):
         new = torch.empty(tensors[0].shape, dtype=_DTYPES[key], device="meta")
     return _torch_private.fake_of_meta(mode, new, tensors[0].device)
+
+
+@cache
+def _is_plain(func: OpOverload) -> bool:
+    """Whether one new tensor is all that it returns, of a dtype that follows as everywhere in ATen; a client's need not."""
+    schema = _torch_private.schema(func)
+    tagged = func.namespace == "aten" and torch.Tag.pointwise in func.tags
+    return tagged and not schema.is_mutable and [result.alias_info for result in schema.returns] == [None]
 
 
 def _are_alike(tensors: Sequence[torch.Tensor]) -> bool:

@@ -21,8 +21,8 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from npugraph_ex import _torch_private
 from npugraph_ex.passes.dead_code import has_effect
-from npugraph_ex.testing.inputs import Input, size_of, symbols_of
-from npugraph_ex.testing.lifting import Lifting, Numbers, primes
+from npugraph_ex.testing.inputs import Input, size_of
+from npugraph_ex.testing.lifting import Lifting, Numbers, primes, run_liftable
 from npugraph_ex.testing.pointwise import run_pointwise
 from npugraph_ex.testing.recording import Functionalizer, Recorder, UnknownViewError
 
@@ -63,8 +63,11 @@ def _lifted(
     functional: bool,
 ) -> fx.GraphModule:
     """Traced with primes for sizes, which takes a third of the time, and then lifted to the symbols of ``ground``."""
-    symbols = frozenset().union(*(symbols_of(spec.shape) for spec in inputs))
-    graph = _traced(_without_symbols(), function, inputs, {**sizes, **primes(symbols)}, functional=functional)
+    symbols = frozenset(dim for spec in inputs for dim in spec.shape if isinstance(dim, str))
+    numbers = _without_symbols()
+    fakes = _fakes(numbers, inputs, {**sizes, **primes(symbols)})
+    with _torch_private.fake_execution(numbers.mode, symbolic=False):
+        graph = _recorded(partial(run_liftable, numbers.run), function, fakes, functional=functional)
     new = _fakes(ground, inputs, sizes)
     ground.begun()
     Lifting(ground.mode, ground.numbers(symbols)).lift(graph.graph, new)
@@ -83,9 +86,15 @@ def _traced(
     ground.begun()
     with _torch_private.fake_execution(ground.mode, symbolic=ground.environment is not None):
         try:
-            graph = (Functionalizer if functional else Recorder)(ground.run).record(function, fakes)
+            return _recorded(ground.run, function, fakes, functional=functional)
         except UnknownViewError:
             return make_fx(torch.func.functionalize(function))(*fakes)
+
+
+def _recorded(
+    run: Callable[..., Any], function: Callable[..., Any], fakes: Sequence[torch.Tensor], *, functional: bool
+) -> fx.GraphModule:
+    graph = (Functionalizer if functional else Recorder)(run).record(function, fakes)
     graph.eliminate_dead_code(is_impure_node=has_effect)
     return _torch_private.lazy_graph_module(torch.nn.Module(), graph)
 
