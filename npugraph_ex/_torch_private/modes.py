@@ -33,11 +33,13 @@ def run_meta_kernel(mode: FakeTensorMode, operator: OpOverload, args: Sequence[A
     """What ``operator`` returns for fake tensors of ``mode``, by its meta kernel alone; call it under ``fake_execution``.
 
     The mode would ask its cache, decompositions and rules first, which takes many times longer and answers the same. It is
-    asked where it knows more: where devices meet or an operator is told one, for writes, whose result is an argument, and
-    where the kernel fails, because elements decide what it returns, say.
+    asked where it knows more: where devices meet or an operator is told one, for writes, whose result is an argument, for
+    fake functions that clients register, which may look at devices, and where the kernel fails, because elements decide
+    what it returns, say.
     """
     devices = {leaf.fake_device for leaf in _leaves((*args, *kwargs.values())) if isinstance(leaf, FakeTensor)}
-    if operator._schema.is_mutable or kwargs.get("device") is not None or len(devices) != 1:
+    told = operator._schema.is_mutable or kwargs.get("device") is not None or _has_fake_function(operator)
+    if told or len(devices) != 1:
         return operator(*args, **kwargs)
     (device,) = devices
     try:
@@ -46,6 +48,13 @@ def run_meta_kernel(mode: FakeTensorMode, operator: OpOverload, args: Sequence[A
         return pytree.tree_map_only(torch.Tensor, lambda result: fake_of_meta(mode, result, device), results)
     except Exception:  # noqa: BLE001 - the mode answers, or says better what is wrong
         return operator(*args, **kwargs)
+
+
+def _has_fake_function(operator: OpOverload) -> bool:
+    """Whether ``torch.library.register_fake`` gave it one, to which the meta kernel alone would show the meta device."""
+    from torch._library.simple_registry import singleton
+
+    return operator.namespace != "aten" and singleton.find(operator.name()).fake_impl.kernel is not None
 
 
 def _leaves(arguments: Iterable[Any]) -> Iterator[Any]:

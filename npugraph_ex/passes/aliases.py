@@ -79,12 +79,22 @@ _PLACES: ContextVar[dict[int, _Place] | None] = ContextVar("places", default=Non
 
 @contextmanager
 def places_remembered() -> Iterator[None]:
-    """In the block, where a value lies is looked up once, however often ``AliasFacts`` are built. Edit no value in place."""
+    """In the block, where a value lies is looked up once, however often ``AliasFacts`` are built.
+
+    Whoever edits a value in place says so by ``forget_place``.
+    """
     token = _PLACES.set({})
     try:
         yield
     finally:
         _PLACES.reset(token)
+
+
+def forget_place(value: object) -> None:
+    """Look up anew where ``value`` lies: an operator such as `set_` has moved it."""
+    remembered = _PLACES.get()
+    if remembered is not None:
+        remembered.pop(id(value), None)
 
 
 class AliasFacts:

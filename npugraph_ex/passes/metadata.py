@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from npugraph_ex import _torch_private
 from npugraph_ex.errors import GraphVerificationError
+from npugraph_ex.passes.aliases import forget_place
 from npugraph_ex.passes.operators import returned_argument, schema_of, tensor_leaves
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -95,6 +96,9 @@ def _value_of(node: fx.Node) -> Any:
 def derive(node: fx.Node, mode: FakeTensorMode | None) -> Any:
     """What ``node`` produces, by fake execution on the metadata of its arguments."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), _value_of)
+    if isinstance(node.target, OpOverload) and torch.Tag.inplace_view in node.target.tags:
+        for argument in node.all_input_nodes:
+            forget_place(argument.meta["val"])
     try:
         with _torch_private.fake_execution(mode, symbolic=getattr(mode, "shape_env", None) is not None):
             if mode is not None and isinstance(node.target, OpOverload):

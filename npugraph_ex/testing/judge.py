@@ -85,6 +85,7 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     if left.shape != right.shape or left.dtype != right.dtype:
         return False
     if left.dtype.is_floating_point:
+        left, right = left.resolve_neg(), right.resolve_neg()  # of a lazily negated tensor the bits are others
         bits = _BITS[left.element_size()]
         if torch.equal(left.view(bits), right.view(bits)):
             return True

@@ -113,13 +113,19 @@ def _compiled(source: str) -> CodeType:
     return compile(source, name, "exec")
 
 
+_KINDS = inspect.CO_OPTIMIZED | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+"""What tells the code of a function from that of a class and of an ``async def``, which computes nothing when called."""
+
+
 def check_source(source: str, inputs: int) -> None:
     """Raise ValueError unless ``source`` is the text of a function ``program`` of so many arguments."""
     try:
         constants = _compiled(source).co_consts
     except SyntaxError as error:
         raise ValueError(f"Case.source must be Python: {error.msg} in line {error.lineno}.") from error
-    functions = [one for one in constants if isinstance(one, CodeType) and one.co_flags & inspect.CO_OPTIMIZED]
+    functions = [
+        one for one in constants if isinstance(one, CodeType) and one.co_flags & _KINDS == inspect.CO_OPTIMIZED
+    ]
     program = next((function for function in functions if function.co_name == "program"), None)
     if program is None:
         raise ValueError(f"Case.source must be the text of a function called program; it is {source!r}.")

@@ -18,13 +18,17 @@ aten = torch.ops.aten
 
 @pytest.fixture(scope="module", autouse=True)
 def _operator() -> Iterator[None]:
-    """An operator with two results, of which one is on the CPU."""
+    """An operator with two results, of which one is on the CPU, and one whose result follows from the device."""
     with _torch_private.scoped_library("meta_kernels") as library:
         library.define("counted(Tensor x) -> (Tensor, Tensor)")
         torch.library.register_fake(
             "meta_kernels::counted",
             lambda x: (torch.empty_like(x), torch.empty((), dtype=torch.int64, device="cpu")),
             lib=library,
+        )
+        library.define("by_device(Tensor x) -> Tensor")
+        torch.library.register_fake(
+            "meta_kernels::by_device", lambda x: x.to(torch.int8) if x.device.type == "npu" else x.clone(), lib=library
         )
         yield
 
@@ -44,6 +48,7 @@ def _calls(x: torch.Tensor, y: torch.Tensor) -> dict[str, tuple[Any, tuple[Any, 
         "two devices": (aten.add.Tensor, (x, y.new_empty((), device="cpu")), {}),
         "a real tensor": (aten.add.Tensor, (x, torch.ones(())), {}),
         "a result elsewhere": (torch.ops.meta_kernels.counted.default, (x,), {}),
+        "a fake function": (torch.ops.meta_kernels.by_device.default, (x,), {}),
         "a write": (aten.add_.Tensor, (x, y), {}),
         "elements decide": (aten.nonzero.default, (x,), {}),
     }
@@ -56,6 +61,7 @@ NAMES = (
     "two devices",
     "a real tensor",
     "a result elsewhere",
+    "a fake function",
     "a write",
     "elements decide",
 )

@@ -200,6 +200,9 @@ def test_same_bits_tells_zeros_apart_and_nans_not() -> None:
     assert same_bits(torch.tensor([float("nan"), 1.0]), torch.tensor([float("nan"), 1.0]))
     assert not same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))
     assert not same_bits(torch.tensor([1]), torch.tensor([1.0]))
+    negated = torch.tensor([1.0, -2.0])._neg_view()
+    assert same_bits(negated, torch.tensor([-1.0, 2.0]))
+    assert not same_bits(torch.tensor([1.0, -2.0]), negated)
     assert not same_bits(torch.tensor([1.0]), torch.tensor([[1.0]]))
 
 

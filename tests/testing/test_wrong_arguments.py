@@ -30,6 +30,7 @@ WRONG: dict[str, tuple[str, Callable[[], object]]] = {
     "a dtype's name": ("Input.dtype .*float17", lambda: Input((4,), "float17")),
     "a size that is not given": ("must name s0", lambda: testing.make_inputs([Input(("s0",))], device="cpu")),
     "no function called program": ("function called program", lambda: Case("def foo(x): return x", ROW)),
+    "no function but a coroutine": ("Case.source must be .* function", lambda: Case("async def program(x0): ...", ROW)),
     "no Python": ("Case.source must be Python: .* line 1", lambda: Case("def program(:", ROW)),
     "too many inputs": ("Case.inputs must be 1 as program takes; they are 2", lambda: Case(NEG, ROW * 2)),
     "a number of fusions": ("Case.expected must be >= 0", lambda: Case(NEG, ROW, expected=-1)),

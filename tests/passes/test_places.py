@@ -1,0 +1,33 @@
+"""Where values lie is remembered while passes run, and looked up anew for what an operator moves."""
+
+from __future__ import annotations
+
+import torch
+
+from npugraph_ex.passes import metadata
+from npugraph_ex.passes.aliases import AliasFacts, places_remembered
+from npugraph_ex.testing import Input, tracing
+from npugraph_ex.testing.program import function_of
+
+SOURCE = """def program(x0, x1):
+    y = torch.ops.aten.relu.default(x0)
+    torch.ops.aten.set_.source_Tensor(x1, y)
+    return (y,)
+"""
+
+
+def test_a_value_that_set_moves_is_where_it_was_moved_to() -> None:
+    """Deriving the metadata of `set_` puts its argument into the new source's memory, as facts made afresh say too."""
+    inputs = [Input((2, 4), "float32")] * 2
+    graph = tracing.trace(function_of(SOURCE), inputs, {}, dynamic=False, functional=False).graph
+    (moved,) = graph.find_nodes(op="call_function", target=torch.ops.aten.set_.source_Tensor)
+    target, source = moved.all_input_nodes
+    with places_remembered():
+        AliasFacts(graph)
+        with graph.inserting_before(moved):
+            new = graph.call_function(torch.ops.aten.neg.default, (source,))
+        moved.replace_input_with(source, new)
+        metadata.refresh(graph, [new, moved])
+        remembered = AliasFacts(graph).share_storage(target, new)
+    assert remembered
+    assert AliasFacts(graph).share_storage(target, new)
