@@ -17,7 +17,7 @@ Layout = Literal["contiguous", "transposed", "strided", "offset"]
 LAYOUTS: tuple[Layout, ...] = ("contiguous", "transposed", "strided", "offset")
 _PERIOD = 4093
 """After how many values they repeat: random numbers for a weight of a million would take longer than what is done with it.
-A prime, so that no two rows are alike."""
+A prime, so that rows of one tensor differ: of 4093 that follow each other no two are alike, unless it divides their length."""
 Dim = int | str
 """A size: a number, a symbol such as "s0", or a product such as "s0*4"."""
 

@@ -206,6 +206,15 @@ def test_same_bits_tells_zeros_apart_and_nans_not() -> None:
     assert not same_bits(torch.tensor([1.0]), torch.tensor([[1.0]]))
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_same_bits_knows_float8(dtype: torch.dtype) -> None:
+    """Formats for which torch has few kernels are told apart as the others are."""
+    values = torch.tensor([float("nan"), -0.0, 1.5])
+    assert same_bits(values.to(dtype), (-values).abs().neg().mul(torch.tensor([1.0, 1.0, -1.0])).to(dtype))
+    assert not same_bits(values.to(dtype), values.abs().to(dtype))
+    assert not same_bits(values.to(dtype), torch.tensor([0.0, -0.0, 1.5]).to(dtype))
+
+
 def test_shapes_must_agree() -> None:
     """Broadcasting would hide a wrong shape."""
     with pytest.raises(ValueError, match="one shape"):
