@@ -30,7 +30,8 @@ def rare_collection() -> Iterator[None]:
     Each collection goes through objects that are still in use; with Python's own threshold that is a twentieth of the time.
     """
     before = gc.get_threshold()
-    gc.set_threshold(max(_RARELY, before[0]), *before[1:])
+    if before[0]:  # 0 is never
+        gc.set_threshold(max(_RARELY, before[0]), *before[1:])
     try:
         yield
     finally:
