@@ -200,12 +200,6 @@ class Runtime:
         self._recorder = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(recorder)
         self._held.emu_set_operator_recorder(self._recorder)
 
-    def static_kernel_choice(self) -> tuple[int, str]:
-        """Return how often the program had static kernels chosen anew, and the folder that it named the last time."""
-        self._held.emu_static_kernel_selections.restype = ctypes.c_uint64
-        self._held.emu_static_kernel_folder.restype = ctypes.c_char_p
-        return self._held.emu_static_kernel_selections(), self._held.emu_static_kernel_folder().decode()
-
     def describe_failure(self, message: str) -> None:
         """Keep the text that the next synchronisation reports for the kernel that is failing now."""
         self._describe_failure(message.encode())
@@ -263,10 +257,6 @@ class Runtime:
             found.extend(Note(*numbers[8 * line : 8 * line + 8]) for line in range(count))
             if count < 256:
                 return found
-
-    def set_budgets(self, *, streams: int, events: int) -> None:
-        """Change how many streams and events the device has."""
-        self._held.emu_set_budgets(ctypes.c_uint64(streams), ctypes.c_uint64(events))
 
     def set_cores(self, *, cube: int, vector: int) -> None:
         """Change how many cores of each kind a device has; core limits lie below."""

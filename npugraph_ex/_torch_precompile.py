@@ -66,10 +66,6 @@ class Precompiled:
         """Call it; its guards have been asked."""
         return self._function.fn(*args, **kwargs)
 
-    def locals_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, object]:
-        """The names that guards speak of, for a call."""
-        return self._function.prepare_f_locals(*args, **kwargs)
-
     def sources(self) -> list[tuple[str, int, int]]:
         """Module, first and last line (exclusive) of every function that was traced into."""
         return sorted((s.module, s.firstlineno, s.lastlineno) for s in self._function.source_info().inlined_sources)

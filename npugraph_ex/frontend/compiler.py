@@ -76,10 +76,6 @@ class CompiledFxGraph:
                 self._code = None
         return self._text
 
-    def dump_artifacts(self) -> CompiledFxArtifacts:
-        """The graph as text, with the version of its format."""
-        return CompiledFxArtifacts(py_code=self.get_code())
-
     @classmethod
     def load_artifacts(cls, artifacts: CompiledFxArtifacts) -> Self:
         """Make a saved graph callable.

@@ -1,7 +1,7 @@
-"""Makes the outputs of multi-output operators explicit while a rule is matched.
+"""Gives every output that a pattern returns exactly one ``getitem``, so that the pattern can match it.
 
-AOT leaves out the ``getitem`` of an output that nobody uses, and a pattern that returns this output would then not
-match. For the time of matching every output that a pattern returns has exactly one ``getitem``.
+AOT leaves out the ``getitem`` of an output that nobody uses: it is added, and goes after the matching if it is still
+unused. Several ``getitem`` of one output are merged for good, whether the pattern matches or not.
 """
 
 from __future__ import annotations

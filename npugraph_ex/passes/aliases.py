@@ -6,7 +6,7 @@ declare (``Tensor(a)``). Where neither knows, memory is assumed to overlap and a
 Every pass asks here and keeps no idea of its own:
 
 * which bytes: ``AliasFacts.regions(node)``, ``reads(node)``, ``writes(node)``, as `Region` (storage, first byte, end);
-* whether a write to one value may be seen through another: ``may_overlap``, ``is_written``, ``touches``;
+* whether a write to one value may be seen through another: ``is_written``, ``touches``, `Region.overlaps`;
 * whether two values lie in one storage, which callers can see even where no byte is common: ``share_storage``.
 
 `memory.py` puts these facts in the order of the graph, for passes that move values into other memory.
@@ -151,11 +151,6 @@ class AliasFacts:
     def writes(self, node: fx.Node) -> tuple[Region, ...]:
         """The bytes that ``node`` may write, besides those of new memory that it returns."""
         return tuple(region for argument in written_by(node) for region in self.regions(argument))
-
-    def may_overlap(self, first: fx.Node, second: fx.Node) -> bool:
-        """Whether a write to one could be seen through the other: whether they may have a byte in common."""
-        others = self.regions(second)
-        return any(region.overlaps(other) for region in self.regions(first) for other in others)
 
     def share_storage(self, first: fx.Node, second: fx.Node) -> bool:
         """Whether the two may lie in one storage, if only in different bytes of it."""

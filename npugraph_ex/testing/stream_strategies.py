@@ -10,7 +10,7 @@ from torch import fx
 
 from npugraph_ex.streams.events import MAIN, stream_of
 from npugraph_ex.testing.arguments import checked
-from npugraph_ex.testing.choices import Choices, Drawn, Sampled
+from npugraph_ex.testing.choices import Choices, Drawn
 from npugraph_ex.testing.stream_builder import StreamBuilder
 
 SIZE = 8
@@ -89,19 +89,13 @@ class _Writer:
         self._builder.call(aten.copy_.default, target, source)
 
 
-def sample_stream_graph(seed: object, *, keep: bool = True) -> fx.GraphModule:
-    """One random graph.
-
-    Args:
-        seed: the same seed gives the same graph.
-        keep: every value is an output, so that no memory is used again inside the graph; otherwise they die soon.
-    """
-    return _Writer(Choices(Sampled(seed)), keep=keep).write()
-
-
 @checked
 def stream_graphs(*, keep: bool = True) -> st.SearchStrategy[fx.GraphModule]:
-    """Random graphs, which shrink; ``keep`` as in `sample_stream_graph`."""
+    """Random graphs, which shrink.
+
+    Args:
+        keep: every value is an output, so that no memory is used again inside the graph; otherwise they die soon.
+    """
     return _drawn(keep)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import time
@@ -14,6 +15,8 @@ import device_helpers
 import pytest
 import torch
 
+from npu_emulator import build
+
 
 def root() -> Path:
     """Where static kernels are kept."""
@@ -23,6 +26,14 @@ def root() -> Path:
 def processes() -> list[Path]:
     """The folders of processes that hold static kernels."""
     return list((root() / "processes").iterdir())
+
+
+def choice_of_cann() -> tuple[int, str]:
+    """How often this process had static kernels chosen anew, and the folder that it named the last time."""
+    runtime = ctypes.CDLL(str(build.libraries()[0]))
+    runtime.emu_static_kernel_selections.restype = ctypes.c_uint64
+    runtime.emu_static_kernel_folder.restype = ctypes.c_char_p
+    return runtime.emu_static_kernel_selections(), runtime.emu_static_kernel_folder().decode()
 
 
 def model(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

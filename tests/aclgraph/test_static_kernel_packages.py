@@ -6,18 +6,17 @@ import stat
 
 import pytest
 from stand_in_cann import StandInCann, end_of_process
-from static_kernel_runs import processes, root, run, warnings
+from static_kernel_runs import choice_of_cann, processes, root, run, warnings
 
-import npu_emulator
 from npugraph_ex.aclgraph import _npu_private
 
 
 def test_kernels_go_into_canns_folder_and_out_of_it(cann: StandInCann) -> None:
     """An older CANN has one folder: packages are installed there, CANN chooses anew, and the end uninstalls them."""
-    before = npu_emulator.current().runtime.static_kernel_choice()[0]
+    before = choice_of_cann()[0]
     run(3)
     assert len(cann.installed()) == 1
-    assert npu_emulator.current().runtime.static_kernel_choice() == (before + 1, "")
+    assert choice_of_cann() == (before + 1, "")
     end_of_process()
     assert cann.installed() == []
     assert processes() == []
@@ -28,7 +27,7 @@ def test_a_newer_cann_takes_a_folder_of_the_processs_own(cann: StandInCann, monk
     monkeypatch.setattr(_npu_private, "kernels_in_a_folder", lambda: True)
     run(3)
     (process,) = processes()
-    assert npu_emulator.current().runtime.static_kernel_choice()[1] == str(process / "kernels")
+    assert choice_of_cann()[1] == str(process / "kernels")
     assert [path.name.rpartition("_")[0] for path in (process / "kernels").iterdir()] == ["static_kernel"]
     assert [line.split()[1:] for line in cann.installs()] == [[f"--install-path={process / 'kernels'}", "-q"]]
     assert cann.installed() == []

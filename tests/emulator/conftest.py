@@ -14,9 +14,6 @@ import pytest
 import npu_emulator
 from npu_emulator import build
 
-# pytest's importlib mode puts nothing on the path.
-sys.path.append(str(Path(__file__).parent))
-
 Program = Callable[..., subprocess.CompletedProcess[str]]
 
 

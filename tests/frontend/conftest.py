@@ -1,15 +1,10 @@
-"""Settings shared by the tests of the backend's front doors: a fresh Dynamo for each test, on a device, and shared helpers."""
+"""Settings shared by the tests of the backend's front doors: a fresh Dynamo for each test, on a device."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-# pytest's importlib mode puts nothing on the path.
-sys.path += [str(Path(__file__).parent.parent), str(Path(__file__).parent)]
 
 
 @pytest.fixture(autouse=True)

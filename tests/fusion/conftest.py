@@ -1,15 +1,10 @@
-"""Lets the tests of this folder import their helpers: ``fx_helpers``, shared with others, and their own."""
+"""What the tests of fusion share: a registry of user rules of their own, and the rows of tables of cases."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-# pytest's importlib mode puts nothing on the path.
-sys.path += [str(Path(__file__).parent.parent), str(Path(__file__).parent)]
 
 
 @pytest.fixture

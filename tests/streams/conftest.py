@@ -1,16 +1,11 @@
-"""Lets the tests of this folder import ``stream_programs``, and starts each of those that ask for it from nothing."""
+"""What the tests of streams share: a start from nothing."""
 
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-# pytest's importlib mode puts nothing on the path.
-sys.path.append(str(Path(__file__).parent))
 
 
 @pytest.fixture

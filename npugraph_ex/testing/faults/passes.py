@@ -77,17 +77,6 @@ def _first_member_only(original: Callable[..., Any]) -> Callable[..., Any]:
     return fill
 
 
-def _no_bytes_further(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A region that ends one element early."""
-
-    def of(tensor: torch.Tensor, root: int) -> Any:
-        region = original(tensor, root)
-        shorter = region.stop - tensor.element_size() if region.is_exact else region.stop
-        return region._replace(stop=max(shorter, region.start))
-
-    return of
-
-
 MUTANTS = (
     Mutant(
         "noop-removal-ignores-writes", "a copy stays where a write can tell it from its source",

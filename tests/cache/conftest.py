@@ -1,9 +1,0 @@
-"""Lets the tests of this folder import their helpers."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-# pytest's importlib mode puts nothing on the path.
-sys.path += [str(Path(__file__).parent.parent), str(Path(__file__).parent)]
