@@ -104,7 +104,7 @@ def __getattr__(name: str) -> Mapping[str, object]:
 def _kernels() -> Mapping[str, object]:
     """Load what each npu operator computes, even while `npugraph_ex` is torch_npu's backend.
 
-    Under NPUGRAPH_EX=bundled a bare package lends the name to `npugraph_ex.reference` (which needs torch and nothing
+    Under NPUGRAPH_EX=bundled a bare package lends the name to `npugraph_ex.operators` (which needs torch and nothing
     else of this library) for as long as its import takes.
     """
     from importlib import import_module
@@ -120,7 +120,7 @@ def _kernels() -> Mapping[str, object]:
         spec.submodule_search_locations = [os.path.dirname(_facade_file())]
         sys.modules[NAME] = module_from_spec(spec)
     try:
-        kernels: Mapping[str, object] = import_module(f"{NAME}.reference").KERNELS
+        kernels: Mapping[str, object] = import_module(f"{NAME}.operators").KERNELS
     finally:
         if bundled_is_chosen():
             for name in [name for name in sys.modules if _is_ours_by_name(name)]:

@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 
 from npugraph_ex import _torch_private
 from npugraph_ex.fusion.spellings import SPELLINGS, Spelling
-from npugraph_ex.reference.scalar_types import CODE_OF_DTYPE
+from npugraph_ex.operators import CODE_OF_DTYPE
 
 # operator -> argument -> {written value: the value that it equals}. Source: the operators' own documentation; None for
 # most of these arguments means int8 (code 1).

@@ -11,7 +11,7 @@ import torch
 from npugraph_ex import _torch_private
 from npugraph_ex.fusion import rules, traces
 from npugraph_ex.fusion.registry import warn_once
-from npugraph_ex.reference import CUSTOM_KERNELS
+from npugraph_ex.operators import CUSTOM_KERNELS
 
 SCHEMAS = {
     "npu_rotary_embedding": (

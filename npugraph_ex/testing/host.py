@@ -1,6 +1,6 @@
 """Runs a graph on the CPU many times, quickly: what each node calls is settled once, and a run is a loop over calls.
 
-ATen operators run by their CPU kernels, npu operators by ``npugraph_ex.reference``. This is eager mode without a device:
+ATen operators run by their CPU kernels, npu operators by ``npugraph_ex.operators``. This is eager mode without a device:
 each result is rounded to the dtype that the graph gives it.
 """
 
@@ -15,7 +15,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from npugraph_ex.reference import kernel_of
+from npugraph_ex.operators import kernel_of
 from npugraph_ex.streams.ops import ENTERS, EXITS, KEEP_ALIVES, RECORD_STREAMS, RECORDS, WAITS
 
 Argument = Callable[[Any], Any]
@@ -46,7 +46,7 @@ def callable_of(target: Any) -> Callable[..., Any]:
     if kernel is None and getattr(target, "namespace", "") != "npu":
         return target  # type: ignore[no-any-return]
     if kernel is None:
-        raise ReferenceUnavailableError(f"npugraph_ex.reference.KERNELS has no {target._schema.name}; add it there.")
+        raise ReferenceUnavailableError(f"npugraph_ex.operators.KERNELS has no {target._schema.name}; add it there.")
     return kernel
 
 

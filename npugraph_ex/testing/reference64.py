@@ -1,7 +1,7 @@
 """Runs a traced graph on the CPU in float64: the reference that every floating-point result is judged by.
 
 Every floating-point tensor is float64 whatever dtype the graph gives it; integers are exact. npu operators compute
-through ``npugraph_ex.reference``. A tensor that was quantised carries the value that it had before rounding, through
+through ``npugraph_ex.operators``. A tensor that was quantised carries the value that it had before rounding, through
 views and copies, because its judge needs it.
 
 With ``noise``, each result that eager mode would round to dtype d is multiplied by 1 + u*xi, u the unit roundoff of d
@@ -20,8 +20,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from npugraph_ex.reference import before_rounding
-from npugraph_ex.reference.scalar_types import DTYPE_OF_CODE
+from npugraph_ex.operators import DTYPE_OF_CODE, before_rounding
 from npugraph_ex.testing.formats import FORMATS, Format
 from npugraph_ex.testing.host import HostGraph, copied, on_host
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch_npu  # noqa: F401 - registers torch.ops.npu
 
-from npugraph_ex.reference import KERNELS
+from npugraph_ex.operators import KERNELS
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 

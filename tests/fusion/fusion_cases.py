@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 import npugraph_ex
 from npugraph_ex.observe import graphs
 from npugraph_ex.observe.report import PassReport
-from npugraph_ex.reference.interpreter import CpuInterpreter
+from npugraph_ex.operators._interpreter import CpuInterpreter
 
 Function = Callable[..., Any]
 Spec = tuple[tuple[int, ...], torch.dtype]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from npugraph_ex import testing
-from npugraph_ex.reference import KERNELS, before_rounding
+from npugraph_ex.operators import KERNELS, before_rounding
 from npugraph_ex.testing import Case, Input, host, verdict
 from npugraph_ex.testing.families import FAMILIES
 from npugraph_ex.testing.reference64 import FEW_RUNS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from npugraph_ex.reference import KERNELS, before_rounding
+from npugraph_ex.operators import KERNELS, before_rounding
 from npugraph_ex.testing import Limits, judge_floating, judge_quantised, ulp
 from npugraph_ex.testing.judge import same_bits
 from npugraph_ex.testing.reference64 import pooled

@@ -1,0 +1,40 @@
+"""The integer codes by which ``npu`` operators name a dtype (``int dtype``, ``int? dst_type``, ...).
+
+They are c10's ``ScalarType`` values (c10/core/ScalarType.h). A ``torch.dtype`` passed from Python to such an
+argument arrives in the graph as its code, so both spellings must be understood as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch
+
+from npugraph_ex.operators._precision import unsupported
+
+DTYPE_OF_CODE: Mapping[int, torch.dtype] = MappingProxyType(
+    {
+        0: torch.uint8,
+        1: torch.int8,
+        2: torch.int16,
+        3: torch.int32,
+        4: torch.int64,
+        5: torch.float16,
+        6: torch.float32,
+        7: torch.float64,
+        11: torch.bool,
+        15: torch.bfloat16,
+    }
+)
+CODE_OF_DTYPE: Mapping[torch.dtype, int] = MappingProxyType({dtype: code for code, dtype in DTYPE_OF_CODE.items()})
+
+
+def dtype_of(code: int | torch.dtype, operator: str, argument: str) -> torch.dtype:
+    """The dtype that ``code`` names; packed and 8-bit floating types raise ``UnsupportedArgumentError``."""
+    if isinstance(code, torch.dtype):
+        return code
+    if code not in DTYPE_OF_CODE:
+        names = ", ".join(f"{number} ({dtype})" for number, dtype in DTYPE_OF_CODE.items())
+        raise unsupported(operator, argument, code, names)
+    return DTYPE_OF_CODE[code]

@@ -1,0 +1,112 @@
+"""Residual sum, RMS normalisation and up to two int8 quantisations in one operator.
+
+Formula (CANN operator documentation, aclnnAddRmsNormDynamicQuantV2)::
+
+    x       = x1 + x2
+    y       = x / sqrt(mean(x_i^2) + epsilon) * gamma + beta
+    input_k = y * smooth_scale_k                    (y when there is none), k = 1, 2
+    scale_k = row_max(abs(input_k)) / 127
+    y_k     = round(input_k / scale_k)              half to even, saturated
+
+Only the outputs are rounded: the published AscendC kernels (ops-nn, norm/add_rms_norm_dynamic_quant) keep x and y
+in float32 from the sum to the quotient. So this operator is *more* accurate than ``npu_add_rms_norm`` followed by
+``npu_dynamic_quant``, which round x and y to float16 or bfloat16 in between, and the two may differ by one step
+near a tie.
+
+Which quantisations exist: ``output_mask`` when given; otherwise the first always, and the second when both
+smoothing vectors are given. One that does not exist is handed out as an empty tensor of shape (0,).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from npugraph_ex.operators._precision import compute_dtype, round_to_int8, stored_like, unsupported
+from npugraph_ex.operators._scalar_types import dtype_of
+from npugraph_ex.operators.npu_dynamic_quant import quotient_and_scale
+from npugraph_ex.operators.npu_rms_norm import normalise
+
+_NAME = "npu_add_rms_norm_dynamic_quant"
+_FiveTensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def _wanted(
+    smooth_scale1: torch.Tensor | None, smooth_scale2: torch.Tensor | None, output_mask: Sequence[bool] | None
+) -> tuple[bool, bool]:
+    """Which of the two quantisations are computed; the documented constraints are checked here."""
+    if not output_mask:
+        if smooth_scale2 is not None and smooth_scale1 is None:
+            raise ValueError(f"{_NAME}: smooth_scale2 without output_mask needs smooth_scale1 too; pass both.")
+        return True, smooth_scale2 is not None
+    if len(output_mask) != 2 or not any(output_mask):
+        raise ValueError(f"{_NAME}: output_mask must be two bools, not both False; it is {list(output_mask)}.")
+    for number, (wanted, smooth) in enumerate(zip(output_mask, (smooth_scale1, smooth_scale2), strict=True), 1):
+        if smooth is not None and not wanted:
+            raise ValueError(
+                f"{_NAME}: smooth_scale{number} is given, so output_mask[{number - 1}] must be True; it is False."
+            )
+    return bool(output_mask[0]), bool(output_mask[1])
+
+
+def before_rounding(
+    x1: torch.Tensor,
+    x2: torch.Tensor,
+    gamma: torch.Tensor,
+    *,
+    smooth_scale1: torch.Tensor | None = None,
+    smooth_scale2: torch.Tensor | None = None,
+    beta: torch.Tensor | None = None,
+    epsilon: float = 1e-6,
+    output_mask: Sequence[bool] | None = None,
+    y_dtype: int | None = None,
+) -> _FiveTensors:
+    """As the operator, with float32 (float64 for float64 inputs) quotients in place of y1 and y2."""
+    if y_dtype is not None and dtype_of(y_dtype, _NAME, "y_dtype") != torch.int8:
+        raise unsupported(_NAME, "y_dtype", y_dtype, "None and torch.int8")
+    wanted = _wanted(smooth_scale1, smooth_scale2, output_mask)
+    dtype = compute_dtype(x1, x2, gamma, smooth_scale1, smooth_scale2, beta)
+    x = x1.to(dtype) + x2.to(dtype)
+    y, _ = normalise(x, gamma, epsilon, dtype)
+    if beta is not None:
+        y = y + beta.to(dtype)
+    nothing = (y.new_empty(0), y.new_empty(0))
+    (first, scale1), (second, scale2) = (
+        quotient_and_scale(y, smooth, dtype) if exists else nothing
+        for exists, smooth in zip(wanted, (smooth_scale1, smooth_scale2), strict=True)
+    )
+    # This operator's meta function allocates every output contiguous, whatever the layout of x1.
+    x_out = stored_like(torch.empty(x1.shape, device=x1.device), x, x1.dtype)
+    return first.contiguous(), second.contiguous(), x_out, scale1.contiguous(), scale2.contiguous()
+
+
+def npu_add_rms_norm_dynamic_quant(
+    x1: torch.Tensor,
+    x2: torch.Tensor,
+    gamma: torch.Tensor,
+    *,
+    smooth_scale1: torch.Tensor | None = None,
+    smooth_scale2: torch.Tensor | None = None,
+    beta: torch.Tensor | None = None,
+    epsilon: float = 1e-6,
+    output_mask: Sequence[bool] | None = None,
+    y_dtype: int | None = None,
+) -> _FiveTensors:
+    """``(y1, y2, x_out, scale1, scale2)``.
+
+    y1, y2: int8, the shape of ``x1``; x_out: shape and dtype of ``x1``; scales: float32, the shape of ``x1``
+    without its last dimension.
+    """
+    first, second, x_out, scale1, scale2 = before_rounding(
+        x1,
+        x2,
+        gamma,
+        smooth_scale1=smooth_scale1,
+        smooth_scale2=smooth_scale2,
+        beta=beta,
+        epsilon=epsilon,
+        output_mask=output_mask,
+        y_dtype=y_dtype,
+    )
+    return round_to_int8(first), round_to_int8(second), x_out, scale1, scale2

@@ -1,0 +1,31 @@
+"""Conversion of a tensor to another dtype (operator documentation of ``torch_npu.npu_dtype_cast``).
+
+Floating to floating rounds half to even; floating to integer truncates towards zero, as ``Tensor.to`` does.
+Not covered: packed 4-bit types and ``hifloat8``, which no torch dtype holds.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from npugraph_ex.operators._precision import unsupported
+from npugraph_ex.operators._scalar_types import dtype_of
+
+
+def npu_dtype_cast(
+    input: torch.Tensor,  # noqa: A002 - the schema's name
+    dtype: int,
+    input_dtype: int | None = None,
+) -> torch.Tensor:
+    """``input`` as ``dtype`` (a ScalarType code), contiguous, same shape."""
+    if input_dtype is not None and dtype_of(input_dtype, "npu_dtype_cast", "input_dtype") != input.dtype:
+        raise unsupported("npu_dtype_cast", "input_dtype", input_dtype, f"None and {input.dtype}, the dtype of input")
+    return _npu_dtype_cast(input, dtype_of(dtype, "npu_dtype_cast", "dtype"))
+
+
+def _npu_dtype_cast(
+    input: torch.Tensor,  # noqa: A002 - the schema's name
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """``input`` as ``dtype``, contiguous, same shape."""
+    return torch.empty(input.shape, dtype=dtype, device=input.device).copy_(input)

@@ -1,0 +1,178 @@
+"""The two schemas of fused inference attention; what they compute is in ``infer_attention``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from npugraph_ex.operators._infer_attention import Band, Lengths, attend, checked_heads, join_rope
+
+_NO_LIMIT = 2147483647
+
+
+def npu_fused_infer_attention_score(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    pse_shift: torch.Tensor | None = None,
+    atten_mask: torch.Tensor | None = None,
+    actual_seq_lengths: Sequence[int] | None = None,
+    actual_seq_lengths_kv: Sequence[int] | None = None,
+    dequant_scale1: torch.Tensor | None = None,
+    quant_scale1: torch.Tensor | None = None,
+    dequant_scale2: torch.Tensor | None = None,
+    quant_scale2: torch.Tensor | None = None,
+    quant_offset2: torch.Tensor | None = None,
+    antiquant_scale: torch.Tensor | None = None,
+    antiquant_offset: torch.Tensor | None = None,
+    key_antiquant_scale: torch.Tensor | None = None,
+    key_antiquant_offset: torch.Tensor | None = None,
+    value_antiquant_scale: torch.Tensor | None = None,
+    value_antiquant_offset: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+    query_padding_size: torch.Tensor | None = None,
+    kv_padding_size: torch.Tensor | None = None,
+    key_shared_prefix: torch.Tensor | None = None,
+    value_shared_prefix: torch.Tensor | None = None,
+    actual_shared_prefix_len: Sequence[int] | None = None,
+    query_rope: torch.Tensor | None = None,
+    key_rope: torch.Tensor | None = None,
+    key_rope_antiquant_scale: torch.Tensor | None = None,
+    num_heads: int = 1,
+    scale: float = 1.0,
+    pre_tokens: int = _NO_LIMIT,
+    next_tokens: int = _NO_LIMIT,
+    input_layout: str = "BSH",
+    num_key_value_heads: int = 0,
+    sparse_mode: int = 0,
+    inner_precise: int = 0,
+    block_size: int = 0,
+    antiquant_mode: int = 0,
+    key_antiquant_mode: int = 0,
+    value_antiquant_mode: int = 0,
+    softmax_lse_flag: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``(output, lse)``: output like ``query`` in layout; lse [B, N, S, 1] float32, empty unless ``softmax_lse_flag``.
+
+    query [B, S, N*D], [B, S, N, D] or [B, N, S, D]; key and value likewise with ``num_key_value_heads`` heads. In layout TND
+    query [T, N, D] and lse [T, N, 1], with ``actual_seq_lengths`` as running totals. The rotary parts are laid out alike.
+    """
+    heads = checked_heads(
+        "npu_fused_infer_attention_score",
+        input_layout,
+        num_heads,
+        num_key_value_heads,
+        dequant_scale1=dequant_scale1,
+        quant_scale1=quant_scale1,
+        dequant_scale2=dequant_scale2,
+        quant_scale2=quant_scale2,
+        quant_offset2=quant_offset2,
+        antiquant_scale=antiquant_scale,
+        antiquant_offset=antiquant_offset,
+        key_antiquant_scale=key_antiquant_scale,
+        key_antiquant_offset=key_antiquant_offset,
+        value_antiquant_scale=value_antiquant_scale,
+        value_antiquant_offset=value_antiquant_offset,
+        query_padding_size=query_padding_size,
+        kv_padding_size=kv_padding_size,
+        key_shared_prefix=key_shared_prefix,
+        value_shared_prefix=value_shared_prefix,
+        actual_shared_prefix_len=actual_shared_prefix_len,
+        key_rope_antiquant_scale=key_rope_antiquant_scale,
+    )
+    band = Band(atten_mask, sparse_mode, pre_tokens, next_tokens)
+    lengths = Lengths(actual_seq_lengths, actual_seq_lengths_kv)
+    operands = join_rope(heads, (query, key, value), (query_rope, key_rope), paged=block_table is not None)
+    output, lse = attend(operands, heads, scale, band, lengths, pse_shift, block_table)
+    return output, _given(lse, wanted=softmax_lse_flag)
+
+
+def npu_fused_infer_attention_score_v2(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    query_rope: torch.Tensor | None = None,
+    key_rope: torch.Tensor | None = None,
+    pse_shift: torch.Tensor | None = None,
+    atten_mask: torch.Tensor | None = None,
+    actual_seq_qlen: Sequence[int] | None = None,
+    actual_seq_kvlen: Sequence[int] | None = None,
+    block_table: torch.Tensor | None = None,
+    dequant_scale_query: torch.Tensor | None = None,
+    dequant_scale_key: torch.Tensor | None = None,
+    dequant_offset_key: torch.Tensor | None = None,
+    dequant_scale_value: torch.Tensor | None = None,
+    dequant_offset_value: torch.Tensor | None = None,
+    dequant_scale_key_rope: torch.Tensor | None = None,
+    quant_scale_out: torch.Tensor | None = None,
+    quant_offset_out: torch.Tensor | None = None,
+    quant_scale_p: torch.Tensor | None = None,
+    learnable_sink: torch.Tensor | None = None,
+    num_query_heads: int = 1,
+    num_key_value_heads: int = 0,
+    softmax_scale: float = 1.0,
+    pre_tokens: int = _NO_LIMIT,
+    next_tokens: int = _NO_LIMIT,
+    input_layout: str = "BSH",
+    sparse_mode: int = 0,
+    block_size: int = 0,
+    query_quant_mode: int = 0,
+    key_quant_mode: int = 0,
+    value_quant_mode: int = 0,
+    inner_precise: int = 0,
+    return_softmax_lse: bool = False,
+    query_dtype: int | None = None,
+    key_dtype: int | None = None,
+    value_dtype: int | None = None,
+    query_rope_dtype: int | None = None,
+    key_rope_dtype: int | None = None,
+    key_shared_prefix_dtype: int | None = None,
+    value_shared_prefix_dtype: int | None = None,
+    dequant_scale_query_dtype: int | None = None,
+    dequant_scale_key_dtype: int | None = None,
+    dequant_scale_value_dtype: int | None = None,
+    dequant_scale_key_rope_dtype: int | None = None,
+    out_dtype: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As ``npu_fused_infer_attention_score``, under v2's names."""
+    heads = checked_heads(
+        "npu_fused_infer_attention_score_v2",
+        input_layout,
+        num_query_heads,
+        num_key_value_heads,
+        dequant_scale_query=dequant_scale_query,
+        dequant_scale_key=dequant_scale_key,
+        dequant_offset_key=dequant_offset_key,
+        dequant_scale_value=dequant_scale_value,
+        dequant_offset_value=dequant_offset_value,
+        dequant_scale_key_rope=dequant_scale_key_rope,
+        quant_scale_out=quant_scale_out,
+        quant_offset_out=quant_offset_out,
+        quant_scale_p=quant_scale_p,
+        learnable_sink=learnable_sink,
+        query_dtype=query_dtype,
+        key_dtype=key_dtype,
+        value_dtype=value_dtype,
+        query_rope_dtype=query_rope_dtype,
+        key_rope_dtype=key_rope_dtype,
+        key_shared_prefix_dtype=key_shared_prefix_dtype,
+        value_shared_prefix_dtype=value_shared_prefix_dtype,
+        dequant_scale_query_dtype=dequant_scale_query_dtype,
+        dequant_scale_key_dtype=dequant_scale_key_dtype,
+        dequant_scale_value_dtype=dequant_scale_value_dtype,
+        dequant_scale_key_rope_dtype=dequant_scale_key_rope_dtype,
+        out_dtype=out_dtype,
+    )
+    band = Band(atten_mask, sparse_mode, pre_tokens, next_tokens)
+    lengths = Lengths(actual_seq_qlen, actual_seq_kvlen)
+    operands = join_rope(heads, (query, key, value), (query_rope, key_rope), paged=block_table is not None)
+    output, lse = attend(operands, heads, softmax_scale, band, lengths, pse_shift, block_table)
+    return output, _given(lse, wanted=return_softmax_lse)
+
+
+def _given(lse: torch.Tensor, *, wanted: bool) -> torch.Tensor:
+    """The statistics that the operator hands out: none unless asked for, then in the dtype of the computation."""
+    return lse if wanted else lse.new_empty(0)

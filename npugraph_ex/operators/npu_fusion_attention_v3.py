@@ -1,0 +1,220 @@
+"""Attention of training: `npu_fusion_attention_v3` and its gradient.
+
+Formula (operator documentation of ``torch_npu.npu_fusion_attention``)::
+
+    scores = mask(scale * (Q K^T + pse), atten_mask)
+    P      = softmax(scores)
+    output = P V
+
+and, with dO the gradient of the output::
+
+    dV = P^T dO    dP = dO V^T    dS = P * (dP - rowsum(dO * output))    dQ = scale dS K    dK = scale dS^T Q
+
+``atten_mask`` is true where a score is *excluded*. Torch's ``scaled_dot_product_attention`` arrives here on an NPU.
+Not covered: dropout, variable-length layouts, prefix masks, learnable sinks.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from npugraph_ex.operators._precision import compute_dtype, unsupported
+
+_LAYOUTS = ("BSH", "SBH", "BSND", "BNSD")
+_REPLICAS = 8  # the softmax statistics are stored eight times over, one 32-byte block of float32 a row
+_NO_LIMIT = 2147483647
+
+
+def npu_fusion_attention_v3(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    head_num: int,
+    input_layout: str,
+    pse: torch.Tensor | None = None,
+    padding_mask: torch.Tensor | None = None,
+    atten_mask: torch.Tensor | None = None,
+    scale: float = 1.0,
+    keep_prob: float = 1.0,
+    pre_tockens: int = _NO_LIMIT,
+    next_tockens: int = _NO_LIMIT,
+    inner_precise: int = 0,
+    prefix: list[int] | None = None,
+    actual_seq_qlen: torch.Tensor | None = None,
+    actual_seq_kvlen: torch.Tensor | None = None,
+    sparse_mode: int = 0,
+    gen_mask_parallel: bool = True,
+    sync: bool = False,
+    softmax_layout: str = "",
+    sink: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """(output like ``query``, row maxima, row sums (both [B, N, Sq, 8], float32), an empty tensor, seed, offset)."""
+    operator = "npu_fusion_attention_v3"
+    _refuse(operator, input_layout, keep_prob, prefix, actual_seq_qlen, actual_seq_kvlen, padding_mask, sink)
+    q, k, v = _operands(query, key, value, head_num, input_layout)
+    scores = _scores(q, k, pse, scale, _excluded(operator, atten_mask, sparse_mode, pre_tockens, next_tockens, q, k))
+    maximum = scores.amax(-1, keepdim=True)
+    weights = _exponentials(scores, maximum)
+    total = weights.sum(-1, keepdim=True)
+    output = _stored(torch.nan_to_num(weights / total) @ _expanded(v, q), query, input_layout)
+    statistic = torch.float64 if query.dtype == torch.float64 else torch.float32
+    rows = (*maximum.shape[:-1], _REPLICAS)
+    number = torch.zeros(1, dtype=torch.int64)
+    return (
+        output,
+        maximum.to(statistic).expand(rows).contiguous(),
+        total.to(statistic).expand(rows).contiguous(),
+        query.new_empty(0),
+        number,
+        number.clone(),
+    )
+
+
+def npu_fusion_attention_grad_v3(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dy: torch.Tensor,
+    head_num: int,
+    input_layout: str,
+    *,
+    pse: torch.Tensor | None = None,
+    padding_mask: torch.Tensor | None = None,
+    atten_mask: torch.Tensor | None = None,
+    softmax_max: torch.Tensor | None = None,
+    softmax_sum: torch.Tensor | None = None,
+    softmax_in: torch.Tensor | None = None,
+    attention_in: torch.Tensor | None = None,
+    scale_value: float = 1.0,
+    keep_prob: float = 1.0,
+    pre_tockens: int = _NO_LIMIT,
+    next_tockens: int = _NO_LIMIT,
+    inner_precise: int = 0,
+    seed: torch.Tensor | None = None,
+    offset: torch.Tensor | None = None,
+    prefix: list[int] | None = None,
+    actual_seq_qlen: torch.Tensor | None = None,
+    actual_seq_kvlen: torch.Tensor | None = None,
+    sparse_mode: int = 0,
+    gen_mask_parallel: bool = True,
+    sync: bool = False,
+    softmax_layout: str = "",
+    sink: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """Gradients of query, key, value; then those of ``pse`` and ``sink``, which are not computed and empty."""
+    operator = "npu_fusion_attention_grad_v3"
+    _refuse(operator, input_layout, keep_prob, prefix, actual_seq_qlen, actual_seq_kvlen, padding_mask, sink)
+    q, k, v = _operands(query, key, value, head_num, input_layout)
+    gradient = _heads(dy, head_num, input_layout)
+    excluded = _excluded(operator, atten_mask, sparse_mode, pre_tockens, next_tockens, q, k)
+    scores = _scores(q, k, pse, scale_value, excluded)
+    weights = _exponentials(scores, scores.amax(-1, keepdim=True))
+    weights = torch.nan_to_num(weights / weights.sum(-1, keepdim=True))
+    wide_k, wide_v = _expanded(k, q), _expanded(v, q)
+    to_weights = gradient @ wide_v.mT
+    to_scores = weights * (to_weights - (to_weights * weights).sum(-1, keepdim=True)) * scale_value
+    return (
+        _stored(to_scores @ wide_k, query, input_layout),
+        _stored(_folded(to_scores.mT @ q, k), key, input_layout),
+        _stored(_folded(weights.mT @ gradient, v), value, input_layout),
+        query.new_empty(0),
+        query.new_empty(0),
+    )
+
+
+def _refuse(operator: str, layout: str, keep_prob: float, *others: object) -> None:
+    if layout not in _LAYOUTS:
+        raise unsupported(operator, "input_layout", layout, "BSH, SBH, BSND and BNSD")
+    if keep_prob != 1.0:
+        raise unsupported(operator, "keep_prob", keep_prob, "1.0 (no dropout)")
+    names = ("prefix", "actual_seq_qlen", "actual_seq_kvlen", "padding_mask", "sink")
+    for name, given in zip(names, others, strict=True):
+        if given is not None:
+            raise unsupported(operator, name, "a value", "None")
+
+
+def _operands(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, head_num: int, layout: str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Query, key and value by heads; where their dimension is joined with D, the key has as many as make them as wide."""
+    shared = max(key.shape[-1] * head_num // max(query.shape[-1], 1), 1)
+    return _heads(query, head_num, layout), _heads(key, shared, layout), _heads(value, shared, layout)
+
+
+def _heads(operand: torch.Tensor, heads: int, layout: str) -> torch.Tensor:
+    """``operand`` as [B, N, S, D] in the precision of the computation; ``heads`` counts where a layout does not tell."""
+    operand = operand.to(compute_dtype(operand))
+    if layout == "BNSD":
+        return operand
+    if layout == "BSND":
+        return operand.transpose(1, 2)
+    if layout == "SBH":
+        operand = operand.transpose(0, 1)
+    parts: torch.Tensor = operand.unflatten(-1, (heads, -1))
+    return parts.transpose(1, 2)
+
+
+def _stored(heads: torch.Tensor, like: torch.Tensor, layout: str) -> torch.Tensor:
+    """[B, N, S, D] in the layout and dtype of ``like``."""
+    if layout != "BNSD":
+        heads = heads.transpose(1, 2)
+        if layout != "BSND":
+            heads = heads.flatten(2)
+        if layout == "SBH":
+            heads = heads.transpose(0, 1)
+    return heads.to(like.dtype).contiguous()
+
+
+def _expanded(kv: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """Each key or value head repeated for the query heads that share it (grouped-query attention)."""
+    return kv.repeat_interleave(q.shape[1] // kv.shape[1], dim=1)
+
+
+def _folded(wide: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+    """The gradients of a shared head, added up."""
+    shared: torch.Tensor = wide.unflatten(1, (kv.shape[1], -1))
+    return shared.sum(2)
+
+
+def _exponentials(scores: torch.Tensor, maximum: torch.Tensor) -> torch.Tensor:
+    """``exp(scores - maximum)``, and 0 in a row that is excluded altogether."""
+    return torch.where(maximum.isinf() & (maximum < 0), 0.0, torch.exp(scores - maximum))
+
+
+def _scores(
+    q: torch.Tensor, k: torch.Tensor, pse: torch.Tensor | None, scale: float, excluded: torch.Tensor | None
+) -> torch.Tensor:
+    scores = q @ _expanded(k, q).mT
+    if pse is not None:
+        scores = scores + pse.to(scores.dtype)
+    scores = scores * scale
+    return scores if excluded is None else scores.masked_fill(excluded, -torch.inf)
+
+
+def _excluded(
+    operator: str,
+    mask: torch.Tensor | None,
+    sparse_mode: int,
+    before: int,
+    after: int,
+    q: torch.Tensor,
+    k: torch.Tensor,
+) -> torch.Tensor | None:
+    """Where a score is left out: the whole mask given (modes 0, 1), causal from the left (2) or the right (3), a band (4)."""
+    rows, columns = q.shape[-2], k.shape[-2]
+    distance = torch.arange(columns) - torch.arange(rows).unsqueeze(-1)
+    if sparse_mode == 2:
+        return distance > 0
+    if sparse_mode == 3:
+        return distance > columns - rows
+    if sparse_mode == 4:
+        shifted = distance - (columns - rows)
+        return (shifted > after) | (shifted < -before)
+    if sparse_mode not in {0, 1}:
+        raise unsupported(operator, "sparse_mode", sparse_mode, "0 to 4")
+    if mask is None:
+        return None
+    excluded = mask.bool()
+    if sparse_mode == 0 and (before < rows or after < columns):
+        excluded = excluded | (distance > after) | (distance < -before)
+    return excluded

@@ -1,0 +1,67 @@
+"""Rotary position embedding from a table of cosines and sines, as serving engines call it.
+
+``vllm::npu_rotary_embedding`` is a custom operator of vLLM-Ascend, not of torch_npu. Formula (vLLM's documentation of
+``RotaryEmbedding``; vllm_ascend/ops/rotary_embedding.py)::
+
+    cos, sin = halves of cos_sin_cache[positions], each repeated for both members of a pair
+    output   = x * cos + rotated(x) * sin           in the first rotary_dim elements of each head, the rest unchanged
+
+``rotated`` turns pairs ``(a, b)`` into ``(-b, a)``: with ``is_neox_style`` a pair is one element of the first half of
+the rotated part and its counterpart in the second, otherwise two neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from npugraph_ex.operators._precision import compute_dtype
+from npugraph_ex.operators.npu_rotary_mul import rotated
+
+
+def embed(
+    x: torch.Tensor, positions: torch.Tensor, cos_sin_cache: torch.Tensor, *, is_neox_style: bool = True
+) -> torch.Tensor:
+    """``x`` of shape (tokens, heads, head size) embedded, in float32, or float64 where any input is; not rounded."""
+    dtype = compute_dtype(x, cos_sin_cache)
+    wide = x.to(dtype)
+    cos, sin = cos_sin_cache.index_select(0, positions.flatten()).to(dtype).unsqueeze(1).chunk(2, dim=-1)
+    if is_neox_style:
+        cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((sin, sin), dim=-1)
+    else:
+        cos, sin = cos.repeat_interleave(2, dim=-1), sin.repeat_interleave(2, dim=-1)
+    size = cos.shape[-1]
+    turned = rotated(wide[..., :size], "half" if is_neox_style else "interleave")
+    return torch.cat((wide[..., :size] * cos + turned * sin, wide[..., size:]), dim=-1)
+
+
+def npu_rotary_embedding(
+    positions: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    head_size: int,
+    rotary_dim: int,
+    is_neox_style: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``(query, key)`` embedded: shapes (tokens, heads * head_size) or (tokens, heads, head_size), dtypes kept.
+
+    ``positions``: (tokens,), rows of ``cos_sin_cache``, which has shape (rows, rotary_dim).
+    """
+    if cos_sin_cache.shape[-1] != rotary_dim:
+        raise ValueError(
+            f"npu_rotary_embedding: cos_sin_cache must have rotary_dim = {rotary_dim} columns; "
+            f"it has shape {tuple(cos_sin_cache.shape)}."
+        )
+    tokens = positions.numel()
+    query_out, key_out = (
+        embed(
+            x.reshape(tokens, math.prod(x.shape[positions.dim() :]) // head_size, head_size),
+            positions,
+            cos_sin_cache,
+            is_neox_style=is_neox_style,
+        )
+        for x in (query, key)
+    )
+    return query_out.to(query.dtype).view(query.shape), key_out.to(key.dtype).view(key.shape)

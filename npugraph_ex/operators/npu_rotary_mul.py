@@ -1,0 +1,41 @@
+"""Rotary position embedding.
+
+Formula (operator documentation of ``torch_npu.npu_rotary_mul``)::
+
+    output = r1 * input + r2 * rotated
+
+where ``rotated`` is, for ``half``, ``cat(-second_half, first_half)`` of the last dimension; for ``interleave``,
+each pair ``(a, b)`` of it turned into ``(-b, a)``; and, when the matrix ``rotate`` is given, ``input @ rotate``.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from npugraph_ex.operators._precision import compute_dtype, unsupported
+
+
+def rotated(x: torch.Tensor, rotary_mode: str) -> torch.Tensor:
+    """The last dimension of ``x`` turned by a quarter, pair by pair."""
+    if x.shape[-1] % 2:
+        raise ValueError(f"npu_rotary_mul: the last dimension must be even; the input has shape {tuple(x.shape)}.")
+    if rotary_mode == "half":
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat((-second, first), dim=-1)
+    if rotary_mode == "interleave":
+        return torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
+    raise unsupported("npu_rotary_mul", "rotary_mode", rotary_mode, "'half' and 'interleave'")
+
+
+def npu_rotary_mul(
+    input: torch.Tensor,  # noqa: A002 - the schema's name
+    r1: torch.Tensor,
+    r2: torch.Tensor,
+    rotary_mode: str = "half",
+    rotate: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Contiguous, shape and dtype of ``input`` (4-D); ``r1`` (cosine) and ``r2`` (sine) broadcast to it."""
+    dtype = compute_dtype(input, r1, r2, rotate)
+    wide = input.to(dtype)
+    turned = rotated(wide, rotary_mode) if rotate is None else wide @ rotate.to(dtype)
+    return (r1.to(dtype) * wide + r2.to(dtype) * turned).to(input.dtype).contiguous()

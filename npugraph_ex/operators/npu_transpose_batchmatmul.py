@@ -1,0 +1,71 @@
+"""Batched matrix product with permuted operands and a permuted result.
+
+Formula (CANN operator documentation, aclnnTransposeBatchMatMul)::
+
+    a   = permute(input, perm_x1)                   (B, M, K)
+    b   = permute(weight, perm_x2)                  (B, K, N)
+    out = permute(a @ b, perm_y)                    (M, B, N)
+
+With ``batch_split_factor`` f > 1 the batches are dealt out to f groups: out is (f, M, B * N / f), whose group g holds
+the batches g * B/f up to (g + 1) * B/f side by side.
+
+Covered: the documented permutations, float16, bfloat16, float32 (and float64). Not covered: ``bias``, which the
+documentation reserves, and ``scale``, whose encoding is the device's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from npugraph_ex.operators._precision import compute_dtype, unsupported
+
+_NAME = "npu_transpose_batchmatmul"
+_PERMUTATIONS = {
+    "perm_x1": ((0, 1, 2), (1, 0, 2)),
+    "perm_x2": ((0, 1, 2), (0, 2, 1)),
+    "perm_y": ((1, 0, 2),),
+}
+_DEFAULTS = {"perm_x1": (0, 1, 2), "perm_x2": (0, 1, 2), "perm_y": (1, 0, 2)}
+
+
+def _permutation(name: str, given: Sequence[int] | None) -> tuple[int, ...]:
+    order = tuple(given) if given else _DEFAULTS[name]
+    if order not in _PERMUTATIONS[name]:
+        raise ValueError(f"{_NAME}: {name} must be one of {_PERMUTATIONS[name]}; it is {order}.")
+    return order
+
+
+def npu_transpose_batchmatmul(
+    input: torch.Tensor,  # noqa: A002 - the schema's name
+    weight: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    scale: torch.Tensor | None = None,
+    perm_x1: Sequence[int] | None = None,
+    perm_x2: Sequence[int] | None = None,
+    perm_y: Sequence[int] | None = None,
+    batch_split_factor: int | None = 1,
+) -> torch.Tensor:
+    """Contiguous, of the dtype of ``input``: (M, B, N), or (f, M, B * N / f) for ``batch_split_factor`` f."""
+    for name, value in (("bias", bias), ("scale", scale)):
+        if value is not None:
+            raise unsupported(_NAME, name, "a tensor", "None")
+    if input.dim() != 3 or weight.dim() != 3:
+        raise ValueError(
+            f"{_NAME}: input and weight must have 3 dimensions; they have shapes "
+            f"{tuple(input.shape)} and {tuple(weight.shape)}."
+        )
+    left = input.permute(_permutation("perm_x1", perm_x1))
+    right = weight.permute(_permutation("perm_x2", perm_x2))
+    dtype = compute_dtype(input, weight)
+    product = torch.bmm(left.to(dtype), right.to(dtype)).to(input.dtype)
+    out = product.permute(_permutation("perm_y", perm_y)).contiguous()
+    factor = batch_split_factor or 1
+    if factor == 1:
+        return out
+    m, batches, n = out.shape
+    if factor < 1 or batches % factor:
+        raise ValueError(f"{_NAME}: batch_split_factor must divide the {batches} batches; it is {factor}.")
+    return out.view(m, factor, batches * n // factor).transpose(0, 1).contiguous()

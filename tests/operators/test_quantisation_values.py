@@ -1,0 +1,186 @@
+"""What the quantising operators compute, by hand or in float64: rounding, saturation, axes, what is fused in front."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import pytest
+import torch
+
+from npugraph_ex.operators import KERNELS, before_rounding
+
+rms_norm = KERNELS["npu::npu_rms_norm"]
+add_rms_norm = KERNELS["npu::npu_add_rms_norm"]
+dynamic_quant = KERNELS["npu::npu_dynamic_quant"]
+fused = KERNELS["npu::npu_add_rms_norm_dynamic_quant"]
+swiglu = KERNELS["npu::npu_swiglu"]
+quantize = KERNELS["npu::npu_quantize"]
+assert_equal = functools.partial(torch.testing.assert_close, rtol=0, atol=0)
+
+
+def test_dynamic_quant_by_hand() -> None:
+    """Scale is the row's largest magnitude over 127; that element becomes ±127."""
+    y, scale = dynamic_quant(torch.tensor([[127.0, -63.4, 1.0], [0.0, -254.0, 2.0]]))
+    assert_equal(scale, torch.tensor([1.0, 2.0]))
+    assert_equal(y, torch.tensor([[127, -63, 1], [0, -127, 1]], dtype=torch.int8))
+
+
+def test_ties_round_to_even() -> None:
+    """0.5, 1.5, 2.5 and their negatives go to 0, 2, 2."""
+    y, _ = dynamic_quant(torch.tensor([[127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5]]))
+    assert y.tolist() == [[127, 0, 2, 2, 0, -2, -2]]
+
+
+def test_a_row_of_zeros_quantises_to_zeros() -> None:
+    """Its scale is 0 and its quotient 0/0, which converts to 0."""
+    y, scale = dynamic_quant(torch.zeros(2, 4, dtype=torch.float16))
+    assert not y.any()
+    assert not scale.any()
+
+
+def test_smooth_scales_act_before_the_maximum() -> None:
+    """The row (1, 2) smoothed by (4, 1) has its maximum at the first element."""
+    y, scale = dynamic_quant(torch.tensor([[1.0, 2.0]]), smooth_scales=torch.tensor([4.0, 1.0]))
+    torch.testing.assert_close(scale, torch.tensor([4.0 / 127]))
+    assert y.tolist() == [[127, 64]]
+
+
+def test_before_rounding_is_the_quotient() -> None:
+    """Rounded, it gives the operator's own output."""
+    x = torch.randn(6, 16)
+    quotient, scale = before_rounding["npu::npu_dynamic_quant"](x)
+    torch.testing.assert_close(quotient * scale.unsqueeze(-1), x)
+    assert_equal(dynamic_quant(x)[0], quotient.round().to(torch.int8))
+
+
+def test_fused_operator_equals_its_parts_in_float64() -> None:
+    """With no rounding in between, the fused operator and the chain are the same function."""
+    x1, x2 = (torch.randn(7, 32, dtype=torch.float64) for _ in range(2))
+    gamma, smooth = (torch.rand(32, dtype=torch.float64) for _ in range(2))
+    y, _, x = add_rms_norm(x1, x2, gamma, 1e-5)
+    expected, expected_scale = dynamic_quant(y, smooth_scales=smooth)
+    y1, y2, x_out, scale1, scale2 = fused(x1, x2, gamma, smooth_scale1=smooth, epsilon=1e-5)
+    assert_equal(y1, expected)
+    assert_equal(scale1, expected_scale)
+    assert_equal(x_out, x)
+    assert y2.shape == scale2.shape == (0,)
+
+
+def test_fused_operator_does_not_round_in_between() -> None:
+    """In float16 its scale is that of the float32 norm, not of the float16 one."""
+    x1, x2, gamma = (torch.randn(shape).half() for shape in ((64, 32), (64, 32), (32,)))
+    wide = (x1.double() + x2.double()), gamma.double()
+    exact = dynamic_quant(rms_norm(*wide)[0])[1]
+    scale = fused(x1, x2, gamma)[3]
+    chained = dynamic_quant(add_rms_norm(x1, x2, gamma)[0])[1]
+    torch.testing.assert_close(scale.double(), exact, rtol=1e-6, atol=0)
+    assert float((chained.double() / exact - 1).abs().max()) > 1e-5
+
+
+def test_two_quantisations_and_beta() -> None:
+    """The second output is smoothed by the second vector; beta is added before both."""
+    x, one = torch.tensor([[1.0, 1.0]]), torch.ones(2)
+    y1, y2, _, scale1, scale2 = fused(
+        x, x, one, smooth_scale1=one, smooth_scale2=torch.tensor([1.0, 2.0]), beta=torch.tensor([0.0, 2.0]), epsilon=0.0
+    )
+    torch.testing.assert_close(scale1 * 127, torch.tensor([3.0]))
+    torch.testing.assert_close(scale2 * 127, torch.tensor([6.0]))
+    assert y1.tolist() == [[42, 127]]
+    assert y2.tolist() == [[21, 127]]
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"smooth_scale2": torch.ones(2)},
+        {"output_mask": [False, False]},
+        {"smooth_scale1": torch.ones(2), "output_mask": [False, True]},
+    ],
+)
+def test_documented_constraints_of_the_fused_operator(kwargs: dict[str, object]) -> None:
+    """Combinations that the documentation forbids raise and name the argument."""
+    with pytest.raises(ValueError, match="output_mask"):
+        fused(torch.ones(1, 2), torch.ones(1, 2), torch.ones(2), **kwargs)
+
+
+def test_quantize_divides_or_multiplies() -> None:
+    """``div_mode`` is True by default: (4, 6) by scales (2, 4) is (2, 1.5) or (8, 24)."""
+    x, scales = torch.tensor([[4.0, 6.0]]), torch.tensor([2.0, 4.0])
+    assert quantize(x, scales, None, torch.qint8).tolist() == [[2, 2]]
+    assert quantize(x, scales, None, torch.qint8, -1, False).tolist() == [[8, 24]]
+
+
+def test_zero_points_are_added_before_rounding() -> None:
+    """0.5 rounds to 0, 0.5 + 1 to 2: rounding first would give 1. The sum saturates at 127 and -128."""
+    x = torch.tensor([[0.5, 0.5, 127.0, -128.0]])
+    points = torch.tensor([0, 1, 1, -1], dtype=torch.int32)
+    assert quantize(x, torch.ones(4), points, 12, -1).tolist() == [[0, 2, 127, -128]]
+
+
+def test_quantize_saturates_to_its_output() -> None:
+    """uint8 from 0 to 255; int32 at its ends, which float32 cannot hold."""
+    x = torch.tensor([[-3.0, 300.0, 3e9, -3e9]])
+    assert quantize(x, torch.ones(1), None, torch.quint8, -1).tolist() == [[0, 255, 255, 0]]
+    assert quantize(x, torch.ones(1), None, torch.int32, -1).tolist() == [[-3, 300, 2**31 - 1, -(2**31)]]
+
+
+def test_quantisation_axis() -> None:
+    """Dividing, the axis is any dimension; multiplying, -2 is the last but one and all above are the last."""
+    x, scales = torch.ones(2, 2, 2), torch.tensor([1.0, 2.0])
+    along = [quantize(x, 1 / scales, None, torch.int8, axis).tolist() for axis in (0, 1, 2)]
+    assert along == [quantize(x, 1 / scales, None, torch.int8, axis).tolist() for axis in (-3, -2, -1)]
+    assert along[0][0] == [[1, 1], [1, 1]]
+    assert along[1][0] == [[1, 1], [2, 2]]
+    assert along[2][0] == [[1, 2], [1, 2]]
+    for axis in (-1, 0, 1, 2):
+        assert quantize(x, scales, None, torch.int8, axis, False).tolist() == along[2]
+    assert quantize(x, scales, None, torch.int8, -2, False).tolist() == along[1]
+
+
+def test_quantize_refuses_what_does_not_fit() -> None:
+    """An axis outside the input, scales of another size, axis -3 when multiplying."""
+    x = torch.ones(2, 3, 4)
+    for arguments, word in (
+        ((torch.ones(4), None, 1, 3), "axis"),
+        ((torch.ones(4), None, 1, -3, False), "axis"),
+        ((torch.ones(4), None, 1, 1), "scales must hold one element or 3"),
+        ((torch.ones(4), torch.ones(3), 1, -1), "zero_points must hold one element or 4"),
+    ):
+        with pytest.raises(ValueError, match=word):
+            quantize(x, *arguments)
+
+
+def test_before_rounding_of_static_quantisation() -> None:
+    """The quotient with its zero point, as a judge needs it to see a tie."""
+    x, points = torch.tensor([[1.0, 4.0]]), torch.tensor([1, 1], dtype=torch.int32)
+    quotient = before_rounding["npu::npu_quantize"](x, torch.full((2,), 2.0), points, 1)
+    assert quotient.tolist() == [[1.5, 3.0]]
+    first, _, _ = before_rounding["npu::npu_add_rms_norm_quant"](
+        x, x * 0, torch.ones(2), torch.ones(2), points, epsilon=8.5 * 0
+    )
+    torch.testing.assert_close(first, x / math.sqrt(8.5) + 1)
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_swiglu_and_quantisation_equal_their_parts(left: bool) -> None:
+    """In float64; with ``activate_left`` the first half is the gate, as in npu_swiglu, else the second."""
+    x = torch.randn(6, 32, dtype=torch.float64)
+    gate_first = x if left else torch.cat(x.chunk(2, dim=-1)[::-1], dim=-1)
+    expected, expected_scale = dynamic_quant(swiglu(gate_first))
+    out, scale = KERNELS["npu::npu_swiglu_quant"](x, activate_left=left, quant_mode=1)
+    assert_equal(out, expected)
+    assert_equal(scale, expected_scale)
+
+
+def test_swiglu_quant_by_hand() -> None:
+    """Gates (0, ln 3) of sigmoids 1/2 and 3/4, values (8, 4): products 0 and 3 ln 3, so scale 3 ln 3 / 127, codes 0, 127."""
+    gate, value = [0.0, math.log(3.0)], [8.0, 4.0]
+    for left, row in ((True, gate + value), (False, value + gate)):
+        out, scale = KERNELS["npu::npu_swiglu_quant"](torch.tensor([row]), activate_left=left, quant_mode=1)
+        assert out.tolist() == [[0, 127]]
+        torch.testing.assert_close(scale, torch.tensor([3 * math.log(3.0) / 127]))
+    # Equal gates, values 3 and -4: three quarters of -127 the other way are 95.25.
+    row = torch.tensor([[math.log(3.0), math.log(3.0), 3.0, -4.0]])
+    out, _ = KERNELS["npu::npu_swiglu_quant"](row, activate_left=True, quant_mode=1)
+    assert out.tolist() == [[95, -127]]
