@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npu_emulator.errors import BuildError
+from npugraph_ex_ownership import distrust
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -60,20 +61,35 @@ def libraries() -> list[Path]:
         )
     torch_npu = torch_npu_folder()
     folder = _cache_folder() / _key(torch_npu)
+    _refuse_foreign([folder.parent])  # before a compiler writes into it
     if not (folder / _MARK).exists():
         # The lock file stays: removing it would let a third process lock a file that nobody else sees.
         with _lock_file(folder).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (folder / _MARK).exists():
                 _build(folder, torch_npu)
-    return [folder / name for name in LIBRARIES]
+    built = [folder / name for name in LIBRARIES]
+    _refuse_foreign([folder, *built])
+    return built
+
+
+def _refuse_foreign(paths: Iterable[Path]) -> None:
+    """Raise BuildError if anyone but this user can have written one of the paths: their code would run in this process."""
+    for path in paths:
+        if not path.exists():
+            continue
+        reason = distrust(path, path.stat())
+        if reason is not None:
+            raise BuildError(
+                f"the emulated device is not loaded: {reason}, or name another folder in NPU_EMULATOR_CACHE"
+            )
 
 
 def _lock_file(folder: Path) -> Path:
     """Return a file beside `folder` that can be written, or say that the cache cannot."""
     lock = folder.parent / f"{folder.name}.lock"
     try:
-        lock.parent.mkdir(parents=True, exist_ok=True)
+        lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock.touch()
     except OSError as error:
         raise BuildError(
@@ -169,6 +185,8 @@ def _build(folder: Path, torch_npu: Path) -> None:
         for leftover in (objects, stubs, empty):
             leftover.unlink()
         (work / _MARK).write_text("")
+        for made in work.iterdir():
+            made.chmod(0o700)  # whatever the umask; `libraries` loads nothing that others can write
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(work, folder)
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from npugraph_ex.errors import SavedGraphError
+from npugraph_ex_ownership import distrust
 
 SUFFIX = ".nge"
 _MAGIC = b"npugraph_ex cache 1\n"
@@ -120,13 +121,11 @@ def read_own(path: Path) -> bytes:
         raise
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(file.fileno())  # of what was opened, whatever now has the name
-        if status.st_uid != os.geteuid():
-            raise SavedGraphError(
-                f"{path} belongs to user {status.st_uid}, and this is user {os.geteuid()}; it is not read. "
-                "Use a folder of your own: NPUGRAPH_EX_CACHE, or cache_dir"
-            )
-        if not stat.S_ISREG(status.st_mode) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise SavedGraphError(f"{path} can be written by others than its owner; it is not read. chmod 600 it")
+        reason = distrust(path, status)
+        if reason is not None:
+            raise SavedGraphError(f"not read: {reason} (NPUGRAPH_EX_CACHE or cache_dir names the folder)")
+        if not stat.S_ISREG(status.st_mode):
+            raise SavedGraphError(f"{path} is no file; saved compilations are read from plain files only")
         return file.read()
 
 

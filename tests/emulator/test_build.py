@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -71,6 +72,62 @@ def test_a_cache_that_cannot_be_written_is_one_sentence(monkeypatch: pytest.Monk
     monkeypatch.setenv("NPU_EMULATOR_CACHE", "/proc/nowhere")
     with pytest.raises(BuildError, match=r"/proc/nowhere, which cannot be written.*NPU_EMULATOR_CACHE"):
         build.libraries()
+
+
+@pytest.mark.parametrize("spoil", ["cache", "build", "library"])
+@pytest.mark.parametrize("mode", [0o770, 0o702], ids=["group", "all"])
+def test_a_build_that_others_can_write_is_refused(
+    spoil: str, mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its code would run here: the cache folder, the build's folder and each library must be this user's alone."""
+    cache = tmp_path / "cache"
+    built = _copied_build(cache, monkeypatch)
+    assert build.libraries() == built
+    path = {"cache": cache, "build": built[0].parent, "library": built[-1]}[spoil]
+    path.chmod(mode)
+    with pytest.raises(BuildError, match=rf"{path} can be written by others.*NPU_EMULATOR_CACHE"):
+        build.libraries()
+
+
+@pytest.mark.parametrize("owned", ["cache", "build", "library"])
+def test_a_build_of_another_user_is_refused(owned: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever owns a folder or a library decides what it holds."""
+    cache = tmp_path / "cache"
+    built = _copied_build(cache, monkeypatch)
+    path = {"cache": cache, "build": built[0].parent, "library": built[-1]}[owned]
+    true_status = Path.stat
+
+    def status_of_another(self: Path, **options: bool) -> os.stat_result:
+        status = true_status(self, **options)
+        if self != path:
+            return status
+        return os.stat_result([*status[:4], status.st_uid + 1, *status[5:10]])
+
+    monkeypatch.setattr(Path, "stat", status_of_another)
+    with pytest.raises(BuildError, match=rf"{path} belongs to user {os.geteuid() + 1}.*NPU_EMULATOR_CACHE"):
+        build.libraries()
+
+
+def test_a_build_is_for_its_owner_whatever_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where new files are open to a group, a build and its cache folder are not, and the next start loads it."""
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("NPU_EMULATOR_CACHE", str(cache))
+    before = os.umask(0)
+    try:
+        built = build.libraries()
+    finally:
+        os.umask(before)
+    assert build.libraries() == built
+    assert {path.stat().st_mode & 0o777 for path in (cache, built[0].parent, *built)} == {0o700}
+
+
+def _copied_build(cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """This machine's build, copied into a cache of the test's own."""
+    folder = build.libraries()[0].parent
+    cache.mkdir(mode=0o700)
+    shutil.copytree(folder, cache / folder.name)
+    monkeypatch.setenv("NPU_EMULATOR_CACHE", str(cache))
+    return [cache / folder.name / name for name in build.LIBRARIES]
 
 
 def test_a_broken_compiler_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
