@@ -80,7 +80,7 @@ def backend(gm: Any, example_inputs: Any, **kwargs: Any) -> Any:
         from torch_npu.dynamo import _npugraph_ex_backend_entrypoint
 
         return _npugraph_ex_backend_entrypoint(gm, example_inputs, **kwargs)
-    from npugraph_ex.frontend.backend import npugraph_ex
+    from npugraph_ex.frontend.entry.backend import npugraph_ex
 
     return npugraph_ex(gm, example_inputs, **kwargs)
 

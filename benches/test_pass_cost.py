@@ -16,8 +16,8 @@ from test_matching import duplicate
 from torch import fx
 
 from npugraph_ex.config import Options
-from npugraph_ex.observe.report import PassReport
 from npugraph_ex.passes import pipeline
+from npugraph_ex.report.passes import PassReport
 
 AT_MOST = 20
 ROUNDS = 8

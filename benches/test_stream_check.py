@@ -16,7 +16,7 @@ import torch
 from tables import Table
 from torch import fx
 
-from npugraph_ex.streams.analysis import analyse
+from npugraph_ex.stream_check.analysis import analyse
 from npugraph_ex.testing.stream_builder import StreamBuilder
 
 NODES, STREAMS = 2000, 8

@@ -15,7 +15,7 @@ from books import Books, Entry, Failure, Slowest
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
-    from npugraph_ex.observe.report import PassReport
+    from npugraph_ex.report.passes import PassReport
     from npugraph_ex.testing import Case, Outcome, Program, Target
     from npugraph_ex.testing.strategies import Maker
 

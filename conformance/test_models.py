@@ -14,8 +14,8 @@ from quantised_qwen3 import Decoder, random_qwen3
 from running import Run
 
 import npugraph_ex
-from npugraph_ex.observe.captures import capture_records, captures_so_far
-from npugraph_ex.observe.report import PassReport
+from npugraph_ex.report.captures import capture_records, captures_so_far
+from npugraph_ex.report.passes import PassReport
 
 LAYERS, BATCH, LENGTH, PROMPT = 3, 2, 96, 4
 RULE = "add_rms_norm_dynamic_quant"

@@ -14,8 +14,8 @@ from running import FAMILIES, Run
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import npugraph_ex
-from npugraph_ex.observe.graphs import graph_records, graphs_so_far
-from npugraph_ex.observe.report import PassReport
+from npugraph_ex.report.graphs import graph_records, graphs_so_far
+from npugraph_ex.report.passes import PassReport
 
 LAYERS, BATCH, MOST, LENGTH, PROMPT = 2, 2, 3, 96, 3
 SCHEDULES = ("lazy", "random:7", "pct:5:3")

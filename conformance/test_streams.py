@@ -13,10 +13,10 @@ from torch import fx
 import npu_emulator
 from npugraph_ex import compile_fx, last_report
 from npugraph_ex.errors import StreamOrderError
-from npugraph_ex.observe.report import PassReport
-from npugraph_ex.streams.analysis import analyse
-from npugraph_ex.streams.check import repair
-from npugraph_ex.streams.findings import Code, Finding
+from npugraph_ex.passes.stream_order import repair
+from npugraph_ex.report.findings import Code, Finding
+from npugraph_ex.report.passes import PassReport
+from npugraph_ex.stream_check.analysis import analyse
 from npugraph_ex.testing.stream_form_examples import check_form
 from npugraph_ex.testing.stream_forms import FORM_NAMES
 from npugraph_ex.testing.stream_programs import StreamProgram, counting_inputs, stream_corpus

@@ -16,25 +16,25 @@ if TYPE_CHECKING:
     from npugraph_ex.aclgraph.host_arguments import register_host_arguments as register_host_arguments
     from npugraph_ex.cache.key import cache_key as cache_key
     from npugraph_ex.config.compiler_config import CompilerConfig as CompilerConfig
-    from npugraph_ex.frontend.backend import compile_fx as compile_fx
-    from npugraph_ex.frontend.backend import get_compiler as get_compiler
-    from npugraph_ex.frontend.backend import get_npu_backend as get_npu_backend
-    from npugraph_ex.frontend.explain import explain as explain
+    from npugraph_ex.frontend.entry.backend import compile_fx as compile_fx
+    from npugraph_ex.frontend.entry.backend import get_compiler as get_compiler
+    from npugraph_ex.frontend.entry.backend import get_npu_backend as get_npu_backend
+    from npugraph_ex.frontend.entry.explain import explain as explain
     from npugraph_ex.fusion.conditions import ShapeRange as ShapeRange
     from npugraph_ex.fusion.registry import register_replacement as register_replacement
     from npugraph_ex.observe.logger import logger as logger
-    from npugraph_ex.observe.report import last_report as last_report
+    from npugraph_ex.report.passes import last_report as last_report
 
 _HOME_OF = {
     "CompilerConfig": "npugraph_ex.config.compiler_config",
     "ShapeRange": "npugraph_ex.fusion.conditions",
     "cache_key": "npugraph_ex.cache.key",
-    "compile_fx": "npugraph_ex.frontend.backend",
-    "get_compiler": "npugraph_ex.frontend.backend",
-    "get_npu_backend": "npugraph_ex.frontend.backend",
-    "explain": "npugraph_ex.frontend.explain",
+    "compile_fx": "npugraph_ex.frontend.entry.backend",
+    "get_compiler": "npugraph_ex.frontend.entry.backend",
+    "get_npu_backend": "npugraph_ex.frontend.entry.backend",
+    "explain": "npugraph_ex.frontend.entry.explain",
     "invalidate": "npugraph_ex.aclgraph.compiled",
-    "last_report": "npugraph_ex.observe.report",
+    "last_report": "npugraph_ex.report.passes",
     "logger": "npugraph_ex.observe.logger",
     "register_host_arguments": "npugraph_ex.aclgraph.host_arguments",
     "register_replacement": "npugraph_ex.fusion.registry",

@@ -3,11 +3,11 @@
 Two names are hooks, looked up at each compilation: `_NpuFxCompiler._get_compiled_gm` on the class, `_optimize_fx` here.
 """
 
-from npugraph_ex.frontend.backend import compile_fx, get_compiler, get_npu_backend
-from npugraph_ex.frontend.compiler import CompiledFxArtifacts as _CompiledFxArtifacts
-from npugraph_ex.frontend.compiler import CompiledFxGraph as _CompiledFxGraph
-from npugraph_ex.frontend.compiler import NpuFxCompiler as _NpuFxCompiler
-from npugraph_ex.frontend.compiler import optimise as _optimize_fx
+from npugraph_ex.frontend.entry.backend import compile_fx, get_compiler, get_npu_backend
+from npugraph_ex.frontend.entry.compiler import CompiledFxArtifacts as _CompiledFxArtifacts
+from npugraph_ex.frontend.entry.compiler import CompiledFxGraph as _CompiledFxGraph
+from npugraph_ex.frontend.entry.compiler import NpuFxCompiler as _NpuFxCompiler
+from npugraph_ex.frontend.entry.compiler import optimise as _optimize_fx
 from npugraph_ex.integrations.value_packs import Converter as _NpuGraphConverter
 from npugraph_ex.integrations.value_packs import unpack_meta as _unpack_meta
 from npugraph_ex.integrations.value_packs import unpack_meta_list as _unpack_meta_list

@@ -1,7 +1,7 @@
 """`with scope.limit_core_num(...)`, `scope.deterministic(...)`, `scope.npu_stream_switch(...)`, eager and compiled.
 
 Scopes nest: an inner one keeps what the outer one says and it does not. Inside compiled code a scope is a pair of
-operators that enclose what was traced between them, see `npugraph_ex.streams`. Importing this module imports no torch.
+operators that enclose what was traced between them, see `npugraph_ex.graph.streams`. Importing this module imports no torch.
 """
 
 from __future__ import annotations

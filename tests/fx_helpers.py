@@ -10,10 +10,10 @@ from torch import fx
 from torch._functorch.aot_autograd import aot_module_simplified
 
 from npugraph_ex.config.options import Options
-from npugraph_ex.observe.report import PassReport
+from npugraph_ex.graph.memory.aliases import output_values
 from npugraph_ex.operators import kernel_of
 from npugraph_ex.passes import pipeline
-from npugraph_ex.passes.aliases import output_values
+from npugraph_ex.report.passes import PassReport
 
 
 def aot_graph(function: Callable[..., Any], *args: torch.Tensor, dynamic: bool | None = False) -> fx.GraphModule:

@@ -308,7 +308,7 @@ def test_a_machine_without_a_device_gets_a_hint(
     script.write_text("raise RuntimeError('libhccl.so: cannot open shared object file')\n")
     for variable in ("argv", "path"):
         monkeypatch.setattr(sys, variable, list(getattr(sys, variable)))
-    monkeypatch.delitem(sys.modules, "npugraph_ex.frontend.backend", raising=False)
+    monkeypatch.delitem(sys.modules, "npugraph_ex.frontend.entry.backend", raising=False)
     assert main([name, str(script)]) == 1
     said = capsys.readouterr()
     assert "RuntimeError: libhccl.so" in said.err

@@ -50,7 +50,7 @@ def state():
 before, known = state(), functions()
 import npugraph_ex
 import npugraph_ex.config, npugraph_ex.ops, npugraph_ex.scope, npugraph_ex.inference, npugraph_ex.compat.torchair
-import npugraph_ex.frontend.backend, npugraph_ex.aclgraph, npugraph_ex.integrations.vllm.compiler
+import npugraph_ex.frontend.entry.backend, npugraph_ex.aclgraph, npugraph_ex.integrations.vllm.compiler
 after, now = state(), functions()
 answer = {
     "changed": {name: [before[name], after[name]] for name in before if before[name] != after[name]},
@@ -113,7 +113,7 @@ OTHERS = (
 @pytest.fixture(scope="module")
 def _as_torchair() -> Iterator[None]:
     """The opt-in, undone afterwards."""
-    import npugraph_ex.frontend.backend  # noqa: F401 - defines the operators
+    import npugraph_ex.frontend.entry.backend  # noqa: F401 - defines the operators
     from npugraph_ex.compat import use_as_torchair
 
     def taken() -> dict[str, ModuleType]:

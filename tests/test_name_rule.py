@@ -91,13 +91,13 @@ STUB_AND_COMPILE = """
 import sys, types
 import torch
 seen = []
-frontend = types.ModuleType("npugraph_ex.frontend.backend")
+frontend = types.ModuleType("npugraph_ex.frontend.entry.backend")
 def compile_graph(gm, example_inputs, **kwargs):
     seen.append({name: dict(value) for name, value in kwargs.items()})
     return gm.forward
 frontend.npugraph_ex = compile_graph
 sys.modules["npugraph_ex.frontend"] = types.ModuleType("npugraph_ex.frontend")
-sys.modules["npugraph_ex.frontend.backend"] = frontend
+sys.modules["npugraph_ex.frontend.entry.backend"] = frontend
 compiled = torch.compile(lambda x: x + 1, backend="npugraph_ex", options={"capture_limit": 3})
 answer = {"value": compiled(torch.ones(2)).tolist(), "seen": seen}
 """

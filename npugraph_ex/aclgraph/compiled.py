@@ -27,9 +27,9 @@ from npugraph_ex.aclgraph.stable import Runner, StableInputs
 from npugraph_ex.aclgraph.static_kernels import StaticKernels
 from npugraph_ex.config.options import Options
 from npugraph_ex.errors import CaptureError
-from npugraph_ex.observe import graphs
-from npugraph_ex.observe.captures import publish
 from npugraph_ex.observe.logger import logger
+from npugraph_ex.report import graphs
+from npugraph_ex.report.captures import publish
 
 _Key = tuple[tuple[Any, ...], tuple[int, ...]]
 
@@ -74,7 +74,7 @@ class CompiledGraph:
         gm: the optimised graph.
         plan: what happens to each input.
         options: the validated options.
-        number: under which `observe.graphs` knows the graph.
+        number: under which `report.graphs` knows the graph.
         kernels: compiles static kernels before a capture; None where nobody asked for it.
 
     Attributes:

@@ -40,7 +40,7 @@ def compile_graph(
         options: the validated options.
         static: positions of inputs whose address does not change from call to call.
         names: what messages call each input; the placeholders' names when None.
-        number: under which `observe.graphs` knows the graph.
+        number: under which `report.graphs` knows the graph.
 
     Returns:
         A function of the graph's inputs that returns its outputs: captured and replayed, or, with ``force_eager`` and

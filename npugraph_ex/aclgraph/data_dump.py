@@ -20,9 +20,9 @@ from torch.utils import _pytree as pytree
 
 from npugraph_ex.aclgraph import scopes
 from npugraph_ex.errors import NpuGraphExError
+from npugraph_ex.graph.memory.aliases import written_by
+from npugraph_ex.graph.source import source_line
 from npugraph_ex.observe.logger import logger
-from npugraph_ex.observe.report import source_line
-from npugraph_ex.passes.aliases import written_by
 
 
 class DumpedGraph:

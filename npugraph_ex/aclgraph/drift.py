@@ -38,7 +38,7 @@ class Drift:
 
     Args:
         plan: which numbers there are.
-        graph: under which number `observe.graphs` knows the graph.
+        graph: under which number `report.graphs` knows the graph.
 
     Attributes:
         fruitless: captures since a captured value came again, that differ from earlier ones in such numbers alone.

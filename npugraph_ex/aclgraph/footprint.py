@@ -16,7 +16,7 @@ import sympy
 import torch
 from torch import fx
 
-from npugraph_ex.passes.aliases import tensor_leaves
+from npugraph_ex.graph.memory.aliases import tensor_leaves
 
 _ATTEMPTS = 3
 """How often a graph is captured anew to have its results elsewhere; one is enough but for kernels with much scratch memory."""

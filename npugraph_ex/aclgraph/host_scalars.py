@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import fx
 
-from npugraph_ex.passes.aliases import AliasFacts, tensor_leaves
+from npugraph_ex.graph.memory.aliases import AliasFacts, tensor_leaves
 
 
 def host_scalars(graph: fx.Graph) -> frozenset[fx.Node]:

@@ -16,7 +16,7 @@ from torch.fx.experimental.symbolic_shapes import free_symbols
 from torch.utils import _pytree as pytree
 
 from npugraph_ex.aclgraph.host_arguments import registered
-from npugraph_ex.passes.aliases import named_arguments, tensor_leaves
+from npugraph_ex.graph.memory.aliases import named_arguments, tensor_leaves
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from npugraph_ex.aclgraph.host_scalars import host_scalars
 from npugraph_ex.aclgraph.host_scalars import values as scalar_values
 from npugraph_ex.aclgraph.host_updates import UpdatePlan, shape_symbols
 from npugraph_ex.aclgraph.places import picker
-from npugraph_ex.passes.aliases import AliasFacts, inputs_left_behind, mutated_inputs
+from npugraph_ex.graph.memory.aliases import AliasFacts, inputs_left_behind, mutated_inputs
 
 
 class Geometry(NamedTuple):

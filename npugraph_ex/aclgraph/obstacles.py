@@ -10,9 +10,9 @@ from torch import fx
 
 from npugraph_ex.aclgraph.host_scalars import host_scalars
 from npugraph_ex.aclgraph.host_updates import UpdatePlan
-from npugraph_ex.observe.report import source_line
-from npugraph_ex.passes.aliases import tensor_leaves
-from npugraph_ex.streams.ops import RECORDS
+from npugraph_ex.graph.memory.aliases import tensor_leaves
+from npugraph_ex.graph.source import source_line
+from npugraph_ex.graph.streams.ops import RECORDS
 
 _HOST_READS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 _INDEXING = (torch.ops.aten.index.Tensor, torch.ops.aten._unsafe_index.Tensor)  # noqa: SLF001 - the operator's name

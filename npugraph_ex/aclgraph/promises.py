@@ -18,15 +18,15 @@ from torch.utils import _pytree as pytree
 from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph.scopes import Runner
 from npugraph_ex.errors import BrokenPromiseError
-from npugraph_ex.observe.report import source_line
-from npugraph_ex.passes.aliases import named_arguments
+from npugraph_ex.graph.memory.aliases import named_arguments
+from npugraph_ex.graph.source import source_line
 
 _SHIPPED = frozenset(
     {"aten", "prims", "prim", "npu", "atb", "npugraph_ex", "air", "_c10d_functional", "c10d_functional"}
 )
 """Operators of torch, of torch_npu and of this library are believed: their users cannot mend them.
 
-What the schemas of torch.distributed's collectives leave out, `passes.collectives` knows.
+What the schemas of torch.distributed's collectives leave out, `graph.collectives` knows.
 """
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)

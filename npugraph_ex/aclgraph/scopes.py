@@ -16,8 +16,8 @@ from torch import fx
 
 from npugraph_ex.aclgraph import _npu_private, side_streams
 from npugraph_ex.errors import ScopeError
-from npugraph_ex.streams.labels import KEPT, labels_of
-from npugraph_ex.streams.ops import ENTERS, implement
+from npugraph_ex.graph.streams.labels import KEPT, labels_of
+from npugraph_ex.graph.streams.ops import ENTERS, implement
 
 Runner = Callable[..., Sequence[Any]]
 """Runs a graph: takes its inputs and returns its outputs."""

@@ -14,8 +14,8 @@ import torch
 from torch import fx
 
 from npugraph_ex.errors import ScopeError
-from npugraph_ex.streams.labels import MAIN, labels_of
-from npugraph_ex.streams.ops import ENTERS, argument
+from npugraph_ex.graph.streams.labels import MAIN, labels_of
+from npugraph_ex.graph.streams.ops import ENTERS, argument
 
 _POOLED = 64
 """More draws than torch_npu has streams in its pool of one priority; then two tags have to share one."""

@@ -20,7 +20,7 @@ from npugraph_ex._torch_private import schema, unobserved_execution
 from npugraph_ex.aclgraph import _npu_private
 from npugraph_ex.aclgraph.host_arguments import HostArguments, relaunched, workspace_operator
 from npugraph_ex.aclgraph.host_updates import UpdatePlan
-from npugraph_ex.passes.aliases import named_arguments
+from npugraph_ex.graph.memory.aliases import named_arguments
 
 
 class _Task:

@@ -61,10 +61,10 @@ def explain(arguments: argparse.Namespace, choice: str) -> int:
 
 
 def _report(arguments: argparse.Namespace, out: TextIO) -> None:
-    if "npugraph_ex.frontend.backend" not in sys.modules:  # then torch may not even import
+    if "npugraph_ex.frontend.entry.backend" not in sys.modules:  # then torch may not even import
         out.write(f"{_NOTHING}\n" if arguments.json else "\nNothing was compiled by this backend.\n")
         return
-    from npugraph_ex.frontend.explain import Watch
+    from npugraph_ex.frontend.entry.explain import Watch
 
     found = Watch(from_start=True).explanation()
     out.write(f"{found.to_json()}\n" if arguments.json else f"\n{found}\n")

@@ -22,8 +22,9 @@ from npugraph_ex.fusion.pattern import match_at
 from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.fusion.splice import splice
 from npugraph_ex.fusion.traces import Traces
-from npugraph_ex.observe.report import Fusion, NearMiss, ReportBuilder, source_line
-from npugraph_ex.passes.metadata import difference, fake_mode_of
+from npugraph_ex.graph.metadata import difference, fake_mode_of
+from npugraph_ex.graph.source import source_line
+from npugraph_ex.report.passes import Fusion, NearMiss, ReportBuilder
 
 
 class ConditionFailedError(ReplacementError):

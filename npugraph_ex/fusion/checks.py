@@ -22,9 +22,9 @@ from npugraph_ex.fusion import tracing
 from npugraph_ex.fusion.arguments import argument_names, effective_arguments
 from npugraph_ex.fusion.pattern import SchemaCall
 from npugraph_ex.fusion.rule import PreparedRule
-from npugraph_ex.passes.aliases import AliasFacts, tensor_leaves
-from npugraph_ex.passes.dead_code import has_effect, orders_work
-from npugraph_ex.passes.metadata import difference
+from npugraph_ex.graph.effects import has_effect, orders_work
+from npugraph_ex.graph.memory.aliases import AliasFacts, tensor_leaves
+from npugraph_ex.graph.metadata import difference
 
 SCOPE_KEYS = ("stream_label", "core_limit", "deterministic_level")
 """The ``node.meta`` keys that say where and how a node runs; a fused node can have only one of each."""

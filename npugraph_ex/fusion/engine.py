@@ -15,51 +15,21 @@ from torch import fx
 from torch._inductor.pattern_matcher import PatternExpr
 
 from npugraph_ex import _torch_private
-from npugraph_ex.errors import GraphVerificationError, OptionValueError
+from npugraph_ex.errors import OptionValueError
 from npugraph_ex.fusion.attempt import Attempt
 from npugraph_ex.fusion.checks import GraphFacts
 from npugraph_ex.fusion.outputs import anchors, explicit_outputs, may_match
 from npugraph_ex.fusion.registry import USER_RULES, warn_once
 from npugraph_ex.fusion.rule import PreparedRule
-from npugraph_ex.fusion.rules import RULE_NAMES, chosen_rules
+from npugraph_ex.fusion.rules import RULE_NAMES
 from npugraph_ex.fusion.traces import Traces
 from npugraph_ex.fusion.unfused import explanations
-from npugraph_ex.observe.report import NearMiss, ReportBuilder
-from npugraph_ex.passes.numerics import NumericCheck
-from npugraph_ex.passes.pass_ import PassContext
-from npugraph_ex.passes.snapshot import Snapshot
-
-
-def run(gm: fx.GraphModule, context: PassContext) -> None:
-    """The pass: apply the registered rules and the built-in ones that the options switch on to ``gm.graph``."""
-    switches = context.options.fusion_rules or {}
-    registered = USER_RULES.snapshot()
-    rules = (*(rule for rule in registered if not rule.training), *chosen_rules(switches))
-    application = _run(gm, context, rules)
-    known = {rule.rule.name for rule in rules} | context.report.rule_names()
-    for rule in registered:
-        if rule.rule.name not in known:
-            context.report.add_rule(rule.rule.name, "it is for training, and this graph has no backward")
-    application.explain(gm.graph)
-
-
-def run_on_joint_graph(gm: fx.GraphModule, context: PassContext) -> None:
-    """The pass over a joint graph of forward and backward: apply the registered rules whose pattern holds a backward."""
-    _run(gm, context, training_rules())
+from npugraph_ex.report.passes import ReportBuilder
 
 
 def training_rules() -> tuple[PreparedRule, ...]:
     """The registered rules for joint graphs."""
     return tuple(rule for rule in USER_RULES.snapshot() if rule.training)
-
-
-def _run(gm: fx.GraphModule, context: PassContext, rules: Sequence[PreparedRule]) -> _Application:
-    application = _Application(context.report, context.options.fusion_rules or {}, context.options.mode)
-    if context.options.check_numerics:
-        _apply_checked(gm, rules, application)
-    else:
-        application.apply(gm.graph, rules)
-    return application
 
 
 def check_switches(switches: Mapping[str, bool] | None) -> None:
@@ -90,13 +60,13 @@ def apply_rules(graph: fx.Graph, rules: Sequence[PreparedRule], report: ReportBu
         rules: prepared.
         report: learns what was replaced, what nearly was, and which norms no rule came near.
     """
-    application = _Application(report)
+    application = Application(report)
     application.apply(graph, rules)
     application.explain(graph)
 
 
 @dataclass
-class _Application:
+class Application:
     """Rules being applied to one graph; ``mode`` and ``switches`` are the options' values."""
 
     report: ReportBuilder
@@ -145,23 +115,3 @@ class _Application:
         """Report the norms that no rule came near."""
         for explanation in explanations(graph, self.tried, self.near_missed):
             self.report.add_unfused(explanation)
-
-
-def _apply_checked(gm: fx.GraphModule, rules: Sequence[PreparedRule], application: _Application) -> None:
-    """Apply one rule after the other and compare the graph's values after each; a rule that changes them is undone."""
-    values = NumericCheck(gm)
-    for rule in rules:
-        name, report = rule.rule.name, application.report
-        before, mark, earlier = Snapshot(gm), report.mark(), len(report.fusions_of(rule.rule.name))
-        application.apply(gm.graph, (rule,))
-        if not before.differs(gm):
-            continue
-        try:
-            values.check(gm, f"fusion, by rule {name}")
-        except GraphVerificationError as error:
-            undone = report.fusions_of(name)[earlier:]
-            before.restore(gm)
-            report.reset(mark)
-            application.give_up(rule, str(error))
-            for fusion in undone:
-                report.add_near_miss(NearMiss(name, fusion.replaced[-1], str(error), fusion.source), (3, 0))

@@ -15,7 +15,7 @@ from torch import fx
 from npugraph_ex import _torch_private
 from npugraph_ex.fusion import checks
 from npugraph_ex.fusion.checks import GraphFacts, Placement, Site
-from npugraph_ex.passes.aliases import AliasFacts, mutated_inputs
+from npugraph_ex.graph.memory.aliases import AliasFacts, mutated_inputs
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from torch._ops import OpOverload
 
 from npugraph_ex import _torch_private
 from npugraph_ex.fusion.checks import Site, described
-from npugraph_ex.passes.aliases import schema_of, written_by
-from npugraph_ex.passes.dead_code import has_effect
-from npugraph_ex.passes.metadata import difference, fake_mode_of, same_numbers
+from npugraph_ex.graph.effects import has_effect
+from npugraph_ex.graph.memory.aliases import schema_of, written_by
+from npugraph_ex.graph.metadata import difference, fake_mode_of, same_numbers
 
 _NAMESPACES = ("aten", "prims", "npu")
 _READS_LAYOUT = (

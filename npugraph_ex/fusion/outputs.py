@@ -15,7 +15,7 @@ from torch._inductor.pattern_matcher import PatternExpr
 
 from npugraph_ex import _torch_private
 from npugraph_ex.fusion.pattern import getitem_source, outputs_of
-from npugraph_ex.passes.aliases import AliasFacts
+from npugraph_ex.graph.memory.aliases import AliasFacts
 
 
 @contextmanager

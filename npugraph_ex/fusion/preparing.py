@@ -15,7 +15,7 @@ from npugraph_ex.errors import ReplacementError
 from npugraph_ex.fusion import tracing
 from npugraph_ex.fusion.pattern import outputs_of, pattern_of
 from npugraph_ex.fusion.rule import FusionRule, PreparedRule
-from npugraph_ex.passes.aliases import written_by
+from npugraph_ex.graph.memory.aliases import written_by
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -23,8 +23,8 @@ from npugraph_ex.fusion.pattern import pattern_of
 from npugraph_ex.fusion.registry import warn_once
 from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.fusion.rules import BUILT_IN
-from npugraph_ex.passes.aliases import written_by
-from npugraph_ex.passes.metadata import fake_mode_of
+from npugraph_ex.graph.memory.aliases import written_by
+from npugraph_ex.graph.metadata import fake_mode_of
 
 
 @dataclass

@@ -19,8 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.utils import _pytree as pytree
 
 from npugraph_ex import _torch_private
-from npugraph_ex.passes import noop_removal
-from npugraph_ex.passes.aliases import written_by
+from npugraph_ex.graph import noops
+from npugraph_ex.graph.memory.aliases import written_by
 
 TraceFn = Callable[..., fx.GraphModule]
 
@@ -73,7 +73,7 @@ def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
 def trace(function: Callable[..., Any], args: Sequence[Any], trace_fn: TraceFn = fwd_only) -> fx.GraphModule:
     """The graph of ``function(*args)``, without dead code and no-ops; writes are kept so that they can be refused."""
     gm = trace_fn(_plain(function), list(args), **_keywords(trace_fn))
-    noop_removal.remove(gm.graph)
+    noops.remove(gm.graph)
     gm.graph.eliminate_dead_code(is_impure_node=lambda node: node.is_impure() or bool(written_by(node)))
     return gm
 

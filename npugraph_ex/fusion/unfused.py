@@ -19,7 +19,8 @@ from npugraph_ex import _torch_private
 from npugraph_ex.fusion.checks import described
 from npugraph_ex.fusion.pattern import OutputOf, SchemaCall, outputs_of
 from npugraph_ex.fusion.rule import PreparedRule
-from npugraph_ex.observe.report import NearMiss, source_line
+from npugraph_ex.graph.source import source_line
+from npugraph_ex.report.passes import NearMiss
 
 NORMS = ("npu::npu_rms_norm", "npu::npu_add_rms_norm")
 """The operators that are explained."""

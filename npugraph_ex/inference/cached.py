@@ -17,17 +17,18 @@ from typing import Any, Self
 import torch
 from torch import fx
 
-from npugraph_ex import _torch_precompile
 from npugraph_ex._collection import no_collection
-from npugraph_ex._torch_precompile import Precompiled, precompile
+from npugraph_ex._own_files import default_directory
+from npugraph_ex._torch_private import precompile as _torch_precompile
+from npugraph_ex._torch_private.precompile import Precompiled, precompile
 from npugraph_ex.aclgraph import compile_graph
 from npugraph_ex.cache.key import digest, key_parts
-from npugraph_ex.cache.store import Entry, Store, default_directory, read_entry
+from npugraph_ex.cache.store import Entry, Store, read_entry
 from npugraph_ex.config import CompilerConfig
 from npugraph_ex.config.compiler_config import apply_flat, given_or_default
 from npugraph_ex.errors import NpuGraphExError, SavedGraphError
-from npugraph_ex.frontend.backend import get_npu_backend
-from npugraph_ex.frontend.compiler import CompiledFxGraph
+from npugraph_ex.frontend.entry.backend import get_npu_backend
+from npugraph_ex.frontend.entry.compiler import CompiledFxGraph
 from npugraph_ex.inference.facts import Facts, outdated
 from npugraph_ex.observe.logger import logger
 from npugraph_ex.saving.artifact import SavedGraph

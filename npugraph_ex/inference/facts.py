@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from npugraph_ex._torch_precompile import Guard, Precompiled, serialisable
+from npugraph_ex._torch_private.precompile import Guard, Precompiled, serialisable
 from npugraph_ex.cache.fingerprint import fingerprint
 from npugraph_ex.saving.values import Unsaveable
 

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 
 from tabulate import tabulate
 
-from npugraph_ex.observe.captures import CaptureRecord, capture_records
-from npugraph_ex.observe.graphs import GraphRecord, graph_records
-from npugraph_ex.streams.findings import Findings
+from npugraph_ex.report.captures import CaptureRecord, capture_records
+from npugraph_ex.report.findings import Findings
+from npugraph_ex.report.graphs import GraphRecord, graph_records
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,16 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from npugraph_ex.passes import noop_removal
-from npugraph_ex.passes.metadata import difference
-from npugraph_ex.passes.pass_ import PassContext
+from npugraph_ex.graph import noops
+from npugraph_ex.graph.metadata import difference
+from npugraph_ex.passes.base import PassContext
 
 _aten = torch.ops.aten
 _as_strided = _aten.as_strided.default
 _WITH_OFFSET = 4  # (input, size, stride, offset): without an offset the input's own is meant
 
 
-def run(gm: fx.GraphModule, context: PassContext) -> None:
+def run(gm: fx.GraphModule, context: PassContext) -> None:  # noqa: ARG001 - every pass takes it
     """Shorten the view chains of ``gm.graph``, and make copies of its scatters into everything."""
     for node in gm.graph.find_nodes(op="call_function", target=_as_strided):
         if len(node.args) == _WITH_OFFSET and isinstance(node.args[0], fx.Node):
@@ -30,7 +30,7 @@ def run(gm: fx.GraphModule, context: PassContext) -> None:
         base, source, *_ = node.args
         if _is_like(base, source) and _is_like(base, node):
             node.target, node.args, node.kwargs = _aten.copy.default, (base, source), {}
-    noop_removal.run(gm, context)
+    noops.remove(gm.graph)
 
 
 def _is_like(base: fx.node.Argument, value: fx.node.Argument) -> bool:

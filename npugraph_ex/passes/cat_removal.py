@@ -18,10 +18,10 @@ from torch import fx
 from torch._ops import OpOverload
 
 from npugraph_ex import _torch_private
-from npugraph_ex.passes.aliases import tensor_leaves
-from npugraph_ex.passes.operators import is_filled
-from npugraph_ex.passes.pass_ import PassContext
-from npugraph_ex.streams.events import stream_of
+from npugraph_ex.graph.memory.aliases import tensor_leaves
+from npugraph_ex.graph.operators import is_filled
+from npugraph_ex.graph.streams.events import stream_of
+from npugraph_ex.passes.base import PassContext
 
 _aten = torch.ops.aten
 

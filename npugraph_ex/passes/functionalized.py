@@ -15,10 +15,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from npugraph_ex import _torch_private
 from npugraph_ex.errors import BrokenPromiseError
-from npugraph_ex.observe.report import source_line
-from npugraph_ex.passes.metadata import fake_mode_of
-from npugraph_ex.passes.operators import is_filled
-from npugraph_ex.passes.pass_ import PassContext
+from npugraph_ex.graph.metadata import fake_mode_of
+from npugraph_ex.graph.operators import is_filled
+from npugraph_ex.graph.source import source_line
+from npugraph_ex.passes.base import PassContext
 
 
 def run(gm: fx.GraphModule, context: PassContext) -> None:

@@ -1,109 +1,13 @@
-"""Removes nodes that only rename or only copy their input, where nobody could tell.
-
-Two cases, by what the node declares:
-
-* An *identity view* (``view`` to the same shape, a ``slice`` of everything, ``alias``, ...) lies at the same bytes
-  with the same shape, strides and dtype. Input and result are two names for one thing at every moment, so writes do not
-  matter. It stays when it is itself a graph output, because a caller may ask whether that output *is* the input. So does
-  an ``as_strided`` that counts from the beginning of an input's storage: the input of another call may begin elsewhere.
-* An *identity copy* (``clone``, ``_to_copy`` to the same dtype and device, a pad by nothing, ...) has memory of its own.
-  It goes only when nothing in the graph ever writes either memory, and its own does not leave the graph through an output.
-
-Parts of a value that are taken out a second time are those that were taken before: `repeated_parts`.
-
-Arithmetic such as ``x + 0`` is never removed: it turns -0.0 into 0.0.
-"""
+"""Removes nodes that only rename or only copy their input, where nobody could tell. The rules are in `graph.noops`."""
 
 from __future__ import annotations
 
-import torch
 from torch import fx
 
-from npugraph_ex import _torch_private
-from npugraph_ex.passes import repeated_parts
-from npugraph_ex.passes.aliases import (
-    AliasFacts,
-    counts_from_the_storage,
-    named_arguments,
-    output_values,
-    tensor_leaves,
-)
-from npugraph_ex.passes.metadata import difference
-from npugraph_ex.passes.pass_ import PassContext
-
-_aten = torch.ops.aten
-
-IDENTITY_VIEWS = frozenset(
-    {
-        _aten.alias.default,
-        _aten.view.default,
-        _aten.expand.default,
-        _aten.slice.Tensor,
-        _aten.permute.default,
-        _aten.as_strided.default,
-        _aten.detach.default,
-    }
-)
-IDENTITY_COPIES = frozenset(
-    {
-        _aten.clone.default,
-        _aten._to_copy.default,  # noqa: SLF001 - the operator's name
-        _aten._unsafe_view.default,  # noqa: SLF001 - the operator's name
-        _aten.reshape.default,
-        torch.ops.prims.convert_element_type.default,
-        _aten.constant_pad_nd.default,
-    }
-)
-
-
-def _is_identity(node: fx.Node, source: fx.Node) -> bool:
-    """Whether the result has the shape, strides, dtype, device and storage offset of ``source``, and its elements."""
-    if node.target is _aten.constant_pad_nd.default:
-        amounts = named_arguments(node.target, node.args, node.kwargs)["pad"]
-        if any(amount != 0 for amount in amounts):
-            return False  # one element more in front and one less behind give the same shape
-    old, new = tensor_leaves(source), tensor_leaves(node)
-    if len(old) != 1 or len(new) != 1 or difference(old[0], new[0]) is not None:
-        return False
-    offset = new[0].storage_offset() if node.target in IDENTITY_VIEWS else old[0].storage_offset()
-    # A symbolic offset that is not literally the same is not known to be the same.
-    return offset is old[0].storage_offset() or str(offset) == str(old[0].storage_offset())
-
-
-def _copy_is_invisible(node: fx.Node, source: fx.Node, facts: AliasFacts, leaving: list[fx.Node]) -> bool:
-    """Whether no write and no output could tell the copy from its source."""
-    if facts.is_written(node) or facts.is_written(source):
-        return False
-    return not any(facts.share_storage(output, node) for output in leaving)
-
-
-def _inputs_that_may_begin_elsewhere(graph: fx.Graph, facts: AliasFacts) -> frozenset[int]:
-    """The memory of the inputs; but a base that AOT made up always is a whole storage."""
-    nodes = [node for node in graph.find_nodes(op="placeholder") if not _torch_private.is_synthetic_base(node)]
-    return frozenset(root for node in nodes for root in facts.roots(node))
-
-
-def remove(graph: fx.Graph) -> None:
-    """Remove every identity of ``graph`` that the module's rules allow, and every operator that takes out parts again."""
-    facts = AliasFacts(graph)
-    leaving = [value for value in output_values(graph) if isinstance(value, fx.Node)]
-    outputs = set(leaving)
-    movable = _inputs_that_may_begin_elsewhere(graph, facts)
-    for node in graph.nodes:
-        if node.op != "call_function" or node.target not in IDENTITY_VIEWS | IDENTITY_COPIES:
-            continue
-        source = node.args[0] if node.args else None
-        if not isinstance(source, fx.Node) or not _is_identity(node, source) or node in outputs:
-            continue
-        if node.target in IDENTITY_COPIES and not _copy_is_invisible(node, source, facts, leaving):
-            continue
-        if counts_from_the_storage(node) and not movable.isdisjoint(facts.roots(node)):
-            continue
-        node.replace_all_uses_with(source)
-        graph.erase_node(node)
-    repeated_parts.join(graph)
+from npugraph_ex.graph import noops
+from npugraph_ex.passes.base import PassContext
 
 
 def run(gm: fx.GraphModule, context: PassContext) -> None:  # noqa: ARG001 - every pass takes it
     """The pass."""
-    remove(gm.graph)
+    noops.remove(gm.graph)

@@ -16,56 +16,61 @@ from torch import fx
 
 from npugraph_ex._collection import no_collection
 from npugraph_ex.config.options import Options
-from npugraph_ex.fusion import engine
+from npugraph_ex.graph import metadata, positional
+from npugraph_ex.graph.memory.aliases import places_remembered
+from npugraph_ex.graph.snapshot import Snapshot
 from npugraph_ex.observe.dump import GraphDumper, new_dumper
 from npugraph_ex.observe.logger import logger
-from npugraph_ex.observe.report import PassOutcome, PassRecord, PassReport, ReportBuilder, publish
 from npugraph_ex.passes import (
     canonical_views,
     cat_removal,
     dead_code,
+    deadlock_check,
+    event_closure,
+    events,
     functionalized,
-    metadata,
+    fusion,
+    lifetimes,
     noop_removal,
-    positional,
+    redundant_events,
     reinplace,
+    scopes,
+    stream_order,
 )
-from npugraph_ex.passes.aliases import places_remembered
+from npugraph_ex.passes.base import Pass, PassContext, user_pass
 from npugraph_ex.passes.numerics import NumericCheck
-from npugraph_ex.passes.pass_ import Pass, PassContext, user_pass
-from npugraph_ex.passes.snapshot import Snapshot
 from npugraph_ex.passes.verify import Contract, check_definitions
-from npugraph_ex.streams import check, closure, deadlock, lifetimes, lowering, redundant, scopes
+from npugraph_ex.report.passes import PassOutcome, PassRecord, PassReport, ReportBuilder, publish
 
 PIPELINE: tuple[Pass, ...] = (
     user_pass("post_grad_custom_pre_pass"),
     Pass("scope_labels", scopes.label, recoverable=False),
-    Pass("events", lowering.run, recoverable=False),
+    Pass("events", events.run, recoverable=False),
     Pass("noop_removal", noop_removal.run, option="remove_noop_ops"),
-    Pass("fusion", engine.run, option="pattern_fusion_pass", replaces_collectives=True),
+    Pass("fusion", fusion.run, option="pattern_fusion_pass", replaces_collectives=True),
     user_pass("post_grad_custom_post_pass"),
     Pass("new_scope_labels", scopes.label, recoverable=False),
-    Pass("new_events", lowering.run, recoverable=False),
+    Pass("new_events", events.run, recoverable=False),
     # Before reinplacing, which then removes the copies that unwrapping brought.
     Pass("functionalized_operators", functionalized.run, recoverable=False),
     Pass("canonical_views", canonical_views.run, option="remove_noop_ops"),
     Pass("cat_removal", cat_removal.run, option="remove_cat_ops"),
     Pass("dead_code", dead_code.run),
     # Reinplacing asks what the events prove, those of the closure included.
-    Pass("event_closure", closure.run, recoverable=False),
+    Pass("event_closure", event_closure.run, recoverable=False),
     Pass("reinplace_intermediates", reinplace.run_intermediates, option="inplace_pass"),
     Pass("reinplace_inputs", reinplace.run_inputs, option="input_inplace_pass"),
     Pass("final_dead_code", dead_code.run),
     Pass("lifetimes", lifetimes.run, recoverable=False),
-    Pass("stream_check", check.run, recoverable=False),
-    Pass("deadlock_check", deadlock.run, option="deadlock_check"),
-    Pass("redundant_events", redundant.run),
+    Pass("stream_check", stream_order.run, recoverable=False),
+    Pass("deadlock_check", deadlock_check.run, option="deadlock_check"),
+    Pass("redundant_events", redundant_events.run),
     Pass("scope_lowering", scopes.lower, recoverable=False),
 )
 
 JOINT_PIPELINE: tuple[Pass, ...] = (
     Pass("joint_noop_removal", noop_removal.run, option="remove_noop_ops"),
-    Pass("joint_fusion", engine.run_on_joint_graph, option="pattern_fusion_pass", replaces_collectives=True),
+    Pass("joint_fusion", fusion.run_on_joint_graph, option="pattern_fusion_pass", replaces_collectives=True),
 )
 """Over the joint graph of forward and backward, before AOT cuts it in two."""
 
@@ -151,7 +156,7 @@ def run(  # noqa: PLR0913 - what is optional is named
         vector_cores: how many the device has, for the deadlock check; it says nothing when None.
 
     Returns:
-        What happened. ``observe.report.last_report`` answers the same until the next graph.
+        What happened. ``report.passes.last_report`` answers the same until the next graph.
 
     Raises:
         GraphVerificationError: a user's pass broke the graph, or the graph was broken from the start.

@@ -29,16 +29,15 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from npugraph_ex.passes.aliases import AliasFacts, tensor_leaves, written_by
-from npugraph_ex.passes.history import Access
-from npugraph_ex.passes.inplace import inplace_overload
-from npugraph_ex.passes.memory import MemoryMap
-from npugraph_ex.passes.metadata import derive, difference, fake_mode_of
-from npugraph_ex.passes.pass_ import PassContext
-from npugraph_ex.passes.regions import UNKNOWN, Region
-from npugraph_ex.passes.streams import has_several_streams
-from npugraph_ex.streams.events import computes, producers, stream_of
-from npugraph_ex.streams.order import Order
+from npugraph_ex.graph.inplace import inplace_overload
+from npugraph_ex.graph.memory.aliases import AliasFacts, tensor_leaves, written_by
+from npugraph_ex.graph.memory.history import Access
+from npugraph_ex.graph.memory.memory_map import MemoryMap
+from npugraph_ex.graph.memory.regions import UNKNOWN, Region
+from npugraph_ex.graph.metadata import derive, difference, fake_mode_of
+from npugraph_ex.graph.streams.events import computes, has_several_streams, producers, stream_of
+from npugraph_ex.graph.streams.order import Order
+from npugraph_ex.passes.base import PassContext
 
 _aten = torch.ops.aten
 

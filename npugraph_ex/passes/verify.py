@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from npugraph_ex.errors import GraphVerificationError
-from npugraph_ex.passes import collectives
-from npugraph_ex.passes.aliases import AliasFacts, mutated_inputs, output_values
-from npugraph_ex.passes.metadata import difference
+from npugraph_ex.graph import collectives
+from npugraph_ex.graph.memory.aliases import AliasFacts, mutated_inputs, output_values
+from npugraph_ex.graph.metadata import difference
 
 
 @dataclass(frozen=True)

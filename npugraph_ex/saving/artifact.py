@@ -18,8 +18,8 @@ from npugraph_ex import _torch_private
 from npugraph_ex._version import __version__
 from npugraph_ex.config.options import Options
 from npugraph_ex.errors import SavedGraphError
+from npugraph_ex.graph import metadata
 from npugraph_ex.observe.dump import graph_source
-from npugraph_ex.passes import metadata
 from npugraph_ex.saving import text
 from npugraph_ex.saving.inputs import InputCheck, encode_inputs, fake_inputs, hints_of
 from npugraph_ex.saving.nodes import decode_graph, encode_graph

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from torch import fx
 
 from npugraph_ex.config import CompilerConfig
-from npugraph_ex.passes.pass_ import PassContext
-from npugraph_ex.streams import lowering
-from npugraph_ex.streams.events import awaited, is_record, is_wait
-from npugraph_ex.streams.findings import Code
-from npugraph_ex.streams.ops import TAGGED_RECORDS, TAGGED_WAITS
+from npugraph_ex.graph.streams.events import awaited, is_record, is_wait
+from npugraph_ex.graph.streams.ops import TAGGED_RECORDS, TAGGED_WAITS
+from npugraph_ex.passes import events
+from npugraph_ex.passes.base import PassContext
+from npugraph_ex.report.findings import Code
 
 _TAGS = ("a", "b", "c")
 _MOST_STEPS = 8
@@ -45,7 +45,7 @@ def _lowered(steps: Sequence[_Step]) -> tuple[list[int], list[Code]]:
         graph.call_function((TAGGED_RECORDS if what == "record" else TAGGED_WAITS)[0], (tag,))
     graph.output(())
     context = PassContext(CompilerConfig().to_options(), [])
-    lowering.run(fx.GraphModule({}, graph), context)
+    events.run(fx.GraphModule({}, graph), context)
     graph.lint()
     records = [node for node in graph.nodes if is_record(node)]
     waits = [records.index(record) for node in graph.nodes if is_wait(node) for record in awaited(node)]

@@ -14,8 +14,8 @@ from torch import fx
 
 from npugraph_ex.config import CompilerConfig
 from npugraph_ex.config.compiler_config import apply_flat
-from npugraph_ex.observe.report import PassReport
 from npugraph_ex.passes import pipeline
+from npugraph_ex.report.passes import PassReport
 from npugraph_ex.testing.host import HostGraph
 from npugraph_ex.testing.inputs import Input, make_inputs
 from npugraph_ex.testing.judge import Limits, same_values

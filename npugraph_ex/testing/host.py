@@ -15,8 +15,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from npugraph_ex.graph.streams.ops import ENTERS, EXITS, KEEP_ALIVES, RECORD_STREAMS, RECORDS, WAITS
 from npugraph_ex.operators import kernel_of
-from npugraph_ex.streams.ops import ENTERS, EXITS, KEEP_ALIVES, RECORD_STREAMS, RECORDS, WAITS
 
 Argument = Callable[[Any], Any]
 

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from npugraph_ex import _torch_private
-from npugraph_ex.passes.operators import named_arguments
+from npugraph_ex.graph.operators import named_arguments
 
 _PRIMES = {0: (), 1: (1_099_511_627_791,), 2: (8_388_593, 8_388_617)}
 """By how many symbols there are: as large as 64 bits allow, a tensor being as large as their product and more."""

@@ -15,9 +15,9 @@ from npugraph_ex.config.compiler_config import apply_flat
 from npugraph_ex.fusion import engine
 from npugraph_ex.fusion.registry import USER_RULES
 from npugraph_ex.fusion.rule import PreparedRule
-from npugraph_ex.observe.report import PassReport
 from npugraph_ex.passes import pipeline
-from npugraph_ex.passes.pass_ import Pass, PassContext
+from npugraph_ex.passes.base import Pass, PassContext
+from npugraph_ex.report.passes import PassReport
 from npugraph_ex.testing import tracing
 from npugraph_ex.testing.arguments import check_least, checked
 from npugraph_ex.testing.oracle import Case, Outcome, check_optimised

@@ -22,7 +22,7 @@ import npugraph_ex
 from npugraph_ex.aclgraph import compile_graph
 from npugraph_ex.config import CompilerConfig
 from npugraph_ex.config.compiler_config import apply_flat
-from npugraph_ex.observe.report import PassReport
+from npugraph_ex.report.passes import PassReport
 from npugraph_ex.testing import tracing
 from npugraph_ex.testing.arguments import check_fields, check_least, checked
 from npugraph_ex.testing.constraints import options_for

@@ -1,4 +1,4 @@
-"""Writes small FX graphs of several streams, node by node, in the representation of `npugraph_ex.streams.events`.
+"""Writes small FX graphs of several streams, node by node, in the representation of `npugraph_ex.graph.streams.events`.
 
 What a user writes, scopes and tagged events, may stand in it too; the library's own passes lower it when it is finished.
 """
@@ -17,10 +17,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from npugraph_ex.config import CompilerConfig
-from npugraph_ex.passes.pass_ import PassContext
-from npugraph_ex.streams import lowering, scopes
-from npugraph_ex.streams.labels import CUBE, MAIN, PRIORITY, STREAM, VECTOR
-from npugraph_ex.streams.ops import ENTERS, EXITS, RECORD_STREAMS, RECORDS, TAGGED_RECORDS, TAGGED_WAITS, WAITS
+from npugraph_ex.graph.streams.labels import CUBE, MAIN, PRIORITY, STREAM, VECTOR
+from npugraph_ex.graph.streams.ops import ENTERS, EXITS, RECORD_STREAMS, RECORDS, TAGGED_RECORDS, TAGGED_WAITS, WAITS
+from npugraph_ex.passes import events, scopes
+from npugraph_ex.passes.base import PassContext
 from npugraph_ex.testing.arguments import checked
 
 
@@ -159,7 +159,7 @@ class StreamBuilder:
         self._graph.output(outputs)
         gm = fx.GraphModule(torch.nn.Module(), self._graph)
         context = PassContext(CompilerConfig().to_options(), [])
-        for run in (scopes.label, lowering.run) if self._spelt else ():
+        for run in (scopes.label, events.run) if self._spelt else ():
             run(gm, context)
         gm.graph.lint()
         gm.recompile()

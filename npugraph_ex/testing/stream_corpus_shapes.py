@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from npugraph_ex.streams.findings import Code
+from npugraph_ex.report.findings import Code
 from npugraph_ex.testing.stream_builder import StreamBuilder
 from npugraph_ex.testing.stream_programs import aten, program
 

@@ -7,7 +7,7 @@ import operator
 import torch
 from torch import fx
 
-from npugraph_ex.streams.findings import Code
+from npugraph_ex.report.findings import Code
 from npugraph_ex.testing.stream_builder import StreamBuilder
 from npugraph_ex.testing.stream_programs import RAW, WAR, WAW, aten, program
 

@@ -10,11 +10,11 @@ import torch
 from torch import fx
 
 from npugraph_ex.config import CompilerConfig
-from npugraph_ex.passes.pass_ import PassContext
-from npugraph_ex.streams import closure, lifetimes, redundant
-from npugraph_ex.streams.analysis import analyse
-from npugraph_ex.streams.events import MAIN, awaited, computes, is_record, is_record_stream, is_wait, stream_of
-from npugraph_ex.streams.ops import KEEP_ALIVES
+from npugraph_ex.graph.streams.events import MAIN, awaited, computes, is_record, is_record_stream, is_wait, stream_of
+from npugraph_ex.graph.streams.ops import KEEP_ALIVES
+from npugraph_ex.passes import event_closure, lifetimes, redundant_events
+from npugraph_ex.passes.base import PassContext
+from npugraph_ex.stream_check.analysis import analyse
 from npugraph_ex.testing.stream_programs import StreamProgram, stream_corpus
 from npugraph_ex.testing.stream_runs import judge
 
@@ -45,7 +45,7 @@ def _run(program: StreamProgram) -> str:
     gm = program.graph(mended=True)
     _open(gm.graph)
     context = PassContext(CompilerConfig().to_options(), [])
-    for run in (closure.run, lifetimes.run, redundant.run):
+    for run in (event_closure.run, lifetimes.run, redundant_events.run):
         run(gm, context)
     gm.graph.lint()
     gm.recompile()

@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import fx
 
-from npugraph_ex.streams.findings import Code
+from npugraph_ex.report.findings import Code
 from npugraph_ex.testing.arguments import check_fields, checked
 from npugraph_ex.testing.stream_builder import StreamBuilder
 

@@ -16,8 +16,8 @@ from torch import fx
 
 import npu_emulator
 from npu_emulator.races.report import Race
-from npugraph_ex.streams.events import MAIN, is_record, is_record_stream, is_wait, stream_of
-from npugraph_ex.streams.ops import KEEP_ALIVES, argument
+from npugraph_ex.graph.streams.events import MAIN, is_record, is_record_stream, is_wait, stream_of
+from npugraph_ex.graph.streams.ops import KEEP_ALIVES, argument
 
 SCHEDULES = ("fifo", "lazy", *(f"random:{seed}" for seed in range(6)), *(f"pct:{seed}:3" for seed in range(6)))
 """The orders under which `judge` runs a graph."""

@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 from torch import fx
 
-from npugraph_ex.streams.events import MAIN, stream_of
+from npugraph_ex.graph.streams.events import MAIN, stream_of
 from npugraph_ex.testing.arguments import checked
 from npugraph_ex.testing.choices import Choices, Drawn
 from npugraph_ex.testing.stream_builder import StreamBuilder

@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from npugraph_ex import _torch_private
-from npugraph_ex.passes.dead_code import has_effect
+from npugraph_ex.graph.effects import has_effect
 from npugraph_ex.testing.inputs import Input, size_of
 from npugraph_ex.testing.lifting import Lifting, Numbers, primes, run_liftable
 from npugraph_ex.testing.pointwise import run_pointwise

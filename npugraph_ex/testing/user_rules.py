@@ -19,8 +19,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from npugraph_ex.fusion import registry
 from npugraph_ex.fusion.engine import apply_rules
 from npugraph_ex.fusion.registry import Registration, register_replacement
-from npugraph_ex.observe.report import ReportBuilder
-from npugraph_ex.passes.metadata import difference
+from npugraph_ex.graph.metadata import difference
+from npugraph_ex.report.passes import ReportBuilder
 
 _Function = Callable[..., Any]
 _ATEN = torch.ops.aten

@@ -11,8 +11,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from npugraph_ex.graph.effects import orders_work
 from npugraph_ex.operators import before_rounding
-from npugraph_ex.passes.dead_code import orders_work
 from npugraph_ex.testing.formats import FORMATS
 from npugraph_ex.testing.host import DeviceGraph
 from npugraph_ex.testing.judge import Judgement, Limits, judge_floating, judge_quantised, same_bits, same_values

@@ -9,8 +9,8 @@ from device_helpers import NPU, check, compiled, random
 
 from npugraph_ex import invalidate
 from npugraph_ex.aclgraph.drift import MOST_FRUITLESS
-from npugraph_ex.frontend.explain import Watch
-from npugraph_ex.observe.captures import capture_records, captures_so_far
+from npugraph_ex.frontend.entry.explain import Watch
+from npugraph_ex.report.captures import capture_records, captures_so_far
 
 
 def test_a_new_size_is_captured_once_and_not_twice(monkeypatch: pytest.MonkeyPatch) -> None:

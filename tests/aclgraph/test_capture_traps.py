@@ -17,7 +17,7 @@ import torch
 from device_helpers import NPU, Kept, agree, compiled, random
 
 from npugraph_ex.aclgraph import footprint
-from npugraph_ex.observe.captures import capture_records, captures_so_far
+from npugraph_ex.report.captures import capture_records, captures_so_far
 
 
 def take_freed_memory() -> None:

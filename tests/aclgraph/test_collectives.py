@@ -19,7 +19,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives
 from npu_emulator.errors import KernelMissingError
 from npugraph_ex import scope
-from npugraph_ex.observe.graphs import graph_records
+from npugraph_ex.report.graphs import graph_records
 
 OPERATORS = torch.ops._c10d_functional
 wait = OPERATORS.wait_tensor

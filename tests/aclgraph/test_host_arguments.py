@@ -15,7 +15,7 @@ import npu_emulator
 from npugraph_ex import register_host_arguments
 from npugraph_ex.aclgraph import host_arguments
 from npugraph_ex.errors import HostArgumentError
-from npugraph_ex.frontend.explain import Watch
+from npugraph_ex.frontend.entry.explain import Watch
 
 FORMS = {
     "v1": (torch_npu.npu_fused_infer_attention_score, "actual_seq_lengths_kv", {"num_heads": 2, "scale": 0.5}),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from device_helpers import NPU, Kept, agree, check, compiled, random
 
-from npugraph_ex.observe.captures import capture_records, captures_so_far
+from npugraph_ex.report.captures import capture_records, captures_so_far
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from device_helpers import compiled, random
 
 from npugraph_ex.aclgraph.places import Layouts, Places
 from npugraph_ex.aclgraph.stable import LONGEST_PAUSE, WATCHED_CALLS
-from npugraph_ex.observe.captures import capture_records, captures_so_far
+from npugraph_ex.report.captures import capture_records, captures_so_far
 
 
 def test_one_tensor_elsewhere_is_noticed() -> None:

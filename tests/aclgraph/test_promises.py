@@ -10,7 +10,7 @@ import torch
 from device_helpers import check, compiled, random
 
 from npugraph_ex.errors import BrokenPromiseError
-from npugraph_ex.observe.captures import capture_records, captures_so_far
+from npugraph_ex.report.captures import capture_records, captures_so_far
 
 like, dense = torch.empty_like, lambda x: x.new_empty(x.shape)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from device_helpers import NPU, check, compiled, random
 
-from npugraph_ex.observe.captures import capture_records, captures_so_far
+from npugraph_ex.report.captures import capture_records, captures_so_far
 
 
 def test_new_values_at_new_addresses() -> None:

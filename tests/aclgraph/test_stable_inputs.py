@@ -9,7 +9,7 @@ from device_helpers import compiled, random
 import npu_emulator
 from npugraph_ex.aclgraph.stable import MOST_CAPTURES, WATCHED_CALLS
 from npugraph_ex.errors import CaptureError
-from npugraph_ex.observe.captures import capture_records, captures_so_far
+from npugraph_ex.report.captures import capture_records, captures_so_far
 
 
 def _launches(graph: object, *inputs: torch.Tensor) -> int:

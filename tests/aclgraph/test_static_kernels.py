@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from npugraph_ex.aclgraph.static_kernels.calls import OperatorCall, operator_calls
 from npugraph_ex.aclgraph.static_kernels.describe import describe
-from npugraph_ex.streams.ops import ENTERS, EXITS
+from npugraph_ex.graph.streams.ops import ENTERS, EXITS
 
 
 def test_each_operator_is_described_once_and_values_are_eagers(

@@ -14,7 +14,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch.utils.checkpoint import checkpoint
 
 from npugraph_ex.errors import CaptureError
-from npugraph_ex.frontend.explain import Watch
+from npugraph_ex.frontend.entry.explain import Watch
 
 SAVING: dict[str, Callable[[torch.Tensor], Any]] = {
     "intermediates": lambda x: (x * 2).exp().sin(),

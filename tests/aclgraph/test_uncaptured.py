@@ -10,8 +10,8 @@ from device_helpers import NPU, check, compiled, random
 
 from npugraph_ex import invalidate
 from npugraph_ex.errors import CaptureError
-from npugraph_ex.frontend.explain import Watch
-from npugraph_ex.observe.captures import capture_records, captures_so_far
+from npugraph_ex.frontend.entry.explain import Watch
+from npugraph_ex.report.captures import capture_records, captures_so_far
 
 
 def test_graph_with_a_host_read_runs_uncaptured_and_says_where(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,8 +13,8 @@ from functorch.compile import aot_function
 
 import npu_emulator
 from npugraph_ex import get_compiler
-from npugraph_ex.passes.operators import may_alias, written_by
-from npugraph_ex.passes.undeclared import keep_writers
+from npugraph_ex.graph.operators import may_alias, written_by
+from npugraph_ex.graph.undeclared import keep_writers
 
 OPERATOR = "npu::npu_kv_rmsnorm_rope_cache"
 

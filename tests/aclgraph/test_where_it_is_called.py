@@ -10,7 +10,7 @@ from device_helpers import NPU, check, compiled, random
 
 import npu_emulator
 from npugraph_ex.errors import NestedCaptureError
-from npugraph_ex.observe.captures import capture_records, captures_so_far
+from npugraph_ex.report.captures import capture_records, captures_so_far
 
 
 def test_two_devices_in_turn() -> None:

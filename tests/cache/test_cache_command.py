@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from npugraph_ex.cache.store import Store, default_directory, read_entry
+from npugraph_ex._own_files import default_directory
+from npugraph_ex.cache.store import Store, read_entry
 from npugraph_ex.cli import main
 from npugraph_ex.errors import SavedGraphError
 from npugraph_ex.saving import text

@@ -21,7 +21,7 @@ from npugraph_ex.cache.store import SUFFIX, read_entry
 from npugraph_ex.errors import NpuGraphExError, OptionError, OptionValueError
 from npugraph_ex.inference import cache_compile, readable_cache
 from npugraph_ex.inference.cached import CachedFunction
-from npugraph_ex.observe.graphs import graphs_so_far
+from npugraph_ex.report.graphs import graphs_so_far
 
 FOLDER = str(Path(__file__).parent)
 
@@ -32,7 +32,7 @@ import npu_emulator
 npu_emulator.activate(quiet=True)
 import cached_models
 from npugraph_ex.inference import cache_compile
-from npugraph_ex.observe.graphs import graphs_so_far
+from npugraph_ex.report.graphs import graphs_so_far
 model = cached_models.model()
 compiled = cache_compile(model.forward, cache_dir={{directory!r}})
 cached_models.check(compiled, model, 4, 7)

@@ -9,8 +9,8 @@ import torch
 import torch_npu
 
 from npugraph_ex.config.compiler_config import CompilerConfig, apply_flat
-from npugraph_ex.frontend.backend import get_npu_backend
-from npugraph_ex.frontend.explain import Watch
+from npugraph_ex.frontend.entry.backend import get_npu_backend
+from npugraph_ex.frontend.entry.explain import Watch
 from npugraph_ex.observe.explain import GraphExplanation
 
 COVERED: dict[str, str] = {}

@@ -12,7 +12,7 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 
 import npugraph_ex
-from npugraph_ex.observe.captures import capture_records, captures_so_far
+from npugraph_ex.report.captures import capture_records, captures_so_far
 
 
 def step(x: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

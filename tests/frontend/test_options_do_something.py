@@ -13,8 +13,8 @@ from stand_in_cann import StandInCann, end_of_process
 from npugraph_ex import ops, scope
 from npugraph_ex.config import OPTION_TABLE
 from npugraph_ex.errors import CollectiveDeadlockWarning, StreamOrderWarning
-from npugraph_ex.frontend.explain import explain
-from npugraph_ex.streams.findings import Code
+from npugraph_ex.frontend.entry.explain import explain
+from npugraph_ex.report.findings import Code
 
 
 def test_every_honoured_option_has_such_a_test() -> None:

@@ -9,7 +9,7 @@ import torch
 from option_effects import bump, chain, compiled, fresh, ones, shows, told
 
 from npugraph_ex.errors import OptionValueError
-from npugraph_ex.frontend.explain import Watch
+from npugraph_ex.frontend.entry.explain import Watch
 
 
 @shows("force_eager")

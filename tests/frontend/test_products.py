@@ -8,7 +8,7 @@ import torch
 from device_helpers import NPU
 from torch import fx
 
-from npugraph_ex.frontend import products
+from npugraph_ex.frontend.upstream_repairs import products
 
 
 def test_inputs_that_share_memory_have_their_strides() -> None:

@@ -20,9 +20,9 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 import npugraph_ex
-from npugraph_ex.observe import graphs
-from npugraph_ex.observe.report import PassReport
 from npugraph_ex.operators._interpreter import CpuInterpreter
+from npugraph_ex.report import graphs
+from npugraph_ex.report.passes import PassReport
 
 Function = Callable[..., Any]
 Spec = tuple[tuple[int, ...], torch.dtype]

@@ -11,7 +11,7 @@ from fx_helpers import aot_graph, blank, optimise
 from torch import fx
 from torch._functorch.aot_autograd import aot_module_simplified
 
-from npugraph_ex.passes.aliases import output_values
+from npugraph_ex.graph.memory.aliases import output_values
 
 npu = torch.ops.npu
 

@@ -19,7 +19,7 @@ import npugraph_ex
 from npugraph_ex import register_replacement
 from npugraph_ex.errors import ReplacementError
 from npugraph_ex.fusion.registry import Registration
-from npugraph_ex.observe.report import PassReport
+from npugraph_ex.report.passes import PassReport
 
 Function = Callable[..., Any]
 
@@ -96,7 +96,7 @@ def test_forward_and_backward_each_get_their_half(monkeypatch: pytest.MonkeyPatc
         return compile_one
 
     norm_rule()
-    from npugraph_ex.frontend import backend
+    from npugraph_ex.frontend.entry import backend
 
     monkeypatch.setattr(backend, "_uncompiled", compiler("backward"))
     report = trained(two_layers, tensor(3, 8), tensor(8), tensor(8, 8))

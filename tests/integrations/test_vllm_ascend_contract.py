@@ -31,7 +31,7 @@ model = block.block()
 names = {{names!r}}
 block.check(model, client.load_graph(Path({{literal!r}})), names)
 compiled = block.Compiled(model, lambda graph, inputs: NpuGraphExCompiler().load({{handle!r}}, graph, inputs))
-from npugraph_ex.observe.graphs import graphs_so_far
+from npugraph_ex.report.graphs import graphs_so_far
 answer = graphs_so_far()
 """
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from npugraph_ex.errors import FusionCountError
-from npugraph_ex.observe.report import Fusion, NearMiss, PassRecord, PassReport, ReportBuilder
+from npugraph_ex.report.passes import Fusion, NearMiss, PassRecord, PassReport, ReportBuilder
 
 
 def finished() -> PassReport:

@@ -11,8 +11,8 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from npugraph_ex.passes.aliases import AliasFacts
-from npugraph_ex.passes.regions import UNKNOWN, Region
+from npugraph_ex.graph.memory.aliases import AliasFacts
+from npugraph_ex.graph.memory.regions import UNKNOWN, Region
 
 FLOAT = 4
 

@@ -14,14 +14,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from npugraph_ex import register_replacement
 from npugraph_ex.config.options import Options
 from npugraph_ex.errors import GraphVerificationError
-from npugraph_ex.observe.report import PassReport
+from npugraph_ex.graph.collectives import awaited_by, group_of, is_collective, waits_of
+from npugraph_ex.graph.memory.aliases import AliasFacts
+from npugraph_ex.graph.streams.order import Order
 from npugraph_ex.passes import pipeline
-from npugraph_ex.passes.aliases import AliasFacts
-from npugraph_ex.passes.collectives import awaited_by, group_of, is_collective, waits_of
-from npugraph_ex.passes.pass_ import Pass, PassContext
-from npugraph_ex.streams.analysis import analyse
-from npugraph_ex.streams.findings import Code
-from npugraph_ex.streams.order import Order
+from npugraph_ex.passes.base import Pass, PassContext
+from npugraph_ex.report.findings import Code
+from npugraph_ex.report.passes import PassReport
+from npugraph_ex.stream_check.analysis import analyse
 
 _c10d = torch.ops._c10d_functional
 

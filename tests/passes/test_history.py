@@ -7,8 +7,8 @@ import random
 import pytest
 from torch import fx
 
-from npugraph_ex.passes.history import Access, History
-from npugraph_ex.passes.regions import UNKNOWN, Region, Union
+from npugraph_ex.graph.memory.history import Access, History
+from npugraph_ex.graph.memory.regions import UNKNOWN, Region, Union
 
 LENGTH = 300
 NODE = fx.Graph().placeholder("x")

@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from npugraph_ex.config import Options
 from npugraph_ex.errors import GraphVerificationError
 from npugraph_ex.passes import pipeline
-from npugraph_ex.passes.pass_ import Pass, PassContext
+from npugraph_ex.passes.base import Pass, PassContext
 
 aten = torch.ops.aten
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from npugraph_ex.passes import metadata
-from npugraph_ex.passes.aliases import AliasFacts, places_remembered
+from npugraph_ex.graph import metadata
+from npugraph_ex.graph.memory.aliases import AliasFacts, places_remembered
 from npugraph_ex.testing import Input, tracing
 from npugraph_ex.testing.program import function_of
 

@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from npugraph_ex import last_report
-from npugraph_ex.frontend.backend import compile_fx
-from npugraph_ex.frontend.layouts import KeepLayouts
+from npugraph_ex.frontend.entry.backend import compile_fx
+from npugraph_ex.frontend.upstream_repairs.layouts import KeepLayouts
 
 PROGRAMS = int(os.environ.get("NPUGRAPH_EX_RANDOM_PROGRAMS", "2000"))
 SHARDS = 8

@@ -12,8 +12,8 @@ from reinplacing import operators, outcomes, with_sum
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from npugraph_ex import _torch_private, compile_fx, last_report
-from npugraph_ex.passes.inplace import inplace_overload
-from npugraph_ex.passes.metadata import fake_mode_of
+from npugraph_ex.graph.inplace import inplace_overload
+from npugraph_ex.graph.metadata import fake_mode_of
 from npugraph_ex.testing.fx_level import optimise
 from npugraph_ex.testing.strategies import exact_programs, sample
 from npugraph_ex.testing.tracing import trace

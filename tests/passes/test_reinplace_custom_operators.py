@@ -12,8 +12,8 @@ from reinplacing import operators
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from npugraph_ex.config.options import Options
+from npugraph_ex.graph.operators import read_by
 from npugraph_ex.passes import pipeline
-from npugraph_ex.passes.operators import read_by
 
 aten = torch.ops.aten
 

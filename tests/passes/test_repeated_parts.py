@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from npugraph_ex.passes import repeated_parts
+from npugraph_ex.graph import repeated_parts
 
 aten = torch.ops.aten
 

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from npugraph_ex.passes.strides import share_no_byte
+from npugraph_ex.graph.memory.strides import share_no_byte
 
 BASE = torch.zeros(6, 8, 10, dtype=torch.int16)
 

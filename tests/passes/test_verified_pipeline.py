@@ -20,7 +20,7 @@ from torch import fx
 from npugraph_ex.config.options import Options
 from npugraph_ex.errors import GraphVerificationError
 from npugraph_ex.passes import pipeline
-from npugraph_ex.passes.pass_ import Pass, PassContext
+from npugraph_ex.passes.base import Pass, PassContext
 
 aten = torch.ops.aten
 
@@ -232,7 +232,7 @@ def test_metadata_of_inserted_nodes_is_derived(dynamic: bool) -> None:
 
 def test_metadata_is_derived_only_where_something_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     """One new node in a graph of a thousand costs a handful of fake executions, not a thousand."""
-    from npugraph_ex.passes import metadata
+    from npugraph_ex.graph import metadata
 
     def chain(x: torch.Tensor) -> torch.Tensor:
         for _ in range(1000):
@@ -274,7 +274,7 @@ def test_dead_code_keeps_writes_and_effects() -> None:
 
 def test_the_report_counts_nodes_and_is_published() -> None:
     """One record a pass, in order, with what it left."""
-    from npugraph_ex.observe.report import last_report
+    from npugraph_ex.report.passes import last_report
 
     gm = graph()
     report = optimise(gm, remove_noop_ops=False)

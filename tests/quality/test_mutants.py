@@ -14,7 +14,13 @@ from npugraph_ex.testing.kills import BUDGET, kill
 from npugraph_ex.testing.known_bug import KnownBug, shows
 
 TABLE = Path(__file__).parents[2] / "docs" / "mutants.md"
-PARTS = ("npugraph_ex.fusion", "npugraph_ex.passes", "npugraph_ex.streams", "npugraph_ex.aclgraph")
+PARTS = (
+    "npugraph_ex.fusion",
+    "npugraph_ex.passes",
+    "npugraph_ex.graph",
+    "npugraph_ex.stream_check",
+    "npugraph_ex.aclgraph",
+)
 FROM_RANDOM_PROGRAMS = {
     name for name in FAMILIES if name not in {"streams", "forms", "random numbers", "updates", "cache"}
 }

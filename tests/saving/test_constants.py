@@ -11,7 +11,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import npugraph_ex
-from npugraph_ex.frontend.compiler import CompiledFxArtifacts, CompiledFxGraph
+from npugraph_ex.frontend.entry.compiler import CompiledFxArtifacts, CompiledFxGraph
 from npugraph_ex.saving.nodes import decode_graph, encode_graph
 
 aten = torch.ops.aten

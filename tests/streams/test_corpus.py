@@ -11,9 +11,9 @@ from torch import fx
 from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from npugraph_ex.streams.analysis import analyse
-from npugraph_ex.streams.check import repair
-from npugraph_ex.streams.findings import Code
+from npugraph_ex.passes.stream_order import repair
+from npugraph_ex.report.findings import Code
+from npugraph_ex.stream_check.analysis import analyse
 from npugraph_ex.testing.stream_builder import StreamBuilder
 from npugraph_ex.testing.stream_programs import StreamProgram, counting_inputs, stream_corpus
 from npugraph_ex.testing.stream_runs import judge

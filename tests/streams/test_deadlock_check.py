@@ -14,11 +14,11 @@ from torch import fx
 
 from npugraph_ex.config.options import Options
 from npugraph_ex.errors import CollectiveDeadlockWarning
-from npugraph_ex.passes.pass_ import PassContext
-from npugraph_ex.streams import deadlock
-from npugraph_ex.streams.deadlock import analyse
-from npugraph_ex.streams.events import insert_record, insert_wait
-from npugraph_ex.streams.findings import Code
+from npugraph_ex.graph.streams.events import insert_record, insert_wait
+from npugraph_ex.passes import deadlock_check
+from npugraph_ex.passes.base import PassContext
+from npugraph_ex.passes.deadlock_check import analyse
+from npugraph_ex.report.findings import Code
 
 _CORES = 48
 _FUSED = torch.ops.npu.npu_mm_all_reduce_base.default
@@ -173,13 +173,13 @@ def test_it_warns_and_never_raises() -> None:
     options = Options.of({"deadlock_check": True, "stream_check": "raise"})
     context = PassContext(options, [], vector_cores=_CORES)
     with pytest.warns(CollectiveDeadlockWarning, match="may wait for each other for ever"):
-        deadlock.run(gm, context)
+        deadlock_check.run(gm, context)
     assert [finding.code for finding in context.report.findings] == [Code.COLLECTIVES_EXCEED_CORES]
     assert context.report.findings.errors == ()
     assert [node.format_node() for node in gm.graph.nodes] == before
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        deadlock.run(gm, PassContext(options, []))  # no device, no number of cores
+        deadlock_check.run(gm, PassContext(options, []))  # no device, no number of cores
 
 
 def many(streams: int, each: int) -> Callable[[], Any]:

@@ -9,7 +9,7 @@ from stream_programs import check, compiled, vector
 import npugraph_ex
 from npugraph_ex import ops, scope
 from npugraph_ex.errors import StreamOrderWarning
-from npugraph_ex.streams.findings import Code
+from npugraph_ex.report.findings import Code
 
 pytestmark = pytest.mark.usefixtures("fresh")
 

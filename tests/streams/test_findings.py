@@ -6,9 +6,10 @@ import json
 
 from torch import fx
 
-from npugraph_ex.observe import report
-from npugraph_ex.observe.report import ReportBuilder
-from npugraph_ex.streams.findings import MEANING, Code, Finding, Findings, Place
+from npugraph_ex import errors
+from npugraph_ex.graph.source import source_line
+from npugraph_ex.report.findings import MEANING, Code, Finding, Findings, Place
+from npugraph_ex.report.passes import ReportBuilder
 
 RACE = Finding(
     Code.READ_AFTER_WRITE,
@@ -92,6 +93,6 @@ def test_the_pass_report_carries_findings() -> None:
 def test_the_line_of_a_user_is_not_a_line_of_this_library() -> None:
     """A node that was traced inside a function of the library has the line from which the user called it."""
     node = fx.Graph().placeholder("x")
-    inside = report.__file__.replace("observe", "ops")
+    inside = errors.__file__
     node.meta["stack_trace"] = f'  File "/home/me/model.py", line 7, in forward\n  File "{inside}", line 3, in record\n'
-    assert report.source_line(node) == "/home/me/model.py:7"
+    assert source_line(node) == "/home/me/model.py:7"

@@ -12,7 +12,7 @@ from stream_programs import check, compiled, vector
 import npu_emulator
 import npugraph_ex
 from npugraph_ex import ops, scope
-from npugraph_ex.streams.findings import Code
+from npugraph_ex.report.findings import Code
 from npugraph_ex.testing.stream_forms import Tagged, plain
 
 SIDE = torch.npu.Stream()

@@ -15,9 +15,9 @@ import npugraph_ex
 from npugraph_ex import scope
 from npugraph_ex.aclgraph.scopes import here
 from npugraph_ex.errors import ScopeError
-from npugraph_ex.frontend.explain import Watch
-from npugraph_ex.passes.pass_ import PassContext
-from npugraph_ex.streams import scopes
+from npugraph_ex.frontend.entry.explain import Watch
+from npugraph_ex.passes import scopes
+from npugraph_ex.passes.base import PassContext
 
 FREE = (24, 48)
 _seen: list[tuple[tuple[int, int], int]] = []

@@ -14,10 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from npugraph_ex import _torch_private
-from npugraph_ex.observe.graphs import launches
-from npugraph_ex.passes.aliases import communicates
-from npugraph_ex.streams.labels import CUBE, LEVEL, VECTOR
-from npugraph_ex.streams.ops import ENTERS, EXITS, NAMESPACES
+from npugraph_ex.graph.launches import launches
+from npugraph_ex.graph.memory.aliases import communicates
+from npugraph_ex.graph.streams.labels import CUBE, LEVEL, VECTOR
+from npugraph_ex.graph.streams.ops import ENTERS, EXITS, NAMESPACES
 
 _OF_CANN = frozenset({"aten", "npu", "npu_inference"})
 """The namespaces whose operators CANN implements. Another's may do anything when it runs, count its calls say."""

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from npugraph_ex._own_files import read_own, write_whole
 from npugraph_ex.aclgraph.static_kernels.locks import locked
-from npugraph_ex.cache.store import read_own, write_whole
 from npugraph_ex.errors import SavedGraphError, StaticKernelError
 from npugraph_ex.observe.logger import logger
 

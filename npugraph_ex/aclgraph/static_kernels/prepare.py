@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from npugraph_ex._own_files import default_directory
 from npugraph_ex.aclgraph import _npu_private, scopes
 from npugraph_ex.aclgraph.inputs import size_key
 from npugraph_ex.aclgraph.static_kernels import packages, programs
@@ -21,7 +22,6 @@ from npugraph_ex.aclgraph.static_kernels.calls import operator_calls
 from npugraph_ex.aclgraph.static_kernels.describe import describe
 from npugraph_ex.aclgraph.static_kernels.install import install
 from npugraph_ex.aclgraph.static_kernels.lease import Lease
-from npugraph_ex.cache.store import default_directory
 from npugraph_ex.config.options import Options
 from npugraph_ex.errors import StaticKernelError
 from npugraph_ex.observe.logger import logger

@@ -16,12 +16,12 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from npugraph_ex._own_files import read_own, write_whole
 from npugraph_ex.aclgraph import compile_graph
 from npugraph_ex.cache.key import cache_key
-from npugraph_ex.cache.store import read_own, write_whole
 from npugraph_ex.errors import SavedGraphError
-from npugraph_ex.frontend.backend import get_npu_backend
-from npugraph_ex.frontend.compiler import CompiledFxGraph
+from npugraph_ex.frontend.entry.backend import get_npu_backend
+from npugraph_ex.frontend.entry.compiler import CompiledFxGraph
 from npugraph_ex.integrations.vllm.config import VllmSettings, captured_batch_sizes
 from npugraph_ex.observe.logger import logger
 from npugraph_ex.saving.artifact import SavedGraph

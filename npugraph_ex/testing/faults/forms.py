@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from npugraph_ex.streams.labels import MAIN, STREAM
+from npugraph_ex.graph.streams.labels import MAIN, STREAM
 from npugraph_ex.testing.faults._patches import answering, doing_nothing, with_result
 from npugraph_ex.testing.mutation import Mutant
 
-_NATIVE = "npugraph_ex.frontend.native_streams:_Lowering"
-_EVENTS = "npugraph_ex.streams.lowering:_Lowering"
+_NATIVE = "npugraph_ex.frontend.native_streams.streams:_Lowering"
+_EVENTS = "npugraph_ex.passes.events:_Lowering"
 
 
 def _erasing(original: Any) -> Any:
@@ -80,11 +80,11 @@ MUTANTS = (
     ),
     Mutant(
         "scopes-lose-their-stream", "what stands in a scope runs on its stream",
-        "npugraph_ex.streams.scopes:labels_of", with_result(_without_stream), "forms",
+        "npugraph_ex.passes.scopes:labels_of", with_result(_without_stream), "forms",
     ),
     Mutant(
         "scopes-are-not-written-back", "a label becomes a scope again before the graph runs",
-        "npugraph_ex.streams.scopes:_spelt", answering(()), "forms",
+        "npugraph_ex.passes.scopes:_spelt", answering(()), "forms",
     ),
     Mutant(
         "tagged-waits-are-dropped", "a wait for a tagged event waits for its record",

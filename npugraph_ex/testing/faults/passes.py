@@ -15,7 +15,7 @@ _aten = torch.ops.aten
 _NOOPS = "npugraph_ex.passes.noop_removal"
 _CAT = "npugraph_ex.passes.cat_removal"
 _REINPLACE = "npugraph_ex.passes.reinplace"
-_MEMORY = "npugraph_ex.passes.memory:MemoryMap"
+_MEMORY = "npugraph_ex.graph.memory.memory_map:MemoryMap"
 
 
 def _only_ends_have_effects(original: Any) -> Any:
@@ -148,15 +148,15 @@ MUTANTS = (
     ),
     Mutant(
         "regions-compare-starts", "regions overlap from their first byte to their last",
-        "npugraph_ex.passes.regions:Region.overlaps", lambda _original: _overlap_of_starts, "exact",
+        "npugraph_ex.graph.memory.regions:Region.overlaps", lambda _original: _overlap_of_starts, "exact",
     ),
     Mutant(
         "aliases-know-no-writes", "a value in memory that the graph writes is known to be written",
-        "npugraph_ex.passes.aliases:AliasFacts.is_written", answering(answer=False), "exact",
+        "npugraph_ex.graph.memory.aliases:AliasFacts.is_written", answering(answer=False), "exact",
     ),
     Mutant(
         "metadata-is-not-refreshed", "new nodes carry metadata of their own",
-        "npugraph_ex.passes.metadata:refresh", doing_nothing, "exact",
+        "npugraph_ex.graph.metadata:refresh", doing_nothing, "exact",
     ),
     Mutant(
         "noop-removal-knows-no-outputs", "an output is neither renamed nor made to share memory",

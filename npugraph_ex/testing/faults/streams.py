@@ -8,9 +8,9 @@ from typing import Any
 from npugraph_ex.testing.faults._patches import answering, doing_nothing
 from npugraph_ex.testing.mutation import Mutant
 
-_WALK = "npugraph_ex.streams.analysis:_Walk"
-_CLOCKS = "npugraph_ex.streams.order:Clocks"
-_CLOSURE = "npugraph_ex.streams.closure"
+_WALK = "npugraph_ex.stream_check.analysis:_Walk"
+_CLOCKS = "npugraph_ex.graph.streams.order:Clocks"
+_CLOSURE = "npugraph_ex.passes.event_closure"
 
 
 def _reads_after_writes_only(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -47,11 +47,11 @@ def _nothing_needed(original: Callable[..., Any]) -> Callable[..., Any]:
 MUTANTS = (
     Mutant(
         "races-of-reads-only", "a write may not overtake an earlier read",
-        "npugraph_ex.streams.accesses:Touch.conflicts", _reads_after_writes_only, "streams",
+        "npugraph_ex.stream_check.accesses:Touch.conflicts", _reads_after_writes_only, "streams",
     ),
     Mutant(
         "races-of-writes-only", "a read may not overtake an earlier write",
-        "npugraph_ex.streams.accesses:Touch.conflicts", _reads_harmless, "streams",
+        "npugraph_ex.stream_check.accesses:Touch.conflicts", _reads_harmless, "streams",
     ),
     Mutant(
         "races-never", "two accesses to the same bytes, one of them a write, need an order",
@@ -59,11 +59,11 @@ MUTANTS = (
     ),
     Mutant(
         "races-of-whole-regions", "bytes that are interleaved and disjoint do not conflict",
-        "npugraph_ex.streams.accesses:share_no_byte", answering(answer=False), "streams",
+        "npugraph_ex.stream_check.accesses:share_no_byte", answering(answer=False), "streams",
     ),
     Mutant(
         "races-of-no-bytes", "bytes that two strided views share conflict",
-        "npugraph_ex.streams.accesses:share_no_byte", answering(answer=True), "streams",
+        "npugraph_ex.stream_check.accesses:share_no_byte", answering(answer=True), "streams",
     ),
     Mutant(
         "check-ignores-the-end", "every stream is joined before the graph ends",
@@ -103,14 +103,14 @@ MUTANTS = (
     ),
     Mutant(
         "redundancy-drops-every-event", "an event that orders something stays",
-        "npugraph_ex.streams.redundant:_Walk.over", _nothing_needed, "streams",
+        "npugraph_ex.passes.redundant_events:_Walk.over", _nothing_needed, "streams",
     ),
     Mutant(
         "lifetimes-are-not-lengthened", "memory lives until every stream is through with it",
-        "npugraph_ex.streams.lifetimes:_protect", doing_nothing, "streams",
+        "npugraph_ex.passes.lifetimes:_protect", doing_nothing, "streams",
     ),
     Mutant(
         "lifetimes-trust-any-order", "memory is safe only behind a proven order",
-        "npugraph_ex.streams.order:Order.proves", answering(answer=True), "streams",
+        "npugraph_ex.graph.streams.order:Order.proves", answering(answer=True), "streams",
     ),
 )  # fmt: skip

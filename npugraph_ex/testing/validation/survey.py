@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from npugraph_ex.fusion import tracing
 from npugraph_ex.fusion.engine import apply_rules
 from npugraph_ex.fusion.rule import PreparedRule, always
-from npugraph_ex.observe.report import PassReport, ReportBuilder
+from npugraph_ex.report.passes import PassReport, ReportBuilder
 from npugraph_ex.testing.patterns import Pattern
 from npugraph_ex.testing.validation.guards import numbers_in
 

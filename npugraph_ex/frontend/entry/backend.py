@@ -1,0 +1,150 @@
+"""The backend: from a Dynamo graph, or an AOT graph, to a callable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from functorch.compile import make_boxed_func
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+
+from npugraph_ex import _torch_private
+from npugraph_ex.config import CompilerConfig
+from npugraph_ex.config.compiler_config import apply_flat, given_or_default
+from npugraph_ex.errors import GraphVerificationError, OptionValueError
+from npugraph_ex.frontend.entry import ge
+from npugraph_ex.frontend.entry.compiler import CompiledFxGraph, NpuFxCompiler
+from npugraph_ex.frontend.native_streams import streams as native_streams
+from npugraph_ex.frontend.upstream_repairs import layouts, shared_inputs
+from npugraph_ex.observe.dump import new_dumper
+
+Backend = Callable[..., Callable[..., Any]]
+
+
+def get_npu_backend(
+    *,
+    compiler_config: CompilerConfig | None = None,
+    custom_decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    on_compiled: Callable[[CompiledFxGraph], object] | None = None,
+) -> Backend:
+    """Make a backend for ``torch.compile(model, backend=...)``.
+
+    Args:
+        compiler_config: the options; the defaults when None. Read at each compilation, so later changes count.
+        custom_decompositions: decompositions, by operator overload, that AOT applies before the passes.
+        on_compiled: called with each graph that was compiled, for those who save it; not with one that uses native streams,
+            because those objects are this process's.
+
+    Returns:
+        ``backend(gm, example_inputs)``, which compiles one Dynamo graph.
+    """
+    config = given_or_default(compiler_config, "get_npu_backend: compiler_config")
+    if custom_decompositions is not None and not isinstance(custom_decompositions, Mapping):
+        raise OptionValueError(
+            "get_npu_backend: custom_decompositions takes a dict of operator overloads to functions, got "
+            f"{custom_decompositions!r} ({type(custom_decompositions).__name__})"
+        )
+    decompositions = dict(custom_decompositions or {})
+    if config.mode == ge.MODE:
+        return ge.backend(config, decompositions)
+
+    def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        if config.mode == ge.MODE:
+            return ge.backend(config, decompositions)(gm, example_inputs)
+        example_inputs = _torch_private.in_one_fake_mode(example_inputs)
+        names = _torch_private.dynamo_input_names(gm)
+        dumper = new_dumper()
+        if dumper is not None:
+            dumper.graph(gm, "dynamo")
+        on_the_host = native_streams.on_the_host(gm)
+        if on_the_host is not None:
+            return on_the_host
+        known_inputs = shared_inputs.examples(gm, example_inputs)
+        as_traced = native_streams.kept(gm)
+        on_streams = native_streams.lower(gm)
+        layouts.keep(gm)
+        compile_one = NpuFxCompiler(config, names, dumper)
+        watched: list[shared_inputs.SharedInputs] = []
+
+        def compiler(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            watched.extend(shared_inputs.of(graph.graph, known_inputs))
+            made = compile_one(graph, inputs)
+            if on_compiled is not None and on_streams is None:
+                on_compiled(made)
+            return made.boxed()
+
+        compiled: Callable[..., Any] = aot_autograd(
+            fw_compiler=compiler,
+            bw_compiler=_uncompiled,
+            partition_fn=compile_one.partition,
+            decompositions=decompositions,
+            keep_inference_input_mutations=True,
+        )(gm, example_inputs)
+        compiled = compiled if on_streams is None else on_streams(compiled)
+        for shared in watched:
+            compiled = shared_inputs.guard(
+                compiled, as_traced, shared, names=names, require_capture=config.to_options().require_capture
+            )
+        return compiled
+
+    return backend
+
+
+def npugraph_ex(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, object] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """Compile one Dynamo graph: what the string in ``torch.compile(backend="npugraph_ex", options=...)`` stands for.
+
+    Raises:
+        OptionError: a wrong option name or value, or a ``mode``, which this backend has no use for.
+    """
+    if mode not in {None, "default"}:
+        raise OptionValueError(
+            f"torch.compile(mode={mode!r}) is for Inductor; give this backend options={{...}} instead"
+        )
+    config = CompilerConfig()
+    apply_flat(config, {} if options is None else options)
+    return get_npu_backend(compiler_config=config)(gm, example_inputs)
+
+
+def get_compiler(compiler_config: CompilerConfig | None = None) -> NpuFxCompiler:
+    """Make an AOT compiler (``fw_compiler``): it takes an ATen graph and its inputs and returns a callable."""
+    return NpuFxCompiler(given_or_default(compiler_config, "get_compiler: compiler_config"))
+
+
+def compile_fx(
+    gm: fx.GraphModule, example_inputs: Sequence[Any] | None = None, options: Mapping[str, object] | None = None
+) -> Callable[..., Any]:
+    """Compile an ATen graph, as AOT or ``make_fx`` give it.
+
+    Args:
+        gm: the graph; its nodes carry fake tensors in ``meta["val"]``. Edited in place.
+        example_inputs: its inputs, fake or real; taken from the placeholders' metadata when None.
+        options: as in ``torch.compile(options=...)``.
+
+    Returns:
+        A function of the graph's inputs that returns its outputs as a list.
+    """
+    config = CompilerConfig()
+    apply_flat(config, {} if options is None else options)
+    if not isinstance(gm, fx.GraphModule):
+        raise GraphVerificationError(
+            f"compile_fx takes a graph of ATen operators (fx.GraphModule) as AOT or make_fx give it, got {gm!r}; "
+            "torch.compile(function, backend='npugraph_ex') takes functions and modules"
+        )
+    inputs = example_inputs
+    if inputs is None:
+        inputs = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
+    return NpuFxCompiler(config)(gm, inputs)
+
+
+def _uncompiled(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Leave a backward graph as it is: it runs operator by operator."""
+    del example_inputs
+    boxed: Callable[..., Any] = make_boxed_func(gm.forward)
+    return boxed

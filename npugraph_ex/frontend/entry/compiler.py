@@ -1,0 +1,246 @@
+"""The compiler of one AOT graph: passes, then capture or a plain run; and its product, which can be saved and loaded."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from functorch.compile import default_partition, make_boxed_func
+from torch import fx
+
+from npugraph_ex import _torch_private
+from npugraph_ex.aclgraph import CompiledGraph, compile_graph, scopes
+from npugraph_ex.aclgraph.data_dump import DumpedGraph
+from npugraph_ex.config import CompilerConfig, Options
+from npugraph_ex.config.variables import warn_of_unknown
+from npugraph_ex.errors import GraphVerificationError, OptionValueError, SavedGraphError
+from npugraph_ex.frontend.entry.record import description, record
+from npugraph_ex.frontend.upstream_repairs import products, returned_views
+from npugraph_ex.fusion.engine import check_switches, training_rules
+from npugraph_ex.graph.launches import count_kernels
+from npugraph_ex.graph.undeclared import keep_writers
+from npugraph_ex.observe.dump import GraphDumper, new_dumper
+from npugraph_ex.observe.logger import logger
+from npugraph_ex.passes import pipeline
+from npugraph_ex.report import captures, graphs
+from npugraph_ex.report.passes import PassReport, ReportBuilder
+from npugraph_ex.saving.artifact import SavedGraph
+from npugraph_ex.saving.values import Unsaveable
+
+
+@dataclass
+class CompiledFxArtifacts:
+    """A saved graph on its way between processes: its text, which the holder may write to a file of its own.
+
+    Attributes:
+        version: of the text's format, for the holder's information; the text itself says it too.
+        py_code: the text, as `CompiledFxGraph.get_code` gives it.
+    """
+
+    version: str = "1"
+    py_code: str | None = None
+
+
+class CompiledFxGraph:
+    """A compiled graph: call it with the graph's inputs, get the list of its outputs.
+
+    Args:
+        runner: what a call does.
+        code: gives the graph as text, or raises `Unsaveable`; None where nothing can be saved.
+    """
+
+    def __init__(self, runner: Callable[..., Sequence[Any]], code: Callable[[], str] | None = None) -> None:
+        self.runner = runner
+        self._code = code
+        self._text: str | None = None
+
+    def __call__(self, *inputs: Any) -> Sequence[Any]:
+        """Run the graph."""
+        return self.runner(*inputs)
+
+    def boxed(self) -> Callable[[list[Any]], Sequence[Any]]:
+        """The same function, but of one list of inputs: what AOT calls, and what a captured graph takes as it is."""
+        if isinstance(self.runner, CompiledGraph):
+            return self.runner.run
+        function: Callable[[list[Any]], Sequence[Any]] = make_boxed_func(self.runner)
+        return function
+
+    def get_code(self) -> str | None:
+        """The graph as text for `load_artifacts` in another process; None, and why in the log, if it has none."""
+        if self._text is None and self._code is not None:
+            try:
+                self._text = self._code()
+            except Unsaveable as reason:
+                logger.info("A compiled graph is not saved: %s. It is compiled in every process", reason)
+                self._code = None
+        return self._text
+
+    @classmethod
+    def load_artifacts(cls, artifacts: CompiledFxArtifacts) -> Self:
+        """Make a saved graph callable.
+
+        Args:
+            artifacts: with the text in ``py_code``; from this process or another.
+
+        Raises:
+            SavedGraphError: the text is damaged, foreign or of another version, or needs an operator that is missing.
+        """
+        text = artifacts.py_code
+        if not isinstance(text, str):
+            raise SavedGraphError(f"py_code takes the text that get_code() gave, got {text!r}")
+        saved = SavedGraph.read(text)
+        return cls(saved.load(compile_graph), lambda: text)
+
+
+@dataclass
+class Compilation:
+    """One graph on its way through the compiler: what the passes are given besides the graph, and what they report.
+
+    ``so_far`` is the report on the joint graph that the graph was cut from, if it was.
+    """
+
+    config: CompilerConfig
+    options: Options
+    dumper: GraphDumper | None
+    so_far: ReportBuilder | None = None
+    report: PassReport | None = None
+
+
+def optimise(gm: fx.GraphModule, example_inputs: Sequence[Any], compilation: Compilation) -> PassReport:
+    """Run every pass over ``gm``, in place."""
+    compilation.report = pipeline.run(
+        gm,
+        example_inputs,
+        compilation.options,
+        config=compilation.config,
+        dumper=compilation.dumper,
+        so_far=compilation.so_far,
+        vector_cores=scopes.vector_cores() if compilation.options.deadlock_check else None,
+    )
+    return compilation.report
+
+
+def _list_outputs(gm: fx.GraphModule) -> None:
+    """Let a graph of one bare output, as `make_fx` gives it, return a list of it, as AOT's do."""
+    output = gm.graph.output_node()
+    value = output.args[0]
+    if isinstance(value, fx.Node):
+        output.args = ([value],)
+        gm.recompile()
+    elif not isinstance(value, (list, tuple)) or any(isinstance(leaf, (list, tuple, dict)) for leaf in value):
+        raise GraphVerificationError(
+            f"the graph returns {value!r}; this compiler takes graphs that return one flat list of values, as AOT gives them"
+        )
+
+
+class NpuFxCompiler:
+    """Compiles AOT graphs.
+
+    Args:
+        compiler_config: the options; read at each compilation.
+        names: what the user calls each input, by its position in the Dynamo graph.
+        dumper: where to write the graphs; made afresh when None and TORCH_COMPILE_DEBUG=1.
+    """
+
+    def __init__(
+        self, compiler_config: CompilerConfig, names: Sequence[str] = (), dumper: GraphDumper | None = None
+    ) -> None:
+        warn_of_unknown()
+        keep_writers()  # before AOT, which removes dead code
+        self.config = compiler_config
+        self._names = names
+        self._dumper = dumper
+        self._joint: ReportBuilder | None = None
+
+    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFxGraph:
+        """Compile one graph, in place."""
+        # Through the class at each call: vLLM-Ascend replaces the method there while it compiles.
+        return self._get_compiled_gm(gm, example_inputs)
+
+    def partition(self, gm: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Apply the rules for training to a joint graph, in place, and cut it into forward and backward.
+
+        Args:
+            gm: the joint graph of forward and backward, as AOT makes it where a gradient is wanted.
+            inputs: its inputs.
+            how: what AOT tells its own partitioner, which does the cutting.
+        """
+        products.pair(gm.graph)
+        # Of some operators' backward the CPU knows nothing: values are compared on the forward graph only.
+        options = replace(self.config.to_options(), check_numerics=False)
+        if training_rules():
+            self._joint = ReportBuilder()
+            pipeline.run(
+                gm, inputs, options, config=self.config, passes=pipeline.JOINT_PIPELINE, dumper=self._dumper,
+                so_far=self._joint,
+            )  # fmt: skip
+        forward, backward = default_partition(gm, inputs, **how)
+        return forward, backward
+
+    def _get_compiled_gm(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFxGraph:
+        from npugraph_ex import npu_fx_compiler
+
+        options = self.config.to_options()
+        if options.mode == "max-autotune":
+            raise OptionValueError(
+                "mode 'max-autotune' takes graphs as Dynamo gives them, through get_npu_backend; this is an AOT graph"
+            )
+        check_switches(options.fusion_rules)
+        _list_outputs(gm)
+        joint, self._joint = self._joint, None
+        compilation = Compilation(self.config, options, self._dumper or new_dumper(), joint)
+        number, kernels_before = graphs.next_number(), count_kernels(gm.graph)
+        static = _torch_private.static_input_positions()
+        names = [self._name_of(node) for node in gm.graph.find_nodes(op="placeholder")]
+        products.pair(gm.graph)
+        returned_views.restore(gm.graph)
+        plain = _torch_private.is_plain_aot_graph(gm.graph)
+        original = fx.GraphModule(gm, copy.deepcopy(gm.graph)) if options.dump_tensor_data else gm
+        # Through the module at each call: clients put a function of their own around it, to look at the graph.
+        npu_fx_compiler._optimize_fx(gm, example_inputs, compilation)  # noqa: SLF001 - the name that they use
+        if options.dump_tensor_data:
+            dumped = original if options.data_dump_stage == "original" else gm
+            runner: Callable[..., Sequence[Any]] = DumpedGraph(dumped, names, options.data_dump_dir, number)
+        else:
+            runner = compile_graph(gm, example_inputs, options, static=static, names=names, number=number)
+        self._record(gm, example_inputs, names, compilation, runner, number=number, kernels_before=kernels_before)
+
+        def code() -> str:
+            if not plain:
+                raise Unsaveable("AOT takes its inputs apart or puts its outputs together, outside the graph")
+            return SavedGraph.of(gm, example_inputs, options, static=static, names=names).spelt()
+
+        return CompiledFxGraph(runner, code)
+
+    def _name_of(self, node: fx.Node) -> str:
+        """What messages call an input: the user's own words where Dynamo knows them."""
+        position = _torch_private.aot_input_position(node)
+        known = position is not None and position < len(self._names)
+        return self._names[position] if known and position is not None else str(node.target)
+
+    @staticmethod
+    def _record(  # noqa: PLR0913 - the parts of one compilation
+        gm: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        names: Sequence[str],
+        compilation: Compilation,
+        runner: Callable[..., Any],
+        *,
+        number: int,
+        kernels_before: int,
+    ) -> None:
+        made = record(
+            gm,
+            example_inputs,
+            names,
+            compilation.options,
+            runner,
+            number=number,
+            report=compilation.report or PassReport(),
+            kernels_before=kernels_before,
+        )
+        if compilation.dumper is not None:
+            compilation.dumper.text(description(made), "captured_graph")
+            captures.also_write(number, compilation.dumper.directory / "captures.txt")

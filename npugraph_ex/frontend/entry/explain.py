@@ -1,0 +1,78 @@
+"""`explain(model, *inputs)`: compile, call, and say what happened. `npugraph-ex explain` does the same for a script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch._dynamo.utils import counters
+from torch.utils import _pytree as pytree
+
+from npugraph_ex.aclgraph.compiled import pool_bytes
+from npugraph_ex.config import CompilerConfig
+from npugraph_ex.config.compiler_config import apply_flat
+from npugraph_ex.errors import NpuGraphExError
+from npugraph_ex.frontend.entry.backend import get_npu_backend
+from npugraph_ex.observe.explain import Explanation, collect
+from npugraph_ex.report.captures import captures_so_far
+from npugraph_ex.report.graphs import graphs_so_far
+
+
+class Watch:
+    """What was compiled since it was made, or since the process started; may be asked at any time, and again."""
+
+    def __init__(self, *, from_start: bool = False) -> None:
+        self._graphs, self._captures = (0, 0) if from_start else (graphs_so_far(), captures_so_far())
+        self._breaks = set() if from_start else set(counters["graph_break"])
+
+    def explanation(self) -> Explanation:
+        """What happened so far."""
+        breaks = tuple(str(reason) for reason in counters["graph_break"] if reason not in self._breaks)
+        return collect(graphs_after=self._graphs, captures_after=self._captures, pools=pool_bytes(), breaks=breaks)
+
+
+def explain(
+    model: Callable[..., Any],
+    *inputs: Any,
+    options: Mapping[str, object] | None = None,
+    dynamic: bool | None = None,
+    calls: int = 2,
+    **named_inputs: Any,
+) -> Explanation:
+    """Compile a model with this backend, call it, and say what became of it.
+
+    The inputs are cloned for each call, so the caller's tensors stay as they are. The model itself is called: if it
+    changes buffers of its own, they change.
+
+    Args:
+        model: a module or function.
+        inputs: its positional inputs, on the device.
+        options: as in ``torch.compile(options=...)``.
+        dynamic: as in ``torch.compile(dynamic=...)``.
+        calls: how often to call it, at least once; the second call shows what a new call captures anew.
+        named_inputs: its keyword inputs.
+
+    Returns:
+        The explanation: print it, or ask its fields.
+    """
+    if not callable(model):
+        raise NpuGraphExError(f"explain takes a module or function, and then its inputs; got {model!r} for the model")
+    if type(calls) is not int or calls < 1:
+        raise NpuGraphExError(f"explain(calls=...) takes an int >= 1, got {calls!r}")
+    config = CompilerConfig()
+    apply_flat(config, {} if options is None else options)
+    watch = Watch()
+    compiled = torch.compile(model, backend=get_npu_backend(compiler_config=config), dynamic=dynamic)
+    with torch.no_grad():
+        for _ in range(calls):
+            args, kwargs = pytree.tree_map_only(torch.Tensor, _copy, (inputs, named_inputs))
+            compiled(*args, **kwargs)
+    return watch.explanation()
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of its own with the same layout; a parameter is used as it is, because its address is what counts."""
+    if isinstance(tensor, torch.nn.Parameter):
+        return tensor
+    return tensor.detach().clone(memory_format=torch.preserve_format).requires_grad_(tensor.requires_grad)

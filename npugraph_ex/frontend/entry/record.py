@@ -1,0 +1,92 @@
+"""Writes down what a compilation came to: the graph's record, and the description of its capture among the dumps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from tabulate import tabulate
+from torch import fx
+
+from npugraph_ex.aclgraph import CompiledGraph
+from npugraph_ex.aclgraph.host_updates import UpdatePlan
+from npugraph_ex.aclgraph.obstacles import find_obstacles
+from npugraph_ex.config import Options
+from npugraph_ex.graph.launches import count_kernels
+from npugraph_ex.graph.memory.aliases import AliasFacts, mutated_inputs
+from npugraph_ex.report import graphs
+from npugraph_ex.report.graphs import Fate, GraphRecord, InputClass, InputRecord
+from npugraph_ex.report.passes import PassReport
+
+
+def record(  # noqa: PLR0913 - the parts of one compilation
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    names: Sequence[str],
+    options: Options,
+    compiled: Callable[..., Any],
+    *,
+    number: int,
+    report: PassReport,
+    kernels_before: int,
+) -> GraphRecord:
+    """Make and publish the record of one compiled graph, after all passes."""
+    obstacles = tuple(str(obstacle) for obstacle in find_obstacles(gm, UpdatePlan.of(gm)))
+    made = GraphRecord(
+        number=number,
+        fate=_fate(gm, compiled, options, obstacles),
+        inputs=_inputs(gm, example_inputs, names, compiled),
+        report=report,
+        kernels_before=kernels_before,
+        kernels_after=count_kernels(gm.graph),
+        obstacles=obstacles,
+        options=tuple((name, repr(value)) for name, value in options.changed().items()),
+    )
+    graphs.publish(made)
+    return made
+
+
+def _fate(gm: fx.GraphModule, compiled: Callable[..., Any], options: Options, obstacles: tuple[str, ...]) -> Fate:
+    if isinstance(compiled, CompiledGraph):
+        return "captured"
+    if options.dump_tensor_data:
+        return "dumped"
+    if options.force_eager:
+        return "force_eager"
+    return "not capturable" if obstacles and gm.graph.nodes else "nothing to run"
+
+
+def _inputs(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], names: Sequence[str], compiled: Callable[..., Any]
+) -> tuple[InputRecord, ...]:
+    kinds: dict[int, InputClass] = {}
+    if isinstance(compiled, CompiledGraph):
+        plan = compiled.plan
+        kinds.update(dict.fromkeys(plan.in_place, "in place"))
+        kinds.update(dict.fromkeys(plan.copied, "copied"))
+        kinds.update(dict.fromkeys((*plan.keyed, *plan.scalars), "key"))
+        kinds.update(dict.fromkeys(plan.updates.positions if plan.updates else (), "updated"))
+    written = mutated_inputs(gm.graph, AliasFacts(gm.graph))
+    return tuple(
+        InputRecord(name, kinds.get(position, "as given"), position in written, _described(value))
+        for position, (name, value) in enumerate(zip(names, example_inputs, strict=True))
+    )
+
+
+def _described(value: object) -> str:
+    if not isinstance(value, torch.Tensor):
+        return str(value)
+    sizes = ", ".join(str(size) for size in value.shape)
+    return f"{str(value.dtype).removeprefix('torch.')}[{sizes}] {value.device}"
+
+
+def description(made: GraphRecord) -> str:
+    """The record as text, for the dumps: what becomes of the graph, and its inputs by class."""
+    rows = [(entry.name, entry.kind, "yes" if entry.mutated else "", entry.value) for entry in made.inputs]
+    parts = [
+        f"graph {made.number}: {made.fate}; kernels: {made.kernels_before} before the passes, {made.kernels_after} after",
+        tabulate(rows, headers=("input", "class", "mutated", "value"), tablefmt="simple"),
+        *(f"cannot be captured: {obstacle}" for obstacle in made.obstacles),
+    ]
+    return "\n\n".join(parts) + "\n"

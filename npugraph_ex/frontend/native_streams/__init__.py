@@ -1,0 +1,1 @@
+"""Native `torch.npu` streams and events in traced graphs, turned into scopes and events of the graph."""

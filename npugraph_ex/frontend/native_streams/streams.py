@@ -1,0 +1,231 @@
+"""Native `torch.npu` streams and events in a Dynamo graph become this library's scopes and tagged events, before AOT.
+
+Dynamo annotates each node with the stream of the `with` block around it and traces waits and records as operators that take
+numbers of stream and event objects. AOT would wrap those operators and move them; as scopes and events they keep their
+place. The stream that is current where the graph is called is the main one; each other stream object is one tag.
+
+Inside, the graph runs on streams of its own. To the code around it the user's objects mean what they mean in eager mode:
+the call comes after the work that their streams were given before, and work that they are given later comes after the call.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from npugraph_ex import _torch_private
+from npugraph_ex.errors import ScopeError
+from npugraph_ex.frontend.native_streams.calls import NativeObjects, around, as_traced, identity
+from npugraph_ex.frontend.native_streams.nodes import (
+    annotated,
+    has_work,
+    is_context,
+    is_device_wide,
+    is_host_wait,
+    is_left_over,
+    is_query,
+    is_scope,
+    mentioned,
+    names_streams,
+    opens_scope,
+    streams,
+)
+from npugraph_ex.graph.source import source_line
+from npugraph_ex.graph.streams.labels import MAIN, STREAM
+from npugraph_ex.graph.streams.ops import ENTERS, EXITS, argument
+
+_ours = torch.ops.npugraph_ex
+
+
+@dataclass
+class _Lowering:
+    """The rewrite of one Dynamo graph."""
+
+    graph: fx.Graph
+    labels: dict[int, str] = field(default_factory=dict)
+    event_tags: dict[int, str] = field(default_factory=dict)
+    recorded: dict[int, None] = field(default_factory=dict)
+    awaited: dict[int, None] = field(default_factory=dict)
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def run(self) -> NativeObjects:
+        self._refuse_set_stream()
+        self._name_streams()
+        places = [(node, self._label_at(node)) for node in self.graph.nodes]
+        self._enclose(places)
+        for node in list(self.graph.nodes):
+            self._lower(node)
+        for node in reversed(list(self.graph.nodes)):
+            if is_left_over(node) and not node.users:
+                self.graph.erase_node(node)
+            elif annotated(node) is not None:  # or AOT would give the backward graph streams and events of its own
+                node.meta["custom"] = {key: value for key, value in node.meta["custom"].items() if key != "stream"}
+        given = tuple(number for number in self.labels if not _torch_private.was_made_while_tracing(number))
+        return NativeObjects(self.labels, given, tuple(self.recorded), tuple(self.awaited))
+
+    def _refuse_set_stream(self) -> None:
+        """`with torch.npu.stream(s)` leaves a `set_stream` to enter and one to leave; more are the user's own."""
+        enters = [node for node in self.graph.nodes if is_context(node, "set_stream")]
+        leaves = [node for node in enters if is_context(node.args[0], "current_stream")]
+        if len(enters) != 2 * len(leaves):
+            raise ScopeError(
+                f"{source_line(enters[0])}: torch.npu.set_stream inside compiled code changes the stream of code that is not "
+                "compiled with it; write `with torch.npu.stream(s):` instead"
+            )
+
+    def _name_streams(self) -> None:
+        """Give every stream that the graph mentions a label, equal streams the same."""
+        known = {identity(_torch_private.traced_object(_torch_private.CURRENT_STREAM)): MAIN}
+        for node in self.graph.nodes:
+            for number in mentioned(node):
+                stream = identity(_torch_private.traced_object(number))
+                self.labels[number] = known.setdefault(stream, f"torch.npu.Stream {len(known)}")
+
+    def _label_at(self, node: fx.Node) -> str:
+        """The stream on which a node stands: the one of its `with` block, or the one that it is about."""
+        if node.target is streams.wait_stream or is_host_wait(node):
+            return MAIN  # becomes events on several streams, each in a scope of its own
+        number: object = annotated(node)
+        if node.target in (streams.record_event, streams.wait_event):
+            number = node.args[1]
+        return self.labels.get(number, MAIN) if isinstance(number, int) else MAIN
+
+    def _enclose(self, places: Sequence[tuple[fx.Node, str]]) -> None:
+        """Enclose runs of nodes of one stream. A run ends where another scope begins or ends, so that all stay nested.
+
+        Of a native block and a scope that names a stream, the inner one holds.
+        """
+        current, outside = (
+            MAIN,
+            [""],
+        )  # of each open scope that names a stream: the stream of the native block around it
+        for node, label in places:
+            if node.op in ("placeholder", "get_attr") or is_left_over(node):
+                continue
+            wanted = MAIN if node.op == "output" or is_scope(node) or label == outside[-1] else label
+            if opens_scope(node):
+                outside.append(label if STREAM in argument(node, 0, "keys") else outside[-1])
+            elif is_scope(node) and len(outside) > 1:
+                outside.pop()
+            if wanted == current:
+                continue
+            with self.graph.inserting_before(node):
+                if current != MAIN:
+                    self.graph.call_function(EXITS[0])
+                if wanted != MAIN:
+                    self.graph.call_function(ENTERS[0], ([STREAM], [wanted]))
+            current = wanted
+
+    def _lower(self, node: fx.Node) -> None:
+        """Replace one operator on streams or events."""
+        arguments: Any = node.args
+        if node.target is streams.record_event:
+            self.recorded[arguments[0]] = None
+            self._replace(node, [(_ours.tagged_event_record, (self._tag(arguments[0]),))])
+        elif node.target is streams.wait_event:
+            if arguments[0] not in self.recorded:
+                self.awaited[arguments[0]] = None  # recorded before the call, if at all: see `around`
+                self._replace(node, [])
+            else:
+                self._replace(node, [(_ours.tagged_event_wait, (self._tag(arguments[0]),))])
+        elif node.target is streams.wait_stream:
+            waiting, awaited = (self.labels[number] for number in arguments)
+            self._order(node, [awaited], [waiting])
+        elif node.target is streams.record_stream:
+            self._replace(node, [(_ours.record_stream, (arguments[0], self.labels[arguments[1]]))])
+        elif is_host_wait(node):
+            self._synchronise(node)
+        elif is_query(node):
+            raise ScopeError(
+                f"{source_line(node)} asks whether a stream or event is done: inside compiled code no host is there to ask. "
+                "Move the query out of the compiled function"
+            )
+
+    def _synchronise(self, node: fx.Node) -> None:
+        """The host waits, and launches nothing until then: so everything after it comes after what it waits for."""
+        arguments: Any = node.args
+        everything = [MAIN, *dict.fromkeys(label for label in self.labels.values() if label != MAIN)]
+        if is_device_wide(node):
+            self._order(node, everything, everything)
+        elif node.target is streams.synchronize_stream:
+            self._order(node, [self.labels[arguments[0]]], everything)
+        elif arguments[0] in self.recorded:
+            calls = [self._on(label, _ours.tagged_event_wait, self._tag(arguments[0])) for label in everything]
+            self._replace(node, [call for group in calls for call in group])
+        else:
+            self.awaited[arguments[0]] = None
+            self._replace(node, [])
+
+    def _order(self, node: fx.Node, first: Sequence[str], then: Sequence[str]) -> None:
+        """Replace a node by events that make some streams wait for others."""
+        calls: list[tuple[Any, tuple[Any, ...]]] = []
+        tags = {label: f"{node.name} {next(self.numbers)}" for label in first}
+        for label, tag in tags.items():
+            calls += self._on(label, _ours.tagged_event_record, tag)
+        for label in then:
+            for other, tag in tags.items():
+                if other != label:
+                    calls += self._on(label, _ours.tagged_event_wait, tag)
+        self._replace(node, calls)
+
+    def _on(self, label: str, operator: Any, tag: str) -> list[tuple[Any, tuple[Any, ...]]]:
+        """One call on the stream of a label; the place in the graph is outside of the scopes that this pass makes."""
+        if label == MAIN:
+            return [(operator, (tag,))]
+        return [(ENTERS[0], ([STREAM], [label])), (operator, (tag,)), (EXITS[0], ())]
+
+    def _tag(self, number: int) -> str:
+        """The tag of an event object."""
+        event = _torch_private.traced_object(number)
+        return self.event_tags.setdefault(id(event), f"torch.npu.Event {len(self.event_tags) + 1}")
+
+    def _replace(self, node: fx.Node, calls: Sequence[tuple[Any, tuple[Any, ...]]]) -> None:
+        for user in list(node.users):  # nobody uses a result that is always None, but for what Dynamo itself left over
+            self.graph.erase_node(user)
+        with self.graph.inserting_before(node):
+            for target, args in calls:
+                new = self.graph.call_function(target, args)
+                new.meta = {key: value for key, value in node.meta.items() if key not in {"val", "example_value"}}
+        self.graph.erase_node(node)
+
+
+def lower(gm: fx.GraphModule) -> Callable[[Callable[..., Any]], Callable[..., Any]] | None:
+    """Rewrite a Dynamo graph in place.
+
+    Returns:
+        What to put around the compiled graph, see `around`; None where the graph uses no native stream and no event.
+
+    Raises:
+        ScopeError: the graph does what has no meaning inside compiled code: ask whether a stream is done, or set it for good.
+    """
+    if not names_streams(gm.graph):
+        return None
+    original = fx.GraphModule(gm, copy.deepcopy(gm.graph))
+    objects = _Lowering(gm.graph).run()
+    gm.graph.lint()
+    gm.recompile()
+    return partial(around, original=original, objects=objects)
+
+
+def kept(gm: fx.GraphModule) -> Callable[..., Any]:
+    """A Dynamo graph as it is now, operator by operator; a copy where `lower` would rewrite it."""
+    return as_traced(fx.GraphModule(gm, copy.deepcopy(gm.graph))) if names_streams(gm.graph) else gm
+
+
+def on_the_host(gm: fx.GraphModule) -> Callable[..., Any] | None:
+    """What runs a Dynamo graph that computes nothing and only sets, records or awaits: the host itself, as in eager mode.
+
+    Around a graph break Dynamo compiles the inside of `with torch.npu.stream(s):` as graphs of their own, one of which sets
+    the stream of the code that follows.
+
+    Returns:
+        A function of the graph's inputs; None where there is something to compile.
+    """
+    return as_traced(gm.forward) if names_streams(gm.graph) and not has_work(gm.graph) else None

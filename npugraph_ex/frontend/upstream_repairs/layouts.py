@@ -1,0 +1,95 @@
+"""Keeps the strides of what a program writes in place, which AOT's functionalization loses (pytorch#186328, #133512).
+
+AOT traces `v.add_(1)` as a new value `v + 1` that takes the place of the old one. Where eager mode keeps the strides of `v`
+and the new value has others (`out=` of another layout, memory with gaps), results would come out with those, and
+`as_strided` would read other elements. So the calls of a Dynamo graph that may write are run under a mode which lays such
+a value out like the old one; the passes turn that copy into a write of the old one's memory.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial, wraps
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from npugraph_ex import _torch_private
+from npugraph_ex.graph.metadata import same_numbers
+from npugraph_ex.graph.operators import named_arguments
+
+
+class KeepLayouts(TorchDispatchMode):
+    """While AOT traces under it, a tensor that an operator writes keeps its strides."""
+
+    supports_higher_order_operators = True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run one operator, then mend what it wrote."""
+        del types
+        named = kwargs or {}
+        written = list(_written(func, args, named))
+        before = [_torch_private.functional_value(tensor) for tensor in written]
+        result = func(*args, **named)
+        for tensor, old in zip(written, before, strict=True):
+            new = _torch_private.functional_value(tensor)
+            if old is None or new is None or same_numbers(old.stride(), new.stride()):
+                continue
+            if same_numbers(old.size(), new.size()) and old.dtype == new.dtype:
+                _torch_private.replace_functional_value(tensor, partial(torch.ops.aten.copy.default, old, new))
+        return result
+
+
+def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterable[torch.Tensor]:
+    """The tensors whose elements a call writes; not those of which it changes what they are, as `resize_` does."""
+    if not isinstance(func, OpOverload) or torch.Tag.inplace_view in func.tags:
+        return ()
+    arguments = _torch_private.schema(func).arguments
+    names = [argument.name for argument in arguments if argument.alias_info and argument.alias_info.is_write]
+    given = named_arguments(func, args, kwargs) if names else {}
+    leaves = pytree.tree_leaves([given.get(name) for name in names])
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def keep(gm: fx.GraphModule) -> None:
+    """Let the calls of a Dynamo graph that may write in place run under `KeepLayouts`, in place."""
+    for node in gm.graph.nodes:
+        if node.op == "call_method" and _may_write(node, str(node.target)) and hasattr(torch.Tensor, str(node.target)):
+            node.op, node.target = "call_function", _keeping(getattr(torch.Tensor, str(node.target)))
+        elif node.op == "call_function" and _may_write(node, getattr(node.target, "__name__", "")):
+            node.target = _keeping(node.target)
+    gm.recompile()
+
+
+_ASSIGN = frozenset(
+    {operator.setitem} | {getattr(operator, f"i{name}") for name in ("add", "sub", "mul", "truediv", "floordiv", "mod")}
+    | {getattr(operator, f"i{name}") for name in ("pow", "and", "or", "xor", "lshift", "rshift", "matmul")}
+)  # fmt: skip
+
+
+def _may_write(node: fx.Node, name: str) -> bool:
+    """Whether a call looks as if it wrote an argument: `add_`, `out=`, `relu(x, True)`, `x[0] = y`, a mutating operator."""
+    if isinstance(node.target, OpOverload):
+        return bool(_torch_private.schema(node.target).is_mutable)
+    return (
+        (name.endswith("_") and not name.endswith("__"))
+        or node.target in _ASSIGN
+        or node.kwargs.get("out") is not None
+        or any(value is True for value in (*node.args, node.kwargs.get("inplace")))
+    )
+
+
+def _keeping(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)  # so that the graph's code can be printed
+    def keeping(*args: Any, **kwargs: Any) -> Any:
+        with KeepLayouts():  # type: ignore[no-untyped-call]  # torch left its constructor untyped
+            return function(*args, **kwargs)
+
+    return keeping

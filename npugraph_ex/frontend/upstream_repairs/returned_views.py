@@ -1,0 +1,111 @@
+"""Returns what lies in a written input as a view of that input, where AOT returns a view of the value copied into it.
+
+For `x.add_(1); return x[1:]` AOT's graph computes `y = x + 1`, ends with `copy_(x, y)` and returns `y[1:]`. AOT's wrapper
+then hands out a view of `x` with the offset and strides of `y[1:]`, which are those of other memory. Where `x` begins in
+the middle of its storage and a size is symbolic, or inputs alias each other, that is other elements, in `aot_eager` too.
+
+Here the view is taken of the input, after the copy. Its offset and strides are right by construction, wherever the input
+of a call begins; and `y` is no output any more, so that it can be computed in the input's own memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from npugraph_ex import _torch_private
+from npugraph_ex.errors import GraphVerificationError
+from npugraph_ex.graph.memory.aliases import is_view, output_values, tensor_leaves
+from npugraph_ex.graph.metadata import derive, fake_mode_of
+
+_copy = torch.ops.aten.copy_.default
+
+
+def restore(graph: fx.Graph) -> None:
+    """Let ``graph`` return views of its inputs as such, in place, and let AOT make no others of them.
+
+    Args:
+        graph: as AOT gives it while it can be asked for its metadata, with fake tensors in ``meta["val"]``.
+    """
+    homes = _torch_private.outputs_in_inputs(graph)
+    if not homes:
+        return
+    _return_views_of_written_inputs(graph, homes)
+    _torch_private.replay_no_views_of_bases(graph)
+    inputs, values = graph.find_nodes(op="placeholder"), output_values(graph)
+    reinterpreted = [position for position, home in homes.items() if _is_reinterpreted(values[position], inputs[home])]
+    _torch_private.hand_out_as_they_are(graph, reinterpreted)
+
+
+def _return_views_of_written_inputs(graph: fx.Graph, homes: Mapping[int, int]) -> None:
+    output = graph.output_node()
+    inputs = graph.find_nodes(op="placeholder")
+    written = {copy.args[0]: _Written(copy) for copy in graph.find_nodes(op="call_function", target=_copy)}
+    values: list[Any] = output_values(graph)
+    for position, home in homes.items():
+        value, place = values[position], written.get(inputs[home])
+        chain = place.chain(value) if place is not None else None
+        if place is None or chain is None:
+            continue
+        with graph.inserting_before(output):
+            values[position] = place.view(chain) or value
+        output.args = (values,)
+        for view in reversed(chain):
+            if not view.users:
+                graph.erase_node(view)
+
+
+class _Written:
+    """An input into which the graph copies a value in the end.
+
+    Args:
+        copy: that copy, which gives the input as it is from then on.
+    """
+
+    def __init__(self, copy: fx.Node) -> None:
+        self._value = copy.args[1]
+        self._of_input: dict[object, fx.Node] = {
+            self._value: copy
+        }  # by views of the value, the same views of the input
+
+    def chain(self, value: object) -> list[fx.Node] | None:
+        """The views that lead from what is copied to ``value``, first to last; None where they do not."""
+        found: list[fx.Node] = []
+        while value is not self._value:
+            if not isinstance(value, fx.Node) or value.op != "call_function" or not value.args or not is_view(value):
+                return None
+            found.append(value)
+            value = value.args[0]
+        return found[::-1]
+
+    def view(self, chain: list[fx.Node]) -> fx.Node | None:
+        """Take the views of ``chain`` of the input, those that were not taken before; None where it has no such view.
+
+        The value may be laid out otherwise than the input, so that `reshape` is a view of the one and copies the other.
+        """
+        result = self._of_input[self._value]
+        for view in chain:
+            if view not in self._of_input:
+                result = view.graph.node_copy(view, lambda node: self._of_input.get(node, node))
+                try:
+                    result.meta["val"] = derive(result, fake_mode_of(view.graph))
+                except GraphVerificationError:
+                    view.graph.erase_node(result)
+                    return None
+                self._of_input[view] = result
+            result = self._of_input[view]
+        return result
+
+
+def _is_reinterpreted(value: object, home: fx.Node) -> bool:
+    """Whether an output lies in an input, but offset and strides, by which AOT makes it anew, do not say what it is."""
+    if not isinstance(value, fx.Node):
+        return False
+    (there,), (here,) = tensor_leaves(value), tensor_leaves(home)
+    if _torch_private.storage_key(there) != _torch_private.storage_key(here):
+        return False
+    kinds = [(tensor.dtype, tensor.is_conj(), tensor.is_neg()) for tensor in (there, here)]
+    return kinds[0] != kinds[1]

@@ -1,0 +1,247 @@
+"""The one place that knows which bytes the nodes of a graph lie in, which they read and which they write.
+
+Two sources are joined: storage, offset and strides of the fake tensors in ``node.meta["val"]``, and what operator schemas
+declare (``Tensor(a)``). Where neither knows, memory is assumed to overlap and an operator is assumed to write its inputs.
+
+Every pass asks here and keeps no idea of its own:
+
+* which bytes: ``AliasFacts.regions(node)``, ``reads(node)``, ``writes(node)``, as `Region` (storage, first byte, end);
+* whether a write to one value may be seen through another: ``is_written``, ``touches``, `Region.overlaps`;
+* whether two values lie in one storage, which callers can see even where no byte is common: ``share_storage``.
+
+`memory.py` puts these facts in the order of the graph, for passes that move values into other memory.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from npugraph_ex import _torch_private
+from npugraph_ex.graph.collectives import communicates
+from npugraph_ex.graph.memory.regions import UNKNOWN, Region, Union
+from npugraph_ex.graph.operators import (
+    counts_from_the_storage,
+    is_view,
+    may_alias,
+    named_arguments,
+    read_by,
+    schema_of,
+    tensor_leaves,
+    written_by,
+)
+
+__all__ = [
+    "AliasFacts",
+    "communicates",
+    "counts_from_the_storage",
+    "inputs_left_behind",
+    "is_view",
+    "mutated_inputs",
+    "named_arguments",
+    "output_values",
+    "read_by",
+    "schema_of",
+    "tensor_leaves",
+    "written_by",
+]
+
+
+def output_values(graph: fx.Graph) -> list[object]:
+    """The graph's outputs in order, flat: nodes, and constants where an output is one."""
+    output = next(iter(graph.find_nodes(op="output")))
+    return list(pytree.tree_leaves(output.args[0], is_leaf=lambda leaf: leaf is None))
+
+
+class _Place(NamedTuple):
+    """Where a node's value lies; the value is kept, so that no other gets its identity."""
+
+    value: object
+    regions: tuple[Region, ...]
+    storages: Mapping[int, int | torch.SymInt]
+
+    @classmethod
+    def of(cls, value: object, leaves: Sequence[torch.Tensor]) -> _Place:
+        roots = [_torch_private.storage_key(leaf) for leaf in leaves]
+        storages = {root: leaf.untyped_storage().nbytes() for root, leaf in zip(roots, leaves, strict=True)}
+        return cls(value, tuple(map(Region.of, leaves, roots)), storages)
+
+
+_PLACES: ContextVar[dict[int, _Place] | None] = ContextVar("places", default=None)
+
+
+@contextmanager
+def places_remembered() -> Iterator[None]:
+    """In the block, where a value lies is looked up once, however often ``AliasFacts`` are built.
+
+    Whoever edits a value in place says so by ``forget_place``.
+    """
+    token = _PLACES.set({})
+    try:
+        yield
+    finally:
+        _PLACES.reset(token)
+
+
+def forget_place(value: object) -> None:
+    """Look up anew where ``value`` lies: an operator such as `set_` has moved it."""
+    remembered = _PLACES.get()
+    if remembered is not None:
+        remembered.pop(id(value), None)
+
+
+class AliasFacts:
+    """Memory, reads and writes of one graph, as it is now. Build it anew after the graph was edited.
+
+    Args:
+        graph: its nodes carry fake tensors in ``meta["val"]``.
+
+    Attributes:
+        writers: the nodes that write memory, in graph order.
+    """
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._parent: dict[int, int] = {}  # storages that schemas declare to be one, though their tensors do not say so
+        self._regions: dict[fx.Node, tuple[Region, ...]] = {}
+        self._bytes: dict[int, int | torch.SymInt] = {}
+        remembered = _PLACES.get()
+        self._places: dict[int, _Place] = {} if remembered is None else remembered
+        self.writers: list[fx.Node] = []
+        for node in graph.nodes:
+            self.add(node)
+            if node.op != "placeholder" and written_by(node):
+                self.writers.append(node)
+        self._written = Union(region for writer in self.writers for region in self.writes(writer))
+
+    def add(self, node: fx.Node) -> None:
+        """Take in a node that was inserted since, which writes nothing and whose arguments are known."""
+        self._regions[node] = self._lies_in(node)
+        self._join_declared_aliases(node)
+
+    def __contains__(self, node: fx.Node) -> bool:
+        """Whether ``node`` was in the graph when it was looked at."""
+        return node in self._regions
+
+    def regions(self, node: fx.Node) -> tuple[Region, ...]:
+        """Where the tensors of ``node`` lie, one region for each, in order. Equal roots mean one memory."""
+        regions = self._regions[node]
+        if not self._parent or not regions:
+            return regions
+        # Offsets in storages that were joined mean different things, so bytes are not told apart there.
+        roots = [self._find(region.root) for region in regions]
+        return tuple(
+            Region(root) if root in self._parent else region for root, region in zip(roots, regions, strict=True)
+        )
+
+    def roots(self, node: fx.Node) -> frozenset[int]:
+        """Names of the memory that the tensors of ``node`` lie in; equal names mean shared memory."""
+        return frozenset([region.root for region in self.regions(node)])
+
+    def reads(self, node: fx.Node) -> tuple[Region, ...]:
+        """The bytes that ``node`` may read."""
+        return tuple(region for argument in read_by(node) for region in self.regions(argument))
+
+    def writes(self, node: fx.Node) -> tuple[Region, ...]:
+        """The bytes that ``node`` may write, besides those of new memory that it returns."""
+        return tuple(region for argument in written_by(node) for region in self.regions(argument))
+
+    def share_storage(self, first: fx.Node, second: fx.Node) -> bool:
+        """Whether the two may lie in one storage, if only in different bytes of it."""
+        left, right = self.roots(first), self.roots(second)
+        if not left or not right:
+            return False
+        return UNKNOWN in left or UNKNOWN in right or not left.isdisjoint(right)
+
+    def is_written(self, node: fx.Node) -> bool:
+        """Whether anything in the graph may write bytes of ``node``."""
+        return any(self._written.overlaps(region) for region in self.regions(node))
+
+    def storage_bytes(self, root: int) -> int | torch.SymInt | None:
+        """How large the storage named ``root`` is; None where nothing is known of it."""
+        return self._bytes.get(root)
+
+    def writers_between(self, first: fx.Node, last: fx.Node) -> list[fx.Node]:
+        """The writers strictly after ``first`` and strictly before ``last``, in graph order."""
+        start = bisect_left(self.writers, first)
+        stop = bisect_left(self.writers, last)
+        return [writer for writer in self.writers[start:stop] if writer is not first]
+
+    def touches(self, writer: fx.Node, nodes: Iterable[fx.Node]) -> fx.Node | None:
+        """The first of ``nodes`` whose bytes ``writer`` may write."""
+        written = self.writes(writer)
+        return next(
+            (
+                node
+                for node in nodes
+                if any(region.overlaps(other) for region in self.regions(node) for other in written)
+            ),
+            None,
+        )
+
+    def _lies_in(self, node: fx.Node) -> tuple[Region, ...]:
+        if "val" not in node.meta:
+            return (Region(UNKNOWN),) if node.op not in ("output", "get_attr") else ()
+        value = node.meta["val"]
+        place = self._places.get(id(value))
+        if place is None or place.value is not value:
+            place = self._places[id(value)] = _Place.of(value, tensor_leaves(node))
+        self._bytes.update(place.storages)
+        return place.regions
+
+    def _join_declared_aliases(self, node: fx.Node) -> None:
+        for source in may_alias(node):
+            self._join(self._regions[node], self._regions[source])
+
+    def _join(self, left: tuple[Region, ...], right: tuple[Region, ...]) -> None:
+        if len(left) == len(right) == 1 and left[0].root == right[0].root:
+            return
+        storages = {self._find(region.root) for region in (*left, *right)}
+        if len(storages) < 2 or not left or not right:
+            return
+        head = UNKNOWN if UNKNOWN in storages else min(storages)
+        for storage in storages:
+            self._parent[storage] = head
+
+    def _find(self, storage: int) -> int:
+        parent = self._parent.get(storage, storage)
+        while parent != storage:
+            self._parent[storage] = self._parent[parent]
+            storage, parent = parent, self._parent[parent]
+        return storage
+
+
+def inputs_left_behind(graph: fx.Graph, facts: AliasFacts) -> frozenset[int]:
+    """The positions of the placeholders around which the graph uses memory that is not theirs, as `as_strided` can.
+
+    Where sizes are symbolic any `as_strided` may. So may one that counts from the beginning of the storage: where in it an
+    input begins is guarded by nobody, so that another call may bring one that begins elsewhere.
+    """
+    own = {region.root: (position, region) for position, region in _single_regions(graph, facts)}
+    beyond = set()
+    for node in graph.nodes:
+        strided = node.target is torch.ops.aten.as_strided.default
+        counting = counts_from_the_storage(node)
+        for region in facts.regions(node) if strided or is_view(node) else ():
+            position, mine = own.get(region.root, (-1, region))
+            if counting or not mine.covers(region) if region.is_exact and mine.is_exact else strided:
+                beyond.add(position)
+    return frozenset(beyond - {-1})
+
+
+def _single_regions(graph: fx.Graph, facts: AliasFacts) -> Iterator[tuple[int, Region]]:
+    for position, node in enumerate(graph.find_nodes(op="placeholder")):
+        for region in facts.regions(node):
+            yield position, region
+
+
+def mutated_inputs(graph: fx.Graph, facts: AliasFacts) -> frozenset[int]:
+    """The positions of the placeholders whose memory the graph writes."""
+    placeholders = graph.find_nodes(op="placeholder")
+    return frozenset(position for position, node in enumerate(placeholders) if facts.is_written(node))

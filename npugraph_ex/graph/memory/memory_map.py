@@ -1,0 +1,165 @@
+"""The reads and writes of a graph in their order, for passes that move values into other memory.
+
+`AliasFacts` says where each value lies. `MemoryMap` says who uses those bytes before and after a node. A pass that makes
+an operator write into another value's memory tells the map with `merge`, so that later questions see the new layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from heapq import merge
+from operator import attrgetter
+
+from torch import fx
+
+from npugraph_ex.graph.memory.aliases import AliasFacts, read_by, schema_of, written_by
+from npugraph_ex.graph.memory.history import Access, History
+from npugraph_ex.graph.memory.regions import EVERYWHERE, UNKNOWN, Region
+from npugraph_ex.graph.operators import returned_argument
+
+
+class MemoryMap:
+    """The memory of one graph and every access to it.
+
+    Args:
+        graph: its nodes carry fake tensors in ``meta["val"]``.
+
+    Attributes:
+        position: each node's place in the graph's order.
+    """
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._facts = AliasFacts(graph)
+        self.position = {node: index for index, node in enumerate(graph.nodes)}
+        self._shift: dict[int, tuple[int, int | None]] = {}  # merged root -> (root it went into, bytes to add if known)
+        self._same: dict[fx.Node, fx.Node] = {}  # node -> node of exactly the same bytes and layout
+        self._reads: dict[int, History] = {}
+        self._writes: dict[int, History] = {}
+        self.inputs = frozenset(
+            root
+            for op in ("placeholder", "get_attr")
+            for node in graph.find_nodes(op=op)
+            for root in self._facts.roots(node)
+        )
+        for node in graph.nodes:
+            self._note(node)
+            returned = returned_argument(node)
+            if returned is not None:
+                self._same[node] = returned
+
+    def _note(self, node: fx.Node) -> None:
+        for accesses, values in ((self._reads, read_by(node)), (self._writes, written_by(node))):
+            for value in values:
+                self._add(accesses, node, value)
+
+    def _add(self, accesses: dict[int, History], node: fx.Node, value: fx.Node) -> None:
+        for place in self.regions(value):
+            self._history(accesses, place.root).add(Access(self.position[node], node, value, place))
+
+    def _history(self, accesses: dict[int, History], root: int) -> History:
+        if root not in accesses:
+            accesses[root] = History(len(self.position))
+        return accesses[root]
+
+    def __contains__(self, node: fx.Node) -> bool:
+        """Whether ``node`` was in the graph when its memory was mapped."""
+        return node in self._facts
+
+    def regions(self, node: fx.Node) -> list[Region]:
+        """Where the tensors of ``node`` lie, one region for each."""
+        return [self._placed(region) for region in self._facts.regions(node)]
+
+    def region(self, node: fx.Node) -> Region | None:
+        """Where ``node`` lies, if it is one tensor in one known memory."""
+        regions = self.regions(node)
+        return regions[0] if len(regions) == 1 and regions[0].root != UNKNOWN else None
+
+    def is_input(self, node: fx.Node) -> bool:
+        """Whether ``node`` may lie in an input, as a whole or a part."""
+        return any(region.root in self.inputs for region in self.regions(node))
+
+    def _placed(self, region: Region) -> Region:
+        root, start, stop = region
+        while root in self._shift:
+            root, delta = self._shift[root]
+            if delta is None or stop == EVERYWHERE:
+                start, stop = 0, EVERYWHERE
+            else:
+                start, stop = start + delta, stop + delta
+        return Region(root, start, stop)
+
+    def is_same(self, first: fx.Node, second: fx.Node) -> bool:
+        """Whether two values of equal layout are known to be the very same bytes."""
+        if self._original(first) is self._original(second):
+            return True
+        here, there = self.region(first), self.region(second)
+        return here is not None and here == there and here.is_exact
+
+    def owns_memory(self, node: fx.Node) -> bool:
+        """Whether ``node`` is a whole allocation: made as one, or known to span all bytes of it."""
+        schema = schema_of(self._original(node))
+        if schema is not None and all(result.alias_info is None for result in schema.returns):
+            return True
+        place = self.region(node)
+        if place is None or place.start:
+            return False
+        size = self._facts.storage_bytes(place.root)
+        # Only numbers are compared: to ask whether a symbol is this number would put a guard on it.
+        return type(size) is int and place.stop == size
+
+    def leaves(self, place: Region) -> bool:
+        """Whether an output of the graph lies in bytes of ``place``."""
+        return any(access.node.op == "output" for access in self.reads_after(place, -1))
+
+    def _original(self, node: fx.Node) -> fx.Node:
+        passed = []
+        while node in self._same:
+            passed.append(node)
+            node = self._same[node]
+        self._same.update(
+            dict.fromkeys(passed[:-1], node)
+        )  # or chains of in-place operators are walked again and again
+        return node
+
+    def overlap(self, first: fx.Node, second: fx.Node) -> bool:
+        """Whether two values may have a byte in common; assumed where either's memory is unknown."""
+        others = self.regions(second)
+        return any(region.overlaps(other) for region in self.regions(first) for other in others)
+
+    def reads_after(self, place: Region, position: int) -> Iterator[Access]:
+        """Reads of bytes of ``place`` by nodes later than ``position``, in order."""
+        return self._after(self._reads, place, position)
+
+    def writes_after(self, place: Region, position: int) -> Iterator[Access]:
+        """Writes to bytes of ``place`` by nodes later than ``position``, in order."""
+        return self._after(self._writes, place, position)
+
+    def accesses(self, node: fx.Node) -> Iterator[Access]:
+        """Everything that reads or writes bytes in which ``node`` lies."""
+        for place in self.regions(node):
+            yield from self.reads_after(place, -1)
+            yield from self.writes_after(place, -1)
+
+    def _after(self, accesses: dict[int, History], place: Region, position: int) -> Iterator[Access]:
+        roots = list(accesses) if place.root == UNKNOWN else (place.root, UNKNOWN)
+        found = [accesses[root].after(place, position) for root in roots if root in accesses]
+        return merge(*found, key=attrgetter("position"))
+
+    def merge(self, value: fx.Node, target: fx.Node) -> None:
+        """Record that ``value`` now lies exactly where ``target`` lies, and all that lay in its memory goes with it."""
+        own, into = self.region(value), self.region(target)
+        if own is None or into is None:
+            raise ValueError(f"{value.name} or {target.name} has no single known memory")
+        known = own.is_exact and into.is_exact
+        self._shift[own.root] = (into.root, into.start - own.start if known else None)
+        self._same[value] = target
+        for accesses in (self._reads, self._writes):
+            if own.root in accesses:
+                history = self._history(accesses, into.root)
+                for access in accesses.pop(own.root):
+                    history.add(replace(access, place=self._placed(access.place)))
+
+    def wrote(self, node: fx.Node, value: fx.Node) -> None:
+        """Record that ``node``, which had no effect before, now writes ``value``'s memory."""
+        self._add(self._writes, node, value)

@@ -1,0 +1,194 @@
+"""Keeps ``node.meta["val"]`` true: compares metadata, and derives it anew for nodes that were added or changed.
+
+Fake execution happens under the graph's own fake mode, so symbolic shapes stay symbolic.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils import _pytree as pytree
+
+from npugraph_ex import _torch_private
+from npugraph_ex.errors import GraphVerificationError
+from npugraph_ex.graph.memory.aliases import forget_place
+from npugraph_ex.graph.operators import returned_argument, schema_of, tensor_leaves
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def fake_mode_of(graph: fx.Graph) -> FakeTensorMode | None:
+    """The fake mode that the graph's own metadata lives in; None for a graph without tensor metadata.
+
+    The graph's, not the ambient one: a caller may compile under a fake mode of its own.
+    """
+    for node in graph.nodes:
+        for leaf in tensor_leaves(node):
+            if isinstance(leaf, FakeTensor):
+                return leaf.fake_mode
+    return None
+
+
+def _same_number(left: object, right: object) -> bool:
+    """Whether two sizes are equal for every value of their symbols; adds no guard."""
+    if isinstance(left, int) and isinstance(right, int):
+        return left == right
+    if isinstance(left, torch.SymInt) and isinstance(right, torch.SymInt) and _is_one_expression(left, right):
+        return True
+    return statically_known_true(left == right)
+
+
+def _is_one_expression(left: torch.SymInt, right: torch.SymInt) -> bool:
+    """Whether two sizes are written alike, which is most often so and quickly seen."""
+    return left.node.shape_env is right.node.shape_env and bool(left.node.expr == right.node.expr)
+
+
+def same_numbers(left: Iterable[object], right: Iterable[object]) -> bool:
+    """Whether two shapes or strides are equal for every value of their symbols; adds no guard."""
+    left, right = list(left), list(right)
+    return len(left) == len(right) and all(map(_same_number, left, right))
+
+
+def difference(old: object, new: object) -> str | None:
+    """How ``new`` differs from ``old`` in kind, or what of tensors differs besides their elements; None when nothing does."""
+    if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
+        return _difference_of_tensors(old, new)
+    if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
+        if len(old) != len(new):
+            return f"{len(new)} values instead of {len(old)}"
+        parts = (difference(a, b) for a, b in zip(old, new, strict=True))
+        return next((part for part in parts if part), None)
+    if isinstance(old, (int, float, *_SYMBOLIC)) and isinstance(new, (int, float, *_SYMBOLIC)):
+        return None if _same_number(old, new) else f"{new} instead of {old}"
+    return None if type(old) is type(new) else f"a {type(new).__name__} instead of a {type(old).__name__}"
+
+
+def _difference_of_tensors(old: torch.Tensor, new: torch.Tensor) -> str | None:
+    if not same_numbers(old.shape, new.shape):
+        return f"shape {list(new.shape)} instead of {list(old.shape)}"
+    for name in ("dtype", "device", "layout"):
+        if getattr(old, name) != getattr(new, name):
+            return f"{name} {getattr(new, name)} instead of {getattr(old, name)}"
+    if old.layout == torch.strided and not same_numbers(old.stride(), new.stride()):
+        return f"strides {list(new.stride())} instead of {list(old.stride())}"
+    for name in ("is_conj", "is_neg"):  # lazily conjugated or negated: other elements in the same bytes
+        if getattr(old, name)() != getattr(new, name)():
+            return f"{name}() {getattr(new, name)()} instead of {getattr(old, name)()}"
+    return None
+
+
+def _value_of(node: fx.Node) -> Any:
+    if "val" not in node.meta:
+        raise GraphVerificationError(
+            f"Node {node.name} has no metadata (meta['val']) and none can be derived, because it is a {node.op}. "
+            "Set node.meta['val'] to a fake tensor when inserting such a node."
+        )
+    return node.meta["val"]
+
+
+def derive(node: fx.Node, mode: FakeTensorMode | None) -> Any:
+    """What ``node`` produces, by fake execution on the metadata of its arguments."""
+    args, kwargs = fx.map_arg((node.args, node.kwargs), _value_of)
+    if isinstance(node.target, OpOverload) and torch.Tag.inplace_view in node.target.tags:
+        for argument in node.all_input_nodes:
+            forget_place(argument.meta["val"])
+    try:
+        with _torch_private.fake_execution(mode, symbolic=getattr(mode, "shape_env", None) is not None):
+            if mode is not None and isinstance(node.target, OpOverload):
+                return _torch_private.run_meta_kernel(mode, node.target, args, kwargs)
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+    except Exception as error:
+        shown = pytree.tree_map(_described, (args, kwargs))
+        raise GraphVerificationError(
+            f"Node {node.name} calls {node.target} with arguments that it does not accept: {shown}: {error}"
+        ) from error
+
+
+def _described(value: object) -> object:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype}{list(value.shape)}"
+    return value
+
+
+def _can_be_derived(node: fx.Node) -> bool:
+    """False where fake execution would invent new unbacked symbols or needs a subgraph: the old value is kept."""
+    if node.op != "call_function" or "unbacked_bindings" in node.meta:
+        return False
+    return "val" not in node.meta or not isinstance(node.target, HigherOrderOperator)
+
+
+def shares_memory(node: fx.Node) -> bool:
+    """Whether a result of ``node`` lies in an argument's memory, so that it must follow a new argument."""
+    if node.target is operator.getitem:
+        return True
+    schema = schema_of(node)
+    return schema is not None and any(result.alias_info is not None for result in schema.returns)
+
+
+def _of_returned_argument(node: fx.Node, old: object) -> torch.Tensor | None:
+    """The value of a node that returns what it writes, where that is like what it returned before: nothing is run."""
+    argument = returned_argument(node)
+    value = argument.meta.get("val") if argument is not None else None
+    return value if isinstance(value, torch.Tensor) and old is not None and difference(old, value) is None else None
+
+
+def _lies_elsewhere(old: object, new: object) -> bool:
+    """Whether views of a value have to follow it: it is not the same place in the same storage."""
+    if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
+        return True
+    same = _torch_private.storage_key(old) == _torch_private.storage_key(new)
+    return not same or not _same_number(old.storage_offset(), new.storage_offset())
+
+
+def refresh(graph: fx.Graph, changed: Iterable[fx.Node], *, trusting: bool = False) -> None:
+    """Derive the metadata of ``changed`` nodes, and of nodes that follow from them, as far as it really changes.
+
+    Args:
+        graph: its nodes' ``meta["val"]`` is set.
+        changed: nodes that are new or were edited.
+        trusting: an operator that returns what it writes, like what it returned before, accepts its arguments.
+    """
+    stale = set(changed)
+    if not stale:
+        return
+    mode = fake_mode_of(graph)
+    for node in graph.nodes:
+        if node not in stale or not _can_be_derived(node):
+            continue
+        old = node.meta.get("val")
+        new = _of_returned_argument(node, old) if trusting else None
+        if new is None:
+            new = derive(node, mode)
+        moved = old is None or difference(old, new) is not None
+        node.meta["val"] = new
+        node.meta.pop("tensor_meta", None)
+        if moved or _lies_elsewhere(old, new):
+            stale.update(user for user in node.users if moved or shares_memory(user))
+
+
+def only_renamed(node: fx.Node, old_args: tuple[Any, ...], old_kwargs: Mapping[str, Any]) -> bool:
+    """Whether all that changed in a call is which nodes it takes, and these are like the old ones.
+
+    Then its metadata stays what it was, unless it lies in an argument's memory.
+    """
+    if shares_memory(node):
+        return False
+    new, shape = pytree.tree_flatten((node.args, dict(node.kwargs)))
+    old, old_shape = pytree.tree_flatten((old_args, dict(old_kwargs)))
+    return shape == old_shape and all(map(_alike, old, new))
+
+
+def _alike(old: object, new: object) -> bool:
+    if old is new:
+        return True
+    if not isinstance(old, fx.Node) or not isinstance(new, fx.Node):
+        return type(old) is type(new) and old == new
+    before, now = old.meta.get("val"), new.meta.get("val")
+    return before is not None and now is not None and difference(before, now) is None

@@ -1,0 +1,206 @@
+"""What one node does to memory, from its operator's schema and its own metadata: what it reads, writes and views.
+
+Facts of single nodes; `aliases` joins them to facts of a graph.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+
+from npugraph_ex import _torch_private
+from npugraph_ex.graph.collectives import awaited_by, fills_its_argument, is_wait
+from npugraph_ex.graph.undeclared import is_undeclared_out, writes_undeclared
+
+_NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def tensor_leaves(node: fx.Node) -> list[torch.Tensor]:
+    """The fake tensors that ``node`` produces."""
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if value is None or isinstance(value, _NUMBERS):
+        return []
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def schema_of(node: fx.Node) -> torch.FunctionSchema | None:
+    """The schema of the operator that ``node`` calls, if it calls an ATen-style one."""
+    return _torch_private.schema(node.target) if isinstance(node.target, OpOverload) else None
+
+
+def named_arguments(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What a call passes, by the names of the operator's schema; what it leaves out is not there."""
+    positional = [argument.name for argument in _torch_private.schema(target).arguments if not argument.kwarg_only]
+    return {**dict(zip(positional, args, strict=False)), **kwargs}
+
+
+def _nodes_in(value: object) -> Iterable[fx.Node]:
+    """The nodes in one argument, which may be a list."""
+    if isinstance(value, fx.Node):
+        return (value,)
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, fx.Node)]
+
+
+_ASK_FOR_THE_SHAPE = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in (
+        "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like",
+        "new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full",
+    )
+)  # fmt: skip
+"""Operators that want to know of a tensor how large it is, and not what is in it."""
+
+_OFFSET_OF_AS_STRIDED = 3  # its place among the arguments
+
+_OVERWRITE = frozenset({torch.ops.aten.copy, torch.ops.aten.copy_, torch.ops.aten.fill_, torch.ops.aten.zero_})
+"""Operators that do not read their first argument, which they overwrite or (`copy`) give a successor of the same layout."""
+
+
+def is_filled(overload: OpOverload, argument: torch.Argument) -> bool:
+    """Whether an argument is an ``out``: written as a whole, whatever it held.
+
+    Any operator may declare a keyword-only argument that it writes, such as a cache of which it changes some rows. Torch
+    and whoever else tags an operator says that it has an ``out``; torch_npu tags those with such a cache too.
+    """
+    named = overload.namespace != "npu" or overload._overloadname.startswith("out")
+    return (argument.is_out and named and torch.Tag.out in overload.tags) or is_undeclared_out(overload, argument)
+
+
+class _Slot(NamedTuple):
+    """A schema argument: its place among the positional ones, if it is one, and its name."""
+
+    position: int | None
+    name: str
+
+    def of(self, node: fx.Node) -> object:
+        """What ``node`` passes for it; None when it is left out."""
+        if self.position is not None and self.position < len(node.args):
+            return node.args[self.position]
+        return node.kwargs.get(self.name)
+
+
+class _Traits(NamedTuple):
+    """What a schema declares about memory, and what it ought to.
+
+    Attributes:
+        written: the arguments that are written.
+        aliased: the arguments that a result may lie in.
+        is_view: every result lies in an argument and nothing is written.
+        read: the arguments that are not merely filled; None where that is all of them.
+    """
+
+    written: tuple[_Slot, ...]
+    aliased: tuple[_Slot, ...]
+    is_view: bool
+    read: tuple[_Slot, ...] | None
+
+
+@functools.cache
+def _traits(overload: OpOverload) -> _Traits:
+    schema = _torch_private.schema(overload)
+    every = [
+        (_Slot(None if argument.kwarg_only else position, argument.name), argument)
+        for position, argument in enumerate(schema.arguments)
+    ]
+    slots = [(slot, argument.alias_info) for slot, argument in every if argument.alias_info is not None]
+    results = [result.alias_info for result in schema.returns]
+    # The alias set of a list result, ``Tensor(a)[]``, is not kept: it may be any argument's.
+    aliased = [
+        slot
+        for slot, info in slots
+        if any(result is not None and result.before_set in (set(), info.before_set) for result in results)
+    ]
+    is_view = bool(results) and None not in results and not schema.is_mutable
+    overwrites = overload.overloadpacket in _OVERWRITE
+    read = [
+        slot for slot, argument in every if not (is_filled(overload, argument) or (slot.position == 0 and overwrites))
+    ]
+    written = [slot for slot, info in slots if info.is_write]
+    kept_quiet = [slot for slot, argument in every if writes_undeclared(overload, argument)]
+    return _Traits(
+        (*written, *kept_quiet), (*aliased, *kept_quiet), is_view, tuple(read) if len(read) < len(every) else None
+    )
+
+
+def written_by(node: fx.Node) -> tuple[fx.Node, ...]:
+    """The argument nodes whose memory ``node`` writes, by its schema; all of them where there is no schema."""
+    if isinstance(node.target, OpOverload):
+        if fills_its_argument(node):
+            return tuple(node.all_input_nodes)
+        written = _traits(node.target).written
+        return tuple([source for slot in written for source in _nodes_in(slot.of(node))]) if written else ()
+    if node.op not in ("call_function", "call_method", "call_module"):
+        return ()
+    if node.target is operator.getitem or node.target in _torch_private.auto_functionalized_operators():
+        return ()
+    return tuple(argument for argument in node.all_input_nodes if tensor_leaves(argument))
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether ``node`` only names memory of its arguments: it starts no work and reads no element."""
+    if node.target is operator.getitem:
+        return True
+    if not isinstance(node.target, OpOverload) or not _traits(node.target).is_view:
+        return False
+    # `reshape` and `contiguous` declare an alias and may copy all the same: the tensors know.
+    sources = {_torch_private.storage_key(leaf) for source in node.all_input_nodes for leaf in tensor_leaves(source)}
+    return all([_torch_private.storage_key(leaf) in sources for leaf in tensor_leaves(node)])  # noqa: C419 - a list is faster
+
+
+def read_by(node: fx.Node) -> tuple[fx.Node, ...]:
+    """The argument nodes whose elements ``node`` may read: all of them, but none for a view, nor what it only fills."""
+    if not isinstance(node.target, OpOverload):
+        return () if node.target is operator.getitem else tuple(node.all_input_nodes)
+    if node.target.overloadpacket in _ASK_FOR_THE_SHAPE or is_view(node):
+        return ()
+    if is_wait(node):  # until here the collective has read its inputs
+        started = awaited_by(node)
+        return tuple(node.all_input_nodes) + (tuple(started.all_input_nodes) if started is not None else ())
+    slots = _traits(node.target).read
+    if slots is None:
+        return tuple(node.all_input_nodes)
+    return tuple(dict.fromkeys([source for slot in slots for source in _nodes_in(slot.of(node))]))
+
+
+@functools.cache
+def _returned(overload: OpOverload) -> _Slot | None:
+    """The argument that is written and is itself the one result; None for operators that change what a tensor is."""
+    schema = _torch_private.schema(overload)
+    if len(schema.returns) != 1 or torch.Tag.inplace_view in overload.tags:
+        return None
+    result = schema.returns[0].alias_info
+    if result is None or not result.is_write:
+        return None
+    return next((slot for slot in _traits(overload).written if slot in _traits(overload).aliased), None)
+
+
+def counts_from_the_storage(node: fx.Node) -> bool:
+    """Whether ``node`` is an `as_strided` that says where in the storage it begins, wherever in it its input does."""
+    return node.target is torch.ops.aten.as_strided.default and (
+        len(node.args) > _OFFSET_OF_AS_STRIDED or "storage_offset" in node.kwargs
+    )
+
+
+def returned_argument(node: fx.Node) -> fx.Node | None:
+    """The argument that ``node``, an in-place operator or one with an ``out``, writes and returns."""
+    slot = _returned(node.target) if isinstance(node.target, OpOverload) else None
+    argument = slot.of(node) if slot is not None else None
+    return argument if isinstance(argument, fx.Node) else None
+
+
+def may_alias(node: fx.Node) -> list[fx.Node]:
+    """The argument nodes in whose memory a result of ``node`` may lie, by its schema."""
+    if not isinstance(node.target, OpOverload):
+        return []
+    if is_wait(node) or fills_its_argument(node):
+        return list(node.all_input_nodes)
+    return [source for slot in _traits(node.target).aliased for source in _nodes_in(slot.of(node))]

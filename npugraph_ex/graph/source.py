@@ -1,0 +1,20 @@
+"""The line of the user's code that a node comes from."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from torch import fx
+
+_THIS_LIBRARY = f"{Path(__file__).parents[1]}{os.sep}"
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+
+
+def source_line(node: fx.Node) -> str:
+    """``file:line`` of the user code that ``node`` came from; empty when the graph does not know."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    users = [frame for frame in frames if not frame[0].startswith(_THIS_LIBRARY)]
+    file, line = (users or frames or [("", "")])[-1]
+    return f"{file}:{line}" if file else ""

@@ -1,0 +1,71 @@
+"""What a pass is, and what it is given. Not what any pass does, and not how passes are run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from npugraph_ex.config.options import Options
+from npugraph_ex.report.passes import ReportBuilder
+
+
+@dataclass(frozen=True)
+class PassContext:
+    """What every pass may ask for.
+
+    Attributes:
+        options: the validated compile options.
+        example_inputs: the graph's inputs, fake or real, in the order of its placeholders.
+        report: where a pass says what it did.
+        config: what a user's pass receives as its third argument; the options when the caller gave nothing else.
+        vector_cores: how many the device has; None where there is none, or where nobody asked.
+    """
+
+    options: Options
+    example_inputs: Sequence[Any]
+    report: ReportBuilder = field(default_factory=ReportBuilder)
+    config: object = None
+    vector_cores: int | None = None
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A named rewrite of a graph, in place.
+
+    A pass edits ``gm.graph`` and returns nothing. The pipeline, not the pass, dumps, times, lints, recompiles,
+    refreshes metadata and verifies.
+
+    Attributes:
+        name: unique in a pipeline; appears in reports, dumps and errors.
+        run: the rewrite.
+        option: the name of the option that switches it on; None when it always runs.
+        recoverable: whether the graph is still right without it, so that a failure is undone and reported instead
+            of raised. Never true of a user's pass: the user must learn of it.
+        by_user: whether the user's own function runs, which may call the module or print its code.
+        replaces_collectives: whether it may put other collectives in the place of some, on the user's word that all
+            processes do the same.
+    """
+
+    name: str
+    run: Callable[[fx.GraphModule, PassContext], None]
+    option: str | None = None
+    recoverable: bool = True
+    by_user: bool = False
+    replaces_collectives: bool = False
+
+    def enabled(self, context: PassContext) -> bool:
+        """Whether the options switch this pass on."""
+        return self.option is None or bool(getattr(context.options, self.option))
+
+
+def user_pass(option: str) -> Pass:
+    """The pass that calls the function which the user put into ``option``: ``fn(gm, example_inputs, config)``."""
+
+    def run(gm: fx.GraphModule, context: PassContext) -> None:
+        function = getattr(context.options, option)
+        function(gm, context.example_inputs, context.config)
+
+    return Pass(option, run, option=option, recoverable=False, by_user=True, replaces_collectives=True)

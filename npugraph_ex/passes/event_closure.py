@@ -1,0 +1,103 @@
+"""Closes the events of a graph: every side stream begins after something, and everything is over before the results are.
+
+* A side stream whose first node waits for nothing is made to wait for what stands before it on the main stream: the fork.
+  Without one its work would not belong to a capture.
+* Before the results, the main stream waits for every stream whose work it does not yet know to be over: the join. It
+  comes before the copies that write mutated inputs back, because any stream may still read those inputs.
+
+What is already ordered gets no event. The nodes that this inserts carry `meta["event_closure"]`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from npugraph_ex.graph.streams.events import (
+    MAIN,
+    MARK,
+    awaited,
+    computes,
+    insert_record,
+    insert_wait,
+    is_record,
+    is_wait,
+    orders_streams,
+    priorities,
+    stream_of,
+)
+from npugraph_ex.graph.streams.order import Clocks, Moment
+from npugraph_ex.passes.base import PassContext
+
+
+def run(gm: fx.GraphModule, context: PassContext) -> None:
+    """Insert the forks and the join that `gm.graph` lacks."""
+    del context
+    sides = list(priorities(gm.graph))
+    if sides:
+        _fork(gm.graph)
+        _join(gm.graph, sides)
+
+
+def _fork(graph: fx.Graph) -> None:
+    """Make each side stream begin with a wait."""
+    begun = {MAIN}
+    for node in list(graph.nodes):
+        label = stream_of(node)
+        if label in begun or not (computes(node) or orders_streams(node)):
+            continue
+        begun.add(label)
+        if is_wait(node):
+            continue
+        wait = insert_wait(graph, node, label, [])
+        record = insert_record(graph, wait.prev, MAIN)
+        wait.args = ([record],)
+        wait.meta[MARK] = record.meta[MARK] = True
+
+
+def _join(graph: fx.Graph, sides: list[str]) -> None:
+    """Make the main stream wait for all others before results are written to inputs or handed out."""
+    end = epilogue(graph)
+    clocks = known_before(graph, end)
+    late = [label for label in sides if not clocks.knows(MAIN, clocks.now(label))]
+    if not late:
+        return
+    wait = insert_wait(graph, end, MAIN, [])
+    wait.args = ([insert_record(graph, wait.prev, label) for label in late],)
+    for node in (wait, *awaited(wait)):
+        node.meta[MARK] = True
+
+
+def epilogue(graph: fx.Graph) -> fx.Node:
+    """The first of the copies into inputs with which the graph ends on the main stream; the output where there is none."""
+    end: fx.Node = next(iter(graph.find_nodes(op="output")))
+    node = end.prev
+    while node.op == "call_function" and stream_of(node) == MAIN and not orders_streams(node):
+        if _writes_back(node):
+            end = node
+        elif computes(node):
+            break
+        node = node.prev
+    return end
+
+
+def _writes_back(node: fx.Node) -> bool:
+    target = node.args[0] if node.args else None
+    return node.target is torch.ops.aten.copy_.default and isinstance(target, fx.Node) and target.op == "placeholder"
+
+
+def known_before(graph: fx.Graph, end: fx.Node) -> Clocks:
+    """What each stream knows to be over when the walk through `graph` comes to `end`."""
+    clocks = Clocks()
+    recorded: dict[fx.Node, Moment] = {}
+    for node in graph.nodes:
+        if node is end:
+            break
+        if is_record(node):
+            recorded[node] = clocks.now(stream_of(node))
+        elif is_wait(node):
+            for event in awaited(node):
+                clocks.learn(stream_of(node), recorded[event].clock)
+        elif computes(node):
+            clocks.step(stream_of(node))
+    return clocks

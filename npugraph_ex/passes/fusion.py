@@ -1,0 +1,64 @@
+"""The fusion passes: which rules a graph is offered, and the numeric check of each rule where the option asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import fx
+
+from npugraph_ex.errors import GraphVerificationError
+from npugraph_ex.fusion.engine import Application, training_rules
+from npugraph_ex.fusion.registry import USER_RULES
+from npugraph_ex.fusion.rule import PreparedRule
+from npugraph_ex.fusion.rules import chosen_rules
+from npugraph_ex.graph.snapshot import Snapshot
+from npugraph_ex.passes.base import PassContext
+from npugraph_ex.passes.numerics import NumericCheck
+from npugraph_ex.report.passes import NearMiss
+
+
+def run(gm: fx.GraphModule, context: PassContext) -> None:
+    """The pass: apply the registered rules and the built-in ones that the options switch on to ``gm.graph``."""
+    switches = context.options.fusion_rules or {}
+    registered = USER_RULES.snapshot()
+    rules = (*(rule for rule in registered if not rule.training), *chosen_rules(switches))
+    application = _run(gm, context, rules)
+    known = {rule.rule.name for rule in rules} | context.report.rule_names()
+    for rule in registered:
+        if rule.rule.name not in known:
+            context.report.add_rule(rule.rule.name, "it is for training, and this graph has no backward")
+    application.explain(gm.graph)
+
+
+def run_on_joint_graph(gm: fx.GraphModule, context: PassContext) -> None:
+    """The pass over a joint graph of forward and backward: apply the registered rules whose pattern holds a backward."""
+    _run(gm, context, training_rules())
+
+
+def _run(gm: fx.GraphModule, context: PassContext, rules: Sequence[PreparedRule]) -> Application:
+    application = Application(context.report, context.options.fusion_rules or {}, context.options.mode)
+    if context.options.check_numerics:
+        _apply_checked(gm, rules, application)
+    else:
+        application.apply(gm.graph, rules)
+    return application
+
+
+def _apply_checked(gm: fx.GraphModule, rules: Sequence[PreparedRule], application: Application) -> None:
+    """Apply one rule after the other and compare the graph's values after each; a rule that changes them is undone."""
+    values = NumericCheck(gm)
+    for rule in rules:
+        name, report = rule.rule.name, application.report
+        before, mark, earlier = Snapshot(gm), report.mark(), len(report.fusions_of(rule.rule.name))
+        application.apply(gm.graph, (rule,))
+        if not before.differs(gm):
+            continue
+        try:
+            values.check(gm, f"fusion, by rule {name}")
+        except GraphVerificationError as error:
+            undone = report.fusions_of(name)[earlier:]
+            before.restore(gm)
+            report.reset(mark)
+            application.give_up(rule, str(error))
+            for fusion in undone:
+                report.add_near_miss(NearMiss(name, fusion.replaced[-1], str(error), fusion.source), (3, 0))

@@ -1,0 +1,94 @@
+"""What is known of each compiled graph: its inputs by class, what the passes did, why it may not be captured.
+
+A record is made once, when the graph is compiled; replays never touch it. Captures, which come later, name the graph
+by its number: see `captures.py`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from npugraph_ex.report.passes import PassReport
+
+InputClass = Literal["in place", "copied", "key", "updated", "as given"]
+Fate = Literal["captured", "force_eager", "dumped", "not capturable", "nothing to run"]
+
+_KEPT = 1000
+
+
+@dataclass(frozen=True)
+class InputRecord:
+    """One input of a compiled graph.
+
+    Attributes:
+        name: what the user calls it, where Dynamo knows.
+        kind: "in place" (read and written at the caller's address), "copied" into the graph's own buffer before each
+            replay, "key" (a number that a capture bakes in), "updated" (given to captured kernels anew), "as given" where nothing
+            is captured.
+        mutated: the graph writes it.
+        value: dtype, shape and device of a tensor; the value or the symbol of a number.
+    """
+
+    name: str
+    kind: InputClass
+    mutated: bool
+    value: str
+
+
+@dataclass(frozen=True)
+class GraphRecord:
+    """One compiled graph.
+
+    Attributes:
+        number: counts the compiled graphs of this process from 1.
+        fate: what a call of the graph does, and if it does not replay a capture, why.
+        inputs: in the order of the graph's placeholders.
+        report: what passes and fusion rules did.
+        kernels_before: operators that launch something, in the graph as AOT made it.
+        kernels_after: the same after all passes.
+        obstacles: operations that keep the graph from being captured, each with its source line.
+        options: those that are not at their default, by name, as text.
+    """
+
+    number: int
+    fate: Fate
+    inputs: tuple[InputRecord, ...]
+    report: PassReport
+    kernels_before: int
+    kernels_after: int
+    obstacles: tuple[str, ...] = ()
+    options: tuple[tuple[str, str], ...] = ()
+
+
+_records: deque[GraphRecord] = deque(maxlen=_KEPT)
+_numbers = itertools.count(1)
+
+
+def next_number() -> int:
+    """The number of the graph that is about to be compiled."""
+    return next(_numbers)
+
+
+def publish(record: GraphRecord) -> None:
+    """Add a graph to the record."""
+    _records.append(record)
+
+
+def refused(number: int, why: str) -> None:
+    """Note that the device refused to capture a graph, which then runs operator by operator."""
+    for position, record in enumerate(_records):
+        if record.number == number:
+            _records[position] = replace(record, fate="not capturable", obstacles=(*record.obstacles, why))
+
+
+def graphs_so_far() -> int:
+    """The number of the latest compiled graph: a mark for ``graph_records(after=...)``."""
+    return _records[-1].number if _records else 0
+
+
+def graph_records(*, after: int = 0) -> tuple[GraphRecord, ...]:
+    """The graphs numbered above ``after``, oldest first, of which the latest 1000 are kept."""
+    return tuple(record for record in _records if record.number > after)

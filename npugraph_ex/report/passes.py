@@ -1,0 +1,224 @@
+"""The pass report: what each pass and each fusion rule did to one graph, why a rule did not apply, and the stream check.
+
+The report is plain data. ``ReportBuilder`` collects while the pipeline runs; ``PassReport`` is what remains.
+Nothing here edits or inspects a graph beyond naming its nodes.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+from tabulate import tabulate
+
+from npugraph_ex.errors import FusionCountError
+from npugraph_ex.report.findings import Finding, Findings
+
+PassOutcome = Literal["unchanged", "changed", "rolled back", "skipped"]
+
+
+@dataclass(frozen=True)
+class PassRecord:
+    """One pass over the graph: how long, how many nodes before and after, and what came of it."""
+
+    name: str
+    outcome: PassOutcome
+    seconds: float = 0.0
+    nodes_before: int = 0
+    nodes_after: int = 0
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """One replaced subgraph: the names of the nodes that went and of those that came."""
+
+    rule: str
+    replaced: tuple[str, ...]
+    by: tuple[str, ...]
+    source: str = ""
+    guards: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NearMiss:
+    """A subgraph that looked like a rule's pattern and was left alone; ``reason`` is the first that held."""
+
+    rule: str
+    node: str
+    reason: str
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class RuleRecord:
+    """One fusion rule over one graph; ``inactive`` says why the rule was not tried at all."""
+
+    name: str
+    fusions: tuple[Fusion, ...] = ()
+    near_misses: tuple[NearMiss, ...] = ()
+    inactive: str = ""
+
+
+@dataclass(frozen=True)
+class PassReport:
+    """What the pipeline did to one graph."""
+
+    passes: tuple[PassRecord, ...] = ()
+    rules: tuple[RuleRecord, ...] = ()
+    unfused: tuple[NearMiss, ...] = ()
+    """Norms that are in no near-miss, each with what follows it and what the rules would want to follow."""
+    streams: Findings = field(default_factory=Findings)
+    """What is wrong with the order of streams."""
+    dropped_waits: int = 0
+    """How many waits for an event were dropped because they ordered nothing."""
+    dropped_records: int = 0
+    """How many records of an event were dropped because nothing waited for them."""
+
+    def fusions(self, rule: str | None = None) -> int:
+        """How many subgraphs were replaced, by ``rule`` or by any."""
+        return sum(len(record.fusions) for record in self.rules if rule in (None, record.name))
+
+    def near_misses(self, rule: str | None = None) -> tuple[NearMiss, ...]:
+        """The near-misses of ``rule``, or of every rule."""
+        return tuple(miss for record in self.rules if rule in (None, record.name) for miss in record.near_misses)
+
+    def require(self, at_least: int, rule: str | None = None) -> None:
+        """Raise ``FusionCountError``, with every near-miss, when fewer than ``at_least`` subgraphs were replaced."""
+        count = self.fusions(rule)
+        if count >= at_least:
+            return
+        reasons = "\n".join(f"  {miss.node}: {miss.reason} {miss.source}".rstrip() for miss in self.near_misses(rule))
+        raise FusionCountError(
+            f"Expected at least {at_least} fusions by {rule or 'any rule'}; there were {count}. "
+            f"Near-misses:\n{reasons or '  none: nothing in the graph looks like the pattern.'}"
+        )
+
+    def table(self) -> str:
+        """The report as text: passes, rules, near-misses, unfused norms, stream findings, each only if it has rows."""
+        passes = [
+            (p.name, p.outcome, f"{p.seconds * 1e3:.1f}", p.nodes_before, p.nodes_after, p.message) for p in self.passes
+        ]
+        rules = [(r.name, len(r.fusions), len(r.near_misses), r.inactive) for r in self.rules]
+        misses = [(m.rule, m.node, m.reason, m.source) for m in self.near_misses()]
+        left = [(m.node, m.reason, m.source) for m in self.unfused]
+        sections = (
+            (passes, ("pass", "outcome", "ms", "nodes before", "after", "note")),
+            (rules, ("fusion rule", "fused", "near-misses", "inactive because")),
+            (misses, ("near-miss of", "node", "reason", "source")),
+            (left, ("norm that no rule came near", "reason", "source")),
+        )
+        tables = [tabulate(rows, headers=headers, tablefmt="simple") for rows, headers in sections if rows]
+        if self.streams:
+            tables.append(self.streams.table())
+        if self.dropped_waits or self.dropped_records:
+            tables.append(
+                f"Redundant events: {self.dropped_waits} waits and {self.dropped_records} records were dropped."
+            )
+        return "\n\n".join(tables)
+
+    def to_json(self) -> str:
+        """The report as JSON, one key a field."""
+        return json.dumps(asdict(self), indent=2)
+
+
+@dataclass
+class _OpenRule:
+    """A rule's record while the pipeline still adds to it."""
+
+    inactive: str = ""
+    fusions: list[Fusion] = field(default_factory=list)
+    near_misses: dict[str, tuple[tuple[int, int], NearMiss]] = field(default_factory=dict)
+
+    def close(self, name: str) -> RuleRecord:
+        """The finished record; a near-miss whose node another variant of the rule fused is none."""
+        fused = {node for fusion in self.fusions for node in fusion.replaced}
+        misses = tuple(miss for node, (_, miss) in self.near_misses.items() if node not in fused)
+        return RuleRecord(name, tuple(self.fusions), misses, self.inactive)
+
+
+@dataclass
+class ReportBuilder:
+    """Collects one graph's records in the order in which they come."""
+
+    _passes: list[PassRecord] = field(default_factory=list)
+    _rules: dict[str, _OpenRule] = field(default_factory=dict)
+    _unfused: list[NearMiss] = field(default_factory=list)
+    _streams: list[Finding] = field(default_factory=list)
+    _dropped: list[int] = field(default_factory=lambda: [0, 0])
+
+    def add_pass(self, record: PassRecord) -> None:
+        """Append a pass."""
+        self._passes.append(record)
+
+    def add_rule(self, name: str, inactive: str = "") -> None:
+        """Make the rule appear in the report even when nothing matches it."""
+        rule = self._rules.setdefault(name, _OpenRule())
+        rule.inactive = rule.inactive or inactive
+
+    def add_fusion(self, fusion: Fusion) -> None:
+        """Append a replaced subgraph to its rule."""
+        self._rules.setdefault(fusion.rule, _OpenRule()).fusions.append(fusion)
+
+    def rule_names(self) -> set[str]:
+        """The rules that there is a record of so far."""
+        return set(self._rules)
+
+    def fusions_of(self, rule: str) -> tuple[Fusion, ...]:
+        """What the rule replaced so far."""
+        return tuple(self._rules[rule].fusions) if rule in self._rules else ()
+
+    def add_near_miss(self, miss: NearMiss, progress: tuple[int, int] = (0, 0)) -> None:
+        """Append a near-miss; of several variants of a rule at one node, the one with most ``progress`` stays."""
+        misses = self._rules.setdefault(miss.rule, _OpenRule()).near_misses
+        if miss.node not in misses or misses[miss.node][0] < progress:
+            misses[miss.node] = (progress, miss)
+
+    def add_unfused(self, explanation: NearMiss) -> None:
+        """Append an operator that no rule came near."""
+        self._unfused.append(explanation)
+
+    def add_finding(self, finding: Finding) -> None:
+        """Append what is wrong with the order of streams."""
+        self._streams.append(finding)
+
+    @property
+    def findings(self) -> Findings:
+        """What is known so far to be wrong with the order of streams."""
+        return Findings(tuple(self._streams))
+
+    def add_dropped_events(self, waits: int, records: int) -> None:
+        """Count waits that ordered nothing and records that nothing waited for."""
+        self._dropped[0] += waits
+        self._dropped[1] += records
+
+    def mark(self) -> dict[str, _OpenRule]:
+        """What the rules did so far, for ``reset``."""
+        return {
+            name: _OpenRule(rule.inactive, list(rule.fusions), dict(rule.near_misses))
+            for name, rule in self._rules.items()
+        }
+
+    def reset(self, mark: dict[str, _OpenRule]) -> None:
+        """Forget what the rules did since ``mark``: the pass that ran them was rolled back."""
+        self._rules = mark
+        self._unfused.clear()
+
+    def build(self) -> PassReport:
+        """The finished report."""
+        rules = tuple(rule.close(name) for name, rule in self._rules.items())
+        return PassReport(tuple(self._passes), rules, tuple(self._unfused), self.findings, *self._dropped)
+
+
+_last: list[PassReport] = []
+
+
+def publish(report: PassReport) -> None:
+    """Make ``report`` what ``last_report`` answers."""
+    _last[:] = [report]
+
+
+def last_report() -> PassReport | None:
+    """The report of the latest graph compiled in this process; None before the first."""
+    return _last[0] if _last else None

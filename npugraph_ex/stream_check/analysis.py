@@ -1,0 +1,257 @@
+"""The stream check: whether every order that a graph's results depend on is one that its events enforce.
+
+A walk in the order of the node list, which is the order that the program means. Each stream has a vector clock; a node's
+accesses are compared with those before it that touch the same bytes and are not known to be over. Where one conflicts, the
+walk reports the missing edge and goes on as if it were there: so each finding is one edge, together they are enough, and
+a graph that has them all is clean.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from dataclasses import replace
+from typing import NamedTuple
+
+from torch import fx
+
+from npugraph_ex.graph.collectives import awaited_by, is_asynchronous
+from npugraph_ex.graph.memory.aliases import AliasFacts, output_values
+from npugraph_ex.graph.streams.events import MAIN, MARK, awaited, begin, is_record, is_record_stream, is_wait, stream_of
+from npugraph_ex.graph.streams.ops import argument
+from npugraph_ex.graph.streams.order import BEGIN, Clocks, Moment
+from npugraph_ex.report.findings import Code, Finding, Findings, stream_name
+from npugraph_ex.stream_check.accesses import History, Past, Touch, Touches, works
+from npugraph_ex.stream_check.blocks import Blocks
+from npugraph_ex.stream_check.repair_hints import Spelling, doing, place, verb
+
+
+def analyse(graph: fx.Graph, *, idle_waits_go: bool = False) -> Findings:
+    """Find what is wrong with the order of streams in ``graph``, as it is.
+
+    Args:
+        graph: labelled, with ``record``, ``wait`` and ``record_stream`` nodes as in `events`, and fake tensors in
+            ``meta["val"]``. It is not changed.
+        idle_waits_go: a wait after the last work of its stream will be dropped, so nobody need join it.
+
+    Returns:
+        The findings in graph order; none for a graph on one stream.
+    """
+    walk = _Walk(graph, idle_waits_go=idle_waits_go)
+    for node in graph.nodes:
+        walk.visit(node)
+    return Findings(tuple(walk.found))
+
+
+class _Walk:
+    """One graph, node by node."""
+
+    def __init__(self, graph: fx.Graph, *, idle_waits_go: bool) -> None:
+        self.found: list[Finding] = []
+        self._idle_waits_go = idle_waits_go
+        self._facts = AliasFacts(graph)
+        self._clocks = Clocks()  # with every edge that was found missing
+        self._as_it_is = Clocks()  # without: what the graph's own events achieve
+        self._touches = Touches(self._facts)
+        self._history = History()
+        self._blocks = Blocks(graph, self._facts)
+        self._spelling = Spelling(graph)
+        start = begin(graph)
+        self._begin = replace(place(start if start.op != "root" else start.next), does="the graph begins")
+        self._records: dict[fx.Node, tuple[Moment, Moment]] = {}  # by both clocks
+        self._collectives: dict[fx.Node, tuple[Moment, Moment]] = {}  # likewise, of those that may still be waited for
+        self._records_on: dict[str, list[fx.Node]] = defaultdict(list)
+        self._last: dict[str, tuple[fx.Node, Moment]] = {}
+        self._waits_at_end: dict[str, list[fx.Node]] = {}  # nothing stands after them on their stream so far
+
+    def visit(self, node: fx.Node) -> None:
+        """Follow one node."""
+        if is_record(node):
+            self._record(node)
+        elif is_wait(node):
+            self._wait(node)
+        elif is_record_stream(node):
+            self._blocks.told(argument(node, 0, "tensor"), argument(node, 1, "stream"))
+        elif node.op == "output":
+            self._end(node)
+        elif works(node):
+            self._work(node)
+
+    def _record(self, node: fx.Node) -> None:
+        stream = stream_of(node)
+        self._records[node] = self._clocks.now(stream), self._as_it_is.now(stream)
+        self._records_on[stream].append(node)
+        self._waits_at_end.pop(stream, None)
+
+    def _wait(self, node: fx.Node) -> None:
+        stream, events = stream_of(node), awaited(node)
+        if not events:
+            text = f"{node.name} waits for an event that was not recorded before it"
+            edge, repair = f"a record before {node.name}", self._spelling.unrecorded(node)
+            self.found.append(Finding(Code.WAIT_WITHOUT_RECORD, text, place(node), None, edge, repair))
+        elif all(self._as_it_is.knows_all(stream, self._records[event][1].clock) for event in events):
+            self._superfluous(node, "what it waits for is over in any case")
+        else:
+            self._waits_at_end.setdefault(stream, []).append(node)
+        for event in events:
+            known, as_it_is = self._records[event]
+            self._clocks.learn(stream, known.clock)
+            self._as_it_is.learn(stream, as_it_is.clock)
+        self._as_it_is.step(stream)
+        if not self._idle_waits_go:
+            self._last[stream] = node, self._clocks.step(stream)
+
+    def _superfluous(self, node: fx.Node, reason: str) -> None:
+        if MARK in node.meta:
+            return  # nobody wrote it
+        text, edge = f"{node.name} orders nothing: {reason}", f"none: {reason}"
+        record, repair = max(awaited(node)), self._spelling.superfluous(node)
+        self.found.append(Finding(Code.WAIT_ORDERS_NOTHING, text, place(record), place(node), edge, repair))
+
+    def _work(self, node: fx.Node) -> None:
+        stream = stream_of(node)
+        self._waits_at_end.pop(stream, None)
+        collective = awaited_by(node)
+        if collective is not None:  # the device orders the two, whichever streams they stand on
+            started, as_it_is = self._collectives[collective]
+            self._clocks.learn(stream, started.clock)
+            self._as_it_is.learn(stream, as_it_is.clock)
+        if not self._clocks.knows(stream, BEGIN):
+            self._never_forked(node, stream)
+        touched = self._touches.of(node)
+        self._races(node, stream, touched)
+        for touch in touched:
+            if touch.fresh:
+                for value, use in self._blocks.reused(node, touch, stream, self._clocks):
+                    self._reused(node, stream, value, use)
+        as_it_is_now = self._as_it_is.step(stream)
+        moment = self._clocks.step(stream)
+        self._last[stream] = node, moment
+        if is_asynchronous(node):
+            self._collectives[node] = moment, as_it_is_now
+        for touch in touched:
+            self._history.note(node, touch, moment)
+            if touch.fresh:
+                self._blocks.allocated(node, touch, stream)
+            else:
+                self._blocks.used(Past(node, touch, moment))
+
+    def _races(self, node: fx.Node, stream: str, touched: list[Touch]) -> None:
+        """Report each edge that ``node`` lacks; the latest of the others first, since it may bring the earlier ones."""
+        conflicts = [
+            (past, touch)
+            for touch in touched
+            for past in self._history.conflicting(touch)
+            if not self._clocks.knows(stream, past.moment)
+        ]
+        for latest in sorted({past.node for past, _ in conflicts}, reverse=True):
+            pairs = [(past, touch) for past, touch in conflicts if past.node is latest]
+            if not self._clocks.knows(stream, pairs[0][0].moment):
+                code, past, touch = min(
+                    ((_kind(*pair), *pair) for pair in pairs), key=lambda found: _SEVERITY[found[0]]
+                )
+                text = f"{node.name} {verb(touch)} while {latest.name} may still be {doing(past.touch)}"
+                self._missing(code, text, _Edge(latest, past.moment, node, past.touch, touch))
+
+    def _never_forked(self, node: fx.Node, stream: str) -> None:
+        text = f"{node.name} is the first work on {stream_name(stream)}, which waits for nothing on the main stream"
+        edge, repair = f"the graph's begin before {node.name}", self._spelling.fork(node)
+        self.found.append(
+            Finding(Code.NEVER_FORKED, text, self._begin, place(node), edge, repair, wait_before=node.name)
+        )
+        self._clocks.learn(stream, BEGIN.clock)
+
+    def _missing(self, code: Code, text: str, edge: _Edge) -> None:
+        """Report an edge that the graph lacks, and go on as if it had it."""
+        record = self._record_after(edge.moment)
+        first, second = place(edge.first, edge.first_touch), place(edge.second, edge.second_touch)
+        self.found.append(
+            Finding(
+                code,
+                f"{text}: {stream_name(second.stream)} does not wait for {stream_name(first.stream)} there",
+                first,
+                second,
+                f"{first.node} before {second.node}",
+                self._spelling.missing(edge.first, edge.second, record),
+                record_after=first.node if record is None else "",
+                record=record.name if record is not None else "",
+                wait_before=second.node,
+            )
+        )
+        clock = edge.moment.clock if record is None else self._records[record][0].clock
+        self._clocks.learn(MAIN if edge.second.op == "output" else stream_of(edge.second), clock)
+
+    def _record_after(self, step: Moment) -> fx.Node | None:
+        """The record that serves: right after ``step`` on its stream, or the next one there that nobody waits for."""
+        records = self._records_on[step.stream]
+        place = bisect_left(records, step.number, key=lambda record: self._records[record][0].number)
+        if place == len(records):
+            return None
+        record = records[place]
+        return record if self._records[record][0].number == step.number or not record.users else None
+
+    def _reused(self, node: fx.Node, stream: str, value: fx.Node, use: Past) -> None:
+        other = use.moment.stream
+        text = (
+            f"{node.name} may be given the memory of {value.name}, which {stream_name(stream)} has freed, while "
+            f"{use.node.name} on {stream_name(other)} may still be {doing(use.touch)}"
+        )
+        first, second = place(use.node, use.touch), place(node)
+        self.found.append(
+            Finding(Code.MEMORY_REUSED, text, first, second, f"{first.node} before {second.node}",
+                    self._spelling.lifetime(value, use.node, other), keep_alive=use.touch.value.name)
+        )  # fmt: skip
+
+    def _end(self, output: fx.Node) -> None:
+        """Every stream must be over, and known to be, when the graph ends."""
+        for stream, waits in self._waits_at_end.items():
+            for wait in waits if stream != MAIN else ():
+                self._superfluous(wait, f"nothing runs on {stream_name(stream)} after it")
+        outputs = [node for node in output_values(output.graph) if isinstance(node, fx.Node)]
+        inputs = output.graph.find_nodes(op="placeholder")
+        for stream, (last, moment) in sorted(self._last.items(), key=lambda item: item[1][0], reverse=True):
+            if self._clocks.knows(MAIN, moment):
+                continue
+            code, text = self._what_is_lost(outputs, inputs, stream)
+            text = text or f"{last.name} may still run when the graph ends"
+            self._missing(code, text, _Edge(last, moment, output))
+
+    def _what_is_lost(self, outputs: list[fx.Node], inputs: list[fx.Node], stream: str) -> tuple[Code, str]:
+        """What goes wrong if the graph ends before ``stream`` is through; the text is empty if no value is concerned."""
+        writer = self._unordered_writer(outputs, stream)
+        if writer is not None:
+            return Code.OUTPUT_UNORDERED, f"{writer.name} computes an output, and the graph may end before it is over"
+        writer = self._unordered_writer(inputs, stream)
+        if writer is not None:
+            return Code.WRITE_BACK_UNORDERED, f"{writer.name} writes an input, and the graph may end before it is over"
+        return Code.NEVER_JOINED, ""
+
+    def _unordered_writer(self, values: list[fx.Node], stream: str) -> fx.Node | None:
+        """The latest node of ``stream`` that writes any of ``values`` and may not be over at the graph's end."""
+        roots = frozenset(root for value in values for root in self._facts.roots(value))
+        writers = [
+            past.node
+            for past in self._history.writers(roots)
+            if past.moment.stream == stream and not self._clocks.knows(MAIN, past.moment)
+        ]
+        return max(writers, default=None)
+
+
+class _Edge(NamedTuple):
+    """An order that a graph lacks: of a step of one stream before a node of another."""
+
+    first: fx.Node
+    moment: Moment
+    second: fx.Node
+    first_touch: Touch | None = None
+    second_touch: Touch | None = None
+
+
+_SEVERITY = {Code.READ_AFTER_WRITE: 0, Code.WRITE_AFTER_WRITE: 1, Code.WRITE_AFTER_READ: 2}
+
+
+def _kind(past: Past, touch: Touch) -> Code:
+    """What a conflict of two accesses is called."""
+    if not touch.writes:
+        return Code.READ_AFTER_WRITE
+    return Code.WRITE_AFTER_WRITE if past.touch.writes else Code.WRITE_AFTER_READ
