@@ -20,8 +20,16 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from npugraph_ex import _torch_private
+from npugraph_ex.frontend.upstream_repairs.repair import Repair
 from npugraph_ex.graph.metadata import same_numbers
 from npugraph_ex.graph.operators import named_arguments
+
+REPAIR = Repair(
+    fault="What a program writes in place gets other strides, so that `as_strided` and results see other elements.",
+    threads=("pytorch#186328", "pytorch#133512"),
+    torch=("2.13",),
+    test="tests/frontend/test_layouts.py",
+)
 
 
 class KeepLayouts(TorchDispatchMode):

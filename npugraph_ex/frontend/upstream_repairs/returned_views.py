@@ -18,8 +18,17 @@ from torch import fx
 
 from npugraph_ex import _torch_private
 from npugraph_ex.errors import GraphVerificationError
+from npugraph_ex.frontend.upstream_repairs.repair import Repair
 from npugraph_ex.graph.memory.aliases import is_view, output_values, tensor_leaves
 from npugraph_ex.graph.metadata import derive, fake_mode_of
+
+REPAIR = Repair(
+    fault="A view of a written input is made with the offset and strides of other memory, or fails.",
+    threads=("pytorch#198095",),
+    torch=("2.13",),
+    test="tests/frontend/test_returned_views.py",
+)
+
 
 _copy = torch.ops.aten.copy_.default
 

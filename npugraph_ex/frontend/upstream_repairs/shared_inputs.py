@@ -20,7 +20,16 @@ from torch import fx
 from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph.places import Places, picker
 from npugraph_ex.errors import CaptureError
+from npugraph_ex.frontend.upstream_repairs.repair import Repair
 from npugraph_ex.observe.logger import logger
+
+REPAIR = Repair(
+    fault="A graph that writes an input is used for inputs that share memory otherwise than when it was compiled.",
+    threads=("pytorch#139789",),
+    torch=("2.13",),
+    test="tests/frontend/test_shared_inputs.py",
+)
+
 
 _ADDRESS = torch.Tensor.data_ptr
 _LAYOUTS_REMEMBERED = 64

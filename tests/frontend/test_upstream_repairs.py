@@ -1,0 +1,90 @@
+"""The faults of torch that this library works around are still there; when one is mended, its repair may go."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from npugraph_ex.frontend import upstream_repairs
+from npugraph_ex.frontend.upstream_repairs.repair import Repair
+
+ROOT = Path(__file__).parents[2]
+Tensors = Sequence[torch.Tensor]
+
+
+def _repairs() -> dict[str, Repair]:
+    names = [module.name for module in pkgutil.iter_modules(upstream_repairs.__path__) if module.name != "repair"]
+    return {name: importlib.import_module(f"{upstream_repairs.__name__}.{name}").REPAIR for name in names}
+
+
+def _read_by_strides(x: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    return torch.as_strided_copy(x, (3,), (2,))
+
+
+def _scaled(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.mul_(2)
+    return x + y
+
+
+def _second_half(x: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    return x[x.shape[0] // 2 :]
+
+
+def _written_from(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    x.copy_(y + z)
+    return x * 2
+
+
+def _halves_of(first: int, second: int) -> Tensors:
+    base = torch.arange(float(first * second * 384)).view(first, second, 16, 24)
+    return base[..., ::2], base[..., ::2], torch.ones(12)
+
+
+def _overlapping(base: torch.Tensor) -> Tensors:
+    return base[:4], base[2:6]
+
+
+FAULTS: dict[str, tuple[Callable[..., torch.Tensor], Sequence[Callable[[], Tensors]]]] = {
+    "layouts": (_read_by_strides, [lambda: (torch.arange(10)[::2],)]),
+    "products": (_written_from, [lambda: _halves_of(6, 5), lambda: _halves_of(5, 7)]),
+    "returned_views": (_second_half, [lambda: (torch.arange(100.0).as_strided((3, 8), (10, 1), 7),)]),
+    "shared_inputs": (_scaled, [lambda: (torch.ones(4), torch.ones(4)), lambda: _overlapping(torch.ones(8))]),
+}
+"""For each repair a program, and the inputs of calls of which ``aot_eager`` gets one wrong."""
+
+
+def _is_right(
+    compiled: Callable[..., torch.Tensor], program: Callable[..., torch.Tensor], mine: Tensors, own: Tensors
+) -> bool:
+    """Whether the compiled program gives what the program gives, and leaves its inputs as the program does."""
+    try:
+        got = compiled(*mine)
+    except (AssertionError, RuntimeError):
+        return False
+    return torch.equal(got, program(*own)) and all(map(torch.equal, mine, own))
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_fault_is_still_in_torch(name: str) -> None:
+    """Torch's own backend gets the program wrong; where this fails, say in the repair which torch mended it."""
+    program, calls = FAULTS[name]
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="aot_eager", fullgraph=True, dynamic=name == "returned_views" or None)
+    assert not all([_is_right(compiled, program, inputs(), inputs()) for inputs in calls])  # noqa: C419 - each call is made
+
+
+def test_each_repair_says_what_it_repairs() -> None:
+    """Every module of the folder has a record: its fault has a demonstration here, and its tests exist."""
+    repairs = _repairs()
+    assert repairs.keys() == FAULTS.keys()
+    for name, repair in repairs.items():
+        assert (ROOT / repair.test).is_file(), name
+        assert repair.fault, name
+        assert repair.torch, name
