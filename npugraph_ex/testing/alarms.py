@@ -20,8 +20,8 @@ _ELSEWHERE = {"streams", "forms", "events", "random numbers", "updates", "cache"
 
 JUDGED: Mapping[str, Example] = MappingProxyType(
     {
-        **{name: family for name, family in FAMILIES.items() if name not in _ELSEWHERE},
         **{f"planted {rule}": programs(partial(planted_programs, pattern=rule), "fx") for rule in RULE_NAMES},
+        **{name: family for name, family in FAMILIES.items() if name not in _ELSEWHERE},
     }
 )
 """The families of random programs whose values the oracle judges, and every rule's own programs."""

@@ -111,9 +111,6 @@ def _shared_pool(seed: int) -> str:
 FAMILIES: Mapping[str, Example] = MappingProxyType(
     {
         "planted": programs(partial(planted_programs, pattern=_RULE), "fx"),
-        "planted add_rms_norm_cast": programs(partial(planted_programs, pattern="add_rms_norm_cast"), "fx"),
-        "planted add_rms_norm_quant": programs(partial(planted_programs, pattern="add_rms_norm_quant"), "fx"),
-        "planted transpose_batchmatmul": programs(partial(planted_programs, pattern="transpose_batchmatmul"), "fx"),
         "near-miss muls_add": programs(partial(planted_programs, pattern="muls_add", near_miss=True), "fx"),
         "near-miss": programs(partial(planted_programs, pattern=_RULE, near_miss=True), "fx"),
         "exact": programs(exact_programs, "fx"),

@@ -24,7 +24,7 @@ from npugraph_ex.testing.order_misses import arrives_late, on_a_stream
 from npugraph_ex.testing.patterns import SPELLINGS, Pattern, check_name, registered_patterns, respelled
 from npugraph_ex.testing.planted import Planted
 from npugraph_ex.testing.program import Program, Ref, Step
-from npugraph_ex.testing.templates import fill
+from npugraph_ex.testing.sized_patterns import sized
 
 CALLS = 4
 _MULTIPLES = (4, 2, 8, 1)
@@ -122,7 +122,7 @@ def _plant(
     given, constraints = pattern.rule.scalars, constraints_of(pattern.name)
     numbers = constraints.refused if near_miss == "number" else constraints.numbers
     scalars = {name: given[name] if isinstance(given[name], int) else builder.pick(numbers) for name in pattern.scalars}
-    filled = fill(pattern, shapes, dtypes, scalars, calls[0])
+    filled = sized(pattern, shapes, dtypes, scalars, calls[0])
     traced = filled.traced
     spelling = builder.pick(SPELLINGS)
     prefix = f"p{len(builder.steps)}_"

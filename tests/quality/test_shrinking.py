@@ -22,7 +22,7 @@ SOURCES: dict[str, tuple[Maker, str]] = {
 }
 BUGS = (
     "quant-subtracts-residual", "quant-drops-epsilon", "fusion-ignores-writes-between", "noop-removal-ignores-writes",
-    "reinplace-ignores-overlap", "cat-picks-another-operator", "replay-overwrites-results", "replay-ignores-addresses",
+    "reinplace-ignores-overlap", "cat-takes-dimension-zero", "replay-overwrites-results", "replay-ignores-addresses",
 )  # fmt: skip
 TWO_PAIRS = """\
 def program(x0, x1, x2, x3):

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
-from torch import fx
-from torch.utils import _pytree as pytree
 
-from npugraph_ex import _torch_private, testing
+from npugraph_ex import testing
 from npugraph_ex.fusion.rules import RULE_NAMES
-from npugraph_ex.testing import Case, Input, Program, make_inputs, tracing
+from npugraph_ex.testing import Case, Input, Program, make_inputs
 from npugraph_ex.testing.client_operators import client_operators
 from npugraph_ex.testing.inputs import Dim, size_of
-from npugraph_ex.testing.lifting import UnliftableError
 from npugraph_ex.testing.near_misses import NEAR_MISSES, applicable
 from npugraph_ex.testing.patterns import respelled
 from npugraph_ex.testing.program import Ref, Step
-from npugraph_ex.testing.strategies import Maker, exact_programs, planted_programs, sample
-from npugraph_ex.testing.templates import fill
+from npugraph_ex.testing.sized_patterns import sized
+from npugraph_ex.testing.strategies import exact_programs, planted_programs, sample
 from npugraph_ex.testing.tracing import trace
 
 RULE = "add_rms_norm_dynamic_quant"
+SIZES = ({"s0": 6, "s1": 5}, {"s0": 1, "s1": 7})
 
 
 def _drawn(strategy: Any, count: int) -> list[Program]:
@@ -89,20 +85,29 @@ def test_programs_differ() -> None:
     assert sample(maker, 7) == sampled[7]
 
 
-def test_a_pattern_for_new_sizes_needs_no_new_trace() -> None:
-    """Filled-in templates are what tracing the search function on these very sizes gives, views and all."""
-    for pattern in testing.registered_patterns(RULE):
+def test_a_pattern_for_symbols_is_what_each_call_would_trace() -> None:
+    """Steps and results of a pattern for symbolic sizes are those of its search function on the sizes of any call."""
+    burnt_in = set[bool]()
+    for pattern in testing.registered_patterns():
         dtypes = {argument.name: argument.dtype for argument in pattern.arguments}
         shapes: dict[str, tuple[Dim, ...]] = {
-            argument.name: tuple("s0" if dim == pattern.leading else dim * 2 for dim in argument.dims)
+            argument.name: tuple(
+                dim for size in argument.dims for dim in (batch if size == pattern.leading else (size,))
+            )
+            for batch in [("s0", "s1") if pattern.rows else ("s0",)]
             for argument in pattern.arguments
         }
-        filled = fill(pattern, shapes, dtypes, {"epsilon": 1e-5}, {"s0": 6})
-        concrete = {name: [size_of(dim, {"s0": 6}) for dim in shape] for name, shape in shapes.items()}
-        wanted = pattern.trace(concrete, dtypes, {"epsilon": 1e-5})
-        assert [step.render() for step in filled.traced.steps] == [step.render() for step in wanted.steps]
-        assert filled.traced.metas == wanted.metas
-        assert filled.burnt_in == any("view" in step.operator for step in filled.traced.steps)
+        found = [sized(pattern, shapes, dtypes, pattern.rule.scalars, sizes) for sizes in SIZES]
+        for one, sizes in zip(found, SIZES, strict=True):
+            concrete = {name: [size_of(dim, sizes) for dim in shape] for name, shape in shapes.items()}
+            wanted = pattern.trace(concrete, dtypes, pattern.rule.scalars)
+            assert one.traced.steps == wanted.steps
+            for name, (shape, dtype) in wanted.metas.items():
+                symbolic, kept = one.results[name]
+                assert (tuple(size_of(dim, sizes) for dim in symbolic), kept) == (shape, dtype)
+        assert found[0].burnt_in == (found[0].traced.steps != found[1].traced.steps)
+        burnt_in.add(found[0].burnt_in)
+    assert burnt_in == {True, False}
 
 
 def test_functionalised_programs_compute_the_same() -> None:
@@ -118,73 +123,6 @@ def test_functionalised_programs_compute_the_same() -> None:
         outputs = zip(program.function()(*wanted), graph(*found), strict=True)
         assert all(torch.equal(a, b) for a, b in (*outputs, *zip(wanted, found, strict=True))), program
     assert written > 20
-
-
-def _metas(graph: fx.Graph) -> list[object]:
-    """What the graph's fake tensors are, node by node, and where they lie in the memory of an earlier one.
-
-    Where a value starts in memory of its own is left out: of ``aten.copy`` the fake mode itself says now this, now that.
-    """
-    first: dict[int, tuple[str, int]] = {}
-    found: list[object] = []
-    for node in graph.nodes:
-        for leaf in pytree.tree_leaves(node.meta.get("val")):
-            if isinstance(leaf, torch.Tensor):
-                here = (node.name, leaf.storage_offset())
-                owner, start = first.setdefault(_torch_private.storage_key(leaf), here)
-                place = (owner, leaf.storage_offset() - start)
-                found.append((node.name, str(leaf.shape), leaf.dtype, leaf.device, str(leaf.stride()), str(place)))
-    return found
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("maker", [exact_programs, partial(planted_programs, pattern=RULE)])
-def test_meta_kernels_say_what_the_fake_mode_says(
-    maker: Callable[..., Maker], dynamic: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Shapes, dtypes, devices, strides, offsets and shared memory of every value are those of torch's own propagation.
-
-    So they are where dtypes of elementwise results are remembered, and where sizes are primes that are read as symbols.
-    """
-
-    def traced(program: Program) -> list[object]:
-        function, sizes = program.function(), program.sizes[0]
-        graph = trace(function, program.inputs, sizes, dynamic=dynamic, functional=program.functional)
-        return _metas(graph.graph)
-
-    programs = [sample(maker(dynamic=dynamic), seed) for seed in range(40)]
-    lifted = list[object]()
-    original = tracing._lifted
-    monkeypatch.setattr(tracing, "_lifted", lambda *args, **kwargs: lifted.append(0) or original(*args, **kwargs))
-    found = [traced(program) for program in programs]
-    monkeypatch.setattr(tracing, "_lifted", _refuse)
-    assert len(lifted) == (40 if dynamic else 0)
-    monkeypatch.setattr(tracing, "run_pointwise", lambda *call: call[-1]())
-    monkeypatch.setattr(_torch_private, "run_meta_kernel", lambda _, operator, args, kwargs: operator(*args, **kwargs))
-    assert found == [traced(program) for program in programs]
-
-
-def _refuse(*args: object, **kwargs: object) -> None:
-    raise UnliftableError
-
-
-def test_most_programs_need_no_arithmetic_on_symbols(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Primes in place of sizes can be read as symbols in nine programs of ten."""
-    drawn = [sample(planted_programs(pattern=RULE, dynamic=True), seed) for seed in range(80)]
-    programs = [program for program in drawn if program.dynamic]
-    assert len(programs) > 30
-    symbolic = list[object]()
-    original = tracing._traced
-
-    def traced(ground: Any, *args: Any, **kwargs: Any) -> Any:
-        if ground.environment is not None:
-            symbolic.append(ground)
-        return original(ground, *args, **kwargs)
-
-    monkeypatch.setattr(tracing, "_traced", traced)
-    for program in programs:
-        trace(program.function(), program.inputs, program.sizes[0], dynamic=True, functional=program.functional)
-    assert len(symbolic) <= len(programs) / 10
 
 
 def test_most_fusions_are_counted_exactly(planted: list[Program]) -> None:
@@ -343,19 +281,3 @@ def test_operators_of_a_client_may_come_again() -> None:
         with client_operators():
             program = testing.sample(testing.planted_programs(pattern="qk_norm_rope", dynamic=False), 1)
             assert testing.check(testing.Case.of(program, route="fx")).failures == []
-
-
-def test_what_shared_hints_say_is_not_believed() -> None:
-    """All programs share the hints of symbols; one that asks more of a size is traced anew with its own, and spoils no other."""
-    slice_ = torch.ops.aten.slice.Tensor
-
-    def rows(function: Any, size: int) -> Any:
-        graph = trace(function, [Input(("s0", 2))], {"s0": size}, dynamic=True, functional=False)
-        return pytree.tree_leaves(graph.graph.output_node().args)[0].meta["val"].shape[0]
-
-    for size, expected in ((200, 100), (2, 2), (200, 100)):
-        assert rows(lambda x: slice_(x, 0, 0, 100), size) == expected
-    # Three rows of two, as the hint says, are no rows of four.
-    assert rows(lambda x: torch.ops.aten.view.default(x, [-1, 4]), 200) == 100
-    with pytest.raises(RuntimeError, match="invalid for input of size"):
-        rows(lambda x: torch.ops.aten.view.default(x, [-1, 4]), 3)

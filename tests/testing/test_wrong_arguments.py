@@ -63,7 +63,7 @@ WRONG: dict[str, tuple[str, Callable[[], object]]] = {
     ),
     "a narrow reference": ("float64", lambda: judge_floating(torch.zeros(3), torch.zeros(3))),
     "a narrow quotient": ("float64", lambda: judge_quantised(torch.zeros(3, dtype=torch.int8), torch.zeros(3))),
-    "no examples": ("budget", lambda: testing.kill("replay-skips-an-input", budget=0)),
+    "no examples": ("budget", lambda: testing.kill("replay-ignores-addresses", budget=0)),
     "dtypes by name": ("dtypes", lambda: testing.validate_replacement(torch.neg, torch.neg, [WIDE], dtypes=["half"])),  # type: ignore[list-item]
 }
 

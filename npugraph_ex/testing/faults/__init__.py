@@ -6,7 +6,7 @@ it is off; `testing.mutant` switches one on.
 
 from __future__ import annotations
 
-from npugraph_ex.testing.faults import cache, capture, forms, matcher, passes, rules, streams
+from npugraph_ex.testing.faults import capture, matcher, passes, rules, streams
 from npugraph_ex.testing.mutation import Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -14,8 +14,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *rules.MUTANTS,
     *passes.MUTANTS,
     *streams.MUTANTS,
-    *forms.MUTANTS,
     *capture.MUTANTS,
-    *cache.MUTANTS,
 )
 """All mutants, part by part."""
