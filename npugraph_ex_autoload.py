@@ -120,13 +120,13 @@ def _kernels() -> Mapping[str, object]:
         spec.submodule_search_locations = [os.path.dirname(_facade_file())]
         sys.modules[NAME] = module_from_spec(spec)
     try:
-        kernels: Mapping[str, object] = import_module(f"{NAME}.operators").KERNELS
+        records: Mapping[str, object] = import_module(f"{NAME}.operators").OPERATORS
     finally:
         if bundled_is_chosen():
             for name in [name for name in sys.modules if _is_ours_by_name(name)]:
                 del sys.modules[name]
             sys.modules.update(lent)
-    return kernels
+    return records
 
 
 class _HostWatcher:

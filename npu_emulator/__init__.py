@@ -189,10 +189,11 @@ def timeline() -> Iterator[Timeline]:
     Raises:
         EmulatorError: the chip's figures are not public.
     """
+    from npu_emulator.clock.roofline import Roofline
     from npu_emulator.clock.timeline import Timeline
 
     emulator = current()
-    found = Timeline(emulator.runtime, with_figures(emulator.settings.soc))
+    found = Timeline(emulator.runtime, Roofline(with_figures(emulator.settings.soc), registry.first_factors))
     with _observed_by(emulator, found):
         yield found
 

@@ -15,7 +15,7 @@ from npu_emulator.collector import without_collector
 from npu_emulator.device import Runtime
 from npu_emulator.dynamo import leave_us_alone
 from npu_emulator.errors import ActivationError
-from npu_emulator.kernels.registry import Registry, installed_kernels
+from npu_emulator.kernels.registry import Registry
 from npu_emulator.noise import without_cann_warnings, without_padding_warning
 from npu_emulator.settings import Settings
 
@@ -128,7 +128,8 @@ def _start(chosen: Settings, runtime: Runtime) -> Emulator:
     _current = Emulator(chosen, runtime, launcher, Recorder(launcher))
     if chosen.kernel_log:
         write_until_exit(_current.recorder, Path(chosen.kernel_log))
-    installer.install({**installed_kernels(), **registry.items()})
+    registry.take_offers()
+    installer.install(registry)
     registry.listen(installer.add)
     torch.npu._lazy_call(lambda: _settle(chosen, launcher))  # noqa: SLF001 - torch_npu's own way to say "when the device starts"
     return _current

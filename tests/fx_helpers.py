@@ -11,7 +11,7 @@ from torch._functorch.aot_autograd import aot_module_simplified
 
 from npugraph_ex.config.options import Options
 from npugraph_ex.graph.memory.aliases import output_values
-from npugraph_ex.operators import kernel_of
+from npugraph_ex.operators import formula_of
 from npugraph_ex.passes import pipeline
 from npugraph_ex.report.passes import PassReport
 
@@ -70,7 +70,7 @@ class _OnReference(fx.Interpreter):
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Replace npu operators by their reference, and the npu device by the CPU."""
-        kernel = kernel_of(target._schema.name) if isinstance(target, torch._ops.OpOverload) else None
+        kernel = formula_of(target)
         if kernel is not None:
             return kernel(*args, **kwargs)
         if "device" in kwargs:

@@ -11,7 +11,9 @@ assumption, the whole bandwidth all the same.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,8 +27,10 @@ __all__ = ["LAUNCH_US", "Roofline", "bytes_of"]
 
 LAUNCH_US = 2.0
 """Microseconds that starting a task costs."""
-_FIRST_FACTOR = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "npu_quant_matmul": 0, "npu_transpose_batchmatmul": 0}
-"""Matrix products, and which argument is the first factor: its last dimension is summed over."""
+_FIRST_FACTORS: Mapping[str, int] = MappingProxyType(
+    {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
+)
+"""torch's matrix products, and which tensor is the first factor: its last dimension is summed over."""
 _RATE = {torch.int8: 2.0, torch.float16: 1.0, torch.bfloat16: 1.0, torch.float32: 0.25}
 _NARROWEST = 2
 """Bytes of the narrowest element that vector units compute on: bytes are widened first."""
@@ -34,9 +38,15 @@ _NARROWEST = 2
 
 @dataclass(frozen=True)
 class Roofline:
-    """Modelled times on one chip."""
+    """Modelled times on one chip.
+
+    Attributes:
+        chip: its figures.
+        first_factors: the matrix products besides torch's own, and which tensor is the first factor.
+    """
 
     chip: Chip
+    first_factors: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -55,7 +65,7 @@ class Roofline:
         """Return the modelled microseconds of a kernel by what it reads and writes, on so many of the cores or on all."""
         chip = self.chip
         moved = sum(bytes_of(tensor) for tensor in (*reads, *writes))
-        product = _product_operations(name, reads, writes)
+        product = self._product_operations(name, reads, writes)
         if product is None:
             widest = max(map(_computed_bytes, (*reads, *writes)), default=0)
             share = (chip.vector_cores if vector_cores is None else vector_cores) / chip.vector_cores
@@ -69,14 +79,16 @@ class Roofline:
         """Return the modelled microseconds of moving or filling `moved` bytes."""
         return LAUNCH_US + 1e6 * moved / self.chip.bandwidth
 
-
-def _product_operations(name: str, reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor]) -> float | None:
-    """Return the operations of a matrix product as if they were in float16; None for what is no product."""
-    place = _FIRST_FACTOR.get(name.split(".")[1] if "." in name else name)
-    if place is None or place >= len(reads) or not writes:
-        return None
-    factor = reads[place]
-    return 2.0 * writes[0].numel() * factor.shape[-1] / _RATE.get(factor.dtype, 0.25)
+    def _product_operations(
+        self, name: str, reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor]
+    ) -> float | None:
+        """Return the operations of a matrix product as if they were in float16; None for what is no product."""
+        operator = "::".join(name.split(".")[:2])
+        position = self.first_factors.get(operator, _FIRST_FACTORS.get(operator))
+        if position is None or position >= len(reads) or not writes:
+            return None
+        factor = reads[position]
+        return 2.0 * writes[0].numel() * factor.shape[-1] / _RATE.get(factor.dtype, 0.25)
 
 
 def bytes_of(tensor: torch.Tensor) -> int:

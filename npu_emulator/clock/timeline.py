@@ -17,7 +17,6 @@ from npu_emulator.clock.trace import chrome_trace
 from npu_emulator.device import Note, NoteKind
 
 if TYPE_CHECKING:
-    from npu_emulator.chips import Chip
     from npu_emulator.device import Runtime
     from npu_emulator.launch import Launch
 
@@ -66,9 +65,9 @@ class _Lanes:
 class Timeline:
     """The work of a span of a program on a modelled clock. Everything here is modelled; nothing is measured."""
 
-    def __init__(self, runtime: Runtime, chip: Chip) -> None:
-        """Read the log of `runtime`, whose device is a `chip`."""
-        self.model = Roofline(chip)
+    def __init__(self, runtime: Runtime, model: Roofline) -> None:
+        """Read the log of `runtime`, whose work takes as long as `model` says."""
+        self.model = model
         self.spans: list[Span] = []
         self.arrows: list[Arrow] = []
         self._runtime = runtime

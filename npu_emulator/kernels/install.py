@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from torch._ops import OpOverload
 
+    from npu_emulator.kernels.registry import Registry
     from npu_emulator.launch import Launcher
 
 __all__ = ["Installer"]
@@ -89,10 +90,12 @@ class Installer:
         self._launcher = launcher
         self._libraries: dict[str, torch.library.Library] = {}
 
-    def install(self, brought: Mapping[str, Callable[..., Any]]) -> int:
-        """Register all kernels and return their number; `brought` holds those that other packages offer."""
+    def install(self, registry: Registry) -> int:
+        """Register all kernels and return their number; `registry` holds those that others bring."""
+        # A package may know operators of libraries that are not loaded, or not of this version.
+        brought = {name: kernel for name, kernel in registry.offered.items() if _overload(name) is not None}
         with _unwarned():
-            return self._install(brought)
+            return self._install({**brought, **registry.added})
 
     def _install(self, brought: Mapping[str, Callable[..., Any]]) -> int:
         special = copy_kernels(self._launcher)

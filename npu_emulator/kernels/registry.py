@@ -1,22 +1,33 @@
 """Kernels that others bring: npu operators of torch_npu, and custom operators of any library.
 
-A kernel is a plain function with the operator's signature that takes CPU tensors and returns CPU tensors. Packages name a
+A kernel is a plain function with the operator's signature that takes CPU tensors and returns CPU tensors. Packages offer a
 mapping of such functions in the entry-point group `npu_emulator.kernels`; programs call `register_kernel`.
+
+In place of a function an offer may hold a record: any object with the function as `formula` (None: no kernel) and, for a matrix
+product, `first_factor`, the position of its first factor among the tensors that it reads. An offer with a method
+`listen(callback)` calls back with the name and record of each operator that comes later.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import warnings
+from collections.abc import Callable
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+from npu_emulator.errors import KernelMissingError
 
-__all__ = ["GROUP", "Registry", "installed_kernels"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["GROUP", "Registry"]
 
 GROUP = "npu_emulator.kernels"
-"""Entry-point group: each entry names a mapping from operator name (`npu::npu_rms_norm`) to function."""
+"""Entry-point group: each entry names a mapping from operator name (`npu::npu_rms_norm`) to function or record."""
+
+Kernel = Callable[..., Any]
+Listener = Callable[[str, Kernel], None]
 
 
 class Registry:
@@ -24,10 +35,12 @@ class Registry:
 
     def __init__(self) -> None:
         """Start empty."""
-        self._kernels: dict[str, Callable[..., Any]] = {}
-        self._listener: Callable[[str, Callable[..., Any]], None] | None = None
+        self._kernels: dict[str, Kernel] = {}
+        self._offered: dict[str, Kernel] = {}
+        self._first_factors: dict[str, int] = {}
+        self._listener: Listener | None = None
 
-    def add(self, name: str, kernel: Callable[..., Any]) -> None:
+    def add(self, name: str, kernel: Kernel) -> None:
         """Add or replace the kernel of `namespace::operator` or `namespace::operator.overload`."""
         if "::" not in name:
             raise ValueError(
@@ -39,26 +52,53 @@ class Registry:
         if self._listener is not None:
             self._listener(name, kernel)
 
-    def items(self) -> Mapping[str, Callable[..., Any]]:
-        """Return all kernels by name."""
-        return dict(self._kernels)
+    def offer(self, name: str, kernel: Any) -> None:
+        """Take the kernel that a package offers, a function or a record; what `add` was given goes before it."""
+        first_factor = getattr(kernel, "first_factor", None)
+        if first_factor is not None:
+            self._first_factors[name] = first_factor
+        function = getattr(kernel, "formula", kernel)
+        if function is None:
+            return
+        self._offered[name] = function
+        if self._listener is not None and name not in self._kernels:
+            try:
+                self._listener(name, function)
+            except KernelMissingError as error:  # whoever describes an operator may never run it here
+                warnings.warn(str(error), RuntimeWarning, stacklevel=4)
 
-    def listen(self, listener: Callable[[str, Callable[..., Any]], None]) -> None:
-        """Call `listener` for each kernel added from now on."""
+    def take_offers(self) -> None:
+        """Take the kernels that installed packages offer."""
+        for entry in importlib.metadata.entry_points(group=GROUP):
+            try:
+                offered = entry.load()
+                for name, kernel in offered.items():
+                    self.offer(name, kernel)
+                if hasattr(offered, "listen"):
+                    offered.listen(self.offer)
+            except Exception as error:  # noqa: BLE001 - another package's fault must not take `import torch` down with it
+                warnings.warn(
+                    f"the kernels that {entry.value} offers the emulated NPU cannot be loaded "
+                    f"({type(error).__name__}: {error}); its operators will have none",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+    @property
+    def added(self) -> Mapping[str, Kernel]:
+        """The kernels that programs added, by operator name."""
+        return MappingProxyType(self._kernels)
+
+    @property
+    def offered(self) -> Mapping[str, Kernel]:
+        """The kernels that packages offer, by operator name."""
+        return MappingProxyType(self._offered)
+
+    @property
+    def first_factors(self) -> Mapping[str, int]:
+        """For each matrix product offered, the position of its first factor among the tensors that it reads."""
+        return MappingProxyType(self._first_factors)
+
+    def listen(self, listener: Listener) -> None:
+        """Call `listener` for each kernel that comes from now on."""
         self._listener = listener
-
-
-def installed_kernels() -> dict[str, Callable[..., Any]]:
-    """Load the kernels that installed packages offer."""
-    found: dict[str, Callable[..., Any]] = {}
-    for entry in importlib.metadata.entry_points(group=GROUP):
-        try:
-            found.update(entry.load())
-        except Exception as error:  # noqa: BLE001 - another package's fault must not take `import torch` down with it
-            warnings.warn(
-                f"the kernels that {entry.value} offers the emulated NPU cannot be loaded ({type(error).__name__}: {error}); "
-                "its operators will have none",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-    return found

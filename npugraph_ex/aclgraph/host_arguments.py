@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 
 from npugraph_ex import _torch_private
 from npugraph_ex.errors import HostArgumentError
+from npugraph_ex.operators import OPERATORS
 
 
 @dataclass(frozen=True)
@@ -33,23 +34,9 @@ class HostArguments:
     workspace: str = ""
 
 
-_BUILT_IN = (
-    HostArguments(
-        "npu::npu_fused_infer_attention_score",
-        ("actual_seq_lengths", "actual_seq_lengths_kv", "actual_shared_prefix_len"),
-        "npu::_npu_fused_infer_attention_score_get_max_workspace",
-    ),
-    HostArguments(
-        "npu::npu_fused_infer_attention_score_v2",
-        ("actual_seq_qlen", "actual_seq_kvlen"),
-        "npu::_npu_fused_infer_attention_score_v2_get_max_workspace",
-    ),
-    HostArguments("atb::_npu_paged_attention", ("context_lens",)),
-    HostArguments("atb::npu_multi_head_latent_attention", ("context_lens",)),
-)
-
 _lock = threading.Lock()
-_registered: dict[str, HostArguments] = {entry.operator: entry for entry in _BUILT_IN}
+_registered: dict[str, HostArguments] = {}
+"""Those that users register. Of others their records tell, see ``_recorded``."""
 
 
 def register_host_arguments(operator: str, names: Sequence[str], *, workspace: str = "") -> None:
@@ -73,7 +60,7 @@ def register_host_arguments(operator: str, names: Sequence[str], *, workspace: s
     entry = HostArguments(operator, tuple(names), workspace)
     relaunched(_overload(operator, "default"), entry)
     with _lock:
-        known = _registered.setdefault(operator, entry)
+        known = _recorded(operator) or _registered.setdefault(operator, entry)
     if known != entry:
         raise HostArgumentError(
             f"{operator} is registered already, with {known.names} and workspace {known.workspace!r}"
@@ -82,7 +69,18 @@ def register_host_arguments(operator: str, names: Sequence[str], *, workspace: s
 
 def registered(overload: object) -> HostArguments | None:
     """What is registered for an operator; None for any other."""
-    return _registered.get(_torch_private.schema(overload).name) if isinstance(overload, OpOverload) else None
+    if not isinstance(overload, OpOverload):
+        return None
+    name = _torch_private.schema(overload).name
+    return _registered.get(name) or _recorded(name)
+
+
+def _recorded(name: str) -> HostArguments | None:
+    """What the operator's record says of its host arguments."""
+    record = OPERATORS.get(name)
+    if record is None or not record.host_arguments:
+        return None
+    return HostArguments(name, record.host_arguments, record.workspace)
 
 
 def relaunched(overload: OpOverload, entry: HostArguments) -> OpOverload:

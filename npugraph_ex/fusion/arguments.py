@@ -6,9 +6,7 @@ written out, positional or by keyword, as a dtype or as its code, as ``None`` or
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,35 +14,20 @@ from torch import fx
 from torch._ops import OpOverload
 
 from npugraph_ex import _torch_private
-from npugraph_ex.fusion.spellings import SPELLINGS, Spelling
-from npugraph_ex.operators import CODE_OF_DTYPE
-
-# operator -> argument -> {written value: the value that it equals}. Source: the operators' own documentation; None for
-# most of these arguments means int8 (code 1).
-_MEANS_NONE: Mapping[str, Mapping[str, Mapping[object, object]]] = MappingProxyType(
-    {
-        "npu::npu_dynamic_quant": {"dst_type": {1: None}},
-        "npu::npu_dynamic_quant_asymmetric": {"dst_type": {1: None}},
-        "npu::npu_add_rms_norm_dynamic_quant": {"y_dtype": {1: None}},
-        "npu::npu_add_rms_norm_quant": {"dst_type": {1: None}},
-        "npu::npu_quant_matmul": {"output_dtype": {1: None}},
-        "npu::npu_swiglu_quant": {"dst_type": {1: None}},
-        # qint8, quint8 and qint32 ask for plain int8, uint8 and int32 results.
-        "npu::npu_quantize": {"dtype": {12: 1, 13: 0, 14: 3}},
-    }
-)
+from npugraph_ex.fusion.spellings import SPELLINGS, Spelling, by_record
+from npugraph_ex.operators import CODE_OF_DTYPE, OPERATORS, Operator, record_of
 
 
 class _Slot:
     """One schema argument, prepared for reading it off many nodes."""
 
-    __slots__ = ("default", "equal", "is_code", "name", "positional")
+    __slots__ = ("default", "is_code", "name", "positional", "synonyms")
 
-    def __init__(self, operator: str, argument: torch.Argument) -> None:
+    def __init__(self, record: Operator | None, argument: torch.Argument) -> None:
         self.name: str = argument.name
         self.positional = not argument.kwarg_only
         self.is_code = "int" in str(argument.type)
-        self.equal = _MEANS_NONE.get(operator, {}).get(argument.name, {})
+        self.synonyms = record.synonyms.get(argument.name, {}) if record is not None else {}
         self.default = self.normal(argument.default_value) if argument.has_default_value() else None
 
     def normal(self, value: Any) -> Any:
@@ -53,18 +36,30 @@ class _Slot:
             return tuple(value)
         if self.is_code and isinstance(value, torch.dtype):
             value = CODE_OF_DTYPE.get(value, value)
-        return self.equal.get(value, value) if self.equal and isinstance(value, int) else value
+        return self.synonyms.get(value, value) if self.synonyms and isinstance(value, int) else value
 
 
 @cache
 def _slots(overload: OpOverload) -> tuple[_Slot, ...]:
-    schema = _torch_private.schema(overload)
-    return tuple(_Slot(schema.name, argument) for argument in schema.arguments)
+    record = record_of(overload)
+    return tuple(_Slot(record, argument) for argument in _torch_private.schema(overload).arguments)
 
 
 @cache
 def _spelling(overload: OpOverload) -> Spelling | None:
+    record = record_of(overload)
+    if record is not None and record.canonical is not None:
+        return by_record(record.canonical, argument_names(overload))
     return SPELLINGS.get(str(overload))
+
+
+def _forget(name: str, record: Operator) -> None:  # noqa: ARG001 - a listener takes both
+    """A record has come: what was prepared without it is out of date."""
+    _slots.cache_clear()
+    _spelling.cache_clear()
+
+
+OPERATORS.listen(_forget)
 
 
 def argument_names(overload: OpOverload) -> tuple[str, ...]:

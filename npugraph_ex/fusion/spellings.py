@@ -6,12 +6,14 @@ function here rewrites the argument values of one node to the one spelling that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import fx
+
+from npugraph_ex.operators import Canonical
 
 Spelling = Callable[[fx.Node, list[Any]], None]
 
@@ -62,14 +64,16 @@ def _split_dimension(node: fx.Node, values: list[Any]) -> None:
         values[2] = _from_zero(values[2], rank)
 
 
-def _quantised_axis(node: fx.Node, values: list[Any]) -> None:
-    """``npu_quantize``'s axis, counted from the end; without ``div_mode`` all but -2 mean the last one."""
-    axis, div_mode, rank = values[4], values[5], _rank(node)
-    if rank and isinstance(axis, int) and isinstance(div_mode, bool):
-        if div_mode:
-            values[4] = _from_zero(axis, rank) - rank
-        elif -1 <= axis < rank:
-            values[4] = -1
+def by_record(canonical: Canonical, names: Sequence[str]) -> Spelling:
+    """What the record of an operator says of its arguments ``names``."""
+
+    def respell(node: fx.Node, values: list[Any]) -> None:
+        rank = _rank(node)
+        if rank:
+            for name, value in canonical(rank, dict(zip(names, values, strict=True))).items():
+                values[names.index(name)] = value
+
+    return respell
 
 
 SPELLINGS: Mapping[str, Spelling] = MappingProxyType(
@@ -85,8 +89,6 @@ SPELLINGS: Mapping[str, Spelling] = MappingProxyType(
         "aten._softmax.default": _one_dimension,
         "aten.split_with_sizes.default": _split_dimension,
         "aten.split.Tensor": _split_dimension,
-        "npu.npu_swiglu.default": _one_dimension,
-        "npu.npu_quantize.default": _quantised_axis,
     }
 )
-"""By operator, as ``str(overload)`` names it."""
+"""Of torch's own operators, as ``str(overload)`` names them. Of others their records tell, see ``by_record``."""

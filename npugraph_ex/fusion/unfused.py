@@ -20,10 +20,8 @@ from npugraph_ex.fusion.checks import described
 from npugraph_ex.fusion.pattern import OutputOf, SchemaCall, outputs_of
 from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.graph.source import source_line
+from npugraph_ex.operators import record_of
 from npugraph_ex.report.passes import NearMiss
-
-NORMS = ("npu::npu_rms_norm", "npu::npu_add_rms_norm")
-"""The operators that are explained."""
 
 
 def explanations(graph: fx.Graph, rules: Iterable[PreparedRule], near_missed: Collection[str]) -> Iterator[NearMiss]:
@@ -38,10 +36,10 @@ def explanations(graph: fx.Graph, rules: Iterable[PreparedRule], near_missed: Co
     for node in graph.nodes:
         if node.op != "call_function" or not isinstance(node.target, OpOverload) or node.name in near_missed:
             continue
-        name = _torch_private.schema(node.target).name
-        if name in NORMS:
+        record = record_of(node.target)
+        if record is not None and record.explain_unfused:
             wanted = _wanted(rules) if wanted is None else wanted
-            beginning = wanted.get(name, {})
+            beginning = wanted.get(record.name, {})
             yield NearMiss(", ".join(sorted(beginning)), node.name, _reason(node, beginning), source_line(node))
 
 

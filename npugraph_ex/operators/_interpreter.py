@@ -1,4 +1,4 @@
-"""Runs an NPU graph on the CPU: ATen operators by their CPU kernels, npu operators by their references.
+"""Runs an NPU graph on the CPU: ATen operators by their CPU kernels, npu operators by their formulas.
 
 Slow and independent of any device, emulated or not: for checking a graph, never for serving one.
 """
@@ -11,8 +11,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from npugraph_ex.operators import kernel_of
 from npugraph_ex.operators._precision import UnsupportedArgumentError
+from npugraph_ex.operators._record import formula_of
 
 _ORDERING = frozenset({"npugraph_ex", "air"})
 """Namespaces of operators that order work on streams and compute nothing."""
@@ -22,7 +22,7 @@ class CpuInterpreter(fx.Interpreter):
     """Interprets an FX graph of NPU tensors with CPU tensors in their place.
 
     Raises:
-        UnsupportedArgumentError: an npu operator of the graph has no reference.
+        UnsupportedArgumentError: an npu operator of the graph has no formula.
     """
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -30,12 +30,12 @@ class CpuInterpreter(fx.Interpreter):
         args, kwargs = pytree.tree_map(_on_host, (args, kwargs))
         if isinstance(target, torch._ops.OpOverload) and target.namespace in _ORDERING:
             return torch.empty(0, dtype=torch.int64)  # what an event's record gives; the interpreter runs in order
-        kernel = kernel_of(target._schema.name) if isinstance(target, torch._ops.OpOverload) else None
+        kernel = formula_of(target)
         if kernel is None and getattr(target, "namespace", "") != "npu":
             return super().call_function(target, args, kwargs)
         if kernel is None:
             raise UnsupportedArgumentError(
-                f"there is no reference for {target._schema.name}; add it to reference.KERNELS"
+                f"there is no formula for {target._schema.name}; give it a record (npugraph_ex.operators.Operator)"
             )
         return kernel(*args, **kwargs)
 

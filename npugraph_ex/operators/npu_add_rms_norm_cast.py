@@ -17,9 +17,15 @@ from __future__ import annotations
 import torch
 
 from npugraph_ex.operators._precision import compute_dtype, stored_like
+from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators.npu_rms_norm import normalise
 
 
+@Operator(
+    name="npu::npu_add_rms_norm_cast",
+    source="CANN operator documentation, aclnnAddRmsNormCast; ops-nn, norm/add_rms_norm_cast",
+    examples=(lambda: call(torch.randn(3, 16).half(), torch.randn(3, 16).half(), torch.randn(16).half()),),
+)
 def npu_add_rms_norm_cast(
     x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-6
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

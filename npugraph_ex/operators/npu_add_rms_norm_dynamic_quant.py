@@ -24,6 +24,7 @@ from collections.abc import Sequence
 import torch
 
 from npugraph_ex.operators._precision import compute_dtype, round_to_int8, stored_like, unsupported
+from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators._scalar_types import dtype_of
 from npugraph_ex.operators.npu_dynamic_quant import quotient_and_scale
 from npugraph_ex.operators.npu_rms_norm import normalise
@@ -81,6 +82,17 @@ def before_rounding(
     return first.contiguous(), second.contiguous(), x_out, scale1.contiguous(), scale2.contiguous()
 
 
+@Operator(
+    name="npu::npu_add_rms_norm_dynamic_quant",
+    source="CANN operator documentation, aclnnAddRmsNormDynamicQuantV2",
+    before_rounding=before_rounding,
+    synonyms={"y_dtype": {1: None}},
+    examples=(
+        lambda: call(
+            torch.randn(3, 16).half(), torch.randn(3, 16).half(), torch.randn(16).half(), output_mask=[True, False]
+        ),
+    ),
+)
 def npu_add_rms_norm_dynamic_quant(
     x1: torch.Tensor,
     x2: torch.Tensor,

@@ -21,6 +21,7 @@ from __future__ import annotations
 import torch
 
 from npugraph_ex.operators._precision import compute_dtype, round_to_int8, stored_like, unsupported
+from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators._scalar_types import dtype_of
 from npugraph_ex.operators.npu_quantize import affine
 from npugraph_ex.operators.npu_rms_norm import normalise
@@ -71,6 +72,17 @@ def before_rounding(
     return first.contiguous(), second.contiguous(), x
 
 
+@Operator(
+    name="npu::npu_add_rms_norm_quant",
+    source="CANN operator documentation, aclnnAddRmsNormQuantV2",
+    before_rounding=before_rounding,
+    synonyms={"dst_type": {1: None}},
+    examples=(
+        lambda: call(
+            torch.randn(3, 16).half(), torch.randn(3, 16).half(), torch.randn(16).half(), torch.rand(16) + 0.5, None
+        ),
+    ),
+)
 def npu_add_rms_norm_quant(
     x1: torch.Tensor,
     x2: torch.Tensor,

@@ -9,9 +9,15 @@ from __future__ import annotations
 import torch
 
 from npugraph_ex.operators._precision import unsupported
+from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators._scalar_types import dtype_of
 
 
+@Operator(
+    name="npu::npu_dtype_cast",
+    source="operator documentation of torch_npu.npu_dtype_cast",
+    examples=(lambda: call(torch.randn(3, 4), torch.float16),),
+)
 def npu_dtype_cast(
     input: torch.Tensor,  # noqa: A002 - the schema's name
     dtype: int,
@@ -23,6 +29,11 @@ def npu_dtype_cast(
     return _npu_dtype_cast(input, dtype_of(dtype, "npu_dtype_cast", "dtype"))
 
 
+@Operator(
+    name="npu::_npu_dtype_cast",
+    source="operator documentation of torch_npu.npu_dtype_cast",
+    examples=(lambda: call(torch.randn(3, 4), torch.float16),),
+)
 def _npu_dtype_cast(
     input: torch.Tensor,  # noqa: A002 - the schema's name
     dtype: torch.dtype,

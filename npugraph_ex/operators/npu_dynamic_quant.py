@@ -16,6 +16,7 @@ from __future__ import annotations
 import torch
 
 from npugraph_ex.operators._precision import INT8_MAX, compute_dtype, round_to_int8, stored_like, unsupported
+from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators._scalar_types import dtype_of
 
 _NAME = "npu_dynamic_quant"
@@ -57,6 +58,13 @@ def before_rounding(
     return quotient_and_scale(input, smooth_scales, compute_dtype(input, smooth_scales))
 
 
+@Operator(
+    name="npu::npu_dynamic_quant",
+    source="CANN operator documentation, aclnnDynamicQuant",
+    before_rounding=before_rounding,
+    synonyms={"dst_type": {1: None}},
+    examples=(lambda: call(torch.randn(3, 16).half()),),
+)
 def npu_dynamic_quant(
     input: torch.Tensor,  # noqa: A002 - the schema's name
     *,

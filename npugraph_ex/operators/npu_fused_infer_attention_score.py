@@ -7,10 +7,24 @@ from collections.abc import Sequence
 import torch
 
 from npugraph_ex.operators._infer_attention import Band, Lengths, attend, checked_heads, join_rope
+from npugraph_ex.operators._record import Call, Operator, call
 
 _NO_LIMIT = 2147483647
 
 
+def _example(heads: str, lengths: str) -> Call:
+    """One query row each for two sequences, whose caches have different lengths."""
+    query, key, value = (torch.randn(2, rows, 16).half() for rows in (1, 6, 6))
+    return call(query, key, value, input_layout="BSH", **{heads: 2, lengths: [5, 3]})
+
+
+@Operator(
+    name="npu::npu_fused_infer_attention_score",
+    source="operator documentation of torch_npu.npu_fused_infer_attention_score",
+    host_arguments=("actual_seq_lengths", "actual_seq_lengths_kv", "actual_shared_prefix_len"),
+    workspace="npu::_npu_fused_infer_attention_score_get_max_workspace",
+    examples=(lambda: _example("num_heads", "actual_seq_lengths_kv"),),
+)
 def npu_fused_infer_attention_score(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -89,6 +103,13 @@ def npu_fused_infer_attention_score(
     return output, _given(lse, wanted=softmax_lse_flag)
 
 
+@Operator(
+    name="npu::npu_fused_infer_attention_score_v2",
+    source="operator documentation of torch_npu.npu_fused_infer_attention_score_v2",
+    host_arguments=("actual_seq_qlen", "actual_seq_kvlen"),
+    workspace="npu::_npu_fused_infer_attention_score_v2_get_max_workspace",
+    examples=(lambda: _example("num_query_heads", "actual_seq_kvlen"),),
+)
 def npu_fused_infer_attention_score_v2(
     query: torch.Tensor,
     key: torch.Tensor,

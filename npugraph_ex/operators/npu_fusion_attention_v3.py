@@ -19,12 +19,22 @@ from __future__ import annotations
 import torch
 
 from npugraph_ex.operators._precision import compute_dtype, unsupported
+from npugraph_ex.operators._record import Call, Operator, call
 
 _LAYOUTS = ("BSH", "SBH", "BSND", "BNSD")
 _REPLICAS = 8  # the softmax statistics are stored eight times over, one 32-byte block of float32 a row
 _NO_LIMIT = 2147483647
 
 
+def _operands_of_an_example(count: int) -> list[torch.Tensor]:
+    return [torch.randn(2, 2, 4, 16).half() for _ in range(count)]
+
+
+@Operator(
+    name="npu::npu_fusion_attention_v3",
+    source="operator documentation of torch_npu.npu_fusion_attention",
+    examples=(lambda: call(*_operands_of_an_example(3), 2, "BNSD"),),
+)
 def npu_fusion_attention_v3(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -70,6 +80,18 @@ def npu_fusion_attention_v3(
     )
 
 
+def _example_of_gradients() -> Call:
+    query, key, value, dy, output = _operands_of_an_example(5)
+    _, largest, total, _, seed, offset = npu_fusion_attention_v3(query, key, value, 2, "BNSD")
+    saved = {"softmax_max": largest, "softmax_sum": total, "attention_in": output}
+    return call(query, key, value, dy, 2, "BNSD", **saved, seed=seed, offset=offset)
+
+
+@Operator(
+    name="npu::npu_fusion_attention_grad_v3",
+    source="operator documentation of torch_npu.npu_fusion_attention",
+    examples=(_example_of_gradients,),
+)
 def npu_fusion_attention_grad_v3(
     query: torch.Tensor,
     key: torch.Tensor,

@@ -17,10 +17,24 @@ from collections.abc import Sequence
 import torch
 
 from npugraph_ex.operators._precision import compute_dtype, unsupported
+from npugraph_ex.operators._record import Operator, call
 
 _NAME = "npu_grouped_matmul"
 
 
+@Operator(
+    name="npu::npu_grouped_matmul",
+    source="operator documentation of torch_npu.npu_grouped_matmul",
+    examples=(
+        lambda: call(
+            [torch.randn(4, 8).half()],
+            [torch.randn(2, 8, 5).half()],
+            group_list=torch.tensor([1, 4]),
+            group_type=0,
+            split_item=3,
+        ),
+    ),
+)
 def npu_grouped_matmul(
     x: Sequence[torch.Tensor],
     weight: Sequence[torch.Tensor],

@@ -12,8 +12,14 @@ from __future__ import annotations
 import torch
 
 from npugraph_ex.operators._precision import compute_dtype
+from npugraph_ex.operators._record import Operator, call
 
 
+@Operator(
+    name="npu::npu_moe_gating_top_k_softmax",
+    source="operator documentation of torch_npu.npu_moe_gating_top_k_softmax",
+    examples=(lambda: call(torch.randn(4, 8).half(), k=2),),
+)
 def npu_moe_gating_top_k_softmax(
     x: torch.Tensor, finished: torch.Tensor | None = None, k: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import torch
 
 from npugraph_ex.operators._precision import compute_dtype, round_to_int8, unsupported
+from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators._scalar_types import dtype_of
 
 _NAME = "npu_quant_matmul"
@@ -83,6 +84,18 @@ def before_rounding(
     return out if keep_wide else out.to(target)
 
 
+def _small(*size: int) -> torch.Tensor:
+    return torch.randint(-8, 8, size, dtype=torch.int8)
+
+
+@Operator(
+    name="npu::npu_quant_matmul",
+    source="CANN operator documentation, aclnnQuantMatmulV4",
+    before_rounding=before_rounding,
+    synonyms={"output_dtype": {1: None}},
+    first_factor=0,
+    examples=(lambda: call(_small(3, 16), _small(16, 8), torch.rand(8) + 0.5, output_dtype=torch.bfloat16),),
+)
 def npu_quant_matmul(
     x1: torch.Tensor,
     x2: torch.Tensor,

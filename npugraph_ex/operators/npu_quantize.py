@@ -17,10 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
 from npugraph_ex.operators._precision import compute_dtype, round_to, stored_like, unsupported
+from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators._scalar_types import dtype_of
 
 _NAME = "npu_quantize"
@@ -92,6 +94,24 @@ def before_rounding(
     return affine(wide, _spread(scales, "scales", input, along), offsets, divide=div_mode)
 
 
+def _canonical(rank: int, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The axis counted from the end; without ``div_mode`` all but -2 mean the last one."""
+    axis, div_mode = arguments["axis"], arguments["div_mode"]
+    if not (isinstance(axis, int) and isinstance(div_mode, bool) and -rank <= axis < rank):
+        return {}
+    if div_mode:
+        return {"axis": axis % rank - rank}
+    return {"axis": -1} if axis >= -1 else {}
+
+
+@Operator(
+    name="npu::npu_quantize",
+    source="operator documentation of torch_npu.npu_quantize; CANN operator documentation, aclnnAscendQuantV3",
+    before_rounding=before_rounding,
+    synonyms={"dtype": {12: 1, 13: 0, 14: 3}},  # qint8, quint8 and qint32 ask for plain int8, uint8 and int32 results
+    canonical=_canonical,
+    examples=(lambda: call(torch.randn(3, 16), torch.rand(16) + 0.5, None, torch.qint8, -1, False),),
+)
 def npu_quantize(
     input: torch.Tensor,  # noqa: A002 - the schema's name
     scales: torch.Tensor,

@@ -12,8 +12,18 @@ from __future__ import annotations
 import torch
 
 from npugraph_ex.operators._precision import compute_dtype, stored_like
+from npugraph_ex.operators._record import Operator, call
 
 
+@Operator(
+    name="npu::npu_rms_norm_backward",
+    source="CANN operator documentation, aclnnRmsNormGrad",
+    examples=(
+        lambda: call(
+            torch.randn(3, 16).half(), torch.randn(3, 16).half(), torch.randn(16).half(), torch.rand(3, 1) + 0.5
+        ),
+    ),
+)
 def npu_rms_norm_backward(
     dy: torch.Tensor,
     input: torch.Tensor,  # noqa: A002 - the schema's name

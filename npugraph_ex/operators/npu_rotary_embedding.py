@@ -13,10 +13,12 @@ the rotated part and its counterpart in the second, otherwise two neighbours.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
 from npugraph_ex.operators._precision import compute_dtype
+from npugraph_ex.operators._record import Call, Operator, call
 from npugraph_ex.operators.npu_rotary_mul import rotated
 
 
@@ -36,6 +38,26 @@ def embed(
     return torch.cat((wide[..., :size] * cos + turned * sin, wide[..., size:]), dim=-1)
 
 
+def _example() -> Call:
+    angles = torch.rand(8, 8)
+    table = torch.cat((angles.cos(), angles.sin()), -1)
+    return call(torch.tensor([3, 0, 5]), torch.randn(3, 64), torch.randn(3, 32), table, 16, 16, True)
+
+
+def _fake(*arguments: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.empty_like(value, memory_format=torch.contiguous_format) for value in arguments[1:3])
+
+
+@Operator(
+    name="vllm::npu_rotary_embedding",
+    source="vllm_ascend/ops/rotary_embedding.py",
+    schema=(
+        "(Tensor positions, Tensor query, Tensor key, Tensor cos_sin_cache, SymInt head_size, SymInt rotary_dim, "
+        "bool is_neox_style) -> (Tensor, Tensor)"
+    ),
+    fake=_fake,
+    examples=(_example,),
+)
 def npu_rotary_embedding(
     positions: torch.Tensor,
     query: torch.Tensor,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 
 from npugraph_ex.operators._precision import compute_dtype, unsupported
+from npugraph_ex.operators._record import Call, Operator, call
 
 
 def rotated(x: torch.Tensor, rotary_mode: str) -> torch.Tensor:
@@ -27,6 +28,16 @@ def rotated(x: torch.Tensor, rotary_mode: str) -> torch.Tensor:
     raise unsupported("npu_rotary_mul", "rotary_mode", rotary_mode, "'half' and 'interleave'")
 
 
+def _example() -> Call:
+    angle = torch.rand(1, 3, 1, 16)
+    return call(torch.randn(2, 3, 4, 16).half(), angle.cos().half(), angle.sin().half())
+
+
+@Operator(
+    name="npu::npu_rotary_mul",
+    source="operator documentation of torch_npu.npu_rotary_mul",
+    examples=(_example,),
+)
 def npu_rotary_mul(
     input: torch.Tensor,  # noqa: A002 - the schema's name
     r1: torch.Tensor,

@@ -12,7 +12,18 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._record import Call, Operator, call
 
+
+def _example() -> Call:
+    return call(torch.randn(4, 3), torch.tensor([[2], [0]]), torch.randn(2, 3))
+
+
+@Operator(
+    name="npu::npu_scatter_nd_update_",
+    source="operator documentation of torch_npu.npu_scatter_nd_update",
+    examples=(_example,),
+)
 def npu_scatter_nd_update_(input: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the schema's name
     """``input`` itself, changed; indices [..., r] of int32 or int64; updates [..., *input.shape[r:]] of input's dtype."""
     depth = indices.shape[-1] if indices.dim() else 0
@@ -28,6 +39,11 @@ def npu_scatter_nd_update_(input: torch.Tensor, indices: torch.Tensor, updates: 
     return input.index_put_(places, updates.reshape(-1, *input.shape[depth:]))
 
 
+@Operator(
+    name="npu::npu_scatter_nd_update",
+    source="operator documentation of torch_npu.npu_scatter_nd_update",
+    examples=(_example,),
+)
 def npu_scatter_nd_update(input: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the schema's name
     """A changed copy of ``input``; arguments as in ``npu_scatter_nd_update_``."""
     return npu_scatter_nd_update_(torch.empty_like(input).copy_(input), indices, updates)

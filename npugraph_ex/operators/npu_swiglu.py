@@ -8,11 +8,27 @@ Formula (operator documentation of ``torch_npu.npu_swiglu``)::
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from npugraph_ex.operators._precision import compute_dtype
+from npugraph_ex.operators._record import Operator, call
 
 
+def _canonical(rank: int, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The dimension counted from 0."""
+    dim = arguments["dim"]
+    return {"dim": dim % rank} if isinstance(dim, int) and -rank <= dim < rank else {}
+
+
+@Operator(
+    name="npu::npu_swiglu",
+    source="operator documentation of torch_npu.npu_swiglu",
+    canonical=_canonical,
+    examples=(lambda: call(torch.randn(3, 16).half()),),
+)
 def npu_swiglu(
     input: torch.Tensor,  # noqa: A002 - the schema's name
     dim: int = -1,

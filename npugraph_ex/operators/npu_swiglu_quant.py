@@ -16,6 +16,7 @@ from __future__ import annotations
 import torch
 
 from npugraph_ex.operators._precision import compute_dtype, round_to_int8, unsupported
+from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators._scalar_types import dtype_of
 from npugraph_ex.operators.npu_dynamic_quant import quotient_and_scale
 
@@ -62,6 +63,13 @@ def before_rounding(
     return quotient.contiguous(), scale.contiguous()
 
 
+@Operator(
+    name="npu::npu_swiglu_quant",
+    source="operator documentation of torch_npu.npu_swiglu_quant; CANN operator documentation, aclnnSwiGluQuant",
+    before_rounding=before_rounding,
+    synonyms={"dst_type": {1: None}},
+    examples=(lambda: call(torch.randn(3, 16).half(), activate_left=True, quant_mode=1),),
+)
 def npu_swiglu_quant(
     x: torch.Tensor,
     *,

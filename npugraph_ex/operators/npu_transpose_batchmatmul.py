@@ -20,6 +20,7 @@ from collections.abc import Sequence
 import torch
 
 from npugraph_ex.operators._precision import compute_dtype, unsupported
+from npugraph_ex.operators._record import Operator, call
 
 _NAME = "npu_transpose_batchmatmul"
 _PERMUTATIONS = {
@@ -37,6 +38,20 @@ def _permutation(name: str, given: Sequence[int] | None) -> tuple[int, ...]:
     return order
 
 
+@Operator(
+    name="npu::npu_transpose_batchmatmul",
+    source="CANN operator documentation, aclnnTransposeBatchMatMul",
+    first_factor=0,
+    examples=(
+        lambda: call(
+            torch.randn(3, 2, 16).half(),
+            torch.randn(2, 16, 8).half(),
+            perm_x1=[1, 0, 2],
+            perm_x2=[0, 1, 2],
+            perm_y=[1, 0, 2],
+        ),
+    ),
+)
 def npu_transpose_batchmatmul(
     input: torch.Tensor,  # noqa: A002 - the schema's name
     weight: torch.Tensor,

@@ -14,13 +14,38 @@ embeds in bfloat16, where this rounds once more at the end only: the last digit 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from npugraph_ex.operators._precision import compute_dtype
+from npugraph_ex.operators._record import Call, Operator, call
 from npugraph_ex.operators.npu_rms_norm import normalise
 from npugraph_ex.operators.npu_rotary_embedding import embed
 
 
+def _example() -> Call:
+    angles, weights = torch.rand(8, 8), torch.rand(2, 16) + 0.5
+    table = torch.cat((angles.cos(), angles.sin()), -1)
+    return call(torch.randn(3, 128), table, torch.tensor([3, 0, 5]), *weights, 64, 32, 16, 1e-6)
+
+
+def _fake(*arguments: Any) -> tuple[torch.Tensor, ...]:
+    x, q_size, kv_size = arguments[0], arguments[5], arguments[6]
+    return tuple(x.new_empty(x.shape[0], size) for size in (q_size, kv_size, kv_size))
+
+
+@Operator(
+    name="vllm::qkv_rmsnorm_rope",
+    source="vllm_ascend/ops/triton/linearnorm/split_qkv_rmsnorm_rope.py",
+    schema=(
+        "(Tensor input, Tensor cos_sin_cache, Tensor positions, Tensor q_weight, Tensor k_weight, SymInt q_hidden_size, "
+        "SymInt kv_hidden_size, SymInt head_dim, float eps, Tensor? q_bias=None, Tensor? k_bias=None"
+        ") -> (Tensor, Tensor, Tensor)"
+    ),
+    fake=_fake,
+    examples=(_example,),
+)
 def qkv_rmsnorm_rope(
     input: torch.Tensor,  # noqa: A002 - the schema's name
     cos_sin_cache: torch.Tensor,

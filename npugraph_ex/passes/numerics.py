@@ -14,7 +14,7 @@ from torch import fx
 from npugraph_ex import _torch_private
 from npugraph_ex.errors import GraphVerificationError
 from npugraph_ex.graph.memory.aliases import output_values, tensor_leaves
-from npugraph_ex.operators._interpreter import CpuInterpreter
+from npugraph_ex.operators import CpuInterpreter
 
 _TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 1e-4, torch.float64: 1e-9}
 """Relative to the largest element: a few roundings of a dtype, since a fused operator may round less often.

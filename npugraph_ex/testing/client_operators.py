@@ -1,58 +1,43 @@
-"""The custom operators of vLLM-Ascend that a fusion rule is about, by their references where there is no vLLM-Ascend."""
+"""The operators of clients' libraries that have a record, by their formulas where the client's library is not there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import torch
 
 from npugraph_ex import _torch_private
 from npugraph_ex.fusion import rules, traces
 from npugraph_ex.fusion.registry import warn_once
-from npugraph_ex.operators import CUSTOM_KERNELS
-
-SCHEMAS = {
-    "npu_rotary_embedding": (
-        "Tensor positions, Tensor query, Tensor key, Tensor cos_sin_cache, SymInt head_size, SymInt rotary_dim, "
-        "bool is_neox_style) -> (Tensor, Tensor"
-    ),
-    "qkv_rmsnorm_rope": (
-        "Tensor input, Tensor cos_sin_cache, Tensor positions, Tensor q_weight, Tensor k_weight, SymInt q_hidden_size, "
-        "SymInt kv_hidden_size, SymInt head_dim, float eps, Tensor? q_bias=None, Tensor? k_bias=None"
-        ") -> (Tensor, Tensor, Tensor"
-    ),
-}
-"""As vLLM-Ascend's Python functions give them to torch's schema inference."""
+from npugraph_ex.operators import OPERATORS, Operator
 
 
-def _fake_embedding(*arguments: Any) -> Any:
-    return tuple(torch.empty_like(value, memory_format=torch.contiguous_format) for value in arguments[1:3])
-
-
-def _fake_attention_inputs(*arguments: Any) -> Any:
-    x, q_size, kv_size = arguments[0], arguments[5], arguments[6]
-    return tuple(x.new_empty(x.shape[0], size) for size in (q_size, kv_size, kv_size))
-
-
-FAKES: dict[str, Callable[..., Any]] = {
-    "npu_rotary_embedding": _fake_embedding,
-    "qkv_rmsnorm_rope": _fake_attention_inputs,
-}
+def _is_missing(record: Operator) -> bool:
+    namespace, _, operator = record.name.partition("::")
+    return bool(record.schema) and not hasattr(getattr(torch.ops, namespace), operator)
 
 
 @contextmanager
 def client_operators() -> Iterator[None]:
-    """Within the block, the operators exist, and the rule about them can be prepared."""
-    if all(hasattr(torch.ops.vllm, name) for name in SCHEMAS):
+    """Within the block, the operators exist, and the rules about them can be prepared."""
+    missing = [record for record in OPERATORS.values() if _is_missing(record)]
+    if not missing:
         yield
         return
-    with _torch_private.scoped_library("vllm") as library:
-        for name, schema in SCHEMAS.items():
-            library.define(f"{name}({schema})")
-            library.impl(name, CUSTOM_KERNELS[f"vllm::{name}"], "CompositeExplicitAutograd")
-            torch.library.register_fake(f"vllm::{name}", FAKES[name], lib=library)
+    with ExitStack() as libraries:
+        library_of = {
+            namespace: libraries.enter_context(_torch_private.scoped_library(namespace))
+            for namespace in {record.name.partition("::")[0] for record in missing}
+        }
+        for record in missing:
+            namespace, _, operator = record.name.partition("::")
+            library = library_of[namespace]
+            library.define(f"{operator}{record.schema}")
+            assert record.formula is not None  # noqa: S101 - a record with a schema has a formula
+            assert record.fake is not None  # noqa: S101 - as above
+            library.impl(operator, record.formula, "CompositeExplicitAutograd")
+            torch.library.register_fake(record.name, record.fake, lib=library)
         warn_once.cache_clear()
         yield
     rules.forget()

@@ -16,7 +16,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from npugraph_ex.graph.streams.ops import ENTERS, EXITS, KEEP_ALIVES, RECORD_STREAMS, RECORDS, WAITS
-from npugraph_ex.operators import kernel_of
+from npugraph_ex.operators import formula_of
 
 Argument = Callable[[Any], Any]
 
@@ -42,11 +42,13 @@ def callable_of(target: Any) -> Callable[..., Any]:
     """What computes ``target`` on the CPU."""
     if target in _ORDERING:
         return _in_order
-    kernel = kernel_of(target._schema.name) if isinstance(target, torch._ops.OpOverload) else None
+    kernel = formula_of(target)
     if kernel is None and getattr(target, "namespace", "") != "npu":
         return target  # type: ignore[no-any-return]
     if kernel is None:
-        raise ReferenceUnavailableError(f"npugraph_ex.operators.KERNELS has no {target._schema.name}; add it there.")
+        raise ReferenceUnavailableError(
+            f"there is no formula for {target._schema.name}; give it a record (npugraph_ex.operators.Operator)."
+        )
     return kernel
 
 

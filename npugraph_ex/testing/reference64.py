@@ -20,7 +20,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from npugraph_ex.operators import DTYPE_OF_CODE, before_rounding
+from npugraph_ex.operators import DTYPE_OF_CODE, record_of
 from npugraph_ex.testing.formats import FORMATS, Format
 from npugraph_ex.testing.host import HostGraph, copied, on_host
 
@@ -145,8 +145,8 @@ class WideGraph(HostGraph):
 
 def _before_rounding(node: fx.Node) -> Any:
     """The function that computes what ``node`` rounds to integers; None where it does not."""
-    target = node.target
-    return before_rounding.get(target._schema.name) if isinstance(target, torch._ops.OpOverload) else None
+    record = record_of(node.target)
+    return record and record.before_rounding
 
 
 def _continued(node: fx.Node, value: Any, forced: Any) -> Any:

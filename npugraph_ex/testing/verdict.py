@@ -12,7 +12,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from npugraph_ex.graph.effects import orders_work
-from npugraph_ex.operators import before_rounding
+from npugraph_ex.operators import record_of
 from npugraph_ex.testing.formats import FORMATS
 from npugraph_ex.testing.host import DeviceGraph
 from npugraph_ex.testing.judge import Judgement, Limits, judge_floating, judge_quantised, same_bits, same_values
@@ -177,11 +177,11 @@ def _computes(node: fx.Node) -> bool:
 
 def _is_quantised(node: fx.Node) -> bool:
     source = node.args[0] if node.target is operator.getitem else node
-    quantises = isinstance(source, fx.Node) and getattr(source.target, "_schema", None) is not None
+    record = record_of(source.target) if isinstance(source, fx.Node) else None
     value = node.meta.get("val")
     return (
-        quantises
-        and source.target._schema.name in before_rounding  # type: ignore[union-attr]
+        record is not None
+        and record.before_rounding is not None
         and isinstance(value, torch.Tensor)
         and value.dtype == torch.int8
     )

@@ -13,9 +13,9 @@ from device_helpers import compiled, random
 
 import npu_emulator
 from npugraph_ex import register_host_arguments
-from npugraph_ex.aclgraph import host_arguments
 from npugraph_ex.errors import HostArgumentError
 from npugraph_ex.frontend.entry.explain import Watch
+from npugraph_ex.operators import OPERATORS
 
 FORMS = {
     "v1": (torch_npu.npu_fused_infer_attention_score, "actual_seq_lengths_kv", {"num_heads": 2, "scale": 0.5}),
@@ -226,7 +226,7 @@ def test_a_workspace_lives_as_long_as_its_graph() -> None:
 @pytest.mark.parametrize("name", ["_npu_paged_attention", "npu_multi_head_latent_attention"])
 def test_the_operators_of_atb(name: str) -> None:
     """They are known by name, which asks for no library; where ATB is not installed, naming them anew says what is missing."""
-    assert host_arguments._registered[f"atb::{name}"].names == ("context_lens",)
+    assert OPERATORS[f"atb::{name}"].host_arguments == ("context_lens",)
     if hasattr(torch.ops.atb, name):
         pytest.skip("ATB is here")
     with pytest.raises(HostArgumentError, match=f"there is no operator 'atb::{name}'"):

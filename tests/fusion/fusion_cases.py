@@ -20,7 +20,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 import npugraph_ex
-from npugraph_ex.operators._interpreter import CpuInterpreter
+from npugraph_ex.operators import CpuInterpreter
 from npugraph_ex.report import graphs
 from npugraph_ex.report.passes import PassReport
 

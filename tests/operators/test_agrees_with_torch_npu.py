@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,8 +10,9 @@ import torch
 import torch_npu  # noqa: F401 - registers torch.ops.npu
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from npugraph_ex.operators import KERNELS, before_rounding
+from npugraph_ex.operators import OPERATORS
 
+OF_NPU = [name for name in OPERATORS if name.startswith("npu::")]
 HALF_TYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -21,11 +21,11 @@ def operator(name: str) -> torch._ops.OpOverload:
     return getattr(torch.ops.npu, name.removeprefix("npu::")).default
 
 
-@pytest.mark.parametrize("name", sorted(KERNELS))
+@pytest.mark.parametrize("name", sorted(name for name in OF_NPU if OPERATORS[name].formula))
 def test_signature_is_the_schema(name: str) -> None:
     """Names, order, defaults and keyword-only arguments equal the operator's schema."""
     schema = operator(name)._schema.arguments
-    for function in (KERNELS[name], before_rounding.get(name, KERNELS[name])):
+    for function in filter(None, (OPERATORS[name].formula, OPERATORS[name].before_rounding)):
         parameters = inspect.signature(function).parameters.values()
         assert [p.name for p in parameters] == [a.name for a in schema]
         for parameter, argument in zip(parameters, schema, strict=True):
@@ -50,7 +50,7 @@ def assert_same_metadata(name: str, args: tuple[Any, ...], kwargs: dict[str, Any
     fakes = [as_fake(mode, value) for value in args]
     with mode:
         expected = operator(name)(*fakes, **{key: as_fake(mode, value) for key, value in kwargs.items()})
-    actual = KERNELS[name](*args, **kwargs)
+    actual = OPERATORS[name].formula(*args, **kwargs)
     if isinstance(expected, torch.Tensor):
         expected, actual = (expected,), (actual,)
     facts = [[(t.shape, t.dtype, t.stride()) for t in outputs] for outputs in (actual, expected)]
@@ -68,7 +68,7 @@ def test_norms_match_their_meta_functions(shape: tuple[int, ...], dtype: torch.d
     for gamma in {x.shape[-1:], x.shape[1:] or x.shape}:
         weight = torch.ones(gamma, dtype=dtype)
         assert_same_metadata("npu::npu_rms_norm", (x, weight), {})
-        rstd = KERNELS["npu::npu_rms_norm"](x, weight)[1]
+        rstd = OPERATORS["npu::npu_rms_norm"].formula(x, weight)[1]
         assert_same_metadata("npu::npu_rms_norm_backward", (x, x, weight, rstd), {})
         assert_same_metadata("npu::npu_add_rms_norm", (x, x.clone(), weight, 1e-5), {})
 
@@ -193,8 +193,17 @@ def test_quant_matmul_matches_its_meta_function(output: torch.dtype) -> None:
     assert_same_metadata(name, (x1, x2, scale), {"bias": bias})
 
 
-@pytest.mark.parametrize("kernels", [KERNELS, before_rounding])
-def test_mappings_cannot_be_changed(kernels: dict[str, Callable[..., Any]]) -> None:
-    """One user's override must not change every other user's reference."""
+@pytest.mark.parametrize("name", OF_NPU)
+def test_records_name_arguments_of_the_schema(name: str) -> None:
+    """What a record says of arguments, it says of arguments that the operator has; a workspace's operator exists."""
+    record, known = OPERATORS[name], [argument.name for argument in operator(name)._schema.arguments]
+    assert {*record.writes, *record.host_arguments, *record.synonyms} <= {*known}
+    assert not record.workspace or hasattr(torch.ops.npu, record.workspace.removeprefix("npu::"))
+
+
+def test_records_cannot_be_changed() -> None:
+    """One user's override must not change every other user's formula."""
     with pytest.raises(TypeError):
-        kernels["npu::npu_rms_norm"] = print
+        OPERATORS["npu::npu_rms_norm"] = print
+    with pytest.raises(AttributeError):
+        OPERATORS["npu::npu_rms_norm"].formula = print

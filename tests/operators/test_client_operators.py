@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from npugraph_ex.operators import CUSTOM_KERNELS
+from npugraph_ex.operators import OPERATORS
 from npugraph_ex.testing.client_operators import client_operators
 
-embedding = CUSTOM_KERNELS["vllm::npu_rotary_embedding"]
-split_norm_rope = CUSTOM_KERNELS["vllm::qkv_rmsnorm_rope"]
+embedding = OPERATORS["vllm::npu_rotary_embedding"].formula
+split_norm_rope = OPERATORS["vllm::qkv_rmsnorm_rope"].formula
 QUARTER_TURN = torch.tensor([[0.0, 0.0, 1.0, 1.0]])
 """One row of cosines 0 and sines 1."""
 
@@ -53,7 +53,7 @@ def test_compilation_is_told_the_metadata_of_the_results() -> None:
     }
     with client_operators():
         for name, arguments in cases.items():
-            real = CUSTOM_KERNELS[f"vllm::{name}"](*arguments)
+            real = OPERATORS[f"vllm::{name}"].formula(*arguments)
             with FakeTensorMode(allow_non_fake_inputs=True) as mode:
                 fakes = [mode.from_tensor(value) if isinstance(value, torch.Tensor) else value for value in arguments]
                 told = getattr(torch.ops.vllm, name)(*fakes)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch_npu  # noqa: F401 - registers torch.ops.npu
 
-from npugraph_ex.operators import KERNELS, UnsupportedArgumentError
+from npugraph_ex.operators import OPERATORS, UnsupportedArgumentError
 
 ATTENTION = ("npu::npu_fused_infer_attention_score", "npu::npu_fused_infer_attention_score_v2")
 NAMES = (
@@ -25,7 +25,7 @@ def assert_same_metadata(name: str, *args: Any, **kwargs: Any) -> None:
     to_meta = torch.utils._pytree.tree_map_only
     operator = getattr(torch.ops.npu, name.removeprefix("npu::")).default
     meta_args, meta_kwargs = to_meta(torch.Tensor, lambda t: t.to("meta"), (args, kwargs))
-    expected, actual = operator(*meta_args, **meta_kwargs), KERNELS[name](*args, **kwargs)
+    expected, actual = operator(*meta_args, **meta_kwargs), OPERATORS[name].formula(*args, **kwargs)
     flat = [torch.utils._pytree.tree_leaves(outputs) for outputs in (expected, actual)]
     facts = [[(t.shape, t.dtype, t.stride()) for t in outputs] for outputs in flat]
     assert facts[0] == facts[1]
@@ -36,7 +36,7 @@ def attention(
 ) -> tuple[torch.Tensor, ...]:
     """Call a version by the names of the first."""
     renamed = {dict(zip(NAMES[0], NAMES[version], strict=True)).get(key, key): value for key, value in kwargs.items()}
-    return KERNELS[ATTENTION[version]](q, k, v, **renamed)
+    return OPERATORS[ATTENTION[version]].formula(q, k, v, **renamed)
 
 
 @pytest.mark.parametrize("version", [0, 1])
@@ -220,7 +220,7 @@ def test_attention_refuses_what_it_does_not_cover() -> None:
 
 def test_scatter_writes_slices_in_place_and_into_a_copy() -> None:
     """Indices of one coordinate name rows, of two name elements; the copy leaves its source alone."""
-    update, update_ = KERNELS["npu::npu_scatter_nd_update"], KERNELS["npu::npu_scatter_nd_update_"]
+    update, update_ = OPERATORS["npu::npu_scatter_nd_update"].formula, OPERATORS["npu::npu_scatter_nd_update_"].formula
     x = torch.zeros(3, 2)
     out = update(x, torch.tensor([[2], [0]]), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     assert out.tolist() == [[3, 4], [0, 0], [1, 2]]
@@ -244,10 +244,13 @@ def test_gating_has_the_metadata_of_torch_npu(dtype: torch.dtype) -> None:
 def test_gating_by_hand() -> None:
     """The largest shares in order, the lower expert first among equals, row numbers down the columns, finished rows marked."""
     x = torch.log(torch.tensor([[0.1, 0.6, 0.3], [0.4, 0.2, 0.4]], dtype=torch.float64))
-    y, experts, rows = KERNELS["npu::npu_moe_gating_top_k_softmax"](x, torch.tensor([False, False]), 2)
+    y, experts, rows = OPERATORS["npu::npu_moe_gating_top_k_softmax"].formula(x, torch.tensor([False, False]), 2)
     torch.testing.assert_close(y, torch.tensor([[0.6, 0.3], [0.4, 0.4]], dtype=torch.float64))
     assert (experts.tolist(), rows.tolist()) == ([[1, 2], [0, 2]], [[0, 2], [1, 3]])
-    assert KERNELS["npu::npu_moe_gating_top_k_softmax"](x, torch.tensor([True, False]), 1)[1].tolist() == [[3], [0]]
+    assert OPERATORS["npu::npu_moe_gating_top_k_softmax"].formula(x, torch.tensor([True, False]), 1)[1].tolist() == [
+        [3],
+        [0],
+    ]
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -264,7 +267,7 @@ def test_grouped_products_have_the_metadata_of_torch_npu(dtype: torch.dtype) -> 
 
 def test_grouped_products_by_hand() -> None:
     """Rows meet their group's matrix and bias; rows behind the last group are 0; float64 stays float64."""
-    grouped = KERNELS["npu::npu_grouped_matmul"]
+    grouped = OPERATORS["npu::npu_grouped_matmul"].formula
     x = torch.tensor([[1.0], [2.0], [3.0], [4.0]], dtype=torch.float64)
     weight, bias = torch.tensor([[[10.0]], [[100.0]]], dtype=torch.float64), torch.tensor([[1.0], [2.0]])
     for kind, groups in ((0, [1, 3]), (1, [1, 2])):
@@ -298,7 +301,7 @@ def test_what_is_not_covered_is_refused() -> None:
         attention(0, query, fractal, fractal, block_table=table, actual_seq_lengths_kv=[1])
     with pytest.raises(ValueError, match="needs the lengths"):
         attention(0, query, pages, pages, block_table=table)
-    grouped, split = KERNELS["npu::npu_grouped_matmul"], {"group_list": torch.tensor([2]), "group_type": 0}
+    grouped, split = OPERATORS["npu::npu_grouped_matmul"].formula, {"group_list": torch.tensor([2]), "group_type": 0}
     for x, weight in ((codes[0], codes[0].mT), (codes[0].float(), codes[0].mT)):
         with pytest.raises(UnsupportedArgumentError, match=r"torch\.int8"):
             grouped([x], [weight.unsqueeze(0)], split_item=3, **split)

@@ -8,14 +8,14 @@ import math
 import pytest
 import torch
 
-from npugraph_ex.operators import KERNELS
+from npugraph_ex.operators import OPERATORS
 
-rms_norm = KERNELS["npu::npu_rms_norm"]
-add_rms_norm = KERNELS["npu::npu_add_rms_norm"]
-dynamic_quant = KERNELS["npu::npu_dynamic_quant"]
-norm_cast = KERNELS["npu::npu_add_rms_norm_cast"]
-quantize = KERNELS["npu::npu_quantize"]
-norm_quant = KERNELS["npu::npu_add_rms_norm_quant"]
+rms_norm = OPERATORS["npu::npu_rms_norm"].formula
+add_rms_norm = OPERATORS["npu::npu_add_rms_norm"].formula
+dynamic_quant = OPERATORS["npu::npu_dynamic_quant"].formula
+norm_cast = OPERATORS["npu::npu_add_rms_norm_cast"].formula
+quantize = OPERATORS["npu::npu_quantize"].formula
+norm_quant = OPERATORS["npu::npu_add_rms_norm_quant"].formula
 assert_equal = functools.partial(torch.testing.assert_close, rtol=0, atol=0)
 
 
@@ -35,11 +35,11 @@ def test_gradients_of_rms_norm_are_those_of_its_formula(gamma: tuple[int, ...]) 
     y, rstd = rms_norm(x, weight, 1e-2)
     gradient = torch.randn_like(y)
     expected = torch.autograd.grad(y, (x, weight), gradient)
-    actual = KERNELS["npu::npu_rms_norm_backward"](gradient, x.detach(), weight.detach(), rstd.detach())
+    actual = OPERATORS["npu::npu_rms_norm_backward"].formula(gradient, x.detach(), weight.detach(), rstd.detach())
     torch.testing.assert_close(actual, expected)
     # rstd 1/5 and x^ = (0.6, 0.8): mean(dy x^) = 2.5, dx = (3 - 1.5, 4 - 2) / 5, dgamma = (1.8, 3.2)
     row = torch.tensor([[3.0, 4.0]])
-    dx, dgamma = KERNELS["npu::npu_rms_norm_backward"](row, row, torch.ones(2), torch.tensor([[0.2]]))
+    dx, dgamma = OPERATORS["npu::npu_rms_norm_backward"].formula(row, row, torch.ones(2), torch.tensor([[0.2]]))
     torch.testing.assert_close(dx, torch.tensor([[0.3, 0.4]]))
     torch.testing.assert_close(dgamma, torch.tensor([1.8, 3.2]))
 

@@ -8,14 +8,14 @@ import math
 import pytest
 import torch
 
-from npugraph_ex.operators import KERNELS, before_rounding
+from npugraph_ex.operators import OPERATORS
 
-rms_norm = KERNELS["npu::npu_rms_norm"]
-add_rms_norm = KERNELS["npu::npu_add_rms_norm"]
-dynamic_quant = KERNELS["npu::npu_dynamic_quant"]
-fused = KERNELS["npu::npu_add_rms_norm_dynamic_quant"]
-swiglu = KERNELS["npu::npu_swiglu"]
-quantize = KERNELS["npu::npu_quantize"]
+rms_norm = OPERATORS["npu::npu_rms_norm"].formula
+add_rms_norm = OPERATORS["npu::npu_add_rms_norm"].formula
+dynamic_quant = OPERATORS["npu::npu_dynamic_quant"].formula
+fused = OPERATORS["npu::npu_add_rms_norm_dynamic_quant"].formula
+swiglu = OPERATORS["npu::npu_swiglu"].formula
+quantize = OPERATORS["npu::npu_quantize"].formula
 assert_equal = functools.partial(torch.testing.assert_close, rtol=0, atol=0)
 
 
@@ -49,7 +49,7 @@ def test_smooth_scales_act_before_the_maximum() -> None:
 def test_before_rounding_is_the_quotient() -> None:
     """Rounded, it gives the operator's own output."""
     x = torch.randn(6, 16)
-    quotient, scale = before_rounding["npu::npu_dynamic_quant"](x)
+    quotient, scale = OPERATORS["npu::npu_dynamic_quant"].before_rounding(x)
     torch.testing.assert_close(quotient * scale.unsqueeze(-1), x)
     assert_equal(dynamic_quant(x)[0], quotient.round().to(torch.int8))
 
@@ -154,9 +154,9 @@ def test_quantize_refuses_what_does_not_fit() -> None:
 def test_before_rounding_of_static_quantisation() -> None:
     """The quotient with its zero point, as a judge needs it to see a tie."""
     x, points = torch.tensor([[1.0, 4.0]]), torch.tensor([1, 1], dtype=torch.int32)
-    quotient = before_rounding["npu::npu_quantize"](x, torch.full((2,), 2.0), points, 1)
+    quotient = OPERATORS["npu::npu_quantize"].before_rounding(x, torch.full((2,), 2.0), points, 1)
     assert quotient.tolist() == [[1.5, 3.0]]
-    first, _, _ = before_rounding["npu::npu_add_rms_norm_quant"](
+    first, _, _ = OPERATORS["npu::npu_add_rms_norm_quant"].before_rounding(
         x, x * 0, torch.ones(2), torch.ones(2), points, epsilon=8.5 * 0
     )
     torch.testing.assert_close(first, x / math.sqrt(8.5) + 1)
@@ -168,7 +168,7 @@ def test_swiglu_and_quantisation_equal_their_parts(left: bool) -> None:
     x = torch.randn(6, 32, dtype=torch.float64)
     gate_first = x if left else torch.cat(x.chunk(2, dim=-1)[::-1], dim=-1)
     expected, expected_scale = dynamic_quant(swiglu(gate_first))
-    out, scale = KERNELS["npu::npu_swiglu_quant"](x, activate_left=left, quant_mode=1)
+    out, scale = OPERATORS["npu::npu_swiglu_quant"].formula(x, activate_left=left, quant_mode=1)
     assert_equal(out, expected)
     assert_equal(scale, expected_scale)
 
@@ -177,10 +177,10 @@ def test_swiglu_quant_by_hand() -> None:
     """Gates (0, ln 3) of sigmoids 1/2 and 3/4, values (8, 4): products 0 and 3 ln 3, so scale 3 ln 3 / 127, codes 0, 127."""
     gate, value = [0.0, math.log(3.0)], [8.0, 4.0]
     for left, row in ((True, gate + value), (False, value + gate)):
-        out, scale = KERNELS["npu::npu_swiglu_quant"](torch.tensor([row]), activate_left=left, quant_mode=1)
+        out, scale = OPERATORS["npu::npu_swiglu_quant"].formula(torch.tensor([row]), activate_left=left, quant_mode=1)
         assert out.tolist() == [[0, 127]]
         torch.testing.assert_close(scale, torch.tensor([3 * math.log(3.0) / 127]))
     # Equal gates, values 3 and -4: three quarters of -127 the other way are 95.25.
     row = torch.tensor([[math.log(3.0), math.log(3.0), 3.0, -4.0]])
-    out, _ = KERNELS["npu::npu_swiglu_quant"](row, activate_left=True, quant_mode=1)
+    out, _ = OPERATORS["npu::npu_swiglu_quant"].formula(row, activate_left=True, quant_mode=1)
     assert out.tolist() == [[95, -127]]

@@ -8,17 +8,17 @@ import math
 import pytest
 import torch
 
-from npugraph_ex.operators import KERNELS, UnsupportedArgumentError, before_rounding
+from npugraph_ex.operators import OPERATORS, UnsupportedArgumentError
 
-dynamic_quant = KERNELS["npu::npu_dynamic_quant"]
-fused = KERNELS["npu::npu_add_rms_norm_dynamic_quant"]
-quant_matmul = KERNELS["npu::npu_quant_matmul"]
-swiglu = KERNELS["npu::npu_swiglu"]
-rotary_mul = KERNELS["npu::npu_rotary_mul"]
-dtype_cast = KERNELS["npu::npu_dtype_cast"]
-quantize = KERNELS["npu::npu_quantize"]
-norm_quant = KERNELS["npu::npu_add_rms_norm_quant"]
-transposed_product = KERNELS["npu::npu_transpose_batchmatmul"]
+dynamic_quant = OPERATORS["npu::npu_dynamic_quant"].formula
+fused = OPERATORS["npu::npu_add_rms_norm_dynamic_quant"].formula
+quant_matmul = OPERATORS["npu::npu_quant_matmul"].formula
+swiglu = OPERATORS["npu::npu_swiglu"].formula
+rotary_mul = OPERATORS["npu::npu_rotary_mul"].formula
+dtype_cast = OPERATORS["npu::npu_dtype_cast"].formula
+quantize = OPERATORS["npu::npu_quantize"].formula
+norm_quant = OPERATORS["npu::npu_add_rms_norm_quant"].formula
+transposed_product = OPERATORS["npu::npu_transpose_batchmatmul"].formula
 assert_equal = functools.partial(torch.testing.assert_close, rtol=0, atol=0)
 
 
@@ -38,7 +38,7 @@ def test_quant_matmul_saturates_and_rounds_to_even() -> None:
     x1, x2 = torch.tensor([[100], [5]], dtype=torch.int8), torch.tensor([[100, 5]], dtype=torch.int8)
     out = quant_matmul(x1, x2, torch.tensor([2.0, 0.5]))
     assert out.tolist() == [[127, 127], [127, 12]]
-    quotient = before_rounding["npu::npu_quant_matmul"](x1, x2, torch.tensor([2.0, 0.5]))
+    quotient = OPERATORS["npu::npu_quant_matmul"].before_rounding(x1, x2, torch.tensor([2.0, 0.5]))
     assert quotient.tolist() == [[20000.0, 250.0], [1000.0, 12.5]]
 
 
@@ -114,8 +114,8 @@ def test_transposed_product_refuses_other_permutations() -> None:
         (lambda x: quantize(x, x[0], None, 3, -1, False), "dtype"),
         (lambda x: norm_quant(x, x, x[0], x[0], None, dst_type=16), "dst_type"),
         (lambda x: transposed_product(x[None], x[None], bias=x), "bias"),
-        (KERNELS["npu::npu_swiglu_quant"], "quant_mode"),
-        (lambda x: KERNELS["npu::npu_swiglu_quant"](x, quant_mode=1, smooth_scales=x[0]), "smooth_scales"),
+        (OPERATORS["npu::npu_swiglu_quant"].formula, "quant_mode"),
+        (lambda x: OPERATORS["npu::npu_swiglu_quant"].formula(x, quant_mode=1, smooth_scales=x[0]), "smooth_scales"),
         (lambda x: transposed_product(x[None], x[None], scale=x), "scale"),
     ],
 )

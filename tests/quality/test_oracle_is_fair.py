@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from npugraph_ex import testing
-from npugraph_ex.operators import KERNELS, before_rounding
+from npugraph_ex.operators import OPERATORS
 from npugraph_ex.testing import Case, Input, host, verdict
 from npugraph_ex.testing.families import FAMILIES
 from npugraph_ex.testing.reference64 import FEW_RUNS
@@ -81,7 +81,7 @@ def _check(case: Case, fused: str, kernel: Callable[..., Any], patch: pytest.Mon
 @pytest.mark.parametrize("fused", FUSED)
 def test_the_right_kernel_passes(fused: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reference itself, by the way that the wrong ones go."""
-    assert _check(FUSED[fused], fused, KERNELS[fused], monkeypatch) == []
+    assert _check(FUSED[fused], fused, OPERATORS[fused].formula, monkeypatch) == []
 
 
 @pytest.mark.parametrize("wrong", ROUNDINGS)
@@ -90,9 +90,12 @@ def test_a_kernel_that_rounds_wrongly_fails(fused: str, wrong: str, monkeypatch:
     """Every value before rounding is right, and the integers made of them are not."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        exact = before_rounding[fused](*args, **kwargs)
+        exact = OPERATORS[fused].before_rounding(*args, **kwargs)
         quotient = exact[0].double()
-        return (ROUNDINGS[wrong](quotient).clamp(-128, 127).to(torch.int8), *KERNELS[fused](*args, **kwargs)[1:])
+        return (
+            ROUNDINGS[wrong](quotient).clamp(-128, 127).to(torch.int8),
+            *OPERATORS[fused].formula(*args, **kwargs)[1:],
+        )
 
     assert _check(FUSED[fused], fused, kernel, monkeypatch)
 
@@ -102,7 +105,7 @@ def test_a_kernel_without_epsilon_fails(fused: str, monkeypatch: pytest.MonkeyPa
     """Values of a thousandth make epsilon matter."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        return KERNELS[fused](*args, **{**kwargs, "epsilon": 0.0})
+        return OPERATORS[fused].formula(*args, **{**kwargs, "epsilon": 0.0})
 
     assert _check(FUSED[fused], fused, kernel, monkeypatch)
 
@@ -112,7 +115,7 @@ def test_a_kernel_that_rounds_the_sum_to_bfloat16_fails(fused: str, monkeypatch:
     """The residual sum has float16's eleven bits, not eight."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        results = list(KERNELS[fused](*args, **kwargs))
+        results = list(OPERATORS[fused].formula(*args, **kwargs))
         results[2] = results[2].to(torch.bfloat16).to(torch.float16)
         return tuple(results)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from npugraph_ex.operators import KERNELS, before_rounding
+from npugraph_ex.operators import OPERATORS
 from npugraph_ex.testing import Limits, judge_floating, judge_quantised, ulp
 from npugraph_ex.testing.judge import same_bits
 from npugraph_ex.testing.reference64 import pooled
@@ -134,7 +134,7 @@ def _data(dtype: torch.dtype, scale: float) -> tuple[torch.Tensor, torch.Tensor,
 def _judged(candidate: tuple[torch.Tensor, ...], data: tuple[torch.Tensor, ...]) -> bool:
     """Whether y1 and scale1 of a candidate pass, given the float64 truth of the same inputs."""
     wide = [tensor.double() for tensor in data]
-    truth = before_rounding["npu::npu_add_rms_norm_dynamic_quant"](*wide[:3], smooth_scale1=wide[3])
+    truth = OPERATORS["npu::npu_add_rms_norm_dynamic_quant"].before_rounding(*wide[:3], smooth_scale1=wide[3])
     spread = pooled(truth[0], truth[0].abs() * 2.0**-12)
     quantised = judge_quantised(candidate[0], truth[0], spread=spread)
     scale = judge_floating(candidate[3], truth[3], spread=truth[3] * 2.0**-12)
@@ -146,20 +146,20 @@ def _judged(candidate: tuple[torch.Tensor, ...], data: tuple[torch.Tensor, ...])
 def test_the_right_kernel_passes(dtype: torch.dtype, scale: float) -> None:
     """The float32 kernel is within the limits of the float64 reference."""
     data = _data(dtype, scale)
-    kernel = KERNELS["npu::npu_add_rms_norm_dynamic_quant"]
+    kernel = OPERATORS["npu::npu_add_rms_norm_dynamic_quant"].formula
     assert _judged(kernel(*data[:3], smooth_scale1=data[3]), data)
 
 
 def _epsilon_dropped(data: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    return KERNELS["npu::npu_add_rms_norm_dynamic_quant"](*data[:3], smooth_scale1=data[3], epsilon=0.0)
+    return OPERATORS["npu::npu_add_rms_norm_dynamic_quant"].formula(*data[:3], smooth_scale1=data[3], epsilon=0.0)
 
 
 def _smoothing_dropped(data: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    return KERNELS["npu::npu_add_rms_norm_dynamic_quant"](*data[:3])
+    return OPERATORS["npu::npu_add_rms_norm_dynamic_quant"].formula(*data[:3])
 
 
 def _rounded(data: tuple[torch.Tensor, ...], rounding: object) -> tuple[torch.Tensor, ...]:
-    exact = before_rounding["npu::npu_add_rms_norm_dynamic_quant"](*data[:3], smooth_scale1=data[3])
+    exact = OPERATORS["npu::npu_add_rms_norm_dynamic_quant"].before_rounding(*data[:3], smooth_scale1=data[3])
     return (rounding(exact[0]).to(torch.int8), *exact[1:])  # type: ignore[operator]
 
 
@@ -176,7 +176,7 @@ def _saturated_early(data: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]
 
 
 def _divided_by_128(data: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    right = KERNELS["npu::npu_add_rms_norm_dynamic_quant"](*data[:3], smooth_scale1=data[3])
+    right = OPERATORS["npu::npu_add_rms_norm_dynamic_quant"].formula(*data[:3], smooth_scale1=data[3])
     return (*right[:3], right[3] * 127 / 128, right[4])
 
 

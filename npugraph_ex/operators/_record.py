@@ -1,0 +1,163 @@
+"""The record of one operator: all that the library knows of it, in one object, in the operator's own file.
+
+``Operator(...)`` is a decorator for the operator's formula. The fields of a record are plain data and small functions; no
+table elsewhere names the operator. Who reads which field:
+
+================== ========================================================================================
+formula            kernel on an emulated device, judge of the conformance suite, ``check_numerics``
+before_rounding    judge: tells a tie from an error in an integer output
+examples           opcheck and the comparison with the device library's meta function, in tests/operators
+source             the table of operators in the documentation
+synonyms           matching of arguments in fusion
+canonical          matching of arguments in fusion
+explain_unfused    the report's list of operators that no fusion rule came near
+writes             alias analysis, in-place recovery, dead code: what the schema leaves out
+host_arguments     update of captured graphs between replays
+workspace          update of captured graphs between replays
+first_factor       modelled clock: the price of a matrix product
+schema, fake       tests of rules about a client's operators, without the client
+================== ========================================================================================
+
+Not here, because nothing reads it yet. Each would be one more field, with its check in ``__post_init__``:
+operators beside the ``default`` overload (``name`` would take ``npu::operator.overload``); which dtypes, ranks and formats the
+device takes, with the error code of a refusal (``constraints``; a formula raises, and a fusion rule's own limits stand in
+the rule's file); the price of a kernel that is neither a matrix product nor one operation for each element.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from npugraph_ex.operators._registry import OPERATORS, OperatorRecordError
+
+Formula = TypeVar("Formula", bound=Callable[..., Any])
+Canonical = Callable[[int, Mapping[str, Any]], Mapping[str, Any]]
+
+
+class Call(NamedTuple):
+    """The arguments of one call of an operator."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def call(*args: Any, **kwargs: Any) -> Call:
+    """An example call: ``call(x, dim=1)`` for ``operator(x, dim=1)``, with tensors on the CPU."""
+    return Call(args, kwargs)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Operator:
+    """What is known of one operator. Used as a decorator, it adds the record with the decorated function as its formula.
+
+    Attributes:
+        name: ``"namespace::operator"``, as in the operator's schema.
+        formula: what the operator computes, in plain ATen on CPU tensors, with exactly the schema's signature. None where only
+            other fields are known; such a record is added with ``OPERATORS.add``.
+        source: where the formula is from: a public document or published source.
+        examples: functions without arguments that make calls, at least one where there is a formula. They may draw random
+            numbers as they like: ``calls`` gives each the same state and restores the generator.
+        before_rounding: for integer outputs, the formula with the floating-point quotients in place of rounded outputs.
+        synonyms: for each argument that names a dtype by its code or has other values that mean the same: written value -> the
+            value that it equals, for example ``{"dst_type": {1: None}}`` where int8 (code 1) is the default.
+        canonical: for arguments whose meaning depends on others: takes the first tensor's rank and all effective arguments by
+            name, and returns those that have several spellings, in the one spelling that comparisons use.
+        explain_unfused: whether a report says why no rule fused it.
+        writes: arguments that the operator writes, and returns, though its schema does not mark them.
+        host_arguments: arguments that a replay may change: whole numbers, lists of them, or tensors on the CPU.
+        workspace: the operator that allocates memory large enough for every value of the host arguments.
+        first_factor: for a matrix product, the position of its first factor among the tensors that it reads.
+        schema: for an operator that a client's library defines, its arguments and results as ``torch.library`` takes them.
+        fake: likewise, its fake implementation.
+
+    Raises:
+        OperatorRecordError: a field does not fit; the message names the operator and the field.
+    """
+
+    name: str
+    formula: Callable[..., Any] | None = None
+    source: str = ""
+    examples: tuple[Callable[[], Call], ...] = ()
+    before_rounding: Callable[..., Any] | None = None
+    synonyms: Mapping[str, Mapping[int, int | None]] = field(default_factory=dict)
+    canonical: Canonical | None = None
+    explain_unfused: bool = False
+    writes: tuple[str, ...] = ()
+    host_arguments: tuple[str, ...] = ()
+    workspace: str = ""
+    first_factor: int | None = None
+    schema: str = ""
+    fake: Callable[..., Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without the operator itself."""
+        if not re.fullmatch(r"\w+::\w+", self.name):
+            raise self._wrong("name", "is 'namespace::operator', without overload", self.name)
+        for name in ("examples", "writes", "host_arguments"):
+            if not isinstance(getattr(self, name), tuple):
+                raise self._wrong(name, "is a tuple; a single entry is written (entry,)", getattr(self, name))
+        for example in self.examples:
+            if not callable(example):
+                raise self._wrong("examples", "holds functions that make calls, as in (lambda: call(x),)", example)
+        if self.workspace and not self.host_arguments:
+            raise self._wrong("workspace", "goes with host_arguments; name those too", self.workspace)
+        if bool(self.schema) != (self.fake is not None):
+            raise self._wrong("schema", "and fake go together; give both or none", self.schema)
+        if self.formula is not None:
+            self._check_formula(self.formula)
+
+    def __call__(self, formula: Formula) -> Formula:
+        """Add the record with ``formula``, and return the function as it is."""
+        if self.formula is not None:
+            raise self._wrong("formula", "is the decorated function; leave the field out", self.formula)
+        if not self.examples:
+            raise self._wrong("examples", "needs a call that checks can run, as in (lambda: call(x),)", self.examples)
+        OPERATORS.add(dataclasses.replace(self, formula=formula))
+        return formula
+
+    def _check_formula(self, formula: Callable[..., Any]) -> None:
+        """The names in other fields are arguments of the formula, and its twin has the same ones."""
+        known = inspect.signature(formula).parameters
+        for name in ("writes", "host_arguments", "synonyms"):
+            for argument in getattr(self, name):
+                if argument not in known:
+                    raise self._wrong(name, f"names arguments of the operator ({', '.join(known)})", argument)
+        if self.before_rounding is not None and [*inspect.signature(self.before_rounding).parameters] != [*known]:
+            raise self._wrong(
+                "before_rounding", f"takes the arguments of the formula ({', '.join(known)})", self.before_rounding
+            )
+
+    def _wrong(self, name: str, expected: str, value: object) -> OperatorRecordError:
+        return OperatorRecordError(f"Operator {self.name!r}, field {name}: it {expected}; it is {value!r}.")
+
+    @property
+    def defined_at(self) -> str:
+        """The function that the record was made from; all fields where it has none."""
+        return f"{self.formula.__module__}.{self.formula.__qualname__}" if self.formula else repr(self)
+
+    def calls(self) -> list[Call]:
+        """The example calls, the same ones each time. torch's generators are as they were afterwards."""
+        made = []
+        for example in self.examples:
+            with torch.random.fork_rng(devices=()):
+                torch.default_generator.manual_seed(0)
+                made.append(example())
+        return made
+
+
+def record_of(target: object) -> Operator | None:
+    """The record of the operator that a graph's node calls; None for any other target, and where there is none."""
+    return OPERATORS.get(target._schema.name) if isinstance(target, torch._ops.OpOverload) else None
+
+
+def formula_of(target: object) -> Callable[..., Any] | None:
+    """The formula of the operator that a graph's node calls; None where there is none."""
+    record = record_of(target)
+    return None if record is None else record.formula

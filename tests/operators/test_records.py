@@ -1,0 +1,138 @@
+"""Records of operators: each in the file of its name, wrong ones refused by record and field, a user's own as good as ours."""
+
+from __future__ import annotations
+
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+from npugraph_ex import operators
+from npugraph_ex.fusion.arguments import effective_arguments
+from npugraph_ex.operators import OPERATORS, CpuInterpreter, Operator, OperatorRecordError, call
+
+
+@pytest.fixture(autouse=True)
+def _own_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records that a test adds are gone after it."""
+    monkeypatch.setattr(OPERATORS, "_records", dict(OPERATORS._records))
+
+
+@pytest.fixture
+def scaled() -> torch._ops.OpOverload:
+    """An operator of a library of ours: ``x * by``, and what a dtype code means to it."""
+    with torch.library._scoped_library("npugraph_ex_records", "DEF") as library:
+        library.define("scaled(Tensor x, float by=2.0, int? dtype=None) -> Tensor")
+        yield torch.ops.npugraph_ex_records.scaled.default
+
+
+def scale(x: torch.Tensor, by: float = 2.0, dtype: int | None = None) -> torch.Tensor:
+    """The formula of ``scaled``."""
+    return x * by
+
+
+def example() -> operators.Call:
+    """One call of ``scaled``."""
+    return call(torch.randn(3))
+
+
+def test_each_file_holds_the_record_of_its_name() -> None:
+    """A reader finds an operator by its name, and a file without a record is found out."""
+    files = {module.name for module in pkgutil.iter_modules(operators.__path__) if not module.name.startswith("_")}
+    named = {name.split("::")[1].removeprefix("_") for name in OPERATORS}
+    assert files <= named
+    assert len(files) > 20
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_every_record_says_where_it_is_from(name: str) -> None:
+    """Each has a source; each formula has an example, and so is checked."""
+    assert OPERATORS[name].source
+    assert bool(OPERATORS[name].examples) == (OPERATORS[name].formula is not None)
+
+
+def test_examples_are_the_same_each_time_and_move_no_generator() -> None:
+    """Two askers get equal tensors, and random numbers go on as if nobody had asked."""
+    before = torch.get_rng_state()
+    first, second = (OPERATORS["npu::npu_add_rms_norm"].calls()[0].args for _ in range(2))
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    assert not torch.equal(first[0], first[1])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_users_record_is_used_as_ours_are(scaled: torch._ops.OpOverload) -> None:
+    """Its formula computes on the CPU, and its synonyms make calls equal, also where the operator was looked at before."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    written, omitted = (graph.call_function(scaled, arguments) for arguments in ((x, 3.0, 1), (x, 3.0)))
+    graph.output((written, omitted))
+    assert effective_arguments(written) != effective_arguments(omitted)
+
+    Operator(name="npugraph_ex_records::scaled", examples=(example,), synonyms={"dtype": {1: None}})(scale)
+    assert effective_arguments(written) == effective_arguments(omitted)
+    results = CpuInterpreter(fx.GraphModule(torch.nn.Module(), graph)).run(torch.tensor([1.0, 2.0]))
+    assert [result.tolist() for result in results] == [[3.0, 6.0], [3.0, 6.0]]
+
+
+def test_a_second_record_of_a_name_is_refused_and_the_same_one_replaces() -> None:
+    """Whoever describes an operator anew is told who did before; a cell that runs twice is no second description."""
+    with pytest.raises(
+        OperatorRecordError, match=r"'npu::npu_swiglu', field name: .*operators\.npu_swiglu\.npu_swiglu"
+    ):
+        Operator(name="npu::npu_swiglu", examples=(example,))(scale)
+    for source in ("first", "second"):
+        Operator(name="mine::scaled", examples=(example,), source=source)(scale)
+    assert OPERATORS["mine::scaled"].source == "second"
+
+
+def _other(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+@pytest.mark.parametrize(
+    ("field", "fields"),
+    [
+        ("name", {"name": "npu.scaled"}),
+        ("name", {"name": "npu::scaled.out"}),
+        ("examples", {"examples": ()}),
+        ("examples", {"examples": example}),
+        ("examples", {"examples": (call(1),)}),
+        ("writes", {"writes": "cache"}),
+        ("writes", {"writes": ("cache",)}),
+        ("host_arguments", {"host_arguments": ("lengths",)}),
+        ("synonyms", {"synonyms": {"dst_type": {1: None}}}),
+        ("before_rounding", {"before_rounding": _other}),
+        ("workspace", {"workspace": "mine::space"}),
+        ("schema", {"schema": "(Tensor x) -> Tensor"}),
+        ("formula", {"formula": scale}),
+    ],
+)
+def test_a_wrong_field_is_named(field: str, fields: dict[str, Any]) -> None:
+    """The error names the record and the field at once, not at the first compilation; nothing was added."""
+    given: dict[str, Any] = {"name": "mine::scaled", "examples": (example,), **fields}
+    with pytest.raises(OperatorRecordError) as caught:
+        Operator(**given)(scale)
+    assert f"Operator {given['name']!r}, field {field}: " in str(caught.value)
+    assert given["name"] not in OPERATORS
+
+
+def test_importing_the_library_loads_no_record() -> None:
+    """Four hundred operators must cost those nothing who only import."""
+    program = (
+        "import sys, npugraph_ex; assert not [name for name in sys.modules if name.startswith('npugraph_ex.operators')]"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_listeners_hear_of_new_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that was started before a record came gets its kernel all the same."""
+    heard: list[tuple[str, Callable[..., Any] | None]] = []
+    monkeypatch.setattr(OPERATORS, "_listeners", [])
+    OPERATORS.listen(lambda name, record: heard.append((name, record.formula)))
+    Operator(name="mine::scaled", examples=(example,))(scale)
+    assert heard == [("mine::scaled", scale)]
