@@ -15,7 +15,7 @@ from npugraph_ex.config.compiler_config import apply_flat
 from npugraph_ex.fusion import engine
 from npugraph_ex.fusion.registry import USER_RULES
 from npugraph_ex.fusion.rule import PreparedRule
-from npugraph_ex.passes import pipeline
+from npugraph_ex.passes import fusion, pipeline
 from npugraph_ex.passes.base import Pass, PassContext
 from npugraph_ex.report.passes import PassReport
 from npugraph_ex.testing import tracing
@@ -101,6 +101,6 @@ def _fuse_only(nodes: frozenset[str], gm: fx.GraphModule, context: PassContext) 
 
         return dataclasses.replace(prepared, rule=dataclasses.replace(prepared.rule, condition=condition))
 
-    chosen = engine.chosen_rules(context.options.fusion_rules or {})  # type: ignore[attr-defined] # where mutants break it
+    chosen = fusion.chosen_rules(context.options.fusion_rules or {})  # type: ignore[attr-defined] # where mutants break it
     rules = (*USER_RULES.snapshot(), *chosen)
     engine.apply_rules(gm.graph, tuple(map(limited, rules)), context.report)

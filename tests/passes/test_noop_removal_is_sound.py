@@ -15,7 +15,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from npugraph_ex.passes import noop_removal
+from npugraph_ex.graph import noops
 
 aten = torch.ops.aten
 
@@ -65,7 +65,7 @@ def test_a_pad_given_by_its_name(pad: list[int], gone: bool) -> None:
     gm = traced(KEPT["constant_pad_nd"])
     (node,) = gm.graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)
     node.args, node.kwargs = node.args[:1], {"pad": pad}
-    noop_removal.remove(gm.graph)
+    noops.remove(gm.graph)
     assert (node not in gm.graph.nodes) is gone
 
 
