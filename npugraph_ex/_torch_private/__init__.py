@@ -65,6 +65,7 @@ from npugraph_ex._torch_private.tensors import (
     replace_functional_value,
     storage_handle,
     storage_key,
+    version,
 )
 
 __all__ = [
@@ -118,6 +119,7 @@ __all__ = [
     "trace_as_constant_call",
     "traced_object",
     "unobserved_execution",
+    "version",
     "was_made_while_tracing",
     "written_inputs",
 ]

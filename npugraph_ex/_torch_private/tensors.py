@@ -22,6 +22,11 @@ def autograd_base(tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor._base
 
 
+def version(tensor: torch.Tensor) -> int:
+    """How often the memory of a tensor was written, as autograd counts it; one in inference mode is not counted."""
+    return tensor._version
+
+
 def negative_view(tensor: torch.Tensor) -> torch.Tensor:
     """A view of the same memory that is read with the other sign; torch has public views of this kind for `conj` only."""
     return torch._neg_view(tensor)

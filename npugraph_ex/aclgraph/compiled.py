@@ -20,7 +20,7 @@ from npugraph_ex.aclgraph.drift import Drift, Plain
 from npugraph_ex.aclgraph.footprint import Elsewhere, apart, foreseen
 from npugraph_ex.aclgraph.inputs import InputPlan
 from npugraph_ex.aclgraph.instances import Instances
-from npugraph_ex.aclgraph.places import Places
+from npugraph_ex.aclgraph.places import FrozenPlaces, Places
 from npugraph_ex.aclgraph.promises import first_run_checked
 from npugraph_ex.aclgraph.recording import Recording
 from npugraph_ex.aclgraph.stable import Runner, StableInputs
@@ -38,7 +38,7 @@ class _Last(NamedTuple):
     """The captures that served the last call, and what the next must have in common with it to be served by them too."""
 
     numbers: tuple[Any, ...]
-    places: Places
+    places: Places | FrozenPlaces
     runner: Runner
 
 
@@ -155,8 +155,7 @@ class CompiledGraph:
 
     def _find(self, numbers: tuple[Any, ...], inputs: list[Any]) -> Runner:
         """The captures for this call, new ones if there are none yet."""
-        addresses = () if self._options.frozen_parameter else self.plan.addresses(inputs)
-        key = (numbers, addresses)
+        key = (numbers, self.plan.addresses(inputs))
         runner = self._instances.get(key)
         if runner is None and not self._options.require_capture and self._drift.gives_up(key, self._instances):
             return self._plain
@@ -166,8 +165,16 @@ class CompiledGraph:
             self._instances.move_to_end(key)
             self._drift.fruitless = 0
         if not self._options.force_recapture:
-            self._last = _Last(numbers, Places(self.plan.in_place, addresses), runner)
+            self._last = _Last(numbers, self._places(inputs, key[1]), runner)
         return runner
+
+    def _places(self, inputs: list[Any], addresses: tuple[int, ...]) -> Places | FrozenPlaces:
+        """What the next call is compared with first; where it differs, all addresses are."""
+        frozen = self.plan.frozen(inputs) if self._options.frozen_parameter else ()
+        if not frozen:
+            return Places(self.plan.in_place, addresses)
+        compared = [at for at in zip(self.plan.in_place, addresses, strict=True) if at[0] not in frozen]
+        return FrozenPlaces(frozen, inputs, Places(*zip(*compared, strict=True)) if compared else Places((), ()))
 
     def _follow_last_call(self, here: tuple[int, int, int]) -> None:
         """Order this call after the last one, which ran on another stream: they share buffers and memory."""
@@ -207,9 +214,8 @@ class CompiledGraph:
                     self._options.capture_limit,
                     reason,
                 )
-        # Which inputs share memory with parameters is settled by the addresses in the key; without them nothing is watched.
-        watched = self._options.stable_inputs_in_place and not self._options.frozen_parameter
         make = partial(self._instances_for, key)
+        watched = self._options.stable_inputs_in_place
         instances = StableInputs(self.plan, make, reason) if watched else make(self.plan, reason)
         self._instances[key] = instances
         return instances

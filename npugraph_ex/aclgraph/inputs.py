@@ -42,6 +42,7 @@ class InputPlan:
         names: what messages call each input.
         in_place: tensors that the graph reads or writes at the caller's address: parameters, buffers, mutated inputs,
             and views around which it uses more of their memory.
+        written: those of them that it writes.
         copied: device tensors that are copied into buffers of the captured graph before each replay.
         keyed: numbers (sizes, scalars) that are baked into the captured kernels.
         scalars: CPU tensors without dimensions, which are baked in likewise.
@@ -54,6 +55,7 @@ class InputPlan:
 
     names: tuple[str, ...]
     in_place: tuple[int, ...]
+    written: frozenset[int]
     copied: tuple[int, ...]
     keyed: tuple[int, ...]
     scalars: tuple[int, ...]
@@ -87,7 +89,8 @@ class InputPlan:
         scalars = tuple(position for position, node in enumerate(nodes) if node in known and position not in updated)
         facts = AliasFacts(gm.graph)
         left_behind = inputs_left_behind(gm.graph, facts)
-        at_home = mutated_inputs(gm.graph, facts) | left_behind
+        written = mutated_inputs(gm.graph, facts)
+        at_home = written | left_behind
         tensors = [
             position
             for position, value in enumerate(example_inputs)
@@ -104,6 +107,7 @@ class InputPlan:
         return cls(
             names=named,
             in_place=in_place,
+            written=written,
             copied=tuple(position for position in tensors if position not in set(in_place)),
             keyed=keyed,
             scalars=scalars,
@@ -128,6 +132,14 @@ class InputPlan:
         if not self.dimensions:
             return keyed
         return keyed + tuple([inputs[position].size(dimension) for position, dimension in self.dimensions])
+
+    def frozen(self, inputs: Sequence[Any]) -> tuple[int, ...]:
+        """The positions of parameters that are only read. A buffer is not among them: programs assign them anew."""
+        return tuple(
+            position
+            for position in self.in_place
+            if position not in self.written and isinstance(inputs[position], torch.nn.Parameter)
+        )
 
     def addresses(self, inputs: Sequence[Any]) -> tuple[int, ...]:
         """The part of the graph key that is made of addresses."""

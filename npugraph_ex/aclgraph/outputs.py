@@ -1,4 +1,8 @@
-"""Handing out results: views of the graph's memory while nobody can be hurt by the next replay, copies otherwise."""
+"""Handing out results: in the graph's own memory while nobody can be hurt by the next replay, in copies of it otherwise.
+
+Either way they are ordinary tensors, as the operators of the graph would have returned them. What autograd takes for no
+view has a version counter of its own; a view is a view of what it was a view of when the graph was captured.
+"""
 
 from __future__ import annotations
 
@@ -15,41 +19,46 @@ from npugraph_ex.aclgraph.inputs import Geometry
 
 
 @dataclass(frozen=True)
-class _OfInput:
-    """An output that lies in an input's memory: it is handed out as a view of the caller's tensor."""
+class _Part:
+    """A result in the memory of another tensor: of an input, or of another result."""
 
-    position: int
     geometry: Geometry
-    offset: int  # bytes, from the input's own first element
-    conjugated: bool  # lazily, and the input is not; or the other way round
+    offset: int  # bytes, from the other tensor's own first element
+    conjugated: bool  # lazily, and the other tensor is not; or the other way round
     negated: bool  # likewise
+    is_view: bool  # to autograd; `detach` gives what is none
+    is_whole: bool  # it has the other tensor's geometry, and begins where that begins
 
     @classmethod
-    def of(cls, value: torch.Tensor, argument: torch.Tensor, position: int) -> _OfInput:
-        return cls(
-            position,
-            Geometry.of(value),
-            value.data_ptr() - argument.data_ptr(),
-            value.is_conj() != argument.is_conj(),
-            value.is_neg() != argument.is_neg(),
-        )
+    def of(cls, value: torch.Tensor, whole: torch.Tensor) -> _Part:
+        offset = _first_byte(value) - _first_byte(whole)
+        conjugated, negated = value.is_conj() != whole.is_conj(), value.is_neg() != whole.is_neg()
+        alike = Geometry.of(value) == Geometry.of(whole) and not (offset or conjugated or negated)
+        return cls(Geometry.of(value), offset, conjugated, negated, _is_view(value), alike)
 
-    def hand_out(self, inputs: Sequence[Any]) -> torch.Tensor:
-        tensor: torch.Tensor = inputs[self.position]
-        if self.offset == 0 and Geometry.of(tensor) == self.geometry:
-            same = tensor
-        else:
-            start = tensor.storage_offset() * tensor.element_size() + self.offset
-            same = _view(tensor, self.geometry, start // self.geometry.dtype.itemsize)
-        return _lazily(same, conjugated=self.conjugated, negated=self.negated)
+    def take(self, whole: torch.Tensor) -> torch.Tensor:
+        """Hand the part of ``whole`` out; they share a version counter."""
+        if self.is_whole and not self.is_view:
+            return whole.detach()
+        start = (_first_byte(whole) + self.offset) // self.geometry.dtype.itemsize
+        view = _lazily(_view(whole, self.geometry, start), conjugated=self.conjugated, negated=self.negated)
+        return view if self.is_view else view.detach()
+
+
+@dataclass(frozen=True)
+class _OfInput:
+    """An output that is an input, where ``part`` is None, or lies in its memory."""
+
+    position: int
+    part: _Part | None
 
 
 @dataclass(frozen=True)
 class _Fresh:
-    """An output in memory of the captured graph; outputs of one storage share a number."""
+    """An output in memory of the captured graph: a root, where ``part`` is None, or in the memory of one."""
 
-    tensor: torch.Tensor
-    storage: int
+    root: int
+    part: _Part | None
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,9 @@ class _Constant:
 class Outputs:
     """The outputs of one captured graph.
 
+    Of the outputs in one storage of the graph's own, one is the root, in whose memory the others lie: the first that is no
+    view; where all are views, what they are views of, which is not handed out itself.
+
     Args:
         values: what the graph returned while it was captured.
         arguments: what it was called with, by position: the caller's tensors and the graph's buffers.
@@ -69,34 +81,30 @@ class Outputs:
 
     def __init__(self, values: Sequence[Any], arguments: Sequence[Any]) -> None:
         homes = {
-            argument.untyped_storage().data_ptr(): position
+            _torch_private.storage_key(argument): position
             for position, argument in reversed(list(enumerate(arguments)))
-            if isinstance(argument, torch.Tensor) and argument.numel()
+            if isinstance(argument, torch.Tensor)
         }
-        storages: dict[int, int] = {}
-        self._storages: list[torch.UntypedStorage] = []
+        roots = _roots([value for value in values if isinstance(value, torch.Tensor)])
+        fresh = [key for key in roots if key not in homes]
         self._slots: list[_OfInput | _Fresh | _Constant] = []
+        given: set[int] = set()
         for value in values:
             if not isinstance(value, torch.Tensor):
                 self._slots.append(_Constant(value))
                 continue
-            storage = value.untyped_storage()
-            home = homes.get(storage.data_ptr()) if value.numel() else None
-            if home is not None:
-                self._slots.append(_OfInput.of(value, arguments[home], home))
+            key = _torch_private.storage_key(value)
+            if key in homes:
+                argument = arguments[homes[key]]
+                self._slots.append(_OfInput(homes[key], None if value is argument else _Part.of(value, argument)))
                 continue
-            key = storage.data_ptr() or -id(value)
-            if key not in storages:
-                storages[key] = len(self._storages)
-                self._storages.append(storage)
-            self._slots.append(_Fresh(value.detach(), storages[key]))
-        del values, arguments
-        slots = [slot for slot in self._slots if isinstance(slot, _Fresh)]
-        # Elements of the smallest dtype fill a storage whatever its size, those of a larger one may leave bytes over.
-        finest = {slot.storage: slot.tensor for slot in sorted(slots, key=lambda slot: -slot.tensor.element_size())}
-        self._finest = [finest[storage] for storage in range(len(self._storages))]
-        fresh = [slot.tensor for slot in slots]
-        self._all_fresh = fresh if len(fresh) == len(self._slots) else None
+            first = value is roots[key] and key not in given
+            given.add(key)
+            self._slots.append(_Fresh(fresh.index(key), None if first else _Part.of(value, roots[key])))
+        self._roots = [roots[key].detach() for key in fresh]
+        self._simple = list(map(_fills_its_storage, self._roots))
+        self._storages = [root.untyped_storage() for root in self._roots]
+        self._only_roots = self._slots == [_Fresh(number, None) for number in range(len(self._roots))]
         self._handles: list[int] = []
         self._owners: list[int] = []
         self._references: list[int] = []
@@ -125,53 +133,75 @@ class Outputs:
 
     def lend(self, inputs: Sequence[Any]) -> list[Any]:
         """Hand the results out where they are; the next replay overwrites them."""
-        if self._all_fresh is not None:
-            return [tensor.detach() for tensor in self._all_fresh]
-        return [
-            slot.tensor.detach()
-            if isinstance(slot, _Fresh)
-            else slot.hand_out(inputs)
-            if isinstance(slot, _OfInput)
-            else slot.value
-            for slot in self._slots
-        ]
+        # `.data`: with `detach` they would share a version counter with the results of earlier calls.
+        roots = [root.data for root in self._roots]
+        return roots if self._only_roots else self._hand_out(inputs, roots)
 
     def copy(self, inputs: Sequence[Any]) -> list[Any]:
         """Hand out copies, aliased among each other as the results are."""
-        copies: dict[int, torch.Tensor] = {}
+        roots = [root.clone() if self._simple[number] else _copy(root) for number, root in enumerate(self._roots)]
+        return roots if self._only_roots else self._hand_out(inputs, roots)
+
+    def _hand_out(self, inputs: Sequence[Any], roots: Sequence[torch.Tensor]) -> list[Any]:
         results: list[Any] = []
         for slot in self._slots:
-            if not isinstance(slot, _Fresh):
-                results.append(slot.hand_out(inputs) if isinstance(slot, _OfInput) else slot.value)
+            if isinstance(slot, _Constant):
+                results.append(slot.value)
                 continue
-            if slot.storage not in copies:
-                copies[slot.storage] = _whole(self._finest[slot.storage]).clone()
-            base, tensor = copies[slot.storage], slot.tensor
-            results.append(
-                _lazily(
-                    _view(base, Geometry.of(tensor), tensor.storage_offset()),
-                    conjugated=tensor.is_conj(),
-                    negated=tensor.is_neg(),
-                )
-                if base.numel()
-                else tensor.clone()
-            )
+            whole = roots[slot.root] if isinstance(slot, _Fresh) else inputs[slot.position]
+            results.append(whole if slot.part is None else slot.part.take(whole))
         return results
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The whole storage of ``tensor`` as one flat tensor of its dtype, with the elements as they are in memory."""
-    elements = tensor.untyped_storage().nbytes() // tensor.element_size()
-    return _lazily(tensor.as_strided((elements,), (1,), 0), conjugated=tensor.is_conj(), negated=tensor.is_neg())
+def _roots(values: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+    """By the key of each storage of ``values``, the tensor in whose memory the others lie."""
+    found: dict[int, torch.Tensor] = {}
+    for value in sorted(values, key=_is_view):  # what is no view comes first
+        base, key = _torch_private.autograd_base(value), _torch_private.storage_key(value)
+        found.setdefault(key, value if base is None or _torch_private.storage_key(base) != key else base)
+    return found
 
 
-def _view(tensor: torch.Tensor, geometry: Geometry, offset: int | torch.SymInt) -> torch.Tensor:
+def _is_view(tensor: torch.Tensor) -> bool:
+    return _torch_private.autograd_base(tensor) is not None
+
+
+def _fills_its_storage(tensor: torch.Tensor) -> bool:
+    """Whether a clone of ``tensor`` is a copy of its storage too."""
+    bytes_ = tensor.numel() * tensor.element_size()
+    plain = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+    return plain and tensor.untyped_storage().nbytes() == bytes_
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor and of all its storage; the copy is no view."""
+    flat = _memory(tensor, tensor.dtype)
+    if flat.numel() * flat.element_size() != tensor.untyped_storage().nbytes():  # the last bytes are no whole element
+        flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+    view = _view(flat.clone(), Geometry.of(tensor), _first_byte(tensor) // tensor.element_size())
+    return _lazily(view, conjugated=tensor.is_conj(), negated=tensor.is_neg()).data
+
+
+def _first_byte(tensor: torch.Tensor) -> int:
+    """Where a tensor begins in its storage; asked of the address, one without elements would not say."""
+    return int(tensor.storage_offset()) * tensor.element_size()
+
+
+def _memory(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The storage of ``tensor`` as a flat view of it, with the elements of ``dtype`` as they are in memory."""
+    plain = _lazily(tensor, conjugated=tensor.is_conj(), negated=tensor.is_neg())
+    size = max(plain.element_size(), dtype.itemsize)
+    count = plain.untyped_storage().nbytes() // size * size // plain.element_size()
+    return plain.as_strided((count,), (1,), 0).view(dtype)
+
+
+def _view(tensor: torch.Tensor, geometry: Geometry, offset: int) -> torch.Tensor:
     """Memory of ``tensor`` from the element ``offset`` of its storage on, in the shape and dtype of ``geometry``."""
     size, stride, dtype = geometry
     if dtype == tensor.dtype:
         return tensor.as_strided(size, stride, offset)
-    view = torch.empty(0, dtype=dtype, device=tensor.device)
-    return view.set_(tensor.untyped_storage(), offset, size, stride)
+    view = _memory(tensor, dtype).as_strided(size, stride, offset)
+    return _lazily(view, conjugated=tensor.is_conj(), negated=tensor.is_neg())
 
 
 def _lazily(tensor: torch.Tensor, *, conjugated: bool, negated: bool) -> torch.Tensor:

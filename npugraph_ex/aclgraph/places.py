@@ -1,7 +1,8 @@
-"""Where inputs of an earlier call lay, and whether those of this call lie there too: asked at every call, so in few steps."""
+"""Where inputs of an earlier call lay, and whether those of this call lie there too: checked at every call, so in few steps."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
@@ -38,6 +39,31 @@ class Places:
     def hold(self, inputs: list[Any]) -> bool:
         """Whether the inputs of this call are at the same addresses."""
         return self._same(inputs, self._addresses, self._positions)
+
+
+class FrozenPlaces:
+    """As `Places`, but some tensors are promised not to move: they must only be the same objects.
+
+    Args:
+        frozen: the positions of these.
+        inputs: of the call to remember.
+        others: the addresses of the other inputs.
+    """
+
+    def __init__(self, frozen: Sequence[int], inputs: Sequence[Any], others: Places) -> None:
+        self._others = others
+        self._pick = picker(frozen)
+        found = self._pick(inputs)
+        self._known: list[int] | None = list(map(id, found))
+        # A new tensor may get the id of a freed one.
+        self._alive = [weakref.ref(tensor, self._forget) for tensor in found]
+
+    def _forget(self, _: object) -> None:
+        self._known = None
+
+    def hold(self, inputs: list[Any]) -> bool:
+        """Whether the inputs of this call are the same objects, and the others at the same addresses."""
+        return list(map(id, self._pick(inputs))) == self._known and self._others.hold(inputs)
 
 
 class Layouts:

@@ -111,14 +111,15 @@ class Options:
     frozen_parameter: bool = _row(
         False,
         SWITCH,
-        "Parameters never move: their addresses are not compared before a replay.",
+        "Parameters never move: while calls have the same sizes, those that are only read are known by the object instead "
+        "of by their address. Buffers and written inputs are always compared.",
         "experimental_config.frozen_parameter",
     )
     stable_inputs_in_place: bool = _row(
         True,
         SWITCH,
         "Inputs that come from the same address in 8 calls are read there from then on instead of being copied, by a "
-        "graph captured anew; without effect where frozen_parameter says not to compare addresses.",
+        "graph captured anew.",
     )
     remove_noop_ops: bool = _row(
         True, SWITCH, "Remove operations that change nothing.", "experimental_config.remove_noop_ops"

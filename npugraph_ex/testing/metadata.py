@@ -1,4 +1,4 @@
-"""What a caller can see of a call besides values: metadata, memory shared, inputs changed."""
+"""What a caller can see of a call besides values: metadata, memory and version counters shared, inputs changed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
+from npugraph_ex import _torch_private
 from npugraph_ex.testing.arguments import checked
 
 
@@ -18,14 +20,16 @@ class Observation:
     Attributes:
         outputs: copies on the CPU; values that are no tensors as they are.
         inputs: copies of the inputs after the call.
-        metadata: shape, dtype and device, then strides, of each output.
+        metadata: shape, dtype and device, then strides, then what autograd and the storage say, of each output.
         sharing: for each input and output, the first of them in the same memory and the distance to it in bytes.
+        counters: for each input and output, the first of them that has the same version counter.
     """
 
     outputs: tuple[Any, ...]
     inputs: tuple[Any, ...]
-    metadata: tuple[tuple[str, str], ...]
+    metadata: tuple[tuple[str, str, str], ...]
     sharing: tuple[tuple[int, int] | None, ...]
+    counters: tuple[int | None, ...]
 
 
 def host_copy(value: Any) -> Any:
@@ -33,10 +37,19 @@ def host_copy(value: Any) -> Any:
     return value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
 
 
-def _described(value: Any) -> tuple[str, str]:
+def _described(value: Any) -> tuple[str, str, str]:
     if not isinstance(value, torch.Tensor):
-        return f"{type(value).__name__} {value}", ""
-    return f"{list(value.shape)} {value.dtype} {value.device.type}", f" strides {_strides(value)}"
+        return f"{type(value).__name__} {value}", "", ""
+    kind = f"{list(value.shape)} {value.dtype} {value.device.type}"
+    return kind, f" strides {_strides(value)}", _kept_as(value)
+
+
+def _kept_as(value: torch.Tensor) -> str:
+    """What autograd takes it for, how its elements are read, and where in which storage it lies."""
+    bits = [name for name, is_set in (("conjugated", value.is_conj()), ("negated", value.is_neg())) if is_set]
+    view = "a view" if _torch_private.autograd_base(value) is not None else "no view"
+    place = f"element {value.storage_offset()} of a storage of {value.untyped_storage().nbytes()} bytes"
+    return ", ".join(("inference" if value.is_inference() else view, *bits, place))
 
 
 def _strides(value: torch.Tensor) -> list[int]:
@@ -58,6 +71,25 @@ def _sharing(tensors: Sequence[Any]) -> tuple[tuple[int, int] | None, ...]:
     return tuple(found)
 
 
+def _counters(tensors: Sequence[Any]) -> tuple[int | None, ...]:
+    """Who shares version counters: each is raised, once, to see which tensors notice."""
+    counted = {
+        position: tensor
+        for position, tensor in enumerate(tensors)
+        if isinstance(tensor, torch.Tensor) and not tensor.is_inference()
+    }
+    first: dict[int, int] = {}
+    for position, tensor in counted.items():
+        if position in first:
+            continue
+        before = {other: _torch_private.version(value) for other, value in counted.items()}
+        increment_version(tensor)
+        for other, value in counted.items():
+            if _torch_private.version(value) != before[other]:
+                first[other] = position
+    return tuple(first.get(position) for position in range(len(tensors)))
+
+
 @checked
 def observe(inputs: Sequence[Any], outputs: Sequence[Any]) -> Observation:
     """Look at a call that has just returned."""
@@ -66,26 +98,52 @@ def observe(inputs: Sequence[Any], outputs: Sequence[Any]) -> Observation:
         inputs=tuple(map(host_copy, inputs)),
         metadata=tuple(map(_described, outputs)),
         sharing=_sharing([*inputs, *outputs]),
+        counters=_counters([*inputs, *outputs]),
     )
 
 
 @checked
-def visible_difference(expected: Observation, actual: Observation, *, strides: bool = True) -> str | None:
-    """How two calls differ in anything but values; None when they do not. ``strides`` says whether these count."""
+def visible_difference(
+    expected: Observation, actual: Observation, *, strides: bool = True, kept_as: bool = True
+) -> str | None:
+    """How two calls differ in anything but values; None when they do not.
+
+    Args:
+        expected: the call as it should be.
+        actual: the other.
+        strides: whether strides count.
+        kept_as: whether it counts what is a view to autograd, who shares a version counter, what is read conjugated or
+            negated, and the sizes of storages and where in them the results begin.
+    """
     if len(expected.outputs) != len(actual.outputs):
         return f"{len(actual.outputs)} outputs instead of {len(expected.outputs)}"
     for position, (old, new) in enumerate(zip(expected.metadata, actual.metadata, strict=True)):
         if old[: 1 + strides] != new[: 1 + strides]:
-            return f"output {position} is {''.join(new)} instead of {''.join(old)}"
+            return f"output {position} is {''.join(new[:2])} instead of {''.join(old[:2])}"
     inputs = len(expected.inputs)
     for position, (before, after) in enumerate(zip(expected.sharing, actual.sharing, strict=True)):
         if before != after:
             return f"{_name(position, inputs)} {_placed(after, inputs)} instead of {_placed(before, inputs)}"
+    return _kept_otherwise(expected, actual) if kept_as else None
+
+
+def _kept_otherwise(expected: Observation, actual: Observation) -> str | None:
+    for position, ((*_, old), (*_, new)) in enumerate(zip(expected.metadata, actual.metadata, strict=True)):
+        if old != new:
+            return f"output {position} is {new} instead of {old}"
+    inputs = len(expected.inputs)
+    for position, (first, found) in enumerate(zip(expected.counters, actual.counters, strict=True)):
+        if first != found:
+            return f"{_name(position, inputs)} {_counted(found, inputs)} instead of {_counted(first, inputs)}"
     return None
 
 
 def _name(position: int, inputs: int) -> str:
     return f"input {position}" if position < inputs else f"output {position - inputs}"
+
+
+def _counted(first: int | None, inputs: int) -> str:
+    return "has no version counter" if first is None else f"has the version counter of {_name(first, inputs)}"
 
 
 def _placed(place: tuple[int, int] | None, inputs: int) -> str:

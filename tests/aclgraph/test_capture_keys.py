@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch_npu
-from device_helpers import NPU, check, compiled, random
+from device_helpers import NPU, agree, check, compiled, random
 
 from npugraph_ex import invalidate
 from npugraph_ex.aclgraph.drift import MOST_FRUITLESS
@@ -133,6 +135,82 @@ def test_frozen_parameters_are_not_compared() -> None:
         old = graph(x).cpu()
         model.weight.data = torch.ones(4, 4, device=NPU)
         torch.testing.assert_close(graph(x).cpu(), old, rtol=0, atol=0)
+
+
+def _step(cache: torch.Tensor, position: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    cache[:, position] = x
+    return cache.sum(1)
+
+
+def test_a_frozen_graph_writes_the_cache_of_this_call() -> None:
+    """Each request has a KV cache of its own as an input, which three steps write: no parameter, so not taken as frozen."""
+    graph, kept = compiled(_step, frozen_parameter=True), []
+    for _ in range(3):
+        cache, twin = torch.zeros(1, 4, 2, device=NPU), torch.zeros(1, 4, 2, device=NPU)
+        for position in range(3):
+            at, x = torch.tensor([position], device=NPU), random(1, 1, 2)
+            kept.append((graph(cache, at, x), _step(twin, at, x)))
+        kept.append((cache, twin))
+    agree(kept)
+
+
+@pytest.mark.parametrize("write", [
+    lambda state, x: state.add_(x) * 2,
+    lambda state, x: torch.add(x, 1, out=state),
+    lambda state, x: state[1:].copy_(x[1:]).sum(),
+], ids=["in place", "out=", "a part"])  # fmt: skip
+@pytest.mark.parametrize("kind", [torch.Tensor, torch.nn.Parameter], ids=["tensor", "parameter"])
+def test_a_frozen_graph_writes_the_input_of_this_call(write: Callable[..., torch.Tensor], kind: type) -> None:
+    """What the graph writes is compared whatever it is, a parameter too."""
+    states = [random(4) for _ in range(6)]  # more than the captures whose results can be lent
+    twins, inputs = [state.clone() for state in states], [random(4) for _ in states]
+    states = (
+        [torch.nn.Parameter(state, requires_grad=False) for state in states] if kind is not torch.Tensor else states
+    )
+    graph, kept = compiled(write, frozen_parameter=True), []
+    for state, twin, x in zip(states, twins, inputs, strict=True):
+        kept.append((graph(state, x), write(twin, x)))
+    agree([*kept, *zip(states, twins, strict=True)])
+
+
+class _Scaled(torch.nn.Module):
+    """One parameter and one buffer, both only read."""
+
+    shift: torch.Tensor
+
+    def __init__(self, scale: float, shift: float) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.full((4,), scale), requires_grad=False)
+        self.register_buffer("shift", torch.full((4,), shift))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale + self.shift
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_frozen_are_a_models_own_parameters_only(*, dynamic: bool) -> None:
+    """A buffer or a parameter that is assigned anew counts, and so do another model's, called by the same function."""
+    graph = compiled(lambda model, x: model(x), dynamic=dynamic, frozen_parameter=True)
+    models, kept = [_Scaled(2, 3).to(NPU), _Scaled(4, 5).to(NPU)], []
+    for number in range(12):
+        model, x = models[number % 2], random(4)
+        kept.append((graph(model, x), model(x)))
+        kept.append((graph(model, x), model(x)))
+        if number % 3 == 0:
+            model.shift = random(4)
+        if number % 3 == 1:
+            model.scale = torch.nn.Parameter(random(4), requires_grad=False)
+    agree(kept)
+
+
+def test_a_frozen_parameter_whose_place_another_object_takes() -> None:
+    """A new parameter may get the id of a freed one; it is not taken for it."""
+    graph, kept = compiled(lambda x, scale: x * scale, frozen_parameter=True), []
+    for _ in range(8):
+        x, scale = random(4), torch.nn.Parameter(random(4), requires_grad=False)
+        kept.append((graph(x, scale), x * scale))
+        del scale
+    agree(kept)
 
 
 def test_joining_the_callers_pool() -> None:

@@ -20,7 +20,7 @@ _OURS, _DEVICE = (str(Path(package.__file__).parent) for package in (npugraph_ex
 _MODULES = {"compiled", "inputs", "places", "stable", "instances", "captured", "outputs"}
 _CHECK = {"_npu_getCurrentStream", "_tensors_data_ptrs_at_indices_equal", "__exit__"}  # the last is the lock's
 _WATCH = {"data_ptr", "stride", "add", "min"}  # whether the inputs that are copied come to rest
-_WORK = {"copy_", "replay", "detach"}
+_WORK = {"copy_", "replay"}  # results are handed out through an attribute, `data`
 
 
 def profiled(call: Callable[[], object]) -> tuple[set[str], Counter[str]]:

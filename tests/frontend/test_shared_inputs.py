@@ -117,6 +117,30 @@ def test_another_storage() -> None:
         assert torch.equal(on_device.cpu(), memory)
 
 
+def test_a_buffer_assigned_into_a_written_input() -> None:
+    """The input stays where it was; the model's buffer alone moves, to where the graph writes."""
+
+    class Model(torch.nn.Module):
+        shift: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("shift", torch.ones(3, device=NPU))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x.copy_(x.roll(1))
+            return x + self.shift
+
+    model, twin = Model(), Model()
+    graph = compiled(model, input_inplace_pass=False)  # so that the write comes last
+    memory, other = torch.arange(4.0, device=NPU), torch.arange(4.0, device=NPU)
+    for call in range(6):
+        if call == 3:
+            model.shift, twin.shift = memory[1:], other[1:]
+        assert graph(memory[:3]).tolist() == twin(other[:3]).tolist()
+        assert memory.tolist() == other.tolist()
+
+
 def test_known_places_stay_compiled() -> None:
     """Calls that share memory as the compiled one did, or share none as it, are served by the compiled graph."""
     for how in PLACES:

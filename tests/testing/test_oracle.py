@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -74,6 +75,26 @@ def test_metadata_and_aliasing_are_compared() -> None:
     assert "input 0" in str(
         visible_difference(right, observe([x], [x + 1, x.t().clone(memory_format=torch.preserve_format)]))
     )
+
+
+@pytest.mark.parametrize(("given", "says"), [
+    (lambda y: y.view(-1).view(2, 3), "a view"),
+    (lambda y: torch.cat([y, y])[:2].data, "of a storage of 48 bytes"),
+    (lambda y: torch.cat([y, y])[2:].data, "element 6"),
+], ids=["a view", "a larger storage", "not at its beginning"])  # fmt: skip
+def test_how_results_are_kept_is_compared(given: Callable[[torch.Tensor], torch.Tensor], says: str) -> None:
+    """A view where eager mode makes none, a result in more memory than its own."""
+    y = torch.ones(2, 3)
+    right, wrong = observe([], [y + 1]), observe([], [given(y + 1)])
+    assert says in str(visible_difference(right, wrong))
+    assert visible_difference(right, wrong, kept_as=False) is None
+
+
+def test_version_counters_and_lazy_bits_are_compared() -> None:
+    """Two results that are written as one to autograd, and a result without elements that is no longer conjugated."""
+    y, z = torch.ones(2), torch.ones(0, dtype=torch.complex64)
+    assert "version counter" in str(visible_difference(observe([y], [y.data]), observe([y], [y.detach()])))
+    assert "conjugated" in str(visible_difference(observe([], [z.conj()]), observe([], [z.conj().resolve_conj()])))
 
 
 def test_the_reference_is_exact() -> None:

@@ -102,7 +102,7 @@ class SharedInputs:
     Args:
         example_inputs: those that it was compiled for, fake; numbers among them.
         writes: what it writes.
-        static: positions of inputs that stay where they are, such as parameters.
+        static: positions of inputs that stay where they are: parameters.
     """
 
     def __init__(self, example_inputs: Sequence[Any], writes: Writes, static: Sequence[int]) -> None:
@@ -215,9 +215,9 @@ def of(graph: fx.Graph, example_inputs: Sequence[Any]) -> list[SharedInputs]:
     written = _torch_private.written_inputs(graph)
     if written is None or not (written[0] or written[1]):
         return []
-    # Where there are bases, those positions are among other inputs than the Dynamo graph's.
-    static = () if written[1] else _torch_private.static_input_positions()
-    return [SharedInputs(example_inputs, Writes(*written), static)]
+    # Not buffers, though AOT counts them as static: a program may assign one that lies in a written input.
+    parameters = [p for p, example in enumerate(example_inputs) if isinstance(example, torch.nn.Parameter)]
+    return [SharedInputs(example_inputs, Writes(*written), parameters)]
 
 
 def examples(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:

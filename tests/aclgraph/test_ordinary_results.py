@@ -1,0 +1,169 @@
+"""Results are ordinary tensors, whatever earlier results the caller holds: to autograd, in their storage, in what may be done."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from device_helpers import NPU, compiled
+
+from npugraph_ex.testing.metadata import observe, visible_difference
+
+Results = tuple[torch.Tensor, ...]
+
+
+def _pair(x: torch.Tensor) -> Results:
+    return x.sin() + 1, x * 2
+
+
+def _saved_bytes(a: torch.Tensor, b: torch.Tensor) -> int:
+    del b
+    text = io.BytesIO()
+    torch.save(a, text)
+    return len(text.getvalue())
+
+
+def _written_beside_a_saved_one(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Autograd keeps ``b`` for the backward; what is written is ``a``."""
+    weight = torch.ones(4, 4, device=NPU, requires_grad=True)
+    loss = (weight * b).sum()
+    a.add_(1)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert weight.grad is not None
+    return weight.grad[0, 0].item()
+
+
+def _scaled_by_a_weight(a: torch.Tensor, b: torch.Tensor) -> tuple[bool, ...]:
+    a.mul_(torch.ones(4, 4, device=NPU, requires_grad=True))
+    return a.requires_grad, a.is_leaf, b.requires_grad
+
+
+def _assigned(a: torch.Tensor, b: torch.Tensor) -> tuple[Any, ...]:
+    a.data = torch.zeros(2, device=NPU)
+    return tuple(a.shape), b.tolist()
+
+
+TRIES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "views": lambda a, b: (a._is_view(), b._is_view()),
+    "storage bytes": lambda a, b: (a.untyped_storage().nbytes(), b.untyped_storage().nbytes()),
+    "storage offsets": lambda a, b: (a.storage_offset(), b.storage_offset()),
+    "a shared storage": lambda a, b: a.untyped_storage()._cdata == b.untyped_storage()._cdata,
+    "versions": lambda a, b: (a._version, a.add_(1)._version, b._version),
+    "detach_": lambda a, b: (a.detach_().tolist(), b.detach_().tolist()),
+    "resize_": lambda a, b: (tuple(a.resize_(8, 8).shape), b.tolist()),
+    "set_": lambda a, b: a.set_(b).tolist(),
+    "t_": lambda a, b: (a.t_().stride(), b.unsqueeze_(0).stride()),
+    "data": _assigned,
+    "requires_grad_": lambda a, b: (a.requires_grad_().is_leaf, b.add_(a.detach()).tolist()),
+    "a parameter": lambda a, b: (torch.nn.Parameter(a).is_leaf, b.is_leaf),
+    "saved bytes": _saved_bytes,
+    "written, then backward": _written_beside_a_saved_one,
+    "scaled by a weight": _scaled_by_a_weight,
+}
+HELD: dict[str, Callable[[torch.Tensor], Any]] = {
+    "nothing": lambda _: None,
+    "results": lambda result: result,
+    "views": lambda result: result.view(-1),
+    "reinterpreted views": lambda result: result.view(-1).view(torch.int32),
+}
+
+
+@pytest.mark.parametrize("held", HELD)
+@pytest.mark.parametrize("what", TRIES)
+def test_what_a_caller_does_with_results(what: str, held: str) -> None:
+    """Whatever is held of earlier calls, each call's results behave as eager mode's."""
+    graph, kept = compiled(_pair), []
+    for call in range(5):
+        x = torch.full((4, 4), float(call), device=NPU)
+        results, expected = graph(x), _pair(x)
+        kept += [HELD[held](result) for result in results]
+        assert TRIES[what](*results) == TRIES[what](*expected), f"call {call}"
+
+
+def _whole_and_parts(x: torch.Tensor) -> Results:
+    y = x.sin()
+    return y[1:], y, y.t(), x.cos()
+
+
+def _parts_of_what_is_not_returned(x: torch.Tensor) -> Results:
+    y = x.sin()
+    return y[1:], y[:, 2].view(torch.int32), x + 1
+
+
+def _lazily_read(x: torch.Tensor) -> Results:
+    y = torch.complex(x, x + 1)
+    return y.conj(), y.conj().imag, torch.complex(x, x).conj().imag, y.real
+
+
+def _without_elements(x: torch.Tensor) -> Results:
+    y, z = torch.complex(x, x)[:0].clone(), x + 1
+    return y.conj(), y.conj().imag, z[:0], x[2:2].sin(), x[4:], z
+
+
+def _of_another_layout(x: torch.Tensor) -> Results:
+    y = x.to(torch.uint8).view(-1)[:7].clone()
+    return y[2:6].view(torch.int16), torch.empty_strided((3, 2), (5, 2), device=x.device).copy_(x[:3, :2]), x.exp().t()
+
+
+@pytest.mark.parametrize("inference", [False, True], ids=["no_grad", "inference_mode"])
+@pytest.mark.parametrize("route", ["captured", "copied"])
+@pytest.mark.parametrize(
+    "function",
+    [_pair, _whole_and_parts, _parts_of_what_is_not_returned, _lazily_read, _without_elements, _of_another_layout],
+)
+def test_how_results_lie(function: Callable[[torch.Tensor], Results], route: str, *, inference: bool) -> None:
+    """Views, version counters, lazy bits, storages and offsets are as in eager mode; in the graph's memory and in copies."""
+    graph, kept = compiled(function, clone_output=None if route == "captured" else True), []
+    with torch.inference_mode() if inference else torch.no_grad():
+        for call in range(4):
+            x = torch.arange(16.0, device=NPU).view(4, 4) + call
+            results, expected = graph(x), function(x)
+            kept.append(results)
+            difference = visible_difference(observe([x], expected), observe([x], results))
+            assert difference is None, f"call {call}: {difference}"
+            for result, want in zip(results, expected, strict=True):
+                torch.testing.assert_close(result.cpu(), want.cpu(), rtol=0, atol=0)
+
+
+def test_a_part_keeps_no_more_memory_than_in_eager_mode() -> None:
+    """Of two results the caller keeps one: the other's memory is free, as it is in eager mode."""
+
+    def grown(call: Callable[[torch.Tensor], Results]) -> int:
+        x = torch.ones(512, 512, device=NPU)
+        held = [call(x) for _ in range(4)]
+        before = torch.npu.memory_allocated()
+        parts = [call(x)[0] for _ in range(4)]
+        after = torch.npu.memory_allocated()
+        del held, parts
+        return after - before
+
+    assert grown(compiled(_pair, stable_inputs_in_place=False)) == grown(_pair)
+
+
+def test_results_with_a_gradient() -> None:
+    """In training, a result may be written before the backward exactly where eager mode lets it be."""
+
+    def model(x: torch.Tensor, weight: torch.Tensor) -> Results:
+        return (x * weight).sin(), (x * weight).exp()
+
+    def outcome(call: Callable[..., Results], x: torch.Tensor, written: int) -> tuple[Any, ...]:
+        weight = torch.full((4, 4), 2.0, device=NPU, requires_grad=True)
+        results = call(x, weight)
+        views, versions = [t._is_view() for t in results], [t._version for t in results]
+        results[written].mul_(3)
+        try:
+            (results[0] + results[1]).sum().backward()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            return views, versions, "modified by an inplace operation" in str(error)
+        assert weight.grad is not None
+        return views, versions, weight.grad.tolist(), results
+
+    graph, kept = compiled(model), []
+    for call in range(6):
+        x = torch.full((4, 4), call / 10, device=NPU)
+        got, expected = outcome(graph, x, call % 2), outcome(model, x, call % 2)
+        kept.append(got)
+        assert got[:3] == expected[:3], f"call {call}"
