@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 from pathlib import Path
 
@@ -48,9 +48,11 @@ def ask_ahead(*questions: tuple[str, tuple[str, ...], str]) -> None:
     Args:
         questions: question, arguments and backend, as `ask` will be asked for them later.
     """
-    with ThreadPoolExecutor(max_workers=2) as workers:
-        for question, arguments, backend in questions:
-            workers.submit(_asked, backend, question, arguments)
+    workers = ThreadPoolExecutor(max_workers=2)
+    try:
+        wait([workers.submit(_asked, backend, question, arguments) for question, arguments, backend in questions])
+    finally:  # an interrupt arrives in `wait`: then no further process may start
+        workers.shutdown(wait=False, cancel_futures=True)
 
 
 @cache

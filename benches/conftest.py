@@ -16,6 +16,8 @@ with contextlib.suppress(npu_emulator.ActivationError):  # a real device is here
 
 from tables import Saved, Table, machine
 
+from npugraph_ex.commands.interrupts import end_children
+
 _TABLE = pytest.StashKey[Table]()
 
 
@@ -43,8 +45,16 @@ def table(request: pytest.FixtureRequest) -> Table:
     return request.config.stash[_TABLE]
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print the tables, and write them for `npugraph-ex bench` and the documentation."""
+def pytest_keyboard_interrupt() -> None:
+    """The processes that answer questions end with the run."""
+    end_children()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config) -> None:
+    """Print the tables, and write them for `npugraph-ex bench` and the documentation.
+
+    Those of a run that was interrupted lack rows: they do not take the place of a whole run's.
+    """
     tables = config.stash[_TABLE]
     if not tables.rows:
         return
@@ -53,10 +63,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     terminalreporter.section("benches")
     terminalreporter.write_line(saved.text() if against is None else saved.beside(Saved.read(against)))
     path: Path = config.getoption("tables")
+    if exitstatus == pytest.ExitCode.INTERRUPTED:
+        path = path.with_name(f"{path.stem}.interrupted{path.suffix}")
     path.parent.mkdir(parents=True, exist_ok=True)
     saved.write(path)
     terminalreporter.write_line(f"\nwritten to {path}")
     page: Path | None = config.getoption("tables_page")
-    if page is not None:
+    if page is not None and exitstatus != pytest.ExitCode.INTERRUPTED:
         page.write_text(saved.page(), encoding="utf-8")
         terminalreporter.write_line(f"written to {page}")

@@ -1,20 +1,20 @@
 """The books of a run: every example, every finished test; kept in files as it goes, so that a run can be resumed.
 
 ``cases.jsonl`` has one line an example, ``tests.jsonl`` one line a finished test, the first line says which run it is. Lines
-come as tests end; when a run ends they are put in order of their tests, so that two runs can be compared.
+come as tests end; when a run ends they are put in order of their tests, so that two runs can be compared. A file that is
+rewritten is replaced as a whole: a process that is killed leaves the old one or the new one.
 """
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-
-class OtherRunError(Exception):
-    """The folder holds the books of a run that is not this one, so there is nothing to resume."""
+from folders import FolderError, put_aside, write_whole
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Entry:
         source: the program.
         passes: those that changed its graph.
         kind: which line of the table of rates it counts for.
+        eager_ulp: distance of eager mode's value, at the element of ``worst_ulp``.
     """
 
     test: str
@@ -54,6 +55,7 @@ class Entry:
     source: str
     passes: tuple[str, ...] = ()
     kind: str = ""
+    eager_ulp: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Finished:
-    """One test that has ended: its id, outcome and seconds, the tables of models that it added, and why it failed."""
+    """One test that has ended: its id, outcome and seconds, why it failed or was skipped, the tables of models it added."""
 
     test: str
     outcome: str
@@ -105,8 +107,10 @@ class Books:
         folder: where the files are; None for memory alone.
         run: what makes the run this one: target, versions, profile, seed.
         entries: examples of tests that are done or under way.
-        finished: tests that are done.
+        finished: tests that are done; in a resumed run also those that did not pass before, until they are run again.
         slowest: known once a process has ended, resumed ones included.
+        earlier: where results that were in the folder were put.
+        is_open: whether the files are written: from the first test on.
     """
 
     folder: Path | None
@@ -114,52 +118,63 @@ class Books:
     entries: list[Entry] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)
     slowest: Slowest | None = None
+    earlier: Path | None = None
+    is_open: bool = False
+    _before: set[str] = field(default_factory=set)
+    """Tests whose result is the resumed run's."""
+    _cases_before: set[str] = field(default_factory=set)
+    """Tests whose examples are the resumed run's."""
+    _is_resumed: bool = False
 
-    def open(self, *, resume: bool) -> None:
-        """Start new files, or read what is there and forget the tests that did not end well.
+    def read(self) -> None:
+        """Take over the results of the run that is resumed.
 
         Raises:
-            OtherRunError: the files are another run's.
+            FolderError: the files are another run's, or damaged.
         """
         if self.folder is None:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if resume and _lines(self.folder / "tests.jsonl"):
-            self._read(self.folder)
-        self._write_all(self.folder)
-
-    def _read(self, folder: Path) -> None:
-        before, *read = map(json.loads, _lines(folder / "tests.jsonl"))
-        if before != json.loads(json.dumps(self.run)):
-            changed = sorted(
-                key for key in {*before, *self.run} if before.get(key) != json.loads(json.dumps(self.run)).get(key)
+        before, *tests = _parsed(self.folder / "tests.jsonl") or [{}]
+        now = json.loads(json.dumps(self.run))
+        if before != now:
+            raise FolderError(
+                f"{self.folder} holds another run's results: {_differences(before, now)}. "
+                "Resume with the same settings; or start a new run: without --resume, which keeps the old results in "
+                "its folder `earlier`, or with another --report-dir."
             )
-            raise OtherRunError(
-                f"{folder} holds another run's results: {', '.join(changed)} differ. Start without --resume, or elsewhere."
-            )
-        failed = {test["test"] for test in read if test["outcome"] != "passed"}
-        passed = [test for test in read if test["test"] not in failed]
-        self.finished = [Finished(**{**test, "models": tuple(test["models"])}) for test in passed]
-        done = {test.test for test in self.finished}
-        cases = map(json.loads, _lines(folder / "cases.jsonl"))
-        self.entries = [entry_of(case) for case in cases if case["test"] in done]
-        for line in _lines(folder / "slowest.json"):
-            self.slowest = Slowest(**json.loads(line))
+        try:
+            done = [Finished(**{**test, "models": tuple(test["models"])}) for test in tests]
+            self.entries = [entry_of(case) for case in _parsed(self.folder / "cases.jsonl")]
+            for line in _parsed(self.folder / "slowest.json"):
+                self.slowest = Slowest(**line)
+        except (TypeError, KeyError) as error:
+            raise FolderError(
+                f"{self.folder} holds results that this version cannot read ({error}); start without --resume."
+            ) from error
+        for test in done:
+            self._keep(test)
+        self._is_resumed = True
+        self._before = {test.test for test in self.finished}
+        self._cases_before = set(self._before)
+        self.entries = [entry for entry in self.entries if entry.test in self._before]
 
-    def _write_all(self, folder: Path) -> None:
-        tests = [json.dumps(self.run), *(json.dumps(asdict(test)) for test in self.finished)]
-        (folder / "tests.jsonl").write_text("\n".join(tests) + "\n", encoding="utf-8")
-        cases = [json.dumps(asdict(entry)) + "\n" for entry in self.entries]
-        (folder / "cases.jsonl").write_text("".join(cases), encoding="utf-8")
-        slowest = "" if self.slowest is None else json.dumps(asdict(self.slowest)) + "\n"
-        (folder / "slowest.json").write_text(slowest, encoding="utf-8")
+    def start(self) -> None:
+        """Begin to write. Called when the first test is about to run, so that a run without any changes nothing.
+
+        Results of another run are put aside first; so is a copy of failures that this run may turn into something else.
+        """
+        if self.folder is None or self.is_open:
+            return
+        if not self._is_resumed or self.failed:
+            self.earlier = put_aside(self.folder, copy=self._is_resumed)
+        self.is_open = True
+        self._write_all()
 
     def close(self) -> None:
         """Put everything in order of the tests' ids, in which it does not matter when, or in which process, each ran."""
         self.entries.sort(key=lambda entry: entry.test)
         self.finished.sort(key=lambda test: test.test)
-        if self.folder is not None:
-            self._write_all(self.folder)
+        self._write_all()
 
     def keep_slower(self, slowest: Slowest | None) -> None:
         """Remember the slowest example of a process that has ended, if it is the slowest of all."""
@@ -168,23 +183,71 @@ class Books:
 
     @property
     def done(self) -> set[str]:
-        """The ids of tests that passed in the run that is resumed."""
+        """The ids of tests that passed."""
         return {test.test for test in self.finished if test.outcome == "passed"}
 
+    @property
+    def failed(self) -> set[str]:
+        """The ids of tests that failed, and of those that were stopped after one of their examples had failed."""
+        tests = {test.test for test in self.finished}
+        unfinished = {entry.test for entry in self.entries if entry.failures and entry.test not in tests}
+        return unfinished | {test.test for test in self.finished if test.outcome == "failed"}
+
     def add(self, entry: Entry) -> None:
-        """Enter an example."""
+        """Enter an example; the first of a test that is run again takes the place of what it had drawn before."""
+        if entry.test in self._cases_before:
+            self._forget_cases(entry.test)
         self.entries.append(entry)
         self._append("cases.jsonl", entry)
 
     def finish(self, test: Finished) -> None:
-        """Enter a test that has ended."""
+        """Enter a test that has ended, in place of its result before."""
+        if test.test in self._cases_before:
+            self._forget_cases(test.test)
+        if self._keep(test):
+            self._write_tests()
+        else:
+            self._append("tests.jsonl", test)
+
+    def _keep(self, test: Finished) -> bool:
+        """Add a result, and answer whether it is not the test's first: what comes after a test may fail as well."""
+        same = [other for other in self.finished if other.test == test.test]
+        self.finished = [other for other in self.finished if other.test != test.test]
+        if same and test.test not in self._before:
+            (first,) = same
+            outcome = first.outcome if first.outcome == "failed" else test.outcome
+            text = "\n\n".join(filter(None, (first.text, test.text)))
+            test = replace(first, outcome=outcome, seconds=first.seconds + test.seconds, text=text)
+        self._before.discard(test.test)
         self.finished.append(test)
-        self._append("tests.jsonl", test)
+        return bool(same)
+
+    def _forget_cases(self, test: str) -> None:
+        self._cases_before.discard(test)
+        left = [entry for entry in self.entries if entry.test != test]
+        if len(left) < len(self.entries):
+            self.entries = left
+            self._write_cases()
 
     def _append(self, name: str, what: Entry | Finished) -> None:
-        if self.folder is not None:
+        if self.is_open and self.folder is not None:
             with (self.folder / name).open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(asdict(what)) + "\n")
+
+    def _write_all(self) -> None:
+        self._write_cases()
+        self._write_tests()
+        self._write("slowest.json", [] if self.slowest is None else [asdict(self.slowest)])
+
+    def _write_cases(self) -> None:
+        self._write("cases.jsonl", map(asdict, self.entries))
+
+    def _write_tests(self) -> None:
+        self._write("tests.jsonl", [self.run, *map(asdict, self.finished)])
+
+    def _write(self, name: str, lines: Iterable[Any]) -> None:
+        if self.is_open and self.folder is not None:
+            write_whole(self.folder / name, "".join(json.dumps(line) + "\n" for line in lines))
 
     def rows(self) -> dict[tuple[str, str, str], list[Entry]]:
         """The examples of each row of the table: pattern, dtype, static or dynamic shapes."""
@@ -194,10 +257,37 @@ class Books:
         return dict(sorted(rows.items()))
 
 
-def _lines(path: Path) -> list[str]:
-    """The whole lines of a file; what a killed process left of its last one is none."""
+def _parsed(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file; what a killed process left of its last one is none.
+
+    Raises:
+        FolderError: a line is damaged.
+    """
     text = path.read_text(encoding="utf-8") if path.exists() else ""
-    return text[: text.rfind("\n") + 1].splitlines()
+    found = []
+    for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), 1):
+        try:
+            found.append(json.loads(line))
+        except ValueError as error:
+            raise FolderError(
+                f"{path}, line {number}, is damaged, so the run cannot be resumed; start without --resume."
+            ) from error
+    return found
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """What differs between two runs, each fact with both its values: "seed 3 there, 4 now"."""
+    facts = [
+        {**{name: str(value) for name, value in run.items() if name != "target"}, **_facts(str(run.get("target", "")))}
+        for run in (before, now)
+    ]
+    there, here = ({name: fact.get(name, "none") for name in {**facts[0], **facts[1]}} for fact in facts)
+    return "; ".join(f"{name} {there[name]} there, {here[name]} now" for name in there if there[name] != here[name])
+
+
+def _facts(description: str) -> dict[str, str]:
+    """The lines of ``Target.describe``, by name."""
+    return {name: value.strip() for name, _, value in (line.partition(" ") for line in description.splitlines())}
 
 
 def entry_of(data: dict[str, Any]) -> Entry:

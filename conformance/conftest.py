@@ -12,12 +12,14 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from books import Books, OtherRunError
+from books import Books
+from folders import SCRIPTS, FolderError, prepare
 from known_failures import Known, KnownFailuresError, mark, read
 from reporting import Reporter
 from running import PROFILES, Run
 from sharing import Notes, is_worker
 
+from npugraph_ex.commands.interrupts import end_children
 from npugraph_ex.testing.targets import KINDS, TargetError, start_target
 
 RUN = pytest.StashKey[Run]()
@@ -40,9 +42,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--report-dir", type=Path, metavar="DIR",
-        help="write report.html, junit.xml, cases.jsonl, tests.jsonl and failing scripts there",
+        help="write report.html, junit.xml, cases.jsonl, tests.jsonl and failing scripts there; what an earlier run left "
+        "there moves to its folder `earlier`",
     )  # fmt: skip
-    group.addoption("--resume", action="store_true", help="go on with the run in --report-dir: skip what passed there")
+    group.addoption(
+        "--resume", action="store_true", help="go on with the run in --report-dir: what passed there is not run again"
+    )
     group.addoption(
         "--xfails-file", type=Path, metavar="FILE", help="known failures, each with the link of its report; see docs"
     )
@@ -51,12 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Start the target, say what it is, and switch the mutant on."""
-    folder: Path | None = config.getoption("report_dir")
-    if folder is None and config.getoption("resume"):
-        pytest.exit("--resume goes on with the run in --report-dir; say which folder that is.", returncode=_BEFORE_ALL)
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        config.option.xmlpath = config.option.xmlpath or str(folder / "junit.xml")
+    folder = _folder(config)
     path: Path | None = config.getoption("xfails_file")
     try:
         config.stash[KNOWN] = read(path) if path is not None else []
@@ -79,10 +79,12 @@ def pytest_configure(config: pytest.Config) -> None:
         pytest.exit("\n" + "\n".join(lines), returncode=0)
     profile, seed = config.getoption("profile"), config.getoption("seed")
     identity = {"target": target.describe(), "profile": profile, "seed": seed, "mutant": name}
-    run = Run(target, PROFILES[profile], seed, Books(None if is_worker(config) else folder, identity), folder)
+    books = Books(None if is_worker(config) else folder, identity)
+    run = Run(target, PROFILES[profile], seed, books, None if folder is None else folder / SCRIPTS)
     try:
-        run.books.open(resume=config.getoption("resume"))
-    except OtherRunError as error:
+        if config.getoption("resume"):
+            books.read()
+    except FolderError as error:
         pytest.exit(str(error), returncode=_BEFORE_ALL)
     config.stash[RUN] = run
     stack = ExitStack()
@@ -100,6 +102,24 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)  # a process is a core; its tensors are too small to share among several
     if not is_worker(config):
         config.pluginmanager.register(Reporter(run, config), "conformance-reporter")
+
+
+def _folder(config: pytest.Config) -> Path | None:
+    """The report folder, which is this run's alone from now on; None where nothing is written."""
+    folder: Path | None = config.getoption("report_dir")
+    if is_worker(config) or config.option.collectonly:
+        return None if config.option.collectonly else folder
+    resume = config.getoption("resume")
+    if folder is None:
+        if resume:
+            pytest.exit("--resume goes on with the run in --report-dir; say which folder that is.", _BEFORE_ALL)
+        return None
+    try:
+        lock = prepare(folder, resume=resume)
+    except FolderError as error:
+        pytest.exit(str(error), returncode=_BEFORE_ALL)
+    config.add_cleanup(lambda: os.close(lock))
+    return folder
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -132,12 +152,23 @@ def pytest_testnodedown(node: Any) -> None:
         config.pluginmanager.get_plugin("terminalreporter").write_line(refused, red=True)
 
 
+def pytest_keyboard_interrupt(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+    """Ctrl-C ends the worker processes, for which pytest-xdist would wait; not where failures ended the run."""
+    if excinfo.type is KeyboardInterrupt:
+        end_children()
+
+
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """A resumed run with nothing left to do is a success; enough failures are failures, whoever ended the run for them."""
+    """A resumed run with nothing left to do is a success, unless failures of before were not run again.
+
+    Enough failures are failures, whoever ended the run for them.
+    """
     config = session.config
     nothing = exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and config.stash.get(REFUSED, None) is None
     if nothing and config.stash[RUN].books.done:
         session.exitstatus = pytest.ExitCode.OK
+    if session.exitstatus == pytest.ExitCode.OK and config.stash[RUN].books.failed:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
     # xdist ends a run at its last permitted failure by interrupting it.
     if exitstatus == pytest.ExitCode.INTERRUPTED and 0 < (config.option.maxfail or 0) <= session.testsfailed:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from books import Entry, Finished, Slowest
+from books import Books, Entry, Finished, Slowest
 
+from npugraph_ex._wording import counted
 from npugraph_ex.testing import Limits
 from npugraph_ex.testing.reporting import (
     Section,
@@ -23,7 +25,18 @@ from npugraph_ex.testing.reporting.modelled import Work
 if TYPE_CHECKING:
     from running import Run
 
-HEADERS = ("pattern", "dtype", "shapes", "cases", "fused", "near-misses refused", "worst ULP", "verdict")
+HEADERS = (
+    *("pattern", "dtype", "shapes", "programs", "fusions", "near-misses refused", "left alone"),
+    *("worst ULP", "eager there", "verdict"),
+)
+LEGEND = """\
+programs             near-misses refused, those left alone, and those with fusions, of which a program may have several.
+left alone           has no near-miss, and no pattern that must be fused: integers, streams, a pattern written in a way, or of
+                     operands, that its rule may leave.
+worst ULP            the largest distance of a result from the float64 reference among those that are not eager mode's to the
+                     bit: "equal" where all are. 0.00 is less than half a hundredth.
+eager there          eager mode's distance at that element. Where terms cancel, eager mode loses as many digits, and a
+                     result may be that far from the reference, and four times as far, and be right."""
 _SLOWEST = 12
 
 
@@ -31,13 +44,15 @@ def pattern_rows(run: Run) -> list[tuple[str | int, ...]]:
     """The table of patterns and capture, as on the terminal."""
     rows: list[tuple[str | int, ...]] = []
     for key, entries in run.books.rows().items():
-        worst = max(entry.worst_ulp for entry in entries)
+        worst = max(entries, key=lambda entry: entry.worst_ulp)
+        alone = sum(entry.near_miss is None and entry.fusions == 0 for entry in entries)
         failed = sum(bool(entry.failures) for entry in entries)
         refused = sum(entry.near_miss is not None and entry.fusions == 0 for entry in entries)
         rows.append(
             (
-                *key, len(entries), sum(entry.fusions for entry in entries), refused, f"{worst:.2f}" if worst else "equal",
-                f"{failed} WRONG" if failed else "right",
+                *key, len(entries), sum(entry.fusions for entry in entries), refused, alone,
+                f"{worst.worst_ulp:.2f}" if worst.worst_ulp else "equal",
+                f"{worst.eager_ulp:.2f}" if worst.worst_ulp else "", f"{failed} WRONG" if failed else "right",
             )
         )  # fmt: skip
     return rows
@@ -82,14 +97,26 @@ def rate_rows(run: Run) -> list[tuple[str, int, str, str]]:
     ]
 
 
-def verdict_of(finished: Sequence[Finished], *, tests: int, programs: int) -> tuple[str, bool]:
-    """The run in one sentence, and whether that is good news: the end of a run that was stopped is not known."""
-    wrong = sum(test.outcome == "failed" for test in finished)
-    if wrong:
-        return f"{wrong} of {len(finished)} tests failed", False
-    if len(finished) < tests:
-        return f"stopped after {len(finished)} of {tests} tests, {programs} random programs: right so far", False
-    return f"{len(finished)} tests, {programs} random programs: everything right", True
+def verdict_of(books: Books, *, tests: int) -> tuple[str, bool]:
+    """The run in one sentence, and whether that is good news: the end of a run that was stopped is not known.
+
+    Args:
+        books: what has happened.
+        tests: how many there were to run.
+    """
+    outcomes = Counter(test.outcome for test in books.finished)
+    rest = [f"{outcomes['skipped']} skipped"] * bool(outcomes["skipped"])
+    rest += [f"{outcomes['xfailed']} failed as known"] * bool(outcomes["xfailed"])
+    others = "".join(f", {part}" for part in rest)
+    programs = counted(len(books.entries), "random program")
+    if books.failed:
+        return f"{len(books.failed)} of {counted(tests, 'test')} failed{others}", False
+    if len(books.finished) < tests:
+        ran = f"stopped after {len(books.finished)} of {counted(tests, 'test')}{others}, {programs}"
+        return f"{ran}: right so far", False
+    if not outcomes["passed"]:
+        return f"nothing was tested: of {counted(tests, 'test')} none passed{others}", False
+    return f"{counted(outcomes['passed'], 'test')} passed{others}, {programs}: everything that ran is right", True
 
 
 def page(run: Run, *, seconds: float, tests: int) -> str:
@@ -102,12 +129,16 @@ def page(run: Run, *, seconds: float, tests: int) -> str:
     """
     books = run.books
     wrong = [test for test in books.finished if test.outcome == "failed"]
-    verdict, good = verdict_of(books.finished, tests=tests, programs=len(books.entries))
+    verdict, good = verdict_of(books, tests=tests)
     facts = [" · ".join(" ".join(line.split()) for line in run.target.describe().splitlines())]
     facts.append(f"profile {books.run['profile']} · seed {run.seed} · {seconds:.0f} s · {Limits()}")
     sections = [
         Section("What failed", [block for test in wrong for block in _failed(test)]),
-        Section("Patterns, capture and streams", [table(HEADERS, pattern_rows(run))] if books.entries else []),
+        Section("What did not run", [_skipped(books.finished)] if any(map(_reason, books.finished)) else []),
+        Section(
+            "Patterns, capture and streams",
+            [table(HEADERS, pattern_rows(run)), preformatted(LEGEND)] if books.entries else [],
+        ),
         Section(
             "Passes",
             [table(PASS_HEADERS, pass_rows(run))] if books.entries else [],
@@ -130,10 +161,27 @@ def _failed(test: Finished) -> list[str]:
         return [whole]
     failure = test.failure
     caption = (
-        f"{failure.message}. Guilty: {failure.guilty}. Shrunk to {failure.operators} operators; "
+        f"{failure.message}. Guilty: {failure.guilty}. Shrunk to {counted(failure.operators, 'operator')}; "
         f"{failure.script} reproduces it."
     )
     return [whole, drawing(draw_program(failure.source), caption)]
+
+
+def _reason(test: Finished) -> str:
+    """Why a test was skipped, or is known to fail."""
+    return test.text or "no reason is given" if test.outcome in {"skipped", "xfailed"} else ""
+
+
+def _skipped(finished: Sequence[Finished]) -> str:
+    """Each reason, and the tests that did not run, or did not count, for it."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for test in finished:
+        if reason := _reason(test):
+            rows.setdefault((test.outcome, reason), []).append(test.test.rpartition("::")[2])
+    return table(
+        ("outcome", "because", "tests", "which"),
+        [(outcome, reason, len(tests), ", ".join(tests)) for (outcome, reason), tests in rows.items()],
+    )
 
 
 def _ulps(entries: list[Entry]) -> Section:
@@ -143,7 +191,7 @@ def _ulps(entries: list[Entry]) -> Section:
         if entry.fusions and not entry.failures:
             by_pattern.setdefault(entry.what, []).append(entry.worst_ulp)
     blocks = [
-        drawing(draw_histogram(values), f"{name}: {len(values)} program{'s' * (len(values) > 1)}")
+        drawing(draw_histogram(values), f"{name}: {counted(len(values), 'program')}")
         for name, values in by_pattern.items()
     ]
     return Section(

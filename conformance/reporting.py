@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from books import Finished
+from folders import next_earlier, write_whole
+from junit import junit
 from sharing import note_of, slowest_of
 from tabulate import tabulate
+
+from npugraph_ex._wording import counted, noun
 
 if TYPE_CHECKING:
     from running import Run
@@ -24,7 +28,7 @@ class Reporter:
         self._config = config
         self._start = time.monotonic()
         self._progress: Any = None
-        self._tests = 0
+        self._tests: set[str] = set()
 
     def pytest_report_header(self) -> list[str]:
         """Target, versions and seed, before anything else."""
@@ -32,29 +36,33 @@ class Reporter:
 
         lines = self._run.target.describe(seed=self._run.seed).splitlines()
         lines.append(f"{'judge':<12} {Limits()}")
-        if passed := len(self._run.books.done):
-            tests = "1 test" if passed == 1 else f"{passed} tests"
-            lines.append(f"{'resumed':<12} {tests} passed before, not run again")
+        books = self._run.books
+        if passed := len(books.done):
+            lines.append(f"{'resumed':<12} {counted(passed, 'test')} passed before, not run again")
+        elif books.folder is not None and (place := next_earlier(books.folder)):
+            lines.append(f"{'earlier':<12} the results that are in {books.folder} are moved to {place}")
         return [*lines, *([f"{'mutant':<12} {self._run.mutant} (this run must fail)"] if self._run.mutant else [])]
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """The tests of this process."""
-        self._show(len(session.items))
+        self._show([item.nodeid for item in session.items])
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
         """The tests of the workers: all have the same ones."""
-        if self._progress is None:
-            self._show(len(ids))
+        if not self._tests:
+            self._show(ids)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         """A worker has ended."""
         self._run.books.keep_slower(slowest_of(node))
 
-    def _show(self, tests: int) -> None:
-        """Note how many tests there are; start the bar, if there is somebody to look at it."""
-        self._tests = tests + len(self._run.books.done)
+    def _show(self, tests: list[str]) -> None:
+        """Note which tests there are, begin to write, and start the bar, if there is somebody to look at it."""
+        self._tests = set(tests)
+        if tests:
+            self._run.books.start()
         self._config.pluginmanager.get_plugin("terminalreporter").showfspath = False
         writer = self._config.get_terminal_writer()
         if not writer.hasmarkup or self._config.option.verbose:
@@ -64,13 +72,13 @@ class Reporter:
 
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._progress = Progress(*columns, console=Console(file=writer._file, force_terminal=True), transient=True)
-        self._task = self._progress.add_task("tests", total=tests)
+        self._task = self._progress.add_task("tests", total=len(tests))
         self._run.on_example = self._example
         self._progress.start()
 
     def _example(self) -> None:
         name = self._run.test.rpartition("::")[2]
-        self._progress.update(self._task, description=f"{len(self._run.books.entries)} programs · {name}")
+        self._progress.update(self._task, description=f"{counted(len(self._run.books.entries), 'program')} · {name}")
 
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
         """No dots: the bar or the lines say it."""
@@ -83,7 +91,7 @@ class Reporter:
         if report.when != "call" and report.passed:
             return
         outcome = "xfailed" if report.skipped and hasattr(report, "wasxfail") else report.outcome
-        text = report.longreprtext if report.failed else getattr(report, "wasxfail", "")
+        text = report.longreprtext if report.failed else getattr(report, "wasxfail", "") or _why_skipped(report)
         note, books = note_of(report), self._run.books
         for entry in note.entries:
             books.add(entry)
@@ -95,22 +103,26 @@ class Reporter:
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
         name = report.nodeid.split("::", 1)[-1]
         count = len(books.entries)
-        reporter.write_line(f"{_OUTCOMES[outcome]:<8}{report.duration:6.1f} s  {count:5d} programs  {name}")
+        reporter.write_line(
+            f"{_OUTCOMES[outcome]:<8}{report.duration:6.1f} s  {count:5d} {noun(count, 'program')}  {name}"
+        )
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
         """The tables, and the page."""
-        from page import HEADERS, PASS_HEADERS, RATE_HEADERS, page, pass_rows, pattern_rows, rate_rows
+        from page import HEADERS, LEGEND, PASS_HEADERS, RATE_HEADERS, page, pass_rows, pattern_rows, rate_rows
 
         if self._progress is not None:
             self._progress.stop()
         run, books = self._run, self._run.books
-        books.keep_slower(run.timed_slowest())
+        if exitstatus != pytest.ExitCode.INTERRUPTED:  # who interrupts does not wait for another example
+            books.keep_slower(run.timed_slowest())
         books.close()
         write = terminalreporter.write_line
         if books.entries:
             terminalreporter.section("patterns, capture and streams")
             write(tabulate(pattern_rows(run), headers=HEADERS, tablefmt="simple", disable_numparse=True))
-            write(f"\n{len(books.entries)} programs, on {run.target.device}, seed {run.seed}")
+            write(f"\n{LEGEND}")
+            write(f"\n{counted(len(books.entries), 'program')}, on {run.target.device}, seed {run.seed}")
             for title, headers, rows in (
                 ("passes", PASS_HEADERS, pass_rows(run)),
                 ("speed", RATE_HEADERS, rate_rows(run)),
@@ -124,8 +136,19 @@ class Reporter:
                 write("\n" + tabulate(part["rows"], headers=part["headers"], tablefmt="simple"))
             write(f"\n{model['note']}")
         seconds = time.monotonic() - self._start
-        if books.folder is not None:
+        write("")
+        if books.folder is not None and (books.is_open or books.finished):  # not where no test was found
+            tests = self._tests | {test.test for test in books.finished}
+            write_whole(books.folder / "junit.xml", junit(books.finished))
             path = books.folder / "report.html"
-            path.write_text(page(run, seconds=seconds, tests=self._tests), encoding="utf-8")
-            write(f"\nwritten: {path}")
+            write_whole(path, page(run, seconds=seconds, tests=len(tests)))
+            write(f"written: {path}")
+        if books.earlier is not None:
+            write(f"earlier results: {books.earlier}")
         write(f"\ntarget {run.target.kind} ({run.target.device}), {seconds:.0f} s")
+
+
+def _why_skipped(report: pytest.TestReport) -> str:
+    """The reason of a skipped test, as it was given; empty of another."""
+    where = report.longrepr
+    return str(where[2]).removeprefix("Skipped: ") if report.skipped and isinstance(where, tuple) else ""

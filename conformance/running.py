@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from books import Books, Entry, Failure, Slowest
 
+from npugraph_ex._wording import counted
+
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
@@ -146,7 +148,7 @@ class Run:
             Entry(
                 self.test, what, program.dtype, program.dynamic, program.near_miss, case.route, round(seconds, 4),
                 outcome.fusions, case.expected, outcome.worst_ulp, outcome.near_misses, tuple(outcome.failures),
-                program.source, changing_passes(outcome.report), f"{_KINDS[case.route]}, {_family(program)}",
+                program.source, changing_passes(outcome.report), f"{_KINDS[case.route]}, {_family(program)}", outcome.eager_ulp,
             )
         )  # fmt: skip
         # What goes through torch.compile takes longest for Dynamo's sake, which is of no interest here; nor is what the first
@@ -213,7 +215,7 @@ class Run:
         self.failure = Failure(outcome.failures[0], guilty, operators, case.source, path.name)
         pytest.fail(
             f"{outcome.failures[0]}\nguilty: {guilty}\n"
-            f"shrunk to {operators} operators; this script reproduces it ({path}):\n\n{text}",
+            f"shrunk to {counted(operators, 'operator')}; this script reproduces it ({path}):\n\n{text}",
             pytrace=False,
         )
 

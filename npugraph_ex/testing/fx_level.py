@@ -78,7 +78,7 @@ def compare_on_host(
             ),
             values, expected, limits=limits,
         )  # fmt: skip
-        total.worst_ulp = max(total.worst_ulp, judged.worst_ulp)
+        total.worst_ulp, total.eager_ulp = max((total.worst_ulp, total.eager_ulp), (judged.worst_ulp, judged.eager_ulp))
         total.messages += [f"call {call}, {message}" for message in judged.messages]
         if total.messages:
             break

@@ -19,7 +19,7 @@ no integer the right one, and p is what it is: then several steps may be right, 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -64,12 +64,14 @@ class Judgement:
         worst_ulp: the largest ``|f - r|`` in ulps of ``r``; for quantised values in steps.
         index: of the worst element: the worst wrong one if there is any.
         message: what is wrong with it; empty when right.
+        eager_ulp: eager mode's distance at that element, where eager mode's result is known.
     """
 
     wrong: int = 0
     worst_ulp: float = 0.0
     index: tuple[int, ...] = ()
     message: str = ""
+    eager_ulp: float = 0.0
 
     @property
     def ok(self) -> bool:
@@ -173,7 +175,12 @@ def judge_floating(
     ulps = torch.where(
         beyond, 0.0, (error / ulp(reference, unit or candidate.dtype)).nan_to_num(nan=0.0, posinf=torch.inf)
     )
-    return _verdict(right, ulps, wide, reference, allowed, f"ulp of {_name(unit or candidate.dtype)}")
+    judged = _verdict(right, ulps, wide, reference, allowed, f"ulp of {_name(unit or candidate.dtype)}")
+    if eager is None or not judged.worst_ulp:
+        return judged
+    true = reference[judged.index]
+    distance = (eager[judged.index].to(torch.float64) - true).abs() / ulp(true, unit or candidate.dtype)
+    return replace(judged, eager_ulp=float(distance))
 
 
 @checked

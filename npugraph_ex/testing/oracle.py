@@ -128,6 +128,7 @@ class Outcome:
         fusions: how many subgraphs were replaced.
         near_misses: the reasons that the pass report gives for subgraphs that were left alone.
         worst_ulp: the largest distance from the float64 reference of a floating-point result that differs from eager mode's.
+        eager_ulp: eager mode's distance at that element.
         report: the pass report, when the graph was compiled.
     """
 
@@ -135,6 +136,7 @@ class Outcome:
     fusions: int = 0
     near_misses: tuple[str, ...] = ()
     worst_ulp: float = 0.0
+    eager_ulp: float = 0.0
     report: PassReport | None = None
 
     @property
@@ -236,7 +238,7 @@ def _check_passes(case: Case, outcome: Outcome) -> None:
     if not case.runs:
         return
     judged = compare_on_host(traced, optimised, report, inputs=case.inputs, sizes=case.sizes, limits=case.limits)
-    outcome.worst_ulp = judged.worst_ulp
+    outcome.worst_ulp, outcome.eager_ulp = judged.worst_ulp, judged.eager_ulp
     outcome.failures += [f"optimised, {message}" for message in judged.messages]
 
 
@@ -367,7 +369,9 @@ def _compare_with_eager(
         inputs = partial(make_inputs, case.inputs, sizes=case.sizes[call], call=call)
         what = JudgedValues(traced, inputs, len(actual.outputs), replaced_nodes(outcome.report))
         judged = judge_values(what, values, wanted, limits=case.limits)
-        outcome.worst_ulp = max(outcome.worst_ulp, judged.worst_ulp)
+        outcome.worst_ulp, outcome.eager_ulp = max(
+            (outcome.worst_ulp, outcome.eager_ulp), (judged.worst_ulp, judged.eager_ulp)
+        )
         outcome.failures += [f"optimised, call {call}, {message}" for message in judged.messages]
         if judged.messages:
             return

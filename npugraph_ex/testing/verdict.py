@@ -53,10 +53,17 @@ class JudgedValues:
 
 @dataclass
 class Verdict:
-    """What is wrong with the values, one message each, and the worst distance in ulps of what differs from eager mode."""
+    """What is wrong with the values, and how far off they are.
+
+    Attributes:
+        messages: one for each wrong value.
+        worst_ulp: the largest distance from the reference, in ulps, among values that differ from eager mode's.
+        eager_ulp: eager mode's distance at that element.
+    """
 
     messages: list[str] = field(default_factory=list)
     worst_ulp: float = 0.0
+    eager_ulp: float = 0.0
 
 
 def judge_values(what: JudgedValues, values: Sequence[Any], eager: Sequence[Any], *, limits: Limits) -> Verdict:
@@ -94,7 +101,9 @@ def judge_values(what: JudgedValues, values: Sequence[Any], eager: Sequence[Any]
             and candidate.dtype.is_floating_point
             and torch.tensor(judged.worst_ulp).isfinite()
         ):
-            verdict.worst_ulp = max(verdict.worst_ulp, judged.worst_ulp)
+            verdict.worst_ulp, verdict.eager_ulp = max(
+                (verdict.worst_ulp, verdict.eager_ulp), (judged.worst_ulp, judged.eager_ulp)
+            )
     return verdict
 
 

@@ -1,0 +1,76 @@
+"""Ctrl-C and SIGTERM for commands that take long: they stop at once, keep what they found, and leave no process behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+_NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGALRM: "the time that --after gives"}
+
+
+@dataclass
+class Interrupt:
+    """The signal that asked a command to stop, once there is one.
+
+    Attributes:
+        number: of the first signal; 0 before any.
+    """
+
+    number: int = 0
+
+    @property
+    def status(self) -> int:
+        """The exit status, as shells count it: 130 after Ctrl-C, 143 after SIGTERM; 0 when the time is over."""
+        return 0 if self.number == signal.SIGALRM else 128 + (self.number or signal.SIGINT)
+
+    def __str__(self) -> str:
+        return _NAMES[signal.Signals(self.number or signal.SIGINT)]
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt again if the first one was lost, in a callback from C say."""
+        if self.number:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def interruptible(*, after: float | None = None) -> Iterator[Interrupt]:
+    """A block in which SIGINT and SIGTERM both raise KeyboardInterrupt; the interrupt remembers which it was.
+
+    Args:
+        after: seconds after which the same happens by itself; None for never.
+    """
+    stop = Interrupt()
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        stop.number = stop.number or number
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, handle) for number in _NAMES}
+    if after is not None:
+        signal.setitimer(signal.ITIMER_REAL, after)
+    try:
+        yield stop
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def end_children() -> None:
+    """End all processes that descend from this one, so that nothing goes on after an interrupt."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            # The name, in brackets, may hold spaces and brackets of its own.
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+    found = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    for pid in found - {os.getpid()}:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,271 @@
+"""Every long command ends at Ctrl-C: it prints and keeps what it found, says 130, and leaves no process behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from npugraph_ex import cli
+from npugraph_ex.commands.interrupts import Interrupt, end_children, interruptible
+
+Running = Callable[..., "Command"]
+_ENTRY = "import sys; from npugraph_ex_autoload import command_line; sys.exit(command_line())"
+
+
+class Command:
+    """A command that runs in a session of its own, so that what it leaves behind is found."""
+
+    def __init__(self, arguments: tuple[str, ...]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-u", "-c", _ENTRY, *arguments],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )  # fmt: skip
+        self.said = ""
+
+    def wait_for(self, words: str) -> None:
+        """Read lines until one has the words."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.said += line
+            if words in line:
+                return
+        raise AssertionError(self.said)
+
+    def wait_for_child(self, words: str) -> None:
+        """Wait until it has started a process with the words on its command line."""
+        while not any(words in line for line in self.others().values()):
+            assert self._process.poll() is None
+            time.sleep(0.1)
+
+    def stop(self, number: int, *, everyone: bool) -> int:
+        """Send a signal, to the whole group as a terminal does or to the command alone; return the exit status."""
+        (os.killpg if everyone else os.kill)(self._process.pid, number)
+        return self.end()
+
+    def end(self) -> int:
+        """Wait for its end; return the exit status."""
+        assert self._process.stdout is not None
+        self.said += self._process.stdout.read()
+        return self._process.wait()
+
+    def others(self) -> dict[int, str]:
+        """The other processes of its session that still run, with their command lines."""
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                state, _, _, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+                line = (folder / "cmdline").read_text().replace("\0", " ")
+            except OSError:
+                continue
+            if int(session) == self._process.pid != int(folder.name) and state not in "ZX":
+                found[int(folder.name)] = line
+        return found
+
+
+@pytest.fixture
+def running() -> Iterator[Running]:
+    """Start commands; what still runs of them at the end is ended."""
+    started: list[Command] = []
+
+    def start(*arguments: str) -> Command:
+        started.append(Command(arguments))
+        return started[-1]
+
+    yield start
+    for command in started:
+        for pid in (*command.others(), command._process.pid):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        command._process.wait()
+
+
+SERVER = """
+import sys, threading
+import torch, torch_npu, npugraph_ex
+
+@torch.compile(backend="npugraph_ex")
+def step(x):
+    return x.relu() * 2
+
+step(torch.ones(8, device="npu"))
+forever = threading.Event()
+threading.Thread(target=forever.wait).start()
+print("serving", flush=True)
+forever.wait()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_server_is_explained_when_it_is_stopped(number: signal.Signals, running: Running, tmp_path: Path) -> None:
+    """Its graph and capture, one line instead of a traceback, and an end although a thread of it goes on."""
+    script = tmp_path / "serve.py"
+    script.write_text(SERVER)
+    command = running("explain", "--emulate", str(script))
+    command.wait_for("serving")
+    assert command.stop(number, everyone=True) == 128 + number
+    assert "captured graphs, replayed" in command.said
+    line = 1 + SERVER.splitlines().index("forever.wait()")
+    name = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}[number]
+    assert f"{script} was stopped by {name} at line {line}" in command.said
+    assert "Traceback" not in command.said
+
+
+def test_a_script_that_goes_on_is_explained_after_a_while(running: Running, tmp_path: Path) -> None:
+    """`--after` ends it, threads included; that is no failure."""
+    script = tmp_path / "forever.py"
+    script.write_text("import threading\nthreading.Thread(target=threading.Event().wait).start()\nwhile True: pass\n")
+    command = running("explain", "--after", "0.2", str(script))
+    assert command.end() == 0, command.said
+    assert "Nothing was compiled" in command.said
+    assert "was stopped by the time that --after gives at line 3" in command.said
+
+
+def test_run_ends_as_python_does(running: Running, tmp_path: Path) -> None:
+    """The script's own frames and no others, and the status that a shell gives."""
+    script = tmp_path / "forever.py"
+    script.write_text("print('ready', flush=True)\nwhile True: pass\n")
+    command = running("run", str(script))
+    command.wait_for("ready")
+    assert command.stop(signal.SIGINT, everyone=True) == 130
+    assert command.said.count("  File ") == 1
+    assert command.said.endswith("KeyboardInterrupt\n")
+
+
+def test_timeline_draws_what_ran(running: Running, tmp_path: Path) -> None:
+    """The picture and the trace of the work before the interrupt are written."""
+    script = tmp_path / "work.py"
+    script.write_text(
+        "import torch\ntorch.ones(4, device='npu').add_(1)\nprint('ready', flush=True)\nwhile True: pass\n"
+    )
+    command = running("timeline", "--output", str(tmp_path), str(script))
+    command.wait_for("ready")
+    assert command.stop(signal.SIGINT, everyone=True) == 130
+    assert "Traceback" not in command.said
+    assert "<svg" in (tmp_path / "work.timeline.html").read_text(encoding="utf-8")
+    assert json.loads((tmp_path / "work.trace.json").read_text(encoding="utf-8"))
+
+
+RULES = """
+import torch, torch_npu
+from npugraph_ex import register_replacement
+
+def twice(x, y):
+    return torch.relu(x * 2) + y
+
+def thrice(x, y):
+    return torch.relu(x * 3) + y
+
+for search in (twice, thrice):
+    register_replacement(search, search, [torch.empty(4, 8, device="npu"), torch.empty(4, 8, device="npu")])
+"""
+
+
+def test_validate_prints_what_it_validated(running: Running, tmp_path: Path) -> None:
+    """The table has the first replacement; JSON would say that it is not complete; no frame of torch is shown."""
+    rules = tmp_path / "rules.py"
+    rules.write_text(RULES)
+    command = running(
+        "validate", str(rules), "--json", "--max-examples", "2", "--dtype", "float16", "--report-dir", str(tmp_path)
+    )
+    command.wait_for("rules.twice: proven on 2")
+    assert command.stop(signal.SIGINT, everyone=True) == 130
+    assert "stopped by Ctrl-C; 1 replacement was validated before it" in command.said
+    assert "Traceback" not in command.said
+    found = json.loads(command.said[command.said.index("{\n") : command.said.rindex("}\n") + 1])
+    assert (found["ok"], found["complete"]) == (False, False)
+    assert [one["rule"] for one in found["replacements"]] == ["rules.twice"]
+
+
+@pytest.mark.parametrize("everyone", [True, False], ids=["the group", "the command alone"])
+def test_bench_starts_nothing_more(everyone: bool, running: Running, tmp_path: Path) -> None:
+    """While a process answers its question: it ends, no other begins, and no old figures are overwritten."""
+    saved = tmp_path / "bench.json"
+    saved.write_text("old")
+    command = running("bench", "call", "--save", str(saved))
+    command.wait_for_child("subject.py")
+    assert command.stop(signal.SIGINT, everyone=everyone) == 130
+    assert "stopped by Ctrl-C" in command.said
+    assert command.others() == {}
+    assert saved.read_text() == "old"
+
+
+def test_conformance_keeps_what_it_found(running: Running, tmp_path: Path) -> None:
+    """With two worker processes: results in every file, a table, a page, and nobody left. `--resume` goes on."""
+    report = tmp_path / "report"
+    options = ("--jobs", "2", "--report-dir", str(report), "-k", "check_and_device_agree")
+    command = running("conformance", *options)
+    command.wait_for(" programs  test_")
+    assert command.stop(signal.SIGINT, everyone=False) == 130
+    assert "stopped by Ctrl-C" in command.said
+    assert "(streams) corpus: check and device" in command.said
+    assert command.others() == {}
+    tests = [json.loads(line) for line in (report / "tests.jsonl").read_text(encoding="utf-8").splitlines()[1:]]
+    assert tests
+    assert {test["outcome"] for test in tests} == {"passed"}
+    assert "right so far" in (report / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_tables_of_mutants_and_alarms_are_printed_so_far(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was killed, or checked, before the interrupt is in the table."""
+    from npugraph_ex.testing import alarms, kills
+
+    def kill_one(names: list[str], *, budget: int, on_kill: Callable[[kills.Kill], None]) -> None:
+        on_kill(kills.Kill(names[0], "a promise", "streams", 7, 0.1, "a message"))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(kills, "kill_all", kill_one)
+    assert cli.main(["conformance", "mutants", "matcher-ignores-constants"]) == 130
+    said = capsys.readouterr()
+    assert "a message" in said.out
+    assert "stopped by Ctrl-C after 1 of 1 mutant" in said.err
+
+    def check_one(_examples: int, *, first: int, on_example: Callable[[alarms.Alarms], None]) -> None:
+        found = alarms.Alarms()
+        found.examples["cats"] += 1
+        on_example(found)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(alarms, "count_alarms", check_one)
+    assert cli.main(["conformance", "alarms"]) == 143
+    said = capsys.readouterr()
+    assert "0 false alarms in 1 program\n" in said.out
+    assert "stopped by SIGTERM" in said.err
+
+
+def test_the_signals_are_given_back() -> None:
+    """After the block Ctrl-C and SIGTERM do what they did; an interrupt that was lost is raised at the next check."""
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with interruptible() as stop:
+        stop.check()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            stop.check()
+    assert (stop.status, str(stop)) == (143, "SIGTERM")
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    assert Interrupt().status == 130
+
+
+def test_children_of_children_end_too() -> None:
+    """A process that a child started is found, whatever its name looks like."""
+    shell = "sleep 1000 & echo $!; wait"
+    with subprocess.Popen(["/bin/sh", "-c", shell], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        grandchild = int(child.stdout.readline())
+        end_children()
+        assert child.wait() == -signal.SIGKILL
+    stat = Path(f"/proc/{grandchild}/stat")
+    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] not in "ZX":
+        time.sleep(0.01)
