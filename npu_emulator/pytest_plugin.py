@@ -1,23 +1,29 @@
 """pytest plugin: `pytest --npu=emulated` gives a test suite that uses `device="npu"` an emulated one.
 
 `--npu=hardware` runs the same suite on a real NPU and stops with one sentence where there is none. Without `--npu` the plugin
-does nothing.
+only says where `--npu=emulated` would help: where tests cannot be imported because CANN is not installed.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import sys
+import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from npu_emulator import EmulatorError, activate, is_active
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import argparse
+    from collections.abc import Generator, Iterator
 
 __all__: list[str] = []
+
+_NOT_LOADED = re.compile(r"(lib\w+\.so[.\d]*): cannot open shared object file")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,20 +42,74 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Start the device before any conftest can import torch."""
-    options = early_config.known_args_namespace
+# hookwrapper, not wrapper: this plugin is loaded by whatever pytest is installed, older ones too.
+@pytest.hookimpl(tryfirst=True, hookwrapper=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, Any, None]:
+    """Start the device before any conftest can import torch; say what to do where a conftest cannot."""
+    _start(early_config.known_args_namespace)
+    outcome = yield
+    if outcome.excinfo is not None:
+        hint = _hint("".join(traceback.format_exception(outcome.excinfo[1])))
+        sys.stderr.write(f"{hint}\n" if hint else "")
+
+
+def _start(options: argparse.Namespace) -> None:
+    """Start the device that the options ask for.
+
+    Raises:
+        pytest.UsageError: there is no such device, or an option would do nothing.
+    """
+    _refuse_what_would_do_nothing(options)
     if options.npu == "emulated" and not is_active():
         try:
             activate(quiet=True, schedule=options.npu_schedule)
         except EmulatorError as error:
             raise pytest.UsageError(f"--npu=emulated: {error}") from error
     elif options.npu == "hardware":
-        if is_active() or os.environ.get("NPU_EMULATOR") == "1":
+        if _is_emulated():
             raise pytest.UsageError("--npu=hardware, but this process runs under npu_emulator; start pytest without it")
         if not any(Path("/dev").glob("davinci[0-9]*")):
             raise pytest.UsageError("--npu=hardware, but there is no NPU here (no /dev/davinci*); use --npu=emulated")
+
+
+def _is_emulated() -> bool:
+    """Whether this process, or the one that started it, runs under the emulator."""
+    return is_active() or os.environ.get("NPU_EMULATOR") == "1"
+
+
+def _refuse_what_would_do_nothing(options: argparse.Namespace) -> None:
+    given = {"--npu-races": options.npu_races, "--npu-schedule": options.npu_schedule is not None}
+    for name in (name for name, is_given in given.items() if is_given):
+        if options.npu == "hardware" or not (options.npu == "emulated" or _is_emulated()):
+            raise pytest.UsageError(f"{name} is for the emulated device; add --npu=emulated")
+    if options.npu_schedule is not None and is_active():
+        from npu_emulator import current
+
+        running = current().settings.schedule
+        if running != options.npu_schedule:
+            raise pytest.UsageError(
+                f"--npu-schedule={options.npu_schedule} comes too late: the emulated device runs already, with schedule "
+                f"{running}. Start pytest without python -m npu_emulator, or give that --schedule"
+            )
+
+
+def _hint(text: str) -> str:
+    """What to do about an error; empty where it is not that torch_npu lacks CANN's libraries."""
+    lacking = _NOT_LOADED.search(text)
+    if lacking is None or "torch_npu" not in text or _is_emulated():
+        return ""
+    return (
+        f"npu: torch_npu needs CANN's {lacking[1]}, which is not here. "
+        "`pytest --npu=emulated` runs these tests on an emulated NPU"
+    )
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Below errors for want of CANN, once, what to do."""
+    reports = [*terminalreporter.stats.get("error", ()), *terminalreporter.stats.get("failed", ())]
+    hint = next(filter(None, (_hint(report.longreprtext) for report in reports)), "")
+    if hint:
+        terminalreporter.write_line(hint, yellow=True)
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

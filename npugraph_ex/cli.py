@@ -12,6 +12,7 @@ from rich.table import Table
 
 from npugraph_ex._version import __version__
 from npugraph_ex.commands import bench, cache, conformance, diff, options, script, validate
+from npugraph_ex.commands.interrupts import Interrupt
 from npugraph_ex.errors import NpuGraphExError, UsageError
 from npugraph_ex.observe import environment
 
@@ -45,7 +46,9 @@ in a program:
   fast = torch.compile(model, backend="npugraph_ex", options={"capture_limit": 16})
 
 NPUGRAPH_EX=bundled gives the name npugraph_ex back to the backend that torch_npu brings.
-exit status: 0 well, 1 something is wrong (the message says what), 2 wrong use or nothing ran; `run` passes the script's on.
+Ctrl-C ends each of them at once: it prints and keeps what it found so far.
+exit status: 0 well, 1 something is wrong (the message says what), 2 wrong use or nothing ran, 130 after Ctrl-C; `run` and
+`explain` pass the script's on.
 """
 
 
@@ -61,6 +64,9 @@ def main(argv: Sequence[str] | None = None, *, choice: str | None = None) -> int
     if further and not getattr(arguments, "takes_further", False):
         parser.error(f"unrecognized arguments: {' '.join(further)}")
     arguments.further = further
+    if arguments.command is None:
+        parser.print_help()
+        return 2
     said = choice if choice is not None else os.environ.get(_SWITCH, "")
     try:
         if arguments.command == "env":
@@ -72,6 +78,10 @@ def main(argv: Sequence[str] | None = None, *, choice: str | None = None) -> int
     except NpuGraphExError as error:
         sys.stderr.write(f"npugraph-ex: {error}\n")
         return 2 if isinstance(error, UsageError) else 1
+    except KeyboardInterrupt:
+        stop = Interrupt()
+        sys.stderr.write(f"npugraph-ex: stopped by {stop}\n")
+        return stop.status
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -82,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"npugraph-ex {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    commands = parser.add_subparsers(dest="command", metavar="command")
     env = commands.add_parser("env", help="what is installed, which device, what is wrong and how to mend it")
     env.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     env.add_argument("--emulate", action="store_true", help="look at the emulated device even beside a real one")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
 from npugraph_ex import cli
@@ -28,7 +30,6 @@ def test_statuses_of_pytest_become_three(status: pytest.ExitCode, monkeypatch: p
     [
         (["conformance", "mutants", "no-such-fault"], "there is no mutant called no-such-fault"),
         (["validate", "json", "--dtype", "float8"], "--dtype must be one of"),
-        (["validate", "json", "--max-examples", "0"], "max_examples"),
         (["validate", "json", "--target", "npu"], "no NPU on this machine"),
     ],
 )
@@ -40,9 +41,28 @@ def test_wrong_use_is_status_two(arguments: list[str], said: str, capsys: pytest
     assert len(shown.splitlines()) == 1
 
 
+@pytest.mark.parametrize("table", ["mutants", "alarms"])
+def test_the_tables_have_help_of_their_own(table: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Their own options, and not those of a run; wherever --help stands."""
+    for words in ([table, "--help"], ["--help", table]):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["conformance", *words])
+        assert ended.value.code == 0
+        shown = capsys.readouterr().out
+        assert shown.startswith(f"usage: npugraph-ex conformance {table} ")
+        assert "--profile" not in shown
+
+
+@pytest.mark.parametrize("option", [["--seed", "5"], ["--resume"], ["--report-dir", "x"], ["--jobs", "2"]])
+def test_the_tables_refuse_options_of_a_run(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """What would do nothing is said to do nothing."""
+    assert cli.main(["conformance", *option, "alarms", "--examples", "1"]) == 2
+    assert f"conformance alarms takes no {option[0]}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["conformance", "validate"])
 def test_the_help_says_what_the_statuses_mean(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A script that calls the command need not guess."""
-    with pytest.raises(SystemExit):
+    with suppress(SystemExit):
         cli.main([command, "--help"])
     assert "exit status: 0 " in capsys.readouterr().out

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import npugraph_ex
-from npugraph_ex.errors import NpuGraphExError
+from npugraph_ex.commands.suites import require, run_pytest
+from npugraph_ex.errors import UsageError
 
 _NEEDED = {"pytest": "pytest", "pytest_benchmark": "pytest-benchmark", "tabulate": "tabulate"}
 TOPICS = {
@@ -25,7 +24,10 @@ TOPICS = {
 }
 _DESCRIPTION = """\
 Measure the compiler on this machine, beside the floor and beside the backend that torch_npu carries, and print tables.
-Exit status 1 if a ratio or a count is worse than promised; no number of seconds is ever promised.
+No number of seconds is ever promised, only ratios and counts. Ctrl-C ends it at once: the tables so far are printed, and
+saved beside the file that --save names, as NAME.interrupted.json.
+
+exit status: 0 all is as promised, 1 a ratio or a count is worse, 2 wrong use or nothing ran, 130 after Ctrl-C
 
 topics (all of them if none is named):
   call       host time of a replayed call, and where it goes     matching   the checked matcher beside torch's own
@@ -57,19 +59,18 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the benches in this process; pytest's exit status.
+    """Run the benches in this process.
+
+    Returns:
+        As ``run_pytest``.
 
     Raises:
-        NpuGraphExError: a topic that there is not, or something that is not installed.
+        UsageError: a topic that there is not, or something that is not installed.
     """
     unknown = [topic for topic in arguments.topics if topic not in TOPICS]
     if unknown:
-        raise NpuGraphExError(f"there is no topic {unknown[0]!r}; there are {', '.join(TOPICS)}")
-    missing = [name for module, name in _NEEDED.items() if find_spec(module) is None]
-    if missing:
-        raise NpuGraphExError(f"the benches need {', '.join(missing)}: pip install 'npugraph-ex[benches]'")
-    import pytest
-
+        raise UsageError(f"there is no topic {unknown[0]!r}; there are {', '.join(TOPICS)}")
+    require("the benches need", _NEEDED, "benches")
     home = benches_folder()
     files = [str(home / TOPICS[topic]) for topic in arguments.topics or TOPICS]
     # Paths of this folder: pytest resolves options against the one that it is told is the project's.
@@ -77,9 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
     options += [f"--tables-against={Path(arguments.compare).resolve()}"] if arguments.compare else []
     options += [f"--tables-page={Path(arguments.page).resolve()}"] if arguments.page else []
     own = [f"--rootdir={home}", "-c", str(home / "benches.ini"), "-p", "no:cacheprovider"]
-    sys.dont_write_bytecode = True  # the folder may be read-only
     # Files before options: one such as --benchmark-compare would take the first of them for its own.
-    return int(pytest.main([*own, *files, *options, *arguments.further]))
+    return run_pytest([*own, *files, *options, *arguments.further])
 
 
 def benches_folder() -> Path:
@@ -88,4 +88,4 @@ def benches_folder() -> Path:
     for folder in (home / "_benches", home.parent / "benches"):
         if (folder / "conftest.py").is_file():
             return folder
-    raise NpuGraphExError(f"the benches are not in {home}; reinstall npugraph-ex, or run them from a checkout")
+    raise UsageError(f"the benches are not in {home}; reinstall npugraph-ex, or run them from a checkout")

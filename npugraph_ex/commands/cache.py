@@ -7,21 +7,23 @@ import datetime as dt
 import sys
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
+from tabulate import tabulate
 
+from npugraph_ex._wording import counted
 from npugraph_ex.cache.store import SUFFIX, Store, read_entry
-from npugraph_ex.errors import NpuGraphExError, SavedGraphError, UsageError
+from npugraph_ex.errors import SavedGraphError, UsageError
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command and its three actions."""
     parser = commands.add_parser("cache", help="look at saved compilations, or delete them")
-    parser.add_argument("--dir", help="the folder; $NPUGRAPH_EX_CACHE, or the user's cache folder, without it")
+    parser.add_argument(
+        "--dir", metavar="DIR", help="the folder; $NPUGRAPH_EX_CACHE, or the user's cache folder, without it"
+    )
     actions = parser.add_subparsers(dest="action", required=True, metavar="action")
     actions.add_parser("ls", help="one line a saved compilation: name, size, age, whether it is sound")
     show = actions.add_parser("show", help="what one was made from and for, and its graph as Python")
-    show.add_argument("name", help="a name of `ls`, with or without .nge, or the path of a file")
+    show.add_argument("name", help="a name of `ls`, or how it begins if only one does, or the path of a file")
     clear = actions.add_parser("clear", help="delete saved compilations, all or those whose names begin so")
     clear.add_argument("prefix", nargs="?", default="", help="the beginning of the names")
 
@@ -30,14 +32,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Do what the command line says.
 
     Raises:
-        UsageError: the folder that was named is none.
-        NpuGraphExError: there is no such compilation, or it cannot be read.
+        UsageError: there is no such folder, or no such compilation in it.
+        SavedGraphError: a compilation cannot be read.
     """
     store = Store(arguments.dir)
-    if arguments.dir is not None and not store.directory.is_dir():
-        raise UsageError(
-            f"--dir {arguments.dir!r} is no folder; it takes the one that was given to cache_compile as cache_dir"
-        )
+    if not store.directory.is_dir():
+        return _no_folder(store, arguments)
     if arguments.action == "show":
         return _show(store, arguments.name)
     if arguments.action == "clear":
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _list(store: Store) -> int:
     """Print the table; the status says whether every file is sound."""
-    table = Table("name", "bytes", "written", "sound", title=f"saved compilations in {store.directory}")
+    rows = []
     unsound = 0
     for path in store.entries():
         status = path.lstat()
@@ -57,9 +57,33 @@ def _list(store: Store) -> int:
             verdict = "yes"
         except (SavedGraphError, OSError) as error:
             verdict, unsound = f"no: {error}", unsound + 1
-        table.add_row(_name(store, path), f"{status.st_size:,}", f"{written:%Y-%m-%d %H:%M} UTC", verdict)
-    Console(soft_wrap=not sys.stdout.isatty()).print(table, markup=False)
+        rows.append((_name(store, path), f"{status.st_size:,}", f"{written:%Y-%m-%d %H:%M} UTC", verdict))
+    sys.stdout.write(f"{counted(len(rows), 'saved compilation')} in {store.directory}\n")
+    if rows:  # whole names, however long: they are what `show` and `clear` take
+        headers = ("name", "bytes", "written", "sound")
+        sys.stdout.write(f"\n{tabulate(rows, headers=headers, tablefmt='simple', disable_numparse=True)}\n")
     return 1 if unsound else 0
+
+
+def _no_folder(store: Store, arguments: argparse.Namespace) -> int:
+    """Nothing can be in a folder that is not there; a folder that somebody named should be.
+
+    Raises:
+        UsageError: it was named, or it is a file, or a compilation in it is asked for.
+    """
+    if arguments.dir is not None:
+        raise UsageError(
+            f"--dir {arguments.dir!r} is no folder; it takes the one that was given to cache_compile as cache_dir"
+        )
+    if store.directory.exists():
+        raise UsageError(
+            f"{store.directory} is a file; saved compilations are kept in a folder of this name. Move it away"
+        )
+    said = f"nothing was saved yet: there is no folder {store.directory} ($NPUGRAPH_EX_CACHE or --dir name another)"
+    if arguments.action == "show":
+        raise UsageError(said)
+    sys.stdout.write(f"{said}\n")
+    return 0
 
 
 def _name(store: Store, path: Path) -> str:
@@ -72,9 +96,24 @@ def _show(store: Store, name: str) -> int:
     named = store.path(name.removesuffix(SUFFIX))  # warnings and `ls` of the shell show the file, suffix included
     path = named if named.exists() else Path(name)
     if not path.is_file():
-        raise NpuGraphExError(f"there is no saved compilation {name!r} in {store.directory}; `cache ls` lists them")
+        path = _only(store, name)
     sys.stdout.write(describe(path))
     return 0
+
+
+def _only(store: Store, beginning: str) -> Path:
+    """The one compilation whose name begins so.
+
+    Raises:
+        UsageError: there is none, or more than one.
+    """
+    found = [path for path in store.entries() if _name(store, path).startswith(beginning)]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise UsageError(f"there is no saved compilation {beginning!r} in {store.directory}; `cache ls` lists them")
+    names = "\n  ".join(_name(store, path) for path in found)
+    raise UsageError(f"{beginning!r} is the beginning of {len(found)} names; which of them?\n  {names}")
 
 
 def _clear(store: Store, prefix: str) -> int:
@@ -84,5 +123,5 @@ def _clear(store: Store, prefix: str) -> int:
         if str(path.relative_to(store.directory)).startswith(prefix):  # the whole file name is a prefix too
             path.unlink(missing_ok=True)
             count += 1
-    sys.stdout.write(f"{count} saved compilation{'' if count == 1 else 's'} deleted from {store.directory}\n")
+    sys.stdout.write(f"{counted(count, 'saved compilation')} deleted from {store.directory}\n")
     return 0

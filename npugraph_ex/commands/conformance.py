@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import npugraph_ex
 from npugraph_ex.commands import alarms, mutants
+from npugraph_ex.commands.installing import install_command
+from npugraph_ex.commands.numbers import at_least, whole
+from npugraph_ex.commands.suites import require, run_pytest
 from npugraph_ex.errors import UsageError
 
-_NEEDED = ("pytest", "hypothesis", "transformers")
+_NEEDED = {name: name for name in ("pytest", "hypothesis", "transformers")}
+_TABLES: dict[str, Any] = {"mutants": mutants, "alarms": alarms}
+"""Words that ask for a table instead of a run, and what makes it."""
 _MOST_JOBS = 4
 """By default: each is a process of a gigabyte."""
 _ALONE = {"--pdb", "--trace", "-s", "--capture=no"}
@@ -30,7 +35,10 @@ profiles:
   full      some 20 minutes on one core, 28,000 programs: a release
   nightly   some 2 hours on two cores, 300,000 programs
 
-exit status: 0 all held, 1 something failed (or, with a mutant, was noticed), 2 wrong use or nothing ran
+A new run moves the results that it finds in the report folder to DIR/earlier/1, 2 and so on. Ctrl-C ends a run at once:
+what it found is printed and kept, and --resume goes on with it.
+
+exit status: 0 all held, 1 something failed (or, with a mutant, was noticed), 2 wrong use or nothing ran, 130 after Ctrl-C
 """
 
 
@@ -38,43 +46,48 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the subcommand."""
     parser = commands.add_parser(
         "conformance", help="run the conformance suite on this machine", description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=argparse.RawDescriptionHelpFormatter, add_help=False,
     )  # fmt: skip
+    # Not argparse's own: after `mutants` or `alarms` it is the help of these that is asked for.
+    parser.add_argument("-h", "--help", action="store_true", help="show this help message and exit")
     parser.add_argument("--target", choices=("emulated", "npu"), help="which device (default: emulated)")
     parser.add_argument("--profile", choices=("quick", "full", "nightly"), default="quick", help="(default: quick)")
     parser.add_argument(
-        "--jobs", type=int, metavar="N",
+        "--jobs", type=at_least(1), metavar="N",
         help=f"how many processes share the tests (default: one a core, at most {_MOST_JOBS}; 1 on a real device)",
     )  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same examples (default: 0)")
+    parser.add_argument(
+        "--seed", type=whole, default=0, metavar="N", help="the same seed draws the same programs (default: 0)"
+    )
     parser.add_argument(
         "--report-dir", default="conformance_report", metavar="DIR",
         help="where report.html, junit.xml, cases.jsonl and failing scripts go (default: conformance_report)",
     )  # fmt: skip
-    parser.add_argument("--resume", action="store_true", help="go on with the run in the report folder")
+    parser.add_argument("--resume", action="store_true", help="go on with the run in DIR: what passed is not run again")
     parser.add_argument("--xfails-file", metavar="FILE", help="known failures, each with the link of its report")
     parser.add_argument("--mutant", metavar="NAME", help="switch a deliberate fault on; the run must then fail")
-    parser.set_defaults(takes_further=True)
+    parser.set_defaults(takes_further=True, parser=parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the suite in this process. ``mutants`` and ``alarms`` as first further word ask for their tables.
 
     Returns:
-        0 when everything held, 1 when something failed, 2 when nothing ran: pytest's seven statuses are its own affair.
+        As ``run_pytest``.
 
     Raises:
         UsageError: the suite cannot run here.
     """
-    if arguments.further[:1] == ["mutants"]:
-        return mutants.run(mutants.parser().parse_args(arguments.further[1:]), target=arguments.target)
-    if arguments.further[:1] == ["alarms"]:
-        return alarms.run(alarms.parser().parse_args(arguments.further[1:]), target=arguments.target)
-    missing = [name for name in _NEEDED if find_spec(name) is None]
-    if missing:
-        raise UsageError(f"the suite needs {', '.join(missing)}: pip install 'npugraph-ex[conformance]'")
-    import pytest
-
+    table = _TABLES.get(arguments.further[0]) if arguments.further else None
+    if table is not None:
+        words = [*arguments.further[1:], *(["--help"] if arguments.help else [])]
+        own = table.parser().parse_args(words)
+        _refuse_options_of_a_run(arguments)
+        return int(table.run(own, target=arguments.target))
+    if arguments.help:
+        arguments.parser.print_help()
+        return 0
+    require("the suite needs", _NEEDED, "conformance")
     suite = suite_folder()
     options = [f"--profile={arguments.profile}", f"--seed={arguments.seed}", f"--report-dir={arguments.report_dir}"]
     given = {"target": arguments.target, "xfails-file": arguments.xfails_file, "mutant": arguments.mutant}
@@ -83,10 +96,16 @@ def run(arguments: argparse.Namespace) -> int:
     options += _in_processes(arguments)
     # Not the settings of whatever project the command happens to be called in.
     own = [f"--rootdir={suite}", "-c", str(suite / "suite.ini"), "-p", "no:cacheprovider"]
-    sys.dont_write_bytecode = True  # the folder may be read-only
-    status = pytest.main([str(suite), *own, *options, *arguments.further])
-    failed = {pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERNAL_ERROR}
-    return 0 if status == pytest.ExitCode.OK else 1 if status in failed else 2
+    return run_pytest([str(suite), *own, *options, *arguments.further])
+
+
+def _refuse_options_of_a_run(arguments: argparse.Namespace) -> None:
+    """An option that a table does not take would otherwise do nothing, and nobody would know."""
+    for name in ("profile", "jobs", "seed", "report_dir", "resume", "xfails_file", "mutant"):
+        if getattr(arguments, name) != arguments.parser.get_default(name):
+            table = arguments.further[0]
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"conformance {table} takes no {option}; `conformance {table} --help` lists what it takes")
 
 
 def _in_processes(arguments: argparse.Namespace) -> list[str]:
@@ -95,10 +114,8 @@ def _in_processes(arguments: argparse.Namespace) -> list[str]:
     if jobs is None:
         own = arguments.target == "npu" or not can_share or not _ALONE.isdisjoint(arguments.further)
         jobs = 1 if own else min(len(os.sched_getaffinity(0)), _MOST_JOBS)
-    if jobs < 1:
-        raise UsageError(f"conformance takes --jobs of at least 1; it is {jobs}")
     if jobs > 1 and not can_share:
-        raise UsageError("conformance --jobs needs pytest-xdist: pip install 'npugraph-ex[conformance]'")
+        raise UsageError(f"conformance --jobs needs pytest-xdist: {install_command('conformance')}")
     return [f"-n{jobs}", "--dist=worksteal"] if jobs > 1 else []
 
 

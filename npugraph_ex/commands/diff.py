@@ -7,20 +7,15 @@ import os
 import sys
 from pathlib import Path
 
+from npugraph_ex._wording import counted, noun
+from npugraph_ex.commands.numbers import at_least
+
 _DESCRIPTION = """\
 Compare two dumps that the option dump_tensor_data wrote, node by node in the order of execution: of two runs, of the
 graph before and after the passes (data_dump_stage), of two machines. Prints the first node whose values differ.
 
-exit status: 0 equal, 1 different or not comparable.
+exit status: 0 equal, 1 different or not comparable, 2 wrong use
 """
-
-
-def _count(text: str) -> int:
-    """A whole number from 0 on, for argparse."""
-    number = int(text)
-    if number < 0:
-        raise ValueError(text)
-    return number
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -32,7 +27,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("first", help="a folder of dumps: of one call, of a graph, or any above")
     parser.add_argument("second", help="the other one")
     parser.add_argument(
-        "--ulps", type=_count, default=0, metavar="N", help="up to N ULPs are no difference (default: 0)"
+        "--ulps", type=at_least(0), default=0, metavar="N", help="up to N ULPs are no difference (default: 0)"
     )
     parser.add_argument("--all", action="store_true", help="list every node that differs")
 
@@ -51,14 +46,15 @@ def run(arguments: argparse.Namespace) -> int:
     shown = found.differences if arguments.all else found.differences[:1]
     for difference in shown:
         place = f" ({difference.source})" if difference.source else ""
-        apart = "" if difference.ulps is None else f"; {difference.ulps} ULPs apart"
+        apart = "" if difference.ulps is None else f"; {counted(difference.ulps, 'ULP')} apart"
         sys.stdout.write(
             f"{difference.call}: {difference.node}, {difference.operator}{place}: {difference.what}{apart}\n"
         )
     more = len(found.differences) - len(shown)
-    rest = f", {more} more nodes differ after it (--all lists them)" if more else ""
+    rest = f", {more:,} more {noun(more, 'node differs', 'nodes differ')} after it (--all lists them)" if more else ""
     sys.stdout.write(
-        f"{found.compared} nodes compared, {len(found.differences)} differ{rest}; "
+        f"{counted(found.compared, 'node')} compared, {len(found.differences):,} "
+        f"{noun(len(found.differences), 'differs', 'differ')}{rest}; "
         f"{found.only_first} only in the first, {found.only_second} only in the second\n"
     )
     return 1 if found.differences else 0

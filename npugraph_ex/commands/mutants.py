@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from npugraph_ex._wording import counted
+from npugraph_ex.commands.interrupts import interruptible
+from npugraph_ex.commands.numbers import at_least
 from npugraph_ex.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,13 +34,21 @@ def parser() -> argparse.ArgumentParser:
     """The command line after ``mutants``."""
     own = argparse.ArgumentParser(prog="npugraph-ex conformance mutants", description=__doc__)
     own.add_argument("names", nargs="*", metavar="NAME", help="mutants; all when none is named")
-    own.add_argument("--budget", type=int, metavar="N", help="examples that a mutant may survive (default: 250)")
+    own.add_argument(
+        "--budget", type=at_least(1), metavar="N", help="examples that a mutant may survive (default: 250)"
+    )
     own.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table as a page")
     return own
 
 
 def run(arguments: argparse.Namespace, *, target: str | None = None) -> int:
-    """Kill them, print the table, and answer 1 if any survived, or if an example that killed one fails without it."""
+    """Kill them, print the table, and answer 1 if any survived, or if an example that killed one fails without it.
+
+    After Ctrl-C the table of those that were done is printed; the status is 130.
+
+    Raises:
+        UsageError: there is no such mutant, or no such target.
+    """
     from npugraph_ex.testing.targets import start_target
 
     sys.stdout.write(f"{start_target(target or 'emulated').describe(seed=0)}\n\n")
@@ -52,9 +63,22 @@ def run(arguments: argparse.Namespace, *, target: str | None = None) -> int:
     if unknown:
         raise UsageError(f"there is no mutant called {', '.join(unknown)}; there are {', '.join(known)}")
     budget = BUDGET if arguments.budget is None else arguments.budget
-    kills = kill_all(arguments.names or None, budget=budget, on_kill=_progress)
-    sys.stderr.write("\n" if sys.stderr.isatty() else "")
-    sys.stdout.write(f"{kill_table.plain(kills)}\n\n{kill_table.summary(kills)}\n")
+    kills: list[Kill] = []
+    with interruptible() as stop:
+
+        def note(done: Kill) -> None:
+            kills.append(done)
+            _progress(done)
+            stop.check()
+
+        try:
+            kill_all(arguments.names or None, budget=budget, on_kill=note)
+        except KeyboardInterrupt:
+            _print(kills)
+            asked = len(arguments.names or known)
+            sys.stderr.write(f"npugraph-ex: stopped by {stop} after {len(kills)} of {counted(asked, 'mutant')}\n")
+            return stop.status
+    _print(kills)
     false = list(false_kills(kills))
     sys.stdout.write("".join(f"WRONG without any mutant: {message}\n" for message in false))
     if arguments.markdown is not None:
@@ -63,6 +87,13 @@ def run(arguments: argparse.Namespace, *, target: str | None = None) -> int:
         )
         arguments.markdown.write_text(page, encoding="utf-8")
     return int(bool(false) or any(done.examples is None for done in kills))
+
+
+def _print(kills: list[Kill]) -> None:
+    from npugraph_ex.testing import kill_table
+
+    sys.stderr.write("\n" if sys.stderr.isatty() else "")
+    sys.stdout.write(f"{kill_table.plain(kills)}\n\n{kill_table.summary(kills)}\n")
 
 
 def _counted(kills: list[Kill]) -> str:

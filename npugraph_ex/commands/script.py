@@ -6,43 +6,60 @@ import argparse
 import os
 import runpy
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from npugraph_ex.commands import timeline
+from npugraph_ex.commands.interrupts import Interrupt, end_children, interruptible
+from npugraph_ex.commands.numbers import seconds
 from npugraph_ex.errors import NpuGraphExError, UsageError
 from npugraph_ex.observe import environment
 
 _SWITCH = "NPUGRAPH_EX"
+_EXPLAIN = """\
+Run a script, then say what was compiled: inputs, passes, fusions, captures, and why each is as it is. A program that does not
+end by itself, such as a server, is explained when it is stopped: by Ctrl-C, by SIGTERM, or by --after.
+
+exit status: the script's; 130 after Ctrl-C, 143 after SIGTERM, 0 when --after ended it
+"""
 _LAUNCHER = {__file__, runpy.run_path.__code__.co_filename}
 """The files whose frames lie above the script's."""
 _NOTHING = '{"graphs": [], "breaks": []}'
 
 
 def add_parsers(commands: Any) -> None:
-    """Describe both command lines."""
+    """Describe the command lines."""
     running = commands.add_parser("run", help="run a script as `python script.py` would")
-    explaining = commands.add_parser("explain", help="run a script, then say what was compiled and why it is as it is")
+    explaining = commands.add_parser(
+        "explain", help="run a script, then say what was compiled and why it is as it is", description=_EXPLAIN,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     explaining.add_argument(
         "--json", action="store_true", help="one JSON object; the script's own output goes to stderr"
     )
     explaining.add_argument(
         "--sarif", type=Path, metavar="FILE", help="also write what the stream check found, as SARIF 2.1.0"
     )
+    explaining.add_argument(
+        "--after", type=seconds, metavar="SECONDS", help="stop the script after so long, and explain what was compiled"
+    )
     for parser in (running, explaining):
         parser.add_argument("--emulate", action="store_true", help="on an emulated NPU")
     for parser in (running, explaining, timeline.add_parser(commands)):
         parser.add_argument("--as-torchair", action="store_true", help="make `import torchair` mean this library")
         parser.add_argument("script", help="the Python file to run")
-        parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the script")
+        further = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the script")
+        further.required = False  # Python 3.11 would ask for them beside a missing script
 
 
 def explain(arguments: argparse.Namespace, choice: str) -> int:
-    """Run a script and print what this backend made of it, even when the script fails."""
+    """Run a script and print what this backend made of it, even when the script fails or is stopped."""
     if choice == "bundled":
         raise UsageError(f"explain tells of this library, and {_SWITCH}=bundled asks for torch_npu's; unset it")
     if arguments.sarif is not None and not arguments.sarif.parent.is_dir():
@@ -56,8 +73,20 @@ def explain(arguments: argparse.Namespace, choice: str) -> int:
         finally:
             _report(arguments, out)
 
-    with redirect_stdout(sys.stderr if arguments.json else out):
-        return run(arguments, choice, around=explained)
+    with interruptible(after=arguments.after) as stop, redirect_stdout(sys.stderr if arguments.json else out):
+        status = run(arguments, choice, around=explained, stop=stop)
+    _leave_threads(stop, status)
+    return status
+
+
+def _leave_threads(stop: Interrupt, status: int) -> None:
+    """End the process if threads of a script that was stopped would keep it alive."""
+    if stop.number:
+        end_children()
+        if any(not thread.daemon and thread is not threading.main_thread() for thread in threading.enumerate()):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
 
 
 def _report(arguments: argparse.Namespace, out: TextIO) -> None:
@@ -76,11 +105,19 @@ def draw(arguments: argparse.Namespace, choice: str) -> int:
     """Run a script and draw what its streams do."""
     if choice == "bundled":
         raise UsageError(f"timeline follows this process, and {_SWITCH}=bundled needs another; unset it")
-    return run(arguments, choice, around=lambda: timeline.drawn(arguments.script, arguments.output))
+    with interruptible() as stop:
+        around = partial(timeline.drawn, arguments.script, arguments.output)
+        status = run(arguments, choice, around=around, stop=stop)
+    _leave_threads(stop, status)
+    return status
 
 
 def run(
-    arguments: argparse.Namespace, choice: str, *, around: Callable[[], AbstractContextManager[None]] = nullcontext
+    arguments: argparse.Namespace,
+    choice: str,
+    *,
+    around: Callable[[], AbstractContextManager[None]] = nullcontext,
+    stop: Interrupt | None = None,
 ) -> int:
     """Become the script: its argv, its directory first on the path, `__main__` as its name.
 
@@ -88,9 +125,11 @@ def run(
         arguments: the command line.
         choice: the value of NPUGRAPH_EX.
         around: makes the block in which the script runs.
+        stop: who asked the script to stop, where that is told in one line.
 
     Returns:
-        0 where the script ends by itself, 1 after an error that is shown with its traceback; `sys.exit` passes through.
+        0 where the script ends by itself, 1 after an error that is shown with its traceback, 130 after Ctrl-C; `sys.exit`
+        passes through.
 
     Raises:
         UsageError: no such script, or flags that contradict each other.
@@ -117,6 +156,12 @@ def run(
             hint = "" if arguments.emulate else environment.hint(error)
             sys.stderr.write(f"\nnpugraph-ex: {hint}\n" if hint else "")
             return 1
+        except KeyboardInterrupt as interrupt:
+            if stop is None:
+                _show(interrupt)
+                return Interrupt().status
+            sys.stderr.write(f"\nnpugraph-ex: {script} was stopped by {stop}{_where(interrupt, script)}\n")
+            return stop.status
     del loaded
     return 0
 
@@ -135,7 +180,14 @@ def _syntax_error(script: str) -> SyntaxError | None:
     return None
 
 
-def _show(error: Exception) -> None:
+def _where(interrupt: KeyboardInterrupt, script: str) -> str:
+    """The line of the script at which it was interrupted."""
+    frames = traceback.extract_tb(interrupt.__traceback__)
+    line = next((frame.lineno for frame in reversed(frames) if frame.filename == script), None)
+    return f" at line {line}" if line is not None else ""
+
+
+def _show(error: BaseException) -> None:
     """Print what went wrong as `python script.py` would: without the frames that are this command's.
 
     Not by `sys.excepthook`: torch_npu's would print a line of its own when the process ends, after the JSON of `explain`.

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from npugraph_ex._wording import counted
+from npugraph_ex.commands.interrupts import end_children, interruptible
+from npugraph_ex.commands.numbers import at_least, whole
+from npugraph_ex.commands.suites import require
 from npugraph_ex.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,7 +29,8 @@ verdicts:
   not-judged         it cannot be traced, run or judged here
   overlaps-with      (a remark) another rule fuses the same operators; which one wins is told
 
-exit status: 0 nothing is wrong, 1 something is, 2 wrong use or nothing was validated (one line says why)
+exit status: 0 nothing is wrong, 1 something is, 2 wrong use or nothing was validated (one line says why), 130 after Ctrl-C
+(the table has what was validated before it)
 """
 
 
@@ -46,16 +50,18 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument(
         "--max-examples",
-        type=int,
+        type=at_least(1),
         default=60,
         metavar="N",
         help="random programs for each (default: 60); what is wrong in one of them is looked at in more",
     )
     parser.add_argument(
-        "--expect-matches", type=int, default=1, metavar="N",
+        "--expect-matches", type=at_least(0), default=1, metavar="N",
         help="fail unless each is fused in at least N of them (default: 1)",
     )  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, help="the same seed draws the same programs (default: 0)")
+    parser.add_argument(
+        "--seed", type=whole, default=0, metavar="N", help="the same seed draws the same programs (default: 0)"
+    )
     parser.add_argument(
         "--report-dir", default="npugraph_ex_validation", metavar="DIR",
         help="where counterexamples are written (default: npugraph_ex_validation)",
@@ -64,30 +70,44 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Validate and print; 0 when nothing is wrong, 1 when something is.
+    """Validate and print; 0 when nothing is wrong, 1 when something is, 130 after Ctrl-C.
 
     Raises:
         UsageError: nothing could be validated.
     """
-    if find_spec("hypothesis") is None:
-        raise UsageError("validate draws its programs with hypothesis: pip install 'npugraph-ex[conformance]'")
+    require("validate draws its programs with", {"hypothesis": "hypothesis"}, "conformance")
     from npugraph_ex.testing.targets import start_target
 
     target = start_target(arguments.target)
-    from npugraph_ex.testing.validation import validate_module
+    from npugraph_ex.testing.validation import Validation, validate_module
     from npugraph_ex.testing.validation.findings import report_table, to_json
 
-    try:
-        results = validate_module(
-            arguments.module, dtypes=_dtypes(arguments.dtype), max_examples=arguments.max_examples,
-            expect_matches=arguments.expect_matches, seed=arguments.seed, report_dir=arguments.report_dir,
-        )  # fmt: skip
-    except (ValueError, OSError) as error:
-        raise UsageError(str(error)) from error
+    results: list[Validation] = []
+    with interruptible() as stop:
+
+        def note(result: Validation) -> None:
+            results.append(result)
+            sys.stderr.write(f"{result.rule}: {result.verdict}\n")
+            stop.check()
+
+        try:
+            validate_module(
+                arguments.module, dtypes=_dtypes(arguments.dtype), max_examples=arguments.max_examples,
+                expect_matches=arguments.expect_matches, seed=arguments.seed, report_dir=arguments.report_dir,
+                on_result=note,
+            )  # fmt: skip
+        except (ValueError, OSError) as error:
+            raise UsageError(str(error)) from error
+        except KeyboardInterrupt:
+            end_children()
     if arguments.json:
-        sys.stdout.write(to_json(results) + "\n")
-    else:
+        sys.stdout.write(to_json(results, complete=not stop.number) + "\n")
+    elif results or not stop.number:
         sys.stdout.write(f"{report_table(results)}\n\non {target.device}, seed {arguments.seed}\n")
+    if stop.number:
+        done = f"{counted(len(results), 'replacement')} {'was' if len(results) == 1 else 'were'} validated"
+        sys.stderr.write(f"npugraph-ex: stopped by {stop}; {done} before it\n")
+        return stop.status
     return 0 if all(result.ok for result in results) else 1
 
 

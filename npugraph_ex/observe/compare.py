@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from npugraph_ex.errors import NpuGraphExError
+from npugraph_ex.errors import NpuGraphExError, UsageError
 
 _INTEGER_LIKE = {
     torch.float16: torch.int16,
@@ -92,7 +92,7 @@ def _calls(folder: Path) -> dict[str, Path]:
     """The folders of single calls below, by what the two dumps call alike: ``graph__1/call__0``, without the process."""
     paths = sorted(path.parent for path in folder.rglob("index.json")) if folder.is_dir() else []
     if not paths:
-        raise NpuGraphExError(f"{folder} holds no dump; name a folder that the option dump_tensor_data wrote")
+        raise UsageError(f"{folder} holds no dump; name a folder that the option dump_tensor_data wrote")
     if len(paths) == 1:
         return {"call": paths[0]}
     return {"/".join(path.parts[-2:]): path for path in sorted(paths, key=_order)}

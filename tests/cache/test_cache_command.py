@@ -51,8 +51,31 @@ def test_show(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
         shown = capsys.readouterr().out
         for part in ("2.13", "module:1-4", "2, s0", "def forward(): ..."):
             assert part in shown
-    assert _run(store, "show", "Model.forward") == 1
-    assert "no saved compilation 'Model.forward'" in capsys.readouterr().err
+    assert _run(store, "show", "Model.backward") == 2
+    assert "no saved compilation 'Model.backward'" in capsys.readouterr().err
+
+
+def test_show_takes_the_beginning_of_a_name(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    """As `clear` does, where it is the beginning of one name; of several the names are listed."""
+    assert _run(store, "show", "Oth") == 0
+    assert "def forward(): ..." in capsys.readouterr().out
+    store.write("Other.decode-20", HEADER, b"")
+    assert _run(store, "show", "Oth") == 2
+    told = capsys.readouterr().err
+    assert "'Oth' is the beginning of 2 names" in told
+    assert all(f"\n  {name}\n" in told for name in ("Other.decode-2", "Other.decode-20"))
+
+
+def test_ls_shows_names_whole(
+    store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a narrow terminal too: a name that is cut is none that `show` takes."""
+    name = "models.decoder.Decoder.forward-" + "0123456789abcdef" * 6
+    store.write(name, HEADER, b"")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    assert _run(store, "ls") == 0
+    assert name in capsys.readouterr().out.split()
 
 
 @pytest.mark.parametrize("action", [["ls"], ["show", "Model.forward-1"], ["clear"]])
@@ -67,10 +90,21 @@ def test_a_folder_that_is_not_there(tmp_path: Path, action: list[str], capsys: p
 
 
 def test_nothing_kept_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nobody named the default folder, which is made when something is kept: an empty table is the answer."""
-    monkeypatch.setenv("NPUGRAPH_EX_CACHE", str(tmp_path / "nothing"))
+    """The default folder is made when something is kept: its absence is said, and is no error; a file in its place is one."""
+    folder = tmp_path / "nothing"
+    monkeypatch.setenv("NPUGRAPH_EX_CACHE", str(folder))
+    for action in ("ls", "clear"):
+        assert main(["cache", action]) == 0
+        assert f"there is no folder {folder}" in capsys.readouterr().out
+    assert main(["cache", "show", "x"]) == 2
+    assert f"there is no folder {folder}" in capsys.readouterr().err
+    folder.mkdir()
     assert main(["cache", "ls"]) == 0
-    assert str(tmp_path / "nothing") in capsys.readouterr().out
+    assert capsys.readouterr().out == f"0 saved compilations in {folder}\n"
+    folder.rmdir()
+    folder.write_text("mine")
+    assert main(["cache", "ls"]) == 2
+    assert f"{folder} is a file" in capsys.readouterr().err
 
 
 def test_clear(store: Store, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import ctypes
 import re
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -181,6 +182,17 @@ def test_a_kernel_that_raises_is_507015(acl: ctypes.CDLL, streams: list[ctypes.c
             torch.npu.synchronize()
     assert (x + 1).cpu().tolist() == [2, 2]
     assert acl.aclrtSynchronizeStream(streams[0]) == 0
+
+
+def test_a_kernel_that_raises_under_fifo_does_so_at_its_launch() -> None:
+    """As the table of codes says: the launch in eager mode raises the kernel's own error; a later one, and waiting, do not."""
+    x, index = torch.ones(2, device="npu"), torch.full((1,), 9, device="npu")
+    for name, errors in (("fifo", (IndexError, None)), ("lazy", (None, RuntimeError))):
+        with schedule(name):
+            for step, error in zip((lambda: x.index_select(0, index), torch.npu.synchronize), errors, strict=True):
+                with nullcontext() if error is None else pytest.raises(error):
+                    step()
+    assert (x + 1).cpu().tolist() == [2, 2]
 
 
 def _arguments(source: str, start: int) -> list[str]:

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 _SUITE = """
 import torch
 
@@ -51,3 +53,50 @@ def test_hardware_is_refused_where_there_is_none(
     done = _pytest(tmp_path, fresh_environment(), "--npu=hardware")
     assert done.returncode == 4
     assert "there is no NPU here" in done.stderr
+
+
+# torch_npu as it is where CANN is not installed, without its wheel's minute of failing.
+_NO_CANN = "raise ImportError('libhccl.so: cannot open shared object file: No such file or directory')\n"
+
+
+@pytest.mark.parametrize("file", ["test_suite.py", "conftest.py"])
+def test_a_project_without_cann_is_told_of_the_emulated_device(
+    file: str, tmp_path: Path, fresh_environment: Callable[..., dict[str, str]]
+) -> None:
+    """Where tests, or a conftest, die of torch_npu's missing library, the last words say which option helps."""
+    package = tmp_path / "site" / "torch_npu"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(_NO_CANN)
+    (tmp_path / "test_suite.py").write_text("def test(): pass\n")
+    (tmp_path / file).write_text("import torch_npu\n\ndef test(): pass\n")
+    command = [sys.executable, "-m", "pytest", "-q", "--rootdir", str(tmp_path), str(tmp_path / "test_suite.py")]
+    environment = {**fresh_environment(), "PYTHONPATH": str(package.parent)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path)
+    said = done.stdout + done.stderr
+    assert done.returncode != 0
+    assert said.count("`pytest --npu=emulated` runs these tests on an emulated NPU") == 1, said
+    assert "libhccl.so" in said
+
+
+def test_another_missing_library_is_left_alone(
+    tmp_path: Path, fresh_environment: Callable[..., dict[str, str]]
+) -> None:
+    """What has nothing to do with torch_npu gets no advice about it."""
+    (tmp_path / "test_suite.py").write_text(_NO_CANN.replace("libhccl", "libGL"))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--rootdir", str(tmp_path), str(tmp_path)],
+        env=fresh_environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "--npu" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("option", ["--npu-races", "--npu-schedule=lazy"])
+@pytest.mark.parametrize("device", [(), ("--npu=hardware",)])
+def test_options_of_the_emulated_device_need_it(
+    option: str, device: tuple[str, ...], tmp_path: Path, fresh_environment: Callable[..., dict[str, str]]
+) -> None:
+    """Alone they would do nothing, and a suite full of races would pass."""
+    done = _pytest(tmp_path, fresh_environment(), option, *device)
+    assert done.returncode == 4
+    assert f"{option.partition('=')[0]} is for the emulated device; add --npu=emulated" in done.stderr

@@ -97,7 +97,7 @@ def test_the_command(dumps: dict[str, Path], capsys: pytest.CaptureFixture[str],
     assert lines[0].endswith("; 2 ULPs apart")
     assert main(["diff", one, off, "--all"]) == 1
     assert len(capsys.readouterr().out.splitlines()) > 2
-    assert main(["diff", one, str(tmp_path)]) == 1
+    assert main(["diff", one, str(tmp_path)]) == 2
     assert "holds no dump" in capsys.readouterr().err
 
 

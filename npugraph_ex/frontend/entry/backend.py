@@ -105,7 +105,7 @@ def npugraph_ex(
     """
     if mode not in {None, "default"}:
         raise OptionValueError(
-            f"torch.compile(mode={mode!r}) is for Inductor; give this backend options={{...}} instead"
+            f"torch.compile(mode={mode!r}) is Inductor's; this backend takes the mode as an option: options={{'mode': {mode!r}}}"
         )
     config = CompilerConfig()
     apply_flat(config, {} if options is None else options)

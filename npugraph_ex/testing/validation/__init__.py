@@ -91,7 +91,7 @@ def validate_replacement(  # noqa: PLR0913 - keyword arguments, all but three wi
 
 
 @checked
-def validate_module(
+def validate_module(  # noqa: PLR0913 - as above
     spec: str,
     *,
     dtypes: Sequence[torch.dtype] | None = None,
@@ -99,6 +99,7 @@ def validate_module(
     expect_matches: int = 1,
     seed: int = 0,
     report_dir: str | Path | None = None,
+    on_result: Callable[[Validation], None] | None = None,
 ) -> tuple[Validation, ...]:
     """Validate every replacement that a module registers; the arguments are those of ``validate_replacement``.
 
@@ -109,6 +110,7 @@ def validate_module(
         expect_matches: in how many of them it must be fused.
         seed: the same seed draws the same programs.
         report_dir: where counterexamples are written; None for nowhere.
+        on_result: called with each validation as it is done.
 
     Raises:
         RulesNotFoundError: it cannot be imported, or registers nothing.
@@ -119,4 +121,9 @@ def validate_module(
     setup = f"from npugraph_ex.testing import load_rules\n\nload_rules({place!r})"
     chosen = None if dtypes is None else tuple(dtypes)
     effort = Effort(max_examples, chosen, seed, expect_matches, folder, setup)
-    return tuple(validate_rule(rule, effort, target=device_name()) for rule in load_rules(spec))
+    results = []
+    for rule in load_rules(spec):
+        results.append(validate_rule(rule, effort, target=device_name()))
+        if on_result is not None:
+            on_result(results[-1])
+    return tuple(results)

@@ -132,8 +132,13 @@ def _settings(counts: dict[str, int]) -> str:
     return ", ".join(f"{counts[key]} {word}" for key, word in words.items() if counts.get(key))
 
 
-def to_json(results: Sequence[Validation]) -> str:
-    """All results as one JSON object."""
-    return json.dumps(
-        {"ok": all(result.ok for result in results), "replacements": [result.as_dict() for result in results]}, indent=2
-    )
+def to_json(results: Sequence[Validation], *, complete: bool = True) -> str:
+    """All results as one JSON object.
+
+    Args:
+        results: of the replacements that were validated.
+        complete: whether these are all; nothing is "ok" that was stopped.
+    """
+    ok = complete and all(result.ok for result in results)
+    found = {"ok": ok, "complete": complete, "replacements": [result.as_dict() for result in results]}
+    return json.dumps(found, indent=2)

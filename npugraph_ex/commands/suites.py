@@ -1,0 +1,50 @@
+"""Runs a folder of tests with pytest, as `conformance` and `bench` do: exit statuses, interrupts, what has to be installed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+
+from npugraph_ex.commands.installing import install_command
+from npugraph_ex.commands.interrupts import end_children, interruptible
+from npugraph_ex.errors import UsageError
+
+
+def require(who: str, needed: Mapping[str, str], extra: str) -> None:
+    """Make sure that packages are installed.
+
+    Args:
+        who: what needs them, for the message.
+        needed: the package's name, by the module that is imported.
+        extra: of this package, that installs them.
+
+    Raises:
+        UsageError: some are not; the message has the command that installs them.
+    """
+    missing = [name for module, name in needed.items() if find_spec(module) is None]
+    if missing:
+        raise UsageError(f"{who} {', '.join(missing)}: {install_command(extra)}")
+
+
+def run_pytest(arguments: Sequence[str]) -> int:
+    """Run pytest in this process.
+
+    Returns:
+        0 when everything held, 1 when something failed, 2 when nothing ran, 130 or 143 after Ctrl-C or SIGTERM: pytest's
+        seven statuses are its own affair.
+    """
+    with interruptible() as stop:
+        try:
+            import pytest
+
+            sys.dont_write_bytecode = True  # the folder may be read-only
+            status = pytest.main([*arguments])
+        except KeyboardInterrupt:  # before pytest had begun to handle it
+            status = 2
+        if stop.number:
+            end_children()
+            sys.stderr.write(f"npugraph-ex: stopped by {stop}\n")
+            return stop.status
+    failed = {pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERNAL_ERROR}
+    return 0 if status == pytest.ExitCode.OK else 1 if status in failed else 2
