@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from npugraph_ex._torch_private.aot import (
     aot_input_position,
+    aot_input_value,
     boxed,
     dynamo_input_names,
     hand_out_as_they_are,
@@ -73,6 +74,7 @@ __all__ = [
     "UNKNOWN_TO_FAKE_TENSORS",
     "active_fake_mode",
     "aot_input_position",
+    "aot_input_value",
     "auto_functionalized_operators",
     "autograd_base",
     "boxed",

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import torch
 from torch import fx
 
 
@@ -132,6 +133,16 @@ def dynamo_input_names(gm: fx.GraphModule) -> list[str]:
 def aot_input_position(node: fx.Node) -> int | None:
     """Which input of the Dynamo graph a placeholder of the AOT graph is; None where AOT made it up."""
     return getattr(node.meta.get("desc"), "idx", None)
+
+
+def aot_input_value(node: fx.Node, values: Sequence[Any]) -> Any:
+    """What a placeholder of the AOT graph stands for, of the Dynamo graph's inputs; None where AOT made it up."""
+    position = aot_input_position(node)
+    if position is not None:
+        return values[position] if position < len(values) else None
+    of_view = getattr(getattr(node.meta.get("desc"), "base_of", None), "idx", None)
+    view = values[of_view] if of_view is not None and of_view < len(values) else None
+    return view._base if isinstance(view, torch.Tensor) else None
 
 
 def is_synthetic_base(node: fx.Node) -> bool:

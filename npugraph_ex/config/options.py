@@ -155,7 +155,8 @@ class Options:
     check_numerics: bool = _row(
         False,
         SWITCH,
-        "Run the graph on random inputs before and after each pass, on the CPU, and undo or refuse a pass that changes values.",
+        "Run the graph before and after each pass, on the CPU, with the inputs of the call and with random ones, and undo or "
+        "refuse a pass that changes values.",
     )
     post_grad_custom_pre_pass: UserPass | None = _row(
         None, CALLABLE, "A pass of the user's before all others.", "post_grad_custom_pre_pass"

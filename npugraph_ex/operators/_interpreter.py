@@ -17,13 +17,31 @@ from npugraph_ex.operators._record import formula_of
 _ORDERING = frozenset({"npugraph_ex", "air"})
 """Namespaces of operators that order work on streams and compute nothing."""
 
+_ALLOCATIONS = frozenset(
+    getattr(torch.ops.aten, name).default
+    for name in ("empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
+) | {torch.ops.aten.empty.memory_format}
+_UNWRITTEN = 1
+
 
 class CpuInterpreter(fx.Interpreter):
     """Interprets an FX graph of NPU tensors with CPU tensors in their place.
 
+    Memory that nothing wrote reads as one number, so that the same graph computes the same each time.
+
+    Attributes:
+        running: the node that runs, or that raised.
+
     Raises:
         UnsupportedArgumentError: an npu operator of the graph has no formula.
     """
+
+    running: fx.Node | None = None
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one node."""
+        self.running = n
+        return super().run_node(n)
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call one operator on the CPU."""
@@ -32,7 +50,8 @@ class CpuInterpreter(fx.Interpreter):
             return torch.empty(0, dtype=torch.int64)  # what an event's record gives; the interpreter runs in order
         kernel = formula_of(target)
         if kernel is None and getattr(target, "namespace", "") != "npu":
-            return super().call_function(target, args, kwargs)
+            result = super().call_function(target, args, kwargs)
+            return result.fill_(_UNWRITTEN) if target in _ALLOCATIONS else result
         if kernel is None:
             raise UnsupportedArgumentError(
                 f"there is no formula for {target._schema.name}; give it a record (npugraph_ex.operators.Operator)"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
 from npugraph_ex.config.options import Options
 from npugraph_ex.report.passes import ReportBuilder
+
+if TYPE_CHECKING:
+    from npugraph_ex.passes.numerics import NumericCheck
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class PassContext:
         report: where a pass says what it did.
         config: what a user's pass receives as its third argument; the options when the caller gave nothing else.
         vector_cores: how many the device has; None where there is none, or where nobody asked.
+        numerics: compares values with those of the first graph; None without the option ``check_numerics``.
     """
 
     options: Options
@@ -29,6 +33,7 @@ class PassContext:
     report: ReportBuilder = field(default_factory=ReportBuilder)
     config: object = None
     vector_cores: int | None = None
+    numerics: NumericCheck | None = None
 
 
 @dataclass(frozen=True)

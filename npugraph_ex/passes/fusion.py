@@ -37,16 +37,17 @@ def run_on_joint_graph(gm: fx.GraphModule, context: PassContext) -> None:
 
 def _run(gm: fx.GraphModule, context: PassContext, rules: Sequence[PreparedRule]) -> Application:
     application = Application(context.report, context.options.fusion_rules or {}, context.options.mode)
-    if context.options.check_numerics:
-        _apply_checked(gm, rules, application)
+    if context.numerics is not None:
+        _apply_checked(gm, rules, application, context.numerics)
     else:
         application.apply(gm.graph, rules)
     return application
 
 
-def _apply_checked(gm: fx.GraphModule, rules: Sequence[PreparedRule], application: Application) -> None:
+def _apply_checked(
+    gm: fx.GraphModule, rules: Sequence[PreparedRule], application: Application, values: NumericCheck
+) -> None:
     """Apply one rule after the other and compare the graph's values after each; a rule that changes them is undone."""
-    values = NumericCheck(gm)
     for rule in rules:
         name, report = rule.rule.name, application.report
         before, mark, earlier = Snapshot(gm), report.mark(), len(report.fusions_of(rule.rule.name))

@@ -1,20 +1,31 @@
-"""The numeric check of a pass: the graph before and after it, run on the same random inputs on the CPU, and compared.
+"""The numeric check of a pass: the graph before and after it, run on the same inputs on the CPU, and compared.
 
-Off by default (option `check_numerics`), because it runs the whole graph once for each pass that changes something. It
-finds what the contract cannot see: a rewrite that keeps every shape and computes something else.
+Off by default (option `check_numerics`), because it runs the whole graph for each pass that changes something. It finds
+what the contract cannot see: a rewrite that keeps every shape and computes something else. The inputs are those of the
+call that is compiled for, where they are known, and random ones. Where the graph as AOT made it does not run on the CPU,
+nothing is compared, and the report says why.
 """
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx
 
 from npugraph_ex import _torch_private
 from npugraph_ex.errors import GraphVerificationError
+from npugraph_ex.graph.collectives import is_collective
 from npugraph_ex.graph.memory.aliases import output_values, tensor_leaves
-from npugraph_ex.operators import CpuInterpreter
+from npugraph_ex.observe.logger import logger
+from npugraph_ex.operators import CpuInterpreter, UnsupportedArgumentError
+from npugraph_ex.passes.trial_inputs import copy_of, drawn_inputs, own_inputs
+from npugraph_ex.report.passes import ReportBuilder
 
 _TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 1e-4, torch.float64: 1e-9}
 """Relative to the largest element: a few roundings of a dtype, since a fused operator may round less often.
@@ -22,75 +33,125 @@ _TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 1e-4, to
 The coarsest dtype anywhere in the graph decides: a float32 scale of float16 values carries their error.
 """
 
-_GENERATED_SIZE = 8  # for a symbolic size without a hint
+_NO_KERNEL = (UnsupportedArgumentError, NotImplementedError)
+"""What an operator raises that the CPU does not have."""
+
+
+class _NotRunError(Exception):
+    """A graph does not run on the CPU with some inputs; the message says where it stopped, and why."""
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """Inputs, in words too, and what the graph computed from them when it was last known to be right."""
+
+    what: str
+    inputs: list[Any]
+    expected: list[Any]
 
 
 class NumericCheck:
-    """Random inputs for one graph, and what it computed on them when it was last known to be right.
+    """What one graph computed from some inputs when it was last known to be right.
 
     Args:
         gm: the graph as AOT made it.
+        report: learns what cannot be compared.
+        values: what the call that is compiled for gives to the placeholders, as far as that is known.
     """
 
-    def __init__(self, gm: fx.GraphModule) -> None:
-        with _torch_private.real_execution():
-            self._inputs = _random_inputs(gm)
-            self._expected = self._run(gm)
+    def __init__(self, gm: fx.GraphModule, report: ReportBuilder, values: Sequence[Any] = ()) -> None:
+        self._report = report
         self._tolerance = _tolerance(gm)
         self._names = [
             *map(str, output_values(gm.graph)),
             *(str(n.target) for n in gm.graph.find_nodes(op="placeholder")),
         ]
+        self._trials: list[_Trial] = []
+        if any(map(is_collective, gm.graph.nodes)):
+            self._leave_out("the graph communicates with other processes")
+            return
+        with _on_the_cpu():
+            own = own_inputs(gm, values)
+            if own is not None:
+                self._try(gm, "the inputs of the call", [own])
+            self._try(gm, "random inputs", drawn_inputs(gm))
 
     def check(self, gm: fx.GraphModule, pass_name: str) -> None:
         """Raise ``GraphVerificationError`` if ``gm`` now computes something else, outputs or contents of inputs."""
         gm.recompile()
-        with _torch_private.real_execution():
-            pairs = list(zip(self._names, self._expected, self._run(gm), strict=True))
-            problems = [(name, _difference(want, have, self._tolerance)) for name, want, have in pairs]
-        for name, problem in problems:
+        with _on_the_cpu():
+            for trial in self._trials:
+                self._check(gm, trial, pass_name)
+
+    def _try(self, gm: fx.GraphModule, what: str, several: Iterable[list[Any]]) -> None:
+        """Keep the first inputs with which the graph runs; random ones need not be what its operators take."""
+        reason = ""
+        for inputs in several:
+            try:
+                self._trials.append(_Trial(what, inputs, _run(gm, inputs)))
+            except _NotRunError as error:
+                reason = str(error)
+            else:
+                return
+        self._leave_out(f"with {what}, {reason}")
+
+    def _check(self, gm: fx.GraphModule, trial: _Trial, pass_name: str) -> None:
+        advice = "A pass must not change what the graph computes."
+        try:
+            results = _run(gm, trial.inputs)
+        except _NotRunError as error:
+            if isinstance(error.__cause__, _NO_KERNEL):
+                self._leave_out(f"after pass {pass_name} and with {trial.what}, {error}")
+                return
+            raise GraphVerificationError(
+                f"After pass {pass_name}: with {trial.what}, {error}; the graph before the pass did not raise. {advice}"
+            ) from error
+        for name, want, have in zip(self._names, trial.expected, results, strict=True):
+            problem = _difference(want, have, self._tolerance)
             if problem:
                 raise GraphVerificationError(
-                    f"After pass {pass_name}: {name} has other values on random inputs: {problem}. "
-                    "A pass must not change what the graph computes."
+                    f"After pass {pass_name}: {name} has other values on {trial.what}: {problem}. {advice}"
                 )
 
-    def _run(self, gm: fx.GraphModule) -> list[Any]:
-        """The outputs, then the inputs after the call."""
-        inputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in self._inputs]
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            outputs = CpuInterpreter(gm).run(*inputs)
-        return [*outputs, *inputs]
+    def _leave_out(self, reason: str) -> None:
+        if self._report.add_uncompared(reason):
+            logger.info("check_numerics compares no values here: %s", reason)
 
 
-def _random_inputs(gm: fx.GraphModule) -> list[Any]:
-    generator = torch.Generator().manual_seed(0)
-    return [_random(node.meta.get("val"), generator) for node in gm.graph.find_nodes(op="placeholder")]
+def _run(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
+    """The outputs, then the inputs after the call.
+
+    Raises:
+        _NotRunError: an operator raised; its exception is the cause.
+    """
+    torch.default_generator.manual_seed(0)
+    given, interpreter = [copy_of(value) for value in inputs], CpuInterpreter(gm)
+    try:
+        return [*interpreter.run(*given), *given]
+    except Exception as error:
+        node, message = interpreter.running, str(error).strip().split("\n")[0]
+        raise _NotRunError(
+            f"node {node} ({node.target if node else ''}) raises {type(error).__name__}: {message}"
+        ) from error
 
 
-def _random(value: Any, generator: torch.Generator) -> Any:
-    """A CPU value like a fake one: normal floats, small integers."""
-    if isinstance(value, torch.SymInt):
-        return _hint(value)
-    if not isinstance(value, torch.Tensor):
-        return value
-    size = [_hint(number) for number in value.size()]
-    stride = [_hint(number) for number in value.stride()]
-    result = torch.empty_strided(size, stride, dtype=value.dtype)
-    if value.dtype.is_floating_point or value.dtype.is_complex:
-        values = torch.randn(size, generator=generator, dtype=torch.float32)
-    else:
-        values = torch.randint(0, 3, size, generator=generator)
-    return result.copy_(values) if 0 not in stride else values.to(value.dtype)
-
-
-def _hint(number: int | torch.SymInt) -> int:
-    """The size that a symbol stands for in the example inputs."""
-    if isinstance(number, int):
-        return number
-    hint = number.node.hint
-    return int(hint) if hint is not None else _GENERATED_SIZE
+@contextmanager
+def _on_the_cpu() -> Iterator[None]:
+    """Compute real values on the CPU, whatever modes are in force, and leave every generator of the process as it was."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - what user code draws from
+    npu = torch.get_device_module("npu")
+    devices = range(npu.device_count()) if npu.is_initialized() else ()
+    try:
+        with (
+            _torch_private.real_execution(),
+            torch.random.fork_rng(devices, device_type="npu"),
+            torch.device("cpu"),
+            torch.no_grad(),
+        ):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
 
 
 def _tolerance(gm: fx.GraphModule) -> float:

@@ -84,7 +84,6 @@ class _Run:
     contract: Contract
     snapshot: Snapshot
     dumper: GraphDumper | None
-    numerics: NumericCheck | None
 
     def apply(self, pass_: Pass) -> None:
         """Run one pass, with everything the pipeline owes it."""
@@ -116,8 +115,8 @@ class _Run:
             if pass_.replaces_collectives:
                 contract = contract.with_collectives_of(self.gm.graph)
             contract.check(self.gm.graph, pass_.name)
-            if self.numerics is not None:
-                self.numerics.check(self.gm, pass_.name)
+            if self.context.numerics is not None:
+                self.context.numerics.check(self.gm, pass_.name)
         except Exception as error:
             if not pass_.recoverable:
                 error.add_note(f"Raised in pass {pass_.name}.")
@@ -142,6 +141,7 @@ def run(  # noqa: PLR0913 - what is optional is named
     dumper: GraphDumper | None = None,
     so_far: ReportBuilder | None = None,
     vector_cores: int | None = None,
+    values: Sequence[Any] = (),
 ) -> PassReport:
     """Run ``passes`` over ``gm``, in place.
 
@@ -154,6 +154,7 @@ def run(  # noqa: PLR0913 - what is optional is named
         dumper: where to write the graphs; made afresh when None and TORCH_COMPILE_DEBUG=1.
         so_far: goes on in the report; what happened to the joint graph that ``gm`` was cut from, say.
         vector_cores: how many the device has, for the deadlock check; it says nothing when None.
+        values: what the call that is compiled for gives to the placeholders, for ``check_numerics``; empty where unknown.
 
     Returns:
         What happened. ``report.passes.last_report`` answers the same until the next graph.
@@ -161,19 +162,19 @@ def run(  # noqa: PLR0913 - what is optional is named
     Raises:
         GraphVerificationError: a user's pass broke the graph, or the graph was broken from the start.
     """
-    context = PassContext(
-        options, example_inputs, so_far or ReportBuilder(), options if config is None else config, vector_cores
-    )
+    builder = so_far or ReportBuilder()
     dumper = dumper or new_dumper()
     metadata.refresh(gm.graph, [node for node in gm.graph.nodes if "val" not in node.meta])
     positional.spell(gm.graph.nodes)
     check_definitions(gm.graph, "AOT")
-    numerics = NumericCheck(gm) if options.check_numerics else None
+    numerics = NumericCheck(gm, builder, values or example_inputs) if options.check_numerics else None
+    seen_by_users = options if config is None else config
+    context = PassContext(options, example_inputs, builder, seen_by_users, vector_cores, numerics)
     if dumper is not None:
         dumper.graph(gm, "aot")
     # Nodes are many and live on: each full collection would look at all of them for nothing.
     with no_collection(), places_remembered():
-        state = _Run(gm, context, Contract.of(gm.graph), Snapshot(gm), dumper, numerics)
+        state = _Run(gm, context, Contract.of(gm.graph), Snapshot(gm), dumper)
         for pass_ in passes:
             state.apply(pass_)
         gm.recompile()

@@ -75,6 +75,8 @@ class PassReport:
     """How many waits for an event were dropped because they ordered nothing."""
     dropped_records: int = 0
     """How many records of an event were dropped because nothing waited for them."""
+    uncompared: tuple[str, ...] = ()
+    """Why the option ``check_numerics`` compared no values, or not with all inputs."""
 
     def fusions(self, rule: str | None = None) -> int:
         """How many subgraphs were replaced, by ``rule`` or by any."""
@@ -116,6 +118,7 @@ class PassReport:
             tables.append(
                 f"Redundant events: {self.dropped_waits} waits and {self.dropped_records} records were dropped."
             )
+        tables += [f"check_numerics compares no values: {reason}." for reason in self.uncompared]
         return "\n\n".join(tables)
 
     def to_json(self) -> str:
@@ -147,6 +150,7 @@ class ReportBuilder:
     _unfused: list[NearMiss] = field(default_factory=list)
     _streams: list[Finding] = field(default_factory=list)
     _dropped: list[int] = field(default_factory=lambda: [0, 0])
+    _uncompared: dict[str, None] = field(default_factory=dict)
 
     def add_pass(self, record: PassRecord) -> None:
         """Append a pass."""
@@ -193,6 +197,12 @@ class ReportBuilder:
         self._dropped[0] += waits
         self._dropped[1] += records
 
+    def add_uncompared(self, reason: str) -> bool:
+        """Say why values are not compared; whether that is new."""
+        new = reason not in self._uncompared
+        self._uncompared[reason] = None
+        return new
+
     def mark(self) -> dict[str, _OpenRule]:
         """What the rules did so far, for ``reset``."""
         return {
@@ -208,7 +218,10 @@ class ReportBuilder:
     def build(self) -> PassReport:
         """The finished report."""
         rules = tuple(rule.close(name) for name, rule in self._rules.items())
-        return PassReport(tuple(self._passes), rules, tuple(self._unfused), self.findings, *self._dropped)
+        waits, records = self._dropped
+        return PassReport(
+            tuple(self._passes), rules, tuple(self._unfused), self.findings, waits, records, tuple(self._uncompared)
+        )
 
 
 _last: list[PassReport] = []

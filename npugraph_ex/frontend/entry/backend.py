@@ -65,6 +65,7 @@ def get_npu_backend(
         on_streams = native_streams.lower(gm)
         layouts.keep(gm)
         compile_one = NpuFxCompiler(config, names, dumper)
+        compile_one.values = example_inputs
         watched: list[shared_inputs.SharedInputs] = []
 
         def compiler(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -81,6 +82,7 @@ def get_npu_backend(
             decompositions=decompositions,
             keep_inference_input_mutations=True,
         )(gm, example_inputs)
+        compile_one.values = ()  # what is compiled may live longer than they
         compiled = compiled if on_streams is None else on_streams(compiled)
         for shared in watched:
             compiled = shared_inputs.guard(

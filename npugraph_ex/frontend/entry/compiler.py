@@ -98,7 +98,8 @@ class CompiledFxGraph:
 class Compilation:
     """One graph on its way through the compiler: what the passes are given besides the graph, and what they report.
 
-    ``so_far`` is the report on the joint graph that the graph was cut from, if it was.
+    ``so_far`` is the report on the joint graph that the graph was cut from, if it was; ``values`` are the call's own, as
+    far as they are known.
     """
 
     config: CompilerConfig
@@ -106,6 +107,7 @@ class Compilation:
     dumper: GraphDumper | None
     so_far: ReportBuilder | None = None
     report: PassReport | None = None
+    values: Sequence[Any] = ()
 
 
 def optimise(gm: fx.GraphModule, example_inputs: Sequence[Any], compilation: Compilation) -> PassReport:
@@ -118,6 +120,7 @@ def optimise(gm: fx.GraphModule, example_inputs: Sequence[Any], compilation: Com
         dumper=compilation.dumper,
         so_far=compilation.so_far,
         vector_cores=scopes.vector_cores() if compilation.options.deadlock_check else None,
+        values=compilation.values,
     )
     return compilation.report
 
@@ -142,11 +145,15 @@ class NpuFxCompiler:
         compiler_config: the options; read at each compilation.
         names: what the user calls each input, by its position in the Dynamo graph.
         dumper: where to write the graphs; made afresh when None and TORCH_COMPILE_DEBUG=1.
+
+    Attributes:
+        values: the inputs of the Dynamo graph in the call that is compiled for, as long as they are there.
     """
 
     def __init__(
         self, compiler_config: CompilerConfig, names: Sequence[str] = (), dumper: GraphDumper | None = None
     ) -> None:
+        self.values: Sequence[Any] = ()
         warn_of_unknown()
         keep_writers()  # before AOT, which removes dead code
         self.config = compiler_config
@@ -190,10 +197,12 @@ class NpuFxCompiler:
         check_switches(options.fusion_rules)
         _list_outputs(gm)
         joint, self._joint = self._joint, None
-        compilation = Compilation(self.config, options, self._dumper or new_dumper(), joint)
+        placeholders = gm.graph.find_nodes(op="placeholder")
+        values = [_torch_private.aot_input_value(node, self.values) for node in placeholders] if self.values else ()
+        compilation = Compilation(self.config, options, self._dumper or new_dumper(), joint, values=values)
         number, kernels_before = graphs.next_number(), count_kernels(gm.graph)
         static = _torch_private.static_input_positions()
-        names = [self._name_of(node) for node in gm.graph.find_nodes(op="placeholder")]
+        names = [self._name_of(node) for node in placeholders]
         products.pair(gm.graph)
         returned_views.restore(gm.graph)
         plain = _torch_private.is_plain_aot_graph(gm.graph)
