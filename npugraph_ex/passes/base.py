@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from torch import fx
@@ -64,6 +67,29 @@ class Pass:
     def enabled(self, context: PassContext) -> bool:
         """Whether the options switch this pass on."""
         return self.option is None or bool(getattr(context.options, self.option))
+
+    def named(self, context: PassContext) -> str:
+        """What errors call this pass: its name and, of a user's, the function with its file and line."""
+        if not self.by_user:
+            return self.name
+        return f"{self.name} ({described(getattr(context.options, self.name))})"
+
+
+def described(function: object) -> str:
+    """A callable as its author knows it: what it is called, and where it is written.
+
+    Of a partial, a method and a decorated function it is the function inside; of an object, what calling it runs.
+    """
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not isinstance(function, (FunctionType, MethodType)) and isinstance(
+        call := type(function).__call__, FunctionType
+    ):
+        function = call
+    function = inspect.unwrap(function) if callable(function) else function
+    code = getattr(function, "__code__", None)
+    name = getattr(function, "__qualname__", repr(function))
+    return f"{name}, {code.co_filename}:{code.co_firstlineno}" if isinstance(code, CodeType) else name
 
 
 def user_pass(option: str) -> Pass:

@@ -99,12 +99,13 @@ class _Run:
             self.dumper.graph(self.gm, pass_.name)
 
     def _attempt(self, pass_: Pass) -> tuple[PassOutcome, str]:
-        mark = self.context.report.mark()
+        mark, name = self.context.report.mark(), pass_.named(self.context)
         try:
             if pass_.by_user:
                 self.gm.recompile()
             pass_.run(self.gm, self.context)
             if pass_.by_user:
+                check_definitions(self.gm.graph, name)
                 positional.spell(self.gm.graph.nodes)
             if not self.snapshot.differs(self.gm):
                 if not pass_.recoverable:
@@ -114,12 +115,13 @@ class _Run:
             contract = self.contract
             if pass_.replaces_collectives:
                 contract = contract.with_collectives_of(self.gm.graph)
-            contract.check(self.gm.graph, pass_.name)
+            contract.check(self.gm.graph, name)
             if self.context.numerics is not None:
-                self.context.numerics.check(self.gm, pass_.name)
+                self.context.numerics.check(self.gm, name)
         except Exception as error:
             if not pass_.recoverable:
-                error.add_note(f"Raised in pass {pass_.name}.")
+                if name not in str(error):
+                    _add(error, f"Raised in pass {name}.")
                 raise
             self.snapshot.restore(self.gm)
             self.context.report.reset(mark)
@@ -129,6 +131,17 @@ class _Run:
         self.contract = contract
         self.snapshot = Snapshot(self.gm)
         return "changed", ""
+
+
+def _add(error: Exception, line: str) -> None:
+    """Let an exception say one line more, in its message: of its notes Dynamo shows none."""
+    if not error.args:
+        error.args = (line,)
+    elif str(error) == error.args[0]:
+        error.args = (f"{error.args[0]}\n{line}", *error.args[1:])
+    else:  # a KeyError, say, whose argument is its key
+        error.add_note(line)
+        logger.error("%s: %s. %s", type(error).__name__, error, line)
 
 
 def run(  # noqa: PLR0913 - what is optional is named

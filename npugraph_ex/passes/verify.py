@@ -6,6 +6,7 @@ outputs each output shares memory with, and which inputs the graph writes. Not c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch import fx
@@ -21,7 +22,7 @@ class Contract:
     """What callers of a graph rely on, whatever happens inside it.
 
     Attributes:
-        inputs: how many placeholders there are.
+        inputs: the names of the placeholders.
         outputs: the fake value, or the constant, of each output.
         sharing: for each output, the positions of the inputs and, shifted by ``inputs``, of the earlier outputs
             that lie in the same memory.
@@ -29,7 +30,7 @@ class Contract:
         collectives: what the graph does together with other processes, in order: the others do the same.
     """
 
-    inputs: int
+    inputs: tuple[str, ...]
     outputs: tuple[object, ...]
     sharing: tuple[frozenset[int], ...]
     written: frozenset[int]
@@ -41,7 +42,7 @@ class Contract:
         facts = AliasFacts(graph)
         values = output_values(graph)
         metadata = tuple(value.meta.get("val") if isinstance(value, fx.Node) else value for value in values)
-        inputs = len(graph.find_nodes(op="placeholder"))
+        inputs = tuple(node.name for node in graph.find_nodes(op="placeholder"))
         return cls(
             inputs, metadata, _sharing(graph, facts, values), mutated_inputs(graph, facts), collectives.sequence(graph)
         )
@@ -50,11 +51,18 @@ class Contract:
         """Raise ``GraphVerificationError`` unless ``graph`` is sound and still fulfils this contract."""
         check_definitions(graph, pass_name)
         new = Contract.of(graph)
-        if new.inputs != self.inputs:
-            raise _violation(pass_name, f"the graph has {new.inputs} inputs instead of {self.inputs}")
+        if len(new.inputs) != len(self.inputs):
+            came, went = (", ".join(set_) or "none" for set_ in _differing(self.inputs, new.inputs))
+            raise _violation(
+                pass_name,
+                f"the graph has {len(new.inputs)} inputs instead of {len(self.inputs)}; new nodes: {came}; missing: {went}",
+            )
         values = output_values(graph)
         if len(values) != len(self.outputs):
-            raise _violation(pass_name, f"the graph has {len(values)} outputs instead of {len(self.outputs)}")
+            raise _violation(
+                pass_name,
+                f"node {graph.output_node().name} returns {len(values)} values, {list(values)}, instead of {len(self.outputs)}",
+            )
         for position, value in enumerate(values):
             self._check_output(new, position, value, pass_name)
         self._check_writes(new, graph, pass_name)
@@ -88,8 +96,14 @@ class Contract:
             raise _violation(pass_name, f"input {position}, node {names[position]}, is now written by the graph")
 
     def _named(self, sharing: frozenset[int]) -> str:
-        names = [f"input {p}" if p < self.inputs else f"output {p - self.inputs}" for p in sorted(sharing)]
+        count = len(self.inputs)
+        names = [f"input {p}" if p < count else f"output {p - count}" for p in sorted(sharing)]
         return ", ".join(names) or "nothing"
+
+
+def _differing(old: Sequence[str], new: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The names that came, and those that went."""
+    return [name for name in new if name not in old], [name for name in old if name not in new]
 
 
 def _listed(sequence: tuple[tuple[str, str], ...]) -> str:
@@ -115,6 +129,8 @@ def _sharing(graph: fx.Graph, facts: AliasFacts, values: list[object]) -> tuple[
 
 def check_definitions(graph: fx.Graph, pass_name: str) -> None:
     """Raise ``GraphVerificationError`` unless nodes are defined before they are used and ``fx``'s own lint agrees."""
+    if len(graph.find_nodes(op="output")) != 1:
+        raise _violation(pass_name, f"the graph has {len(graph.find_nodes(op='output'))} output nodes instead of one")
     defined: set[fx.Node] = set()
     for node in graph.nodes:
         for argument in node.all_input_nodes:
