@@ -13,10 +13,11 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     import torch  # not before the device has started
 
     from npugraph_ex.fusion import engine, registry
+    from npugraph_ex.passes import fusion
 
     rules = registry.Registry()
-    monkeypatch.setattr(registry, "USER_RULES", rules)
-    monkeypatch.setattr(engine, "USER_RULES", rules)
+    for module in (registry, engine, fusion):
+        monkeypatch.setattr(module, "USER_RULES", rules)
     registry.warn_once.cache_clear()
     yield
     torch._dynamo.reset()

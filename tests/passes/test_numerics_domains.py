@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 import npugraph_ex
 from npugraph_ex.config import Options
 from npugraph_ex.errors import GraphVerificationError
-from npugraph_ex.operators._interpreter import CpuInterpreter
+from npugraph_ex.operators import CpuInterpreter
 from npugraph_ex.passes import pipeline
 from npugraph_ex.passes.base import Pass
 
