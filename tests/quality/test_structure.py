@@ -51,3 +51,10 @@ def test_packages_import_each_other_in_one_direction() -> None:
 def test_facts_of_graphs_stand_below_every_other_room() -> None:
     """`graph` imports torch, the operators' records and the private-torch room, and nothing else of the library."""
     assert _packages()["graph"] <= {"_torch_private", "errors", "operators"}
+
+
+def test_the_page_on_architecture_names_every_room() -> None:
+    """`docs/architecture.md` has each package of the library in its table of rooms."""
+    table = (_LIBRARY.parent / "docs" / "architecture.md").read_text(encoding="utf-8").partition("## The rooms")[2]
+    packages = {name for name in _packages() if (_LIBRARY / name).is_dir()}
+    assert [name for name in packages if f"`{name}`" not in table] == []
