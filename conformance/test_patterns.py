@@ -9,13 +9,12 @@ import torch
 from running import Run
 
 from npugraph_ex import testing
-from npugraph_ex.fusion.rules import RULE_NAMES
+from npugraph_ex.fusion.rules import RULE_NAMES, operands_of
 from npugraph_ex.testing.client_operators import client_operators
-from npugraph_ex.testing.constraints import constraints_of
 from npugraph_ex.testing.near_misses import applicable
 
 PATTERNS = sorted(RULE_NAMES)
-DTYPES = [(name, dtype) for name in PATTERNS for dtype in constraints_of(name).dtypes]
+DTYPES = [(name, dtype) for name in PATTERNS for dtype in operands_of(name).dtypes]
 with client_operators():
     NEAR_MISSES = [
         (name, kind)

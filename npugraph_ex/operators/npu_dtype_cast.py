@@ -1,4 +1,4 @@
-"""Conversion of a tensor to another dtype (operator documentation of ``torch_npu.npu_dtype_cast``).
+"""Conversion of a tensor to another dtype.
 
 Floating to floating rounds half to even; floating to integer truncates towards zero, as ``Tensor.to`` does.
 Not covered: packed 4-bit types and ``hifloat8``, which no torch dtype holds.

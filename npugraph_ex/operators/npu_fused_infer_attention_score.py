@@ -1,4 +1,4 @@
-"""The two schemas of fused inference attention; what they compute is in ``infer_attention``."""
+"""Attention of inference over a key-value cache, two versions. The formula and its limits are in ``_infer_attention``."""
 
 from __future__ import annotations
 

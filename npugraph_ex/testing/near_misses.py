@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from npugraph_ex.fusion.rules import operands_of
 from npugraph_ex.testing.argument_misses import FOREIGN_KEYWORDS, dropped_keyword, dropping, keyword, turning, wrong_dim
 from npugraph_ex.testing.builder import Builder
-from npugraph_ex.testing.constraints import constraints_of
 from npugraph_ex.testing.order_misses import cyclic_input, late_input, stream_boundary
 from npugraph_ex.testing.patterns import Pattern, Traced
 from npugraph_ex.testing.planted import Planted, refs, replaced
@@ -37,7 +37,7 @@ def step_between(builder: Builder, planted: Planted) -> bool:
     """Something is done to a value on its way from one matched operator to the next."""
     name = str(builder.pick(planted.between()))
     position = planted.producer(name)
-    operator, *rest = builder.pick(_HARMLESS if constraints_of(planted.pattern.name).common else _BETWEEN)
+    operator, *rest = builder.pick(_HARMLESS if operands_of(planted.pattern.name).occurs_by_chance else _BETWEEN)
     planted.steps[position + 1 :] = [replaced(step, name, "between") for step in planted.steps[position + 1 :]]
     planted.steps.insert(position + 1, Step(f"aten.{operator}", (Ref(name), *rest), (), ("between",)))
     return True
@@ -124,11 +124,11 @@ def example_trace(pattern: Pattern) -> Traced:
 
 def applicable(pattern: Pattern) -> tuple[str, ...]:
     """The near-misses that make sense for a pattern: those about its inside need one, and keywords must be known."""
-    constraints = constraints_of(pattern.name)
+    constraints = operands_of(pattern.name)
     traced = example_trace(pattern)
     excluded = set() if traced.vanishing else {"extra user", "step between", "mutation", "argument mutation"}
     excluded |= {"dtype"} if constraints.takes_single else set()
-    excluded |= set() if constraints.refused else {"number"}
+    excluded |= set() if constraints.refused_numbers else {"number"}
     excluded |= {"empty"} if pattern.leading is None or constraints.takes_empty else set()
     excluded |= set() if any(step.operator in FOREIGN_KEYWORDS for step in traced.steps) else {"keyword"}
     excluded |= set() if dropping(traced.steps) else {"dropped keyword"}

@@ -22,10 +22,10 @@ import npugraph_ex
 from npugraph_ex.aclgraph import compile_graph
 from npugraph_ex.config import CompilerConfig
 from npugraph_ex.config.compiler_config import apply_flat
+from npugraph_ex.fusion.rules import options_for
 from npugraph_ex.report.passes import PassReport
 from npugraph_ex.testing import tracing
 from npugraph_ex.testing.arguments import check_fields, check_least, checked
-from npugraph_ex.testing.constraints import options_for
 from npugraph_ex.testing.fx_level import compare_on_host, optimise, replaced_nodes
 from npugraph_ex.testing.inputs import Input, make_inputs, refill, symbols_of
 from npugraph_ex.testing.judge import Limits, same_values

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from npugraph_ex.fusion.rules import operands_of
 from npugraph_ex.testing.builder import Builder
-from npugraph_ex.testing.constraints import constraints_of
 from npugraph_ex.testing.planted import Planted, replaced
 from npugraph_ex.testing.program import Ref, Step
 
@@ -41,7 +41,7 @@ def on_a_stream(builder: Builder, planted: Planted) -> None:
 def stream_boundary(builder: Builder, planted: Planted) -> bool:
     """The last operators of the pattern run on another stream than the first ones."""
     last = len(planted.steps) - 1
-    at = last if constraints_of(planted.pattern.name).nested else int(builder.pick(range(last, 0, -1)))
+    at = last if operands_of(planted.pattern.name).contains_another else int(builder.pick(range(last, 0, -1)))
     planted.steps[at:] = _aside(builder, planted.steps[at:])
     return True
 

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
+from npugraph_ex.fusion.rules import SIXTEEN_BITS as DTYPES
+from npugraph_ex.fusion.rules import operands_of
 from npugraph_ex.testing.arguments import check_least, checked
 from npugraph_ex.testing.builder import Builder, Value
 from npugraph_ex.testing.choices import Choices, Drawn, Sampled
-from npugraph_ex.testing.constraints import SIXTEEN_BITS as DTYPES
-from npugraph_ex.testing.constraints import constraints_of
 from npugraph_ex.testing.inputs import Dim
 from npugraph_ex.testing.near_misses import NEAR_MISSES, WRITING, applicable, example_trace, may_arrive_late
 from npugraph_ex.testing.order_misses import arrives_late, on_a_stream
@@ -74,7 +74,7 @@ def _specs(builder: Builder, pattern: Pattern, dtype: torch.dtype, kind: str | N
     shapes = _shapes(builder, pattern, leading=builder.pick(leading) if pattern.rows else 1)
     # Only what a rule's examples have in 16 bits is of the drawn dtype; float32 scales and integers stay what they are,
     # unless the rule says that they depend on it.
-    depending = constraints_of(pattern.name).operands.get(dtype, {})
+    depending = operands_of(pattern.name).dependent.get(dtype, {})
     own = {a.name: dtype if a.dtype in DTYPES else a.dtype for a in pattern.arguments}
     return {name: (shapes[name], depending.get(name, kind)) for name, kind in own.items()}
 
@@ -110,7 +110,7 @@ def _plant(
     """Make arguments of the given shapes and dtypes for the pattern and append its steps."""
     shapes, dtypes = {n: shape for n, (shape, _) in specs.items()}, {n: dtype for n, (_, dtype) in specs.items()}
     names = {a.name: builder.produce(shapes[a.name], dtypes[a.name], depth) for a in pattern.arguments}
-    if constraints_of(pattern.name).small_integers:
+    if operands_of(pattern.name).small_integers:
         names = {argument: _small(builder, name) for argument, name in names.items()}
     if near_miss is not None or not pattern.rows or builder.chance(80):
         # A fused operator may lay its results out differently for other inputs, and then must not be used. A search
@@ -119,8 +119,8 @@ def _plant(
     if near_miss is None and builder.chance(25):
         builder.mutate(builder.mutable())
     certain = all(builder.values[name].contiguous for name in names.values())
-    given, constraints = pattern.rule.scalars, constraints_of(pattern.name)
-    numbers = constraints.refused if near_miss == "number" else constraints.numbers
+    given, constraints = pattern.rule.scalars, operands_of(pattern.name)
+    numbers = constraints.refused_numbers if near_miss == "number" else constraints.numbers
     scalars = {name: given[name] if isinstance(given[name], int) else builder.pick(numbers) for name in pattern.scalars}
     filled = sized(pattern, shapes, dtypes, scalars, calls[0])
     traced = filled.traced
@@ -150,7 +150,7 @@ def _vary(builder: Builder, planted: Planted) -> None:
 
 def _spoilable(pattern: Pattern, vanishing: list[str], steps: Sequence[Step]) -> list[str]:
     """The values between the operators whose change leaves nothing that fuses."""
-    if not constraints_of(pattern.name).nested:
+    if not operands_of(pattern.name).contains_another:
         return vanishing
     return [name for name in vanishing if Ref(name) in steps[-1].args]
 
@@ -235,7 +235,7 @@ def _planted(  # noqa: PLR0913 - as ``planted_programs``
     if not wanted:
         raise ValueError(f"no near-miss {'' if kind is None else repr(kind)} of {variants[0].name} is known.")
     chosen = builder.pick(wanted)
-    constraints = constraints_of(chosen.name)
+    constraints = operands_of(chosen.name)
     if near_miss is True:
         kind = str(builder.pick(applicable(chosen)))
     wide = kind == "dtype"
@@ -246,7 +246,7 @@ def _planted(  # noqa: PLR0913 - as ``planted_programs``
         is_functional = False
     empty = kind == "empty" or (kind is None and constraints.takes_empty and not is_dynamic and builder.chance(15))
     sizes = _sizes(builder, dynamic=is_dynamic, zero=empty)
-    alone = kind is not None and constraints.common
+    alone = kind is not None and constraints.occurs_by_chance
     planted = _plant(
         builder,
         chosen,
@@ -284,7 +284,7 @@ def _planted(  # noqa: PLR0913 - as ``planted_programs``
         pattern=chosen.name,
         dtype=str(drawn_dtype).removeprefix("torch."),
         near_miss=kind,
-        expected=0 if kind is not None else 1 if planted.certain and not constraints.common else None,
+        expected=0 if kind is not None else 1 if planted.certain and not constraints.occurs_by_chance else None,
         runs=runs,
     )
 

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import test_add_rms_norm_bias_quant as biased
-import test_add_rms_norm_cast as cast
-import test_add_rms_norm_dynamic_quant as dynamic
-import test_add_rms_norm_quant as quantised
-import test_muls_add as scaled
-import test_qk_norm_rope as embedded
 import test_swiglu_quant as activated
-import test_transpose_batchmatmul as transposed
 from fusion_cases import Table, tensors
 from fx_helpers import aot_graph, optimise, targets
 
+from npugraph_ex.errors import ReplacementError
 from npugraph_ex.fusion import rules
 from npugraph_ex.fusion.registry import warn_once
 from npugraph_ex.testing.client_operators import client_operators
 
-EXTRA: list[tuple[Table, Callable[..., Any]]] = [
-    (biased.TABLE, biased.plain), (scaled.TABLE, scaled.scaled_first), (activated.TABLE, activated.plain),
-    (embedded.TABLE, embedded.plain),
-]  # fmt: skip
-DEFAULT: list[tuple[Table, Callable[..., Any]]] = [
-    (dynamic.TABLE, dynamic.plain), (quantised.TABLE, quantised.dividing), (cast.TABLE, cast.direct),
-    (transposed.TABLE, transposed.made_contiguous),
-]  # fmt: skip
+
+def switched(*, default: bool) -> list[tuple[Table, Callable[..., Any]]]:
+    """For each such rule, the table of ``test_<rule>.py`` and a graph of it that fuses once."""
+    rows = []
+    for name in (record.name for record in rules.RECORDS.values() if record.default == default):
+        table: Table = importlib.import_module(f"test_{name}").TABLE
+        graphs = (graph for graph, count in table.must_fuse.items() if count == 1 and graph not in table.other_specs)
+        rows.append((table, next(graphs)))
+    return rows
+
+
+EXTRA, DEFAULT = switched(default=False), switched(default=True)
 
 
 @pytest.fixture(autouse=True)
@@ -39,10 +38,19 @@ def _warnings_not_given() -> Iterator[None]:
     warn_once.cache_clear()
 
 
-def test_every_rule_is_here() -> None:
-    """A rule that comes later wants its switch tested too."""
-    assert {rule.name for rule in rules.DEFAULT_RULES} == {table.rule for table, _ in DEFAULT}
-    assert {rule.name for rule in rules.EXTRA_RULES} == {table.rule for table, _ in EXTRA}
+def test_the_order_of_the_rules() -> None:
+    """Where several patterns begin with one norm, the first takes it: quantising ones before the cast."""
+    names = list(rules.RECORDS)
+    assert names[:3] == ["add_rms_norm_dynamic_quant", "add_rms_norm_quant", "add_rms_norm_cast"]
+    assert [record.default for record in rules.RECORDS.values()] == [True] * len(DEFAULT) + [False] * len(EXTRA)
+    assert [table.rule for table, _ in (*DEFAULT, *EXTRA)] == names
+
+
+def test_a_record_whose_variants_have_two_names_is_refused() -> None:
+    """One switch would not turn off both."""
+    one, other = rules.RECORDS["muls_add"].variants[0], rules.RECORDS["swiglu_quant"].variants[0]
+    with pytest.raises(ReplacementError, match=r"variants.*muls_add.*swiglu_quant"):
+        rules.RuleRecord(variants=(one, other), default=True, order=1)
 
 
 def named(value: object) -> str:

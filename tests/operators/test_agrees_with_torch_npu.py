@@ -57,6 +57,13 @@ def assert_same_metadata(name: str, args: tuple[Any, ...], kwargs: dict[str, Any
     assert facts[0] == facts[1]
 
 
+@pytest.mark.parametrize("name", [name for name in OF_NPU if OPERATORS[name].formula])
+def test_examples_match_their_meta_functions(name: str) -> None:
+    """Every record's own example calls."""
+    for example in OPERATORS[name].calls():
+        assert_same_metadata(name, *example)
+
+
 SHAPES = ((8,), (3, 8), (2, 3, 8), (2, 1, 3, 8), (0, 8), (2, 0, 8))
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pkgutil
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,7 +88,8 @@ def test_a_second_record_of_a_name_is_refused_and_the_same_one_replaces() -> Non
     ):
         Operator(name="npu::npu_swiglu", examples=(example,))(scale)
     for source in ("first", "second"):
-        Operator(name="mine::scaled", examples=(example,), source=source)(scale)
+        with pytest.warns(RuntimeWarning, match="no operator mine::scaled"):  # the device cannot run it
+            Operator(name="mine::scaled", examples=(example,), source=source)(scale)
     assert OPERATORS["mine::scaled"].source == "second"
 
 
@@ -136,3 +139,13 @@ def test_listeners_hear_of_new_records(monkeypatch: pytest.MonkeyPatch) -> None:
     OPERATORS.listen(lambda name, record: heard.append((name, record.formula)))
     Operator(name="mine::scaled", examples=(example,))(scale)
     assert heard == [("mine::scaled", scale)]
+
+
+def test_the_documented_record_runs_on_the_device() -> None:
+    """The page's own example: the operator computes on an NPU, and its example is there for checks."""
+    page = (Path(__file__).parent.parent.parent / "docs" / "operators.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(block, {})  # noqa: S102 - the documentation's own code
+    x = torch.randn(4, 16)
+    assert torch.equal(torch.ops.mine.scaled_silu(x.npu(), 3.0).cpu(), torch.nn.functional.silu(x) * 3.0)
+    assert OPERATORS["mine::scaled_silu"].calls()[0].kwargs == {"scale": 2.0}

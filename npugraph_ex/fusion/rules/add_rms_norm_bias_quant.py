@@ -15,8 +15,9 @@ from torch import Tensor
 
 from npugraph_ex.fusion.conditions import first_of
 from npugraph_ex.fusion.rule import FusionRule
-from npugraph_ex.fusion.rules.add_rms_norm_quant import OPERANDS, quantisation
-from npugraph_ex.fusion.rules.norm_operands import EPSILON, examples
+from npugraph_ex.fusion.rules._norm_operands import EPSILON, examples
+from npugraph_ex.fusion.rules._record import RuleRecord
+from npugraph_ex.fusion.rules.add_rms_norm_quant import GENERATED, OPERANDS, quantisation
 
 NAME = "add_rms_norm_bias_quant"
 CONSTRAINTS = first_of(dataclasses.replace(OPERANDS, vectors=("gamma", "beta")), quantisation)
@@ -38,9 +39,19 @@ def _replace(  # noqa: PLR0913, PLR0917 - as above
     return quantised, x_out
 
 
-RULES = (
-    FusionRule(
-        NAME, _search, _replace, lambda: examples(torch.float16, torch.float32, torch.int32), CONSTRAINTS, EPSILON,
-        not_in_modes=("max-autotune",),
+RULE = RuleRecord(
+    variants=(
+        FusionRule(
+            NAME,
+            _search,
+            _replace,
+            lambda: examples(torch.float16, torch.float32, torch.int32),
+            CONSTRAINTS,
+            EPSILON,
+            not_in_modes=("max-autotune",),
+        ),
     ),
-)  # fmt: skip
+    default=False,
+    order=10,
+    operands=GENERATED,
+)

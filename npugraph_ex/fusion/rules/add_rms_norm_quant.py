@@ -19,13 +19,18 @@ from torch._inductor.pattern_matcher import Match
 
 from npugraph_ex.fusion.conditions import first_of, value_of
 from npugraph_ex.fusion.rule import FusionRule
-from npugraph_ex.fusion.rules.norm_operands import EPSILON, NormOperands, examples, not_a_vector
+from npugraph_ex.fusion.rules._norm_operands import EPSILON, NormOperands, examples, not_a_vector
+from npugraph_ex.fusion.rules._record import Operands, RuleRecord
 
 NAME = "add_rms_norm_quant"
 DTYPES: Mapping[torch.dtype, tuple[torch.dtype, torch.dtype]] = MappingProxyType(
     {torch.float16: (torch.float32, torch.int32), torch.bfloat16: (torch.bfloat16, torch.bfloat16)}
 )
 """dtype of x1, x2 and gamma: (dtype of the scales, dtype of the zero points)."""
+GENERATED = Operands(
+    dependent={dtype: {"scales": scales, "zero_points": points} for dtype, (scales, points) in DTYPES.items()},
+    small_integers=True,
+)
 OPERANDS = NormOperands(tuple(DTYPES), range(1, 9), vectors=("gamma",), last_bytes=32)
 
 _TwoTensors = tuple[Tensor, Tensor]
@@ -78,4 +83,9 @@ def _rule(*, div_mode: bool, with_zero_points: bool) -> FusionRule:
     )  # fmt: skip
 
 
-RULES = tuple(_rule(div_mode=div, with_zero_points=offset) for div in (True, False) for offset in (True, False))
+RULE = RuleRecord(
+    variants=tuple(_rule(div_mode=div, with_zero_points=offset) for div in (True, False) for offset in (True, False)),
+    default=True,
+    order=20,
+    operands=GENERATED,
+)

@@ -17,6 +17,7 @@ from torch._inductor.pattern_matcher import Match
 
 from npugraph_ex.fusion.conditions import value_of
 from npugraph_ex.fusion.rule import FusionRule
+from npugraph_ex.fusion.rules._record import FLOATING, Operands, RuleRecord
 
 NAME = "muls_add"
 _SIXTEEN_BITS = 16
@@ -57,7 +58,18 @@ def _examples() -> list[Tensor]:
     return [torch.empty(2, 16, dtype=torch.float16, device="npu") for _ in range(2)]
 
 
-RULES = tuple(
-    FusionRule(NAME, search, _replace, _examples, _unsupported, {"scale": 0.1875})
-    for search in (_search, _search_swapped)
+RULE = RuleRecord(
+    variants=tuple(
+        FusionRule(NAME, search, _replace, _examples, _unsupported, {"scale": 0.1875})
+        for search in (_search, _search_swapped)
+    ),
+    default=False,
+    order=40,
+    operands=Operands(
+        dtypes=FLOATING,
+        numbers=(0.1875, -2.0, 0.001),
+        refused_numbers=(0.001, 1e-6, 0.1),
+        takes_empty=True,
+        occurs_by_chance=True,
+    ),
 )

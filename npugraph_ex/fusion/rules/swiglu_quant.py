@@ -12,9 +12,10 @@ from torch._inductor.pattern_matcher import Match
 
 from npugraph_ex.fusion.conditions import holds, value_of
 from npugraph_ex.fusion.rule import FusionRule
+from npugraph_ex.fusion.rules._record import FLOATING, Operands, RuleRecord
 
 NAME = "swiglu_quant"
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+DTYPES = FLOATING
 LARGEST = 8192
 _DYNAMIC = 1
 
@@ -43,4 +44,9 @@ def _examples() -> list[Tensor]:
     return [torch.empty(2, 16, dtype=torch.float16, device="npu")]
 
 
-RULES = (FusionRule(NAME, _search, _replace, _examples, _unsupported),)
+RULE = RuleRecord(
+    variants=(FusionRule(NAME, _search, _replace, _examples, _unsupported),),
+    default=False,
+    order=30,
+    operands=Operands(dtypes=DTYPES),
+)

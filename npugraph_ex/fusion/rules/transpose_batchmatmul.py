@@ -21,9 +21,10 @@ from torch._inductor.pattern_matcher import Match
 
 from npugraph_ex.fusion.conditions import holds, value_of
 from npugraph_ex.fusion.rule import FusionRule
+from npugraph_ex.fusion.rules._record import FLOATING, Operands, RuleRecord
 
 NAME = "transpose_batchmatmul"
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+DTYPES = FLOATING
 ALIGNMENT = 128
 LIMIT = 65536
 
@@ -98,9 +99,14 @@ def _rule(search: Callable[..., Tensor], replace: Callable[..., Tensor], batch_d
     return FusionRule(NAME, search, replace, examples, condition, free_strides=True, not_in_modes=("max-autotune",))
 
 
-RULES = tuple(
-    rule(product, swap)
-    for rule in (_from_transposed, _plain)
-    for product in (torch.matmul, torch.bmm)
-    for swap in (_transpose, _permute)
+RULE = RuleRecord(
+    variants=tuple(
+        rule(product, swap)
+        for rule in (_from_transposed, _plain)
+        for product in (torch.matmul, torch.bmm)
+        for swap in (_transpose, _permute)
+    ),
+    default=True,
+    order=40,
+    operands=Operands(dtypes=DTYPES, contains_another=True),
 )

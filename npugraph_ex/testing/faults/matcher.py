@@ -116,7 +116,7 @@ MUTANTS = (
     ),
     Mutant(
         "fusion-ignores-dtypes", "an operator that does not take float32 is not given it",
-        "npugraph_ex.fusion.rules.norm_operands:NormOperands.__call__", _any_dtype, "near-miss",
+        "npugraph_ex.fusion.rules._norm_operands:NormOperands.__call__", _any_dtype, "near-miss",
     ),
     Mutant(
         "fusion-ignores-metadata", "every replaced result keeps shape, dtype and strides",

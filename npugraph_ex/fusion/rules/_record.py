@@ -1,0 +1,77 @@
+"""The record of a built-in rule: its rewrites, when they are tried, and what a generator of programs has to know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from npugraph_ex.errors import ReplacementError
+from npugraph_ex.fusion.rule import FusionRule
+
+SIXTEEN_BITS = (torch.float16, torch.bfloat16)
+FLOATING = (*SIXTEEN_BITS, torch.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operands:
+    """What must hold for the operands of a rule and does not show in its example inputs.
+
+    Attributes:
+        dtypes: which the operands may have that have 16 bits in the examples.
+        dependent: for each of these dtypes, the dtypes of the operands that depend on it, by name.
+        numbers: what the numeric operands may be.
+        refused_numbers: numbers with which the rule must not fuse in 16 bits.
+        takes_empty: whether the rule takes tensors without elements.
+        small_integers: whether integer operands are small numbers from 0: zero points, or rows of a table.
+        contains_another: whether a variant without its first operators is another variant, which fuses then. A near-miss spoils
+            the value that the last operator reads.
+        occurs_by_chance: whether random programs contain the pattern by themselves. A near-miss is then the whole program.
+    """
+
+    dtypes: tuple[torch.dtype, ...] = SIXTEEN_BITS
+    dependent: Mapping[torch.dtype, Mapping[str, torch.dtype]] = field(default_factory=dict)
+    numbers: tuple[float, ...] = (1e-6, 1e-5, 0.001)
+    refused_numbers: tuple[float, ...] = ()
+    takes_empty: bool = False
+    small_integers: bool = False
+    contains_another: bool = False
+    occurs_by_chance: bool = False
+
+    @property
+    def takes_single(self) -> bool:
+        """Whether the fused operator takes float32 too."""
+        return torch.float32 in self.dtypes
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RuleRecord:
+    """A built-in rule. Its module holds it as ``RULE``.
+
+    Attributes:
+        variants: the rewrites, in the order in which they are tried. All have the rule's name.
+        default: whether the rule is on unless an option switches it off; otherwise it is off unless an option switches it on.
+        order: rules with lower numbers are tried first, default rules before others. It matters where several patterns begin
+            with one operator: the first that matches takes it.
+        operands: what a generator of programs has to know.
+
+    Raises:
+        ReplacementError: there is no variant, or they have several names.
+    """
+
+    variants: tuple[FusionRule, ...]
+    default: bool
+    order: int
+    operands: Operands = Operands()
+
+    def __post_init__(self) -> None:
+        """Check the names."""
+        names = sorted({variant.name for variant in self.variants})
+        if len(names) != 1:
+            raise ReplacementError(f"RuleRecord, field variants: the variants of one rule have one name, not {names}.")
+
+    @property
+    def name(self) -> str:
+        """The rule's name, which switches it."""
+        return self.variants[0].name
