@@ -6,7 +6,7 @@ start themselves call `npu_emulator.activate()` before they import torch. Nothin
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -20,7 +20,7 @@ from npu_emulator.errors import (
     MemoryFaultError,
     RaceError,
 )
-from npu_emulator.schedules import exhaust, switched
+from npu_emulator.schedules import exhaust, is_searching, same_values, switched
 from npu_emulator.settings import Settings
 
 if TYPE_CHECKING:
@@ -104,23 +104,54 @@ def null_kernels() -> Iterator[None]:
 
 
 @contextmanager
-def schedule(text: str) -> Iterator[None]:
+def schedule(text: str, *, poison: bool | None = None) -> Iterator[None]:
     """Run queued work inside the block by another schedule, for instance `lazy` or `random:7`; see `schedules`.
 
     Blocks nest: each goes back to the schedule around it.
+
+    Args:
+        text: the schedule.
+        poison: fill memory with 0xFF bytes when it is handed out and freed, so that work in a wrong order finds no right
+            values left there. None: as the setting `poison` says, by default under every schedule but fifo. A block
+            around this one that watches memory has said so already.
     """
-    with switched(current().runtime, text):
+    emulator = current()
+    wanted = emulator.settings.poison if poison is None else poison
+    with switched(emulator.runtime, text), _poisoning(emulator, is_searching(text) if wanted is None else wanted):
         yield
 
 
 def every_order(program: Callable[[], Any], *, limit: int = 10_000) -> Iterator[tuple[str, Any]]:
     """Run a small program under every legal order of its device work; yield (schedule string, result) for each.
 
+    Memory is poisoned meanwhile (see `schedule`), and the race detector looks on, unless a timeline or a race check is open.
+
     Args:
         program: launches work and waits for it; called once for each order, so it must start from the same state.
         limit: raise EmulatorError after so many runs.
+
+    Raises:
+        RaceError: after the last order: all of them gave the same result, and yet the program has a race.
     """
-    yield from exhaust(current().runtime, program, limit)
+    emulator = current()
+    with _poisoning(emulator, emulator.settings.poison is not False), ExitStack() as stack:
+        races = stack.enter_context(detect_races()) if emulator.launcher.observer is None else []
+        results: list[Any] = []
+        for text, result in exhaust(emulator.runtime, program, limit):
+            if not results or (len(results) == 1 and not same_values(result, results[0])):
+                results.append(result)
+            yield text, result
+    if races and len(results) == 1:
+        raise RaceError(f"every order gave the same result, by luck: the program has a race\n{races[0]}")
+
+
+@contextmanager
+def _poisoning(emulator: Emulator, wanted: bool) -> Iterator[None]:  # noqa: FBT001
+    """Poison memory inside the block if that is wanted and nobody watches memory already."""
+    from npu_emulator.memory import poisoning
+
+    with poisoning(emulator.launcher) if wanted else nullcontext():
+        yield
 
 
 @contextmanager

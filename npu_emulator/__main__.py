@@ -57,7 +57,12 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument("--schedule", metavar="S", help="fifo (default), lazy, random:SEED, pct:SEED:DEPTH")
     parser.add_argument("--null-kernels", action="store_true", default=None, help="run no kernel bodies")
-    parser.add_argument("--poison", action="store_true", default=None, help="fill fresh and freed memory with 0xFF")
+    parser.add_argument(
+        "--poison",
+        action="store_true",
+        default=None,
+        help="fill fresh and freed memory with 0xFF (default under every schedule but fifo)",
+    )
     parser.add_argument(
         "--check-memory", action="store_true", default=None, help="fail at reads of unwritten or freed memory"
     )

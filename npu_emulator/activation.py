@@ -17,6 +17,7 @@ from npu_emulator.dynamo import leave_us_alone
 from npu_emulator.errors import ActivationError
 from npu_emulator.kernels.registry import Registry
 from npu_emulator.noise import without_cann_warnings, without_padding_warning
+from npu_emulator.schedules import is_searching
 from npu_emulator.settings import Settings
 
 if TYPE_CHECKING:
@@ -143,10 +144,11 @@ def _settle(chosen: Settings, launcher: Launcher) -> None:
     launcher.runtime.name_says_emulated()
     with without_padding_warning():
         torch.empty(1, device="npu")
-    if chosen.poison or chosen.check_memory:
+    poison = is_searching(chosen.schedule) if chosen.poison is None else chosen.poison
+    if poison or chosen.check_memory:
         from npu_emulator.memory import start_watching
 
-        start_watching(launcher, poison=chosen.poison, check=chosen.check_memory, stop_at_first=True)
+        start_watching(launcher, poison=poison, check=chosen.check_memory, stop_at_first=True)
 
 
 def _refuse_if_too_late() -> None:

@@ -123,6 +123,9 @@ class Runtime:
         self._wait.argtypes, self._wait.restype = [pointer], i32
         self.is_outside_allocations = self._declare("emu_is_outside_allocations", i32, u64, u64)
         self.shadow = self._declare("emu_shadow", u64, i32)
+        self.spoil = self._declare("emu_spoil", None, pointer, u64, u64, u64)
+        self.stop_poisoning = self._declare("emu_stop_poisoning", None)
+        self.poison_freed = self._declare("emu_poison_freed", None, u64, u64)
         self.stream_id = self._declare("emu_stream_id", i32, pointer)
         self._frees = u64.in_dll(self._held, "emu_frees")
         self.schedule = parse("fifo")

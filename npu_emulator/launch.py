@@ -162,16 +162,6 @@ class Launcher:
                 self._output_views[key] = found
         return found
 
-    def bytes_at(self, address: int, size: int) -> torch.Tensor:
-        """Return `size` bytes of device memory from an address, as a CPU tensor uint8 [size]."""
-        for device in range(torch.npu.device_count()):
-            base, length = self.runtime.arena(device)
-            if base <= address < base + length:
-                flat = self._flat.get((device, torch.uint8))
-                flat = self._flatten(device, torch.uint8) if flat is None else flat
-                return flat[address - base : address - base + size]
-        raise EmulatorError(f"{address:#x} is not device memory")
-
     def _flatten(self, device: int, dtype: torch.dtype) -> torch.Tensor:
         """Make the one CPU tensor that covers a device's whole memory in one dtype."""
         base, size = self.runtime.arena(device)
@@ -254,10 +244,6 @@ class Launcher:
     def _record_operators(self, folder: bytes | None) -> None:
         """Start describing operators in a folder, or stop."""
         self._records = None if folder is None else OperatorRecords(Path(folder.decode()))
-
-    def put(self, stream: int, name: str, body: Callable[[], object]) -> None:
-        """Queue work of the emulator's own on a stream, ordered with the program's; no checker sees it."""
-        self._queue(next(self._next), Queued(name, body, (), (), 0), self.number(name), stream)
 
     def current_stream(self) -> int:
         """Return the raw handle of the current device's current stream."""

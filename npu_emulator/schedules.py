@@ -7,6 +7,9 @@
     choices:0.2.1     the n-th decision between several ready tasks takes the n-th number; `exhaustive` writes these
 
 The same program under the same string runs in the same order, in this process or another.
+
+A racy program often reads memory that an earlier run left right values in, and gives the right result in a wrong order. So
+all schedules but fifo poison memory (npu_emulator/memory), and a search through every order also asks the race detector.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 
     from npu_emulator.device import Runtime
 
-__all__ = ["Schedule", "exhaust", "parse", "switched"]
+__all__ = ["Schedule", "exhaust", "is_searching", "parse", "same_values", "switched"]
 
 Result = TypeVar("Result")
 _POLICIES = ("fifo", "lazy", "random", "pct", "choices")
@@ -61,6 +64,28 @@ def switched(runtime: Runtime, text: str) -> Iterator[None]:
         yield
     finally:
         runtime.set_schedule(before)
+
+
+def is_searching(text: str) -> bool:
+    """Tell whether a schedule is one to look for races with: any but fifo."""
+    return parse(text).policy != 0
+
+
+def same_values(left: object, right: object) -> bool:
+    """Tell whether two results hold the same numbers, not-a-number included; of objects that it does not know, equality tells."""
+    import torch
+    from torch.utils._pytree import tree_flatten
+
+    (lefts, left_form), (rights, right_form) = tree_flatten(left), tree_flatten(right)
+    if left_form != right_form:
+        return False
+    for one, other in zip(lefts, rights, strict=True):
+        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+            if one.shape != other.shape or not torch.allclose(one, other, rtol=0, atol=0, equal_nan=True):
+                return False
+        elif one != other:
+            return False
+    return True
 
 
 def exhaust(runtime: Runtime, program: Callable[[], Result], limit: int) -> Iterator[tuple[str, Result]]:

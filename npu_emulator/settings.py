@@ -60,8 +60,8 @@ class Settings:
     """When queued work runs; see `npu_emulator.schedules`."""
     null_kernels: bool = False
     """Launch, capture and replay as always but run no kernel bodies: what remains is host cost."""
-    poison: bool = False
-    """Fill device memory with 0xFF bytes when it is handed out and when it is freed."""
+    poison: bool | None = None
+    """Fill device memory with 0xFF bytes when it is handed out and when it is freed; None: under every schedule but fifo."""
     check_memory: bool = False
     """Fail at reads of memory that nothing has written, and at replays over freed memory."""
     kernel_log: str = ""
@@ -137,7 +137,7 @@ def _did_you_mean(given: str, known: Iterable[str]) -> str:
 def _parse(name: str, default: object, text: str) -> object:
     """Turn the text of one environment variable into the type of its field."""
     variable = _PREFIX + name.upper()
-    if isinstance(default, bool):
+    if isinstance(default, bool) or default is None:
         if text.lower() in {"1", "true", "yes", "on"}:
             return True
         if text.lower() in {"", "0", "false", "no", "off"}:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from npu_emulator.memory.allocator import AllocatorFeed
     from npu_emulator.memory.watch import MemoryWatch
 
-__all__ = ["start_watching", "watching"]
+__all__ = ["poisoning", "start_watching", "watching"]
 
 
 @cache
@@ -31,9 +31,11 @@ def start_watching(launcher: Launcher, *, poison: bool, check: bool, stop_at_fir
     from npu_emulator.memory.shadow import Shadow
     from npu_emulator.memory.watch import MemoryWatch
 
-    shadow = Shadow(launcher.runtime, torch.npu.device_count())
-    watch = MemoryWatch(launcher, shadow, poison=poison, check=check, stop_at_first=stop_at_first)
-    launcher.memory = watch
+    shadow = Shadow(launcher.runtime, torch.npu.device_count()) if check else None
+    watch = MemoryWatch(launcher, shadow, poison=poison, stop_at_first=stop_at_first)
+    if not check:
+        watch.take_stock(torch.npu.memory_snapshot())
+    launcher.memory = watch if check else None
     _feed().start(watch)
     return watch
 
@@ -44,11 +46,23 @@ def watching(launcher: Launcher, *, poison: bool, check: bool, stop_at_first: bo
     import torch
 
     torch.npu.init()
-    before = launcher.memory
+    before, before_of_feed = launcher.memory, _feed().watch
     watch = start_watching(launcher, poison=poison, check=check, stop_at_first=stop_at_first)
     try:
         yield watch
-        torch.npu.synchronize()
+        if check:
+            torch.npu.synchronize()
     finally:
         launcher.memory = before
-        _feed().watch = before
+        launcher.runtime.stop_poisoning()
+        _feed().watch = before_of_feed
+
+
+@contextmanager
+def poisoning(launcher: Launcher) -> Iterator[None]:
+    """Poison memory inside the block, unless somebody watches it already and has said whether to."""
+    if _feed().watch is not None:
+        yield
+        return
+    with watching(launcher, poison=True, check=False, stop_at_first=False):
+        yield

@@ -35,7 +35,6 @@ class AllocatorFeed:
         self._totals: dict[int, int] = {}
         _npu_trace.register_callback_for_npu_memory_allocation(self._allocated, "npu_emulator")
         _npu_trace.register_callback_for_npu_memory_deallocation(self._freed, "npu_emulator")
-        _npu_trace.register_callback_for_npu_record_stream(self._recorded, "npu_emulator")
         torch_npu._C._activate_npu_trace(_STREAM_MODE)  # noqa: SLF001 - what torch_npu's sanitizer does
         gc.callbacks.append(_let_import)
 
@@ -62,10 +61,6 @@ class AllocatorFeed:
     def _freed(self, address: int) -> None:
         if self.watch is not None:
             self.watch.freed(address)
-
-    def _recorded(self, address: int, stream: int) -> None:
-        if self.watch is not None:
-            self.watch.recorded(address, stream)
 
 
 def _let_import(phase: str, info: object) -> None:

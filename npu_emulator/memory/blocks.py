@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 __all__ = ["Block", "Blocks"]
 
@@ -21,8 +21,6 @@ class Block:
     """Whether a capture was under way: a graph then owns the memory, and uses it long after its tensor is gone."""
     frames: tuple[str, ...]
     freed: tuple[str, ...] | None = None
-    streams: set[int] = field(default_factory=set)
-    """Streams that `record_stream` named: the allocator gives the memory back only when they are done."""
 
     @property
     def end(self) -> int:

@@ -43,10 +43,3 @@ class Shadow:
                 strides = [step * width for step in view.stride()]
                 return flat.as_strided((*view.shape, width), (*strides, 1), address - base)
         return None
-
-    def over_range(self, start: int, size: int) -> torch.Tensor:
-        """Return the shadow of `size` bytes from address `start`, uint8 [size]."""
-        for base, end, flat in self._arenas:
-            if base <= start < end:
-                return flat[start - base : start - base + size]
-        raise EmulatorError(f"{start:#x} is not device memory")

@@ -1,14 +1,14 @@
 """Watches every kernel's use of memory, in the order in which the device runs them.
 
-torch_npu's allocator tells of each block it hands out and takes back. Handing out becomes a task on the block's stream that
-marks its bytes as unwritten (and poisons them), so the marks are in order with the work around them: inside a captured
-graph too, whose replays then mark its intermediate results anew.
+torch_npu's allocator tells of each block it hands out and takes back. Handing out becomes a part of the last task on the
+block's stream, which marks its bytes as unwritten (and poisons them), so the marks are in order with the work around them:
+inside a captured graph too, whose replays then mark its intermediate results anew.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -20,17 +20,15 @@ from npu_emulator.memory.report import FaultKind, MemoryFault
 from npu_emulator.memory.rules import is_copy, may_skip_reads, overwrites_in_part
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from npu_emulator.launch import Launcher
     from npu_emulator.memory.shadow import Shadow
 
 __all__ = ["MemoryWatch"]
 
-POISON = 0xFF
-"""Not a number in every floating-point dtype, -1 in every signed integer."""
-_FRESH = "npu_emulator::fresh_memory"
-_FREED = "npu_emulator::freed_memory"
+_POISON, _MARK_UNWRITTEN = 1, 2
+"""How `Runtime.spoil` spoils memory. Poison is 0xFF bytes: not a number in every floating-point dtype, -1 in every integer."""
 
 
 class _Use(NamedTuple):
@@ -48,13 +46,15 @@ class _Use(NamedTuple):
 class MemoryWatch:
     """The checks of a span of a program."""
 
-    def __init__(self, launcher: Launcher, shadow: Shadow, *, poison: bool, check: bool, stop_at_first: bool) -> None:
-        """Watch what `launcher` launches; `poison` fills memory with 0xFF bytes when it is handed out and taken back."""
+    def __init__(self, launcher: Launcher, shadow: Shadow | None, *, poison: bool, stop_at_first: bool) -> None:
+        """Watch what `launcher` launches; `poison` fills memory with 0xFF bytes when it is handed out and taken back.
+
+        Without a `shadow` nothing is checked, and launches need not be shown.
+        """
         self.faults: list[MemoryFault] = []
         self._launcher = launcher
         self._shadow = shadow
         self._poison = poison
-        self._check = check
         self._stop = stop_at_first
         self._blocks = Blocks()
         self._seen: set[object] = set()
@@ -64,35 +64,38 @@ class MemoryWatch:
     def allocated(self, address: int, size: int) -> None:
         """The allocator handed out `size` bytes for the current stream."""
         stream = self._launcher.current_stream()
-        block = Block(address, size, stream, self._launcher.is_capturing(stream), user_frames())
-        self._blocks.add(block)
-        shadow = self._shadow.over_range(address, size)
-        memory = self._launcher.bytes_at(address, size) if self._poison else None
-
-        def body() -> None:
-            shadow.fill_(1)
-            if memory is not None:
-                memory.fill_(POISON)
-
-        self._launcher.put(stream, _FRESH, body)
+        self._blocks.add(Block(address, size, stream, self._launcher.is_capturing(stream), self._frames()))
+        how = (_POISON if self._poison else 0) | (_MARK_UNWRITTEN if self._shadow is not None else 0)
+        self._launcher.runtime.spoil(stream, address, size, how)
 
     def freed(self, address: int) -> None:
         """The allocator takes a block back."""
         block = self._blocks.holding(address)
         if block is None or sys.is_finalizing():
             return
-        block.freed = user_frames()
-        # Other streams may still use it, or a graph may own it: then its bytes are not ours to spoil.
-        mine = not block.streams and block.captured == self._launcher.is_capturing(block.stream)
-        if self._poison and mine and block.captured == bool(torch.npu.is_current_stream_capturing()):
-            memory = self._launcher.bytes_at(block.start, block.size)
-            self._launcher.put(block.stream, _FREED, lambda: memory.fill_(POISON))
+        block.freed = self._frames()
+        # What a capture frees is its graph's, and so it stays; replays spoil it themselves.
+        if self._poison and not block.captured and not torch.npu.is_current_stream_capturing():
+            self._launcher.runtime.poison_freed(block.start, block.size)
 
-    def recorded(self, address: int, stream: int) -> None:
-        """`record_stream` was called on a tensor of the block."""
-        block = self._blocks.holding(address)
-        if block is not None:
-            block.streams.add(stream)
+    def take_stock(self, segments: Iterable[Mapping[str, Any]]) -> None:
+        """Learn what the allocator holds, and poison what of it is free: it may hold right values of an earlier run.
+
+        Args:
+            segments: what `torch.npu.memory_snapshot` gives. Memory of graphs' pools, which replays use, is left alone.
+        """
+        for segment in segments:
+            captured = tuple(segment["segment_pool_id"]) != (0, 0)
+            for block in segment["blocks"]:
+                address, size = block["address"], block["size"]
+                if block["state"] == "active_allocated":
+                    self._blocks.add(Block(address, size, segment["stream"], captured, ()))
+                elif block["state"] == "inactive" and self._poison and not captured:
+                    self._launcher.runtime.poison_freed(address, size)
+
+    def _frames(self) -> tuple[str, ...]:
+        """The Python lines of an allocation, for a report; without checks there are none."""
+        return user_frames() if self._shadow is not None else ()
 
     # -- what the launcher tells ----------------------------------------------------------------------------------------
 
@@ -105,21 +108,22 @@ class MemoryWatch:
         writes: Sequence[torch.Tensor],
     ) -> Callable[[], object]:
         """Return `body` between its checks: before it what it uses, after it what it has written."""
+        shadow = self._shadow
+        if shadow is None:
+            return body
         blocks = tuple(
             (tensor, block)
             for tensor in (*reads, *writes)
             if (block := self._blocks.holding(tensor.data_ptr())) is not None
         )
         use = _Use(name, user_frames(), stream, self._launcher.is_capturing(stream), reads, writes, blocks)
-        if self._check:
-            self._check_launch(use)
+        self._check_launch(use)
 
         def guarded() -> None:
-            if self._check:
-                self._check_blocks(use)
-                self._check_reads(use)
+            self._check_blocks(use)
+            self._check_reads(use, shadow)
             body()
-            self._mark(use)
+            self._mark(use, shadow)
 
         return guarded
 
@@ -143,31 +147,32 @@ class MemoryWatch:
             kind = FaultKind.FREED if now is block else FaultKind.REUSED
             self._report(use, kind, tensor, block, tensor.numel() * tensor.element_size())
 
-    def _check_reads(self, use: _Use) -> None:
-        if is_copy(use.name) and all(self._shadow.over(target) is not None for target in use.writes) and use.writes:
+    def _check_reads(self, use: _Use, shadow: Shadow) -> None:
+        if is_copy(use.name) and all(shadow.over(target) is not None for target in use.writes) and use.writes:
             return  # a copy within the device carries the marks along
         for tensor in use.reads:
             if overwrites_in_part(use.name) and any(_same(tensor, target) for target in use.writes):
                 continue
-            shadow = self._shadow.over(tensor)
-            if shadow is None or not shadow.any():
+            marks = shadow.over(tensor)
+            if marks is None or not marks.any():
                 continue
-            missing = int(shadow.count_nonzero())
+            missing = int(marks.count_nonzero())
             block = self._blocks.holding(tensor.data_ptr())
-            if block is not None and not (may_skip_reads(use.name) and missing < shadow.numel()):
+            if block is not None and not (may_skip_reads(use.name) and missing < marks.numel()):
                 self._report(use, FaultKind.UNWRITTEN, tensor, block, missing)
 
-    def _mark(self, use: _Use) -> None:
+    @staticmethod
+    def _mark(use: _Use, shadow: Shadow) -> None:
         """Mark what was written as written; a copy within the device copies the marks."""
-        sources = [self._shadow.over(tensor) for tensor in use.reads] if is_copy(use.name) else []
+        sources = [shadow.over(tensor) for tensor in use.reads] if is_copy(use.name) else []
         for target in use.writes:
-            shadow = self._shadow.over(target)
-            if shadow is None:
+            marks = shadow.over(target)
+            if marks is None:
                 continue
             if len(sources) == 1 and sources[0] is not None and sources[0].any():
-                shadow.copy_(sources[0].any(-1, keepdim=True))
+                marks.copy_(sources[0].any(-1, keepdim=True))
             else:
-                shadow.zero_()
+                marks.zero_()
 
     def _report(self, use: _Use, kind: FaultKind, tensor: torch.Tensor, block: Block, count: int) -> None:
         address = tensor.data_ptr()

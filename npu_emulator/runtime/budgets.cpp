@@ -34,8 +34,8 @@ void note_cost(const Graph& graph) {
     for (const Task& task : graph.tasks) {
         cost.kernels += task.kind == Kind::Kernel;
         cost.events += task.kind == Kind::Record;
+        cost.others += task.kind != Kind::Kernel && task.kind != Kind::Spoil;  // which is the emulator's own work
     }
-    cost.others = graph.tasks.size() - cost.kernels;
     state().costs.push_back(cost);
 }
 

@@ -79,7 +79,8 @@ aclError append(Stream* stream, Task task, Lock&) {
     if (task.kind == Kind::Record) graph.seen_at_record[index] = lane.seen;
     note_captured(graph, stream->lane, index, task);
     if ((task.kind == Kind::Wait && task.edge < 0) || task.kind == Kind::ValueWait) graph.waits_outside = true;
-    if (stream->group && task.kind != Kind::Record && task.kind != Kind::Wait) stream->group->tasks.push_back(index);
+    const bool replaceable = task.kind != Kind::Record && task.kind != Kind::Wait && task.kind != Kind::Spoil;
+    if (stream->group && replaceable) stream->group->tasks.push_back(index);
     graph.tasks.push_back(std::move(task));
     graph.lane_of.push_back(stream->lane);
     lane.tasks.push_back(index);
@@ -194,7 +195,7 @@ EMU_API aclError aclmdlRIGetId(aclmdlRI model, uint32_t* id) {
 // A Chrome trace, which torch_npu reads again and Perfetto shows: one row a stream, one unit of time a task.
 EMU_API aclError aclmdlRIDebugJsonPrint(aclmdlRI model, const char* path, uint32_t) {
     static const char* const kNames[] = {"kernel", "copy",        "fill",       "host_call", "record", "wait",
-                                         "replay", "value_write", "value_wait", "update",    "reset"};
+                                         "replay", "value_write", "value_wait", "update",    "reset",  "spoil"};
     State& s = state();
     Lock lock(s.mutex);
     const auto& graph = *static_cast<Graph*>(model);
@@ -203,6 +204,7 @@ EMU_API aclError aclmdlRIDebugJsonPrint(aclmdlRI model, const char* path, uint32
     fprintf(file, "[");
     for (size_t index = 0; index < graph.tasks.size(); ++index) {
         const Task& task = graph.tasks[index];
+        if (task.kind == Kind::Spoil) continue;  // the emulator's own work, on no real device
         const char* kind = kNames[static_cast<int>(task.kind)];
         const bool named = task.kind == Kind::Kernel && task.op < s.op_names.size();
         fprintf(file,

@@ -47,7 +47,10 @@ struct Group {
 };
 using GroupRef = std::shared_ptr<Group>;
 
-enum class Kind : uint8_t { Kernel, Copy, Fill, HostCall, Record, Wait, Replay, ValueWrite, ValueWait, Update, Reset };
+enum class Kind : uint8_t { Kernel, Copy, Fill, HostCall, Record, Wait, Replay, ValueWrite, ValueWait, Update, Reset, Spoil };
+
+// How Kind::Spoil spoils memory: bytes 0xFF, and marks of bytes that nothing has written.
+constexpr uint64_t kPoison = 1, kMarkUnwritten = 2;
 
 struct Task {
     Kind kind = Kind::Kernel;
@@ -56,7 +59,7 @@ struct Task {
     void* destination = nullptr;
     const void* source = nullptr;
     size_t bytes = 0;          // length; for ValueWait the comparison
-    uint64_t value = 0;        // byte for Fill, word for ValueWrite and ValueWait, which replay of its graph for Replay
+    uint64_t value = 0;        // byte for Fill, word for ValueWrite and ValueWait, which replay of its graph for Replay, how for Spoil
     void (*host_function)(void*) = nullptr;
     void* argument = nullptr;
     int64_t edge = -1;         // inside a graph: index of the task that a Wait waits for
@@ -158,6 +161,7 @@ struct State {
     uint32_t next_graph = 0;
     uint64_t launched = 0;
     size_t pending = 0;       // tasks in queues that have not finished
+    std::map<char*, size_t> freed;  // memory to poison as soon as nothing is queued: address -> bytes
     bool busy = false;        // a thread is executing a task
     std::thread::id owner;    // which
     Policy policy = Policy::Fifo;
@@ -193,6 +197,8 @@ using Lock = std::unique_lock<std::mutex>;
 Stream* resolve(aclrtStream handle);
 bool replay_at_once(Stream* stream, const Task& replay, Lock& lock);
 aclError submit(Stream* stream, Task task, Lock& lock);
+void submit_spoiling(Stream* stream, Task task, Lock& lock);
+void spoil_when_idle(char* address, size_t bytes);
 aclError wait_for_stream(Lock& lock, Stream* stream);
 aclError wait_for_device(Lock& lock, int32_t device);
 aclError wait_for_ticket(Lock& lock, const TicketRef& ticket);
@@ -241,6 +247,7 @@ std::string outside_allocations(const char* what, const void* pointer, size_t by
 
 // bytes never written (shadow.cpp)
 void clear_unwritten(const void* pointer, size_t bytes);
+void mark_unwritten(const void* pointer, size_t bytes);
 
 // device and errors (device.cpp)
 int32_t current_device();

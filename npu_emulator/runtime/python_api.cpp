@@ -98,6 +98,29 @@ EMU_API int emu_launch(void* handle, uint64_t kernel, uint32_t op) {
     return submit(resolve(handle), std::move(task), lock);
 }
 
+// Spoils memory that torch_npu's allocator hands out for a stream, as a part of the last task there.
+EMU_API void emu_spoil(void* handle, uint64_t address, uint64_t bytes, uint64_t how) {
+    Lock lock(state().mutex);
+    Task task;
+    task.kind = Kind::Spoil;
+    task.destination = reinterpret_cast<void*>(address);
+    task.bytes = bytes;
+    task.value = how;
+    submit_spoiling(resolve(handle), std::move(task), lock);
+}
+
+// Poisons memory that the allocator takes back, if it is not handed out again before that can be done.
+EMU_API void emu_poison_freed(uint64_t address, uint64_t bytes) {
+    Lock lock(state().mutex);
+    spoil_when_idle(reinterpret_cast<char*>(address), bytes);
+}
+
+// Nobody tells any more what is handed out.
+EMU_API void emu_stop_poisoning() {
+    Lock lock(state().mutex);
+    state().freed.clear();
+}
+
 // Waits for a stream on behalf of a host read. Refused while a capture forbids it.
 namespace {
 

@@ -73,6 +73,34 @@ aclError execute_fill(const Task& task) {
     return ACL_SUCCESS;
 }
 
+// Makes memory show that it holds nothing.
+void spoil(void* address, size_t bytes, uint64_t how) {
+    if (state().null_kernels || is_outside_allocations(address, bytes)) return;
+    if ((how & kPoison) != 0) memset(address, 0xFF, bytes);
+    if ((how & kMarkUnwritten) != 0) mark_unwritten(address, bytes);
+}
+
+void execute_spoiling(const Task& task) { spoil(task.destination, task.bytes, task.value); }
+
+void spoil_what_is_free(State& s) {
+    if (s.pending != 0 || s.busy) return;
+    for (const auto& [address, bytes] : s.freed) spoil(address, bytes, kPoison);
+    s.freed.clear();
+}
+
+// What is handed out again is not free any more.
+void forget_freed(State& s, char* start, size_t bytes) {
+    char* end = start + bytes;
+    auto item = s.freed.lower_bound(start);
+    if (item != s.freed.begin() && std::prev(item)->first + std::prev(item)->second > start) --item;
+    while (item != s.freed.end() && item->first < end) {
+        const auto [from, size] = *item;
+        item = s.freed.erase(item);
+        if (from < start) s.freed[from] = static_cast<size_t>(start - from);
+        if (from + size > end) s.freed[end] = static_cast<size_t>(from + size - end);
+    }
+}
+
 // `seeds` are those of the replay that the task belongs to; null outside replays.
 aclError execute(const Task& task, const uint64_t* seeds) {
     switch (task.kind) {
@@ -87,6 +115,9 @@ aclError execute(const Task& task, const uint64_t* seeds) {
             break;
         case Kind::ValueWrite:
             *static_cast<uint64_t*>(task.destination) = task.value;
+            break;
+        case Kind::Spoil:
+            execute_spoiling(task);
             break;
         default:
             break;
@@ -203,11 +234,28 @@ std::vector<Choice> choices(State& s) {
     return found;
 }
 
+// Spoiling is part of what stands before it on its stream, so it adds no decision and no order to a search.
 void finish_head(State& s, Stream* stream) {
-    stream->queue.pop_front();
     stream->replaying = false;
-    --s.pending;
+    do {
+        stream->queue.pop_front();
+        --s.pending;
+        if (!stream->queue.empty() && stream->queue.front().second.kind == Kind::Spoil) execute_spoiling(stream->queue.front().second);
+    } while (!stream->queue.empty() && stream->queue.front().second.kind == Kind::Spoil);
+    spoil_what_is_free(s);
     s.changed.notify_all();
+}
+
+// Likewise in a lane of a replay, whose first tasks may be such ones.
+void spoil_in_lane(Run* run, uint32_t lane) {
+    const auto& tasks = run->graph->lanes[lane].tasks;
+    for (; run->next[lane] < tasks.size(); ++run->next[lane]) {
+        const uint32_t index = tasks[run->next[lane]];
+        if (run->graph->tasks[index].kind != Kind::Spoil) return;
+        execute_spoiling(run->graph->tasks[index]);
+        run->done[index] = true;
+        --run->left;
+    }
 }
 
 void run_lane_step(State& s, Run* run, uint32_t lane, Lock& lock) {
@@ -217,7 +265,9 @@ void run_lane_step(State& s, Run* run, uint32_t lane, Lock& lock) {
     run_task(s, graph->tasks[index], run->seeds.data(), lock);
     ++run->next[lane];
     run->done[index] = true;
-    if (--run->left != 0) return;
+    --run->left;
+    spoil_in_lane(run, lane);
+    if (run->left != 0) return;
     Stream* stream = run->stream;
     for (auto item = s.runs.begin(); item != s.runs.end(); ++item) {
         if (item->get() != run) continue;
@@ -243,6 +293,14 @@ void start_replay(State& s, Stream* stream, Lock& lock) {
     run->stream = stream;
     run->seeds = std::move(replay.seeds);
     run->replay = replay.value;
+    // A replay writes its memory before it reads it. What an earlier one left there must not pass for that.
+    for (const Task& task : graph->tasks)
+        if (task.kind == Kind::Spoil) spoil(task.destination, task.bytes, task.value & kPoison);
+    for (uint32_t lane = 0; lane < run->next.size(); ++lane) spoil_in_lane(run.get(), lane);
+    if (run->left == 0) {
+        finish_head(s, stream);
+        return;
+    }
     stream->replaying = true;
     s.runs.push_back(std::move(run));
 }
@@ -388,6 +446,27 @@ aclError submit(Stream* stream, Task task, Lock& lock) {
     }
     deliver_interrupt(lock);
     return ACL_SUCCESS;
+}
+
+// Spoils memory that was freed. Work that was launched before, on any stream, may still use it: it runs first.
+void spoil_when_idle(char* address, size_t bytes) {
+    State& s = state();
+    s.freed[address] = bytes;
+    spoil_what_is_free(s);
+}
+
+// Spoils memory that was handed out, behind what is on a stream so far: at once where nothing is.
+void submit_spoiling(Stream* stream, Task task, Lock& lock) {
+    State& s = state();
+    forget_freed(s, static_cast<char*>(task.destination), task.bytes);
+    if (stream->capture) {
+        append(stream, std::move(task), lock);
+    } else if (stream->queue.empty() && !stream->updating) {
+        execute_spoiling(task);
+    } else if (!stream->updating) {  // an update launches nothing by itself
+        stream->queue.emplace_back(s.launched++, std::move(task));
+        ++s.pending;
+    }
 }
 
 }  // namespace emu

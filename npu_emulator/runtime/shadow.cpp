@@ -22,14 +22,21 @@ Shadow shadows[16];
 
 }  // namespace
 
-void clear_unwritten(const void* pointer, size_t bytes) {
+namespace {
+
+void set_shadow(const void* pointer, size_t bytes, int value) {
     const auto* address = static_cast<const char*>(pointer);
     for (Shadow& shadow : shadows) {
         char* base = shadow.bytes.load(std::memory_order_acquire);
         if (base == nullptr || address < shadow.memory || address + bytes > shadow.memory + shadow.size) continue;
-        memset(base + (address - shadow.memory), 0, bytes);
+        memset(base + (address - shadow.memory), value, bytes);
     }
 }
+
+}  // namespace
+
+void clear_unwritten(const void* pointer, size_t bytes) { set_shadow(pointer, bytes, 0); }
+void mark_unwritten(const void* pointer, size_t bytes) { set_shadow(pointer, bytes, 1); }
 
 }  // namespace emu
 

@@ -1,0 +1,179 @@
+"""Searches for a wrong order find no right values by luck: memory is poisoned under every schedule but fifo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import npu_emulator
+from npu_emulator import RaceError, every_order, schedule
+
+SEARCHES = ["lazy", *(f"random:{seed}" for seed in range(8)), *(f"pct:{seed}:3" for seed in range(4))]
+
+
+def _step(x: torch.Tensor, w: torch.Tensor, *, mended: bool) -> torch.Tensor:
+    """A product on a side stream, of a sum that the main stream computes; freed memory of earlier calls holds both."""
+    main, side = torch.npu.current_stream(), torch.npu.Stream()
+    y = x + 1
+    if mended:
+        side.wait_stream(main)
+    with torch.npu.stream(side):
+        z = y @ w
+    main.wait_stream(side)
+    return z + y
+
+
+@pytest.fixture
+def operands() -> tuple[torch.Tensor, torch.Tensor]:
+    """Two small matrices on the device."""
+    return torch.randn(8, 8).npu(), torch.randn(8, 8).npu()
+
+
+def test_every_order_tells_the_racy_program_from_the_mended(operands: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """The product of what is not there yet is not a number; with the wait every order is right."""
+    expected = _step(*operands, mended=True).cpu()
+    racy = [torch.equal(result, expected) for _, result in every_order(lambda: _step(*operands, mended=False).cpu())]
+    assert racy.count(False) == 2
+    assert racy.count(True) == 1
+    mended = [torch.equal(result, expected) for _, result in every_order(lambda: _step(*operands, mended=True).cpu())]
+    assert mended
+    assert all(mended)
+
+
+def test_a_race_that_no_value_shows_is_an_error() -> None:
+    """A buffer that lives on holds the right values from the run before; the race detector sees the race all the same."""
+    source, buffer, side = torch.ones(8, device="npu"), torch.ones(8, device="npu"), torch.npu.Stream()
+
+    def program(*, mended: bool) -> list[float]:
+        side.wait_stream(torch.npu.current_stream())
+        buffer.copy_(source)
+        if mended:
+            side.wait_stream(torch.npu.current_stream())
+        with torch.npu.stream(side):
+            doubled = buffer * 2
+        torch.npu.current_stream().wait_stream(side)
+        return doubled.cpu().tolist()  # type: ignore[no-any-return]
+
+    with pytest.raises(RaceError, match=r"(?s)the same result, by luck.*copy_.*missing edge"):
+        assert all(result == [2.0] * 8 for _, result in every_order(lambda: program(mended=False)))
+    assert all(result == [2.0] * 8 for _, result in every_order(lambda: program(mended=True)))
+
+
+def _differs(run: Callable[[], torch.Tensor], expected: torch.Tensor) -> list[str]:
+    """The schedules under which a program is wrong."""
+    wrong = []
+    for text in SEARCHES:
+        with schedule(text):
+            if not torch.equal(run(), expected):
+                wrong.append(text)
+    return wrong
+
+
+def test_a_block_of_a_schedule_is_poisoned(operands: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """The first run of a block meets nothing of the runs before it; the mended program is right under every schedule."""
+    expected = _step(*operands, mended=True).cpu()
+    assert _differs(lambda: _step(*operands, mended=False).cpu(), expected)
+    assert _differs(lambda: _step(*operands, mended=True).cpu(), expected) == []
+
+
+@pytest.mark.parametrize("mended", [False, True])
+def test_a_replay_meets_nothing_of_the_replay_before_it(
+    operands: tuple[torch.Tensor, torch.Tensor],
+    mended: bool,
+) -> None:
+    """What a captured lane reads too early is not a number, though an earlier replay left the right values there."""
+    with schedule("lazy"):
+        graph, stream = torch.npu.NPUGraph(), torch.npu.Stream()
+        with torch.npu.graph(graph, stream=stream):
+            side = torch.npu.Stream()
+            side.wait_stream(torch.npu.current_stream())
+            y = operands[0] + 1
+            if mended:
+                side.wait_stream(torch.npu.current_stream())
+            with torch.npu.stream(side):
+                z = y @ operands[1]
+            torch.npu.current_stream().wait_stream(side)
+            result = z + y
+            del y, z
+    graph.replay()
+    expected = result.cpu()
+
+    def run() -> torch.Tensor:
+        graph.replay()
+        return result.cpu()
+
+    assert torch.equal(expected, ((operands[0] + 1) @ operands[1] + (operands[0] + 1)).cpu())
+    assert bool(_differs(run, expected)) != mended
+
+
+def test_freed_memory_that_another_stream_still_reads_keeps_its_values() -> None:
+    """A result of the side stream is dropped while the main stream, which has waited, still has to read it."""
+    x, side = torch.ones(64, device="npu"), torch.npu.Stream()
+    for text in SEARCHES:
+        with schedule(text):
+            for _ in range(3):
+                side.wait_stream(torch.npu.current_stream())
+                with torch.npu.stream(side):
+                    middle = x * 3
+                torch.npu.current_stream().wait_stream(side)
+                total = middle + 1
+                del middle
+                assert total.cpu().tolist() == [4.0] * 64, text
+
+
+def test_what_a_program_throws_away_may_be_padding() -> None:
+    """Rows that nothing wrote go through a product and an attention, and the rows that count are right."""
+    rows = torch.randn(3, 8)
+    expected = torch.softmax(rows @ rows.mT, -1) @ rows
+    with schedule("lazy"):
+        padded = torch.empty(16, 8, device="npu")
+        padded[:3] = rows.npu()
+        scores = (padded @ padded.mT)[:3, :3]
+        result = torch.softmax(scores, -1) @ padded[:3]
+        assert torch.allclose(result.cpu(), expected, atol=1e-6)
+
+
+def test_poison_leaves_no_trace() -> None:
+    """Poisoning is no kernel and no decision: counts, logs, costs and the orders of a program are as without it."""
+    x, side = torch.ones(8, device="npu"), torch.npu.Stream()
+
+    def program() -> list[float]:
+        side.wait_stream(torch.npu.current_stream())
+        with torch.npu.stream(side):
+            y = x + 1
+        z = x * 2
+        torch.npu.current_stream().wait_stream(side)
+        return (y + z).cpu().tolist()  # type: ignore[no-any-return]
+
+    found = []
+    for poison in (False, True):
+        before = sum(npu_emulator.kernel_counts().values())
+        with schedule("lazy", poison=poison), npu_emulator.kernel_log() as log:
+            program()
+            graph = torch.npu.NPUGraph()
+            with torch.npu.graph(graph):
+                y = x + 1
+            graph.replay()
+            torch.npu.synchronize()
+        cost = npu_emulator.resources().captured[-1]
+        counted = sum(npu_emulator.kernel_counts().values()) - before
+        found.append(([ran.name for ran in log], counted, cost.kernels, cost.other_tasks))
+        del graph, y
+    assert found[0] == found[1]
+    orders = [text for text, _ in every_order(program)]
+    with schedule("fifo", poison=True):
+        assert [text for text, _ in every_order(program)] == orders
+
+
+@pytest.mark.parametrize(("given", "printed"), [("", "True"), ("0", "False"), ("1", "True")])
+def test_the_setting_of_a_whole_program(program: Callable[..., object], given: str, printed: str) -> None:
+    """Under `--schedule lazy` fresh memory is poisoned unless NPU_EMULATOR_POISON says no."""
+    text = (
+        "import torch\nx = torch.full((5,), 7.0, device='npu'); torch.npu.synchronize(); del x\n"
+        "print(torch.empty(5, device='npu').cpu().isnan().all().item())\n"
+    )
+    settings = {"NPU_EMULATOR_POISON": given} if given else {}
+    done = program(text, "--quiet", "--schedule", "lazy", **settings)
+    assert done.stdout == f"{printed}\n", done.stderr  # type: ignore[attr-defined]
