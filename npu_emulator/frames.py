@@ -1,62 +1,170 @@
-"""Which lines of the user's program led to a launch."""
+"""Which lines of the user's program led to a launch, and in which of its modules they stand.
+
+Frames of torch, torch_npu and this package tell nothing, and neither do those of a package that runs other people's code: it
+says so by `__npu_emulator_hides__ = True` in its `__init__`. What runs an FX graph, by interpreting it or by its generated
+code, is replaced by the lines that the running node was traced from. So a kernel of compiled code names the model's line,
+whether it was captured or not, and whoever compiled it needs to tell the emulator nothing.
+"""
 
 from __future__ import annotations
 
 import re
 import sys
+from functools import cache
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
-from torch.fx.interpreter import Interpreter
+import torch
+from torch import fx
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-__all__ = ["python_line", "python_place", "user_frames"]
+__all__ = ["python_line", "python_place", "split_frame", "user_frames"]
 
-_NOT_THE_USERS = ("/npu_emulator/", "/torch/", "/torch_npu/", "<frozen ")
-_RUNS_A_NODE = Interpreter.run_node.__code__
+_NOT_THE_USERS = ("/npu_emulator/", "/torch/", "/torch_npu/", "<frozen ", "<eval_with_key>")
+_HIDES = "__npu_emulator_hides__"
+_RUNS_A_NODE = fx.Interpreter.run_node.__code__
+_CALLS_A_MODULE = torch.nn.Module._call_impl.__code__  # noqa: SLF001 - as above: the frame that tells which module runs
+_GENERATED = "<eval_with_key>"
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (.+)')
+_ROOT = re.compile(r"^[A-Za-z_]\w*(\['[^']*'\])?")
+_STEP = re.compile(r"_modules\['([^']+)'\]|\['?([^\]']+)'?\]")
 
 
 def python_line() -> str:
-    """Name the innermost line of the user's program that led here."""
+    """Name the innermost line of the user's program that led here, and its module."""
     frames = user_frames(1)
-    return frames[0].partition(" in ")[0] if frames else "an unknown line"
+    return frames[0] if frames else "an unknown line"
+
+
+def split_frame(frame: str) -> tuple[str, str]:
+    """Return (`file:line`, the module's path or nothing) of a frame as `user_frames` names it."""
+    line, _, rest = frame.partition(" in ")
+    return line, rest.partition(" of ")[2]
 
 
 def python_place() -> str:
     """Name the line of the user's program that led here, and the function of torch or torch_npu that it called, if any."""
-    frame: Any = sys._getframe(1)  # noqa: SLF001 - as in user_frames
+    frame: Any = sys._getframe(1)  # noqa: SLF001 - as in _walk
     called = ""
     while frame is not None:
         code = frame.f_code
-        if not any(part in code.co_filename for part in _NOT_THE_USERS):
-            return f"{code.co_filename}:{frame.f_lineno}{called}"
-        if "/npu_emulator/" not in code.co_filename:
+        traced = next(_traced_from(_node_of(frame)), "")
+        if traced or _is_the_users(code.co_filename, frame.f_globals.get("__name__")):
+            return f"{traced.partition(' in ')[0] or f'{code.co_filename}:{frame.f_lineno}'}{called}"
+        if "/torch" in code.co_filename:
             called = f" (in {frame.f_globals.get('__name__', '')}.{code.co_qualname})"
         frame = frame.f_back
     return "an unknown line"
 
 
 def user_frames(limit: int = 6) -> tuple[str, ...]:
-    """Name the lines of the user's program that led here, innermost first: torch's and our own frames tell nothing.
+    """Name the lines of the user's program that led here, innermost first, as `file:line in function`.
 
-    Where an FX graph is interpreted, the lines from which its node was traced come first.
+    The first ends in ` of layers.0.norm` where a module of torch.nn runs there: its path from the outermost module.
     """
-    found: list[str] = []
-    frame: Any = sys._getframe(1)  # noqa: SLF001 - walking frames one by one is far cheaper than traceback.extract_stack
-    while frame is not None and len(found) < limit:
+    found, modules, node = _walk(limit)
+    if not found:
+        return ()
+    path = ".".join(filter(None, (_path_of(modules[::-1]), _traced_path(node))))
+    return (f"{found[0]} of {path}" if path else found[0], *found[1:limit])
+
+
+def _walk(limit: int) -> tuple[list[str], list[torch.nn.Module], fx.Node | None]:
+    """Return the lines, the modules around them (or around the graph that runs), innermost first, and that graph's node."""
+    lines: list[tuple[Any, str]] = []
+    modules: list[torch.nn.Module] = []
+    running: fx.Node | None = None
+    frame: Any = sys._getframe(2)  # noqa: SLF001 - walking frames one by one is far cheaper than traceback.extract_stack
+    while frame is not None:
         code = frame.f_code
-        if code is _RUNS_A_NODE:
-            found += _traced_from(frame.f_locals.get("n"))
-        elif not any(part in code.co_filename for part in _NOT_THE_USERS):
-            found.append(f"{code.co_filename}:{frame.f_lineno} in {code.co_name}")
+        node = _node_of(frame)
+        if code is _CALLS_A_MODULE:
+            modules.append(frame.f_locals["self"])
+        elif node is not None:
+            runner = frame.f_locals["self"]  # a subclass of the interpreter is no part of the program that it runs
+            lines = [line for line in lines if line[0] is None or line[0].f_locals.get("self") is not runner]
+            lines += [(None, line) for line in _traced_from(node)]
+            if running is None:
+                running = node
+                modules.clear()
+        elif len(lines) < limit and _is_the_users(code.co_filename, frame.f_globals.get("__name__")):
+            lines.append((frame, f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"))
         frame = frame.f_back
-    return tuple(found[:limit])
+    return [line for _, line in lines], modules, running
 
 
-def _traced_from(node: Any) -> Iterator[str]:
-    """The lines that a graph's node remembers, innermost first."""
-    trace = getattr(node, "meta", {}).get("stack_trace") or ""
+@cache
+def _is_the_users(file: str, module: str | None) -> bool:
+    """Whether the code of a file is the program's own."""
+    package = sys.modules.get(module.partition(".")[0]) if module else None
+    return not any(part in file for part in _NOT_THE_USERS) and not getattr(package, _HIDES, False)
+
+
+def _node_of(frame: Any) -> fx.Node | None:
+    """Return the node of an FX graph that a frame runs: an interpreter's method, or a graph's generated code."""
+    if frame.f_code is _RUNS_A_NODE:
+        return frame.f_locals.get("n")
+    if not frame.f_code.co_filename.startswith(_GENERATED):
+        return None
+    module = frame.f_locals.get("self")
+    if not isinstance(module, fx.GraphModule):
+        return None
+    number = (getattr(module, "_lineno_map", None) or {}).get(frame.f_lineno - getattr(module, "_prologue_start", 0))
+    nodes = list(module.graph.nodes)
+    return nodes[number] if number is not None and number < len(nodes) else None
+
+
+def _traced_from(node: fx.Node | None) -> Iterator[str]:
+    """The lines of the program that a graph's node remembers, innermost first."""
+    trace = node.meta.get("stack_trace") or "" if node is not None else ""
     for file, line, name in reversed(_FRAME.findall(trace)):
-        yield f"{file}:{line} in {name}"
+        if not any(part in file for part in _NOT_THE_USERS):
+            yield f"{file}:{line} in {name}"
+
+
+def _traced_path(node: fx.Node | None) -> str:
+    """The path of the module that a node was traced in, as torch.compile notes it: `L['self'].layers[0].norm`."""
+    stack = node.meta.get("nn_module_stack") if node is not None else None
+    if not stack:
+        return ""
+    path = str(list(stack.values())[-1][0])
+    path = _STEP.sub(lambda step: f".{step[1] or step[2]}", _ROOT.sub("", path))
+    return ".".join(part for part in path.split(".") if part)
+
+
+_names: WeakKeyDictionary[torch.nn.Module, dict[int, str]] = WeakKeyDictionary()
+
+
+def _path_of(modules: Sequence[torch.nn.Module]) -> str:
+    """The path of the last of some modules, each of which calls the next, from the first one."""
+    path: list[str] = []
+    parent: torch.nn.Module | None = None
+    for module in modules:
+        if isinstance(module, fx.GraphModule):
+            continue
+        if parent is not None and module is not parent:
+            name = _name_in(parent, module)
+            path = [*path, name] if name is not None else []
+        parent = module
+    # What torch.compile puts around a module is no part of the model.
+    return ".".join(part for part in ".".join(path).split(".") if part not in {"", "_orig_mod"})
+
+
+def _name_in(parent: torch.nn.Module, child: torch.nn.Module) -> str | None:
+    """The path of a module below another; None if it is not there."""
+    for fresh in (False, True):
+        if fresh or parent not in _names:
+            _names[parent] = {id(module): name for name, module in parent.named_modules()}
+        name = _names[parent].get(id(child))
+        if name is not None and _at(parent, name) is child:
+            return name
+    return None
+
+
+def _at(parent: torch.nn.Module, name: str) -> torch.nn.Module | None:
+    try:
+        return parent.get_submodule(name)
+    except AttributeError:
+        return None

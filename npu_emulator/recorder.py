@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, overload
 
 from npu_emulator.clock.roofline import bytes_of
 from npu_emulator.device import NoteKind
+from npu_emulator.frames import split_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -58,7 +59,9 @@ class Ran(NamedTuple):
         lane: which of the graph's captured streams; None for eager work.
         reads: what it reads.
         writes: what it writes.
-        line: the Python line of the launch, for captured kernels that of the capture; empty for copies and fills.
+        line: the Python line of the launch: for captured kernels that of the capture, for compiled ones the model's; empty for
+            copies and fills.
+        module: the path of the module of torch.nn that launched it, from the outermost one; empty if there is none.
     """
 
     number: int
@@ -71,6 +74,7 @@ class Ran(NamedTuple):
     reads: tuple[Operand, ...]
     writes: tuple[Operand, ...]
     line: str
+    module: str = ""
 
     @property
     def read_bytes(self) -> int:
@@ -96,7 +100,8 @@ class Ran(NamedTuple):
         sides = (
             ", ".join(f"{tensor.dtype}{list(tensor.shape)}" for tensor in side) for side in (self.reads, self.writes)
         )
-        return f"{self.number}: {self.name} ({' -> '.join(sides)}) on {where}" + (f", {self.line}" if self.line else "")
+        line = f", {self.line}" + (f" of {self.module}" if self.module else "") if self.line else ""
+        return f"{self.number}: {self.name} ({' -> '.join(sides)}) on {where}{line}"
 
 
 class KernelLog(Sequence[Ran]):
@@ -174,19 +179,20 @@ class Recorder:
                     listener(ran)
 
     def _tell(self, note: Note) -> Ran:
-        name, line, launch = "memcpy", "", 0
+        name, line, module, launch = "memcpy", "", "", 0
         reads: tuple[Operand, ...] = ()
         writes: tuple[Operand, ...] = (Operand("uint8", (note.third,), note.third),)
         if note.kind == NoteKind.KERNEL:
             kernel = self._launcher.kernel(note.first)
-            name, line, launch = kernel.name, kernel.line, note.first
+            name, launch = kernel.name, note.first
+            line, module = split_frame(kernel.line)
             reads, writes = _operands(kernel.reads), _operands(kernel.writes)
         elif note.kind == NoteKind.FILL:
             name = "memset"
         else:
             reads = writes
         graph, replay, lane = (note.graph, note.task, note.edge) if note.graph else (None, None, None)
-        return Ran(0, name, note.stream, launch, graph, replay, lane, reads, writes, line)
+        return Ran(0, name, note.stream, launch, graph, replay, lane, reads, writes, line, module)
 
 
 def _operands(tensors: Sequence[torch.Tensor]) -> tuple[Operand, ...]:

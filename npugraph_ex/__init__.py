@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from npugraph_ex.observe.logger import logger as logger
     from npugraph_ex.report.passes import last_report as last_report
 
+__npu_emulator_hides__ = True
+"""This package runs other people's models: the emulated device names their lines and not ours (npu_emulator/frames.py)."""
+
 _HOME_OF = {
     "CompilerConfig": "npugraph_ex.config.compiler_config",
     "ShapeRange": "npugraph_ex.fusion.conditions",

@@ -12,7 +12,7 @@ from importlib import resources
 from statistics import median
 from typing import TYPE_CHECKING
 
-from npu_emulator.clock.summary import Share, Summary, summarise
+from npu_emulator.clock.summary import Share, Summary, idle, summarise
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -81,8 +81,9 @@ def _chart(timeline: Timeline, summary: Summary) -> str:
     kept = set(map(id, shown))
     rows = []
     for lane in summary.lanes:
-        boxes = "".join(_box(span, scale, critical=id(span) in critical) for span in lane.spans if id(span) in kept)
-        name = f"{escape(lane.name)} <small>idle {lane.idle:.0%}</small>"
+        drawn = [span for span in lane.spans if id(span) in kept]
+        boxes = "".join(_box(span, scale, critical=id(span) in critical) for span in drawn)
+        name = f"{escape(lane.name)} <small>idle {idle(drawn, shown):.0%}</small>"
         rows.append(f'<div class="lane"><div class="name">{name}</div><div class="track">{boxes}</div></div>')
     width = min(_WIDEST, max(320, _PIXELS_A_SPAN * scale.length / max(median(span.duration for span in shown), 1e-9)))
     places = {lane.name: number for number, lane in enumerate(summary.lanes)}

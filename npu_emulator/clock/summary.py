@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from npu_emulator.clock.timeline import Span, Timeline
 
-__all__ = ["Lane", "Share", "Summary", "summarise"]
+__all__ = ["Lane", "Share", "Summary", "idle", "summarise"]
 
 _REPLAYED = re.compile(r"graph (\d+), lane")
 
@@ -45,7 +45,7 @@ class Lane:
     Attributes:
         name: as in `Span.stream`.
         spans: its work, in order.
-        idle: the part of the time from its first work to its last end in which it runs nothing, 0 to 1.
+        idle: the part of the whole time, that of all lanes, in which it runs nothing, 0 to 1.
     """
 
     name: str
@@ -92,7 +92,7 @@ def summarise(timeline: Timeline) -> Summary:
     return Summary(
         _share("all work", timeline.spans),
         tuple(_share(title, spans) for title, spans in graphs.items()),
-        tuple(Lane(name, tuple(spans), _idle(spans)) for name, spans in lanes.items()),
+        tuple(Lane(name, tuple(spans), idle(spans, timeline.spans)) for name, spans in lanes.items()),
         tuple(timeline.critical_path),
     )
 
@@ -101,8 +101,9 @@ def _share(title: str, spans: Sequence[Span]) -> Share:
     return Share(title, len(spans), covered(spans), sum(span.duration for span in spans))
 
 
-def _idle(spans: Sequence[Span]) -> float:
-    length = max(span.start + span.duration for span in spans) - min(span.start for span in spans)
+def idle(spans: Sequence[Span], everything: Sequence[Span]) -> float:
+    """Return the part of the time from the first of `everything` to its end in which none of `spans` runs, 0 to 1."""
+    length = max(span.start + span.duration for span in everything) - min(span.start for span in everything)
     return 1 - covered(spans) / length if length else 0.0
 
 

@@ -58,6 +58,7 @@ _TORCH_NPUS_OWN = frozenset(
         "aten::alias",
         "aten::detach",
         "aten::squeeze",
+        "aten::scaled_dot_product_attention",
         "aten::squeeze.dim",
         "aten::unsqueeze",
     ]
