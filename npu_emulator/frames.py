@@ -105,7 +105,8 @@ def _is_the_users(file: str, module: str | None) -> bool:
 def _node_of(frame: Any) -> fx.Node | None:
     """Return the node of an FX graph that a frame runs: an interpreter's method, or a graph's generated code."""
     if frame.f_code is _RUNS_A_NODE:
-        return frame.f_locals.get("n")
+        node: fx.Node | None = frame.f_locals.get("n")
+        return node
     if not frame.f_code.co_filename.startswith(_GENERATED):
         return None
     module = frame.f_locals.get("self")
