@@ -26,6 +26,8 @@ def announce(settings: Settings, folder: Path) -> None:
     os.environ[SWITCH] = "1"
     for field in fields(settings):
         value = getattr(settings, field.name)
+        if value is None:
+            continue  # not set here either: a child finds its default as this process has
         os.environ[f"{SWITCH}_{field.name.upper()}"] = str(int(value) if isinstance(value, bool) else value)
     others = [entry for entry in os.environ.get(_PATH, "").split(os.pathsep) if entry and not is_ours(Path(entry))]
     os.environ[_PATH] = os.pathsep.join([str(folder), *others])

@@ -17,7 +17,7 @@ from npu_emulator.kernels.eager_collectives import eager_collective_kernels
 from npu_emulator.kernels.formats import format_kernels
 from npu_emulator.kernels.generic import Kernel
 from npu_emulator.kernels.gradients import GRADIENTS
-from npu_emulator.kernels.random import RandomKernel, is_random
+from npu_emulator.kernels.random import RandomKernel, is_random, kernel_with
 from npu_emulator.kernels.workspaces import workspace_kernels
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class Installer:
             raise KernelMissingError(
                 f"there is no operator {name}; import the library that defines it, then register its kernel"
             )
-        self._register(name, Kernel(op, self._launcher, compute))
+        self._register(name, kernel_with(op, self._launcher, compute))
         for form, kernel in workspace_kernels(name, compute, self._launcher).items():
             self._register(form, kernel)
 

@@ -18,8 +18,12 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload
 
     from npu_emulator.kernels.arguments import Bound
+    from npu_emulator.launch import Launcher
 
-__all__ = ["RandomKernel", "is_random"]
+__all__ = ["DRAWS", "RandomKernel", "is_random", "kernel_with", "seeded"]
+
+DRAWS = "draws_random_numbers"
+"""The attribute of a brought kernel which tells, of the arguments of a call, whether it draws."""
 
 
 def is_random(op: OpOverload) -> bool:
@@ -28,18 +32,38 @@ def is_random(op: OpOverload) -> bool:
     return takes_generator or torch.Tag.nondeterministic_seeded in op.tags
 
 
+def kernel_with(op: OpOverload, launcher: Launcher, compute: Callable[..., Any]) -> Kernel:
+    """Return the kernel of an operator that others bring.
+
+    It draws random numbers, from torch's generator, if `compute` has an attribute `draws_random_numbers`: a function of the
+    operator's arguments which tells whether a call does.
+    """
+    return (RandomKernel if hasattr(compute, DRAWS) else Kernel)(op, launcher, compute)
+
+
 class RandomKernel(Kernel):
     """A kernel that draws from the device's generator; which numbers, is settled at its launch or its replay's (draws.py)."""
 
     def _bind(self, bound: Bound, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
-        del args
-        device = bound.device if bound.device >= 0 else torch.npu.current_device()
-        generator = kwargs.get("generator")
-        if generator is None:
-            generator = torch.npu.default_generators[device]
-        compute = self.compute
-        seed = self._launcher.draws.next(generator, self._launcher.stream_of(device))
-        return lambda *cpu_args, **cpu_kwargs: _run_seeded(compute, seed(), cpu_args, cpu_kwargs)
+        return seeded(self._launcher, self.compute, bound.device, args, kwargs)
+
+
+def seeded(
+    launcher: Launcher, compute: Callable[..., Any], device: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[..., Any]:
+    """Return what computes one launch on a device (below 0: the current one): it takes its numbers from the device's generator.
+
+    That advances the generator, unless `compute` says by `draws_random_numbers` that this call draws none.
+    """
+    draws = getattr(compute, DRAWS, None)
+    if draws is not None and not draws(*args, **kwargs):
+        return compute
+    device = device if device >= 0 else torch.npu.current_device()
+    generator = kwargs.get("generator")
+    if generator is None:
+        generator = torch.npu.default_generators[device]
+    seed = launcher.draws.next(generator, launcher.stream_of(device))
+    return lambda *cpu_args, **cpu_kwargs: _run_seeded(compute, seed(), cpu_args, cpu_kwargs)
 
 
 def _run_seeded(compute: Callable[..., Any], seed: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -13,6 +13,7 @@ import torch
 
 from npu_emulator.kernels.arguments import bind
 from npu_emulator.kernels.metadata import on_meta
+from npu_emulator.kernels.random import DRAWS, seeded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,6 +60,8 @@ class _OutKernel:
         bound = bind(args, kwargs, self._launcher.view)
         targets = [self._launcher.view(tensor) for tensor in out]
         compute = self._compute
+        if hasattr(compute, DRAWS):
+            compute = seeded(self._launcher, compute, bound.device, args, kwargs)
 
         def body() -> None:
             for target, result in zip(targets, compute(*bound.args, **bound.kwargs), strict=True):

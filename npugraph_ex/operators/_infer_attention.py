@@ -7,7 +7,9 @@ Formula (operator documentation of ``torch_npu.npu_fused_infer_attention_score``
     lse    = log(sum(exp(scores)))           row by row, +inf where a row sees nothing
 
 Only the first ``actual_seq_lengths[b]`` rows of Q and ``actual_seq_lengths_kv[b]`` rows of K and V take part; the other rows
-of the output are 0. Fewer key heads than query heads are shared by as many consecutive query heads (grouped-query attention).
+of the output are 0. A query of one row has no other: ``actual_seq_lengths`` means nothing then. One length is for all entries,
+and lengths beyond the last entry are not looked at. Fewer key heads than query heads are shared by as many consecutive query
+heads (grouped-query attention).
 
 Covered: layouts BSH, BSND, BNSD, BNSD_BSND and TND (packed rows, lengths as running totals, without ``pse_shift`` and without a
 mask of its own in sparse modes 0 and 1); bool, int8 and uint8 masks; sparse modes 0 to 4; paged caches through ``block_table``;
@@ -105,7 +107,7 @@ def attend(
     output = q.new_zeros((*q.shape[:-1], values.shape[-1]))
     lse = q.new_full((*q.shape[:-1], 1), torch.inf)
     for b in range(q.shape[0]):
-        rows = _length(heads.operator, "query", lengths.query, b, q.shape[2])
+        rows = 1 if q.shape[2] == 1 else _length(heads.operator, "query", lengths.query, b, q.shape[2])
         columns = _length(heads.operator, "key", lengths.cache, b, keys.shape[2])
         shared = heads.query // heads.cache
         k = keys[b, :, :columns].repeat_interleave(shared, 0)
@@ -197,6 +199,10 @@ def _cache(operand: torch.Tensor, heads: Heads, block_table: torch.Tensor | None
 def _length(operator: str, what: str, lengths: Sequence[int] | None, b: int, available: int) -> int:
     if not lengths:
         return available
+    if 1 < len(lengths) <= b:
+        raise ValueError(
+            f"{operator}: there must be one {what} length, or one for each batch entry; there are {len(lengths)}."
+        )
     length = int(lengths[b] if len(lengths) > 1 else lengths[0])
     if not 0 <= length <= available:
         raise ValueError(f"{operator}: the {what} has {available} rows, but its length {b} is {length}.")

@@ -4,17 +4,22 @@ Formula (operator documentation of ``torch_npu.npu_fusion_attention``)::
 
     scores = mask(scale * (Q K^T + pse), atten_mask)
     P      = softmax(scores)
-    output = P V
+    output = D(P) V
 
 and, with dO the gradient of the output::
 
-    dV = P^T dO    dP = dO V^T    dS = P * (dP - rowsum(dO * output))    dQ = scale dS K    dK = scale dS^T Q
+    dV = D(P)^T dO    dP = D(dO V^T)    dS = P * (dP - rowsum(dO * output))    dQ = scale dS K    dK = scale dS^T Q
+
+D is dropout: it keeps an element with probability ``keep_prob`` and divides it by that, and makes the others 0. Which elements,
+the result ``seed`` tells, a draw from torch's generator; the gradient takes it and drops the same ones.
 
 ``atten_mask`` is true where a score is *excluded*. Torch's ``scaled_dot_product_attention`` arrives here on an NPU.
-Not covered: dropout, variable-length layouts, prefix masks, learnable sinks.
+Not covered: variable-length layouts, prefix masks, learnable sinks.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -62,21 +67,22 @@ def npu_fusion_attention_v3(
     operator = "npu_fusion_attention_v3"
     _refuse(operator, input_layout, keep_prob, prefix, actual_seq_qlen, actual_seq_kvlen, padding_mask, sink)
     q, k, v = _operands(query, key, value, head_num, input_layout)
+    number = _drawn(keep_prob)
     scores = _scores(q, k, pse, scale, _excluded(operator, atten_mask, sparse_mode, pre_tockens, next_tockens, q, k))
     maximum = scores.amax(-1, keepdim=True)
     weights = _exponentials(scores, maximum)
     total = weights.sum(-1, keepdim=True)
-    output = _stored(torch.nan_to_num(weights / total) @ _expanded(v, q), query, input_layout)
+    kept = _dropped(torch.nan_to_num(weights / total), keep_prob, number)
+    output = _stored(kept @ _expanded(v, q), query, input_layout)
     statistic = torch.float64 if query.dtype == torch.float64 else torch.float32
     rows = (*maximum.shape[:-1], _REPLICAS)
-    number = torch.zeros(1, dtype=torch.int64)
     return (
         output,
         maximum.to(statistic).expand(rows).contiguous(),
         total.to(statistic).expand(rows).contiguous(),
         query.new_empty(0),
         number,
-        number.clone(),
+        torch.zeros_like(number),
     )
 
 
@@ -133,22 +139,48 @@ def npu_fusion_attention_grad_v3(
     weights = _exponentials(scores, scores.amax(-1, keepdim=True))
     weights = torch.nan_to_num(weights / weights.sum(-1, keepdim=True))
     wide_k, wide_v = _expanded(k, q), _expanded(v, q)
-    to_weights = gradient @ wide_v.mT
+    to_weights = _dropped(gradient @ wide_v.mT, keep_prob, seed)
     to_scores = weights * (to_weights - (to_weights * weights).sum(-1, keepdim=True)) * scale_value
     return (
         _stored(to_scores @ wide_k, query, input_layout),
         _stored(_folded(to_scores.mT @ q, k), key, input_layout),
-        _stored(_folded(weights.mT @ gradient, v), value, input_layout),
+        _stored(_folded(_dropped(weights, keep_prob, seed).mT @ gradient, v), value, input_layout),
         query.new_empty(0),
         query.new_empty(0),
     )
 
 
+def draws_random_numbers(*args: object, **kwargs: Any) -> bool:
+    """Whether a call of the operator takes numbers from the generator: where it drops something."""
+    return (args[9] if len(args) > 9 else kwargs.get("keep_prob", 1.0)) != 1.0
+
+
+def _drawn(keep_prob: float) -> torch.Tensor:
+    """What decides which weights are dropped: one number [1], int64; 0 where none is."""
+    return torch.zeros(1, dtype=torch.int64) if keep_prob == 1.0 else torch.randint(2**62, (1,))
+
+
+def _dropped(weights: torch.Tensor, keep_prob: float, seed: torch.Tensor | None) -> torch.Tensor:
+    """``weights`` [B, N, Sq, Skv] with some of them 0 and the others divided by ``keep_prob``."""
+    if keep_prob == 1.0:
+        return weights
+    if seed is None:
+        raise ValueError(
+            "npu_fusion_attention_grad_v3: with keep_prob below 1 it needs the seed that the forward gave."
+        )
+    generator = torch.Generator().manual_seed(int(seed.reshape(-1)[0]))
+    kept = torch.rand(weights.shape, generator=generator) < keep_prob
+    return torch.where(kept, weights / keep_prob, 0.0)
+
+
+npu_fusion_attention_v3.draws_random_numbers = draws_random_numbers  # type: ignore[attr-defined]
+
+
 def _refuse(operator: str, layout: str, keep_prob: float, *others: object) -> None:
     if layout not in _LAYOUTS:
         raise unsupported(operator, "input_layout", layout, "BSH, SBH, BSND and BNSD")
-    if keep_prob != 1.0:
-        raise unsupported(operator, "keep_prob", keep_prob, "1.0 (no dropout)")
+    if not 0.0 < keep_prob <= 1.0:
+        raise ValueError(f"{operator}: keep_prob must be above 0 and at most 1; it is {keep_prob}.")
     names = ("prefix", "actual_seq_qlen", "actual_seq_kvlen", "padding_mask", "sink")
     for name, given in zip(names, others, strict=True):
         if given is not None:

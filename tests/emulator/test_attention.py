@@ -71,3 +71,50 @@ def test_experts_and_caches_on_the_device() -> None:
     assert torch.equal(experts.cpu().long(), best.indices)
     torch.testing.assert_close(product.cpu(), torch.cat([host[:1] @ weight[0].cpu(), host[1:] @ weight[1].cpu()]))
     assert torch.equal(cache.cpu()[places.cpu().flatten()], host)
+
+
+def test_attention_with_dropout_draws_from_the_device() -> None:
+    """The seed of the device decides what is dropped, replays draw anew as eager calls do, and no dropout draws nothing."""
+    query, key, value = (torch.randn(2, 4, 16, 8).half().npu() for _ in range(3))
+    attention = torch.nn.functional.scaled_dot_product_attention
+
+    def drawn(count: int) -> list[torch.Tensor]:
+        torch.manual_seed(7)
+        return [attention(query, key, value, dropout_p=0.5).cpu() for _ in range(count)]
+
+    host = torch.get_rng_state()
+    first, second, third = drawn(3)
+    assert not torch.equal(first, second)
+    assert all(torch.equal(*pair) for pair in zip((first, second, third), drawn(3), strict=True))
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        out = attention(query, key, value, dropout_p=0.5)
+    torch.manual_seed(7)
+    host = torch.get_rng_state()
+    for eager in (first, second, third):
+        graph.replay()
+        assert torch.equal(out.cpu(), eager)
+    before = torch.npu.get_rng_state()
+    attention(query, key, value)
+    assert torch.equal(torch.npu.get_rng_state(), before)
+    assert torch.equal(torch.get_rng_state(), host)
+
+
+@pytest.mark.parametrize("backend", ["eager", "npugraph_ex"])
+def test_the_gradient_of_dropout_is_that_of_what_was_dropped(backend: str) -> None:
+    """With identity values the output is the weights that were kept; the gradient of the values is their transpose."""
+    torch._dynamo.reset()
+    query, key = (torch.randn(1, 2, 32, 32).npu() for _ in range(2))
+    value = torch.eye(32).expand(1, 2, 32, 32).clone().npu().requires_grad_()
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=0.25)
+
+    for _ in range(2):
+        value.grad = None
+        kept = torch.compile(run, backend=backend)(query, key, value)
+        upstream = torch.randn(1, 2, 32, 32).npu()
+        kept.backward(upstream)
+        assert value.grad is not None
+        torch.testing.assert_close(value.grad, kept.detach().mT @ upstream, rtol=1e-5, atol=1e-5)
+        assert 0.6 < (kept != 0).float().mean().item() < 0.9

@@ -177,3 +177,11 @@ def test_the_setting_of_a_whole_program(program: Callable[..., object], given: s
     settings = {"NPU_EMULATOR_POISON": given} if given else {}
     done = program(text, "--quiet", "--schedule", "lazy", **settings)
     assert done.stdout == f"{printed}\n", done.stderr  # type: ignore[attr-defined]
+
+
+def test_a_child_is_poisoned_as_its_parent_is(program: Callable[..., object]) -> None:
+    """The settings of a process whose schedule decides reach its children as they are."""
+    child = "import torch; print(torch.empty(5, device='npu').cpu().isnan().all().item())"
+    text = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}], check=True)\n"
+    done = program(text, "--quiet", "--schedule", "lazy")
+    assert done.stdout.splitlines()[-1:] == ["True"], done.stderr  # type: ignore[attr-defined]

@@ -101,6 +101,37 @@ def test_rows_that_see_nothing_and_rows_that_do_not_count_are_zero() -> None:
     assert lse.flatten().isinf().tolist() == [True, False, True]
 
 
+@pytest.mark.parametrize("layout", ["BNSD", "BSND", "BSH"])
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_length_of_a_query_of_one_row_means_nothing(version: int, layout: str) -> None:
+    """The device takes any: one for all entries, one for each, and 0; of longer queries a length that is too large is refused."""
+    name = "npu::npu_fused_infer_attention_score" + ("_v2" if version == 2 else "")
+    lengths, heads = ("actual_seq_qlen", "num_query_heads") if version == 2 else ("actual_seq_lengths", "num_heads")
+
+    def run(rows: int, given: list[int] | None) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(2)
+        operands = []
+        for count in (rows, 6, 6):
+            operand = torch.randn(2, 4, count, 8, generator=generator)
+            operand = operand if layout == "BNSD" else operand.transpose(1, 2)
+            operands.append(operand.flatten(2) if layout == "BSH" else operand)
+        return KERNELS[name](*operands, input_layout=layout, **{heads: 4, lengths: given})[0]  # type: ignore[no-any-return]
+
+    expected = run(1, None)
+    assert expected.abs().sum() > 0
+    for given in ([100], [100, 0], [7, 7, 7]):
+        torch.testing.assert_close(run(1, given), expected, rtol=0, atol=0)
+    with pytest.raises(ValueError, match="the query has 3 rows, but its length 0 is 100"):
+        run(3, [100])
+    with pytest.raises(ValueError, match="one key length, or one for each batch entry; there are 2"):
+        KERNELS[name](
+            torch.ones(3, 1, 8),
+            *[torch.ones(3, 6, 8)] * 2,
+            **{heads: 1, lengths.replace("lengths", "lengths_kv").replace("qlen", "kvlen"): [1, 2]},
+        )
+    torch.testing.assert_close(run(3, [2, 3, 9]), run(3, [2, 3]), rtol=0, atol=0)
+
+
 def test_layouts_and_pages_hold_the_same_attention() -> None:
     """BSH, BSND, BNSD and both paged caches give the same numbers."""
     q, k, v = torch.randn(2, 4, 1, 8), torch.randn(2, 2, 6, 8), torch.randn(2, 2, 6, 8)

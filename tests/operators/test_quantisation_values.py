@@ -184,3 +184,44 @@ def test_swiglu_quant_by_hand() -> None:
     row = torch.tensor([[math.log(3.0), math.log(3.0), 3.0, -4.0]])
     out, _ = OPERATORS["npu::npu_swiglu_quant"].formula(row, activate_left=True, quant_mode=1)
     assert out.tolist() == [[95, -127]]
+
+
+def test_one_scale_for_a_tensor_and_one_for_a_column() -> None:
+    """By hand: the largest element of all, or of each column along the last but one dimension, is 127."""
+    x = torch.tensor([[[1.0, -4.0], [2.0, 8.0]]])
+    y, scale = dynamic_quant(x, quant_mode="pertensor")
+    assert_equal(scale, torch.tensor([8.0 / 127]))
+    assert y.tolist() == [[[16, -64], [32, 127]]]
+    y, scale = dynamic_quant(x, quant_mode="perchannel")
+    assert_equal(scale, torch.tensor([[2.0 / 127, 8.0 / 127]]))
+    assert y.tolist() == [[[64, -64], [127, 127]]]
+
+
+def test_a_mixtures_tokens_take_their_experts_smoothing() -> None:
+    """Tokens up to group_index[e] take row e; an expert without tokens is passed over; each is as if it were alone."""
+    x, smooth = torch.randn(5, 8), torch.rand(4, 8) + 0.5
+    y, scale = dynamic_quant(x, smooth_scales=smooth, group_index=torch.tensor([2, 2, 3, 5], dtype=torch.int32))
+    for token, expert in enumerate((0, 0, 2, 3, 3)):
+        alone, its_scale = dynamic_quant(x[token : token + 1], smooth_scales=smooth[expert])
+        assert_equal(y[token : token + 1], alone)
+        assert_equal(scale[token : token + 1], its_scale)
+    with pytest.raises(ValueError, match="rise to the number of tokens, 5"):
+        dynamic_quant(x, smooth_scales=smooth, group_index=torch.tensor([2, 2, 3, 4]))
+    with pytest.raises(ValueError, match=r"smooth_scales must be \[E, N\]"):
+        dynamic_quant(x, smooth_scales=smooth[0], group_index=torch.tensor([2, 5]))
+
+
+@pytest.mark.parametrize("quant_mode", ["pertoken", "pertensor"])
+def test_int4_is_eight_to_a_word(quant_mode: str) -> None:
+    """Each nibble, the first the lowest, is round(x / scale) with 7 for the largest element."""
+    x = torch.randn(3, 2, 16)
+    x[0, 0, 7] = -9.0
+    y, scale = dynamic_quant(x, dst_type=16, quant_mode=quant_mode)
+    assert (y.dtype, y.shape) == (torch.int32, (3, 2, 2))
+    most = x.abs().amax(-1) if quant_mode == "pertoken" else x.abs().amax().reshape(1)
+    assert_equal(scale, most / 7)
+    wanted = (x / (scale.unsqueeze(-1) if quant_mode == "pertoken" else scale)).round()
+    nibbles = [(y.to(torch.int64) >> shift) & 15 for shift in range(0, 32, 4)]
+    found = torch.stack(nibbles, -1).flatten(-2)
+    assert_equal(torch.where(found > 7, found - 16, found).float(), wanted)
+    assert wanted.min() == -7
