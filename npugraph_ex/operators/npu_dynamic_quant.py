@@ -125,10 +125,15 @@ def before_rounding(
 
 @Operator(
     name="npu::npu_dynamic_quant",
-    source="CANN operator documentation, aclnnDynamicQuant",
+    source="CANN operator documentation, aclnnDynamicQuantV4",
     before_rounding=before_rounding,
     synonyms={"dst_type": {1: None}},
-    examples=(lambda: call(torch.randn(3, 16).half()),),
+    examples=(
+        lambda: call(torch.randn(3, 16).half()),
+        lambda: call(torch.randn(2, 3, 16).half(), quant_mode="pertensor"),
+        lambda: call(torch.randn(2, 3, 16).half(), quant_mode="perchannel"),
+        lambda: call(torch.randn(2, 3, 16).half(), dst_type=16),
+    ),
 )
 def npu_dynamic_quant(
     input: torch.Tensor,  # noqa: A002 - the schema's name

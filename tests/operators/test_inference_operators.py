@@ -115,7 +115,7 @@ def test_the_length_of_a_query_of_one_row_means_nothing(version: int, layout: st
             operand = torch.randn(2, 4, count, 8, generator=generator)
             operand = operand if layout == "BNSD" else operand.transpose(1, 2)
             operands.append(operand.flatten(2) if layout == "BSH" else operand)
-        return KERNELS[name](*operands, input_layout=layout, **{heads: 4, lengths: given})[0]  # type: ignore[no-any-return]
+        return OPERATORS[name].formula(*operands, input_layout=layout, **{heads: 4, lengths: given})[0]  # type: ignore[no-any-return]
 
     expected = run(1, None)
     assert expected.abs().sum() > 0
@@ -124,7 +124,7 @@ def test_the_length_of_a_query_of_one_row_means_nothing(version: int, layout: st
     with pytest.raises(ValueError, match="the query has 3 rows, but its length 0 is 100"):
         run(3, [100])
     with pytest.raises(ValueError, match="one key length, or one for each batch entry; there are 2"):
-        KERNELS[name](
+        OPERATORS[name].formula(
             torch.ones(3, 1, 8),
             *[torch.ones(3, 6, 8)] * 2,
             **{heads: 1, lengths.replace("lengths", "lengths_kv").replace("qlen", "kvlen"): [1, 2]},

@@ -51,18 +51,18 @@ def test_dropout_keeps_what_it_says_and_the_gradient_knows(layout: str) -> None:
     weights = torch.softmax(q @ k.mT * 0.1, -1)
     given = [stored(tensor.detach(), layout) for tensor in leaves]
     torch.manual_seed(5)
-    output, maximum, total, _, seed, _ = KERNELS["npu::npu_fusion_attention_v3"](
+    output, maximum, total, _, seed, _ = OPERATORS["npu::npu_fusion_attention_v3"].formula(
         *given, heads, layout, scale=0.1, keep_prob=keep
     )
     dropped = weights.detach() / keep
     flat = stored(dropped, layout)
     torch.testing.assert_close(output, torch.where(output == 0, 0.0, flat), rtol=1e-12, atol=1e-12)
     assert 0.68 < (output != 0).double().mean() < 0.72  # five standard deviations are 0.013
-    plain = KERNELS["npu::npu_fusion_attention_v3"](*given, heads, layout, scale=0.1)
+    plain = OPERATORS["npu::npu_fusion_attention_v3"].formula(*given, heads, layout, scale=0.1)
     torch.testing.assert_close([maximum, total], list(plain[1:3]), rtol=0, atol=0)  # dropping comes after the softmax
     as_heads = output if layout == "BNSD" else _heads_of(output, layout, heads)
     upstream = torch.randn(2, heads, rows, rows, dtype=torch.float64)
-    found = KERNELS["npu::npu_fusion_attention_grad_v3"](
+    found = OPERATORS["npu::npu_fusion_attention_grad_v3"].formula(
         *given, stored(upstream, layout), heads, layout, scale_value=0.1, keep_prob=keep, seed=seed
     )
     expected = torch.autograd.grad((weights * (as_heads != 0) / keep) @ v, leaves, upstream)
@@ -82,6 +82,6 @@ def test_dropout_needs_a_probability_and_the_gradient_its_seed() -> None:
     """Values that mean nothing are refused by name."""
     x = torch.randn(1, 2, 4)
     with pytest.raises(ValueError, match="keep_prob must be above 0"):
-        KERNELS["npu::npu_fusion_attention_v3"](x, x, x, 1, "BSH", keep_prob=0.0)
+        OPERATORS["npu::npu_fusion_attention_v3"].formula(x, x, x, 1, "BSH", keep_prob=0.0)
     with pytest.raises(ValueError, match="needs the seed"):
-        KERNELS["npu::npu_fusion_attention_grad_v3"](x, x, x, x, 1, "BSH", keep_prob=0.5)
+        OPERATORS["npu::npu_fusion_attention_grad_v3"].formula(x, x, x, x, 1, "BSH", keep_prob=0.5)

@@ -99,9 +99,8 @@ def test_transposed_product_refuses_other_permutations() -> None:
 @pytest.mark.parametrize(
     ("call", "argument"),
     [
-        (lambda x: dynamic_quant(x, group_index=torch.ones(1)), "group_index"),
-        (lambda x: dynamic_quant(x, dst_type=16), "dst_type"),
-        (lambda x: dynamic_quant(x, quant_mode="pertensor"), "quant_mode"),
+        (lambda x: dynamic_quant(x, dst_type=24), "dst_type"),
+        (lambda x: dynamic_quant(x, quant_mode="pergroup"), "quant_mode"),
         (lambda x: dynamic_quant(x, dst_type_max=15.0), "dst_type_max"),
         (lambda x: fused(x, x, x[0], y_dtype=16), "y_dtype"),
         (lambda x: quant_matmul(x.to(torch.int32), x.to(torch.int8), x[0]), "x1"),
