@@ -129,7 +129,7 @@ def npu_fusion_attention_grad_v3(
     softmax_layout: str = "",
     sink: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """Gradients of query, key, value; then those of ``pse`` and ``sink``, which are not computed and empty."""
+    """Gradients of query, key, value; then those of ``pse`` and ``sink``, which are not computed: empty, and 0 in float32."""
     operator = "npu_fusion_attention_grad_v3"
     _refuse(operator, input_layout, keep_prob, prefix, actual_seq_qlen, actual_seq_kvlen, padding_mask, sink)
     q, k, v = _operands(query, key, value, head_num, input_layout)
@@ -146,7 +146,7 @@ def npu_fusion_attention_grad_v3(
         _stored(_folded(to_scores.mT @ q, k), key, input_layout),
         _stored(_folded(_dropped(weights, keep_prob, seed).mT @ gradient, v), value, input_layout),
         query.new_empty(0),
-        query.new_empty(0),
+        torch.zeros(()),
     )
 
 

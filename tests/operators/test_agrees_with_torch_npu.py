@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch_npu  # noqa: F401 - registers torch.ops.npu
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
 
 from npugraph_ex.operators import OPERATORS
 
@@ -47,9 +48,9 @@ def as_fake(mode: FakeTensorMode, value: Any) -> Any:
 def assert_same_metadata(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """The reference on CPU tensors and the meta function on fake npu ones give the same metadata."""
     mode = FakeTensorMode()
-    fakes = [as_fake(mode, value) for value in args]
+    fake_args, fake_kwargs = pytree.tree_map(lambda value: as_fake(mode, value), (args, kwargs))
     with mode:
-        expected = operator(name)(*fakes, **{key: as_fake(mode, value) for key, value in kwargs.items()})
+        expected = operator(name)(*fake_args, **fake_kwargs)
     actual = OPERATORS[name].formula(*args, **kwargs)
     if isinstance(expected, torch.Tensor):
         expected, actual = (expected,), (actual,)
