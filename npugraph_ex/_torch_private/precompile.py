@@ -122,11 +122,16 @@ def precompile(
 
     # A float attribute is a constant with a guard: as an input it would have to be read on the host at every call.
     with torch._dynamo.config.patch(specialize_float=True):
-        made = aot_compile_fullgraph(
-            function,
-            (tuple(args), dict(kwargs)),
-            hooks=Hooks(guard_filter_fn=keep_guards),
-            backend=compile_graph,
-            dynamic=dynamic,
-        )
+        try:
+            made = aot_compile_fullgraph(
+                function,
+                (tuple(args), dict(kwargs)),
+                hooks=Hooks(guard_filter_fn=keep_guards),
+                backend=compile_graph,
+                dynamic=dynamic,
+            )
+        except AssertionError as error:
+            if "backend_input must not be None" not in str(error):
+                raise
+            raise PackageError("it computes nothing with tensors, so there is no graph") from error
     return Precompiled(made)

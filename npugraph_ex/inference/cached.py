@@ -11,7 +11,7 @@ import shlex
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FunctionType, MethodType
+from types import CellType, FunctionType, MethodType
 from typing import Any, Self
 
 import torch
@@ -39,11 +39,17 @@ Refused = tuple[Path, str]
 
 
 class KeptGraph(_torch_precompile.SerializableCallable):
-    """The graph inside a compiled function: as AOT made it in the process that compiled, from its text in any other."""
+    """The graph inside a compiled function: as AOT made it in the process that compiled, from its text in any other.
 
-    def __init__(self, run: Callable[..., Any], text: str | None) -> None:
+    Attributes:
+        text: None where it has none.
+        unsaved: why not.
+    """
+
+    def __init__(self, run: Callable[..., Any], text: str | None, unsaved: str = "") -> None:
         self._run = run
         self.text = text
+        self.unsaved = unsaved
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the graph."""
@@ -53,7 +59,7 @@ class KeptGraph(_torch_precompile.SerializableCallable):
     def serialize_compile_artifacts(cls, fn: Any) -> bytes:
         """The graph as text."""
         if fn.text is None:
-            raise Unsaveable("its graph has no spelling; the log, at level INFO, says what of it")
+            raise Unsaveable(fn.unsaved)
         text: str = fn.text
         return text.encode()
 
@@ -191,7 +197,7 @@ class CachedFunction:
     def _take(self, entry: Entry) -> Precompiled:
         fixed = dict(zip(self.__wrapped__.__code__.co_varnames, self._bound, strict=False))
         cells = zip(self.__wrapped__.__code__.co_freevars, self.__wrapped__.__closure__ or (), strict=True)
-        fixed.update({name: cell.cell_contents for name, cell in cells})
+        fixed.update({name: cell.cell_contents for name, cell in cells if cell != CellType()})
         reason = outdated(entry.header, self.__wrapped__.__globals__, fixed)
         if reason is not None:
             raise SavedGraphError(reason)
@@ -216,8 +222,13 @@ class CachedFunction:
                 backend=lambda gm, inputs: self._compile(gm, inputs, graphs), dynamic=self._dynamic,
                 keep_guards=facts.keep_guards,
             )  # fmt: skip
-        except _torch_precompile.CANNOT_BE_KEPT as error:
-            logger.warning("%s is compiled in every process, because it cannot be kept: %s", self._base, error)
+        except Exception as error:
+            # With a graph there, what fails is writing guards down: torch pickles what a call gives, classes included.
+            if not graphs and not isinstance(error, _torch_precompile.CANNOT_BE_KEPT):
+                raise
+            logger.warning(
+                "%s is compiled in every process, because it cannot be kept: %s", self._base, _in_a_line(error)
+            )
             backend = get_npu_backend(compiler_config=self._config, custom_decompositions=self._decompositions)
             self._fallback = torch.compile(self.__wrapped__, backend=backend, dynamic=self._dynamic, fullgraph=True)
             return None
@@ -231,7 +242,11 @@ class CachedFunction:
             compiler_config=self._config, custom_decompositions=self._decompositions, on_compiled=compiled.append
         )
         run = backend(gm, inputs)
-        graphs.append(KeptGraph(run, compiled[0].get_code() if len(compiled) == 1 else None))
+        if len(compiled) == 1:
+            (graph,) = compiled
+            graphs.append(KeptGraph(run, graph.get_code(), graph.unsaved))
+        else:
+            graphs.append(KeptGraph(run, None, "it uses streams or events that are objects of this process"))
         return graphs[-1]
 
     def _keep(self, made: Precompiled, facts: Facts, graphs: list[KeptGraph]) -> None:
@@ -245,9 +260,16 @@ class CachedFunction:
             header = {**self._parts, **taken, "graph_length": str(len(text.encode()))}
             self._store.write(f"{self._base}-{_signature(text, taken)}", header, payload)
         except OSError as error:
-            logger.warning("The compilation of %s is not kept: %s", self._base, error)
+            logger.warning("The compilation of %s is not kept: %s", self._base, _in_a_line(error))
         except Exception as error:  # noqa: BLE001 - pickling what a user's function holds may raise anything
-            logger.warning("The compilation of %s is not kept, and made in every process: %s", self._base, error)
+            logger.warning(
+                "The compilation of %s is not kept, and made in every process: %s", self._base, _in_a_line(error)
+            )
+
+
+def _in_a_line(error: Exception) -> str:
+    """What an exception says, without line breaks; its type where it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _told(refused: Sequence[Refused], store: Store, base: str) -> str:

@@ -49,7 +49,12 @@ class CompiledFxGraph:
     Args:
         runner: what a call does.
         code: gives the graph as text, or raises `Unsaveable`; None where nothing can be saved.
+
+    Attributes:
+        unsaved: why `get_code` gave None.
     """
+
+    unsaved = "nothing of it can be saved"
 
     def __init__(self, runner: Callable[..., Sequence[Any]], code: Callable[[], str] | None = None) -> None:
         self.runner = runner
@@ -74,7 +79,7 @@ class CompiledFxGraph:
                 self._text = self._code()
             except Unsaveable as reason:
                 logger.info("A compiled graph is not saved: %s. It is compiled in every process", reason)
-                self._code = None
+                self._code, self.unsaved = None, str(reason)
         return self._text
 
     @classmethod
