@@ -130,6 +130,26 @@ def dynamo_input_names(gm: fx.GraphModule) -> list[str]:
     return names
 
 
+def guard_on_result(*path: str) -> None:
+    """Let the function that Dynamo is compiling be compiled anew where a function of torch returns something else.
+
+    Outside of a compilation nothing happens.
+
+    Args:
+        path: the names that lead from ``torch`` to a function without arguments, whose result has a value of its own.
+    """
+    from torch._dynamo.guards import GuardBuilder, install_guard
+    from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource, ImportSource
+    from torch._guards import Source, TracingContext
+
+    if TracingContext.try_get() is None:
+        return
+    source: Source = ImportSource("torch")
+    for name in path:
+        source = AttrSource(source, name)
+    install_guard(CallFunctionNoArgsSource(source).make_guard(GuardBuilder.EQUALS_MATCH))
+
+
 def aot_input_position(node: fx.Node) -> int | None:
     """Which input of the Dynamo graph a placeholder of the AOT graph is; None where AOT made it up."""
     return getattr(node.meta.get("desc"), "idx", None)

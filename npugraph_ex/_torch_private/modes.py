@@ -122,6 +122,14 @@ def real_execution() -> Iterator[None]:
         yield
 
 
+def forget_fake_results() -> None:
+    """Let fake tensors that a factory makes on the current device be on the device that is current now.
+
+    Torch 2.13 remembers the results of fake operators by their arguments, and `device="npu"` is one argument for all devices.
+    """
+    FakeTensorMode.cache_clear()
+
+
 def in_one_fake_mode(inputs: Sequence[Any]) -> list[Any]:
     """The inputs as tensors of the fake mode that is in force, if one is; AOT refuses those of another."""
     from torch._guards import detect_fake_mode

@@ -13,7 +13,7 @@ from npugraph_ex import _torch_private
 from npugraph_ex.config import CompilerConfig
 from npugraph_ex.config.compiler_config import apply_flat, given_or_default
 from npugraph_ex.errors import GraphVerificationError, OptionValueError
-from npugraph_ex.frontend.entry import ge
+from npugraph_ex.frontend.entry import current_device, ge
 from npugraph_ex.frontend.entry.compiler import CompiledFxGraph, NpuFxCompiler
 from npugraph_ex.frontend.native_streams import streams as native_streams
 from npugraph_ex.frontend.upstream_repairs import layouts, shared_inputs
@@ -60,6 +60,7 @@ def get_npu_backend(
         on_the_host = native_streams.on_the_host(gm)
         if on_the_host is not None:
             return on_the_host
+        current_device.guard(gm)
         known_inputs = shared_inputs.examples(gm, example_inputs)
         as_traced = native_streams.kept(gm)
         on_streams = native_streams.lower(gm)

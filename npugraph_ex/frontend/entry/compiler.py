@@ -16,6 +16,7 @@ from npugraph_ex.aclgraph.data_dump import DumpedGraph
 from npugraph_ex.config import CompilerConfig, Options
 from npugraph_ex.config.variables import warn_of_unknown
 from npugraph_ex.errors import GraphVerificationError, OptionValueError, SavedGraphError
+from npugraph_ex.frontend.entry import current_device
 from npugraph_ex.frontend.entry.record import description, record
 from npugraph_ex.frontend.upstream_repairs import products, returned_views
 from npugraph_ex.fusion.engine import check_switches, training_rules
@@ -211,6 +212,7 @@ class NpuFxCompiler:
         products.pair(gm.graph)
         returned_views.restore(gm.graph)
         plain = _torch_private.is_plain_aot_graph(gm.graph)
+        elsewhere = current_device.follow(gm, number)
         original = fx.GraphModule(gm, copy.deepcopy(gm.graph)) if options.dump_tensor_data else gm
         # Through the module at each call: clients put a function of their own around it, to look at the graph.
         npu_fx_compiler._optimize_fx(gm, example_inputs, compilation)  # noqa: SLF001 - the name that they use
@@ -220,6 +222,7 @@ class NpuFxCompiler:
         else:
             runner = compile_graph(gm, example_inputs, options, static=static, names=names, number=number)
         self._record(gm, example_inputs, names, compilation, runner, number=number, kernels_before=kernels_before)
+        runner = runner if elsewhere is None else elsewhere.around(runner)
 
         def code() -> str:
             if not plain:

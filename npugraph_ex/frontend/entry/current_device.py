@@ -1,0 +1,93 @@
+"""Graphs that depend on the current device: `torch.arange(4, device="npu")` makes its result there, at each call.
+
+Passes and capture take the device of the compilation for granted. So such a graph has a guard of Dynamo's on the current
+device, which compiles it once for each. Where no Dynamo stands before the graph, or its guards are filtered out, a call under
+another device runs the graph as it was before the passes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from npugraph_ex import _torch_private
+from npugraph_ex.aclgraph import scopes
+from npugraph_ex.observe.logger import logger
+
+_MOVES = ("npu", "cuda")
+"""Methods of a tensor that mean the current device where they are given none; torch_npu lets the second mean the first."""
+
+
+def is_asked_for(graph: fx.Graph) -> bool:
+    """Whether a Dynamo or AOT graph names the device type without an index, which means the current one of several."""
+    return torch.npu.device_count() > 1 and any(map(_means_current_device, graph.nodes))
+
+
+def _means_current_device(node: fx.Node) -> bool:
+    if node.op == "call_method" and node.target in _MOVES:
+        return True
+    return any(
+        value in _MOVES if isinstance(value, str) else isinstance(value, torch.device) and value == torch.device("npu")
+        for value in pytree.tree_leaves((node.args, node.kwargs))
+    )
+
+
+def guard(gm: fx.GraphModule) -> None:
+    """Let Dynamo compile the function anew where another device is current, if its graph may depend on that."""
+    if is_asked_for(gm.graph) or torch.get_default_device().type == "npu":
+        _torch_private.guard_on_result("npu", "current_device")
+        _torch_private.forget_fake_results()
+
+
+class AnyDevice:
+    """A compiled graph that may be called while another device is current than when it was compiled.
+
+    Args:
+        gm: the graph before the passes, which depends on the current device.
+        number: under which `observe.graphs` knows it.
+    """
+
+    def __init__(self, gm: fx.GraphModule, number: int) -> None:
+        self._as_given = scopes.around(gm)(fx.GraphModule(gm, copy.deepcopy(gm.graph)).forward)
+        self._number = number
+        self._device = _traced_on(gm.graph)
+        self._warned = False
+
+    def around(self, compiled: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+        """The compiled graph on the device that it was compiled for, the graph as given on others."""
+
+        def run(*inputs: Any) -> Sequence[Any]:
+            device = torch.npu.current_device()
+            if device == self._device:
+                return compiled(*inputs)
+            if not self._warned:
+                self._warned = True
+                logger.warning(
+                    "Graph %d makes tensors on the current device and was compiled for device %d; now it is %d. Such calls run "
+                    "operator by operator. Compile it with torch.compile, which compiles it for each device, or name the device "
+                    "of each tensor, as in device='npu:%d'",
+                    self._number,
+                    self._device,
+                    device,
+                    self._device,
+                )
+            return self._as_given(*inputs)
+
+        return run
+
+
+def _traced_on(graph: fx.Graph) -> int:
+    """The device that was current when the graph was traced."""
+    values = [node.meta.get("val") for node in graph.nodes if _means_current_device(node)]
+    devices = [value.device for value in values if isinstance(value, torch.Tensor) and value.device.type == "npu"]
+    return next((device.index for device in devices if device.index is not None), int(torch.npu.current_device()))
+
+
+def follow(gm: fx.GraphModule, number: int) -> AnyDevice | None:
+    """Prepare for calls under other devices, before the passes; None where the current device does not matter."""
+    return AnyDevice(gm, number) if is_asked_for(gm.graph) else None
