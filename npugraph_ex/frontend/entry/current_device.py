@@ -49,7 +49,7 @@ class AnyDevice:
 
     Args:
         gm: the graph before the passes, which depends on the current device.
-        number: under which `observe.graphs` knows it.
+        number: under which `report.graphs` knows it.
     """
 
     def __init__(self, gm: fx.GraphModule, number: int) -> None:
