@@ -37,17 +37,17 @@ def main(argv: list[str] | None = None) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--devices", type=int, metavar="N", help="how many NPUs to emulate (default 1)")
-    parser.add_argument("--memory-gb", type=int, metavar="GIB", help="memory of each (default: the chip's)")
-    parser.add_argument("--streams", type=int, metavar="N", help="how many streams each has (default: the chip's)")
+    parser.add_argument("--devices", type=_whole, metavar="N", help="how many NPUs to emulate (default 1)")
+    parser.add_argument("--memory-gb", type=_whole, metavar="GIB", help="memory of each (default: the chip's)")
+    parser.add_argument("--streams", type=_whole, metavar="N", help="how many streams each has (default: the chip's)")
     parser.add_argument(
-        "--events", type=int, metavar="N", help="how many events each has (default: the chip's, or 65536)"
+        "--events", type=_whole, metavar="N", help="how many events each has (default: the chip's, or 65536)"
     )
     parser.add_argument(
-        "--cube-cores", type=int, metavar="N", help="how many cube cores each has (default: the chip's)"
+        "--cube-cores", type=_whole, metavar="N", help="how many cube cores each has (default: the chip's)"
     )
     parser.add_argument(
-        "--vector-cores", type=int, metavar="N", help="how many vector cores each has (default: the chip's)"
+        "--vector-cores", type=_whole, metavar="N", help="how many vector cores each has (default: the chip's)"
     )
     parser.add_argument(
         "--soc",
@@ -74,7 +74,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--quiet", action="store_true", help="do not print the banner")
     parser.add_argument("-m", dest="module", action="store_true", help="the program is a module name, not a file")
     parser.add_argument("program", help="script file, or module name after -m")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the program")
+    further = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the program")
+    further.required = False  # Python 3.11 would ask for them beside a missing program
     options = parser.parse_args(argv)
     _refuse_what_is_not_there(parser, options.program, module=options.module)
     settings = {field.name: getattr(options, field.name) for field in fields(Settings)}
@@ -95,6 +96,14 @@ def main(argv: list[str] | None = None) -> None:
         if options.costs:
             emulator = current()
             sys.stderr.write(f"{cost_table(emulator.runtime.resources(), emulator.settings)}\n")
+
+
+def _whole(text: str) -> int:
+    """A whole number of the command line."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"takes a whole number; it is {text!r}") from None
 
 
 def _refuse_what_is_not_there(parser: argparse.ArgumentParser, program: str, *, module: bool) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from npu_emulator.wording import counted
+
 if TYPE_CHECKING:
     from npu_emulator.device import Resources
     from npu_emulator.settings import Settings
@@ -17,8 +19,9 @@ _HEADER = ("graphs", "streams", "events", "kernels", "other tasks", "pool MiB", 
 def cost_table(resources: Resources, settings: Settings) -> str:
     """Return a table of all graphs captured so far, equal ones in one row, dearest in streams first."""
     device = (
-        f"{settings.soc} (emulated): {resources.streams} streams, {resources.events} events, {settings.memory_gb} GiB; "
-        f"in use now: {resources.streams_used} streams, {resources.events_used} events"
+        f"{settings.soc} (emulated): "
+        f"{counted(resources.streams, 'stream')}, {counted(resources.events, 'event')}, {settings.memory_gb} GiB; "
+        f"in use now: {counted(resources.streams_used, 'stream')}, {counted(resources.events_used, 'event')}"
     )
     alike = Counter(graph._replace(id=0, alive=0) for graph in resources.captured)
     rows = [_HEADER]

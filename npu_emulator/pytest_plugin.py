@@ -116,9 +116,10 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     """Say which device runs."""
     if is_active():
         from npu_emulator import current
+        from npu_emulator.wording import counted
 
         settings = current().settings
-        return f"npu: emulated {settings.soc}, {settings.devices} device(s), schedule {settings.schedule}"
+        return f"npu: emulated {settings.soc}, {counted(settings.devices, 'device')}, schedule {settings.schedule}"
     return "npu: hardware" if config.getoption("--npu") == "hardware" else None
 
 

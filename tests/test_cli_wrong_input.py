@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from npu_emulator import __main__ as launcher
 from npugraph_ex import cli
 from npugraph_ex._wording import counted, noun
 from npugraph_ex.commands import alarms, mutants
@@ -124,3 +125,25 @@ def test_numbers_have_the_right_noun(count: int, said: str) -> None:
 def test_nouns_may_have_a_plural_of_their_own() -> None:
     """Where an s is not enough."""
     assert [noun(count, "replay", "replays of it") for count in (1, 2)] == ["replay", "replays of it"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ("required: program\n",)),
+        (["absent.py"], ("'absent.py'",)),
+        (["--devices", "two", "x.py"], ("--devices", "whole number", "'two'")),
+        (["--memory-gb", "1.5", "x.py"], ("--memory-gb", "whole number", "'1.5'")),
+        (["-m", "absent_module"], ("'absent_module'",)),
+    ],
+)
+def test_wrong_input_of_the_emulators_launcher(
+    arguments: list[str], words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As above, for `python -m npu_emulator`."""
+    with pytest.raises(SystemExit) as ended:
+        launcher.main(arguments)
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert all(word in said for word in words), said
+    assert not _INTERNALS.search(said), said

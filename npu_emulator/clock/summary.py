@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from npu_emulator.wording import counted
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -71,12 +73,12 @@ class Summary:
 
     def __str__(self) -> str:
         lines = [
-            f"{share.title}: {share.kernels} kernels in {share.busy:.1f} modelled us; on one stream {share.serial:.1f} us, "
-            f"speed-up {share.speed_up:.2f}"
+            f"{share.title}: {counted(share.kernels, 'kernel')} in {share.busy:.1f} modelled us; "
+            f"on one stream {share.serial:.1f} us, speed-up {share.speed_up:.2f}"
             for share in (self.whole, *self.graphs)
         ]
-        lines.append(f"critical path: {len(self.critical)} of {self.whole.kernels} kernels")
-        lines += [f"{lane.name}: {len(lane.spans)} kernels, idle {lane.idle:.0%}" for lane in self.lanes]
+        lines.append(f"critical path: {len(self.critical):,} of {counted(self.whole.kernels, 'kernel')}")
+        lines += [f"{lane.name}: {counted(len(lane.spans), 'kernel')}, idle {lane.idle:.0%}" for lane in self.lanes]
         return "\n".join(lines)
 
 

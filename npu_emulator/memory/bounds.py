@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from npu_emulator.wording import counted
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -33,8 +35,9 @@ def first_outside(runtime: Runtime, tensors: Iterable[torch.Tensor]) -> str | No
         size = extent_bytes(tensor)
         if runtime.is_outside_allocations(tensor.data_ptr(), size):
             return (
-                f"it touches {size} bytes at {tensor.data_ptr():#x}, which no live allocation holds: the memory was freed, or "
-                "the access goes past its end. Keep alive the tensors that a captured graph or a weak reference uses; "
+                f"it touches {counted(size, 'byte')} at {tensor.data_ptr():#x}, which no live allocation holds: "
+                "the memory was freed, or the access goes past its end. "
+                "Keep alive the tensors that a captured graph or a weak reference uses; "
                 "NPU_EMULATOR_CHECK_MEMORY=1 says where they were allocated"
             )
     return None

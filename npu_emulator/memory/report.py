@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from npu_emulator.wording import counted
+
 __all__ = ["FaultKind", "MemoryFault"]
 
 
@@ -36,7 +38,7 @@ class MemoryFault:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.operator} {self.kind.value}: {self.bytes} bytes at {self.address:#x}, on stream {self.stream}",
+            f"{self.operator} {self.kind.value}: {counted(self.bytes, 'byte')} at {self.address:#x}, on stream {self.stream}",
             *_indented(self.frames),
             "  the memory was allocated at",
             *_indented(self.allocated),

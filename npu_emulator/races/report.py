@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from npu_emulator.wording import counted
+
 if TYPE_CHECKING:
     from npu_emulator.races.access import Access
     from npu_emulator.races.clocks import Operation
@@ -28,7 +30,8 @@ class Race:
     def __str__(self) -> str:
         where = f" inside captured graph {self.graph}" if self.graph is not None else ""
         return (
-            f"race on {self.shared_bytes} bytes of device memory at {max(self.first_access.start, self.second_access.start):#x}"
+            f"race on {counted(self.shared_bytes, 'byte')} of device memory at "
+            f"{max(self.first_access.start, self.second_access.start):#x}"
             f"{where}\n{_side(self.first, self.first_access)}\n{_side(self.second, self.second_access)}\n"
             f"  missing edge: stream {self.second.stream} does not wait for stream {self.first.stream}\n"
             f"  repair: {self._repair()}"

@@ -10,10 +10,10 @@ from typing import Any
 
 import npugraph_ex
 from npugraph_ex.commands import alarms, mutants
-from npugraph_ex.commands.installing import install_command
 from npugraph_ex.commands.numbers import at_least, whole
 from npugraph_ex.commands.suites import require, run_pytest
 from npugraph_ex.errors import UsageError
+from npugraph_ex.observe.installing import install_command
 
 _NEEDED = {name: name for name in ("pytest", "hypothesis", "transformers")}
 _TABLES: dict[str, Any] = {"mutants": mutants, "alarms": alarms}

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 
-from npugraph_ex.commands.installing import install_command
 from npugraph_ex.commands.interrupts import end_children, interruptible
 from npugraph_ex.errors import UsageError
+from npugraph_ex.observe.installing import install_command
 
 
 def require(who: str, needed: Mapping[str, str], extra: str) -> None:

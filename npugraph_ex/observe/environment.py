@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 
+from npugraph_ex.observe.installing import install_command
+
 _PACKAGES = ("npugraph-ex", "torch", "torch_npu", "packaging", "pyelftools", "rich", "tabulate")
 _TESTED = {"torch": "2.13", "torch_npu": "2.13"}
 _TOOLKITS = ("/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend/cann", "~/Ascend/ascend-toolkit/latest")
@@ -172,7 +174,9 @@ def cann_home() -> str | None:
 
 def _package_problems(packages: Mapping[str, str | None]) -> list[Problem]:
     problems = [
-        Problem(f"{name} is not installed", f"pip install {name}") for name, version in packages.items() if not version
+        Problem(f"{name} is not installed", install_command() if name == "npugraph-ex" else f"pip install {name}")
+        for name, version in packages.items()
+        if not version
     ]
     for name, tested in _TESTED.items():
         version = packages[name]
@@ -191,7 +195,7 @@ def _name_problems(choice: str) -> list[Problem]:
         "the start-up file npugraph_ex_autoload.pth is not in site-packages: a program that imports torch_npu before "
     )
     what += "torch and npugraph_ex gets torch_npu's own backend"
-    return [Problem(what, "pip install --force-reinstall --no-deps npugraph-ex", fatal=False)]
+    return [Problem(what, f"{install_command()} --force-reinstall --no-deps", fatal=False)]
 
 
 def _no_device(why: str, *, emulator_error: str | None, compiler: str | None) -> Problem:

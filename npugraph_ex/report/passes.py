@@ -12,6 +12,7 @@ from typing import Literal
 
 from tabulate import tabulate
 
+from npugraph_ex._wording import counted, noun
 from npugraph_ex.errors import FusionCountError
 from npugraph_ex.report.findings import Finding, Findings
 
@@ -93,7 +94,7 @@ class PassReport:
             return
         reasons = "\n".join(f"  {miss.node}: {miss.reason} {miss.source}".rstrip() for miss in self.near_misses(rule))
         raise FusionCountError(
-            f"Expected at least {at_least} fusions by {rule or 'any rule'}; there were {count}. "
+            f"Expected at least {counted(at_least, 'fusion')} by {rule or 'any rule'}; there {noun(count, 'was', 'were')} {count}. "
             f"Near-misses:\n{reasons or '  none: nothing in the graph looks like the pattern.'}"
         )
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tabulate import tabulate
 
+from npugraph_ex._wording import counted
 from npugraph_ex.testing.corpus import CORPUS
 from npugraph_ex.testing.kills import BUDGET, Kill
 
@@ -18,7 +19,7 @@ def summary(kills: Sequence[Kill]) -> str:
     survivors = [done.mutant for done in kills if done.examples is None]
     middle = counts[len(counts) // 2] if counts else 0
     return (
-        f"{len(counts)} of {len(kills)} mutants killed, half of them within {middle} examples, "
+        f"{len(counts)} of {counted(len(kills), 'mutant')} killed, half of them within {counted(middle, 'example')}, "
         f"the slowest within {counts[-1] if counts else 0} of {BUDGET}; "
         f"{sum(done.seconds for done in kills):.0f} s of processor time"
         + (f"; SURVIVED: {', '.join(survivors)}" if survivors else "")

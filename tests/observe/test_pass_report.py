@@ -31,7 +31,7 @@ def test_demanding_more_fusions_than_there_were_raises_with_the_reasons() -> Non
     """The error says how many were expected, how many came, and shows every near-miss with its line."""
     finished().require(1, "norm")
     with pytest.raises(
-        FusionCountError, match=r"at least 2 .* norm; there were 1(.|\n)*quant_1: y is also .*model.py:9"
+        FusionCountError, match=r"at least 2 .* norm; there was 1(.|\n)*quant_1: y is also .*model.py:9"
     ):
         finished().require(2, "norm")
 

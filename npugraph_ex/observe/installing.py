@@ -13,8 +13,6 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-import npugraph_ex
-
 _NAME = "npugraph-ex"
 
 
@@ -28,7 +26,7 @@ def install_command(extra: str = "") -> str:
     try:
         installed = metadata.distribution(_NAME)
     except metadata.PackageNotFoundError:  # a checkout that is only on the path
-        return f"pip install -e {shlex.quote(f'{Path(npugraph_ex.__file__).parents[1]}{wanted}')}"
+        return f"pip install -e {shlex.quote(f'{Path(__file__).parents[2]}{wanted}')}"
     text = installed.read_text("direct_url.json")
     if text is None:  # from an index
         return f"pip install {shlex.quote(f'{_NAME}{wanted}')}"
