@@ -6,7 +6,7 @@ Fake execution happens under the graph's own fake mode, so symbolic shapes stay 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -100,15 +100,20 @@ def derive(node: fx.Node, mode: FakeTensorMode | None) -> Any:
         for argument in node.all_input_nodes:
             forget_place(argument.meta["val"])
     try:
-        with _torch_private.fake_execution(mode, symbolic=getattr(mode, "shape_env", None) is not None):
-            if mode is not None and isinstance(node.target, OpOverload):
-                return _torch_private.run_meta_kernel(mode, node.target, args, kwargs)
-            return node.target(*args, **kwargs)  # type: ignore[operator]
+        return executed(node.target, args, kwargs, mode)
     except Exception as error:
         shown = pytree.tree_map(_described, (args, kwargs))
         raise GraphVerificationError(
             f"Node {node.name} calls {node.target} with arguments that it does not accept: {shown}: {error}"
         ) from error
+
+
+def executed(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode: FakeTensorMode | None) -> Any:
+    """What a call of ``target`` on fake tensors of ``mode`` returns."""
+    with _torch_private.fake_execution(mode, symbolic=getattr(mode, "shape_env", None) is not None):
+        if mode is not None and isinstance(target, OpOverload):
+            return _torch_private.run_meta_kernel(mode, target, args, kwargs)
+        return target(*args, **kwargs)
 
 
 def _described(value: object) -> object:

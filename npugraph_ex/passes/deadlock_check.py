@@ -10,7 +10,6 @@ How many cores a collective will take only CANN knows; the most it may take is t
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -22,7 +21,7 @@ from npugraph_ex.graph.streams.events import stream_of
 from npugraph_ex.graph.streams.labels import KEPT
 from npugraph_ex.graph.streams.order import Order
 from npugraph_ex.passes.base import PassContext
-from npugraph_ex.report.findings import Code, Finding, Findings
+from npugraph_ex.report.findings import Code, Finding, Findings, warn_at
 from npugraph_ex.stream_check.repair_hints import place
 
 
@@ -44,7 +43,7 @@ def run(gm: fx.GraphModule, context: PassContext) -> None:
         context.report.add_finding(finding)
     if found:
         text = f"Processes may wait for each other for ever:\n{found}"
-        warnings.warn(text, CollectiveDeadlockWarning, stacklevel=2)
+        warn_at(found.found[0], text, CollectiveDeadlockWarning)
 
 
 def analyse(graph: fx.Graph, vector_cores: int) -> Findings:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import torch
 from torch import fx
 from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -17,6 +18,7 @@ from npugraph_ex import _torch_private
 from npugraph_ex.errors import BrokenPromiseError
 from npugraph_ex.graph.metadata import fake_mode_of
 from npugraph_ex.graph.operators import is_filled
+from npugraph_ex.graph.parts import MADE_COPY
 from npugraph_ex.graph.source import source_line
 from npugraph_ex.passes.base import PassContext
 
@@ -84,5 +86,7 @@ def _inline(graph: fx.Graph, before: fx.Node, part: fx.Graph, known: dict[fx.Nod
                 raise NotImplementedError(f"the operator behind {before.name} needs the constant {inner.target}")
             copy = graph.node_copy(inner, lambda argument: known[argument])
             copy.meta.update({key: value for key, value in before.meta.items() if key not in {"val", "tensor_meta"}})
+            if inner.target is torch.ops.aten.clone.default:
+                copy.meta[MADE_COPY] = True
             known[inner] = copy
     raise AssertionError("an fx graph always ends in an output")

@@ -16,7 +16,8 @@ A destination qualifies only if
 
 With work on several streams order is not what the node list says. There, in addition, everything that touched the
 destination must be proven to be over before the operator, and whatever is written there later proven to come after all
-uses of the result.
+uses of the result. An operator that writes a part of the destination alone asks so of that part: as the program, which
+wrote disjoint parts on several streams without an event.
 """
 
 from __future__ import annotations
@@ -35,18 +36,12 @@ from npugraph_ex.graph.memory.history import Access
 from npugraph_ex.graph.memory.memory_map import MemoryMap
 from npugraph_ex.graph.memory.regions import UNKNOWN, Region
 from npugraph_ex.graph.metadata import derive, difference, fake_mode_of
+from npugraph_ex.graph.parts import SCATTERS, part_written
 from npugraph_ex.graph.streams.events import computes, has_several_streams, producers, stream_of
 from npugraph_ex.graph.streams.order import Order
 from npugraph_ex.passes.base import PassContext
 
 _aten = torch.ops.aten
-
-_SCATTERS: dict[object, OpOverload] = {
-    _aten.select_scatter.default: _aten.select.int,
-    _aten.slice_scatter.default: _aten.slice.Tensor,
-    _aten.diagonal_scatter.default: _aten.diagonal.default,
-}
-"""`x_scatter(base, source, *where)` is `x(base, *where).copy_(source)` on a base that nobody needs any more."""
 
 
 @dataclass
@@ -70,7 +65,7 @@ class _Reinplacer:
 
     def _is_candidate(self, node: fx.Node) -> bool:
         return (
-            node.target in _SCATTERS or node.target is _aten.clone.default or inplace_overload(node.target) is not None
+            node.target in SCATTERS or node.target is _aten.clone.default or inplace_overload(node.target) is not None
         )
 
     def _may_overwrite(self, node: fx.Node, target: fx.Node) -> bool:
@@ -131,8 +126,11 @@ class _Reinplacer:
             return True
         position = self.memory.position[node]
         overwrites = list(self.memory.writes_after(place, position))
-        earlier = [access.node for access in self.memory.accesses(target) if access.position < position]
-        earlier += producers(target)
+        accesses = [access for access in self.memory.accesses(target) if access.position < position]
+        if node.target in SCATTERS:
+            part = part_written(node, fake_mode_of(self.graph))
+            accesses = [access for access in accesses if not self.memory.is_apart(access, part)]
+        earlier = [access.node for access in accesses] + producers(target)
         late = [node, *(access.node for access in self.memory.accesses(node) if access.position > position)]
         return all(self.order.proves(one, node) for one in earlier if computes(one) and one is not node) and all(
             self.order.proves(use, overwrite.node)
@@ -147,7 +145,7 @@ class _Reinplacer:
             node.replace_all_uses_with(target)
             self.graph.erase_node(node)
             return
-        if node.target in _SCATTERS:
+        if node.target in SCATTERS:
             self._write_part(node, target)
             return
         overload = inplace_overload(node.target)
@@ -161,7 +159,7 @@ class _Reinplacer:
         _, given, *where = node.args
         source = self._what_is_copied(given, node, target)
         with self.graph.inserting_before(node):
-            part = self.graph.call_function(_SCATTERS[node.target], (target, *where), dict(node.kwargs))
+            part = self.graph.call_function(SCATTERS[node.target], (target, *where), dict(node.kwargs))
             copy = self.graph.call_function(_aten.copy_.default, (part, source))
         for new in (part, copy):
             new.meta = {key: value for key, value in node.meta.items() if key not in {"val", "tensor_meta"}}
@@ -169,7 +167,9 @@ class _Reinplacer:
         part.meta["val"] = derive(part, fake_mode_of(self.graph))
         if isinstance(source, fx.Node):
             copy.meta["val"] = source.meta["val"]  # what it returns is most often like this, in another place
-        self.memory.wrote(node, target)
+        self.memory.add(part)
+        self.memory.no_longer_reads(node, target)
+        self.memory.wrote(node, part)
         node.replace_all_uses_with(target)
         self.graph.erase_node(node)
         if source is not given and isinstance(given, fx.Node) and not given.users:
@@ -197,7 +197,7 @@ class _Reinplacer:
 
     def _part(self, view: fx.node.Argument, node: fx.Node, target: fx.Node) -> fx.Node:
         """The part of ``target`` that a scatter writes: ``view`` where it is just that, or all of it."""
-        if not isinstance(view, fx.Node) or view.target is not _SCATTERS[node.target]:
+        if not isinstance(view, fx.Node) or view.target is not SCATTERS[node.target]:
             return target
         base, *where = view.args
         alike = (where, view.kwargs) == ([*node.args[2:]], node.kwargs)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-
 from torch import fx
 
 from npugraph_ex.errors import StreamOrderError, StreamOrderWarning
 from npugraph_ex.graph.streams.events import MAIN, begin, insert_record, insert_wait, stream_of
 from npugraph_ex.graph.streams.ops import RECORD_STREAMS
 from npugraph_ex.passes.base import PassContext
-from npugraph_ex.report.findings import Finding, Findings
+from npugraph_ex.report.findings import Code, Finding, Findings, warn_at
 from npugraph_ex.stream_check.analysis import analyse
 
 
@@ -22,21 +20,26 @@ def run(gm: fx.GraphModule, context: PassContext) -> None:
     """
     what = context.options.stream_check
     earlier = context.report.findings
-    if what == "off" or all(stream_of(node) == MAIN for node in gm.graph.nodes):
+    if all(stream_of(node) == MAIN for node in gm.graph.nodes):
         found = Findings()
     else:
         found = analyse(gm.graph, idle_waits_go=True)  # by the pass `redundant`, which comes after
         if what == "repair" and found.errors:
             repair(gm.graph, found)
             found = found.as_repaired() + analyse(gm.graph, idle_waits_go=True)
+        else:  # what the program does not know of is never left to chance, whatever the option says
+            repair(gm.graph, Findings(found.of(Code.MADE_DEPENDENT)))
+            found = found.as_repaired(Code.MADE_DEPENDENT)
+    if what == "off":
+        return
     for finding in found:
         context.report.add_finding(finding)
     wrong = (earlier + found).errors
     if wrong and what == "raise":
         raise StreamOrderError(_text(wrong, 'the option stream_check="raise" refuses such a graph'))
-    if wrong and what != "off":
+    if wrong:
         text = _text(wrong, 'the option stream_check takes "raise" and "repair" too')
-        warnings.warn(text, StreamOrderWarning, stacklevel=2)
+        warn_at(wrong[0], text, StreamOrderWarning)
 
 
 def _text(wrong: tuple[Finding, ...], hint: str) -> str:

@@ -7,6 +7,7 @@ looks at a graph.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -36,6 +37,7 @@ class Code(StrEnum):
     WAIT_FOR_OUTSIDE = "wait-for-outside"
     RECORDED_TWICE = "recorded-twice"
     WAIT_ORDERS_NOTHING = "wait-orders-nothing"
+    MADE_DEPENDENT = "made-dependent"
     COLLECTIVES_EXCEED_CORES = "collectives-exceed-cores"
 
 
@@ -56,6 +58,10 @@ MEANING: dict[Code, tuple[Level, str]] = {
         "Collectives that may run at once need more cores than there are, so that processes may wait for each other.",
     ),
     Code.WAIT_ORDERS_NOTHING: ("note", "A wait orders nothing that is not ordered without it."),
+    Code.MADE_DEPENDENT: (
+        "note",
+        "Functional forms of writes in place depend on each other, as the program does not; the compiler orders them.",
+    ),
 }
 """Of every code, how bad it is and what it means in general."""
 
@@ -155,9 +161,11 @@ class Findings:
         """Those because of which results may be wrong: level "error" and not repaired."""
         return tuple(finding for finding in self.found if finding.level == "error" and not finding.repaired)
 
-    def as_repaired(self) -> Findings:
-        """The same, marked as repaired."""
-        return Findings(tuple(replace(finding, repaired=True) for finding in self.found))
+    def as_repaired(self, *codes: Code) -> Findings:
+        """The same; those with one of ``codes``, or all, marked as repaired."""
+        return Findings(
+            tuple(replace(found, repaired=True) if not codes or found.code in codes else found for found in self.found)
+        )
 
     def __str__(self) -> str:
         return "\n".join(str(finding) for finding in self.found) or "Streams: nothing was found."
@@ -216,6 +224,20 @@ def _result(finding: Finding, codes: list[Code]) -> dict[str, Any]:
     if len(places) > 1:
         result["relatedLocations"] = [{"id": 1, **_location(places[1]), "message": {"text": str(places[1])}}]
     return result
+
+
+_warned: dict[object, object] = {}
+"""The registry of `warnings`: which warnings were shown already."""
+
+
+def warn_at(finding: Finding, text: str, category: type[Warning]) -> None:
+    """Warn at the user's line that a finding is about, its second place first: there an event belongs."""
+    sources = [place.source.rpartition(":") for place in (finding.second, finding.first) if place is not None]
+    file, line = next(((file, line) for file, _, line in sources if file and line.isdigit()), ("", "0"))
+    if file:
+        warnings.warn_explicit(text, category, file, int(line), registry=_warned)  # type: ignore[arg-type]
+    else:
+        warnings.warn(text, category, stacklevel=3)
 
 
 def _location(place: Place) -> dict[str, Any]:

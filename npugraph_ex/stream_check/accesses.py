@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from npugraph_ex.graph.memory.aliases import AliasFacts, read_by, schema_of, tensor_leaves, written_by
+from npugraph_ex.graph.memory.memory_map import MemoryMap
 from npugraph_ex.graph.memory.regions import UNKNOWN, Region
 from npugraph_ex.graph.memory.strides import share_no_byte
 from npugraph_ex.graph.streams.events import computes
@@ -31,20 +32,28 @@ class Touch(NamedTuple):
     writes: bool = False
     fresh: bool = False
     """It is memory that the node allocates."""
+    restored: bool = False
+    """The memory is that of the program as it was written: see `restored`."""
+    whole: bool = True
+    """Whether it may be all of ``value``; otherwise it is a part of it, which the region may not tell."""
 
     def conflicts(self, other: Touch) -> bool:
         """Whether the two may have a byte in common, one of them writing."""
         if not (self.writes or other.writes) or not self.region.overlaps(other.region):
             return False
         if self.tensor is None or other.tensor is None or not (self.region.is_exact and other.region.is_exact):
+            return not (self.restored and other.restored) or self._includes(other) or other._includes(self)
+        if self.is_dense and other.is_dense:
             return True
-        return (self.is_dense and other.is_dense) or not share_no_byte(self.tensor, other.tensor)
+        return not share_no_byte(self.tensor, other.tensor, starts=(self.region.start, other.region.start))
+
+    def _includes(self, other: Touch) -> bool:
+        """Whether every byte of ``other``, whichever it has, is known to be one of these."""
+        return (self.whole and self.value is other.value) or (self.is_dense and self.region.covers(other.region))
 
     def stands_for(self, earlier: Touch) -> bool:
         """Whether whatever conflicts with ``earlier`` conflicts with this too."""
-        if earlier.writes and not self.writes:
-            return False
-        return self.value is earlier.value or (self.is_dense and self.region.covers(earlier.region))
+        return (self.writes or not earlier.writes) and self._includes(earlier)
 
 
 class Past(NamedTuple):
@@ -65,34 +74,34 @@ class Touches:
     """What each node of a graph reads and writes.
 
     Args:
-        facts: the aliases of the graph.
+        facts: where the values of the graph lie.
     """
 
-    def __init__(self, facts: AliasFacts) -> None:
+    def __init__(self, facts: AliasFacts | MemoryMap) -> None:
         self._facts = facts
         self._tensors: dict[fx.Node, tuple[Touch, ...]] = {}
 
     def of(self, node: fx.Node) -> list[Touch]:
         """What ``node`` reads, writes in place, and writes into memory of its own, in this order."""
-        found = [touch for value in read_by(node) for touch in self._of_value(value)]
-        found += [touch._replace(writes=True) for value in written_by(node) for touch in self._of_value(value)]
-        given = {touch.region.root for argument in node.all_input_nodes for touch in self._of_value(argument)}
-        results = self._of_value(node)
+        found = [touch for value in read_by(node) for touch in self.of_value(value)]
+        found += [touch._replace(writes=True) for value in written_by(node) for touch in self.of_value(value)]
+        given = {touch.region.root for argument in node.all_input_nodes for touch in self.of_value(argument)}
+        results = self.of_value(node)
         return found + [touch._replace(writes=True, fresh=True) for touch in results if touch.region.root not in given]
 
-    def _of_value(self, value: fx.Node) -> tuple[Touch, ...]:
+    def of_value(self, value: fx.Node) -> tuple[Touch, ...]:
         """A read of each tensor of ``value``, unless it has no byte."""
         if value not in self._tensors:
             pairs = zip_longest(self._facts.regions(value), tensor_leaves(value))
             self._tensors[value] = tuple(
-                Touch(value, region, tensor, _is_dense(region, tensor))
+                Touch(value, region, tensor, is_dense(region, tensor))
                 for region, tensor in pairs
                 if region is not None and not _is_empty(tensor)
             )
         return self._tensors[value]
 
 
-def _is_dense(region: Region, tensor: torch.Tensor | None) -> bool:
+def is_dense(region: Region, tensor: torch.Tensor | None) -> bool:
     """Whether a tensor touches every byte of its region."""
     if tensor is None or not region.is_exact:
         return False

@@ -4,6 +4,9 @@ A walk in the order of the node list, which is the order that the program means.
 accesses are compared with those before it that touch the same bytes and are not known to be over. Where one conflicts, the
 walk reports the missing edge and goes on as if it were there: so each finding is one edge, together they are enough, and
 a graph that has them all is clean.
+
+Races are the program's own, so they are looked for in the program as it was written (`restored`). What functional forms of
+its writes make dependent besides is not the program's affair: it becomes a note, whose edge the compiler always inserts.
 """
 
 from __future__ import annotations
@@ -17,13 +20,24 @@ from torch import fx
 
 from npugraph_ex.graph.collectives import awaited_by, is_asynchronous
 from npugraph_ex.graph.memory.aliases import AliasFacts, output_values
-from npugraph_ex.graph.streams.events import MAIN, MARK, awaited, begin, is_record, is_record_stream, is_wait, stream_of
+from npugraph_ex.graph.streams.events import (
+    MAIN,
+    MARK,
+    allocates,
+    awaited,
+    begin,
+    is_record,
+    is_record_stream,
+    is_wait,
+    stream_of,
+)
 from npugraph_ex.graph.streams.ops import argument
 from npugraph_ex.graph.streams.order import BEGIN, Clocks, Moment
 from npugraph_ex.report.findings import Code, Finding, Findings, stream_name
 from npugraph_ex.stream_check.accesses import History, Past, Touch, Touches, works
 from npugraph_ex.stream_check.blocks import Blocks
 from npugraph_ex.stream_check.repair_hints import Spelling, doing, place, verb
+from npugraph_ex.stream_check.restored import Restored
 
 
 def analyse(graph: fx.Graph, *, idle_waits_go: bool = False) -> Findings:
@@ -52,14 +66,17 @@ class _Walk:
         self._facts = AliasFacts(graph)
         self._clocks = Clocks()  # with every edge that was found missing
         self._as_it_is = Clocks()  # without: what the graph's own events achieve
+        self._enforced = Clocks()  # without, but with every edge that the compiler inserts
         self._touches = Touches(self._facts)
-        self._history = History()
+        self._restored = Restored(graph)
+        self._history = History()  # of the program as it was written
+        self._graphs_history = History()  # of the graph as it is, where that is another
         self._blocks = Blocks(graph, self._facts)
         self._spelling = Spelling(graph)
         start = begin(graph)
         self._begin = replace(place(start if start.op != "root" else start.next), does="the graph begins")
-        self._records: dict[fx.Node, tuple[Moment, Moment]] = {}  # by both clocks
-        self._collectives: dict[fx.Node, tuple[Moment, Moment]] = {}  # likewise, of those that may still be waited for
+        self._records: dict[fx.Node, _Moments] = {}
+        self._collectives: dict[fx.Node, _Moments] = {}  # those that may still be waited for
         self._records_on: dict[str, list[fx.Node]] = defaultdict(list)
         self._last: dict[str, tuple[fx.Node, Moment]] = {}
         self._waits_at_end: dict[str, list[fx.Node]] = {}  # nothing stands after them on their stream so far
@@ -79,7 +96,7 @@ class _Walk:
 
     def _record(self, node: fx.Node) -> None:
         stream = stream_of(node)
-        self._records[node] = self._clocks.now(stream), self._as_it_is.now(stream)
+        self._records[node] = self._now(stream)
         self._records_on[stream].append(node)
         self._waits_at_end.pop(stream, None)
 
@@ -89,17 +106,27 @@ class _Walk:
             text = f"{node.name} waits for an event that was not recorded before it"
             edge, repair = f"a record before {node.name}", self._spelling.unrecorded(node)
             self.found.append(Finding(Code.WAIT_WITHOUT_RECORD, text, place(node), None, edge, repair))
-        elif all(self._as_it_is.knows_all(stream, self._records[event][1].clock) for event in events):
+        elif all(self._as_it_is.knows_all(stream, self._records[event].as_it_is.clock) for event in events):
             self._superfluous(node, "what it waits for is over in any case")
         else:
             self._waits_at_end.setdefault(stream, []).append(node)
         for event in events:
-            known, as_it_is = self._records[event]
-            self._clocks.learn(stream, known.clock)
-            self._as_it_is.learn(stream, as_it_is.clock)
-        self._as_it_is.step(stream)
-        if not self._idle_waits_go:
-            self._last[stream] = node, self._clocks.step(stream)
+            self._learn(stream, self._records[event])
+        if self._idle_waits_go:
+            self._as_it_is.step(stream)
+        else:
+            self._last[stream] = node, self._step(stream).known
+
+    def _now(self, stream: str) -> _Moments:
+        return _Moments(self._clocks.now(stream), self._as_it_is.now(stream), self._enforced.now(stream))
+
+    def _step(self, stream: str) -> _Moments:
+        return _Moments(self._clocks.step(stream), self._as_it_is.step(stream), self._enforced.step(stream))
+
+    def _learn(self, stream: str, over: _Moments) -> None:
+        self._clocks.learn(stream, over.known.clock)
+        self._as_it_is.learn(stream, over.as_it_is.clock)
+        self._enforced.learn(stream, over.enforced.clock)
 
     def _superfluous(self, node: fx.Node, reason: str) -> None:
         if MARK in node.meta:
@@ -113,28 +140,57 @@ class _Walk:
         self._waits_at_end.pop(stream, None)
         collective = awaited_by(node)
         if collective is not None:  # the device orders the two, whichever streams they stand on
-            started, as_it_is = self._collectives[collective]
-            self._clocks.learn(stream, started.clock)
-            self._as_it_is.learn(stream, as_it_is.clock)
+            self._learn(stream, self._collectives[collective])
         if not self._clocks.knows(stream, BEGIN):
             self._never_forked(node, stream)
         touched = self._touches.of(node)
-        self._races(node, stream, touched)
+        meant = self._restored.of(node) if self._restored else touched
+        if self._restored:
+            self._made_dependent(node, stream, touched, meant)
+        self._races(node, stream, meant)
         for touch in touched:
             if touch.fresh:
                 for value, use in self._blocks.reused(node, touch, stream, self._clocks):
                     self._reused(node, stream, value, use)
-        as_it_is_now = self._as_it_is.step(stream)
-        moment = self._clocks.step(stream)
-        self._last[stream] = node, moment
+        now = self._now(stream) if allocates(node) else self._step(stream)
+        if not allocates(node):
+            self._last[stream] = node, now.known
         if is_asynchronous(node):
-            self._collectives[node] = moment, as_it_is_now
+            self._collectives[node] = now
+        self._note(node, now, touched, meant)
+
+    def _note(self, node: fx.Node, now: _Moments, touched: list[Touch], meant: list[Touch]) -> None:
+        """Remember what a node touches, in the graph and in the program."""
+        for touch in meant:
+            self._history.note(node, touch, now.known)
         for touch in touched:
-            self._history.note(node, touch, moment)
+            if self._restored:
+                self._graphs_history.note(node, touch, now.enforced)
             if touch.fresh:
-                self._blocks.allocated(node, touch, stream)
+                self._blocks.allocated(node, touch, now.known.stream)
             else:
-                self._blocks.used(Past(node, touch, moment))
+                self._blocks.used(Past(node, touch, now.known))
+
+    def _made_dependent(self, node: fx.Node, stream: str, touched: list[Touch], meant: list[Touch]) -> None:
+        """Note each edge that ``node`` needs in the graph and not in the program."""
+        own = {past.node for touch in meant for past in self._history.conflicting(touch)}
+        needed = {
+            past.node: _Edge(past.node, past.moment, node, past.touch, touch)
+            for touch in touched
+            for past in self._graphs_history.conflicting(touch)
+            if past.node not in own and not self._enforced.knows(stream, past.moment)
+        }
+        for latest in sorted(needed, reverse=True):
+            edge = needed[latest]
+            if self._enforced.knows(stream, edge.moment):
+                continue
+            text = f"{node.name} depends on {latest.name} by the functional form of writes in place alone"
+            record = self._record_after(edge.moment)
+            self.found.append(
+                self._lacking(Code.MADE_DEPENDENT, text, edge, record, "none: the compiler inserts the event")
+            )
+            clock = edge.moment.clock if record is None else self._records[record].enforced.clock
+            self._enforced.learn(stream, clock)
 
     def _races(self, node: fx.Node, stream: str, touched: list[Touch]) -> None:
         """Report each edge that ``node`` lacks; the latest of the others first, since it may bring the earlier ones."""
@@ -164,31 +220,34 @@ class _Walk:
     def _missing(self, code: Code, text: str, edge: _Edge) -> None:
         """Report an edge that the graph lacks, and go on as if it had it."""
         record = self._record_after(edge.moment)
-        first, second = place(edge.first, edge.first_touch), place(edge.second, edge.second_touch)
-        self.found.append(
-            Finding(
-                code,
-                f"{text}: {stream_name(second.stream)} does not wait for {stream_name(first.stream)} there",
-                first,
-                second,
-                f"{first.node} before {second.node}",
-                self._spelling.missing(edge.first, edge.second, record),
-                record_after=first.node if record is None else "",
-                record=record.name if record is not None else "",
-                wait_before=second.node,
-            )
-        )
-        clock = edge.moment.clock if record is None else self._records[record][0].clock
+        repair = self._spelling.missing(edge.first, edge.second, record)
+        self.found.append(self._lacking(code, text, edge, record, repair))
+        clock = edge.moment.clock if record is None else self._records[record].known.clock
         self._clocks.learn(MAIN if edge.second.op == "output" else stream_of(edge.second), clock)
+
+    def _lacking(self, code: Code, text: str, edge: _Edge, record: fx.Node | None, repair: str) -> Finding:
+        """A finding about an edge; ``record`` serves it."""
+        first, second = place(edge.first, edge.first_touch), place(edge.second, edge.second_touch)
+        return Finding(
+            code,
+            f"{text}: {stream_name(second.stream)} does not wait for {stream_name(first.stream)} there",
+            first,
+            second,
+            f"{first.node} before {second.node}",
+            repair,
+            record_after=first.node if record is None else "",
+            record=record.name if record is not None else "",
+            wait_before=second.node,
+        )
 
     def _record_after(self, step: Moment) -> fx.Node | None:
         """The record that serves: right after ``step`` on its stream, or the next one there that nobody waits for."""
         records = self._records_on[step.stream]
-        place = bisect_left(records, step.number, key=lambda record: self._records[record][0].number)
+        place = bisect_left(records, step.number, key=lambda record: self._records[record].known.number)
         if place == len(records):
             return None
         record = records[place]
-        return record if self._records[record][0].number == step.number or not record.users else None
+        return record if self._records[record].known.number == step.number or not record.users else None
 
     def _reused(self, node: fx.Node, stream: str, value: fx.Node, use: Past) -> None:
         other = use.moment.stream
@@ -228,13 +287,22 @@ class _Walk:
 
     def _unordered_writer(self, values: list[fx.Node], stream: str) -> fx.Node | None:
         """The latest node of ``stream`` that writes any of ``values`` and may not be over at the graph's end."""
-        roots = frozenset(root for value in values for root in self._facts.roots(value))
+        lies_in = self._restored.roots if self._restored else self._facts.roots
+        roots = frozenset(root for value in values for root in lies_in(value))
         writers = [
             past.node
             for past in self._history.writers(roots)
             if past.moment.stream == stream and not self._clocks.knows(MAIN, past.moment)
         ]
         return max(writers, default=None)
+
+
+class _Moments(NamedTuple):
+    """One step of one stream, by each of the walk's clocks."""
+
+    known: Moment
+    as_it_is: Moment
+    enforced: Moment
 
 
 class _Edge(NamedTuple):

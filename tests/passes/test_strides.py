@@ -22,6 +22,8 @@ BASE = torch.zeros(6, 8, 10, dtype=torch.int16)
         (BASE[:, ::2, 1:], BASE[:, 1::2, :]),
         (BASE[:, :, 0], BASE[:, :, 9]),
         (BASE[:, 2:4].view(torch.int8), BASE[:, 4:5, 3]),
+        (BASE.view(48, 10)[:, ::3], BASE.view(48, 10)[:, 1::3]),
+        (BASE[:, ::3, ::4], BASE[:, ::3, 1::4]),
         (BASE[:, 0].t(), BASE[:, 1].expand(3, 6, 10)),
     ],
 )

@@ -76,9 +76,11 @@ def test_the_warning_says_which_line_to_add_and_where(
     with warnings.catch_warnings(record=True) as caught, torch.no_grad():
         warnings.simplefilter("always")
         torch.compile(function, backend="npugraph_ex", fullgraph=True, options=options)(torch.ones(4, device="npu"))
-    (said,) = [str(warning.message) for warning in caught if warning.category is StreamOrderWarning]
+    (warning,) = [warning for warning in caught if warning.category is StreamOrderWarning]
+    said = str(warning.message)
     lines, first = inspect.getsourcelines(function)
     place = f"{__file__}:{first + next(number for number, text in enumerate(lines) if '# here' in text)}"
+    assert f"{warning.filename}:{warning.lineno}" == place
     assert f"before {place} add `{line}` on the main stream" in said
     assert len(re.findall(r"^error \[", said, re.MULTILINE)) == 1
     torch._dynamo.reset()

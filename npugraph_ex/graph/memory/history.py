@@ -56,6 +56,11 @@ class History:
         if self._tree is not None:
             self._tree.add(access)
 
+    def remove(self, access: Access) -> None:
+        """Forget an access."""
+        self._accesses.remove(access)
+        self._tree = None
+
     def after(self, place: Region, position: int) -> Iterator[Access]:
         """The accesses to bytes of ``place`` later than ``position``, in order."""
         start = bisect_right(self._accesses, position, key=attrgetter("position"))

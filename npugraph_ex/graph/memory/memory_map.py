@@ -11,11 +11,14 @@ from dataclasses import replace
 from heapq import merge
 from operator import attrgetter
 
+import torch
 from torch import fx
 
-from npugraph_ex.graph.memory.aliases import AliasFacts, read_by, schema_of, written_by
+from npugraph_ex import _torch_private
+from npugraph_ex.graph.memory.aliases import AliasFacts, read_by, schema_of, tensor_leaves, written_by
 from npugraph_ex.graph.memory.history import Access, History
 from npugraph_ex.graph.memory.regions import EVERYWHERE, UNKNOWN, Region
+from npugraph_ex.graph.memory.strides import share_no_byte
 from npugraph_ex.graph.operators import returned_argument
 
 
@@ -69,6 +72,10 @@ class MemoryMap:
     def regions(self, node: fx.Node) -> list[Region]:
         """Where the tensors of ``node`` lie, one region for each."""
         return [self._placed(region) for region in self._facts.regions(node)]
+
+    def place_of(self, tensor: torch.Tensor) -> Region:
+        """Where a view of one of the graph's fake tensors lies."""
+        return self._placed(Region.of(tensor, _torch_private.storage_key(tensor)))
 
     def region(self, node: fx.Node) -> Region | None:
         """Where ``node`` lies, if it is one tensor in one known memory."""
@@ -159,6 +166,28 @@ class MemoryMap:
                 history = self._history(accesses, into.root)
                 for access in accesses.pop(own.root):
                     history.add(replace(access, place=self._placed(access.place)))
+
+    def is_apart(self, access: Access, part: torch.Tensor) -> bool:
+        """Whether an access is proven to touch no byte of a view of one of the graph's fake tensors."""
+        place = self.place_of(part)
+        if not access.place.overlaps(place):
+            return True
+        if not (access.place.is_exact and place.is_exact):
+            return False
+        tensors = tensor_leaves(access.value)
+        return len(tensors) == 1 and share_no_byte(tensors[0], part, starts=(access.place.start, place.start))
+
+    def no_longer_reads(self, node: fx.Node, value: fx.Node) -> None:
+        """Record that ``node``, which read all of ``value`` before, does not now."""
+        for root in {region.root for region in self.regions(value)} & self._reads.keys():
+            reads = [access for access in self._reads[root] if access.node is node]
+            for access in reads:
+                if self.is_same(access.value, value):
+                    self._reads[root].remove(access)
+
+    def add(self, view: fx.Node) -> None:
+        """Take in a view that was inserted since; its position is known."""
+        self._facts.add(view)
 
     def wrote(self, node: fx.Node, value: fx.Node) -> None:
         """Record that ``node``, which had no effect before, now writes ``value``'s memory."""

@@ -6,26 +6,28 @@ The even and the odd elements of a vector, or two blocks of columns, span the sa
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 
 
-def share_no_byte(left: torch.Tensor, right: torch.Tensor) -> bool:
+def share_no_byte(left: torch.Tensor, right: torch.Tensor, *, starts: tuple[int, int] | None = None) -> bool:
     """Whether two tensors in one storage are proven to have no byte in common; False where nothing is proven.
 
     For a period ``g``: if every step of ``g`` bytes or more is a multiple of ``g``, a tensor's bytes modulo ``g`` lie in
-    one interval, which its smaller steps span. Disjoint intervals for some ``g`` prove disjoint tensors. The steps of
-    both tensors, and the greatest common divisor of all steps, are tried for ``g``.
+    one interval, which its smaller steps span. Disjoint intervals for some ``g`` prove disjoint tensors, and so do
+    disjoint bytes inside the intervals. The steps of both tensors, and the greatest common divisor of all steps, are tried
+    for ``g``.
 
     Args:
         left: any shape and strides, with concrete numbers; symbolic ones prove nothing.
         right: likewise.
+        starts: where in the storage the first element of each lies, in bytes; None for where the tensors say.
     """
     if not (_is_concrete(left) and _is_concrete(right)):
         return False
-    one, other = _View(left), _View(right)
-    steps = {step for view in (one, other) for step, _ in view.dims}
-    return any(_apart(one, other, period) for period in sorted({*steps, math.gcd(*steps)} - {0}))
+    here, there = starts or (_offset(left), _offset(right))
+    return _are_apart(_View.of(left, here), _View.of(right, there))
 
 
 def _is_concrete(tensor: torch.Tensor) -> bool:
@@ -33,27 +35,51 @@ def _is_concrete(tensor: torch.Tensor) -> bool:
     return tensor.layout == torch.strided and all(type(number) is int for number in numbers)
 
 
-class _View:
-    """A tensor's layout in bytes: where it starts, its steps with their counts, and the width of an element."""
+def _offset(tensor: torch.Tensor) -> int:
+    return int(tensor.storage_offset()) * tensor.element_size()
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.width = tensor.element_size()
-        self.start = int(tensor.storage_offset()) * self.width
+
+class _View(NamedTuple):
+    """A layout in bytes: where it starts, its steps with their counts, and the width of an element."""
+
+    start: int
+    dims: tuple[tuple[int, int], ...]
+    width: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, start: int) -> _View:
+        width = tensor.element_size()
         pairs = zip(tensor.stride(), tensor.size(), strict=True)
-        self.dims = [(step * self.width, size) for step, size in pairs if size > 1 and step > 0]
+        return cls(start, tuple((step * width, size) for step, size in pairs if size > 1 and step > 0), width)
 
-    def interval(self, period: int) -> tuple[int, int] | None:
-        """First byte modulo ``period``, and how many follow at most; None if the bytes do not repeat so."""
+    @property
+    def length(self) -> int:
+        """How many bytes from the first to the last."""
+        return self.width + sum(step * (size - 1) for step, size in self.dims)
+
+    def modulo(self, period: int) -> _View | None:
+        """The bytes modulo ``period``, from the first on; None if they do not repeat so."""
         if any(step % period for step, _ in self.dims if step >= period):
             return None
-        length = self.width + sum(step * (size - 1) for step, size in self.dims if step < period)
-        return self.start % period, length
+        return _View(self.start % period, tuple(dim for dim in self.dims if dim[0] < period), self.width)
+
+
+def _are_apart(left: _View, right: _View) -> bool:
+    if left.start + left.length <= right.start or right.start + right.length <= left.start:
+        return True
+    steps = {step for view in (left, right) for step, _ in view.dims}
+    return any(_apart(left, right, period) for period in sorted({*steps, math.gcd(*steps)} - {0}))
 
 
 def _apart(left: _View, right: _View, period: int) -> bool:
-    """Whether the intervals of both lie apart on a circle of ``period`` bytes."""
-    here, there = left.interval(period), right.interval(period)
+    """Whether the bytes of both lie apart on a circle of ``period`` bytes."""
+    here, there = left.modulo(period), right.modulo(period)
     if here is None or there is None:
         return False
-    gap = (there[0] - here[0]) % period
-    return here[1] <= gap and gap + there[1] <= period
+    gap = (there.start - here.start) % period
+    if here.length <= gap and gap + there.length <= period:
+        return True
+    # Inside the period they may interleave: the same question once more, where neither goes round and one has fewer steps.
+    inside = all(view.start + view.length <= period for view in (here, there))
+    fewer = len(here.dims) + len(there.dims) < len(left.dims) + len(right.dims)
+    return inside and fewer and _are_apart(here, there)

@@ -16,12 +16,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 
+import torch
 from torch import fx
 from torch._ops import OpOverload
 
 from npugraph_ex.errors import ScopeError
 from npugraph_ex.graph.launches import launches
-from npugraph_ex.graph.memory.aliases import tensor_leaves
+from npugraph_ex.graph.memory.aliases import schema_of, tensor_leaves
 from npugraph_ex.graph.streams.labels import MAIN as MAIN  # noqa: PLC0414 - part of what this module says
 from npugraph_ex.graph.streams.ops import RECORD_STREAMS, RECORDS, WAITS, argument
 
@@ -69,6 +70,19 @@ def computes(node: fx.Node) -> bool:
     if node.op != "call_function" or node.target is operator.getitem:
         return False
     return launches(node) if isinstance(node.target, OpOverload) else bool(tensor_leaves(node))
+
+
+_ALLOCATIONS = frozenset(
+    f"aten::{name}"
+    for name in ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
+)
+
+
+def allocates(node: fx.Node) -> bool:
+    """Whether `node` gives its stream nothing to do: it takes memory, which is there once what stands before it is over."""
+    schema = schema_of(node)
+    fills = torch.are_deterministic_algorithms_enabled()
+    return schema is not None and schema.name in _ALLOCATIONS and not fills
 
 
 def producers(tensor: fx.Node) -> list[fx.Node]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from torch import fx
 
 from npugraph_ex.graph.collectives import awaited_by
-from npugraph_ex.graph.streams.events import MAIN, awaited, is_record, is_record_stream, is_wait, stream_of
+from npugraph_ex.graph.streams.events import MAIN, allocates, awaited, is_record, is_record_stream, is_wait, stream_of
 
 Clock = Mapping[str, int]
 """Stream -> the number of its last step that is known to be over."""
@@ -78,7 +78,7 @@ class Order:
         for node in graph.nodes:
             if node.op in ("placeholder", "get_attr"):
                 self._moments[node] = BEGIN
-            elif is_record(node):
+            elif is_record(node) or allocates(node):
                 self._moments[node] = clocks.now(stream_of(node))
             elif not is_record_stream(node):
                 stream = MAIN if node.op == "output" else stream_of(node)

@@ -1,0 +1,64 @@
+"""Functional forms of writes into a part of a tensor: which operators they are, and which part each writes.
+
+AOT turns `x[4:].copy_(y)` into `slice_scatter(x, y, 0, 4)`: new memory, with all of `x` but for the part, which is `y`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from npugraph_ex.graph.metadata import executed
+from npugraph_ex.graph.operators import schema_of
+
+_aten = torch.ops.aten
+
+SCATTERS: dict[object, OpOverload] = {
+    _aten.select_scatter.default: _aten.select.int,
+    _aten.slice_scatter.default: _aten.slice.Tensor,
+    _aten.diagonal_scatter.default: _aten.diagonal.default,
+}
+"""`x_scatter(base, source, *where)` is `x(base, *where).copy_(source)` on a base that nobody needs any more."""
+
+_WRITERS: dict[object, OpOverload] = {**SCATTERS, _aten.as_strided_scatter.default: _aten.as_strided.default}
+
+_BY_INDEX = frozenset(
+    f"aten::{name}"
+    for name in (
+        "index_put", "_unsafe_index_put", "index_copy", "index_add", "index_fill", "index_reduce", "masked_scatter",
+        "scatter", "scatter_add", "scatter_reduce", "put",
+    )
+) | {"npu::npu_scatter_nd_update"}  # fmt: skip
+"""Operators that change elements which only their index tensors tell."""
+
+MADE_COPY = "made_copy"
+"""The key of ``node.meta`` that marks a copy of what a custom operator writes in place: the program made no copy."""
+
+
+def writes_a_part(node: fx.Node) -> bool:
+    """Whether ``node`` is a functional write into a part that its arguments tell."""
+    return node.target in _WRITERS and len(node.args) > 1
+
+
+def writes_by_index(node: fx.Node) -> bool:
+    """Whether ``node`` writes elements that are known only when it runs, in place or into a copy."""
+    schema = schema_of(node)
+    return schema is not None and schema.name.removesuffix("_") in _BY_INDEX and isinstance(node.args[0], fx.Node)
+
+
+def is_made_copy(node: fx.Node) -> bool:
+    """Whether ``node`` copies what the program writes in place."""
+    return MADE_COPY in node.meta and node.target is _aten.clone.default
+
+
+def part_written(node: fx.Node, mode: FakeTensorMode | None) -> torch.Tensor:
+    """The part of its base that such a node writes, as a view of the base's fake tensor."""
+    base, _, *where = node.args
+    args, kwargs = fx.map_arg(((base, *where), node.kwargs), lambda argument: argument.meta["val"])
+    part: Any = executed(_WRITERS[node.target], args, kwargs, mode)
+    assert isinstance(part, torch.Tensor)  # noqa: S101 - for the type checker
+    return part

@@ -1,0 +1,109 @@
+"""What nodes touch in the program as it was written, where its graph has functional forms of writes in place.
+
+AOT makes `x[4:].copy_(y)` a `slice_scatter`, which reads all of `x` and returns new memory. Two streams that write disjoint
+halves of one buffer then depend on each other, though no line of the program makes them. Whether the program itself has a
+race is therefore asked here: each functional write is put back into the memory that the program wrote.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from npugraph_ex.graph.memory.aliases import read_by, tensor_leaves, written_by
+from npugraph_ex.graph.memory.memory_map import MemoryMap
+from npugraph_ex.graph.memory.regions import Region
+from npugraph_ex.graph.metadata import difference, fake_mode_of
+from npugraph_ex.graph.parts import is_made_copy, part_written, writes_a_part, writes_by_index
+from npugraph_ex.stream_check.accesses import Touch, Touches, is_dense, works
+
+
+class Restored:
+    """The accesses of a graph with its functional writes put back. False where the graph has none.
+
+    A functional write is put back where nothing reads the old contents afterwards, as after AOT nothing does.
+
+    Args:
+        graph: its nodes carry fake tensors in ``meta["val"]``. It is not changed.
+    """
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._base: dict[fx.Node, fx.Node] = {}  # functional write -> the value that the program has written
+        writes = [node for node in graph.nodes if _is_functional_write(node)]
+        if not writes:
+            return
+        self._memory = MemoryMap(graph)
+        self._touches = Touches(self._memory)
+        self._mode = fake_mode_of(graph)
+        for node in writes:
+            target = node.args[0]
+            if isinstance(target, fx.Node) and self._is_in_place(node, target):
+                self._memory.merge(node, target)
+                self._base[node] = self._base.get(target, target)
+        self._roots = {region.root for node in self._base for region in self._memory.regions(node)}
+
+    def __bool__(self) -> bool:
+        return bool(self._base)
+
+    def _is_in_place(self, node: fx.Node, target: fx.Node) -> bool:
+        old, new = self._memory.region(target), self._memory.region(node)
+        if old is None or new is None or old.root == new.root:
+            return False
+        if difference(target.meta["val"], node.meta["val"]) is not None:
+            return False
+        later = self._memory.reads_after(old, self._memory.position[node])
+        return not any(works(access.node) or access.node.op == "output" for access in later)
+
+    def roots(self, node: fx.Node) -> frozenset[int]:
+        """As `AliasFacts.roots`."""
+        return frozenset(region.root for region in self._memory.regions(node))
+
+    def of(self, node: fx.Node) -> list[Touch]:
+        """As `Touches.of`."""
+        if is_made_copy(node) and node in self._base:
+            return []
+        target: Any = node.args[0] if node.args else None
+        place = self._memory.region(target) if writes_by_index(node) else None
+        if place is not None and place.root in self._roots:
+            return [*self._sources(node), self._write(node, place, None)]
+        if node not in self._base:
+            return [self._marked(touch) for touch in self._touches.of(node)]
+        part = part_written(node, self._mode)
+        if self._lies_at(node.args[1], part):
+            return []  # an outer part, whose inner part was written already
+        return [*self._sources(node), self._write(node, self._memory.place_of(part), part)]
+
+    def _sources(self, node: fx.Node) -> list[Touch]:
+        """What a write reads besides the memory that it changes."""
+        target, *others = node.args
+        read = [value for value in read_by(node) if value is not target or value in others]
+        return [self._marked(touch) for value in read for touch in self._touches.of_value(value)]
+
+    def _write(self, node: fx.Node, place: Region, part: torch.Tensor | None) -> Touch:
+        """A write into a part; None where it is not known which bytes of ``place`` that is."""
+        target: Any = node.args[0]
+        base = self._base.get(target, target)
+        return Touch(base, place, part, is_dense(place, part), writes=True, restored=True, whole=False)
+
+    def _lies_at(self, value: Any, part: torch.Tensor) -> bool:
+        """Whether a value lies just where a part does."""
+        there = self._memory.region(value) if isinstance(value, fx.Node) else None
+        if (
+            there is None
+            or there != self._memory.place_of(part)
+            or difference(tensor_leaves(value)[0], part) is not None
+        ):
+            return False
+        return there.is_exact or value in self._base
+
+    def _marked(self, touch: Touch) -> Touch:
+        """A touch of memory that functional writes were put back into, by the name that all versions of a value share."""
+        if touch.region.root not in self._roots:
+            return touch
+        return touch._replace(value=self._base.get(touch.value, touch.value), restored=True)
+
+
+def _is_functional_write(node: fx.Node) -> bool:
+    return writes_a_part(node) or is_made_copy(node) or (writes_by_index(node) and not written_by(node))
