@@ -9,7 +9,12 @@ one that helps where `import torch_npu` comes first), inside `import torch` (ent
 from `import npugraph_ex` itself. All of them end in `install`, which may be called any number of times.
 
 The environment variable NPUGRAPH_EX=bundled switches all of it off. Kept tiny on purpose, because it runs in programs
-that never compile anything: until torch_npu is there it imports nothing but `os` and `sys`, and no import fails by it.
+that never compile anything: until torch_npu is there it imports nothing but `os` and `sys`.
+
+No import fails by it, strict warnings or not. A failure of its own leaves the name with torch_npu and is one line in the
+log; where dynamo alone cannot be prepared, the line is logged at the first compilation with this backend.
+
+PYTEST_DONT_REWRITE: this module is there before pytest, which would warn that it cannot rewrite it.
 """
 
 from __future__ import annotations
@@ -29,6 +34,10 @@ NAME = "npugraph_ex"
 SWITCH = "NPUGRAPH_EX"
 _HOST = "torch_npu.dynamo"
 _DEVICES = "torch_npu.npu"
+_ABSENT: Any = object()
+
+failures: dict[str, str] = {}
+"""What this module could not do, with the reason: take its "part" in the process, prepare "dynamo". `npugraph-ex env` asks."""
 
 
 def bundled_is_chosen() -> bool:
@@ -38,14 +47,14 @@ def bundled_is_chosen() -> bool:
 
 def install() -> None:
     """Make the name mean this library, now if torch_npu is already there and otherwise as soon as it is."""
-    if bundled_is_chosen():
+    if bundled_is_chosen() or "part" in failures:
         return
     host = sys.modules.get(_HOST)
     if host is None:
         if not any(isinstance(finder, _HostWatcher) for finder in sys.meta_path):
             sys.meta_path.insert(0, _HostWatcher())
     # A host that is still executing has no such function yet; the watcher that saw it start settles it at its end.
-    elif hasattr(host, "_get_npugraph_ex_backend"):
+    elif "_get_npugraph_ex_backend" in getattr(host, "__dict__", {}):
         _settle(host)
 
 
@@ -70,6 +79,14 @@ def autoload() -> None:
     install()
 
 
+def resume_emulation() -> None:
+    """Entry point of the same group: go on with the emulation of the parent process, and import nothing where there is none."""
+    if os.environ.get("NPU_EMULATOR") == "1":
+        from npu_emulator.children import resume
+
+        resume()
+
+
 def backend(gm: Any, example_inputs: Any, **kwargs: Any) -> Any:
     """Compile one Dynamo graph: what the string in `torch.compile(backend="npugraph_ex")` stands for.
 
@@ -80,7 +97,19 @@ def backend(gm: Any, example_inputs: Any, **kwargs: Any) -> Any:
         from torch_npu.dynamo import _npugraph_ex_backend_entrypoint
 
         return _npugraph_ex_backend_entrypoint(gm, example_inputs, **kwargs)
-    from npugraph_ex.frontend.entry.backend import npugraph_ex
+    untaught = failures.pop("dynamo", None)
+    if untaught is not None:
+        _log(
+            f"dynamo could not be prepared for npugraph-ex ({untaught}); `npugraph-ex env` names the versions it is for"
+        )
+    try:
+        from npugraph_ex.frontend.entry.backend import npugraph_ex
+    except ImportError as error:
+        msg = (
+            f"npugraph-ex cannot be loaded beside the installed torch and torch_npu ({error}); `npugraph-ex env` names the "
+            f"versions it is for, and {SWITCH}=bundled gives torch_npu's own backend"
+        )
+        raise ImportError(msg) from error
 
     return npugraph_ex(gm, example_inputs, **kwargs)
 
@@ -138,55 +167,95 @@ class _HostWatcher:
         """Let the other finders find the host module and append to its execution."""
         if fullname != _HOST:
             return None
-        sys.meta_path.remove(self)
-        spec = None
         for finder in list(sys.meta_path):
-            spec = finder.find_spec(fullname, path, target)
+            find = getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = None if find is None or finder is self else find(fullname, path, target)
             if spec is not None:
-                break
-        if spec is not None and spec.loader is not None:
-            _append_settling(spec.loader)
-        return spec
+                _append_settling(spec.loader, self)
+                return spec
+        return None
 
 
-def _append_settling(loader: Any) -> None:
+def _append_settling(loader: Any, watcher: _HostWatcher) -> None:
     """Make this one loader settle the name after it has executed its module; its class and type stay as they are."""
-    execute = loader.exec_module
 
     def execute_and_settle(module: ModuleType) -> None:
         execute(module)
-        if not bundled_is_chosen():
-            _settle(module)
+        # A loader may serve several modules, and one that failed is imported again.
+        if module.__name__ == _HOST:
+            if watcher in sys.meta_path:
+                sys.meta_path.remove(watcher)
+            if not bundled_is_chosen():
+                _settle(module)
 
-    loader.exec_module = execute_and_settle
+    try:
+        execute = loader.exec_module
+        loader.exec_module = execute_and_settle
+    except Exception as error:  # noqa: BLE001 - a loader of any kind, and no import may fail by the hook
+        _stand_aside(error)
 
 
 def _settle(host: ModuleType) -> None:
-    """Answer torch_npu's two questions (which module, which backend) with this library."""
-    if getattr(host, "_npugraph_ex_backend_entrypoint", None) is backend:
+    """Answer torch_npu's two questions (which module, which backend) with this library; all of it or nothing."""
+    before: list[tuple[dict[str, Any], str, Any]] = []
+    try:
+        _take_over(host, before)
+    except Exception as error:  # noqa: BLE001 - whatever moved in torch or torch_npu, their import must not fail by it
+        for names, name, value in reversed(before):
+            names.pop(name, None)
+            if value is not _ABSENT:
+                names[name] = value
+        _stand_aside(error)
+
+
+def _take_over(host: ModuleType, before: list[tuple[dict[str, Any], str, Any]]) -> None:
+    """Put this library in every place; `before` collects what stood there, as names, name and value."""
+
+    def put(names: dict[str, Any], name: str, value: Any) -> None:
+        before.append((names, name, names.get(name, _ABSENT)))
+        names[name] = value
+
+    if vars(host).get("_npugraph_ex_backend_entrypoint") is backend:
         return
     if any(name.startswith(f"{NAME}.") and _is_under(host, module) for name, module in list(sys.modules.items())):
         # The bundled one is already loaded and perhaps in use; two halves would be worse than the wrong whole.
         return
+    before.append((sys.modules, NAME, sys.modules.get(NAME, _ABSENT)))
     facade = _facade(host)
-    if facade is None:
-        return
     # `torch.npu.npugraph_ex.scope` asks for the bundled package by its full path.
-    sys.modules[f"{_HOST}.{NAME}"] = facade
+    put(sys.modules, f"{_HOST}.{NAME}", facade)
     # And `torch.npu.npugraph_ex` is a module of torch_npu's own that forwards some names; this library takes its place.
     devices = sys.modules.get(_DEVICES)
     if devices is not None:
-        sys.modules[f"{_DEVICES}.{NAME}"] = facade
-        vars(devices)[NAME] = facade
-    host_names = vars(host)
-    host_names[NAME] = facade
-    host_names["_npugraph_ex_backend_entrypoint"] = backend
-    host_names["_get_npugraph_ex_backend"] = _offer_backend
+        put(sys.modules, f"{_DEVICES}.{NAME}", facade)
+        put(vars(devices), NAME, facade)
+    put(vars(host), NAME, facade)
+    put(vars(host), "_npugraph_ex_backend_entrypoint", backend)
+    put(vars(host), "_get_npugraph_ex_backend", _offer_backend)
     registry = sys.modules.get("torch._dynamo.backends.registry")
     if registry is not None and NAME in registry._COMPILER_FNS:  # noqa: SLF001 - dynamo offers no way to replace a backend
+        before.append((registry._COMPILER_FNS, NAME, registry._COMPILER_FNS[NAME]))  # noqa: SLF001 - as above
         _withdraw_backend()
         registry.register_backend(backend, NAME)
         _teach_dynamo()
+
+
+def _stand_aside(error: Exception) -> None:
+    """Say in one line, and once, that the name stays with torch_npu, and why."""
+    if "part" not in failures:
+        failures["part"] = _one_line(error)
+        _log(f"npugraph-ex takes no part in this process ({_one_line(error)}); the name {NAME} stays with torch_npu")
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".replace("\n", " ")
+
+
+def _log(text: str) -> None:
+    # Not a warning: a filter may turn that into an error, and then somebody else's import would fail.
+    import logging
+
+    logging.getLogger(NAME).warning("%s", text)
 
 
 def _hand_over() -> None:
@@ -205,27 +274,16 @@ def _hand_over() -> None:
         raise NameRuleError(msg)
 
 
-def _facade(host: ModuleType) -> ModuleType | None:
-    """Put this library's façade in the place of torch_npu's stand-in; give None if that fails."""
+def _facade(host: ModuleType) -> ModuleType:
+    """Put this library's façade in the place of torch_npu's stand-in."""
     present = sys.modules.get(NAME)
     # A stand-in has no file. What has one, outside torch_npu, is this library: perhaps a second copy of it, from a
     # checkout that comes first on the path, and perhaps in the middle of its own import.
     if present is not None and vars(present).get("__file__") and not _is_under(host, present):
         return present
     sys.modules.pop(NAME, None)
-    try:
-        import npugraph_ex
-    except ImportError as error:
-        if present is not None:
-            sys.modules[NAME] = present
-        import warnings
+    import npugraph_ex
 
-        warnings.warn(
-            f"npugraph-ex is installed but cannot be imported ({error}); the name stays with torch_npu",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-        return None
     return npugraph_ex
 
 
@@ -240,10 +298,16 @@ def _offer_backend() -> Any:
 
 
 def _teach_dynamo() -> None:
-    """Let dynamo trace what torch_npu does not teach it; a compilation would be too late, it follows the tracing."""
-    from npugraph_ex._torch_private import trace_as_constant_call
+    """Let dynamo trace what torch_npu does not teach it; a compilation would be too late, it follows the tracing.
 
-    trace_as_constant_call("npu", "default_stream")
+    This runs while torch or torch_npu is imported, for programs that may never ask for this backend.
+    """
+    try:
+        from npugraph_ex._torch_private import trace_as_constant_call
+
+        trace_as_constant_call("npu", "default_stream")
+    except Exception as error:  # noqa: BLE001 - whatever moved in torch
+        failures["dynamo"] = _one_line(error)
 
 
 def _withdraw_backend() -> None:

@@ -2,6 +2,8 @@
 
 `python -m npu_emulator script.py` runs any torch_npu program on a machine without CANN and without an NPU. Programs that
 start themselves call `npu_emulator.activate()` before they import torch. Nothing here imports torch until then.
+
+PYTEST_DONT_REWRITE: this package may be there before pytest, which would warn that it cannot rewrite it.
 """
 
 from __future__ import annotations

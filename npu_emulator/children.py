@@ -1,7 +1,7 @@
 """Children of an emulated process (DataLoader workers, compile workers, `subprocess`) are emulated too.
 
 A child is told through its environment: `NPU_EMULATOR=1`, the settings, and the folder of the runtime in LD_LIBRARY_PATH, so
-that its own `import torch` can load torch_npu at all. That import then ends in `resume`, an entry point of torch's.
+that its own `import torch` can load torch_npu at all. That import then ends in `resume`, through an entry point of torch's.
 """
 
 from __future__ import annotations

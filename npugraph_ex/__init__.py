@@ -2,6 +2,8 @@
 
 This file is a façade. Public names load on first use, so that `import npugraph_ex` costs nothing and does not import
 torch. Nothing else belongs here.
+
+PYTEST_DONT_REWRITE: this package may be there before pytest, which would warn that it cannot rewrite it.
 """
 
 from __future__ import annotations
