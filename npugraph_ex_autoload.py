@@ -222,6 +222,10 @@ def _take_over(host: ModuleType, before: list[tuple[dict[str, Any], str, Any]]) 
         return
     before.append((sys.modules, NAME, sys.modules.get(NAME, _ABSENT)))
     facade = _facade(host)
+    if vars(host).get("_npugraph_ex_backend_entrypoint") is backend:
+        return  # the façade's own import ends in `claim`, which has done the rest
+    if "part" in failures:
+        raise ImportError(failures["part"])  # or has failed
     # `torch.npu.npugraph_ex.scope` asks for the bundled package by its full path.
     put(sys.modules, f"{_HOST}.{NAME}", facade)
     # And `torch.npu.npugraph_ex` is a module of torch_npu's own that forwards some names; this library takes its place.

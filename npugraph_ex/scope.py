@@ -50,7 +50,7 @@ class _Scope:
         torch.ops.npugraph_ex.scope_exit()
 
 
-def limit_core_num(op_aicore_num: int, op_vectorcore_num: int, stream: torch.npu.Stream | None = None) -> _Scope:
+def limit_core_num(op_aicore_num: int, op_vectorcore_num: int, stream: torch.Stream | None = None) -> _Scope:
     """Let the operators in the block use at most so many cores each.
 
     Args:

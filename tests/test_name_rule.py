@@ -167,7 +167,7 @@ def test_a_second_copy_that_comes_first_on_the_path_wins(ask: Ask, tmp_path: Pat
     """Beside an installed library, a checkout earlier on the path is what its user means; nothing loops or breaks."""
     copy = tmp_path / "npugraph_ex"
     copy.mkdir()
-    for name in ("__init__.py", "_version.py"):
+    for name in ("__init__.py", "__init__.pyi", "_facade.py"):
         shutil.copy(Path(OURS).parent / name, copy / name)
     code = "import torch, torch_npu, npugraph_ex\nanswer = npugraph_ex.__file__"
     assert ask(code, PYTHONPATH=str(tmp_path)) == str(copy / "__init__.py")

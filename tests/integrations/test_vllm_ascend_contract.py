@@ -249,7 +249,7 @@ def test_a_renamed_symbol_fails_the_client(
         owner = getattr(owner, part)
     monkeypatch.delattr(owner, last)
     if module == "npugraph_ex":
-        monkeypatch.setitem(vars(owner)["_HOME_OF"], last, "npugraph_ex.errors")
+        monkeypatch.setitem(owner._names.home_of, last, "npugraph_ex.errors")
     elif not parts:
         # A reload would bring a re-exported name back; a renamed one it would not find.
         monkeypatch.setattr(importlib, "reload", lambda module: module)
