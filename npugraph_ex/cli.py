@@ -125,7 +125,9 @@ def _env(*, as_json: bool, emulate: bool, choice: str) -> int:
     for problem in found.problems:
         console.print(f"\n{'problem' if problem.fatal else 'note'}: {problem.what}", markup=False)
         console.print(f"  mend it: {problem.remedy}", markup=False)
-    console.print("\n" + ("This environment works." if found.works else "This environment does not work yet."))
+    console.print()
+    for way, works in found.commands.items():
+        console.print(f"{'works:         ' if works else 'does not work: '}{way}", markup=False, highlight=False)
     return 0 if found.works else 1
 
 

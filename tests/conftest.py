@@ -96,6 +96,22 @@ def command() -> Callable[..., subprocess.CompletedProcess[str]]:
     return run
 
 
+def _fresh_environment(**variables: str) -> dict[str, str]:
+    """Return the environment of a user who has no emulated parent process, plus `variables`."""
+    ours = ("NPU_EMULATOR", "NPUGRAPH_EX")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours) or name.endswith("_CACHE")}
+    kept.pop("TASK_QUEUE_ENABLE", None)
+    folders = kept.pop("LD_LIBRARY_PATH", "").split(os.pathsep)
+    others = [folder for folder in folders if folder and not (Path(folder) / "npu_emulator").exists()]
+    return {**kept, **({"LD_LIBRARY_PATH": os.pathsep.join(others)} if others else {}), **variables}
+
+
+@pytest.fixture(scope="session")
+def fresh_environment() -> Callable[..., dict[str, str]]:
+    """Make the environment of a user who has no emulated parent process."""
+    return _fresh_environment
+
+
 @pytest.fixture
 def cann(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInCann]:
     """A stand-in for CANN's operator compiler, an empty cache, and no static kernels left in this process afterwards."""

@@ -16,6 +16,7 @@ from npugraph_ex.config import OPTION_TABLE
 from npugraph_ex.observe import environment
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
+PLAIN, EMULATED = "python script.py", "npugraph-ex run --emulate script.py"
 
 
 def test_help_teaches_every_command(command: Command) -> None:
@@ -122,6 +123,7 @@ def test_import_torch_failing_for_want_of_cann_is_recognised(monkeypatch: pytest
     assert "needs CANN's libhccl.so" in problem.what
     assert "npugraph-ex run --emulate script.py" in problem.remedy
     assert (problem.fatal, found.works, found.device) == (False, True, "emulated")
+    assert found.commands == {PLAIN: False, EMULATED: True}
 
 
 def test_neither_cann_nor_compiler_is_a_failure_with_two_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,12 +134,51 @@ def test_neither_cann_nor_compiler_is_a_failure_with_two_remedies(monkeypatch: p
     assert "install CANN" in problem.remedy
     assert "g++" in problem.remedy
     assert (found.works, found.device) == (False, "none")
+    assert found.commands == {PLAIN: False, EMULATED: False}
 
 
 def test_a_real_device_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     """With an NPU there is no talk of emulation."""
     found = _inspect(monkeypatch, GOOD, NO_CANN)
     assert (found.device, found.device_name, found.works) == ("npu", "Ascend910B3", True)
+    assert found.commands == {PLAIN: True}
+
+
+@pytest.mark.parametrize(
+    ("real", "emulated", "lines", "status"),
+    [
+        ("cann", "good", ["does not work: {PLAIN}", "works:         {EMULATED}"], 0),
+        ("cann", "cann", ["does not work: {PLAIN}", "does not work: {EMULATED}"], 1),
+        ("good", "cann", ["works:         {PLAIN}"], 0),
+    ],
+)
+def test_env_ends_with_what_works_here(
+    real: str,
+    emulated: str,
+    lines: list[str],
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The last lines name each command and whether it works; the status is 0 where one does."""
+    answers = {"good": GOOD, "cann": NO_CANN}
+    monkeypatch.setattr(environment, "_ask", _Answers(answers[real], answers[emulated]))
+    assert main(["env"]) == status
+    said = [line.format(PLAIN=PLAIN, EMULATED=EMULATED) for line in lines]
+    assert capsys.readouterr().out.rstrip().splitlines()[-len(said) - 1 :] == ["", *said]
+
+
+def test_env_agrees_with_the_plain_command(tmp_path: Path, fresh_environment: Callable[..., dict[str, str]]) -> None:
+    """What `env` says of `python script.py` on this machine is what happens to it, outside the tests' emulated device."""
+    script = tmp_path / "script.py"
+    script.write_text("import torch, npugraph_ex\ntorch.ones(1, device='npu')\n")
+    variables = fresh_environment()
+    plain = subprocess.run([sys.executable, str(script)], env=variables, capture_output=True, check=False, timeout=300)
+    entry = "import sys; from npugraph_ex_autoload import command_line; sys.exit(command_line())"
+    told = subprocess.run(
+        [sys.executable, "-c", entry, "env", "--json"], env=variables, capture_output=True, check=True, timeout=600
+    )
+    assert json.loads(told.stdout)["commands"][PLAIN] == (plain.returncode == 0)
 
 
 @pytest.mark.parametrize("choice", ["", "bundled"])

@@ -33,6 +33,8 @@ def probe(*, emulate: bool) -> dict[str, object]:
         found["import_name"] = sys.modules["npugraph_ex"].__file__
         backend = importlib.import_module("torch._dynamo.backends.registry").lookup_backend("npugraph_ex")
         found["backend_string"] = f"{backend.__module__}.{backend.__qualname__}"
+        hook = sys.modules.get("npugraph_ex_autoload")
+        found["aside"] = hook.failures.get("part") if hook is not None else None
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
         found["error"] = _error(error)
     return found

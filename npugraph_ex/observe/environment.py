@@ -22,6 +22,7 @@ _TESTED = {"torch": "2.13", "torch_npu": "2.13"}
 _TOOLKITS = ("/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend/cann", "~/Ascend/ascend-toolkit/latest")
 _PROBE_SECONDS = 300
 _CHOICES = ("", "library", "bundled")
+_PLAIN, _EMULATED = "python script.py", "npugraph-ex run --emulate script.py"
 # What the dynamic loader says when torch_npu is there and CANN is not.
 _CANN_LIBRARIES = ("libascendcl.so", "libhccl.so", "libacl_op_compiler.so", "libge_runner.so", "libgraph.so")
 
@@ -51,6 +52,7 @@ class Environment:
         import_name: The file that `import npugraph_ex` gives, None if unknown.
         backend_string: The callable behind `torch.compile(backend="npugraph_ex")`, None if unknown.
         problems: What is wrong.
+        commands: The ways to run a program here, and whether each works; only those that were tried.
     """
 
     python: str
@@ -64,11 +66,12 @@ class Environment:
     import_name: str | None
     backend_string: str | None
     problems: tuple[Problem, ...]
+    commands: Mapping[str, bool]
 
     @property
     def works(self) -> bool:
-        """Whether a program can compile with this library here."""
-        return not any(problem.fatal for problem in self.problems)
+        """Whether a program can compile with this library here, by at least one of the commands."""
+        return any(self.commands.values())
 
     def as_json(self) -> str:
         """Render as one JSON object."""
@@ -88,16 +91,18 @@ def inspect(*, emulate: bool = False, choice: str = "") -> Environment:
     asked = choice if choice in _CHOICES else ""
     here = _ask(emulate=emulate, choice=asked)
     emulated = emulate and here["error"] is None
+    tried = {_EMULATED if emulate else _PLAIN: here}
     problems = [*_package_problems(packages), *_name_problems(choice)]
     if here["device"] is None and not emulate:
         why = str(here["error"] or "torch_npu found no device")
-        fallback = _ask(emulate=True, choice=asked)
+        fallback = tried[_EMULATED] = _ask(emulate=True, choice=asked)
         problems.append(_no_device(why, emulator_error=fallback["error"], compiler=compiler))
         if fallback["error"] is None:
             here, emulated = fallback, True
     elif here["error"] is not None:
         problems.append(_import_failed(str(here["error"])))
     problems += _wrong_meaning(here, asked)
+    sound = not any(problem.fatal for problem in problems)
     return Environment(
         python=f"{sys.version.split()[0]} ({sys.executable})",
         packages=packages,
@@ -110,6 +115,7 @@ def inspect(*, emulate: bool = False, choice: str = "") -> Environment:
         import_name=here["import_name"],
         backend_string=here["backend_string"],
         problems=tuple(problems),
+        commands={way: sound and found["error"] is None and bool(found["device"]) for way, found in tried.items()},
     )
 
 
@@ -235,4 +241,6 @@ def _wrong_meaning(here: Mapping[str, str | None], choice: str) -> list[Problem]
     if right:
         return []
     what = f"the name npugraph_ex should mean {wanted} and means {here['import_name']}, {here['backend_string']}"
+    if here.get("aside"):
+        what += f"; it could not be taken: {here['aside']}"
     return [Problem(what, "reinstall npugraph-ex in this environment; look for a second one on PYTHONPATH")]

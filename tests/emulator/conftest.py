@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,22 +14,6 @@ import npu_emulator
 from npu_emulator import build
 
 Program = Callable[..., subprocess.CompletedProcess[str]]
-
-
-def _fresh_environment(**variables: str) -> dict[str, str]:
-    """Return the environment of a user who has no emulated parent process, plus `variables`."""
-    ours = ("NPU_EMULATOR", "NPUGRAPH_EX")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours) or name.endswith("_CACHE")}
-    kept.pop("TASK_QUEUE_ENABLE", None)
-    folders = kept.pop("LD_LIBRARY_PATH", "").split(os.pathsep)
-    others = [folder for folder in folders if folder and not (Path(folder) / "npu_emulator").exists()]
-    return {**kept, **({"LD_LIBRARY_PATH": os.pathsep.join(others)} if others else {}), **variables}
-
-
-@pytest.fixture(scope="session")
-def fresh_environment() -> Callable[..., dict[str, str]]:
-    """Make the environment of a user who has no emulated parent process."""
-    return _fresh_environment
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +34,7 @@ def _own_stream() -> Iterator[None]:
 
 
 @pytest.fixture
-def program(tmp_path: Path) -> Program:
+def program(tmp_path: Path, fresh_environment: Callable[..., dict[str, str]]) -> Program:
     """Run a program text under `python -m npu_emulator [options]` in a new process and return how it ended."""
 
     def run(
@@ -61,7 +44,7 @@ def program(tmp_path: Path) -> Program:
         script.write_text(text)
         command = [sys.executable, "-m", "npu_emulator", *options, str(script), *arguments]
         return subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=240, env=_fresh_environment(**variables)
+            command, capture_output=True, text=True, check=False, timeout=240, env=fresh_environment(**variables)
         )
 
     return run
