@@ -9,6 +9,9 @@ import pytest
 import torch
 
 from npugraph_ex import testing
+from npugraph_ex.aclgraph.compiled import CompiledGraph
+from npugraph_ex.aclgraph.inputs import InputPlan
+from npugraph_ex.aclgraph.places import Places
 from npugraph_ex.testing import Case, Input
 from npugraph_ex.testing.metadata import observe, visible_difference
 from npugraph_ex.testing.reference64 import run_reference
@@ -88,6 +91,17 @@ def test_how_results_are_kept_is_compared(given: Callable[[torch.Tensor], torch.
     right, wrong = observe([], [y + 1]), observe([], [given(y + 1)])
     assert says in str(visible_difference(right, wrong))
     assert visible_difference(right, wrong, kept_as=False) is None
+
+
+def test_programs_are_drawn_that_write_moved_inputs_under_frozen_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay that takes every input as frozen is found among the first random programs; as it is, they are right."""
+    programs = [testing.sample(testing.exact_programs(), seed) for seed in range(6)]
+    assert any(Case.of(program).options.get("frozen_parameter") for program in programs)
+    assert all(testing.check(program).ok for program in programs)
+    monkeypatch.setattr(InputPlan, "addresses", lambda plan, _: (0,) * len(plan.in_place))
+    monkeypatch.setattr(CompiledGraph, "_places", lambda *_: Places((), ()))
+    found = [testing.check(program).kind for program in programs]
+    assert any(kind.startswith("replay") for kind in found), found
 
 
 def test_version_counters_and_lazy_bits_are_compared() -> None:
