@@ -1,11 +1,13 @@
 """Operators that torch composes of others and torch_npu replaces by fused ones: here they are composed again.
 
 torch_npu takes recurrent layers at its autograd key and calls fused operators with gradients of their own (`npu_lstm`,
-`npu_gru`, ...). Composed of plain operators they are captured, replayed and differentiated like everything else.
+`npu_gru`, ...), and a few others (`slogdet`, `fill_diagonal_`, ...) directly on CANN. Composed of plain operators they are
+captured, replayed and differentiated like everything else.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,11 +23,24 @@ __all__ = ["composite_kernels"]
 def composite_kernels() -> dict[str, Callable[..., Any]]:
     """Return the compositions by operator name; they belong at the autograd key as well."""
     aten = torch.ops.aten
+    plain = (
+        aten.slogdet.default,
+        aten.fill_diagonal_.default,
+        aten.affine_grid_generator_backward.default,
+        aten.__ior__.Scalar,
+        aten.__ior__.Tensor,
+    )
     return {
+        **{str(op.name()): _composed(op) for op in plain},
         **{str(op.name()): _decomposed(op) for op in (aten.lstm.input, aten.lstm.data, aten.gru.input, aten.gru.data)},
         "aten::lstm_cell": _lstm_cell,
         "aten::gru_cell": _gru_cell,
     }
+
+
+def _composed(op: OpOverload) -> Callable[..., Any]:
+    """Return torch's own composition of an operator."""
+    return partial(op._op_dk, torch._C.DispatchKey.CompositeImplicitAutograd)  # noqa: SLF001 - no public way to one kernel of an operator
 
 
 def _decomposed(op: OpOverload) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from npu_emulator.kernels.arguments import Bound, bind
 from npu_emulator.kernels.metadata import Like, Likes, MetadataCache
+from npu_emulator.kernels.widening import widened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -57,6 +58,9 @@ _TAKING_HOST_TENSORS = frozenset(
     ]
 )
 """ATen operators for which torch allows indices, sections or lengths on the host beside tensors of the device."""
+_WITHOUT_NUMBERS = "aten::bitwise_"
+"""torch's dispatcher gives a Python kernel a number where another operator passes one as a tensor (`x.bitwise_or_(6)`). Most
+operators take it, as `add` does; these refuse it."""
 _MASKS = frozenset({torch.bool, torch.uint8})
 _DEVICES = [torch.device("npu", index) for index in range(16)]
 
@@ -83,7 +87,7 @@ class Kernel:
         """Prepare a kernel; `compute` defaults to the operator's own CPU kernel."""
         self.op = op
         self.name = str(op)
-        self.compute = compute or op._op  # noqa: SLF001 - as calling the overload, without its Python frame
+        self.compute = compute or widened(op)
         self._launcher = launcher
         self._number = launcher.number(self.name)
         self._metadata = MetadataCache(op, compute)
@@ -99,12 +103,15 @@ class Kernel:
         self._takes_host = not schema.name.startswith("aten::") or schema.name in _TAKING_HOST_TENSORS
         self._indexes = schema.name in _INDEXING
         self._only_overwrites = schema.name in _OVERWRITERS
+        self._wants_tensors = schema.name.startswith(_WITHOUT_NUMBERS) and op._overloadname == "Tensor"
         self._returns = len(schema.returns)
         tensors_only = all(str(value.type) in {"Tensor", "Tensor[]", "List[Tensor]"} for value in schema.returns)
         self._reads_host = bool(_HOST_DEPENDENT & set(op.tags)) or not tensors_only
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Launch the operator and return its (not yet computed) outputs."""
+        if self._wants_tensors:
+            args = tuple(torch.tensor(value) if isinstance(value, (bool, int)) else value for value in args)
         if self._written and self._returns_written:
             return self._launch_writing(args, kwargs)
         bound = bind(args, kwargs, self._launcher.shared_view)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from npu_emulator.errors import KernelMissingError
 from npu_emulator.kernels.auxiliary import COMPLETED
@@ -65,8 +66,9 @@ _TORCH_NPUS_OWN = frozenset(
 )
 """Operators that allocate or describe memory and compute nothing: torch_npu's kernels for them need no CANN operator."""
 
-_AUTOGRAD_ONLY = frozenset({"aten::one_hot"})
-"""Operators without a gradient whose CANN kernel torch_npu calls from its autograd key, above the one overridden here."""
+_WITHOUT_GRADIENT = frozenset({"aten::one_hot"})
+"""Operators without a gradient whose CANN kernel torch_npu calls from its autograd key, above the one overridden here; out
+variants, which have none either, are the others."""
 
 _NPU_WITHOUT_COMPUTE = (
     # They compose copies, events and host functions, or speak to the runtime.
@@ -100,6 +102,8 @@ class Installer:
 
     def _install(self, brought: Mapping[str, Callable[..., Any]]) -> int:
         special = copy_kernels(self._launcher)
+        above = {name for name in _registered("aten::", "AutogradPrivateUse1") if name.endswith((".out", "_out"))}
+        above |= _WITHOUT_GRADIENT
         count = 0
         for name in sorted(_aten_names()):
             if name in _TORCH_NPUS_OWN:
@@ -109,8 +113,8 @@ class Installer:
                 continue
             kernel = special.get(name) or self._by_the_cpu(name, op)
             self._register(name, kernel)
-            if name in _AUTOGRAD_ONLY:
-                self._register(name, kernel, "AutogradPrivateUse1")
+            if name in above:
+                self._register(name, _refusing_gradients(op, kernel), "AutogradPrivateUse1")
             count += 1
         formats = format_kernels()
         of_npu = [name for name in _registered("npu::") if not any(part in name for part in _NPU_WITHOUT_COMPUTE)]
@@ -158,6 +162,23 @@ class Installer:
         library.impl(rest, kernel, key, allow_override=True, **how)
 
 
+def _refusing_gradients(op: OpOverload, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what stands at the autograd key: the kernel, and for an out variant torch's refusal of tensors that need gradients."""
+    if not any(argument.is_out for argument in op._schema.arguments):
+        return kernel
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        needed = (isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in tree_leaves((args, kwargs)))
+        if torch.is_grad_enabled() and any(needed):
+            raise RuntimeError(
+                f"{op.overloadpacket.__name__}(): functions with out=... arguments don't support automatic differentiation, "
+                "but one of the arguments requires grad."
+            )
+        return kernel(*args, **kwargs)
+
+    return run
+
+
 @contextmanager
 def _unwarned() -> Iterator[None]:
     """Override kernels inside: that is the purpose, and needs no warning."""
@@ -180,8 +201,8 @@ class _Missing:
         )
 
 
-def _registered(prefix: str) -> list[str]:
-    names = torch._C._dispatch_get_registrations_for_dispatch_key("PrivateUse1")  # noqa: SLF001 - no public list of kernels
+def _registered(prefix: str, key: str = "PrivateUse1") -> list[str]:
+    names = torch._C._dispatch_get_registrations_for_dispatch_key(key)  # noqa: SLF001 - no public list of kernels
     return [name for name in names if name.startswith(prefix)]
 
 
@@ -192,7 +213,7 @@ def _aten_names() -> Iterable[str]:
     """
     listed = torch._C._dispatch_get_registrations_for_dispatch_key  # noqa: SLF001
     cpu = set(listed("CPU")) - set(listed("CompositeImplicitAutograd"))
-    return {*_registered("aten::"), *_AUTOGRAD_ONLY, *(name for name in cpu if name.startswith("aten::"))}
+    return {*_registered("aten::"), *_WITHOUT_GRADIENT, *(name for name in cpu if name.startswith("aten::"))}
 
 
 def _overload(name: str) -> OpOverload | None:

@@ -1,0 +1,90 @@
+"""Data types that the CPU's kernels lack and a device's have: computed in a wider type, and rounded once at the end.
+
+The CPU refuses, for example, histograms of integers and some reductions of float16, by an error that names the type. Then every
+tensor of that type is widened, the operator is computed again, and what it writes is rounded to where it belongs. float16 and
+bfloat16 become float32, in which a device's vector units compute them; bool becomes int64, and integers become float64, which
+holds them exactly up to 2 ** 53.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch._ops import OpOverload
+
+__all__ = ["widened"]
+
+_LACKING = re.compile(r"not (?:implemented|supported) for '(\w+)'")
+_TYPES: Mapping[str, tuple[torch.dtype, torch.dtype]] = MappingProxyType(
+    {
+        "Half": (torch.float16, torch.float32),
+        "BFloat16": (torch.bfloat16, torch.float32),
+        "Bool": (torch.bool, torch.int64),
+        "Byte": (torch.uint8, torch.float64),
+        "Char": (torch.int8, torch.float64),
+        "Short": (torch.int16, torch.float64),
+        "Int": (torch.int32, torch.float64),
+        "Long": (torch.int64, torch.float64),
+    }
+)
+"""By the name that an error gives: what is lacking, and what takes its place."""
+
+
+def widened(op: OpOverload) -> Callable[..., Any]:
+    """Return what computes an operator on CPU tensors, in a wider type where the CPU has no kernel for the one given.
+
+    What it writes keeps its type; what it returns anew may have the wider one.
+    """
+    plain = op._op  # noqa: SLF001 - as calling the overload, without its Python frame
+    written = [
+        (position, argument.name)
+        for position, argument in enumerate(op._schema.arguments)  # the public door to a schema
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return plain(*args, **kwargs)
+        except RuntimeError as error:
+            types = _types_for(error, (args, kwargs))
+            if types is None:
+                raise
+        wide_args, wide_kwargs = tree_map(partial(_widen, *types), (args, kwargs))
+        result = compute(*wide_args, **wide_kwargs)
+        for position, name in written:
+            narrow, wide = (
+                given[0][position] if position < len(args) else given[1].get(name)
+                for given in ((args, kwargs), (wide_args, wide_kwargs))
+            )
+            for target, value in zip(tree_leaves(narrow), tree_leaves(wide), strict=True):
+                if target is not value:
+                    target.copy_(value)
+        return result
+
+    return compute
+
+
+def _types_for(error: RuntimeError, given: Any) -> tuple[torch.dtype, torch.dtype] | None:
+    """The type that the CPU lacks and the wider one, by the error's text; None if that is not what it says of these arguments."""
+    lacking = _LACKING.search(str(error))
+    types = _TYPES.get(lacking[1]) if lacking is not None else None
+    if types is None:
+        return None
+    narrow = types[0]
+    return types if any(getattr(leaf, "dtype", leaf) == narrow for leaf in tree_leaves(given)) else None
+
+
+def _widen(narrow: torch.dtype, wide: torch.dtype, value: Any) -> Any:
+    """A tensor of the one type as one of the other, and the type itself; everything else as it is."""
+    if isinstance(value, torch.Tensor):
+        return value.to(wide) if value.dtype == narrow else value
+    return wide if value is narrow else value

@@ -1,0 +1,127 @@
+"""What the CPU's kernels lack and a device has: out forms above autograd, integers, small floats; the values are the CPU's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+_EYE = torch.eye(3) * 2 + 0.1
+_INDEX = torch.tensor([2, 0, 1])
+OUT_FORMS: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
+    "max": (torch.max, [torch.tensor([1, 5, 3]), torch.tensor([4, 2, 6])]),
+    "min": (torch.min, [torch.tensor([1, 5, 3]), torch.tensor([4, 2, 6])]),
+    "max of floats": (torch.max, [torch.randn(3, 4), torch.randn(4)]),
+    "nanmean": (torch.nanmean, [torch.tensor([1.0, float("nan"), 4.0])]),
+    "nanmean in bfloat16": (torch.nanmean, [torch.tensor([1.0, float("nan"), 4.0], dtype=torch.bfloat16)]),
+    "matmul": (torch.matmul, [torch.randn(2, 3), torch.randn(3, 4)]),
+    "gather": (lambda x, index, **to: torch.gather(x, 0, index, **to), [torch.randn(3), _INDEX]),
+    "inverse": (torch.inverse, [_EYE]),
+    "cholesky": (torch.linalg.cholesky, [_EYE @ _EYE.mT]),
+    "renorm": (lambda x, **to: torch.renorm(x, 2, 0, 1.0, **to), [torch.randn(3, 3)]),
+    "log_sigmoid": (torch._C._nn.log_sigmoid, [torch.randn(4)]),
+    "rfft": (torch.fft.rfft, [torch.randn(6)]),
+    "irfft": (torch.fft.irfft, [torch.randn(4, dtype=torch.complex64)]),
+}
+
+
+def _same(found: Any, expected: Any) -> None:
+    torch.testing.assert_close(found.detach().cpu(), expected.detach(), rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", OUT_FORMS)
+def test_out_forms_that_torch_npu_takes_above_autograd(name: str) -> None:
+    """With gradients on and off: the given tensor is filled, grown if it is too small, and returned."""
+    function, operands = OUT_FORMS[name]
+    expected = function(*operands)
+    for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+        with mode():
+            out = torch.empty(0, dtype=expected.dtype, device="npu")
+            found = function(*[operand.npu() for operand in operands], out=out)
+            assert found is out
+            _same(out, expected)
+
+
+def test_an_out_form_refuses_what_needs_a_gradient() -> None:
+    """As torch does on every device."""
+    x = torch.randn(3, device="npu", requires_grad=True)
+    with pytest.raises(RuntimeError, match=r"max\(\): functions with out=.*automatic differentiation"):
+        torch.max(x, x, out=torch.zeros(3, device="npu"))
+    with torch.no_grad():
+        assert torch.equal(torch.max(x, x, out=torch.zeros(3, device="npu")), x)
+
+
+_SMALL = [torch.float16, torch.bfloat16]
+_WHOLE = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
+
+
+@pytest.mark.parametrize("dtype", _WHOLE)
+def test_a_histogram_of_integers(dtype: torch.dtype) -> None:
+    """Counts by hand, of the dtype of the input; the out form and a captured graph count the same."""
+    x = torch.tensor([0, 1, 1, 3], dtype=dtype, device="npu")
+    counts = torch.histc(x, bins=4, min=0, max=3)
+    assert (counts.dtype, counts.tolist()) == (dtype, [1, 2, 0, 1])
+    out = torch.zeros(4, dtype=dtype, device="npu")
+    assert torch.histc(x, bins=4, min=0, max=3, out=out) is out
+    assert out.tolist() == [1, 2, 0, 1]
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        replayed = torch.histc(x, bins=4, min=0, max=3)
+    x.fill_(2)
+    graph.replay()
+    assert replayed.tolist() == [0, 0, 4, 0]
+
+
+WIDER: dict[str, tuple[Callable[..., Any], list[torch.dtype]]] = {
+    "histc": (lambda x: torch.histc(x, bins=4, min=0, max=3), _SMALL),
+    "cdist": (lambda x: torch.cdist(x, x + 1), _SMALL),
+    "in place": (lambda x: x.clone().lgamma_(), _SMALL),
+    "renorm in place": (lambda x: x.clone().reshape(2, 2).renorm_(2, 0, 1.0), _SMALL),
+}
+
+
+@pytest.mark.parametrize(("name", "dtype"), [(name, dtype) for name, (_, types) in WIDER.items() for dtype in types])
+def test_small_floats_are_computed_in_float32_and_rounded_once(name: str, dtype: torch.dtype) -> None:
+    """What the CPU may refuse in float16 or bfloat16 is float32's result, rounded."""
+    function, _ = WIDER[name]
+    x = torch.tensor([0.25, 1.5, 1.75, 3.0], dtype=dtype)
+    found = function(x.reshape(4, 1).npu() if name == "cdist" else x.npu())
+    expected = function(x.reshape(4, 1).float() if name == "cdist" else x.float())
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.cpu(), expected.to(dtype), rtol=2e-2, atol=1e-2)
+
+
+COMPOSED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "slogdet": lambda x: torch.slogdet(x)[1],
+    "fill_diagonal_": lambda x: (x * 1).fill_diagonal_(2.0),
+    "affine_grid": lambda x: functional.affine_grid(x[:2].unsqueeze(0), [1, 1, 3, 3], align_corners=False),
+}
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_what_torch_npu_takes_at_its_autograd_key_has_its_gradient(name: str) -> None:
+    """Values and gradients are those of the CPU."""
+    host, device = _EYE.clone().requires_grad_(), _EYE.npu().requires_grad_()
+    expected, found = COMPOSED[name](host), COMPOSED[name](device)
+    _same(found, expected)
+    expected.sum().backward()
+    found.sum().backward()
+    assert host.grad is not None
+    assert device.grad is not None
+    torch.testing.assert_close(device.grad.cpu(), host.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_numbers_in_place_of_tensors() -> None:
+    """Bitwise operators take a number, in place and in a captured graph, too."""
+    x, graph = torch.tensor([1, 2, 4], dtype=torch.int32, device="npu"), torch.npu.NPUGraph()
+    assert (x | 8).tolist() == [9, 10, 12]
+    with torch.npu.graph(graph):
+        y = (x | 8) ^ 1
+    x |= 3
+    x &= 6
+    assert x.tolist() == [2, 2, 6]
+    graph.replay()
+    assert (y.dtype, y.tolist()) == (torch.int32, [11, 11, 15])
