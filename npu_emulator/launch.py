@@ -91,6 +91,7 @@ class Launcher:
     def __init__(self, runtime: Runtime) -> None:
         """Become the function that the runtime calls to run queued kernels."""
         import torch_npu
+        from torch_npu.utils._npu_trace import CallbackRegistry
 
         self.runtime = runtime
         self.launches = 0
@@ -115,7 +116,8 @@ class Launcher:
         runtime.set_place_teller(python_place)
         runtime.set_operator_recorder(self._record_operators)
         inside = (self._run_queued.__func__.__code__, self.draws.reserve.__func__.__code__)
-        self._interrupts = Interrupts(inside, runtime.interrupt)
+        # torch_npu prints what is raised where it tells of its allocations, and goes on.
+        self._interrupts = Interrupts(inside, runtime.interrupt, behind=CallbackRegistry.fire_callbacks.__code__)
 
     # -- memory ---------------------------------------------------------------------------------------------------------
 
