@@ -104,10 +104,10 @@ def backend(gm: Any, example_inputs: Any, **kwargs: Any) -> Any:
         )
     try:
         from npugraph_ex.frontend.entry.backend import npugraph_ex
-    except ImportError as error:
+    except Exception as error:  # what moved in torch shows as an ImportError, an AttributeError or worse
         msg = (
-            f"npugraph-ex cannot be loaded beside the installed torch and torch_npu ({error}); `npugraph-ex env` names the "
-            f"versions it is for, and {SWITCH}=bundled gives torch_npu's own backend"
+            f"npugraph-ex cannot be loaded beside the installed torch and torch_npu ({_one_line(error)}); `npugraph-ex env` "
+            f"names the versions it is for, and {SWITCH}=bundled gives torch_npu's own backend"
         )
         raise ImportError(msg) from error
 
