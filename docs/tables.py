@@ -52,6 +52,8 @@ def _besides(record: Operator) -> Iterator[str]:
         yield "host arguments " + ", ".join(f"`{argument}`" for argument in record.host_arguments)
     if record.first_factor is not None:
         yield "a matrix product"
+    if record.draws_random_numbers:
+        yield "draws random numbers"
     if record.schema:
         yield "a client's operator"
 

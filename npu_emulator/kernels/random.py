@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from npu_emulator.kernels.generic import Kernel
+from npu_emulator.kernels.registry import DRAWS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,10 +21,7 @@ if TYPE_CHECKING:
     from npu_emulator.kernels.arguments import Bound
     from npu_emulator.launch import Launcher
 
-__all__ = ["DRAWS", "RandomKernel", "is_random", "kernel_with", "seeded"]
-
-DRAWS = "draws_random_numbers"
-"""The attribute of a brought kernel which tells, of the arguments of a call, whether it draws."""
+__all__ = ["RandomKernel", "is_random", "kernel_with", "seeded"]
 
 
 def is_random(op: OpOverload) -> bool:

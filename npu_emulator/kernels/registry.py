@@ -3,13 +3,15 @@
 A kernel is a plain function with the operator's signature that takes CPU tensors and returns CPU tensors. Packages offer a
 mapping of such functions in the entry-point group `npu_emulator.kernels`; programs call `register_kernel`.
 
-In place of a function an offer may hold a record: any object with the function as `formula` (None: no kernel) and, for a matrix
-product, `first_factor`, the position of its first factor among the tensors that it reads. An offer with a method
+In place of a function an offer may hold a record: any object with the function as `formula` (None: no kernel) and, where they say
+something, `first_factor`, the position of a matrix product's first factor among the tensors that it reads, and
+`draws_random_numbers`, as a function may have it. An offer with a method
 `listen(callback)` calls back with the name and record of each operator that comes later.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import warnings
 from collections.abc import Callable
@@ -21,10 +23,13 @@ from npu_emulator.errors import KernelMissingError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["GROUP", "Registry"]
+__all__ = ["DRAWS", "GROUP", "Registry"]
 
 GROUP = "npu_emulator.kernels"
 """Entry-point group: each entry names a mapping from operator name (`npu::npu_rms_norm`) to function or record."""
+
+DRAWS = "draws_random_numbers"
+"""The attribute of a brought kernel which tells, of the arguments of a call, whether it draws."""
 
 Kernel = Callable[..., Any]
 Listener = Callable[[str, Kernel], None]
@@ -57,7 +62,7 @@ class Registry:
         first_factor = getattr(kernel, "first_factor", None)
         if first_factor is not None:
             self._first_factors[name] = first_factor
-        function = getattr(kernel, "formula", kernel)
+        function = _function_of(kernel)
         if function is None:
             return
         self._offered[name] = function
@@ -102,3 +107,18 @@ class Registry:
     def listen(self, listener: Listener) -> None:
         """Call `listener` for each kernel that comes from now on."""
         self._listener = listener
+
+
+def _function_of(kernel: Any) -> Kernel | None:
+    """The function of a kernel that a package offers, with what its record says of random numbers."""
+    function: Kernel | None = getattr(kernel, "formula", kernel)
+    draws = getattr(kernel, DRAWS, None)
+    if function is None or function is kernel or draws is None:
+        return function
+
+    @functools.wraps(function)
+    def drawing(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    setattr(drawing, DRAWS, draws)
+    return drawing

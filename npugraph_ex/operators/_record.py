@@ -15,6 +15,7 @@ writes             alias analysis, in-place recovery, dead code: what the schema
 host_arguments     update of captured graphs between replays
 workspace          update of captured graphs between replays
 first_factor       modelled clock: the price of a matrix product
+draws_...          emulated device: its generator moves on
 schema, fake       tests of rules about a client's operators, without the client
 ================== ========================================================================================
 
@@ -74,6 +75,7 @@ class Operator:
         host_arguments: arguments that a replay may change: whole numbers, lists of them, or tensors on the CPU.
         workspace: the operator that allocates memory large enough for every value of the host arguments.
         first_factor: for a matrix product, the position of its first factor among the tensors that it reads.
+        draws_random_numbers: for a formula that takes numbers from torch's generator: whether a call with these arguments does.
         schema: for an operator that a client's library defines, its arguments and results as ``torch.library`` takes them.
         fake: likewise, its fake implementation.
 
@@ -93,6 +95,7 @@ class Operator:
     host_arguments: tuple[str, ...] = ()
     workspace: str = ""
     first_factor: int | None = None
+    draws_random_numbers: Callable[..., bool] | None = None
     schema: str = ""
     fake: Callable[..., Any] | None = None
 

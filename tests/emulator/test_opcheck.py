@@ -38,5 +38,5 @@ def test_every_operator_that_is_brought_is_checked() -> None:
     """The kernels that packages bring to the device are the ones checked here, of all records with a formula."""
     from npu_emulator import activation
 
-    assert {name for name in activation.registry.offered if not OPERATORS[name].schema} <= {*CALLS}
+    assert {name for name in activation.registry.offered if name.startswith("npu::")} <= {*CALLS}
     assert {name for name, record in OPERATORS.items() if record.formula and not record.schema} <= {*CALLS}
