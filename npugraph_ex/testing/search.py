@@ -1,4 +1,4 @@
-"""One search over programs: checks each that is drawn, and shrinks the first failure within a time.
+"""One search over programs: checks each that is drawn, and shrinks the first failure within a number of tries.
 
 Hypothesis draws, or a seeded generator, which is thirty times faster; ``shrinking`` makes small, because it works on the
 program and each of its tries is one check.
@@ -17,7 +17,7 @@ from hypothesis.strategies import SearchStrategy
 from npugraph_ex.testing.arguments import check_least, checked
 from npugraph_ex.testing.oracle import ROUTES, Case, Outcome, check, check_options, check_route
 from npugraph_ex.testing.program import Program
-from npugraph_ex.testing.shrinking import SECONDS, shrink
+from npugraph_ex.testing.shrinking import TRIES, shrink
 from npugraph_ex.testing.strategies import Maker, sample
 
 OnCase = Callable[[Program, Case, Outcome, float], None]
@@ -36,7 +36,7 @@ def find_failure(  # noqa: PLR0913 - a search is said by these
     route: str = "graph",
     options: Mapping[str, Any] | None = None,
     on_case: OnCase | None = None,
-    shrinking_seconds: float = SECONDS,
+    shrinking_tries: int = TRIES,
 ) -> tuple[Case, Outcome] | None:
     """Check drawn programs until one fails; answer the smallest failure found, or None.
 
@@ -48,16 +48,16 @@ def find_failure(  # noqa: PLR0913 - a search is said by these
         options: compile options.
         on_case: told of every program drawn, its case, what came of it, and the processor seconds that it
             took, drawing included.
-        shrinking_seconds: how long to look for a smaller failure.
+        shrinking_tries: how many smaller programs to try.
 
     Raises:
-        ValueError: examples is below one, shrinking_seconds below zero, or there is no such route or option.
+        ValueError: examples is below one, shrinking_tries below zero, or there is no such route or option.
     """
     check_least("examples", examples, 1)
-    check_least("shrinking_seconds", shrinking_seconds, 0)
+    check_least("shrinking_tries", shrinking_tries, 0)
     check_route("route", route)
     check_options(options or {})
-    return _Search(route, options, on_case, shrinking_seconds).over(strategy, examples, str(seed))
+    return _Search(route, options, on_case, shrinking_tries).over(strategy, examples, str(seed))
 
 
 @dataclass
@@ -67,7 +67,7 @@ class _Search:
     route: str
     options: Mapping[str, Any] | None
     on_case: OnCase | None
-    shrinking_seconds: float
+    shrinking_tries: int
     failed: dict[Program, Outcome] = field(default_factory=dict)
     since: float = field(default_factory=time.process_time)
 
@@ -122,7 +122,7 @@ class _Search:
             return check(self._case(candidate, route)).kind == kind
 
         try:
-            small = shrink(start, fails, seconds=self.shrinking_seconds)
+            small = shrink(start, fails, tries=self.shrinking_tries)
         except ValueError:
             small = program  # it does not fail every time: what failed is shown as it was drawn
         tries = [

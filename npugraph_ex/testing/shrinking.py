@@ -7,7 +7,6 @@ one check. The order is fixed: the same failure ends as the same program.
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,32 +18,35 @@ from npugraph_ex.testing.inputs import Input, make_inputs
 from npugraph_ex.testing.program import Program, Ref, Step
 
 Fails = Callable[[Program], bool]
-SECONDS = 30.0
+TRIES = 600
+"""How many programs are tried at most: a number and no time, so that a busy machine finds the same."""
 
 
 @checked
-def shrink(program: Program, fails: Fails, *, seconds: float = SECONDS) -> Program:
+def shrink(program: Program, fails: Fails, *, tries: int = TRIES) -> Program:
     """The smallest program found that still fails.
 
     Args:
         program: one that fails.
         fails: whether a program fails, and in the same way.
-        seconds: of processor time, when to stop looking.
+        tries: how many smaller programs to try at most.
 
     Raises:
-        ValueError: the program does not fail, or seconds is below zero.
+        ValueError: the program does not fail, or tries is below zero.
     """
-    check_least("seconds", seconds, 0)
+    check_least("tries", tries, 0)
     if not fails(program):
         raise ValueError("shrink takes a program that fails; this one does not.")
-    end = time.process_time() + seconds
-    best, progress = program, True
+    best, progress, left = program, True, tries
     while progress:
         progress = False
         for candidate in _smaller(best):
-            if time.process_time() > end:
+            if not _is_legal(candidate):
+                continue
+            if left == 0:
                 return best
-            if _is_legal(candidate) and fails(candidate):
+            left -= 1
+            if fails(candidate):
                 best, progress = candidate, True
                 break
     return best

@@ -1,7 +1,8 @@
-"""Planted bugs are found, become programs of at most six operators in half a minute, and are blamed on the right match."""
+"""Planted bugs are found, become programs of at most six operators in so many tries, and are blamed on the right match."""
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import pytest
@@ -10,7 +11,6 @@ from npugraph_ex import testing
 from npugraph_ex.testing import Case, Input, Program
 from npugraph_ex.testing.kills import kill
 from npugraph_ex.testing.program import Ref, Step
-from npugraph_ex.testing.shrinking import SECONDS
 from npugraph_ex.testing.strategies import Maker
 
 RULE = "add_rms_norm_dynamic_quant"
@@ -50,12 +50,27 @@ def test_a_planted_bug_becomes_a_small_program(name: str) -> None:
             outcome = testing.check(Case.of(candidate, route=route))
             return not outcome.ok and outcome.kind == kind
 
-        start = time.process_time()
         small = testing.shrink(program, fails)
-        assert time.process_time() - start < SECONDS
         assert len(small.steps) <= min(6, len(program.steps)), small
         assert fails(small)
     assert testing.check(Case.of(small, route=route)).ok
+
+
+def test_tries_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer depends on their number alone, however slow the machine is."""
+    monkeypatch.setattr(time, "process_time", itertools.count(0, 10_000).__next__)
+    program, tried = testing.sample(testing.exact_programs(), 3), list[Program]()
+
+    def fails(candidate: Program) -> bool:
+        tried.append(candidate)
+        return True
+
+    for tries in (0, 1, 5):
+        tried.clear()
+        small = testing.shrink(program, fails, tries=tries)
+        assert len(tried) == 1 + tries  # the program itself is looked at first
+        assert small == tried[-1]
+    assert len(testing.shrink(program, fails).steps) < len(program.steps)
 
 
 def test_a_program_that_does_not_fail_is_not_shrunk() -> None:

@@ -185,6 +185,46 @@ def test_a_replacement_of_another_dtype_never_matches() -> None:
     assert "would have dtype torch.float64" in result.findings[0].text
 
 
+OTHERWISE: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
+    "dtype": (lambda x: x.float(), "would have dtype torch.float32"),
+    "shape": (lambda x: x.sum(-1, keepdim=True), "would have shape"),
+    "strides": (lambda x: x.t().contiguous().t(), "would have strides"),
+    "device": (lambda x: x.cpu(), "would have device cpu"),
+}
+
+
+@pytest.mark.parametrize("dtypes", [None, [torch.float32]], ids=["all dtypes", "another dtype"])
+@pytest.mark.parametrize("what", OTHERWISE)
+def test_what_never_fuses_for_its_own_example_is_not_proven(what: str, dtypes: list[torch.dtype] | None) -> None:
+    """It is right for float32, and the library refuses it for float16, which its example has: that is no success."""
+    change, reason = OTHERWISE[what]
+
+    def replace(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        result = torch.sigmoid(torch.mul(y, x))
+        return change(result) if x.dtype == torch.float16 else result
+
+    examples = (_example(4, 64), _example(4, 64))
+    result = _validated(product_then_sigmoid, replace, *examples, max_examples=3, dtypes=dtypes)
+    assert result.verdict.startswith("never-for-its-example, proven on"), str(result)
+    assert not result.ok
+    assert reason in result.findings[0].text
+    assert "its own example inputs (float16[4, 64], float16[4, 64])" in result.findings[0].text
+
+
+def test_an_example_that_alone_is_refused_is_named() -> None:
+    """Other sizes of the same dtype fuse; the author's own do not."""
+
+    def replace(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        result = torch.sigmoid(torch.mul(y, x))
+        return result.float() if x.shape == (4, 64) else result
+
+    examples = (_example(4, 64), _example(4, 64))
+    result = _validated(product_then_sigmoid, replace, *examples, max_examples=3, dtypes=[torch.float16])
+    assert "never-for-its-example" in result.verdict, str(result)
+    assert "for its own example inputs (float16[4, 64]" in result.findings[0].text
+    assert not result.ok
+
+
 def test_too_few_matches_fail() -> None:
     """More fusions than there are programs cannot be had."""
     result = _validated(product_then_sigmoid, the_same_turned, max_examples=3, expect_matches=4, dtypes=[torch.float16])

@@ -37,8 +37,11 @@ WRONG: dict[str, tuple[str, Callable[[], object]]] = {
     "a route": ("route must be one of fx, graph", lambda: testing.find_failure(MAKER, examples=1, route="typo")),
     "an option of a search": ("nope", lambda: testing.find_failure(MAKER, examples=1, options={"nope": 1})),
     "no programs": ("examples must be >= 1", lambda: testing.find_failure(MAKER, examples=0)),
-    "a time": ("seconds must be >= 0; it is nan", lambda: testing.find_guilty(Case(NEG, ROW), seconds=math.nan)),
-    "a time to shrink": ("seconds must be >= 0", lambda: testing.shrink(testing.sample(MAKER, 1), bool, seconds=-1)),
+    "tries": ("tries must be >= 0", lambda: testing.shrink(testing.sample(MAKER, 1), bool, tries=-1)),
+    "tries of a search": (
+        "shrinking_tries must be >= 0",
+        lambda: testing.find_failure(MAKER, examples=1, shrinking_tries=-1),
+    ),
     "no maker of programs": ("must make a Program; it made 3", lambda: testing.sample(lambda _choices: 3, 1)),  # type: ignore[arg-type, return-value]
     "a negative size in a call": ("s0 must be >= 0", lambda: testing.make_inputs([Input(("s0",))], sizes={"s0": -1})),
     "a complex dtype": ("real torch dtype", lambda: Input((4,), "complex64")),

@@ -12,10 +12,18 @@ from tabulate import tabulate
 from npugraph_ex.errors import NpuGraphExError
 
 Kind = Literal[
-    "proven", "refuted", "guard-too-weak", "guard-too-strong", "never-matches", "not-judged", "overlaps-with"
+    "proven",
+    "refuted",
+    "guard-too-weak",
+    "guard-too-strong",
+    "never-matches",
+    "never-for-its-example",
+    "not-judged",
+    "overlaps-with",
 ]
 _ORDER: tuple[Kind, ...] = (
-    "refuted", "never-matches", "guard-too-strong", "not-judged", "proven", "guard-too-weak", "overlaps-with",
+    "refuted", "never-matches", "never-for-its-example", "guard-too-strong", "not-judged", "proven", "guard-too-weak",
+    "overlaps-with",
 )  # fmt: skip
 
 

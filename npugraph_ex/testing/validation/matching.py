@@ -29,6 +29,29 @@ def refused_everywhere(answers: Sequence[Surveyed]) -> Finding:
     )
 
 
+def refused_for_its_example(own: Surveyed, answers: Sequence[Surveyed]) -> list[Finding]:
+    """The matcher refuses the rule for what its author declared it with, though not for all that was tried.
+
+    Args:
+        own: the answer for the example inputs.
+        answers: all others.
+    """
+    same = [entry for entry in (own, *answers) if entry.setting.dtypes == own.setting.dtypes]
+    nowhere = not any(entry.answer in {"fused", "guard"} for entry in same)
+    changes = own.answer == "library" and own.allowed and " would " in own.reason
+    if not (nowhere or changes):
+        return []
+    other = next(entry.setting for entry in answers if entry.answer == "fused")
+    where = "the dtypes of its own example inputs" if nowhere else "its own example inputs"
+    return [
+        Finding(
+            "never-for-its-example",
+            f"it can never be applied for {where} ({own.setting}): {own.reason}; it is for others, such as {other}",
+            fails=True,
+        )
+    ]
+
+
 def allowed_too_much(answers: Sequence[Surveyed]) -> list[Finding]:
     """The guard lets matches through that would change a dtype, a shape or what shares memory."""
     legal = [entry for entry in answers if entry.answer == "library" and entry.allowed and " would " in entry.reason]

@@ -100,6 +100,14 @@ def asked(prepared: PreparedRule, pattern: Pattern, setting: Setting) -> Surveye
     return Surveyed(setting, "library", other, allowed=other == reason)
 
 
+def example_setting(pattern: Pattern) -> Setting:
+    """The sizes and dtypes of the rule's own example inputs."""
+    return Setting(
+        tuple(tuple(argument.dims) for argument in pattern.arguments),
+        tuple(argument.dtype for argument in pattern.arguments),
+    )
+
+
 def _reason(report: PassReport) -> str:
     """Why nothing was fused."""
     reasons = [miss.reason for miss in report.near_misses()] + [rule.inactive for rule in report.rules if rule.inactive]

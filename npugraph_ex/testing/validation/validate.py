@@ -16,12 +16,25 @@ from npugraph_ex.testing.search import find_failure
 from npugraph_ex.testing.validation.blame import divide_of
 from npugraph_ex.testing.validation.effort import Effort
 from npugraph_ex.testing.validation.findings import Finding, Validation, ordered
-from npugraph_ex.testing.validation.matching import allowed_too_much, overlaps, refused_everywhere
-from npugraph_ex.testing.validation.survey import Setting, Surveyed, counted, operators_of, survey
+from npugraph_ex.testing.validation.matching import (
+    allowed_too_much,
+    overlaps,
+    refused_everywhere,
+    refused_for_its_example,
+)
+from npugraph_ex.testing.validation.survey import (
+    Setting,
+    Surveyed,
+    asked,
+    counted,
+    example_setting,
+    operators_of,
+    survey,
+)
 from npugraph_ex.testing.validation.trials import Trials, placed, run_trials, runnable
 
 _COMPILED = 2
-_SHRINKING_SECONDS = 8.0
+_SHRINKING_TRIES = 150
 _COMPARED = 4
 
 
@@ -58,7 +71,10 @@ class _Validator:
         if not fused:
             self._never(pattern, answers)
             return self._result(Trials(), answers)
-        self.findings += allowed_too_much(answers) + overlaps(self.prepared, pattern, fused)
+        own = asked(self.prepared, pattern, example_setting(pattern))
+        self.findings += (
+            refused_for_its_example(own, answers) + allowed_too_much(answers) + overlaps(self.prepared, pattern, fused)
+        )
         settings = runnable(fused)
         trials = self._tried(pattern, settings, f"{self.effort.seed}:{name}")
         self._judge(pattern, trials, settings)
@@ -172,7 +188,7 @@ class _Validator:
         wrongly = list(dict.fromkeys(trial.setting for trial in wrong))
         found = find_failure(
             placed(pattern, wrongly), examples=self.effort.examples, seed=self.effort.seed, route=route, options=self._options(),
-            shrinking_seconds=_SHRINKING_SECONDS,
+            shrinking_tries=_SHRINKING_TRIES,
         )  # fmt: skip
         case, outcome = found or (wrong[0].case, wrong[0].outcome)
         self.worst_shown = outcome.worst_ulp
