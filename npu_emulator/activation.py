@@ -106,6 +106,8 @@ def _load(paths: list[Path], chosen: Settings) -> Runtime:
     """Load the runtime under CANN's names."""
     # A work queue of torch_npu's own would launch from a second thread, where the emulator could not stay deterministic.
     os.environ["TASK_QUEUE_ENABLE"] = "0"
+    # MKL chooses its kernels by the alignment of addresses, and they round differently; the device's products do not.
+    os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
     for path in paths:
         ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     runtime = Runtime(paths[0])

@@ -25,6 +25,7 @@ verdicts:
   refuted            a program comes out wrong; a script that shows it is written
   guard-too-weak     right for some dtypes or sizes and wrong for others, and the guard allows both
   guard-too-strong   the guard refuses every size and dtype that was tried
+  never-for-its-example  the matcher refuses it for its own example inputs, though not for all others
   never-matches      the matcher refuses it everywhere; the reason is told
   not-judged         it cannot be traced, run or judged here
   overlaps-with      (a remark) another rule fuses the same operators; which one wins is told
