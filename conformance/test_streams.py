@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, seed, settings
+from hypothesis.strategies import sampled_from
 from running import Run
 from torch import fx
 
@@ -17,11 +19,12 @@ from npugraph_ex.passes.stream_order import repair
 from npugraph_ex.report.findings import Code, Finding
 from npugraph_ex.report.passes import PassReport
 from npugraph_ex.stream_check.analysis import analyse
+from npugraph_ex.testing.part_examples import OPTIONS, check_parts
 from npugraph_ex.testing.stream_form_examples import check_form
 from npugraph_ex.testing.stream_forms import FORM_NAMES
 from npugraph_ex.testing.stream_programs import StreamProgram, counting_inputs, stream_corpus
 from npugraph_ex.testing.stream_runs import Reuse, Verdict, judge, run_in_order
-from npugraph_ex.testing.stream_strategies import stream_graphs
+from npugraph_ex.testing.stream_strategies import parts_graphs, stream_graphs
 
 FEW = ("lazy", "random:1", "random:2", "pct:1:3")
 RACES = {Code.READ_AFTER_WRITE, Code.WRITE_AFTER_READ, Code.WRITE_AFTER_WRITE}
@@ -118,6 +121,22 @@ def test_random_graphs(run: Run, keep: bool) -> None:
         assert not analyse(gm.graph).errors, f"not repaired: {gm.graph}\n{report}"
         after = judge(gm, inputs, schedules=FEW)
         assert not after.is_racy, f"repaired in vain: {gm.graph}\n{after}\n{report}"
+
+    agree()
+
+
+def test_random_parts(run: Run) -> None:
+    """Compiled, random programs whose streams write parts of one buffer mean on every schedule what they mean in order."""
+
+    @seed(run.seed)
+    @settings(
+        max_examples=run.profile.streams // 2, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    )
+    @given(parts_graphs(), sampled_from(OPTIONS))
+    def agree(gm: fx.GraphModule, options: Mapping[str, Any]) -> None:
+        with run.entered("(streams) random parts of one buffer", source=str(gm.graph)) as reports:
+            assert check_parts(gm, options) == ""
+            reports.append(last_report())
 
     agree()
 

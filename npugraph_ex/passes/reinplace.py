@@ -78,20 +78,27 @@ class _Reinplacer:
         position = self.memory.position[node]
         return (
             self._only_target_is_there(node, target)
-            and self._is_unread(place, position)
+            and self._is_unread(node, place, position)
             and (not self.inputs or _is_overwritten(self.memory.writes_after(place, position), place))
             and (not self.memory.leaves(own) or self.memory.owns_memory(target))
             and self._result_is_done_before(own, next(self.memory.writes_after(place, position), None), position)
             and self._is_ordered(node, target, place)
         )
 
-    def _is_unread(self, place: Region, position: int) -> bool:
+    def _is_unread(self, node: fx.Node, place: Region, position: int) -> bool:
         """Whether no later node reads what is in the destination now; of an input, none before it is written anew."""
-        read = next(self.memory.reads_after(place, position), None)
+        reads = self.memory.reads_after(place, position)
+        read = next((read for read in reads if not self._puts_back(read.node, node, place)), None)
         if read is None or not self.inputs:
             return read is None
         before = (write for write in self.memory.writes_after(place, position) if write.position < read.position)
         return _is_overwritten(before, place)
+
+    def _puts_back(self, outer: fx.Node, node: fx.Node, place: Region) -> bool:
+        """Whether an outer scatter only reads around the part that ``node``, a view of a view written, is: it writes that."""
+        if outer.target not in SCATTERS or node.target not in SCATTERS or outer.args[1] is not node:
+            return False
+        return place.is_exact and self.memory.place_of(part_written(outer, fake_mode_of(self.graph))) == place
 
     def _only_target_is_there(self, node: fx.Node, target: fx.Node) -> bool:
         """Whether ``node`` reads the destination's bytes as its first argument and in no other way."""

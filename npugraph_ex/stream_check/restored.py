@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from npugraph_ex.graph.memory.aliases import read_by, tensor_leaves, written_by
+from npugraph_ex.graph.memory.history import Access
 from npugraph_ex.graph.memory.memory_map import MemoryMap
 from npugraph_ex.graph.memory.regions import Region
 from npugraph_ex.graph.metadata import difference, fake_mode_of
@@ -54,7 +55,18 @@ class Restored:
         if difference(target.meta["val"], node.meta["val"]) is not None:
             return False
         later = self._memory.reads_after(old, self._memory.position[node])
-        return not any(works(access.node) or access.node.op == "output" for access in later)
+        return not any(
+            (works(access.node) or access.node.op == "output") and not self._overwrites(access, node, old)
+            for access in later
+        )
+
+    def _overwrites(self, access: Access, write: fx.Node, place: Region) -> bool:
+        """Whether a read is that of an outer scatter, which reads all but the part that ``write`` makes: a view of a view."""
+        node = access.node
+        if not writes_a_part(node) or access.value is not node.args[0]:
+            return False
+        part = self._memory.place_of(part_written(node, self._mode))
+        return node.args[1] is write or (part == place and place.is_exact)
 
     def roots(self, node: fx.Node) -> frozenset[int]:
         """As `AliasFacts.roots`."""

@@ -37,6 +37,12 @@ def _streams(seed: int) -> str:
     return stream_example(seed)
 
 
+def _parts(seed: int) -> str:
+    from npugraph_ex.testing.part_examples import part_example
+
+    return part_example(seed)
+
+
 def _forms(seed: int) -> str:
     from npugraph_ex.testing.stream_form_examples import form_example
 
@@ -117,6 +123,7 @@ FAMILIES: Mapping[str, Example] = MappingProxyType(
         "device": programs(partial(exact_programs, dynamic=False), "graph"),
         "device dynamic": programs(partial(exact_programs, dynamic=True), "graph"),
         "streams": _streams,
+        "parts": _parts,
         "forms": _forms,
         "events": _events,
         "random numbers": _random_numbers,
@@ -127,5 +134,5 @@ FAMILIES: Mapping[str, Example] = MappingProxyType(
         "shared pool": _shared_pool,
     }
 )
-"""By name. All but "updates", "random numbers", "cache", "shared pool" and "device ..." need no device; "streams" and "forms" want
-the emulated one."""
+"""By name. All but "updates", "random numbers", "cache", "shared pool" and "device ..." need no device; "streams", "parts" and
+"forms" want the emulated one."""

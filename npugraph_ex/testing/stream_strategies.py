@@ -10,7 +10,7 @@ from torch import fx
 
 from npugraph_ex.graph.streams.events import MAIN, stream_of
 from npugraph_ex.testing.arguments import checked
-from npugraph_ex.testing.choices import Choices, Drawn
+from npugraph_ex.testing.choices import Choices, Drawn, Sampled
 from npugraph_ex.testing.stream_builder import StreamBuilder
 
 SIZE = 8
@@ -66,6 +66,23 @@ class _Writer:
     def _part(self, value: fx.Node) -> fx.Node:
         return self._builder.call(aten.slice.Tensor, value, 0, *self._choices.pick(_HALVES))
 
+    def _quarter(self, value: fx.Node, number: int, *, strided: bool) -> fx.Node:
+        """One of four disjoint parts of two elements: a slice, a row or a column, or a view of views."""
+        b, way = self._builder, self._choices.number(0, 2)
+        if strided:
+            if way == 0:
+                return b.call(aten.slice.Tensor, value, 0, number, SIZE, 4)
+            columns = b.call(aten.view.default, value, [2, 4])
+            if way == 1:
+                return b.call(aten.select.int, columns, 1, number)
+            return b.call(aten.select.int, b.call(aten.t.default, columns), 0, number)
+        if way == 0:
+            return b.call(aten.slice.Tensor, value, 0, 2 * number, 2 * number + 2)
+        if way == 1:
+            return b.call(aten.select.int, b.call(aten.view.default, value, [4, 2]), 0, number)
+        half = b.call(aten.select.int, b.call(aten.view.default, value, [2, 4]), 0, number // 2)
+        return b.call(aten.slice.Tensor, half, 0, number % 2 * 2, number % 2 * 2 + 2)
+
     def _compute(self) -> None:
         left, right = (self._operands()[0] for _ in range(2))
         if self._choices.chance(30):
@@ -87,6 +104,49 @@ class _Writer:
     def _overwrite(self) -> None:
         target, source = (self._operands() * 2)[:2]
         self._builder.call(aten.copy_.default, target, source)
+
+    def write_parts(self) -> fx.GraphModule:
+        """Streams that are forked and joined write parts of one buffer, an input or the graph's own, in place."""
+        b, choices = self._builder, self._choices
+        buffer, other = b.input(SIZE), b.input(SIZE)
+        if choices.chance(50):
+            buffer = b.call(aten.mul.Tensor, buffer, 3)
+        b.fork(*self._sides)
+        streams = [MAIN, *self._sides]
+        strided = choices.chance(40)
+        for _ in range(choices.number(2, 7)):
+            own = choices.number(0, len(streams) - 1)
+            with b.on(streams[own]):
+                self._change(buffer, other, own if choices.chance(90) else choices.number(0, 3), strided=strided)
+            if choices.chance(10):
+                b.order(*choices.order(streams)[:2])
+        b.join(*self._sides)
+        return b.finish(b.call(aten.add.Tensor, buffer, 1), *self._values)
+
+    def _change(self, buffer: fx.Node, other: fx.Node, number: int, *, strided: bool) -> None:
+        """Write one part of the buffer, or read it."""
+        b, choices = self._builder, self._choices
+        target = self._quarter(buffer, number, strided=strided)
+        way = choices.number(0, 3)
+        if way == 0:
+            b.call(aten.copy_.default, target, self._quarter(other, choices.number(0, 3), strided=strided))
+        elif way == 1:
+            b.call(aten.add_.Tensor, target, self._quarter(other, choices.number(0, 3), strided=strided))
+        elif way == 2:
+            b.call(aten.mul_.Tensor, target, choices.pick((3, 5, 7)))
+        else:
+            self._values.append(b.call(aten.add.Tensor, target, 1))
+
+
+def sample_parts_graph(seed: object) -> fx.GraphModule:
+    """One random graph in which several streams write parts of one buffer."""
+    return _Writer(Choices(Sampled(seed)), keep=True).write_parts()
+
+
+@st.composite
+def parts_graphs(draw: Any) -> fx.GraphModule:
+    """Random graphs in which several streams write parts of one buffer; they shrink."""
+    return _Writer(Choices(Drawn(draw)), keep=True).write_parts()
 
 
 @checked

@@ -15,7 +15,7 @@ from npugraph_ex.testing.known_bug import KnownBug, shows
 
 TABLE = Path(__file__).parents[2] / "docs" / "mutants.md"
 FROM_RANDOM_PROGRAMS = {
-    name for name in FAMILIES if name not in {"streams", "forms", "random numbers", "updates", "cache"}
+    name for name in FAMILIES if name not in {"streams", "parts", "forms", "random numbers", "updates", "cache"}
 }
 
 

@@ -47,6 +47,10 @@ MUTANTS = (
         "npugraph_ex.stream_check.accesses:share_no_byte", answering(answer=False), "streams",
     ),
     Mutant(
+        "functional-writes-are-not-ordered", "what functional forms of writes make dependent is ordered",
+        "npugraph_ex.stream_check.analysis:_Walk._made_dependent", doing_nothing, "parts",
+    ),
+    Mutant(
         "check-ignores-reuse", "memory freed on one stream is not reused while another still uses it",
         f"{_WALK}._reused", doing_nothing, "streams",
     ),
