@@ -70,7 +70,7 @@ def ask() -> Callable[..., Any]:
             text=True,
             check=False,
             env=_clean_environment(**variables),
-            timeout=300,
+            timeout=900,
         )
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.strip().splitlines()[-1])
@@ -90,7 +90,7 @@ def command() -> Callable[..., subprocess.CompletedProcess[str]]:
             text=True,
             check=False,
             env=_clean_environment(**variables),
-            timeout=300,
+            timeout=900,
         )
 
     return run

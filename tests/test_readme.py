@@ -84,5 +84,5 @@ def _succeeds(command: list[str], folder: Path) -> None:
     """Run a command with this interpreter's scripts first on the path, and show its output if it fails."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     variables = {**os.environ, "PATH": path}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=variables, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=variables, timeout=900)
     assert done.returncode == 0, f"{command[-1]}\n{done.stdout}\n{done.stderr}"

@@ -124,7 +124,7 @@ def work(rank, store, backend, told):
     os.write(told, json.dumps([same, [record.fate for record in graph_records()], refused]).encode())
     done = dist.FileStore(store + ".done", 2)    # who ends first takes the connections of the other with it
     done.set(str(rank), "")
-    done.wait([str(1 - rank)], timedelta(seconds=60))
+    done.wait([str(1 - rank)], timedelta(minutes=15))
 
 def both_ranks(backend):
     import tempfile

@@ -137,7 +137,7 @@ def test_two_processes_at_once_and_one_is_killed(cann: StandInCann) -> None:
         [sys.executable, "-c", _OTHER_PROCESS, str(cann.home)], stdout=subprocess.PIPE, text=True, env=environment
     )
     try:
-        wait_until(lambda: len(cann.calls()) == 1, seconds=120)
+        wait_until(lambda: len(cann.calls()) == 1, seconds=900)
         threading.Timer(0.5, (cann.home / "go").touch).start()
         run(3)
         assert other.stdout is not None

@@ -44,7 +44,7 @@ def program(tmp_path: Path, fresh_environment: Callable[..., dict[str, str]]) ->
         script.write_text(text)
         command = [sys.executable, "-m", "npu_emulator", *options, str(script), *arguments]
         return subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=240, env=fresh_environment(**variables)
+            command, capture_output=True, text=True, check=False, timeout=900, env=fresh_environment(**variables)
         )
 
     return run

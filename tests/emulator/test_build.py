@@ -29,7 +29,7 @@ def test_two_first_uses_at_once_share_one_build(
         subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    ended = [process.communicate(timeout=240) for process in processes]
+    ended = [process.communicate(timeout=900) for process in processes]
     assert [output for output, _ in ended] == ["2.0\n", "2.0\n"]
     assert sum("compiling" in errors for _, errors in ended) == 1
 
@@ -198,7 +198,7 @@ def test_cann_on_the_machine_keeps_the_emulator_off(
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=900,
     )
     assert done.returncode != 0
     assert "CANN is installed" in done.stderr

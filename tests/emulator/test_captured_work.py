@@ -125,5 +125,5 @@ def test_threads_capture_and_replay_at_once() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=900)
     assert results == {number: 8.0 * (number + 20) for number in range(4)}

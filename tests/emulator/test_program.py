@@ -47,7 +47,7 @@ def test_a_module_runs(fresh_environment: Callable[..., dict[str, str]]) -> None
         "-r1",
         "import torch; torch.npu.init()",
     ]
-    done = subprocess.run(command, env=fresh_environment(), capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, env=fresh_environment(), capture_output=True, text=True, check=False, timeout=900)
     assert done.returncode == 0, done.stderr
     assert "1 loop" in done.stdout
 
@@ -57,7 +57,7 @@ def test_activating_after_torch_says_what_to_do(fresh_environment: Callable[...,
     code = "import torch, npu_emulator\nnpu_emulator.activate()"
     environment = fresh_environment(TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False, timeout=900
     )
     assert "ActivationError" in done.stderr
     assert "came after `import torch`" in done.stderr

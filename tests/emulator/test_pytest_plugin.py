@@ -28,7 +28,7 @@ def _pytest(tmp_path: Path, environment: dict[str, str], *options: str) -> subpr
     (tmp_path / "test_suite.py").write_text(_SUITE)
     command = [sys.executable, "-m", "pytest", "-q", "--rootdir", str(tmp_path)]
     return subprocess.run(
-        [*command, *options, str(tmp_path)], env=environment, capture_output=True, text=True, check=False, timeout=240
+        [*command, *options, str(tmp_path)], env=environment, capture_output=True, text=True, check=False, timeout=900
     )
 
 

@@ -111,7 +111,7 @@ def test_threads_may_launch_at_once() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=900)
     assert results == {number: 16.0 * (number + 50) for number in range(4)}
 
 
