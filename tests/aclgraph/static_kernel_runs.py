@@ -63,7 +63,7 @@ def is_alive(group: int) -> bool:
     return False
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 900) -> None:
     """Wait for another process, not for ever."""
     until = time.monotonic() + seconds
     while not condition():
