@@ -8,6 +8,7 @@ from npugraph_ex import inference as inference
 from npugraph_ex import integrations as integrations
 from npugraph_ex import npu_fx_compiler as npu_fx_compiler
 from npugraph_ex import observe as observe
+from npugraph_ex import operators as operators
 from npugraph_ex import ops as ops
 from npugraph_ex import patterns as patterns
 from npugraph_ex import scope as scope

@@ -85,3 +85,17 @@ def older_scripts() -> list[ModuleType]:
     npugraph_ex.compat.use_as_torchair()
     kept = [npugraph_ex.cache, npugraph_ex.configs, npugraph_ex.core, npugraph_ex.integrations]
     return [*kept, npugraph_ex.npu_fx_compiler, npugraph_ex.observe, npugraph_ex.patterns]
+
+
+@npugraph_ex.operators.Operator(
+    name="mine::scaled", examples=(lambda: npugraph_ex.operators.call(torch.ones(2)),), synonyms={"dtype": {1: None}}
+)
+def scaled(x: torch.Tensor, by: float = 2.0, dtype: int | None = None) -> torch.Tensor:
+    """An operator of the client's own: the decorated function keeps its type."""
+    return x * by if dtype is None else x
+
+
+def described() -> npugraph_ex.operators.Operator:
+    """The record of an operator, by name."""
+    assert_type(scaled(torch.ones(2), 3.0), torch.Tensor)
+    return npugraph_ex.operators.OPERATORS["mine::scaled"]

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import torch
 
+_Formula = TypeVar("_Formula", bound=Callable[..., tuple[torch.Tensor, ...]])
 INT8_MAX = 127.0
 
 
@@ -49,3 +54,14 @@ def round_to(dtype: torch.dtype, quotient: torch.Tensor) -> torch.Tensor:
 def round_to_int8(quotient: torch.Tensor) -> torch.Tensor:
     """``quotient`` as int8, see ``round_to``."""
     return round_to(torch.int8, quotient)
+
+
+def rounded(before_rounding: _Formula, *, results: int) -> _Formula:
+    """The formula of an operator whose first ``results`` results are int8, from the one that gives their quotients."""
+
+    @functools.wraps(before_rounding)
+    def formula(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        values = before_rounding(*args, **kwargs)
+        return (*map(round_to_int8, values[:results]), *values[results:])
+
+    return formula  # type: ignore[return-value]

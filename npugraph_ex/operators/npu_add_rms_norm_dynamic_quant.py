@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 import torch
 
-from npugraph_ex.operators._precision import compute_dtype, round_to_int8, stored_like, unsupported
+from npugraph_ex.operators._precision import compute_dtype, rounded, stored_like, unsupported
 from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators._scalar_types import dtype_of
 from npugraph_ex.operators.npu_dynamic_quant import quotient_and_scale
@@ -82,7 +82,7 @@ def before_rounding(
     return first.contiguous(), second.contiguous(), x_out, scale1.contiguous(), scale2.contiguous()
 
 
-@Operator(
+npu_add_rms_norm_dynamic_quant = Operator(
     name="npu::npu_add_rms_norm_dynamic_quant",
     source="CANN operator documentation, aclnnAddRmsNormDynamicQuantV2",
     before_rounding=before_rounding,
@@ -92,33 +92,6 @@ def before_rounding(
             torch.randn(3, 16).half(), torch.randn(3, 16).half(), torch.randn(16).half(), output_mask=[True, False]
         ),
     ),
-)
-def npu_add_rms_norm_dynamic_quant(
-    x1: torch.Tensor,
-    x2: torch.Tensor,
-    gamma: torch.Tensor,
-    *,
-    smooth_scale1: torch.Tensor | None = None,
-    smooth_scale2: torch.Tensor | None = None,
-    beta: torch.Tensor | None = None,
-    epsilon: float = 1e-6,
-    output_mask: Sequence[bool] | None = None,
-    y_dtype: int | None = None,
-) -> _FiveTensors:
-    """``(y1, y2, x_out, scale1, scale2)``.
-
-    y1, y2: int8, the shape of ``x1``; x_out: shape and dtype of ``x1``; scales: float32, the shape of ``x1``
-    without its last dimension.
-    """
-    first, second, x_out, scale1, scale2 = before_rounding(
-        x1,
-        x2,
-        gamma,
-        smooth_scale1=smooth_scale1,
-        smooth_scale2=smooth_scale2,
-        beta=beta,
-        epsilon=epsilon,
-        output_mask=output_mask,
-        y_dtype=y_dtype,
-    )
-    return round_to_int8(first), round_to_int8(second), x_out, scale1, scale2
+)(rounded(before_rounding, results=2))
+"""``(y1, y2, x_out, scale1, scale2)``: y1 and y2 int8 of the shape of ``x1``; x_out of its shape and dtype; scales float32, without
+its last dimension."""

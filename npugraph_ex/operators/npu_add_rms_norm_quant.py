@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import torch
 
-from npugraph_ex.operators._precision import compute_dtype, round_to_int8, stored_like, unsupported
+from npugraph_ex.operators._precision import compute_dtype, rounded, stored_like, unsupported
 from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators._scalar_types import dtype_of
 from npugraph_ex.operators.npu_quantize import affine
@@ -72,7 +72,7 @@ def before_rounding(
     return first.contiguous(), second.contiguous(), x
 
 
-@Operator(
+npu_add_rms_norm_quant = Operator(
     name="npu::npu_add_rms_norm_quant",
     source="CANN operator documentation, aclnnAddRmsNormQuantV2",
     before_rounding=before_rounding,
@@ -82,25 +82,5 @@ def before_rounding(
             torch.randn(3, 16).half(), torch.randn(3, 16).half(), torch.randn(16).half(), torch.rand(16) + 0.5, None
         ),
     ),
-)
-def npu_add_rms_norm_quant(
-    x1: torch.Tensor,
-    x2: torch.Tensor,
-    gamma: torch.Tensor,
-    scales1: torch.Tensor,
-    zero_points1: torch.Tensor | None,
-    beta: torch.Tensor | None = None,
-    scales2: torch.Tensor | None = None,
-    zero_points2: torch.Tensor | None = None,
-    *,
-    axis: int = -1,
-    epsilon: float = 1e-6,
-    div_mode: bool = True,
-    dst_type: int | None = None,
-) -> _ThreeTensors:
-    """``(y1, y2, x)``: y1 and y2 int8, x of the dtype of ``x1``; all of the shape of ``x1``, contiguous."""
-    first, second, x = before_rounding(
-        x1, x2, gamma, scales1, zero_points1, beta, scales2, zero_points2,
-        axis=axis, epsilon=epsilon, div_mode=div_mode, dst_type=dst_type,
-    )  # fmt: skip
-    return round_to_int8(first), round_to_int8(second), x
+)(rounded(before_rounding, results=2))
+"""``(y1, y2, x)``: y1 and y2 int8, x of the dtype of ``x1``; all of the shape of ``x1``, contiguous."""

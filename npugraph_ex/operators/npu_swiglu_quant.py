@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import torch
 
-from npugraph_ex.operators._precision import compute_dtype, round_to_int8, unsupported
+from npugraph_ex.operators._precision import compute_dtype, rounded, unsupported
 from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators._scalar_types import dtype_of
 from npugraph_ex.operators.npu_dynamic_quant import quotient_and_scale
@@ -63,27 +63,11 @@ def before_rounding(
     return quotient.contiguous(), scale.contiguous()
 
 
-@Operator(
+npu_swiglu_quant = Operator(
     name="npu::npu_swiglu_quant",
     source="operator documentation of torch_npu.npu_swiglu_quant; CANN operator documentation, aclnnSwiGluQuant",
     before_rounding=before_rounding,
     synonyms={"dst_type": {1: None}},
     examples=(lambda: call(torch.randn(3, 16).half(), activate_left=True, quant_mode=1),),
-)
-def npu_swiglu_quant(
-    x: torch.Tensor,
-    *,
-    smooth_scales: torch.Tensor | None = None,
-    offsets: torch.Tensor | None = None,
-    group_index: torch.Tensor | None = None,
-    activate_left: bool = False,
-    quant_mode: int = 0,
-    group_list_type: int = 0,
-    dst_type: torch.dtype | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """``(out, scale)``: out int8, half of ``x`` along its last dimension; scale float32, without that dimension."""
-    quotient, scale = before_rounding(
-        x, smooth_scales=smooth_scales, offsets=offsets, group_index=group_index, activate_left=activate_left,
-        quant_mode=quant_mode, group_list_type=group_list_type, dst_type=dst_type,
-    )  # fmt: skip
-    return round_to_int8(quotient), scale
+)(rounded(before_rounding, results=1))
+"""``(out, scale)``: out int8, half of ``x`` along its last dimension; scale float32, without that dimension."""
