@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from npugraph_ex.graph.metadata import executed
 from npugraph_ex.graph.operators import schema_of
+from npugraph_ex.operators import record_of
 
 _aten = torch.ops.aten
 
@@ -32,8 +33,8 @@ _BY_INDEX = frozenset(
         "index_put", "_unsafe_index_put", "index_copy", "index_add", "index_fill", "index_reduce", "masked_scatter",
         "scatter", "scatter_add", "scatter_reduce", "put",
     )
-) | {"npu::npu_scatter_nd_update"}  # fmt: skip
-"""Operators that change elements which only their index tensors tell."""
+)  # fmt: skip
+"""torch's operators that change elements which only their index tensors tell. Of others their records tell."""
 
 MADE_COPY = "made_copy"
 """The key of ``node.meta`` that marks a copy of what a custom operator writes in place: the program made no copy."""
@@ -46,8 +47,9 @@ def writes_a_part(node: fx.Node) -> bool:
 
 def writes_by_index(node: fx.Node) -> bool:
     """Whether ``node`` writes elements that are known only when it runs, in place or into a copy."""
-    schema = schema_of(node)
-    return schema is not None and schema.name.removesuffix("_") in _BY_INDEX and isinstance(node.args[0], fx.Node)
+    schema, record = schema_of(node), record_of(node.target)
+    by_index = schema is not None and schema.name.removesuffix("_") in _BY_INDEX
+    return (by_index or (record is not None and record.writes_by_index)) and isinstance(node.args[0], fx.Node)
 
 
 def is_made_copy(node: fx.Node) -> bool:

@@ -1,6 +1,6 @@
 """The record of one operator: all that the library knows of it, in one object, in the operator's own file.
 
-``Operator(...)`` is a decorator for the operator's formula. The fields of a record are plain data and small functions; no
+``Operator(...)`` is a decorator for the operator's formula. The fields of a record are plain data and small functions. No
 table elsewhere names the operator. Who reads which field:
 
 ================== ========================================================================================
@@ -12,10 +12,11 @@ synonyms           matching of arguments in fusion
 canonical          matching of arguments in fusion
 explain_unfused    the report's list of operators that no fusion rule came near
 writes             alias analysis, in-place recovery, dead code: what the schema leaves out
+writes_by_index    stream check and the way back of functional writes: which bytes are written is known only on the device
 host_arguments     update of captured graphs between replays
 workspace          update of captured graphs between replays
 first_factor       modelled clock: the price of a matrix product
-draws_...          emulated device: its generator moves on
+draws_random_...   emulated device: its generator moves on
 schema, fake       tests of rules about a client's operators, without the client
 ================== ========================================================================================
 
@@ -72,6 +73,8 @@ class Operator:
             name, and returns those that have several spellings, in the one spelling that comparisons use.
         explain_unfused: whether a report says why no rule fused it.
         writes: arguments that the operator writes, and returns, though its schema does not mark them.
+        writes_by_index: whether the operator, or its functional twin, changes elements of its first argument that only index
+            tensors tell.
         host_arguments: arguments that a replay may change: whole numbers, lists of them, or tensors on the CPU.
         workspace: the operator that allocates memory large enough for every value of the host arguments.
         first_factor: for a matrix product, the position of its first factor among the tensors that it reads.
@@ -92,6 +95,7 @@ class Operator:
     canonical: Canonical | None = None
     explain_unfused: bool = False
     writes: tuple[str, ...] = ()
+    writes_by_index: bool = False
     host_arguments: tuple[str, ...] = ()
     workspace: str = ""
     first_factor: int | None = None

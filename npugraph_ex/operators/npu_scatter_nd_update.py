@@ -22,6 +22,7 @@ def _example() -> Call:
 @Operator(
     name="npu::npu_scatter_nd_update_",
     source="operator documentation of torch_npu.npu_scatter_nd_update",
+    writes_by_index=True,
     examples=(_example,),
 )
 def npu_scatter_nd_update_(input: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the schema's name
@@ -42,6 +43,7 @@ def npu_scatter_nd_update_(input: torch.Tensor, indices: torch.Tensor, updates: 
 @Operator(
     name="npu::npu_scatter_nd_update",
     source="operator documentation of torch_npu.npu_scatter_nd_update",
+    writes_by_index=True,
     examples=(_example,),
 )
 def npu_scatter_nd_update(input: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the schema's name

@@ -16,6 +16,7 @@ from torch import fx
 
 from npugraph_ex import operators
 from npugraph_ex.fusion.arguments import effective_arguments
+from npugraph_ex.graph.parts import writes_by_index
 from npugraph_ex.operators import OPERATORS, CpuInterpreter, Operator, OperatorRecordError, call
 
 
@@ -79,6 +80,18 @@ def test_a_users_record_is_used_as_ours_are(scaled: torch._ops.OpOverload) -> No
     assert effective_arguments(written) == effective_arguments(omitted)
     results = CpuInterpreter(fx.GraphModule(torch.nn.Module(), graph)).run(torch.tensor([1.0, 2.0]))
     assert [result.tolist() for result in results] == [[3.0, 6.0], [3.0, 6.0]]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("npu_scatter_nd_update", True), ("npu_scatter_nd_update_", True), ("npu_swiglu", False)]
+)
+def test_where_an_operator_writes_is_asked_of_its_record(name: str, expected: bool) -> None:
+    """The stream check takes the whole of a tensor whose written elements only an index tensor tells."""
+    graph = fx.Graph()
+    x, indices, updates = (graph.placeholder(argument) for argument in ("x", "indices", "updates"))
+    arguments = (x, indices, updates) if expected else (x,)
+    node = graph.call_function(getattr(torch.ops.npu, name).default, arguments)
+    assert writes_by_index(node) == expected
 
 
 def test_a_second_record_of_a_name_is_refused_and_the_same_one_replaces() -> None:
