@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import npu_emulator
+from npu_emulator import activation
 from npu_emulator.chips import CHIPS, DEFAULT
 from npu_emulator.clock.roofline import LAUNCH_US, Roofline
 from npu_emulator.settings import SOCS
@@ -28,6 +29,18 @@ def test_the_chips_have_the_published_figures() -> None:
     assert edge.half_flops == pytest.approx(70e12, rel=0.01)
     assert edge.bandwidth == pytest.approx(204.8e9, rel=0.02)
     assert set(CHIPS) <= set(SOCS)
+
+
+def test_a_record_prices_a_matrix_product() -> None:
+    """What a package says of its operators' first factors reaches the clock: a product costs by its depth, not by its result."""
+    x, wide = torch.ones(256, 512, dtype=torch.int8), torch.ones(512, 4096, dtype=torch.int8)
+    y = torch.ones(256, 4096, dtype=torch.float16)
+    told = Roofline(DEFAULT, activation.registry.first_factors)
+    for name in ("npu.npu_quant_matmul.default", "npu.npu_transpose_batchmatmul.default"):
+        product = told.kernel_us(name, [x, wide], [y], cube_cores=1) - LAUNCH_US
+        assert product == pytest.approx(1e6 * 2 * 256 * 4096 * 512 / 2 / (DEFAULT.half_flops / DEFAULT.cube_cores))
+        assert product > MODEL.kernel_us(name, [x, wide], [y], cube_cores=1) - LAUNCH_US
+    assert MODEL.kernel_us("npu.npu_swiglu.default", [x], [y]) == told.kernel_us("npu.npu_swiglu.default", [x], [y])
 
 
 def test_memory_and_arithmetic_bind_in_turn() -> None:
