@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from npugraph_ex.graph.streams import ops as _stream_operators  # noqa: F401 - programs call the operators that it defines
 from npugraph_ex.testing.arguments import check_fields
 from npugraph_ex.testing.inputs import Input
 

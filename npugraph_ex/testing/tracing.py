@@ -41,6 +41,7 @@ def _symbols(inputs: Sequence[Input], sizes: Mapping[str, int]) -> tuple[FakeTen
     """A fake mode with a symbol for each size that the specification does not give as a number."""
     hints = {dim: size_of(dim, sizes) for spec in inputs for dim in spec.shape if isinstance(dim, str)}
     mode, symbols = _torch_private.new_symbols(hints)
+    mode.cache_enabled = False  # no other program has these symbols; to fill the cache takes a third of the time
     return mode, {dim: _torch_private.symbolic_size(mode, symbols[dim], hint) for dim, hint in hints.items()}
 
 
