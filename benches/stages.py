@@ -11,7 +11,10 @@ from typing import Any
 from unittest import mock
 
 import npugraph_ex
-from npugraph_ex.testing import fx_level, oracle, strategies, tracing
+from npugraph_ex.testing.generator import strategies
+from npugraph_ex.testing.oracle import case as oracle
+from npugraph_ex.testing.oracle import tracing
+from npugraph_ex.testing.oracle import without_device as fx_level
 
 _STAGES: tuple[tuple[Any, str, str], ...] = (
     (strategies, "sample", "draw"),

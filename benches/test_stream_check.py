@@ -17,7 +17,7 @@ from tables import Table
 from torch import fx
 
 from npugraph_ex.stream_check.analysis import analyse
-from npugraph_ex.testing.stream_builder import StreamBuilder
+from npugraph_ex.testing.streams.builder import StreamBuilder
 
 NODES, STREAMS = 2000, 8
 PROMISED = 0.2

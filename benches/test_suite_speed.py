@@ -14,13 +14,13 @@ from tables import Table
 
 from npugraph_ex._collection import rare_collection
 from npugraph_ex.fusion.rules import RULE_NAMES
-from npugraph_ex.testing import strategies
-from npugraph_ex.testing.client_operators import client_operators
-from npugraph_ex.testing.families import FAMILIES
-from npugraph_ex.testing.near_misses import applicable
-from npugraph_ex.testing.oracle import Case, check
-from npugraph_ex.testing.patterns import registered_patterns
-from npugraph_ex.testing.strategies import Maker, exact_programs, planted_programs
+from npugraph_ex.testing.generator import strategies
+from npugraph_ex.testing.generator.client_operators import client_operators
+from npugraph_ex.testing.generator.near_misses import applicable
+from npugraph_ex.testing.generator.patterns import registered_patterns
+from npugraph_ex.testing.generator.strategies import Maker, exact_programs, planted_programs
+from npugraph_ex.testing.oracle.case import Case, check
+from npugraph_ex_conformance.examples import FAMILIES
 
 EXAMPLES = 30
 BY_ROUTE = {"fx": 240, "graph": 40}

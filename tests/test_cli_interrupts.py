@@ -219,7 +219,8 @@ def test_the_tables_of_mutants_and_alarms_are_printed_so_far(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What was killed, or checked, before the interrupt is in the table."""
-    from npugraph_ex.testing import alarms, kills
+    from npugraph_ex_conformance import false_positives as alarms
+    from npugraph_ex_conformance.mutants import search as kills
 
     def kill_one(names: list[str], *, budget: int, on_kill: Callable[[kills.Kill], None]) -> None:
         on_kill(kills.Kill(names[0], "a promise", "streams", 7, 0.1, "a message"))

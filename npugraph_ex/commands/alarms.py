@@ -11,7 +11,7 @@ from npugraph_ex.commands.interrupts import interruptible
 from npugraph_ex.commands.numbers import at_least
 
 if TYPE_CHECKING:
-    from npugraph_ex.testing.alarms import Alarms
+    from npugraph_ex_conformance.false_positives import Alarms
 
 EXAMPLES = 20_000
 
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace, *, target: str | None = None) -> int:
     import torch
     from tabulate import tabulate
 
-    from npugraph_ex.testing.alarms import Alarms, count_alarms
+    from npugraph_ex_conformance.false_positives import Alarms, count_alarms
 
     torch.set_num_threads(1)
     alarms = Alarms()

@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import npugraph_ex
 from npugraph_ex.commands import alarms, mutants
 from npugraph_ex.commands.numbers import at_least, whole
 from npugraph_ex.commands.suites import require, run_pytest
@@ -120,9 +119,8 @@ def _in_processes(arguments: argparse.Namespace) -> list[str]:
 
 
 def suite_folder() -> Path:
-    """The suite: beside the library in a checkout, inside it when it was installed."""
-    home = Path(npugraph_ex.__file__).parent
-    for folder in (home / "_conformance", home.parent / "conformance"):
-        if (folder / "conftest.py").is_file():
-            return folder
-    raise UsageError(f"the conformance suite is not in {home}; reinstall npugraph-ex, or run it from a checkout")
+    """The folder of the suite's tests, in a checkout or installed."""
+    found = find_spec("npugraph_ex_conformance")
+    if found is None or found.origin is None:
+        raise UsageError("the package npugraph_ex_conformance is missing; install npugraph-ex anew")
+    return Path(found.origin).parent / "tests"

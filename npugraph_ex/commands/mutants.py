@@ -13,7 +13,7 @@ from npugraph_ex.commands.numbers import at_least
 from npugraph_ex.errors import UsageError
 
 if TYPE_CHECKING:
-    from npugraph_ex.testing.kills import Kill
+    from npugraph_ex_conformance.mutants.search import Kill
 
 _PAGE = """\
 # Mutants
@@ -54,8 +54,9 @@ def run(arguments: argparse.Namespace, *, target: str | None = None) -> int:
     sys.stdout.write(f"{start_target(target or 'emulated').describe(seed=0)}\n\n")
     import torch
 
-    from npugraph_ex.testing import kill_table, mutation
-    from npugraph_ex.testing.kills import BUDGET, false_kills, kill_all
+    from npugraph_ex.testing import mutation
+    from npugraph_ex_conformance.mutants import table as kill_table
+    from npugraph_ex_conformance.mutants.search import BUDGET, false_kills, kill_all
 
     torch.set_num_threads(1)
     known = mutation.mutants()
@@ -90,7 +91,7 @@ def run(arguments: argparse.Namespace, *, target: str | None = None) -> int:
 
 
 def _print(kills: list[Kill]) -> None:
-    from npugraph_ex.testing import kill_table
+    from npugraph_ex_conformance.mutants import table as kill_table
 
     sys.stderr.write("\n" if sys.stderr.isatty() else "")
     sys.stdout.write(f"{kill_table.plain(kills)}\n\n{kill_table.summary(kills)}\n")
@@ -98,7 +99,7 @@ def _print(kills: list[Kill]) -> None:
 
 def _counted(kills: list[Kill]) -> str:
     """The summary without what differs from machine to machine."""
-    from npugraph_ex.testing import kill_table
+    from npugraph_ex_conformance.mutants import table as kill_table
 
     return kill_table.summary(kills).split(";")[0] + "."
 

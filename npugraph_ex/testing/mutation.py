@@ -37,10 +37,11 @@ _active: list[str] = []
 
 
 def mutants() -> dict[str, Mutant]:
-    """Every mutant, by name."""
-    from npugraph_ex.testing.faults import MUTANTS
-
-    return {mutant.name: mutant for mutant in MUTANTS}
+    """Every mutant of the suite, by name."""
+    found: tuple[Mutant, ...] = import_module(
+        "npugraph_ex_conformance.mutants"
+    ).MUTANTS  # the suite stands above the toolkit
+    return {mutant.name: mutant for mutant in found}
 
 
 def active_mutant() -> str | None:

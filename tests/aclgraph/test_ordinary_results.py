@@ -10,7 +10,7 @@ import pytest
 import torch
 from device_helpers import NPU, compiled
 
-from npugraph_ex.testing.metadata import observe, visible_difference
+from npugraph_ex.testing.oracle.observation import observe, visible_difference
 
 Results = tuple[torch.Tensor, ...]
 

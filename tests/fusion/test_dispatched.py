@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from npugraph_ex.fusion import dispatched, tracing
 from npugraph_ex.fusion.rule import FusionRule
 from npugraph_ex.fusion.rules import BUILT_IN
-from npugraph_ex.testing.client_operators import client_operators
+from npugraph_ex.testing.generator.client_operators import client_operators
 
 RULES = sorted(BUILT_IN, key=lambda rule: rule.name)
 COMPUTE_WITH_SIZES = frozenset({"add_rms_norm_dynamic_quant", "qk_norm_rope"})

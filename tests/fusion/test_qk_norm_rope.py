@@ -13,7 +13,7 @@ import torch
 from fusion_cases import Edit, Table, TableTests, limited_cores, on_stream, tensors, written_before
 from fx_helpers import aot_graph, optimise, targets
 
-from npugraph_ex.testing.client_operators import client_operators
+from npugraph_ex.testing.generator.client_operators import client_operators
 
 RULE = "qk_norm_rope"
 FUSED = "qkv_rmsnorm_rope"

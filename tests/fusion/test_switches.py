@@ -14,7 +14,7 @@ from fx_helpers import aot_graph, optimise, targets
 from npugraph_ex.errors import ReplacementError
 from npugraph_ex.fusion import rules
 from npugraph_ex.fusion.registry import warn_once
-from npugraph_ex.testing.client_operators import client_operators
+from npugraph_ex.testing.generator.client_operators import client_operators
 
 
 def switched(*, default: bool) -> list[tuple[Table, Callable[..., Any]]]:

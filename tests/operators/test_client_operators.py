@@ -6,7 +6,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from npugraph_ex.operators import OPERATORS
-from npugraph_ex.testing.client_operators import client_operators
+from npugraph_ex.testing.generator.client_operators import client_operators
 
 embedding = OPERATORS["vllm::npu_rotary_embedding"].formula
 split_norm_rope = OPERATORS["vllm::qkv_rmsnorm_rope"].formula

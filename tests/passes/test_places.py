@@ -6,8 +6,9 @@ import torch
 
 from npugraph_ex.graph import metadata
 from npugraph_ex.graph.memory.aliases import AliasFacts, places_remembered
-from npugraph_ex.testing import Input, tracing
-from npugraph_ex.testing.program import function_of
+from npugraph_ex.testing import Input
+from npugraph_ex.testing.generator.program import function_of
+from npugraph_ex.testing.oracle import tracing
 
 SOURCE = """def program(x0, x1):
     y = torch.ops.aten.relu.default(x0)

@@ -14,9 +14,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from npugraph_ex import _torch_private, compile_fx, last_report
 from npugraph_ex.graph.inplace import inplace_overload
 from npugraph_ex.graph.metadata import fake_mode_of
-from npugraph_ex.testing.fx_level import optimise
-from npugraph_ex.testing.strategies import exact_programs, sample
-from npugraph_ex.testing.tracing import trace
+from npugraph_ex.testing.generator.strategies import exact_programs, sample
+from npugraph_ex.testing.oracle.tracing import trace
+from npugraph_ex.testing.oracle.without_device import optimise
 
 aten = torch.ops.aten
 

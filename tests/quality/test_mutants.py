@@ -8,10 +8,10 @@ import pytest
 
 from npugraph_ex import testing
 from npugraph_ex.testing import mutation
-from npugraph_ex.testing.corpus import CORPUS
-from npugraph_ex.testing.families import FAMILIES
-from npugraph_ex.testing.kills import BUDGET, kill
-from npugraph_ex.testing.known_bug import KnownBug, shows
+from npugraph_ex_conformance.corpus.known_bug import KnownBug, shows
+from npugraph_ex_conformance.corpus.programs import CORPUS
+from npugraph_ex_conformance.examples import FAMILIES
+from npugraph_ex_conformance.mutants.search import BUDGET, kill
 
 TABLE = Path(__file__).parents[2] / "docs" / "mutants.md"
 FROM_RANDOM_PROGRAMS = {
@@ -79,9 +79,9 @@ def test_one_mutant_at_a_time() -> None:
 
 def test_a_class_method_is_put_back_as_it_was() -> None:
     """A class method that a mutant replaced is a class method again afterwards."""
-    from npugraph_ex.aclgraph.outputs import _OfInput
+    from npugraph_ex.aclgraph.outputs import _Part
 
-    right = _OfInput.__dict__["of"]
+    right = _Part.__dict__["of"]
     with mutation.mutant("outputs-forget-offsets"):
-        assert _OfInput.__dict__["of"] is not right
-    assert _OfInput.__dict__["of"] is right
+        assert _Part.__dict__["of"] is not right
+    assert _Part.__dict__["of"] is right

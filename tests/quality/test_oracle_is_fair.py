@@ -10,9 +10,10 @@ import torch
 
 from npugraph_ex import testing
 from npugraph_ex.operators import OPERATORS
-from npugraph_ex.testing import Case, Input, host, verdict
-from npugraph_ex.testing.families import FAMILIES
-from npugraph_ex.testing.reference64 import FEW_RUNS
+from npugraph_ex.testing import Case, Input
+from npugraph_ex.testing.oracle import host, verdict
+from npugraph_ex.testing.oracle.reference64 import FEW_RUNS
+from npugraph_ex_conformance.examples import FAMILIES
 
 SMALL = (Input((16, 64), scale=0.001, seed=1), Input((16, 64), scale=0.001, seed=2), Input((64,), seed=3))
 DYNAMIC = Case(

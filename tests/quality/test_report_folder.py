@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from npugraph_ex_conformance import folders, junit, page, results
+
 ROOT = Path(__file__).parents[2]
-TWO = ("conformance/test_streams.py", "-k", "every_form and wait_stream")
+TWO = ("conformance/npugraph_ex_conformance/tests/test_streams.py", "-k", "every_form and wait_stream")
 """Two tests of one program each; one of them is about symbolic sizes."""
 FAILS = """
 import pytest
@@ -29,13 +29,6 @@ def pytest_runtest_makereport(item):
 """
 """A plugin under which a test fails; without it the same test passes."""
 FILES = {"tests.jsonl", "cases.jsonl", "slowest.json", "report.html", "junit.xml"}
-
-
-@pytest.fixture
-def suite(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """Import a module of the suite, which is no package."""
-    monkeypatch.syspath_prepend(str(ROOT / "conformance"))
-    return importlib.import_module
 
 
 def _run(*options: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -120,40 +113,40 @@ def test_what_cannot_run_changes_nothing(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"report", "file"}
 
 
-def _books(suite: Callable[[str], Any], folder: Path) -> Any:
-    return suite("books").Books(folder, {"seed": 0})
+def _books(folder: Path) -> Any:
+    return results.Books(folder, {"seed": 0})
 
 
-def _entry(suite: Callable[[str], Any], test: str, source: str, *failures: str) -> Any:
+def _entry(test: str, source: str, *failures: str) -> Any:
     fields = {"what": "x", "dtype": "int32", "dynamic": False, "near_miss": None, "route": "graph", "seconds": 1.0}
     found = {"fusions": 0, "expected": 0, "worst_ulp": 0.0, "reasons": (), "failures": failures, "source": source}
-    return suite("books").Entry(test, **fields, **found)
+    return results.Entry(test, **fields, **found)
 
 
-def test_a_failure_stays_until_its_test_ran_again(suite: Callable[[str], Any], tmp_path: Path) -> None:
+def test_a_failure_stays_until_its_test_ran_again(tmp_path: Path) -> None:
     """A resumed run that is killed before, or within, the test that failed still knows that it failed, and why."""
-    finished = suite("books").Finished
-    books = _books(suite, tmp_path)
+    finished = results.Finished
+    books = _books(tmp_path)
     books.start()
-    books.add(_entry(suite, "a", "old", "wrong"))
+    books.add(_entry("a", "old", "wrong"))
     books.finish(finished("a", "failed", 1.0, "because"))
     books.finish(finished("b", "passed", 1.0))
 
-    again = _books(suite, tmp_path)
+    again = _books(tmp_path)
     again.read()
     assert (again.done, again.failed) == ({"b"}, {"a"})
     again.start()
-    again.add(_entry(suite, "a", "new"))  # and the process is killed
+    again.add(_entry("a", "new"))  # and the process is killed
 
-    last = _books(suite, tmp_path)
+    last = _books(tmp_path)
     last.read()
     assert [(test.test, test.outcome, test.text) for test in last.finished] == [
         ("a", "failed", "because"),
         ("b", "passed", ""),
     ]
-    assert suite("page").verdict_of(last, tests=2) == ("1 of 2 tests failed", False)
+    assert page.verdict_of(last, tests=2) == ("1 of 2 tests failed", False)
     last.start()
-    last.add(_entry(suite, "a", "newest"))
+    last.add(_entry("a", "newest"))
     last.finish(finished("a", "passed", 1.0))
     last.close()
     assert [entry.source for entry in last.entries] == ["newest"]
@@ -164,52 +157,51 @@ def test_a_failure_stays_until_its_test_ran_again(suite: Callable[[str], Any], t
     assert sorted(path.name for path in (tmp_path / "earlier").iterdir()) == ["1", "2"]
 
 
-def test_a_failing_example_is_no_good_news_before_its_test_ends(suite: Callable[[str], Any], tmp_path: Path) -> None:
+def test_a_failing_example_is_no_good_news_before_its_test_ends(tmp_path: Path) -> None:
     """Ctrl-C while a failure is made small: the run is not "right so far"."""
-    books = _books(suite, tmp_path)
+    books = _books(tmp_path)
     books.start()
-    books.add(_entry(suite, "a", "text", "wrong"))
-    assert suite("page").verdict_of(books, tests=3) == ("1 of 3 tests failed", False)
+    books.add(_entry("a", "text", "wrong"))
+    assert page.verdict_of(books, tests=3) == ("1 of 3 tests failed", False)
 
 
-def test_the_verdict_counts_what_did_not_run(suite: Callable[[str], Any], tmp_path: Path) -> None:
+def test_the_verdict_counts_what_did_not_run(tmp_path: Path) -> None:
     """Skipped tests and known failures are no passed ones, and their reasons are on the page."""
-    finished = suite("books").Finished
-    books = _books(suite, tmp_path)
+    finished = results.Finished
+    books = _books(tmp_path)
     for test in (("a", "passed"), ("b", "skipped"), ("c", "xfailed")):
         books.finish(finished(*test, 1.0, f"reason of {test[0]}"))
-    said, good = suite("page").verdict_of(books, tests=3)
+    said, good = page.verdict_of(books, tests=3)
     assert said == "1 test passed, 1 skipped, 1 failed as known, 0 random programs: everything that ran is right"
     assert good
-    assert "reason of b" in suite("page")._skipped(books.finished)
+    assert "reason of b" in page._skipped(books.finished)
     books.finished = books.finished[1:]
-    assert suite("page").verdict_of(books, tests=2)[1] is False
+    assert page.verdict_of(books, tests=2)[1] is False
 
 
-def test_what_fails_after_a_test_adds_to_it(suite: Callable[[str], Any], tmp_path: Path) -> None:
+def test_what_fails_after_a_test_adds_to_it(tmp_path: Path) -> None:
     """A test that passes and cannot be put away is a failure; both of its texts are kept."""
-    finished = suite("books").Finished
-    books = _books(suite, tmp_path)
+    finished = results.Finished
+    books = _books(tmp_path)
     books.start()
     books.finish(finished("a", "failed", 1.0, "in the test"))
     books.finish(finished("a", "failed", 2.0, "after it"))
     (test,) = books.finished
     assert (test.outcome, test.seconds, test.text) == ("failed", 3.0, "in the test\n\nafter it")
-    again = _books(suite, tmp_path)
+    again = _books(tmp_path)
     again.read()
     assert again.finished == [test]
 
 
-def test_damaged_results_are_not_resumed(suite: Callable[[str], Any], tmp_path: Path) -> None:
+def test_damaged_results_are_not_resumed(tmp_path: Path) -> None:
     """The line that is no JSON is named; nothing is written."""
     (tmp_path / "tests.jsonl").write_text('{"seed": 0}\nnonsense\n')
-    with pytest.raises(suite("folders").FolderError, match=r"tests\.jsonl, line 2, is damaged"):
-        _books(suite, tmp_path).read()
+    with pytest.raises(folders.FolderError, match=r"tests\.jsonl, line 2, is damaged"):
+        _books(tmp_path).read()
 
 
-def test_two_runs_do_not_share_a_folder(suite: Callable[[str], Any], tmp_path: Path) -> None:
+def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
     """While one writes, a second is refused; when the first is over, or was killed, it may."""
-    folders = suite("folders")
     lock = folders.prepare(tmp_path, resume=False)
     with pytest.raises(folders.FolderError, match="another run writes"):
         folders.prepare(tmp_path, resume=False)
@@ -217,24 +209,20 @@ def test_two_runs_do_not_share_a_folder(suite: Callable[[str], Any], tmp_path: P
     os.close(folders.prepare(tmp_path, resume=False))
 
 
-def test_a_failing_replacement_of_a_file_leaves_the_old_one(
-    suite: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_replacement_of_a_file_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk, or an interrupt, in the middle of it: the file is as it was, and there is no other."""
     path = tmp_path / "tests.jsonl"
     path.write_text("old")
-    monkeypatch.setattr(
-        suite("folders").os, "fdopen", lambda *_args, **_options: (_ for _ in ()).throw(KeyboardInterrupt)
-    )
+    monkeypatch.setattr(folders.os, "fdopen", lambda *_args, **_options: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        suite("folders").write_whole(path, "new")
+        folders.write_whole(path, "new")
     assert _content(tmp_path) == {"tests.jsonl": b"old"}
 
 
-def test_junit_takes_any_text(suite: Callable[[str], Any]) -> None:
+def test_junit_takes_any_text() -> None:
     """Characters that XML has no way to write, as terminals' colours, are replaced; everything else comes back."""
     text = "a <b> & 'c' \x1b[31m \x00 ü"
-    read = ET.fromstring(suite("junit").junit([suite("books").Finished("f.py::t", "failed", 1.0, text)]).encode())  # noqa: S314 - ours
+    read = ET.fromstring(junit.junit([results.Finished("f.py::t", "failed", 1.0, text)]).encode())  # noqa: S314 - ours
     (failure,) = read.findall(".//failure")
     assert failure.text == "a <b> & 'c' \ufffd[31m \ufffd ü"
     assert read.find("testsuite").get("failures") == "1"

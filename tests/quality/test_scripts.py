@@ -12,7 +12,7 @@ import pytest
 
 from npugraph_ex import testing
 from npugraph_ex.testing import Case, Input
-from npugraph_ex.testing.client_operators import client_operators
+from npugraph_ex.testing.generator.client_operators import client_operators
 
 ROOT = Path(__file__).parents[2]
 PAIR = """\
@@ -67,7 +67,15 @@ def test_there_is_no_script_for_what_did_not_fail() -> None:
 
 
 def _suite(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "conformance", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "conformance/npugraph_ex_conformance/tests",
+        *options,
+    ]
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
 
 

@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-SOME = ("conformance/test_capture.py", "conformance/test_streams.py", "-k", "one_pool or (every_form and native)")
+SOME = (
+    "conformance/npugraph_ex_conformance/tests/test_capture.py",
+    "conformance/npugraph_ex_conformance/tests/test_streams.py",
+    "-k",
+    "one_pool or (every_form and native)",
+)
 """Of one test ten examples, of four one each; the first test takes longest, so that two processes end them in another order."""
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from npugraph_ex import testing
 from npugraph_ex.testing import Case, Input, Program
-from npugraph_ex.testing.kills import kill
-from npugraph_ex.testing.program import Ref, Step
-from npugraph_ex.testing.strategies import Maker
+from npugraph_ex.testing.generator.program import Ref, Step
+from npugraph_ex.testing.generator.strategies import Maker
+from npugraph_ex_conformance.mutants.search import kill
 
 RULE = "add_rms_norm_dynamic_quant"
 SOURCES: dict[str, tuple[Maker, str]] = {

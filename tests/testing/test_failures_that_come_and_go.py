@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from npugraph_ex import testing
-from npugraph_ex.testing import search
-from npugraph_ex.testing.oracle import Outcome
+from npugraph_ex.testing.failures import search
+from npugraph_ex.testing.oracle.case import Outcome
 
 
 @pytest.mark.parametrize("failing", [1, 2, 3, 4])

@@ -10,7 +10,7 @@ import torch
 from npugraph_ex import testing
 from npugraph_ex.aclgraph.captured import CapturedGraph
 from npugraph_ex.testing import Case, Input
-from npugraph_ex.testing.memory import replay_uses_memory
+from npugraph_ex.testing.oracle.memory import replay_uses_memory
 
 CASE = Case(
     "def program(x0):\n    v0 = torch.ops.aten.mul.Tensor(x0, 3)\n    return (torch.ops.aten.flip.default(v0, [0]),)\n",

@@ -13,9 +13,9 @@ from npugraph_ex.aclgraph.compiled import CompiledGraph
 from npugraph_ex.aclgraph.inputs import InputPlan
 from npugraph_ex.aclgraph.places import Places
 from npugraph_ex.testing import Case, Input
-from npugraph_ex.testing.metadata import observe, visible_difference
-from npugraph_ex.testing.reference64 import run_reference
-from npugraph_ex.testing.tracing import trace
+from npugraph_ex.testing.oracle.observation import observe, visible_difference
+from npugraph_ex.testing.oracle.reference64 import run_reference
+from npugraph_ex.testing.oracle.tracing import trace
 
 # The second operand is made from the first, so that something stands in front of the pair.
 PAIR = """

@@ -12,14 +12,14 @@ from hypothesis import HealthCheck, Phase, given, settings
 from npugraph_ex import testing
 from npugraph_ex.fusion.rules import RULE_NAMES
 from npugraph_ex.testing import Case, Input, Program, make_inputs
-from npugraph_ex.testing.client_operators import client_operators
-from npugraph_ex.testing.inputs import Dim, size_of
-from npugraph_ex.testing.near_misses import NEAR_MISSES, applicable
-from npugraph_ex.testing.patterns import respelled
-from npugraph_ex.testing.program import Ref, Step
-from npugraph_ex.testing.sized_patterns import sized
-from npugraph_ex.testing.strategies import exact_programs, planted_programs, sample
-from npugraph_ex.testing.tracing import trace
+from npugraph_ex.testing.generator.client_operators import client_operators
+from npugraph_ex.testing.generator.inputs import Dim, size_of
+from npugraph_ex.testing.generator.near_misses import NEAR_MISSES, applicable
+from npugraph_ex.testing.generator.patterns import respelled
+from npugraph_ex.testing.generator.program import Ref, Step
+from npugraph_ex.testing.generator.sized_patterns import sized
+from npugraph_ex.testing.generator.strategies import exact_programs, planted_programs, sample
+from npugraph_ex.testing.oracle.tracing import trace
 
 RULE = "add_rms_norm_dynamic_quant"
 SIZES = ({"s0": 6, "s1": 5}, {"s0": 1, "s1": 7})

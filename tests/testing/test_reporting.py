@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +12,9 @@ import pytest
 
 from npugraph_ex import testing
 from npugraph_ex.testing import Case, Input
-from npugraph_ex.testing.client_operators import client_operators
-from npugraph_ex.testing.reporting import (
+from npugraph_ex.testing.generator.client_operators import client_operators
+from npugraph_ex_conformance import known_failures, page, results, session
+from npugraph_ex_conformance.reporting import (
     Section,
     draw_histogram,
     draw_program,
@@ -24,10 +24,9 @@ from npugraph_ex.testing.reporting import (
     render_page,
     table,
 )
-from npugraph_ex.testing.reporting.charts import binned
-from npugraph_ex.testing.reporting.modelled import Work, modelled_spans
+from npugraph_ex_conformance.reporting.charts import binned
+from npugraph_ex_conformance.reporting.modelled import Work, modelled_spans
 
-SUITE = Path(__file__).parents[2] / "conformance"
 PROGRAM = """\
 def program(x0, x1):
     v0 = torch.ops.aten.add.Tensor(x0, x1)
@@ -124,61 +123,47 @@ def test_modelled_spans_of_a_program() -> None:
         assert all(sum(kernel in name for name in found) == 1 for found in names), names
 
 
-@pytest.fixture
-def suite(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The suite's own helpers, which are no package."""
-    monkeypatch.syspath_prepend(str(SUITE))
-    import books
-    import known_failures
-
-    yield SimpleNamespace(books=books, known=known_failures)
-    for name in ("books", "known_failures", "page", "running"):
-        sys.modules.pop(name, None)
-
-
-def test_the_slowest_program_may_be_one_of_a_client(suite: Any) -> None:
+def test_the_slowest_program_may_be_one_of_a_client() -> None:
     """Its operators are put away when its test ends; its timeline is drawn all the same."""
-    import running  # of the suite
-
     with client_operators():
         case = Case.of(testing.sample(testing.planted_programs(pattern="qk_norm_rope", dynamic=False, prefix=0), 1))
     target = testing.start_target("auto")
-    run = running.Run(target, running.PROFILES["quick"], 0, suite.books.Books(None, {}), slowest=(1.5, case))
+    run = session.Run(target, session.PROFILES["quick"], 0, results.Books(None, {}), slowest=(1.5, case))
     slowest = run.timed_slowest()
     assert slowest.seconds == 1.5
     assert slowest.eager
     assert slowest.replayed
 
 
-def _entry(suite: Any, test: str) -> Any:
-    return suite.books.Entry(test, "rule", "float16", False, None, "graph", 0.1, 1, 1, 0.5, ("because",), (), PROGRAM)
+def _entry(test: str) -> Any:
+    return results.Entry(test, "rule", "float16", False, None, "graph", 0.1, 1, 1, 0.5, ("because",), (), PROGRAM)
 
 
-def test_a_run_is_resumed_where_it_was_cut_off(suite: Any, tmp_path: Path) -> None:
+def test_a_run_is_resumed_where_it_was_cut_off(tmp_path: Path) -> None:
     """What passed stays with its examples; a failed test and one that was cut off are forgotten and run again."""
     run = {"seed": 3, "profile": "quick"}
-    books = suite.books.Books(tmp_path, run)
+    books = results.Books(tmp_path, run)
     books.open(resume=False)
     for test, outcome in (("a", "passed"), ("b", "failed"), ("c", None)):
-        books.add(_entry(suite, test))
+        books.add(_entry(test))
         if outcome:
-            books.finish(suite.books.Finished(test, outcome, 1.0, "", ({"name": "m", "rows": [[1, 2]]},)))
-    again = suite.books.Books(tmp_path, run)
+            books.finish(results.Finished(test, outcome, 1.0, "", ({"name": "m", "rows": [[1, 2]]},)))
+    again = results.Books(tmp_path, run)
     again.open(resume=True)
     assert again.done == {"a"}
-    assert again.entries == [_entry(suite, "a")]
+    assert again.entries == [_entry("a")]
     assert again.finished[0].models == ({"name": "m", "rows": [[1, 2]]},)
-    again.add(_entry(suite, "b"))
-    third = suite.books.Books(tmp_path, run)
+    again.add(_entry("b"))
+    third = results.Books(tmp_path, run)
     third.open(resume=True)
     assert [entry.test for entry in third.entries] == ["a"]
 
 
-def test_another_run_is_not_resumed(suite: Any, tmp_path: Path) -> None:
+def test_another_run_is_not_resumed(tmp_path: Path) -> None:
     """Another seed's results say nothing about this one's; what differs is named."""
-    suite.books.Books(tmp_path, {"seed": 3, "profile": "quick"}).open(resume=False)
-    with pytest.raises(suite.books.OtherRunError, match="seed differ"):
-        suite.books.Books(tmp_path, {"seed": 4, "profile": "quick"}).open(resume=True)
+    results.Books(tmp_path, {"seed": 3, "profile": "quick"}).open(resume=False)
+    with pytest.raises(results.OtherRunError, match="seed differ"):
+        results.Books(tmp_path, {"seed": 4, "profile": "quick"}).open(resume=True)
 
 
 class _Item:
@@ -190,13 +175,11 @@ class _Item:
         self.marks.append(mark)
 
 
-def test_only_the_guilty_pass_is_wrong(suite: Any) -> None:
+def test_only_the_guilty_pass_is_wrong() -> None:
     """Other passes that changed the failing program did nothing wrong; of a failure without a culprit any may have."""
-    import page  # of the suite
-
-    failed = dataclasses.replace(_entry(suite, "t"), failures=("bad",), passes=("fusion", "noop_removal"))
-    failure = suite.books.Failure("bad", "pass fusion: rule a", 2, "", "")
-    books = suite.books.Books(None, {}, [failed], [suite.books.Finished("t", "failed", 1.0, failure=failure)])
+    failed = dataclasses.replace(_entry("t"), failures=("bad",), passes=("fusion", "noop_removal"))
+    failure = results.Failure("bad", "pass fusion: rule a", 2, "", "")
+    books = results.Books(None, {}, [failed], [results.Finished("t", "failed", 1.0, failure=failure)])
     verdicts = {row[0]: row[-1] for row in page.pass_rows(SimpleNamespace(books=books))}
     assert (verdicts["fusion"], verdicts["noop_removal"], verdicts["dead_code"]) == (
         "1 WRONG",
@@ -209,30 +192,31 @@ def test_only_the_guilty_pass_is_wrong(suite: Any) -> None:
     )
 
 
-def test_a_run_that_was_stopped_is_not_right(suite: Any) -> None:
+def test_a_run_that_was_stopped_is_not_right() -> None:
     """A page that Ctrl-C left says how far the run came; what was found wrong by then is what matters."""
-    from page import verdict_of  # of the suite
-
-    passed, failed = (suite.books.Finished(name, name, 1.0) for name in ("passed", "failed"))
-    assert verdict_of([passed, passed], tests=2, programs=9) == ("2 tests, 9 random programs: everything right", True)
-    assert verdict_of([passed], tests=2, programs=9) == (
+    passed, failed = (results.Finished(name, name, 1.0) for name in ("passed", "failed"))
+    assert page.verdict_of([passed, passed], tests=2, programs=9) == (
+        "2 tests, 9 random programs: everything right",
+        True,
+    )
+    assert page.verdict_of([passed], tests=2, programs=9) == (
         "stopped after 1 of 2 tests, 9 random programs: right so far",
         False,
     )
-    assert verdict_of([passed, failed], tests=9, programs=9) == ("1 of 2 tests failed", False)
+    assert page.verdict_of([passed, failed], tests=9, programs=9) == ("1 of 2 tests failed", False)
 
 
-def test_known_failures_need_a_link(suite: Any, tmp_path: Path) -> None:
+def test_known_failures_need_a_link(tmp_path: Path) -> None:
     """An entry marks the tests whose ids begin so, strictly; without a link, or without a test, it is refused."""
     path = tmp_path / "known.txt"
     path.write_text("# why\n\ntest_a.py::test_x  https://example.org/1  waits\n", encoding="utf-8")
     items = [_Item("conformance/test_a.py::test_x[1]"), _Item("conformance/test_a.py::test_y")]
-    suite.known.mark(suite.known.read(path), items)
+    known_failures.mark(known_failures.read(path), items)
     (mark,) = items[0].marks
     assert (mark.name, mark.kwargs) == ("xfail", {"reason": "https://example.org/1 waits", "strict": True})
     assert not items[1].marks
-    with pytest.raises(suite.known.KnownFailuresError, match="no test is called"):
-        suite.known.mark(suite.known.read(path), items[1:])
+    with pytest.raises(known_failures.KnownFailuresError, match="no test is called"):
+        known_failures.mark(known_failures.read(path), items[1:])
     path.write_text("test_a.py::test_x  soon\n", encoding="utf-8")
-    with pytest.raises(suite.known.KnownFailuresError, match="needs the link"):
-        suite.known.read(path)
+    with pytest.raises(known_failures.KnownFailuresError, match="needs the link"):
+        known_failures.read(path)

@@ -25,7 +25,7 @@ from npugraph_ex.testing import (
     load_rules,
     validate_replacement,
 )
-from npugraph_ex.testing.choices import Choices, Sampled
+from npugraph_ex.testing.generator.choices import Choices, Sampled
 from npugraph_ex.testing.validation.guards import numbers_in
 from npugraph_ex.testing.validation.survey import Setting
 from npugraph_ex.testing.validation.trials import in_turn

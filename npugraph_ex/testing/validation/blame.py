@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from npugraph_ex.testing.patterns import Pattern
+from npugraph_ex.testing.generator.patterns import Pattern
 from npugraph_ex.testing.validation.survey import Setting
 from npugraph_ex.testing.validation.trials import Trials
 

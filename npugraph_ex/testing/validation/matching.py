@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from npugraph_ex.fusion.registry import USER_RULES
 from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.fusion.rules import prepared_rules
-from npugraph_ex.testing.patterns import Pattern
+from npugraph_ex.testing.generator.patterns import Pattern
 from npugraph_ex.testing.validation.findings import Finding
 from npugraph_ex.testing.validation.survey import Setting, Surveyed, match_report
 

@@ -22,7 +22,7 @@ from npugraph_ex.fusion import tracing
 from npugraph_ex.fusion.engine import apply_rules
 from npugraph_ex.fusion.rule import PreparedRule, always
 from npugraph_ex.report.passes import PassReport, ReportBuilder
-from npugraph_ex.testing.patterns import Pattern
+from npugraph_ex.testing.generator.patterns import Pattern
 from npugraph_ex.testing.validation.guards import numbers_in
 
 Answer = Literal["fused", "guard", "library", "no trace"]

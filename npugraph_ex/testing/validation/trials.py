@@ -11,12 +11,12 @@ from typing import Any, Literal
 
 from hypothesis import strategies as st
 
-from npugraph_ex.testing.choices import Choices, Drawn, Sampled
-from npugraph_ex.testing.inputs import Dim, make_inputs
-from npugraph_ex.testing.oracle import Case, Outcome, check
-from npugraph_ex.testing.patterns import Pattern
-from npugraph_ex.testing.program import Program
-from npugraph_ex.testing.strategies import planted_programs
+from npugraph_ex.testing.generator.choices import Choices, Drawn, Sampled
+from npugraph_ex.testing.generator.inputs import Dim, make_inputs
+from npugraph_ex.testing.generator.patterns import Pattern
+from npugraph_ex.testing.generator.program import Program
+from npugraph_ex.testing.generator.strategies import planted_programs
+from npugraph_ex.testing.oracle.case import Case, Outcome, check
 from npugraph_ex.testing.validation.survey import Setting
 
 Fate = Literal["right", "wrong", "not fused", "not runnable", "not judged"]

@@ -10,9 +10,9 @@ from typing import Any
 from npugraph_ex.fusion.registry import USER_RULES
 from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.fusion.rules import RULE_NAMES
-from npugraph_ex.testing.patterns import Pattern, pattern_of
-from npugraph_ex.testing.script import script_of
-from npugraph_ex.testing.search import find_failure
+from npugraph_ex.testing.failures.script import script_of
+from npugraph_ex.testing.failures.search import find_failure
+from npugraph_ex.testing.generator.patterns import Pattern, pattern_of
 from npugraph_ex.testing.validation.blame import divide_of
 from npugraph_ex.testing.validation.effort import Effort
 from npugraph_ex.testing.validation.findings import Finding, Validation, ordered

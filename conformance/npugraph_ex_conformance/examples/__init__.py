@@ -1,0 +1,138 @@
+"""Families of examples: what a mutant, or a bug that came back, is looked for with. Each turns a seed into one example.
+
+An example answers which promise it found broken; nothing when all is well. The same seed is the same example everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from types import MappingProxyType
+
+import torch
+
+from npugraph_ex.testing.generator.strategies import Maker, exact_programs, planted_programs, sample
+from npugraph_ex.testing.oracle.case import Case, check
+
+Example = Callable[[int], str]
+"""From a seed to what is wrong with its example; empty when nothing is."""
+
+_RULE = "add_rms_norm_dynamic_quant"
+
+
+def programs(make: Callable[[], Maker], route: str) -> Example:
+    """Examples that the oracle checks along ``route``; ``make`` is called for the first of them."""
+    made: Callable[[], Maker] = cache(make)
+
+    def example(seed: int) -> str:
+        outcome = check(Case.of(sample(made(), seed), route=route))
+        return outcome.failures[0] if outcome.failures else ""
+
+    return example
+
+
+def _streams(seed: int) -> str:
+    from npugraph_ex_conformance.examples.streams import stream_example
+
+    return stream_example(seed)
+
+
+def _parts(seed: int) -> str:
+    from npugraph_ex_conformance.examples.parts import part_example
+
+    return part_example(seed)
+
+
+def _forms(seed: int) -> str:
+    from npugraph_ex_conformance.examples.stream_forms import form_example
+
+    return form_example(seed)
+
+
+def _updates(seed: int) -> str:
+    """Attention over a cache, whose lengths are host arguments of a captured graph, against eager mode.
+
+    With an odd ``seed`` the cache has two sizes in turn, so that there are two graphs.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def attend(query: torch.Tensor, cache: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+        found: torch.Tensor = torch.ops.npu.npu_fused_infer_attention_score(
+            query * 2, cache, cache, input_layout="BSH", num_heads=2, scale=0.5, actual_seq_lengths_kv=lengths
+        )[0]
+        return found + query
+
+    torch._dynamo.reset()
+    compiled = torch.compile(attend, backend="npugraph_ex", dynamic=True, fullgraph=True)
+    for call in range(4):
+        lengths = torch.randint(1, 7, (2,), generator=generator).tolist()
+        sizes = (1, 9 if seed * call % 2 else 6)
+        query, cache = (torch.randn(2, rows, 8, generator=generator).to("npu", torch.float16) for rows in sizes)
+        try:
+            with torch.no_grad():
+                actual = compiled(query, cache, lengths)
+        except Exception as error:  # noqa: BLE001 - whatever a fault makes the library raise is what was found
+            return f"raised {type(error).__name__}: {error}"
+        if not torch.equal(actual.cpu(), attend(query, cache, lengths).cpu()):
+            return f"replay, call {call}: another result than eager mode for lengths {lengths}"
+    return ""
+
+
+def _events(seed: int) -> str:
+    from npugraph_ex_conformance.examples.events import event_example
+
+    return event_example(seed)
+
+
+def _random_numbers(seed: int) -> str:
+    from npugraph_ex_conformance.examples.random_numbers import random_number_example
+
+    return random_number_example(seed)
+
+
+def _cache(seed: int) -> str:
+    from npugraph_ex_conformance.examples.caches import cache_example
+
+    return cache_example(seed)
+
+
+def _user_rules(seed: int) -> str:
+    from npugraph_ex_conformance.examples.user_rules import user_rule_example
+
+    return user_rule_example(seed)
+
+
+def _literals(seed: int) -> str:
+    from npugraph_ex_conformance.examples.literals import literal_example
+
+    return literal_example(seed)
+
+
+def _shared_pool(seed: int) -> str:
+    from npugraph_ex_conformance.examples.shared_pools import shared_pool_example
+
+    return shared_pool_example(seed)
+
+
+FAMILIES: Mapping[str, Example] = MappingProxyType(
+    {
+        "planted": programs(partial(planted_programs, pattern=_RULE), "fx"),
+        "near-miss muls_add": programs(partial(planted_programs, pattern="muls_add", near_miss=True), "fx"),
+        "near-miss": programs(partial(planted_programs, pattern=_RULE, near_miss=True), "fx"),
+        "exact": programs(exact_programs, "fx"),
+        "device": programs(partial(exact_programs, dynamic=False), "graph"),
+        "device dynamic": programs(partial(exact_programs, dynamic=True), "graph"),
+        "streams": _streams,
+        "parts": _parts,
+        "forms": _forms,
+        "events": _events,
+        "random numbers": _random_numbers,
+        "updates": _updates,
+        "cache": _cache,
+        "user rules": _user_rules,
+        "literals": _literals,
+        "shared pool": _shared_pool,
+    }
+)
+"""By name. All but "updates", "random numbers", "cache", "shared pool" and "device ..." need no device; "streams", "parts" and
+"forms" want the emulated one."""

@@ -1,0 +1,140 @@
+"""Examples about rules that users register: registered twice, for a missing operator, or met by a graph that they do not fit.
+
+Each is a small rule, a graph of the CPU, and what must come of the two: how many fusions, and the same results.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import fx
+from torch._inductor.pattern_matcher import CallFunction, Ignored, KeywordArg, MultiOutputPattern
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from npugraph_ex.fusion import registry
+from npugraph_ex.fusion.engine import apply_rules
+from npugraph_ex.fusion.registry import Registration, register_replacement
+from npugraph_ex.graph.metadata import difference
+from npugraph_ex.report.passes import ReportBuilder
+
+_Function = Callable[..., Any]
+_ATEN = torch.ops.aten
+
+
+def user_rule_example(seed: int) -> str:
+    """What is wrong with one example; empty when nothing is. ``seed`` modulo 4 chooses its kind."""
+    kinds = (_registered_again, _of_a_missing_operator, _promoted, _reshaped)
+    try:
+        return kinds[seed % len(kinds)](random.Random(seed))
+    except Exception as error:  # noqa: BLE001 - whatever a fault makes the library raise is what was found
+        return f"raised {type(error).__name__}: {error}"
+
+
+def applied(
+    function: _Function,
+    inputs: Sequence[torch.Tensor],
+    handles: Sequence[Registration],
+    wanted: int,
+    *,
+    dynamic: bool = False,
+) -> str:
+    """Apply the rules behind ``handles`` to the graph of ``function`` and compare; ``dynamic`` makes sizes symbols."""
+    with FakeTensorMode():
+        fakes = [torch.empty(value.shape, dtype=value.dtype) for value in inputs]
+    gm: fx.GraphModule = make_fx(function, tracing_mode="symbolic")(*inputs) if dynamic else make_fx(function)(*fakes)
+    names = {handle.name for handle in handles}
+    report = ReportBuilder()
+    apply_rules(gm.graph, [rule for rule in registry.USER_RULES.snapshot() if rule.rule.name in names], report)
+    gm.recompile()
+    done, before, after = report.build(), function(*inputs), gm(*inputs)
+    if done.fusions() != wanted:
+        return f"{done.fusions()} fusions instead of {wanted}"
+    changed = difference(before, after)
+    if changed:
+        return f"the result has {changed}"
+    return "" if torch.equal(before, after) else "the result has other values"
+
+
+def random_inputs(draw: random.Random, *dtypes: torch.dtype) -> list[torch.Tensor]:
+    """Small whole numbers, one matrix of each dtype, all of one shape."""
+    shape = (draw.randint(2, 4), draw.randint(2, 4))
+    generator = torch.Generator().manual_seed(draw.randint(0, 1 << 30))
+    return [torch.randint(-8, 9, shape, generator=generator).to(dtype) for dtype in dtypes]
+
+
+def _relu(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x)
+
+
+def _clamped(x: torch.Tensor) -> torch.Tensor:
+    return torch.clamp_min(x, 0)
+
+
+def _missing(x: torch.Tensor) -> torch.Tensor:
+    fused: torch.Tensor = torch.ops.npu.npu_operator_of_another_soc(x)
+    return fused
+
+
+def _registered_again(draw: random.Random) -> str:
+    """Every model registers its rules; they fuse until the last one has taken them back."""
+    inputs, example = random_inputs(draw, torch.float32), torch.empty(2, 2)
+    with ExitStack() as stack:
+        handles = [
+            stack.enter_context(register_replacement(_relu, _clamped, [example], skip_duplicates=draw.random() < 0.5))
+            for _ in range(draw.randint(2, 3))
+        ]
+        for handle in draw.sample(handles, len(handles)):
+            wrong = applied(torch.relu, inputs, [handle], 1)
+            if wrong:
+                return wrong
+            handle.remove()
+        return applied(torch.relu, inputs, handles, 0)
+
+
+def _of_a_missing_operator(draw: random.Random) -> str:
+    """It is registered all the same, does nothing, and does not keep another rule from working."""
+    inputs, example = random_inputs(draw, torch.float32), torch.empty(2, 2)
+    with register_replacement(_relu, _missing, [example]) as first:
+        alone = applied(torch.relu, inputs, [first], 0)
+        with register_replacement(_relu, _clamped, [example]) as second:
+            return alone or applied(torch.relu, inputs, [first, second], 1)
+
+
+def _promoted(draw: random.Random) -> str:
+    """Right for two tensors of one dtype, and not where the first is the narrower of two."""
+    narrow, wide = draw.choice(((torch.float16, torch.float32), (torch.int32, torch.float32)))
+    inputs, example = random_inputs(draw, narrow, wide), torch.empty(2, 2)
+
+    def difference_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.sub(x, y)
+
+    def sum_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.add(x, torch.neg(y)).to(x.dtype)
+
+    with register_replacement(difference_of, sum_of, [example, example]) as rule:
+        same = [inputs[1], inputs[1] * 2]
+        return applied(difference_of, same, [rule], 1) or applied(difference_of, inputs, [rule], 0)
+
+
+def _reshaped(draw: random.Random) -> str:
+    """A pattern by hand that takes every view for a flatten, with a search function that only stands in for it."""
+    first, second, last = draw.sample(range(2, 6), 3)
+    values = torch.randn(first, second, last, generator=torch.Generator().manual_seed(draw.randint(0, 1 << 30)))
+    pattern = MultiOutputPattern(
+        [CallFunction(_ATEN.relu.default, CallFunction(_ATEN.view.default, KeywordArg("x"), Ignored()))]
+    )
+
+    def stands_in(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.relu(x), torch.neg(x)
+
+    def flattened(x: torch.Tensor) -> torch.Tensor:
+        return torch.clamp_min(x.flatten(0, 1), 0)
+
+    with register_replacement(stands_in, flattened, [values], search_fn_pattern=pattern) as rule:
+        right = applied(lambda x: torch.relu(x.view(first * second, last)), [values], [rule], 1)
+        return right or applied(lambda x: torch.relu(x.view(last, first * second)), [values], [rule], 0)

@@ -1,0 +1,1 @@
+"""Small decoders with random weights, for the tests of models."""

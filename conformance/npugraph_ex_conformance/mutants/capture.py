@@ -1,0 +1,134 @@
+"""Faults of capture, replay, the update of host arguments, and the key of saved compilations."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from npugraph_ex.testing.mutation import Mutant
+from npugraph_ex_conformance.mutants._patches import answering, doing_nothing
+
+_KEY = "npugraph_ex.cache.key"
+_FOOTPRINT = "npugraph_ex.aclgraph.footprint"
+_INPUTS = "npugraph_ex.aclgraph.inputs"
+_LAUNCHER = "npugraph_ex.aclgraph._npu_private:launcher"
+_OUTPUTS = "npugraph_ex.aclgraph.outputs"
+_UPDATES = "npugraph_ex.aclgraph.updates"
+
+
+def _adopting(original: Any) -> Any:
+    def init(self: Any, tensor: torch.Tensor, *, adopt: bool) -> None:
+        del adopt
+        original(self, tensor, adopt=True)
+
+    return init
+
+
+def _at_the_start(original: Any) -> Any:
+    """A result in the memory of another tensor begins where that tensor begins."""
+
+    def of(value: Any, whole: Any) -> Any:
+        return dataclasses.replace(original(value, whole), offset=0)
+
+    return of
+
+
+def _first_key(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The sizes of the first call are those of every call."""
+    seen: dict[int, Any] = {}
+
+    def numbers(self: Any, inputs: Any) -> Any:
+        return seen.setdefault(id(self), original(self, inputs))
+
+    return numbers
+
+
+def _drawing_as_at_capture(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Every replay finds the generator where the capture left it."""
+
+    def launcher(graph: Any) -> Callable[[], None]:
+        launch, at_capture = original(graph), torch.npu.get_rng_state()
+
+        def replay() -> None:
+            now = torch.npu.get_rng_state()
+            torch.npu.set_rng_state(at_capture)
+            launch()
+            torch.npu.set_rng_state(now)
+
+        return replay
+
+    return launcher
+
+
+class _FromTheStart(list[Any]):
+    """What all graphs append to; each reads as many as it has, and finds those of the first."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self._count = count
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(super().__iter__(), self._count)
+
+
+def _one_list(original: Callable[..., Any]) -> Callable[..., Any]:
+    """All captured graphs of an FX graph, which have one plan, share their list of task groups."""
+    lists: dict[int, tuple[Any, _FromTheStart]] = {}  # the plan as well, so that its number is not given to another
+
+    def init(self: Any, plan: Any) -> None:
+        original(self, plan)
+        _, self._tasks = lists.setdefault(id(plan), (plan, _FromTheStart(len(plan.calls))))
+
+    return init
+
+
+MUTANTS = (
+    Mutant(
+        "replay-overwrites-results", "a result never changes because of a later call",
+        f"{_OUTPUTS}:Outputs.held", answering(answer=False), "device",
+    ),
+    Mutant(
+        "replay-overwrites-other-graphs", "no replay overwrites what a graph of another function handed out",
+        f"{_FOOTPRINT}:Footprint.is_overwritten", answering(answer=False), "shared pool",
+    ),
+    Mutant(
+        "replay-ignores-addresses", "an input that is used in place and has moved is captured anew",
+        f"{_INPUTS}:InputPlan.addresses", answering(()), "device",
+    ),
+    Mutant(
+        "replay-ignores-sizes", "another size is another graph",
+        f"{_INPUTS}:InputPlan.numbers", _first_key, "device dynamic",
+    ),
+    Mutant(
+        "capture-adopts-inputs", "a caller's tensor does not become the graph's buffer",
+        f"{_INPUTS}:Buffer.__init__", _adopting, "device",
+    ),
+    Mutant(
+        "outputs-forget-offsets", "an output in an input's memory lies where the graph put it",
+        f"{_OUTPUTS}:_Part.of", _at_the_start, "device",
+    ),
+    Mutant(
+        "replay-draws-the-same-numbers", "random numbers are other ones at every call",
+        _LAUNCHER, _drawing_as_at_capture, "random numbers",
+    ),
+    Mutant(
+        "update-never-happens", "a replay sees its own host arguments",
+        f"{_UPDATES}:Updates.apply", doing_nothing, "updates",
+    ),
+    Mutant(
+        "update-lists-are-shared", "an update is of the graph that is replayed next, and of no other",
+        f"{_UPDATES}:Updates.__init__", _one_list, "updates",
+    ),
+    Mutant(
+        "cache-key-ignores-options", "what was compiled with other options is not used",
+        f"{_KEY}:_options", answering(""), "cache",
+    ),
+    Mutant(
+        "cache-key-ignores-rules", "what was compiled with other rules is not used",
+        f"{_KEY}:_rule", answering(()), "cache",
+    ),
+)  # fmt: skip

@@ -1,0 +1,81 @@
+"""Faults of streams: native streams, scopes and tagged events; the race check, joins and lifetimes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from npugraph_ex.graph.streams.labels import STREAM
+from npugraph_ex.testing.mutation import Mutant
+from npugraph_ex_conformance.mutants._patches import answering, doing_nothing, with_result
+
+_WALK = "npugraph_ex.stream_check.analysis:_Walk"
+_CLOSURE = "npugraph_ex.passes.event_closure"
+_NATIVE = "npugraph_ex.frontend.native_streams.streams:_Lowering"
+_EVENTS = "npugraph_ex.passes.events:_Lowering"
+
+
+def _at_the_output(original: Any) -> Any:
+    del original
+    return lambda graph: next(iter(graph.find_nodes(op="output")))
+
+
+def _ordering_nothing(original: Any) -> Any:
+    del original
+    return lambda self, node, _first, _then: self._replace(node, [])
+
+
+def _without_a_word(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A wait that finds no record goes, and nobody is told."""
+
+    def wait(self: Any, node: Any) -> None:
+        if self._event(node).record is None:
+            self.graph.erase_node(node)
+        else:
+            original(self, node)
+
+    return wait
+
+
+def _without_stream(labels: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in labels.items() if key not in {STREAM, "stream_label"}}
+
+
+MUTANTS = (
+    Mutant(
+        "races-of-whole-regions", "bytes that are interleaved and disjoint do not conflict",
+        "npugraph_ex.stream_check.accesses:share_no_byte", answering(answer=False), "streams",
+    ),
+    Mutant(
+        "functional-writes-are-not-ordered", "what functional forms of writes make dependent is ordered",
+        "npugraph_ex.stream_check.analysis:_Walk._made_dependent", doing_nothing, "parts",
+    ),
+    Mutant(
+        "check-ignores-reuse", "memory freed on one stream is not reused while another still uses it",
+        f"{_WALK}._reused", doing_nothing, "streams",
+    ),
+    Mutant(
+        "closure-does-not-join", "the main stream waits for all others in the end",
+        f"{_CLOSURE}:_join", doing_nothing, "streams",
+    ),
+    Mutant(
+        "closure-joins-after-write-back", "the join comes before written inputs are written back",
+        f"{_CLOSURE}:epilogue", _at_the_output, "streams",
+    ),
+    Mutant(
+        "lifetimes-are-not-lengthened", "memory lives until every stream is through with it",
+        "npugraph_ex.passes.lifetimes:_protect", doing_nothing, "streams",
+    ),
+    Mutant(
+        "native-wait-stream-orders-nothing", "a stream that waits for another begins after it",
+        f"{_NATIVE}._order", _ordering_nothing, "forms",
+    ),
+    Mutant(
+        "scopes-lose-their-stream", "what stands in a scope runs on its stream",
+        "npugraph_ex.passes.scopes:labels_of", with_result(_without_stream), "forms",
+    ),
+    Mutant(
+        "waits-before-records-go-unsaid", "a wait for a tagged event that was not recorded yet is reported",
+        f"{_EVENTS}._wait", _without_a_word, "events",
+    ),
+)  # fmt: skip

@@ -1,0 +1,63 @@
+"""Passes, capture and replay on int32 programs with views, aliases and in-place writes, where nothing may differ."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from npugraph_ex import testing
+from npugraph_ex_conformance.examples.shared_pools import shared_pool_example
+from npugraph_ex_conformance.session import Run
+
+WHAT = "(integers)"
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_integers(run: Run, dynamic: bool) -> None:
+    """Replay with new values at new addresses gives eager mode's integers, aliases and writes; old results stay."""
+    maker = testing.exact_programs(dynamic=dynamic)
+    run.explore(f"integers {dynamic}", maker, examples=run.profile.integers, what=WHAT)
+
+
+def test_integers_through_torch_compile(run: Run) -> None:
+    """The same through Dynamo and AOT, which handle aliased and written inputs in their own ways."""
+    run.explore(
+        "compiled integers", testing.exact_programs(), examples=2 * run.profile.compiled, route="compile", what=WHAT
+    )
+
+
+def test_graphs_of_one_pool(run: Run) -> None:
+    """Graphs of several functions and sizes in one pool: no replay overwrites what another one handed out."""
+    for number in range(run.profile.shared_pool):
+        example = run.seed * 1_000_003 + number
+        with run.entered("(shared pool)", source=f"shared_pool_example({example})", kind="shared pool"):
+            assert shared_pool_example(example) == ""
+
+
+def test_memory_is_given_back(run: Run) -> None:
+    """What was compiled and is gone holds no byte, no graph and no event, and its pools' memory can be returned."""
+    _use(run, 0)  # sets up what is kept for good
+    before = _in_use(run)
+    for example in range(1, run.profile.shared_pool + 1):
+        _use(run, example)
+    assert _in_use(run) == before
+
+
+def _use(run: Run, example: int) -> None:
+    name = f"memory {run.seed}:{example}"
+    with run.entered("(memory)", source=name, kind="memory given back"):
+        assert testing.check(testing.Case.of(testing.sample(testing.exact_programs(), name))).failures == []
+
+
+def _in_use(run: Run) -> tuple[int, ...]:
+    gc.collect()
+    torch.accelerator.empty_cache()
+    memory = (torch.accelerator.memory_allocated(), torch.accelerator.memory_reserved())
+    if run.target.kind != "emulated":
+        return memory
+    import npu_emulator
+
+    device = npu_emulator.resources()
+    return (*memory, sum(graph.alive for graph in device.graphs), device.events_used)

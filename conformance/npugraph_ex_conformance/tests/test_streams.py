@@ -1,0 +1,152 @@
+"""The stream check against the device: on a corpus and on random graphs both must say the same, and repairs must hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis.strategies import sampled_from
+from torch import fx
+
+import npu_emulator
+from npugraph_ex import compile_fx, last_report
+from npugraph_ex.errors import StreamOrderError
+from npugraph_ex.passes.stream_order import repair
+from npugraph_ex.report.findings import Code, Finding
+from npugraph_ex.report.passes import PassReport
+from npugraph_ex.stream_check.analysis import analyse
+from npugraph_ex.testing.streams.forms import FORM_NAMES
+from npugraph_ex.testing.streams.programs import StreamProgram, counting_inputs
+from npugraph_ex.testing.streams.runs import Reuse, Verdict, judge, run_in_order
+from npugraph_ex.testing.streams.strategies import parts_graphs, stream_graphs
+from npugraph_ex_conformance.corpus.streams import stream_corpus
+from npugraph_ex_conformance.examples.parts import OPTIONS, check_parts
+from npugraph_ex_conformance.examples.stream_forms import check_form
+from npugraph_ex_conformance.session import Run
+
+FEW = ("lazy", "random:1", "random:2", "pct:1:3")
+RACES = {Code.READ_AFTER_WRITE, Code.WRITE_AFTER_READ, Code.WRITE_AFTER_WRITE}
+PROGRAMS = [pytest.param(program, id=program.name) for program in stream_corpus()]
+
+pytestmark = pytest.mark.skipif(not npu_emulator.is_active(), reason="schedules and races are the emulated device's")
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_check_and_device_agree(run: Run, program: StreamProgram) -> None:
+    """In the program as it is, mended, and repaired, the check finds an error where the device finds a race."""
+    with run.entered("(streams) corpus: check and device", source=program.name):
+        _agree(program)
+
+
+def _agree(program: StreamProgram) -> None:
+    for mended in (False, True):
+        gm = program.graph(mended=mended)
+        found, verdict = analyse(gm.graph), judge(gm, program.inputs())
+        assert verdict.is_racy == bool(found.errors) == (not mended), f"{gm.graph}\n{found}\n{verdict}"
+    gm = program.graph(mended=False)
+    repair(gm.graph, analyse(gm.graph))
+    verdict = judge(gm, program.inputs())
+    assert not verdict.is_racy, f"{gm.graph}\n{verdict}"
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_compiled(run: Run, program: StreamProgram) -> None:
+    """Compiled, a race is refused or repaired as the option says; forks, joins and memory are the compiler's own affair."""
+    with run.entered("(streams) corpus: compiled", source=program.name) as reports:
+        _compile(program, reports)
+
+
+def _compile(program: StreamProgram, reports: list[PassReport]) -> None:
+    for mended in (False, True):
+        assert _is_refused(program.graph(mended=mended)) == (not mended and bool(RACES & set(program.codes)))
+        gm = program.graph(mended=mended)
+        expected = run_in_order(gm, program.inputs())
+        compiled = compile_fx(gm, None, {"stream_check": "repair"})
+        report = last_report()
+        assert report is not None
+        reports.append(report)
+        for text in FEW:
+            with npu_emulator.schedule(text):
+                inputs = [tensor.npu() for tensor in program.inputs()]
+                results = [tensor.cpu() for tensor in (*compiled(*inputs), *inputs)]
+            _assert_equal(results, expected, text)
+
+
+def _is_refused(gm: fx.GraphModule) -> bool:
+    try:
+        compile_fx(gm, None, {"stream_check": "raise"})
+    except StreamOrderError:
+        return True
+    return False
+
+
+def _assert_equal(results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], text: str) -> None:
+    for number, (result, meant) in enumerate(zip(results, expected, strict=True)):
+        assert result.tolist() == meant.tolist(), f"value {number} under schedule {text}"
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("form", FORM_NAMES)
+def test_every_form(run: Run, form: str, dynamic: bool) -> None:
+    """Written in every form, the program gives the plain one's integers, at other sizes too, without a race."""
+    with run.entered(f"(streams) form: {form}") as reports:
+        wrong, report = check_form(form, dynamic=dynamic, schedules=FEW)
+        assert wrong == ""
+        assert report is not None
+        reports.append(report)
+
+
+@pytest.mark.parametrize("keep", [True, False], ids=["kept", "freed"])
+def test_random_graphs(run: Run, keep: bool) -> None:
+    """On random graphs, forks and joins left out of some, the check says racy exactly where the device does."""
+
+    @seed(run.seed)
+    @settings(max_examples=run.profile.streams, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(stream_graphs(keep=keep))
+    def agree(gm: fx.GraphModule) -> None:
+        with run.entered(f"(streams) random graphs, memory {'kept' if keep else 'freed'}", source=str(gm.graph)):
+            check(gm)
+
+    def check(gm: fx.GraphModule) -> None:
+        inputs, found = counting_inputs(gm), analyse(gm.graph)
+        verdict = judge(gm, inputs, schedules=FEW)
+        report = f"{gm.graph}\n{found}\n{verdict}"
+        if {finding.code for finding in found.errors} == {Code.MEMORY_REUSED}:
+            for finding in found.errors:  # the check takes any free block for possible: so each must be
+                assert _in_that_block(gm, finding).is_racy, f"{finding}\n{report}"
+        else:
+            assert verdict.is_racy == bool(found.errors), report
+        repair(gm.graph, found)
+        gm.graph.lint()
+        assert not analyse(gm.graph).errors, f"not repaired: {gm.graph}\n{report}"
+        after = judge(gm, inputs, schedules=FEW)
+        assert not after.is_racy, f"repaired in vain: {gm.graph}\n{after}\n{report}"
+
+    agree()
+
+
+def test_random_parts(run: Run) -> None:
+    """Compiled, random programs whose streams write parts of one buffer mean on every schedule what they mean in order."""
+
+    @seed(run.seed)
+    @settings(
+        max_examples=run.profile.streams // 2, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    )
+    @given(parts_graphs(), sampled_from(OPTIONS))
+    def agree(gm: fx.GraphModule, options: Mapping[str, Any]) -> None:
+        with run.entered("(streams) random parts of one buffer", source=str(gm.graph)) as reports:
+            assert check_parts(gm, options) == ""
+            report = last_report()
+            assert report is not None
+            reports.append(report)
+
+    agree()
+
+
+def _in_that_block(gm: fx.GraphModule, finding: Finding) -> Verdict:
+    """What the device says if the allocator hands out the very block that a finding is about."""
+    assert finding.second is not None
+    return judge(gm, counting_inputs(gm), schedules=FEW, reuse=Reuse(finding.second.node, finding.keep_alive))

@@ -1,0 +1,1 @@
+"""Random programs: typed steps over named values, around a planted pattern or of integers alone."""

@@ -1,0 +1,395 @@
+"""The three-way oracle: eager mode, the optimised graph run operator by operator, and capture and replay.
+
+Each way makes the same calls, on inputs of its own, with new values and (mostly) new addresses each time, with
+unrelated memory allocated in between and every result kept alive. Then:
+
+* replay equals the optimised graph to the bit, call by call, right after each call and again at the end;
+* the optimised graph equals eager mode in metadata, aliasing and changed inputs, and in values by the float64 judge;
+* exactly the expected number of subgraphs was fused, and no pass had to be rolled back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import fx
+
+import npugraph_ex
+from npugraph_ex.aclgraph import compile_graph
+from npugraph_ex.config import CompilerConfig
+from npugraph_ex.config.compiler_config import apply_flat
+from npugraph_ex.fusion.rules import options_for
+from npugraph_ex.report.passes import PassReport
+from npugraph_ex.testing.arguments import check_fields, check_least, checked
+from npugraph_ex.testing.generator.inputs import Input, make_inputs, refill, symbols_of
+from npugraph_ex.testing.generator.program import Program, check_source, function_of
+from npugraph_ex.testing.oracle import tracing
+from npugraph_ex.testing.oracle.judge import Limits, same_values
+from npugraph_ex.testing.oracle.memory import replay_uses_memory
+from npugraph_ex.testing.oracle.observation import Observation, host_copy, observe, visible_difference
+from npugraph_ex.testing.oracle.verdict import JudgedValues, judge_values
+from npugraph_ex.testing.oracle.without_device import compare_on_host, optimise, replaced_nodes
+
+ROUTES = ("fx", "graph", "compile")
+"""How a case is checked: the passes alone, on the CPU; without Dynamo; and all of ``torch.compile``."""
+_JUDGED_CALLS = 2
+"""In how many calls of a case values are judged: the float64 reference costs more than all the rest. Replay is compared in all."""
+
+
+def check_route(name: str, route: str) -> None:
+    """Raise ValueError where there is no such route."""
+    if route not in ROUTES:
+        raise ValueError(f"{name} must be one of {', '.join(ROUTES)}; it is {route!r}.")
+
+
+_CAPTURES: tuple[Mapping[str, Any], ...] = (
+    {},
+    {"frozen_parameter": True},
+    {"clone_output": True},
+    {
+        "clone_output": True,
+        "frozen_parameter": True,
+    },  # one capture for all calls: a moved input cannot hide in a new one
+)
+"""Options that change how results are handed out and which addresses are compared, and no value: inputs are no parameters."""
+
+
+def _of_capture(program: Program) -> Mapping[str, Any]:
+    """Which of these a program is checked with, by its text, so that a program is always checked alike."""
+    return _CAPTURES[crc32(program.source.encode()) % len(_CAPTURES)]
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise the configuration's own ValueError for an option that there is not, or that cannot have its value."""
+    apply_flat(CompilerConfig(), dict(options))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One program with everything that decides how it is checked.
+
+    Attributes:
+        source: the text of a function ``program`` of tensors.
+        inputs: its arguments.
+        sizes: for each call, the values of the symbols in their shapes.
+        route: "fx" checks the passes on the CPU, without a device; "graph" traces without Dynamo, captures and replays;
+            "compile" goes through ``torch.compile``.
+        dynamic: compile for symbolic shapes.
+        functional: functionalise in-place operators before the passes (route "graph"; "compile" always does).
+        expected: how many fusions there must be; None when any number will do.
+        runs: False to look at the graph only.
+        options: compile options.
+        limits: of the judge.
+    """
+
+    source: str
+    inputs: tuple[Input, ...]
+    sizes: tuple[Mapping[str, int], ...] = ({}, {}, {}, {})
+    route: str = "graph"
+    dynamic: bool = False
+    functional: bool = True
+    expected: int | None = None
+    runs: bool = True
+    options: Mapping[str, Any] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_route("Case.route", self.route)
+        if len(self.sizes) < 2 and self.runs:
+            raise ValueError("Case.sizes must name at least two calls, or nothing is ever replayed with new values.")
+        check_source(self.source, len(self.inputs))
+        if self.expected is not None:
+            check_least("Case.expected", self.expected, 0)
+        symbols = frozenset().union(*(symbols_of(spec.shape) for spec in self.inputs))
+        for call, sizes in enumerate(self.sizes):
+            if not symbols <= sizes.keys():
+                raise ValueError(
+                    f"Case.sizes must name {', '.join(sorted(symbols))} in every call; call {call} has {dict(sizes)}."
+                )
+        check_options(self.options)
+
+    @classmethod
+    def of(cls, program: Program, *, route: str = "graph", options: Mapping[str, Any] | None = None) -> Case:
+        """The case of a drawn program."""
+        expected = program.expected
+        if route == "compile" and program.near_miss in ("argument mutation", "late input"):
+            expected = None  # AOT makes the write functional, after which nothing stands in the way
+        return cls(
+            source=program.source,
+            inputs=program.inputs,
+            sizes=program.sizes,
+            route=route,
+            dynamic=program.dynamic,
+            functional=program.functional,
+            expected=expected,
+            runs=program.runs,
+            options={**options_for(program.pattern), **_of_capture(program), **(options or {})},
+        )
+
+    def function(self) -> Callable[..., Any]:
+        """The program, callable."""
+        return function_of(self.source)
+
+
+@dataclass
+class Outcome:
+    """What came of a case.
+
+    Attributes:
+        failures: one sentence each; empty when all is well. The first word says which promise was broken.
+        fusions: how many subgraphs were replaced.
+        near_misses: the reasons that the pass report gives for subgraphs that were left alone.
+        worst_ulp: the largest distance from the float64 reference of a floating-point result that differs from eager mode's.
+        eager_ulp: eager mode's distance at that element.
+        report: the pass report, when the graph was compiled.
+    """
+
+    failures: list[str] = field(default_factory=list)
+    fusions: int = 0
+    near_misses: tuple[str, ...] = ()
+    worst_ulp: float = 0.0
+    eager_ulp: float = 0.0
+    report: PassReport | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether every promise held."""
+        return not self.failures
+
+    @property
+    def kind(self) -> str:
+        """Which promise was broken first, in two words; empty when none was."""
+        return " ".join(self.failures[0].replace(",", "").split()[:2]) if self.failures else ""
+
+
+@dataclass
+class _Session:
+    """All calls that one way of running made."""
+
+    seen: list[Observation] = field(default_factory=list)
+    alive: list[tuple[Any, ...]] = field(default_factory=list)
+    inputs: list[list[torch.Tensor]] = field(default_factory=list)
+
+    def at_end(self) -> list[list[Any]]:
+        """The results of every call as they are now."""
+        return [[host_copy(value) for value in outputs] for outputs in self.alive]
+
+
+def _session(function: Callable[..., Any], case: Case) -> _Session:
+    """Make every call of the case: new addresses for each, except that the last reuses those of the one before."""
+    session, junk = _Session(), []
+    for call, sizes in enumerate(case.sizes):
+        reuse = call == len(case.sizes) - 1 and call > 0 and sizes == case.sizes[call - 1]
+        if reuse:
+            inputs = session.inputs[-1]
+            refill(inputs, case.inputs, sizes, call)
+        else:
+            inputs = make_inputs(case.inputs, sizes=sizes, call=call)
+        outputs = function(*inputs)
+        outputs = tuple(outputs) if isinstance(outputs, (tuple, list)) else (outputs,)
+        session.seen.append(observe(inputs, outputs))
+        session.alive.append(outputs)
+        session.inputs.append(inputs)
+        # Somebody else's memory, so that nothing is right because an address happened to be free.
+        junk.append(torch.full((257 + 64 * call,), -7.0, device=inputs[0].device if inputs else "npu"))
+        if call % 2:
+            junk.clear()
+    return session
+
+
+@checked
+def check(case: Case | Program) -> Outcome:
+    """Check one case. Never raises for what the case does: an exception is a failure of the outcome.
+
+    Args:
+        case: with everything that decides how it is checked; or a program as strategies draw them, which is checked as
+            ``Case.of(program)``.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    case = Case.of(case) if isinstance(case, Program) else case
+    outcome = Outcome()
+    try:
+        _check(case, outcome)
+    except Exception as error:  # noqa: BLE001 - whatever the code under test raises is what the outcome reports
+        outcome.failures.append(f"raised {type(error).__name__}: {str(error)[:1500]}")
+    return outcome
+
+
+def _check(case: Case, outcome: Outcome) -> None:
+    if case.route == "fx":
+        _check_passes(case, outcome)
+        return
+    compiled = _Compiled(case)
+    if not case.runs:
+        compiled.optimise()
+        _count(case, outcome, compiled.report)
+        return
+    # Where in-place operators were made functional, what outputs alias is AOT's runtime's affair, not the graph's: the
+    # graph as traced is then what must not change.
+    without = compiled.traced if case.route == "graph" and case.functional else case.function()
+    eager = _session(without, case)
+    optimised = _session(compiled.optimise(), case)
+    _count(case, outcome, compiled.report)
+    captured = compiled.capture()
+    replayed = _session(captured, case)
+    _compare_exactly(optimised, replayed, outcome)
+    if case.route == "graph" and outcome.ok:
+        _check_memory(case, captured, replayed, outcome)
+    _compare_with_eager(case, compiled.traced, eager, optimised, outcome)
+
+
+def _check_passes(case: Case, outcome: Outcome) -> None:
+    traced = tracing.trace(
+        case.function(), case.inputs, case.sizes[0], dynamic=case.dynamic, functional=case.functional
+    )
+    optimised = tracing.copy_of(traced)
+    report = optimise(optimised, case.options)
+    _count(case, outcome, report)
+    if not case.runs:
+        return
+    judged = compare_on_host(traced, optimised, report, inputs=case.inputs, sizes=case.sizes, limits=case.limits)
+    outcome.worst_ulp, outcome.eager_ulp = judged.worst_ulp, judged.eager_ulp
+    outcome.failures += [f"optimised, {message}" for message in judged.messages]
+
+
+def check_optimised(
+    case: Case, traced: fx.GraphModule, optimised: Callable[..., Any], report: PassReport | None
+) -> Outcome:
+    """Compare an optimised graph, run operator by operator, with the graph that it was made from."""
+    outcome = Outcome()
+    _count(case, outcome, report)
+    _compare_with_eager(case, traced, _session(traced, case), _session(optimised, case), outcome)
+    return outcome
+
+
+class _Compiled:
+    """The case's program, compiled both ways."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.report: PassReport | None = None
+        self.traced: fx.GraphModule = tracing.trace(
+            case.function(), case.inputs, case.sizes[0], dynamic=case.dynamic, functional=case.functional
+        )
+
+        self._graph: fx.GraphModule | None = None
+
+    def optimise(self) -> Callable[..., Any]:
+        """The optimised graph, to be run operator by operator."""
+        if self.case.route == "compile":
+            return self._through_dynamo({**self.case.options, "force_eager": True})
+        self._graph = tracing.copy_of(self.traced)
+        compiled = npugraph_ex.compile_fx(self._graph, None, {**self.case.options, "force_eager": True})
+        self.report = npugraph_ex.last_report()
+        return compiled
+
+    def capture(self) -> Callable[..., Any]:
+        """The optimised graph, captured and replayed."""
+        if self.case.route == "compile" or self._graph is None:
+            return self._through_dynamo(self.case.options)
+        # The passes have run already; this is what compile_fx does after them. A graph that is not captured is no replay.
+        config = CompilerConfig()
+        apply_flat(config, {"require_capture": True, **self.case.options})
+        examples = [node.meta.get("val") for node in self._graph.graph.find_nodes(op="placeholder")]
+        return compile_graph(self._graph, examples, config.to_options())
+
+    def _through_dynamo(self, options: Mapping[str, Any]) -> Callable[..., Any]:
+        torch._dynamo.reset()
+        # Not dynamic=True, which would make every size symbolic, those too that the program knows as numbers. As it is,
+        # Dynamo compiles the second call anew with those sizes symbolic that have changed.
+        compiled = torch.compile(self.case.function(), backend="npugraph_ex", options=dict(options), fullgraph=True)
+
+        def call(*inputs: torch.Tensor) -> Any:
+            with torch.no_grad():
+                result = compiled(*inputs)
+            self.report = npugraph_ex.last_report()
+            return result
+
+        return call
+
+
+def _count(case: Case, outcome: Outcome, report: PassReport | None) -> None:
+    if report is None:
+        outcome.failures.append("compile produced no pass report")
+        return
+    outcome.report = report
+    outcome.fusions = report.fusions()
+    outcome.near_misses = tuple(miss.reason for miss in report.near_misses())
+    if case.expected is not None and outcome.fusions != case.expected:
+        reasons = "; ".join(outcome.near_misses) or "none"
+        outcome.failures.append(f"fused {outcome.fusions} times instead of {case.expected}; near-misses: {reasons}")
+    outcome.failures += [
+        f"pass {record.name} was rolled back: {record.message}"
+        for record in report.passes
+        if record.outcome == "rolled back"
+    ]
+
+
+def _compare_exactly(optimised: _Session, replayed: _Session, outcome: Outcome) -> None:
+    """Replay is bit-equal to the optimised graph: no tolerance."""
+    for call, (expected, actual) in enumerate(zip(optimised.seen, replayed.seen, strict=True)):
+        what = visible_difference(expected, actual) or _first_difference(expected, actual)
+        if what:
+            outcome.failures.append(f"replay, call {call}: {what}")
+            return
+    for call, (before, after) in enumerate(zip(optimised.at_end(), replayed.at_end(), strict=True)):
+        for position, (old, new) in enumerate(zip(before, after, strict=True)):
+            if not same_values(old, new):
+                outcome.failures.append(f"replay, output {position} of call {call} was changed by a later call")
+                return
+
+
+def _check_memory(case: Case, captured: Callable[..., Any], session: _Session, outcome: Outcome) -> None:
+    """Once captured, a call allocates nothing but copies of its results, and gives back what they were."""
+    session.alive.clear()
+    call = len(case.sizes) - 1
+    inputs = make_inputs(case.inputs, sizes=case.sizes[call], call=call)
+    found = replay_uses_memory(captured, inputs)
+    if found:
+        outcome.failures.append(f"replay {found}")
+
+
+def _first_difference(expected: Observation, actual: Observation) -> str | None:
+    pairs = [("output", expected.outputs, actual.outputs), ("input", expected.inputs, actual.inputs)]
+    for kind, left, right in pairs:
+        for position, (old, new) in enumerate(zip(left, right, strict=True)):
+            if not same_values(old, new):
+                return f"{kind} {position} differs from the optimised graph run operator by operator"
+    return None
+
+
+def _compare_with_eager(
+    case: Case, traced: fx.GraphModule, eager: _Session, optimised: _Session, outcome: Outcome
+) -> None:
+    judged_calls = 0
+    for call, (expected, actual) in enumerate(zip(eager.seen, optimised.seen, strict=True)):
+        # A fused operator may return as a view what was none. Without Dynamo and AOT, a graph is compared with itself.
+        kept_as = case.route == "compile" and outcome.fusions == 0
+        difference = visible_difference(expected, actual, kept_as=kept_as)
+        if difference:
+            outcome.failures.append(f"optimised, call {call}: {difference}")
+            return
+        values: Sequence[Any] = (*actual.outputs, *actual.inputs)
+        wanted: Sequence[Any] = (*expected.outputs, *expected.inputs)
+        if all(same_values(old, new) for old, new in zip(wanted, values, strict=True)) or outcome.report is None:
+            continue
+        judged_calls += 1
+        if judged_calls > _JUDGED_CALLS:
+            return
+        inputs = partial(make_inputs, case.inputs, sizes=case.sizes[call], call=call)
+        what = JudgedValues(traced, inputs, len(actual.outputs), replaced_nodes(outcome.report))
+        judged = judge_values(what, values, wanted, limits=case.limits)
+        outcome.worst_ulp, outcome.eager_ulp = max(
+            (outcome.worst_ulp, outcome.eager_ulp), (judged.worst_ulp, judged.eager_ulp)
+        )
+        outcome.failures += [f"optimised, call {call}, {message}" for message in judged.messages]
+        if judged.messages:
+            return

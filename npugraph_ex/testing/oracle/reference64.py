@@ -1,0 +1,267 @@
+"""Runs a traced graph on the CPU in float64: the reference that every floating-point result is judged by.
+
+Every floating-point tensor is float64 whatever dtype the graph gives it; integers are exact. npu operators compute
+through ``npugraph_ex.operators``. A tensor that was quantised carries the value that it had before rounding, through
+views and copies, because its judge needs it.
+
+With ``noise``, each result that eager mode would round to dtype d is multiplied by 1 + u*xi, u the unit roundoff of d
+and xi uniform in [-1, 1]. How far results move under that is how much eager mode's roundings are worth (stochastic
+arithmetic: Vignes, 1993).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from npugraph_ex.operators import DTYPE_OF_CODE, record_of
+from npugraph_ex.testing.oracle.formats import FORMATS, Format
+from npugraph_ex.testing.oracle.host import HostGraph, copied, on_host
+
+FEW_RUNS, MANY_RUNS = 4, 64
+"""How often a graph runs with noise: a few runs excuse nearly everything that is right, many the one element in millions."""
+_MOVES_DATA = (
+    "view",
+    "transpose",
+    "permute",
+    "slice",
+    "select",
+    "expand",
+    "squeeze",
+    "unsqueeze",
+    "clone",
+    "alias",
+    "t",
+)
+_WIDE = torch.float64
+_PRODUCTS = frozenset({torch.ops.aten.mm.default, torch.ops.aten.bmm.default, torch.ops.aten.matmul.default})
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the graph computes.
+
+    Attributes:
+        values: the outputs, then the inputs after the call; floating-point ones float64.
+        quotients: for each of these, the value before it was quantised, or None.
+    """
+
+    values: tuple[Any, ...]
+    quotients: tuple[torch.Tensor | None, ...]
+
+
+def _widened(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        host = value.detach().cpu()
+        return host.to(_WIDE) if host.dtype.is_floating_point else host
+    return value
+
+
+def _wide_argument(value: Any) -> Any:
+    """An argument for the CPU in float64: devices and narrow floating-point dtypes are replaced."""
+    return _WIDE if isinstance(value, torch.dtype) and value.is_floating_point else on_host(value)
+
+
+def _widened_cast(node: fx.Node, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments, where ``node`` casts to a dtype that is written as its code: float64 for a floating-point one."""
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.name != "npu::npu_dtype_cast":
+        return args, kwargs
+    code = args[1] if len(args) > 1 else kwargs["dtype"]
+    return (args[0], _wide_argument(DTYPE_OF_CODE.get(code, code))), {}
+
+
+def only_moves(target: torch._ops.OpOverload) -> bool:
+    """Whether an operator rounds nothing, because it only views or copies."""
+    return target.is_view or target._schema.name.split("::")[1] in _MOVES_DATA
+
+
+class WideGraph(HostGraph):
+    """A graph prepared for running in float64, as often as its judge likes.
+
+    Args:
+        gm: a graph of ATen and npu operators, as traced from the original program, with ``meta["val"]``.
+    """
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        super().__init__(gm, _wide_argument)
+        self.calls = [
+            (node, function, *_widened_cast(node, args, kwargs)) for node, function, args, kwargs in self.calls
+        ]
+        self._noisy = {node: shapes for node, *_ in self.calls if (shapes := _rounded_results(node)) is not None}
+        self._quotients = {node: before for node, *_ in self.calls if (before := _before_rounding(node)) is not None}
+
+    def compute(
+        self, inputs: Sequence[Any], forced: Mapping[str, Any], noise: torch.Generator | None = None
+    ) -> Reference:
+        """One run.
+
+        Args:
+            inputs: on any device, of the graph's own dtypes; not changed.
+            forced: values to continue with in place of what a node computes, by node name.
+            noise: where the movement of results comes from; None for the exact run.
+        """
+        arguments = _copies(inputs)
+        values = self.start(arguments)
+        quotients: dict[fx.Node, torch.Tensor] = {}
+        with torch.no_grad():
+            for node, function, args, kwargs in self.calls:
+                value = values[node] = self.call(function, args, kwargs, values)
+                self._follow_quotient(node, (args, kwargs), values, quotients)
+                if node.name in forced:
+                    values[node] = _continued(node, value, forced[node.name])
+                elif noise is not None and node in self._noisy:
+                    if node.target in _PRODUCTS:
+                        value.add_(_accumulation(*fx.map_arg(args, values.__getitem__), noise=noise))
+                    _perturb(value, self._noisy[node], noise)
+        outputs = self.results(values)
+        followed = [quotients.get(leaf) if isinstance(leaf, fx.Node) else None for leaf in self.outputs]
+        return Reference(tuple(map(copied, (*outputs, *arguments))), (*followed, *[None] * len(arguments)))
+
+    def _follow_quotient(
+        self, node: fx.Node, given: Any, values: Mapping[fx.Node, Any], quotients: dict[fx.Node, torch.Tensor]
+    ) -> None:
+        """Keep the value before rounding of what ``node`` produced, if it was quantised."""
+        if node in self._quotients:
+            args, kwargs = fx.map_arg(given, values.__getitem__)
+            quotients[node] = self._quotients[node](*args, **kwargs)
+            return
+        source = node.args[0] if node.args else None
+        if not isinstance(source, fx.Node) or source not in quotients:
+            return
+        if node.target is operator.getitem:
+            part = quotients[source][node.args[1]]  # type: ignore[index]
+            if isinstance(values[node], torch.Tensor) and not values[node].dtype.is_floating_point:
+                quotients[node] = part
+        elif isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name.split("::")[1] in _MOVES_DATA:
+            args, kwargs = fx.map_arg((given[0][1:], given[1]), values.__getitem__)
+            quotients[node] = node.target(quotients[source], *args, **kwargs)
+
+
+def _before_rounding(node: fx.Node) -> Any:
+    """The function that computes what ``node`` rounds to integers; None where it does not."""
+    record = record_of(node.target)
+    return record and record.before_rounding
+
+
+def _continued(node: fx.Node, value: Any, forced: Any) -> Any:
+    """A value given in place of the computed one."""
+    if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+        return value.copy_(_widened(forced))  # what it wrote is seen through every alias
+    # A copy, because the graph may write it.
+    return pytree.tree_map(lambda leaf: _widened(leaf).clone(), forced)
+
+
+def _rounded_results(node: fx.Node) -> list[Format | None] | None:
+    """The formats that eager mode rounds the results of ``node`` to; None where it rounds nothing."""
+    if not isinstance(node.target, torch._ops.OpOverload) or only_moves(node.target):
+        return None
+    fakes = pytree.tree_leaves(node.meta.get("val"))
+    formats = [FORMATS.get(fake.dtype) if isinstance(fake, torch.Tensor) else None for fake in fakes]
+    return formats if any(formats) else None
+
+
+def _perturb(value: Any, formats: Sequence[Format | None], noise: torch.Generator) -> None:
+    for leaf, format_ in zip(pytree.tree_leaves(value), formats, strict=True):
+        if format_ is None or leaf.dtype != _WIDE or leaf.numel() == 0:
+            continue
+        xi = torch.rand(leaf.shape, generator=noise, dtype=_WIDE) * 2 - 1
+        leaf.add_(leaf * (format_.roundoff * xi) + format_.tiniest * xi / 2)
+
+
+def _accumulation(left: torch.Tensor, right: torch.Tensor, *, noise: torch.Generator) -> torch.Tensor:
+    """How summing the terms of a matrix product in float32 moves it: by a roundoff of the sum of their magnitudes."""
+    size = torch.matmul(left.abs(), right.abs()).to(_WIDE)
+    xi = torch.rand(size.shape, generator=noise, dtype=_WIDE) * 2 - 1
+    return size * (FORMATS[torch.float32].roundoff * xi)
+
+
+def _copies(inputs: Sequence[Any]) -> list[Any]:
+    """Float64 copies of the inputs, which share memory where the inputs do and have the same strides."""
+    bases: dict[int, torch.Tensor] = {}
+    copies: list[Any] = []
+    for tensor in inputs:
+        if not isinstance(tensor, torch.Tensor):
+            copies.append(tensor)
+            continue
+        storage = tensor.untyped_storage()
+        key = storage.data_ptr() or id(tensor)
+        if key not in bases:
+            elements = storage.nbytes() // tensor.element_size()
+            bases[key] = _widened(tensor.as_strided((elements,), (1,), 0)).clone()
+        copies.append(bases[key].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()))
+    return copies
+
+
+def run_reference(
+    gm: fx.GraphModule | WideGraph, inputs: Sequence[Any], *, forced: Mapping[str, Any] | None = None
+) -> Reference:
+    """Run a graph in float64.
+
+    Args:
+        gm: as for ``WideGraph``, or one.
+        inputs: on any device, of the graph's own dtypes; not changed.
+        forced: values to continue with in place of what a node computes, by node name: what a candidate quantised to,
+            and what was computed before the part that is judged.
+
+    Raises:
+        ReferenceUnavailableError: the graph has an operator without a reference.
+    """
+    graph = gm if isinstance(gm, WideGraph) else WideGraph(gm)
+    return graph.compute(inputs, forced or {})
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How far roundings move each value and each quotient of a ``Reference``; None for what is not floating point."""
+
+    values: tuple[torch.Tensor | None, ...]
+    quotients: tuple[torch.Tensor | None, ...]
+
+    def times(self, factor: float) -> Spread:
+        """Everything ``factor`` times as far."""
+        values, quotients = (
+            tuple(None if moved is None else moved * factor for moved in part) for part in (self.values, self.quotients)
+        )
+        return Spread(values, quotients)
+
+
+def run_spread(
+    gm: fx.GraphModule | WideGraph,
+    inputs: Sequence[Any],
+    reference: Reference,
+    *,
+    seed: int = 0,
+    runs: int = FEW_RUNS,
+    forced: Mapping[str, Any] | None = None,
+) -> Spread:
+    """Run a graph ``runs`` times with noise; see ``pooled`` for what becomes of the differences."""
+    graph = gm if isinstance(gm, WideGraph) else WideGraph(gm)
+    generator = torch.Generator().manual_seed(seed)
+    noisy = [graph.compute(inputs, forced or {}, generator) for _ in range(runs)]
+    return Spread(
+        tuple(_spread(base, [run.values[i] for run in noisy]) for i, base in enumerate(reference.values)),
+        tuple(_spread(base, [run.quotients[i] for run in noisy]) for i, base in enumerate(reference.quotients)),
+    )
+
+
+def _spread(base: Any, noisy: Sequence[Any]) -> torch.Tensor | None:
+    if not isinstance(base, torch.Tensor) or base.dtype != _WIDE or base.numel() == 0:
+        return None
+    return pooled(base, torch.stack([(value - base).abs().nan_to_num(posinf=0.0) for value in noisy]).amax(0))
+
+
+def pooled(base: torch.Tensor, moved: torch.Tensor) -> torch.Tensor:
+    """``moved``, or what is usual in its row relative to the values, whichever is larger.
+
+    A few random runs leave some elements unmoved by luck. Elements of one row went through the same roundings, so the
+    row's root mean square of the relative movement is a fair lower bound for each of them.
+    """
+    relative = torch.where(base != 0, moved / base.abs(), 0.0).nan_to_num(posinf=0.0).clamp(max=1.0)
+    usual = relative.square().mean(dim=-1, keepdim=True).sqrt() if base.dim() else relative
+    return torch.maximum(moved, usual * base.abs().nan_to_num(posinf=0.0))

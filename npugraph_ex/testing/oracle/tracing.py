@@ -1,0 +1,76 @@
+"""From a function of device tensors to an ATen graph with fake tensors, by ``make_fx``: no Dynamo, no memory on any device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from npugraph_ex import _torch_private
+from npugraph_ex.graph.effects import has_effect
+from npugraph_ex.testing.generator.inputs import Dim, Input, size_of
+
+
+def trace(
+    function: Callable[..., Any], inputs: Sequence[Input], sizes: Mapping[str, int], *, dynamic: bool, functional: bool
+) -> fx.GraphModule:
+    """The ATen graph of ``function``; its nodes carry fake tensors.
+
+    Args:
+        function: of as many tensors as there are inputs; it calls operators only.
+        inputs: their specification.
+        sizes: the values of the symbols in shapes while tracing.
+        dynamic: make sizes that are symbols in the specification symbolic in the graph; all others stay numbers.
+        functional: replace in-place operators by functional ones and copies into the inputs at the end, as AOT does. Two
+            inputs that share memory are treated as if they did not.
+    """
+    mode, symbols = _symbols(inputs, sizes) if dynamic else (FakeTensorMode(), {})
+    with _torch_private.fake_execution(mode, symbolic=dynamic):
+        fakes = _fakes(inputs, lambda dim: symbols[dim] if dim in symbols else size_of(dim, sizes))
+        graph = make_fx(torch.func.functionalize(function) if functional else function)(*fakes).graph
+    graph.eliminate_dead_code(is_impure_node=has_effect)
+    return _torch_private.lazy_graph_module(torch.nn.Module(), graph)
+
+
+def _symbols(inputs: Sequence[Input], sizes: Mapping[str, int]) -> tuple[FakeTensorMode, dict[Dim, Any]]:
+    """A fake mode with a symbol for each size that the specification does not give as a number."""
+    hints = {dim: size_of(dim, sizes) for spec in inputs for dim in spec.shape if isinstance(dim, str)}
+    mode, symbols = _torch_private.new_symbols(hints)
+    mode.cache_enabled = False  # no other program has these symbols; to fill the cache takes a third of the time
+    return mode, {dim: _torch_private.symbolic_size(mode, symbols[dim], hint) for dim, hint in hints.items()}
+
+
+def _fakes(inputs: Sequence[Input], size: Callable[[Dim], Any]) -> list[torch.Tensor]:
+    """Fake tensors as ``make_inputs`` makes real ones: the same layouts and aliases. Call it under their fake mode."""
+    made: list[torch.Tensor] = []
+    for spec in inputs:
+        if spec.alias_of is not None:
+            base = made[spec.alias_of]
+            made.append(base.as_strided(base.shape, base.stride(), base.storage_offset()))
+        else:
+            made.append(_laid_out(spec, list(map(size, spec.shape))))
+    return made
+
+
+def _laid_out(spec: Input, shape: list[Any]) -> torch.Tensor:
+    device, dtype, rank = torch.device("npu", torch.accelerator.current_device_index()), spec.torch_dtype, len(shape)
+    if spec.layout == "transposed" and rank >= 2:
+        return torch.empty([*shape[:-2], shape[-1], shape[-2]], dtype=dtype, device=device).transpose(-1, -2)
+    if spec.layout == "strided" and rank >= 1:
+        return torch.empty([*shape[:-1], shape[-1] * 2], dtype=dtype, device=device)[..., ::2]
+    if spec.layout == "offset":
+        return torch.empty([math.prod(shape) + 1], dtype=dtype, device=device)[1:].view(shape)
+    return torch.empty(shape, dtype=dtype, device=device)
+
+
+def copy_of(gm: fx.GraphModule) -> fx.GraphModule:
+    """An independent copy of a graph: passes edit in place."""
+    graph = fx.Graph()
+    output = graph.graph_copy(gm.graph, val_map={})
+    graph.output(output)
+    return _torch_private.lazy_graph_module(gm, graph)

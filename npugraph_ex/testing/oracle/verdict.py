@@ -1,0 +1,196 @@
+"""Judges every output and every changed input of one call against the float64 reference of its graph."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from npugraph_ex.graph.effects import orders_work
+from npugraph_ex.operators import record_of
+from npugraph_ex.testing.oracle.formats import FORMATS
+from npugraph_ex.testing.oracle.host import DeviceGraph
+from npugraph_ex.testing.oracle.judge import Judgement, Limits, judge_floating, judge_quantised, same_bits, same_values
+from npugraph_ex.testing.oracle.reference64 import (
+    MANY_RUNS,
+    Reference,
+    Spread,
+    WideGraph,
+    only_moves,
+    run_reference,
+    run_spread,
+)
+
+_LUCK = 4.0
+"""Many runs with noise may spread so many times as far as a few."""
+
+
+@dataclass(frozen=True)
+class JudgedValues:
+    """What the values are results of.
+
+    Attributes:
+        graph: as traced from the original program.
+        inputs: makes the inputs of the call, as they were before it, on the device; on the CPU when ``on_host``.
+        outputs: how many of the values are outputs; the others are the inputs after the call.
+        replaced: names of the nodes that were fused. What does not follow from them was computed by the same kernels
+            as in eager mode, so the reference starts from its very bits; only what was rewritten is judged.
+        before: what the operators computed of which ``unaffected`` says that they do not follow from those, by node name,
+            in the call that ``eager`` values are of. The graph is run again for it where it is None.
+    """
+
+    graph: fx.GraphModule
+    inputs: Callable[[], Sequence[torch.Tensor]]
+    outputs: int
+    replaced: frozenset[str] = frozenset()
+    before: Mapping[str, Any] | None = None
+
+
+@dataclass
+class Verdict:
+    """What is wrong with the values, and how far off they are.
+
+    Attributes:
+        messages: one for each wrong value.
+        worst_ulp: the largest distance from the reference, in ulps, among values that differ from eager mode's.
+        eager_ulp: eager mode's distance at that element.
+    """
+
+    messages: list[str] = field(default_factory=list)
+    worst_ulp: float = 0.0
+    eager_ulp: float = 0.0
+
+
+def judge_values(what: JudgedValues, values: Sequence[Any], eager: Sequence[Any], *, limits: Limits) -> Verdict:
+    """Judge the outputs, then the inputs, of one call.
+
+    What is computed from a quantised value is judged given what the candidate quantised to: a step of one at a tie is
+    right, and so is everything that exactly follows from it. That value must therefore be an output of the graph.
+    """
+    forced = {**(_before_rewriting(what) if what.before is None else what.before), **_forced(what, values)}
+    inputs = what.inputs()
+    graph = WideGraph(what.graph)
+    reference = run_reference(graph, inputs, forced=forced)
+    spread: Spread | None = None
+    units = _units(what.graph, forced)
+    verdict, thorough = Verdict(), False
+    for position, (candidate, wanted) in enumerate(zip(values, eager, strict=True)):
+        if same_values(candidate, wanted):
+            continue  # what eager mode computes is right
+        unit = units[position] if position < what.outputs else None
+        name = f"output {position}" if position < what.outputs else f"input {position - what.outputs} afterwards"
+        judged = _judge(position, candidate, wanted, reference, spread, unit, limits)
+        if judged.message and spread is None:
+            # The spread only widens what is permitted, and costs more than all the rest.
+            spread = run_spread(graph, inputs, reference, forced=forced)
+            judged = _judge(position, candidate, wanted, reference, spread, unit, limits)
+        if judged.message and spread is not None and not thorough:
+            wider = _judge(position, candidate, wanted, reference, spread.times(_LUCK), unit, limits)
+            if wider.ok:  # then more runs may excuse it; what is plainly wrong does not pay for them
+                thorough, spread = True, run_spread(graph, inputs, reference, runs=MANY_RUNS, forced=forced)
+                judged = _judge(position, candidate, wanted, reference, spread, unit, limits)
+        if judged.message:
+            verdict.messages.append(f"{name}: {judged.message}")
+        if (
+            isinstance(candidate, torch.Tensor)
+            and candidate.dtype.is_floating_point
+            and torch.tensor(judged.worst_ulp).isfinite()
+        ):
+            verdict.worst_ulp, verdict.eager_ulp = max(
+                (verdict.worst_ulp, verdict.eager_ulp), (judged.worst_ulp, judged.eager_ulp)
+            )
+    return verdict
+
+
+def _judge(  # noqa: PLR0913, PLR0917 - what is judged, what it is judged by, and how
+    position: int,
+    candidate: Any,
+    eager: Any,
+    reference: Reference,
+    spread: Spread | None,
+    unit: torch.dtype | None,
+    limits: Limits,
+) -> Judgement:
+    value, quotient = reference.values[position], reference.quotients[position]
+    moved = None if spread is None else spread.values[position]
+    if not isinstance(candidate, torch.Tensor):
+        return Judgement() if candidate == eager else Judgement(1, message=f"{candidate} instead of {eager}")
+    if quotient is not None and candidate.dtype == torch.int8:
+        rounded = None if spread is None else spread.quotients[position]
+        return judge_quantised(candidate, quotient, spread=rounded, limits=limits)
+    if candidate.dtype.is_floating_point:
+        return judge_floating(candidate, value, eager=eager, spread=moved, unit=unit, limits=limits)
+    if same_bits(candidate, value.to(candidate.dtype)):
+        return Judgement()
+    return Judgement(int((candidate != value).sum()), message="exact integers differ from the reference")
+
+
+def _units(gm: fx.GraphModule, exact: Mapping[str, Any]) -> list[torch.dtype | None]:
+    """For each output the floating-point dtype with the fewest digits among what it was computed from.
+
+    A float32 result of a cast from float16 cannot be right to more than float16's digits; counted in ulps of float32 it
+    would seem thousands wrong. What is given, ``exact``, has lost nothing.
+    """
+    coarsest: dict[fx.Node, torch.dtype | None] = {}
+    for node in gm.graph.nodes:
+        value = node.meta.get("val")
+        own = [value.dtype] if isinstance(value, torch.Tensor) and value.dtype in FORMATS else []
+        computed = node.op == "call_function" and node.name not in exact
+        sources = (
+            [coarsest[source] for source in node.all_input_nodes if source.op == "call_function"] if computed else []
+        )
+        known = [dtype for dtype in (*own, *sources) if dtype is not None]
+        coarsest[node] = min(known, key=lambda dtype: FORMATS[dtype].precision, default=None)
+    (output,) = gm.graph.find_nodes(op="output")
+    leaves = pytree.tree_leaves(output.args[0], is_leaf=lambda leaf: leaf is None)
+    return [coarsest[leaf] if isinstance(leaf, fx.Node) else None for leaf in leaves]
+
+
+def _forced(what: JudgedValues, values: Sequence[Any]) -> dict[str, torch.Tensor]:
+    """By node name, what the candidate quantised to, for quantised values that the graph returns."""
+    (output,) = what.graph.graph.find_nodes(op="output")
+    nodes = pytree.tree_leaves(output.args[0], is_leaf=lambda leaf: leaf is None)
+    return {
+        node.name: value
+        for node, value in zip(nodes, values, strict=False)
+        if isinstance(node, fx.Node) and _is_quantised(node)
+    }
+
+
+def unaffected(graph: fx.Graph, replaced: frozenset[str]) -> list[fx.Node]:
+    """The nodes that compute something which does not follow from one that was fused; none where none was."""
+    follow: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.name in replaced or any(source in follow for source in node.all_input_nodes):
+            follow.add(node)
+    return [node for node in graph.nodes if node not in follow and _computes(node)] if follow else []
+
+
+def _before_rewriting(what: JudgedValues) -> dict[str, Any]:
+    """What the operators computed on the device that do not follow from a fused one."""
+    kept: dict[fx.Node, Any] = dict.fromkeys(unaffected(what.graph.graph, what.replaced))
+    if kept:
+        DeviceGraph(what.graph).run(what.inputs(), keep=kept)
+    return {node.name: value for node, value in kept.items()}
+
+
+def _computes(node: fx.Node) -> bool:
+    """Whether a node has a result that is more than another one elsewhere."""
+    return isinstance(node.target, torch._ops.OpOverload) and not only_moves(node.target) and not orders_work(node)
+
+
+def _is_quantised(node: fx.Node) -> bool:
+    source = node.args[0] if node.target is operator.getitem else node
+    record = record_of(source.target) if isinstance(source, fx.Node) else None
+    value = node.meta.get("val")
+    return (
+        record is not None
+        and record.before_rounding is not None
+        and isinstance(value, torch.Tensor)
+        and value.dtype == torch.int8
+    )
