@@ -6,7 +6,7 @@ from torch import fx
 
 from npugraph_ex.report.findings import Code
 from npugraph_ex.testing.streams.builder import StreamBuilder
-from npugraph_ex_conformance.corpus.streams import RAW, WAR, aten, program
+from npugraph_ex_conformance.corpus.streams import RAW, WAR, WAW, aten, program
 
 
 @program(WAR)
@@ -42,16 +42,16 @@ def order_through_a_third_stream(b: StreamBuilder, *, mended: bool) -> fx.GraphM
     return b.finish(z, w)
 
 
-@program(RAW)
-def update_then_update(b: StreamBuilder, *, mended: bool) -> fx.GraphModule:
-    """Two streams update the same memory in place; neither update may be lost."""
+@program(WAW)
+def write_then_write(b: StreamBuilder, *, mended: bool) -> fx.GraphModule:
+    """Two streams fill the same memory."""
     buffer = b.call(aten.mul.Tensor, b.input(8), 2)
     b.fork("s")
     with b.on("s"):
-        b.call(aten.mul_.Tensor, buffer, 3)
+        b.call(aten.fill_.Scalar, buffer, 3)
     if mended:
         b.join("s")
-    b.call(aten.add_.Tensor, buffer, 1)
+    b.call(aten.fill_.Scalar, buffer, 5)
     if not mended:
         b.join("s")
     return b.finish(buffer)
