@@ -1,5 +1,8 @@
 """How Sphinx builds the pages: Markdown in, one theme, warnings as errors (see tox.ini)."""
 
+import ast
+import re
+import sys
 from pathlib import Path
 
 from npugraph_ex._version import __version__
@@ -10,16 +13,95 @@ author = "the npugraph_ex authors"
 project_copyright = author
 release = __version__
 
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinx.ext.napoleon", "autoapi.extension"]
 myst_heading_anchors = 3
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"npugraph_ex {release}"
+napoleon_use_ivar = True  # an attribute that a class both annotates and describes stands on its page once
+default_role = "code"  # docstrings write `name` as the pages do
 
 # The option table as a page: written at every build, never by hand.
-_GENERATED = Path(__file__).parent / "_generated"
+_HERE = Path(__file__).parent
+_ROOT = _HERE.parent
+_GENERATED = _HERE / "_generated"
 _GENERATED.mkdir(exist_ok=True)
 _ROWS = ["| option | default | allowed | meaning |", "|---|---|---|---|"]
 _ROWS += [f"| `{row.name}` | `{row.default!r}` | {row.kind.allowed} | {row.meaning} |" for row in OPTION_TABLE.values()]
 (_GENERATED / "options.md").write_text("\n".join(_ROWS) + "\n", encoding="utf-8")
 exclude_patterns += ["_generated", "speed-tables.md"]
+
+# The reference of the public names, from their docstrings. autoapi parses the sources and imports nothing, so no torch is needed.
+_PAGES = (
+    "npugraph_ex",
+    "npugraph_ex.errors",
+    "npugraph_ex.inference",
+    "npugraph_ex.operators",
+    "npugraph_ex.ops",
+    "npugraph_ex.scope",
+    "npugraph_ex.testing",
+    "npu_emulator",
+)
+"""The public modules (docs/architecture.md, "What is public"); each gets a page."""
+_RETURNED = re.findall(r"autoapiclass:: ([\w.]+)\.\w+", (_HERE / "returned-objects.md").read_text(encoding="utf-8"))
+"""The modules of the classes on that page."""
+
+
+def _homes(module: str) -> set[str]:
+    """The modules from which a public module takes its names."""
+    path = _ROOT.joinpath(*module.split("."))
+    sources = [path / "__init__.pyi", path / "__init__.py", path.with_suffix(".py")]
+    tree = ast.parse(next(source for source in sources if source.exists()).read_text(encoding="utf-8"))
+    return {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+
+
+_MODULES = {*_PAGES, *_RETURNED}.union(*map(_homes, _PAGES))
+_MODULES |= _homes("npugraph_ex.testing.validation")  # a package that gathers its names in turn
+_FILES = [source for package in ("npugraph_ex", "npu_emulator") for source in (_ROOT / package).rglob("*.py*")]
+
+autoapi_dirs = [str(_ROOT / package) for package in ("npugraph_ex", "npu_emulator")]
+autoapi_root = "reference"
+autoapi_add_toctree_entry = False
+autoapi_keep_files = False
+autoapi_file_patterns = ["*.pyi", "*.py"]  # a façade's names are in its stub
+autoapi_options = ["members", "imported-members", "show-inheritance"]
+autoapi_ignore = [
+    str(source)
+    for source in _FILES
+    if ".".join(source.relative_to(_ROOT).with_suffix("").parts).removesuffix(".__init__") not in _MODULES
+]
+# autoapi does not see the names of `A, B = "a", "b"`. All of them are internal.
+suppress_warnings = ["autoapi.python_import_resolution"]
+
+nitpicky = True
+nitpick_ignore_regex = [
+    # Other projects' names: a build fetches no inventory of theirs, so that it needs no network.
+    (r"py:.*", rf"({'|'.join(sorted(sys.stdlib_module_names))}|torch|torch_npu|hypothesis)\..*"),
+    # Short names of `Callable` and `tuple` types; a parameter's description says what is taken.
+    (r"py:class", r"(.*\.)?(Backend|Fails|Maker|OnCase|Spec|Traced|TraceFn|_Kernel)"),
+    # What these functions return is a context manager and no more; the mutants are the suite's own.
+    (r"py:class", r"_Scope|Kill|Mutant"),
+    # Parts of returned objects that a program prints and does not take apart.
+    (r"py:class", r"(.*\.)?(Access|Arrow|CaptureRecord|Code|FaultKind|Fusion|GraphDumper|GraphRecord|Launch)"),
+    (r"py:class", r"(.*\.)?(Level|Operand|Operation|PassOutcome|Place|PreparedRule|Roofline|Runtime|Span|UserPass)"),
+]
+
+
+def _skip(_app, kind, name, _obj, skip, _options):  # noqa: ANN001, ANN202 - Sphinx's hook
+    """A page for each public module and for no other."""
+    return name not in _PAGES if kind in {"module", "package"} else skip
+
+
+def _public_name(app, env, node, content):  # noqa: ANN001, ANN202 - Sphinx's hook
+    """Link a class by the module that defines it to the page that shows it under its public name."""
+    domain, last = env.get_domain("py"), node.get("reftarget", "").rpartition(".")[2]
+    shown = sorted(name for name in domain.objects if name.rpartition(".")[2] == last)
+    if node.get("refdomain") != "py" or not shown:
+        return None
+    return domain.resolve_xref(env, node["refdoc"], app.builder, node["reftype"], shown[0], node, content)
+
+
+def setup(app):  # noqa: ANN001, ANN201 - Sphinx's hook
+    """Add both hooks."""
+    app.connect("autoapi-skip-member", _skip)
+    app.connect("missing-reference", _public_name)

@@ -50,18 +50,18 @@ class Settings:
     events: int = 65536
     """How many events a device has."""
     cube_cores: int = DEFAULT.cube_cores
-    """How many cube cores (AIC) a device has: what it answers when asked, and the most that a core limit may be."""
+    """How many cube cores (AIC) a device has. A program can ask for the number; no core limit may exceed it."""
     vector_cores: int = DEFAULT.vector_cores
-    """How many vector cores (AIV), likewise."""
+    """How many vector cores (AIV) a device has, likewise."""
     soc: str = DEFAULT.name
     """The chip. torch_npu decides by its name which operators and formats exist; where its figures are public (chips.py) it
     also sets memory, streams, events and cores, unless they are set themselves, and the modelled clock."""
     schedule: str = "fifo"
     """When queued work runs; see `npu_emulator.schedules`."""
     null_kernels: bool = False
-    """Launch, capture and replay as always but run no kernel bodies: what remains is host cost."""
+    """Launch, capture and replay as always but run no kernel bodies. Only host cost remains."""
     poison: bool | None = None
-    """Fill device memory with 0xFF bytes when it is handed out and when it is freed; None: under every schedule but fifo."""
+    """Fill device memory with 0xFF bytes when it is allocated and when it is freed. None does so under every schedule but fifo."""
     check_memory: bool = False
     """Fail at reads of memory that nothing has written, and at replays over freed memory."""
     kernel_log: str = ""

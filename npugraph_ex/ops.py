@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "TaggedEvent",
     "npu_create_tagged_event",
     "npu_record_tagged_stream",
     "npu_tagged_event_record",

@@ -84,7 +84,7 @@ class Timeline:
 
     @property
     def critical_path(self) -> list[Span]:
-        """The spans that make the end as late as it is, first to last: each starts where the one before it ends."""
+        """The spans that determine the end, in order. Each starts where the one before it ends."""
         path: list[Span] = []
         place = max(range(len(self.spans)), key=lambda n: self.spans[n].start + self.spans[n].duration, default=-1)
         while place >= 0:

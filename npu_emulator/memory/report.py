@@ -31,7 +31,7 @@ class MemoryFault:
     """The runtime's number of its stream."""
     address: int
     bytes: int
-    """How many bytes are concerned: those never written, or the whole access."""
+    """How many bytes were never written, or the size of the whole access."""
     allocated: tuple[str, ...]
     """Where the memory was allocated; empty if that was before the check began."""
     freed: tuple[str, ...] = ()

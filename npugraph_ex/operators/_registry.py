@@ -56,4 +56,4 @@ class Operators(Mapping[str, "Operator"]):
 
 
 OPERATORS = Operators()
-"""The records of this process: the library's own, and those that its user adds."""
+"""The records that this process knows, the library's own and the user's."""

@@ -158,7 +158,7 @@ class Findings:
 
     @property
     def errors(self) -> tuple[Finding, ...]:
-        """Those because of which results may be wrong: level "error" and not repaired."""
+        """The findings that can make results wrong. Their level is "error", and they are not repaired."""
         return tuple(finding for finding in self.found if finding.level == "error" and not finding.repaired)
 
     def as_repaired(self, *codes: Code) -> Findings:

@@ -54,7 +54,7 @@ def explain(
         named_inputs: its keyword inputs.
 
     Returns:
-        The explanation: print it, or ask its fields.
+        The explanation. Print it, or read its fields.
     """
     if not callable(model):
         raise NpuGraphExError(f"explain takes a module or function, and then its inputs; got {model!r} for the model")

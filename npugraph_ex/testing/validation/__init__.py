@@ -71,7 +71,7 @@ def validate_replacement(  # noqa: PLR0913 - keyword arguments, all but three wi
         report_dir: where a counterexample is written as a script; None for nowhere.
 
     Returns:
-        The validation: ``print`` it, ask its ``verdict``, or ``require()`` that nothing is wrong.
+        The validation. ``print`` it, read its ``verdict``, or ``require()`` that nothing is wrong.
 
     Raises:
         ReplacementError: it cannot be registered; the message says which function or argument is wrong.

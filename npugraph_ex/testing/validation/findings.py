@@ -84,7 +84,7 @@ class Validation:
 
     @property
     def verdict(self) -> str:
-        """The findings in a word or two each: "proven on 60", "refuted", "proven on 60, overlaps-with", ..."""
+        """The findings in a word or two each, such as "proven on 60", "refuted", "proven on 60, overlaps-with", ..."""
         kinds = dict.fromkeys(finding.kind for finding in self.findings)
         return ", ".join(f"proven on {self.fused}" if kind == "proven" else kind for kind in kinds)
 
