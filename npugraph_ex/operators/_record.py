@@ -11,6 +11,7 @@ source             the table of operators in the documentation
 synonyms           matching of arguments in fusion
 canonical          matching of arguments in fusion
 explain_unfused    the report's list of operators that no fusion rule came near
+near_misses        generator of random programs that must not fuse
 writes             alias analysis, in-place recovery, dead code: what the schema leaves out
 writes_by_index    stream check and the way back of functional writes: which bytes are written is known only on the device
 host_arguments     update of captured graphs between replays
@@ -72,6 +73,8 @@ class Operator:
         canonical: for arguments whose meaning depends on others: takes the first tensor's rank and all effective arguments by
             name, and returns those that have several spellings, in the one spelling that comparisons use.
         explain_unfused: whether a report says why no rule fused it.
+        near_misses: values of arguments, other than fusion patterns have, that change the result. A keyword-only argument is one
+            that patterns leave out; another one says which dimension.
         writes: arguments that the operator writes, and returns, though its schema does not mark them.
         writes_by_index: whether the operator, or its functional twin, changes elements of its first argument that only index
             tensors tell.
@@ -94,6 +97,7 @@ class Operator:
     synonyms: Mapping[str, Mapping[int, int | None]] = field(default_factory=dict)
     canonical: Canonical | None = None
     explain_unfused: bool = False
+    near_misses: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     writes: tuple[str, ...] = ()
     writes_by_index: bool = False
     host_arguments: tuple[str, ...] = ()
@@ -132,7 +136,7 @@ class Operator:
     def _check_formula(self, formula: Callable[..., Any]) -> None:
         """The names in other fields are arguments of the formula, and its twin has the same ones."""
         known = inspect.signature(formula).parameters
-        for name in ("writes", "host_arguments", "synonyms"):
+        for name in ("writes", "host_arguments", "synonyms", "near_misses"):
             for argument in getattr(self, name):
                 if argument not in known:
                     raise self._wrong(name, f"names arguments of the operator ({', '.join(known)})", argument)

@@ -128,6 +128,7 @@ def before_rounding(
     source="CANN operator documentation, aclnnDynamicQuantV4",
     before_rounding=before_rounding,
     synonyms={"dst_type": {1: None}},
+    near_misses={"dst_type": (16,), "quant_mode": ("pertensor",), "dst_type_max": (64.0,)},
     examples=(
         lambda: call(torch.randn(3, 16).half()),
         lambda: call(torch.randn(2, 3, 16).half(), quant_mode="pertensor"),

@@ -27,6 +27,7 @@ def _canonical(rank: int, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     name="npu::npu_swiglu",
     source="operator documentation of torch_npu.npu_swiglu",
     canonical=_canonical,
+    near_misses={"dim": (0,)},
     examples=(lambda: call(torch.randn(3, 16).half()),),
 )
 def npu_swiglu(

@@ -122,6 +122,7 @@ def _other(x: torch.Tensor) -> torch.Tensor:
         ("writes", {"writes": ("cache",)}),
         ("host_arguments", {"host_arguments": ("lengths",)}),
         ("synonyms", {"synonyms": {"dst_type": {1: None}}}),
+        ("near_misses", {"near_misses": {"dst_type": (16,)}}),
         ("before_rounding", {"before_rounding": _other}),
         ("workspace", {"workspace": "mine::space"}),
         ("schema", {"schema": "(Tensor x) -> Tensor"}),

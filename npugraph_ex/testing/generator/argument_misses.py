@@ -7,36 +7,28 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from npugraph_ex.operators import OPERATORS, Operator
 from npugraph_ex.testing.generator.builder import Builder
 from npugraph_ex.testing.generator.patterns import respelled, schema_of
 from npugraph_ex.testing.generator.planted import Planted, refs
 from npugraph_ex.testing.generator.program import Step
 
-# A keyword that no pattern names, with a value that changes the result. Codes are at::ScalarType, torch_npu's own above.
-_QUINT4X2 = 16
-FOREIGN_KEYWORDS: Mapping[str, tuple[tuple[str, Any], ...]] = MappingProxyType(
-    {
-        "npu.npu_dynamic_quant.default": (
-            ("dst_type", _QUINT4X2),
-            ("quant_mode", "pertensor"),
-            ("dst_type_max", 64.0),
-        ),
-        "aten.add.Tensor": (("alpha", 2), ("alpha", -1)),
-    }
+# What follows is about torch's own operators. Of others their records tell (`Operator.near_misses`).
+_FOREIGN: Mapping[str, tuple[tuple[str, Any], ...]] = MappingProxyType(
+    {"aten.add.Tensor": (("alpha", 2), ("alpha", -1))}
 )
-DROPPED_KEYWORDS: Mapping[str, str] = MappingProxyType(
-    {"npu.npu_quantize.default": "axis", "aten._to_copy.default": "dtype"}
-)
-"""By operator, a keyword that patterns name with another value than its default; and what the default means is another thing."""
-_DIMS: Mapping[str, Mapping[str, tuple[Any, ...]]] = MappingProxyType(
+"""By operator, keywords that no pattern names, with values that change the result."""
+_DROPPED: Mapping[str, str] = MappingProxyType({"aten._to_copy.default": "dtype"})
+"""By operator, a keyword that patterns name with another value than its default, which means another thing."""
+_DIMS: Mapping[str, tuple[str, tuple[Any, ...]]] = MappingProxyType(
     {
-        "npu.npu_quantize.default": {"axis": (-2,)},
-        "npu.npu_swiglu.default": {"dim": (0,)},
-        "aten.transpose.int": {"dim1": (2, -1)},
-        "aten.permute.default": {"dims": ((2, 1, 0), (0, 2, 1), (2, 0, 1))},
+        "aten.transpose.int": ("dim1", (2, -1)),
+        "aten.permute.default": ("dims", ((2, 1, 0), (0, 2, 1), (2, 0, 1))),
     }
 )
 """By operator, an argument that says which dimension, and other values than patterns have."""
+_RANK = 3
+"""How many dimensions the operands have where an argument names one of them."""
 _READS_ROWS = frozenset(
     {
         "npu.npu_dynamic_quant.default",
@@ -48,11 +40,29 @@ _READS_ROWS = frozenset(
 """Operators that take the rows of any view."""
 
 
+def foreign_keywords(step: Step) -> tuple[tuple[str, Any], ...]:
+    """The keywords that no pattern names, with values that change the result."""
+    if step.operator in _FOREIGN:
+        return _FOREIGN[step.operator]
+    return tuple((name, value) for name, values in _misses(step, keyword_only=True).items() for value in values)
+
+
+def _record(step: Step) -> Operator | None:
+    return OPERATORS.get(schema_of(step).name)
+
+
+def _misses(step: Step, *, keyword_only: bool) -> dict[str, tuple[Any, ...]]:
+    """What the operator's record says of its keyword-only arguments, or of the others."""
+    record = _record(step)
+    arguments = [argument.name for argument in schema_of(step).arguments if argument.kwarg_only == keyword_only]
+    return {name: record.near_misses[name] for name in record.near_misses if name in arguments} if record else {}
+
+
 def keyword(builder: Builder, planted: Planted) -> bool:
     """An argument that the pattern does not name has another value than its default."""
-    position = builder.pick([i for i, step in enumerate(planted.steps) if step.operator in FOREIGN_KEYWORDS])
+    position = builder.pick([i for i, step in enumerate(planted.steps) if foreign_keywords(step)])
     step = planted.steps[position]
-    name, value = builder.pick(FOREIGN_KEYWORDS[step.operator])
+    name, value = builder.pick(foreign_keywords(step))
     planted.steps[position] = dataclasses.replace(step, kwargs=tuple({**dict(step.kwargs), name: value}.items()))
     return False
 
@@ -61,8 +71,8 @@ def dropped_keyword(builder: Builder, planted: Planted) -> bool:
     """An argument that the pattern names has its default instead."""
     del builder
     position = dropping(planted.steps)[-1]
+    name = _dropped(planted.steps[position])
     step = respelled(planted.steps[position], "keyword")
-    name = DROPPED_KEYWORDS[step.operator]
     kwargs = tuple((key, value) for key, value in step.kwargs if key != name)
     planted.steps[position] = dataclasses.replace(step, kwargs=kwargs)
     if name != "dtype":
@@ -74,17 +84,26 @@ def dropped_keyword(builder: Builder, planted: Planted) -> bool:
 
 
 def dropping(steps: Sequence[Step]) -> list[int]:
-    """The positions of the steps that have a keyword to drop.
-
-    ``npu_quantize`` asks for its axis only where it divides; along its default, 1, it goes wrong if there are three dimensions.
-    """
-    return [i for i, step in enumerate(steps) if step.operator in DROPPED_KEYWORDS and not _multiplies(step)]
+    """The positions of the steps that have a keyword to drop."""
+    return [i for i, step in enumerate(steps) if _dropped(step)]
 
 
-def _multiplies(step: Step) -> bool:
-    return (
-        step.operator == "npu.npu_quantize.default" and dict(respelled(step, "keyword").kwargs).get("div_mode") is False
-    )
+def _dropped(step: Step) -> str:
+    """An argument whose default would mean another thing; empty where there is none."""
+    if step.operator in _DROPPED:
+        return _DROPPED[step.operator]
+    written = dict(respelled(step, "written").kwargs)
+    for name in _misses(step, keyword_only=False):
+        (default,) = (argument.default_value for argument in schema_of(step).arguments if argument.name == name)
+        if _meaning(step, written) != _meaning(step, {**written, name: default}):
+            return name
+    return ""
+
+
+def _meaning(step: Step, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments in the one spelling that comparisons use."""
+    record = _record(step)
+    return {**arguments, **(record.canonical(_RANK, arguments) if record and record.canonical else {})}
 
 
 def wrong_dim(builder: Builder, planted: Planted) -> bool:
@@ -95,13 +114,18 @@ def wrong_dim(builder: Builder, planted: Planted) -> bool:
         # All dimensions become one row, where the pattern keeps the last.
         planted.steps[position] = dataclasses.replace(step, args=(step.args[0], (1, -1)))
         return False
-    ((name, values),) = _DIMS[step.operator].items()
+    name, values = _dims(step) or ("", ())
     value = builder.pick(values)
     planted.steps[position] = _told(step, name, value)
-    if step.operator.startswith("npu."):
+    if step.operator not in _DIMS:
         return False
     _turn(planted, step, value)
     return True
+
+
+def _dims(step: Step) -> tuple[str, tuple[Any, ...]] | None:
+    """An argument that says which dimension, and other values than patterns have."""
+    return _DIMS.get(step.operator) or next(iter(_misses(step, keyword_only=False).items()), None)
 
 
 def turning(steps: Sequence[Step]) -> list[int]:
@@ -110,7 +134,7 @@ def turning(steps: Sequence[Step]) -> list[int]:
     return [
         i
         for i, step in enumerate(steps)
-        if step.operator in _DIMS or (step.operator == "aten.view.default" and viewed & set(step.results))
+        if _dims(step) or (step.operator == "aten.view.default" and viewed & set(step.results))
     ]
 
 

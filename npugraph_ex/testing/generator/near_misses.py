@@ -11,9 +11,9 @@ from types import MappingProxyType
 
 from npugraph_ex.fusion.rules import operands_of
 from npugraph_ex.testing.generator.argument_misses import (
-    FOREIGN_KEYWORDS,
     dropped_keyword,
     dropping,
+    foreign_keywords,
     keyword,
     turning,
     wrong_dim,
@@ -137,7 +137,7 @@ def applicable(pattern: Pattern) -> tuple[str, ...]:
     excluded |= {"dtype"} if constraints.takes_single else set()
     excluded |= set() if constraints.refused_numbers else {"number"}
     excluded |= {"empty"} if pattern.leading is None or constraints.takes_empty else set()
-    excluded |= set() if any(step.operator in FOREIGN_KEYWORDS for step in traced.steps) else {"keyword"}
+    excluded |= set() if any(foreign_keywords(step) for step in traced.steps) else {"keyword"}
     excluded |= set() if dropping(traced.steps) else {"dropped keyword"}
     excluded |= set() if turning(traced.steps) else {"wrong dim"}
     excluded |= set() if len(traced.steps) > 1 else {"stream boundary"}
