@@ -81,9 +81,12 @@ aclError append(Stream* stream, Task task, Lock&) {
     if ((task.kind == Kind::Wait && task.edge < 0) || task.kind == Kind::ValueWait) graph.waits_outside = true;
     const bool replaceable = task.kind != Kind::Record && task.kind != Kind::Wait && task.kind != Kind::Spoil;
     if (stream->group && replaceable) stream->group->tasks.push_back(index);
+    auto place = lane.tasks.end();
+    if (task.kind == Kind::Spoil)  // before the records at the end: as `submit_spoiling`
+        while (place != lane.tasks.begin() && graph.tasks[*std::prev(place)].kind == Kind::Record) --place;
+    lane.tasks.insert(place, index);
     graph.tasks.push_back(std::move(task));
     graph.lane_of.push_back(stream->lane);
-    lane.tasks.push_back(index);
     return ACL_SUCCESS;
 }
 

@@ -455,16 +455,22 @@ void spoil_when_idle(char* address, size_t bytes) {
     spoil_what_is_free(s);
 }
 
-// Spoils memory that was handed out, behind what is on a stream so far: at once where nothing is.
+// Spoils memory that was handed out, behind what is on a stream so far: at once where nothing is. A record at the end does
+// not use the memory, and who waits for it may write there at once: the spoiling goes before it.
 void submit_spoiling(Stream* stream, Task task, Lock& lock) {
     State& s = state();
     forget_freed(s, static_cast<char*>(task.destination), task.bytes);
     if (stream->capture) {
         append(stream, std::move(task), lock);
-    } else if (stream->queue.empty() && !stream->updating) {
+        return;
+    }
+    if (stream->updating) return;  // an update launches nothing by itself
+    auto place = stream->queue.end();
+    while (place != stream->queue.begin() && std::prev(place)->second.kind == Kind::Record) --place;
+    if (place == stream->queue.begin()) {
         execute_spoiling(task);
-    } else if (!stream->updating) {  // an update launches nothing by itself
-        stream->queue.emplace_back(s.launched++, std::move(task));
+    } else {
+        stream->queue.emplace(place, s.launched++, std::move(task));
         ++s.pending;
     }
 }

@@ -185,3 +185,29 @@ def test_a_child_is_poisoned_as_its_parent_is(program: Callable[..., object]) ->
     text = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}], check=True)\n"
     done = program(text, "--quiet", "--schedule", "lazy")
     assert done.stdout.splitlines()[-1:] == ["True"], done.stderr  # type: ignore[attr-defined]
+
+
+def _into_new_memory(x: torch.Tensor) -> torch.Tensor:
+    """Two side streams fill the halves of memory that is allocated after they were forked."""
+    main = torch.npu.current_stream()
+    sides = torch.npu.Stream(), torch.npu.Stream()
+    x = x + 1
+    for side in sides:
+        side.wait_stream(main)
+    halves = torch.empty_like(x)
+    for side, part in zip(sides, (slice(4), slice(4, None)), strict=True):
+        with torch.npu.stream(side):
+            halves[part] = x[part] * 2
+        main.wait_stream(side)
+    return halves + 1
+
+
+@pytest.mark.parametrize("backend", [None, "npugraph_ex"])
+def test_memory_that_is_allocated_after_a_fork_may_be_written_at_once(backend: str | None) -> None:
+    """Poison comes before the records of the fork, on which the writers wait, in eager mode and in a capture."""
+    program = torch.compile(_into_new_memory, backend=backend) if backend else _into_new_memory
+    values = torch.arange(64.0).reshape(8, 8)
+    for text in SEARCHES:
+        with schedule(text):
+            for _ in range(3):
+                assert torch.equal(program(values.npu()).cpu(), (values + 1) * 2 + 1), text
