@@ -19,7 +19,9 @@ from npugraph_ex.cache.fingerprint import code_digest, fingerprint
 
 __all__ = ["reached"]
 
-_NOT_THE_USERS = frozenset({"torch", "torch_npu", "npugraph_ex", "npu_emulator", *sys.stdlib_module_names})
+_NOT_THE_USERS = frozenset(
+    {"torch", "torch_npu", "npugraph_ex", "npugraph_ex_conformance", "npu_emulator", *sys.stdlib_module_names}
+)
 _PLAIN = (
     bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format
 )  # fmt: skip

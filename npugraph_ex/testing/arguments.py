@@ -1,6 +1,9 @@
 """Says at the call what is wrong with an argument: compares it with the annotations of the function or the class.
 
-No type checker: it knows classes, unions, what tuples, sequences and mappings hold, and that a function is called. All
+beartype was tried in its place: it looks at one element of a list, chosen at random, so that the same wrong call is refused
+now and passes then, and it takes a bool for a number and a text for a sequence.
+
+No type checker: this knows classes, unions, what tuples, sequences and mappings hold, and that a function is called. All
 else passes. A bool is no number, a text no sequence, a list as good as a tuple.
 """
 
