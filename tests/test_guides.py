@@ -1,0 +1,77 @@
+"""What the guides name exists: files, environments of tox, extras, subcommands and their options. Nothing is run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+
+from npugraph_ex.cli import _parser
+
+ROOT = Path(__file__).parents[1]
+GUIDES = ["CONTRIBUTING.md", "README.md", "README.zh.md", "docs/architecture.md", "docs/operators.md"]
+# Files that a reader writes, and one of torch_npu's.
+_ELSEWHERE = {"script.py", "my_fusions.py", "acl_rt.h"}
+_FILE = re.compile(r"[\w.<>*-]*/[\w.<>*/-]*|[\w<>*]+\.(?:py|pyi|md|cpp|h|toml|ini|pth)")
+
+
+def code(guide: str) -> list[str]:
+    """What stands in back-ticks or in a block of shell, without comments and placeholders of values."""
+    text = (ROOT / guide).read_text(encoding="utf-8")
+    shell = re.findall(r"^```bash\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose)]
+    lines = [line for block in shell for line in block.splitlines()]
+    parts = [part.strip() for line in lines for part in re.split(r"&&", re.sub(r" #.*", "", line))]
+    return [piece for piece in (*spans, *parts) if piece]
+
+
+def words(guide: str) -> Iterator[list[str]]:
+    """The words of each piece of code that reads as a command; not of formulas."""
+    for piece in code(guide):
+        try:
+            yield shlex.split(re.sub(r"^[A-Z_]+=\S+ ", "", piece))
+        except ValueError:
+            continue
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_every_file_that_is_named_exists(guide: str) -> None:
+    """A path is one from the root; `<name>` stands for any name; a bare file name is somewhere in the project."""
+    named = {word for command in words(guide) for word in command if _FILE.fullmatch(word)} - _ELSEWHERE
+    named = {name for name in named if not name.startswith(("/", "~")) and "//" not in name}
+    assert named
+    tops = [path for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    for name in named:
+        pattern = re.sub(r"<\w+>", "*", name).removeprefix("./").rstrip("/")
+        found = any(ROOT.glob(pattern)) or ("/" not in name and any(any(top.rglob(pattern)) for top in tops))
+        assert found or name.startswith(".venv"), f"{guide} names {name}, which does not exist"
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_every_command_parses(guide: str) -> None:
+    """Subcommands of `npugraph-ex` take the options that are printed; tox has the environments and pyproject the extras."""
+    tox = ConfigParser(interpolation=None)
+    tox.read(ROOT / "tox.ini")
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    for command in words(guide):
+        if command[0] == "npugraph-ex" and len(command) > 1:
+            arguments = command[1:] if len(command) > 2 else [command[1], "--help"]  # a subcommand that is only named
+            try:
+                known, further = _parser().parse_known_args(arguments)
+            except SystemExit as end:
+                if end.code:
+                    pytest.fail(f"the command line refuses {' '.join(command)!r}")
+            else:
+                assert not further or known.takes_further, " ".join(command)
+        elif command[0] == "tox" and "-e" in command:
+            for name in command[command.index("-e") + 1].split(","):
+                assert tox.has_section(f"testenv:{name}"), " ".join(command)
+        elif command[:2] == ["pip", "install"]:
+            for names in re.findall(r"\[([\w,]+)\]", command[-1]):
+                assert set(names.split(",")) <= extras.keys(), " ".join(command)
