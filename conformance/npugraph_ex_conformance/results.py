@@ -67,7 +67,7 @@ class Failure:
         guilty: the pass, and the rule and match in it, that did it.
         operators: how many the smallest failing program has.
         source: that program.
-        script: the file that reproduces it.
+        script: the file that reproduces it, as seen from the report folder.
     """
 
     message: str

@@ -212,7 +212,7 @@ class Run:
         guilty, operators = find_guilty(case), case.source.count("torch.ops.")
         folder = self.folder or Path("reports/conformance")
         path, text = write_script(case, outcome, folder, _file_name(name), guilty=guilty)
-        self.failure = Failure(outcome.failures[0], guilty, operators, case.source, path.name)
+        self.failure = Failure(outcome.failures[0], guilty, operators, case.source, f"{folder.name}/{path.name}")
         pytest.fail(
             f"{outcome.failures[0]}\nguilty: {guilty}\n"
             f"shrunk to {counted(operators, 'operator')}; this script reproduces it ({path}):\n\n{text}",

@@ -89,7 +89,7 @@ def test_the_suite_fails_with_a_broken_pass_and_prints_the_script(tmp_path: Path
         "test_planted and float16 and static",
     )
     assert done.returncode == 1, done.stdout[-2000:]
-    (script,) = tmp_path.glob("*.py")
+    (script,) = tmp_path.glob("**/*.py")
     assert script.read_text(encoding="utf-8").splitlines()[0] in done.stdout
     assert _run(script.read_text(encoding="utf-8"), tmp_path).returncode == 1
     tests = [json.loads(line) for line in (tmp_path / "tests.jsonl").read_text(encoding="utf-8").splitlines()[1:]]
@@ -97,8 +97,10 @@ def test_the_suite_fails_with_a_broken_pass_and_prints_the_script(tmp_path: Path
     assert failure["operators"] <= 6
     assert failure["source"].count("torch.ops.") == failure["operators"]
     assert failure["guilty"].startswith("pass fusion: rule add_rms_norm_dynamic_quant, match npu_add_rms_norm")
-    assert failure["script"] == script.name
+    assert failure["script"] == f"failures/{script.name}"
+    assert tmp_path / failure["script"] == script
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert f"{failure['script']} reproduces it" in page
     for shown in (done.stdout, page):
         assert failure["guilty"] in shown
         assert f"to {failure['operators']} operators" in shown
