@@ -27,7 +27,7 @@ BY_ROUTE = {"fx": 240, "graph": 40}
 """How many are enough that one of which the judge takes long does not decide the mean."""
 WARM_UP = {"fx": 100, "graph": 20}
 """How many come before them, uncounted: the first programs of a process pay for what is set up once."""
-BARS = {"fx": 60, "graph": 12}
+BARS = {"fx": 20, "graph": 8}
 """How many examples a second of one core are aimed at, by route; printed beside the figure, no gate."""
 ROUTES = {"fx": "passes alone", "graph": "compile, capture, replays"}
 BESIDE_A_GRAPH = 40
