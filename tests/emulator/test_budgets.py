@@ -47,7 +47,7 @@ graphs.clear()
     done = program(text, "--quiet", "--costs", NPU_EMULATOR_STREAMS="150")
     assert done.stdout.splitlines() == ["2 2", "True True", "True"], done.stdout + done.stderr
     device, header, row = done.stderr.splitlines()[-3:]
-    assert "Ascend910B2 (emulated): 150 streams, 65536 events, 64 GiB" in device
+    assert "Ascend910B2 (emulated): 150 streams, 65,536 events, 64 GiB" in device
     assert header.split("  ")[0].strip() == "graphs"
     graphs, streams, events, kernels, others, mebibytes, fit = row.split()
     assert (streams, events, kernels, others, mebibytes) == ("2", "2", "2", "4", "4.0")
