@@ -1,1 +1,5 @@
-"""Saved compilations on disk: what a key covers (`key`), how files are kept (`store`). `store` imports no torch."""
+"""Saved compilations on disk.
+
+`key` makes the key of a compilation: two compilations have one key exactly if one may replace the other. `fingerprint` is the part of a user's
+function in it, `reached` the part of all that the function uses by global names. `store` keeps the files; it imports no torch.
+"""

@@ -1,1 +1,4 @@
-"""Subcommands of `npugraph-ex` that have more to do than to call one function. Each adds its parser and runs itself."""
+"""Subcommands of `npugraph-ex`, one module a subcommand. Each adds its parser and runs itself; `npugraph_ex.cli` lists them.
+
+`suites` runs a folder of tests with pytest, for `conformance` and `bench`. `interrupts` and `numbers` are what several subcommands share.
+"""
