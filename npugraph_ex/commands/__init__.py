@@ -1,4 +1,5 @@
-"""Subcommands of `npugraph-ex`, one module a subcommand. Each adds its parser and runs itself; `npugraph_ex.cli` lists them.
+"""Subcommands of `npugraph-ex`, one module a subcommand, which adds its parser and runs itself.
 
-`suites` runs a folder of tests with pytest, for `conformance` and `bench`. `interrupts` and `numbers` are what several subcommands share.
+`npugraph_ex.cli` lists them. `suites` runs a folder of tests with pytest, for `conformance` and `bench`. `interrupts` and
+`numbers` are what several subcommands share.
 """

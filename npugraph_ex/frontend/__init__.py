@@ -1,5 +1,5 @@
 """The way of a graph into the library.
 
-`entry` is what `torch.compile` and AOT compilers call. `native_streams` turns torch_npu's streams and events into nodes of the graph.
-`upstream_repairs` holds one module for each fault of Dynamo or AOT that this library works around.
+`entry` is what `torch.compile` and AOT compilers call. `native_streams` turns torch_npu's streams and events into nodes
+of the graph. `upstream_repairs` holds one module for each fault of Dynamo or AOT that this library works around.
 """

@@ -1,5 +1,6 @@
 """What a person can see of a compilation: the logger, graph dumps, explanations, the environment.
 
-`explain` turns the records of `npugraph_ex.report` into tables and JSON. `dump` writes the graph after each pass, `compare` finds where two dumps
-of values differ. `environment` and `installing` say what is installed, and what to install.
+`explain` turns the records of `npugraph_ex.report` into tables and JSON. `dump` writes the graph after each pass,
+`compare` finds where two dumps of values differ. `environment` and `installing` say what is installed, and what to
+install.
 """
