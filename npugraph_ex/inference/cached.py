@@ -10,6 +10,7 @@ import re
 import shlex
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import CellType, FunctionType, MethodType
 from typing import Any, Self
@@ -27,6 +28,7 @@ from npugraph_ex.cache.store import Entry, Store, read_entry
 from npugraph_ex.config import CompilerConfig
 from npugraph_ex.config.compiler_config import apply_flat, given_or_default
 from npugraph_ex.errors import NpuGraphExError, SavedGraphError
+from npugraph_ex.frontend.entry import current_device
 from npugraph_ex.frontend.entry.backend import get_npu_backend
 from npugraph_ex.frontend.entry.compiler import CompiledFxGraph
 from npugraph_ex.inference.facts import Facts, outdated
@@ -44,7 +46,10 @@ class KeptGraph(_torch_precompile.SerializableCallable):
     Attributes:
         text: None where it has none.
         unsaved: why not.
+        device: the one that was current at the compilation; None where no result depends on it.
     """
+
+    device: int | None = None
 
     def __init__(self, run: Callable[..., Any], text: str | None, unsaved: str = "") -> None:
         self._run = run
@@ -68,6 +73,18 @@ class KeptGraph(_torch_precompile.SerializableCallable):
         """The graph from its text."""
         text = data.decode()
         return cls(SavedGraph.read(text).load(compile_graph), text)
+
+
+@dataclass(frozen=True)
+class _Variant:
+    """One compilation, and the device that must be current for it; None for any. Torch does not keep the guard on that."""
+
+    compiled: Precompiled
+    device: int | None
+
+    def accepts(self, bound: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether it was made for such a call."""
+        return self.device in {None, torch.accelerator.current_device_index()} and self.compiled.accepts(bound, kwargs)
 
 
 class CachedFunction:
@@ -104,7 +121,7 @@ class CachedFunction:
         self._parts = parts
         self._dynamic = dynamic
         self._decompositions = decompositions
-        self._variants: list[Precompiled] = []
+        self._variants: list[_Variant] = []
         self._fallback: Callable[..., Any] | None = None
         self._unread: list[Path] | None = None
         self._lock = threading.RLock()
@@ -163,7 +180,7 @@ class CachedFunction:
         with torch.no_grad():
             for variant in self._variants:
                 if variant.accepts(bound, kwargs):
-                    return variant.run(bound, kwargs)
+                    return variant.compiled.run(bound, kwargs)
             if self._fallback is not None:
                 return self._fallback(*bound, **kwargs)
             return self._find_or_make(bound, args, kwargs)
@@ -183,9 +200,9 @@ class CachedFunction:
         if made is None:
             assert self._fallback is not None  # noqa: S101 - `_make` returns None only after setting it
             return self._fallback(*bound, **kwargs)
-        return made.run(bound, kwargs)
+        return made.compiled.run(bound, kwargs)
 
-    def _saved(self, refused: list[Refused]) -> Iterator[Precompiled]:
+    def _saved(self, refused: list[Refused]) -> Iterator[_Variant]:
         """The saved compilations that still hold, each read when it is asked for; those that do not go to ``refused``."""
         while self._unread:
             path = self._unread.pop(0)
@@ -194,7 +211,7 @@ class CachedFunction:
             except (SavedGraphError, OSError) as error:
                 refused.append((path, str(error)))
 
-    def _take(self, entry: Entry) -> Precompiled:
+    def _take(self, entry: Entry) -> _Variant:
         fixed = dict(zip(self.__wrapped__.__code__.co_varnames, self._bound, strict=False))
         cells = zip(self.__wrapped__.__code__.co_freevars, self.__wrapped__.__closure__ or (), strict=True)
         fixed.update({name: cell.cell_contents for name, cell in cells if cell != CellType()})
@@ -208,10 +225,11 @@ class CachedFunction:
             raise
         except Exception as error:
             raise SavedGraphError(f"it cannot be read here: {type(error).__name__}: {error}") from error
-        self._variants.append(loaded)
-        return loaded
+        device = entry.header["current_device"]
+        self._variants.append(_Variant(loaded, int(device) if device else None))
+        return self._variants[-1]
 
-    def _make(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Precompiled | None:
+    def _make(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Variant | None:
         """Compile for a call, and keep it; None where torch cannot write such a function down."""
         facts = Facts()
         function = MethodType(self.__wrapped__, *self._bound) if self._bound else self.__wrapped__
@@ -232,12 +250,14 @@ class CachedFunction:
             backend = get_npu_backend(compiler_config=self._config, custom_decompositions=self._decompositions)
             self._fallback = torch.compile(self.__wrapped__, backend=backend, dynamic=self._dynamic, fullgraph=True)
             return None
-        self._variants.append(made)
-        self._keep(made, facts, graphs)
-        return made
+        variant = _Variant(made, graphs[0].device)
+        self._variants.append(variant)
+        self._keep(variant, facts, graphs)
+        return variant
 
     def _compile(self, gm: fx.GraphModule, inputs: list[Any], graphs: list[KeptGraph]) -> KeptGraph:
         compiled: list[CompiledFxGraph] = []
+        device = int(torch.accelerator.current_device_index()) if current_device.decides(gm.graph) else None
         backend = get_npu_backend(
             compiler_config=self._config, custom_decompositions=self._decompositions, on_compiled=compiled.append
         )
@@ -247,16 +267,18 @@ class CachedFunction:
             graphs.append(KeptGraph(run, graph.get_code(), graph.unsaved))
         else:
             graphs.append(KeptGraph(run, None, "it uses streams or events that are objects of this process"))
+        graphs[-1].device = device
         return graphs[-1]
 
-    def _keep(self, made: Precompiled, facts: Facts, graphs: list[KeptGraph]) -> None:
+    def _keep(self, made: _Variant, facts: Facts, graphs: list[KeptGraph]) -> None:
         """Write a compilation down; where that is not possible, say so and go on."""
         fixed = {*self.__wrapped__.__code__.co_freevars}
         fixed.update(self.__wrapped__.__code__.co_varnames[: len(self._bound)])
         try:
-            payload = made.save()
+            payload = made.compiled.save()
             text = graphs[0].text or ""
-            taken = facts.header(made, fixed)
+            device = "" if made.device is None else str(made.device)
+            taken = {**facts.header(made.compiled, fixed), "current_device": device}
             header = {**self._parts, **taken, "graph_length": str(len(text.encode()))}
             self._store.write(f"{self._base}-{_signature(text, taken)}", header, payload)
         except OSError as error:

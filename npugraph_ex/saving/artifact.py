@@ -21,6 +21,7 @@ from npugraph_ex.errors import SavedGraphError
 from npugraph_ex.graph import metadata
 from npugraph_ex.observe.dump import graph_source
 from npugraph_ex.saving import text
+from npugraph_ex.saving.devices import OnEachDevice
 from npugraph_ex.saving.inputs import InputCheck, encode_inputs, fake_inputs, hints_of
 from npugraph_ex.saving.nodes import decode_graph, encode_graph
 from npugraph_ex.saving.sizes import SymbolicSizes
@@ -51,6 +52,7 @@ class SavedGraph:
         *,
         static: Sequence[int],
         names: Sequence[str],
+        current: int | None = None,
     ) -> SavedGraph:
         """Take down a graph after all passes.
 
@@ -60,6 +62,7 @@ class SavedGraph:
             options: the options it was compiled with.
             static: positions of inputs whose address does not change from call to call.
             names: what messages call each input.
+            current: the device that was current at the compilation; None where no result depends on it.
 
         Raises:
             Unsaveable: the graph means nothing in another process; the message says what of it.
@@ -72,7 +75,12 @@ class SavedGraph:
             raise Unsaveable("the graph takes no tensor")
         if not options.force_eager and any("unbacked_bindings" in node.meta for node in gm.graph.nodes):
             raise Unsaveable("sizes in the graph are known only when it runs")
-        home = next((v.device for v in values if isinstance(v, torch.Tensor) and v.device.type == "npu"), None)
+        places = {value.device for value in values if isinstance(value, torch.Tensor) and value.device.type == "npu"}
+        if len(places) > 1:
+            raise Unsaveable("its inputs lie on several devices")
+        home = next(iter(places), None)
+        if current is not None and home is not None and home.index != current:
+            raise Unsaveable(f"it makes tensors on the current device {current}, and its inputs lie on {home}")
         kept = {name: value for name, value in options.changed().items() if name not in _NOT_KEPT}
         parameters = [p for p, value in enumerate(example_inputs) if isinstance(value, torch.nn.Parameter)]
         data: dict[str, Json] = {
@@ -83,6 +91,7 @@ class SavedGraph:
             "hints": hints_of(values),
             "condition": _torch_private.input_guards(values, mode),
             "static": sorted({*static, *parameters}),
+            "follows_current_device": current is not None,
             "nodes": encode_graph(gm, home),
         }
         return cls(data, graph_source(gm, "A graph that npugraph_ex saved"))
@@ -106,11 +115,18 @@ class SavedGraph:
                 )
         return saved
 
-    def load(self, compile_graph: Callable[..., Callable[..., Sequence[Any]]]) -> Callable[..., Sequence[Any]]:
-        """Make the graph callable in this process, on the current device.
+    def load(
+        self,
+        compile_graph: Callable[..., Callable[..., Sequence[Any]]],
+        *,
+        elsewhere: Callable[..., Sequence[Any]] | None = None,
+    ) -> Callable[..., Sequence[Any]]:
+        """Make the graph callable in this process, on the current device now, and on others when it is first called there.
 
         Args:
             compile_graph: `npugraph_ex.aclgraph.compile_graph`, or what stands for it.
+            elsewhere: what to call where the inputs do not lie on the current device, of a graph that makes tensors there:
+                no saved graph stands for that. None to refuse such calls.
 
         Returns:
             A function of the graph's inputs; it refuses inputs that the graph was not compiled for.
@@ -118,9 +134,20 @@ class SavedGraph:
         Raises:
             SavedGraphError: an operator of the graph is not registered here.
         """
+        check = InputCheck(self.data["inputs"], self.data["condition"])
+        here = int(torch.npu.current_device())
+        return OnEachDevice(
+            check,
+            {here: self._load_on(torch.device("npu", here), compile_graph)},
+            lambda index: self._load_on(torch.device("npu", index), compile_graph),
+            follows=self.data["follows_current_device"],
+            elsewhere=elsewhere,
+        )
+
+    def _load_on(self, home: torch.device, compile_graph: Callable[..., Callable[..., Any]]) -> Callable[..., Any]:
+        """Make the graph callable with inputs of one device."""
         data = self.data
         options = Options.of(data["options"])
-        home = torch.device("npu", torch.npu.current_device())
         try:
             gm = decode_graph(data["nodes"], home)
         except LookupError as error:
@@ -135,8 +162,7 @@ class SavedGraph:
         if not options.force_eager:  # capture asks what each node is; a graph that runs op by op does not
             _derive_metadata(gm, next(value.fake_mode for value in inputs if isinstance(value, FakeTensor)))
         names = [entry["name"] for entry in data["inputs"]]
-        compiled = compile_graph(gm, inputs, options, static=data["static"], names=names)
-        return _checking(compiled, InputCheck(data["inputs"], data["condition"]))
+        return compile_graph(gm, inputs, options, static=data["static"], names=names)
 
 
 def _derive_metadata(gm: fx.GraphModule, mode: FakeTensorMode) -> None:
@@ -144,14 +170,6 @@ def _derive_metadata(gm: fx.GraphModule, mode: FakeTensorMode) -> None:
     for node in gm.graph.find_nodes(op="get_attr"):
         node.meta["val"] = mode.from_tensor(getattr(gm, str(node.target)))
     metadata.refresh(gm.graph, [node for node in gm.graph.nodes if "val" not in node.meta])
-
-
-def _checking(compiled: Callable[..., Sequence[Any]], check: InputCheck) -> Callable[..., Sequence[Any]]:
-    def run(*inputs: Any) -> Sequence[Any]:
-        check(inputs)
-        return compiled(*inputs)
-
-    return run
 
 
 def _plain(options: dict[str, object]) -> dict[str, Json]:

@@ -13,7 +13,7 @@ from npugraph_ex.errors import SavedGraphError
 
 Json = Any
 
-FORMAT = 2
+FORMAT = 3
 _MAGIC = "# npugraph_ex saved graph"
 
 

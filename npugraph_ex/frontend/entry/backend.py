@@ -61,12 +61,14 @@ def get_npu_backend(
         if on_the_host is not None:
             return on_the_host
         current_device.guard(gm)
+        follows = current_device.decides(gm.graph)
         known_inputs = shared_inputs.examples(gm, example_inputs)
         as_traced = native_streams.kept(gm)
         on_streams = native_streams.lower(gm)
         layouts.keep(gm)
         compile_one = NpuFxCompiler(config, names, dumper)
         compile_one.values = example_inputs
+        compile_one.follows_current_device = follows
         watched: list[shared_inputs.SharedInputs] = []
 
         def compiler(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -154,12 +154,14 @@ class NpuFxCompiler:
 
     Attributes:
         values: the inputs of the Dynamo graph in the call that is compiled for, as long as they are there.
+        follows_current_device: whether the Dynamo graph names the current device, which AOT may have resolved.
     """
 
     def __init__(
         self, compiler_config: CompilerConfig, names: Sequence[str] = (), dumper: GraphDumper | None = None
     ) -> None:
         self.values: Sequence[Any] = ()
+        self.follows_current_device = False
         warn_of_unknown()
         keep_writers()  # before AOT, which removes dead code
         self.config = compiler_config
@@ -213,6 +215,8 @@ class NpuFxCompiler:
         returned_views.restore(gm.graph)
         plain = _torch_private.is_plain_aot_graph(gm.graph)
         elsewhere = current_device.follow(gm, number)
+        follows = self.follows_current_device or current_device.decides(gm.graph)
+        current = current_device.traced_on(gm.graph) if follows else None
         original = fx.GraphModule(gm, copy.deepcopy(gm.graph)) if options.dump_tensor_data else gm
         # Through the module at each call: clients put a function of their own around it, to look at the graph.
         npu_fx_compiler._optimize_fx(gm, example_inputs, compilation)  # noqa: SLF001 - the name that they use
@@ -227,7 +231,7 @@ class NpuFxCompiler:
         def code() -> str:
             if not plain:
                 raise Unsaveable("AOT takes its inputs apart or puts its outputs together, outside the graph")
-            return SavedGraph.of(gm, example_inputs, options, static=static, names=names).spelt()
+            return SavedGraph.of(gm, example_inputs, options, static=static, names=names, current=current).spelt()
 
         return CompiledFxGraph(runner, code)
 

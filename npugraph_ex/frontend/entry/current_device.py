@@ -28,6 +28,11 @@ def is_asked_for(graph: fx.Graph) -> bool:
     return torch.npu.device_count() > 1 and any(map(_means_current_device, graph.nodes))
 
 
+def decides(graph: fx.Graph) -> bool:
+    """Whether the results of a Dynamo or AOT graph may lie elsewhere where another device is current, however many there are."""
+    return any(map(_means_current_device, graph.nodes)) or torch.get_default_device().type == "npu"
+
+
 def _means_current_device(node: fx.Node) -> bool:
     if node.op == "call_method" and node.target in _MOVES:
         return True
@@ -39,7 +44,7 @@ def _means_current_device(node: fx.Node) -> bool:
 
 def guard(gm: fx.GraphModule) -> None:
     """Let Dynamo compile the function anew where another device is current, if its graph may depend on that."""
-    if is_asked_for(gm.graph) or torch.get_default_device().type == "npu":
+    if torch.npu.device_count() > 1 and decides(gm.graph):
         _torch_private.guard_on_result("npu", "current_device")
         _torch_private.forget_fake_results()
 
@@ -55,7 +60,7 @@ class AnyDevice:
     def __init__(self, gm: fx.GraphModule, number: int) -> None:
         self._as_given = scopes.around(gm)(fx.GraphModule(gm, copy.deepcopy(gm.graph)).forward)
         self._number = number
-        self._device = _traced_on(gm.graph)
+        self._device = traced_on(gm.graph)
         self._warned = False
 
     def around(self, compiled: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
@@ -81,7 +86,7 @@ class AnyDevice:
         return run
 
 
-def _traced_on(graph: fx.Graph) -> int:
+def traced_on(graph: fx.Graph) -> int:
     """The device that was current when the graph was traced."""
     values = [node.meta.get("val") for node in graph.nodes if _means_current_device(node)]
     devices = [value.device for value in values if isinstance(value, torch.Tensor) and value.device.type == "npu"]

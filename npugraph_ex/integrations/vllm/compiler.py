@@ -127,7 +127,8 @@ class NpuGraphExCompiler(_Interface):  # type: ignore[misc] # a class of vLLM's,
         del graph_index
         key, path = handle
         try:
-            function = SavedGraph.read(read_own(Path(path)).decode()).load(compile_graph)
+            saved = SavedGraph.read(read_own(Path(path)).decode())
+            function = saved.load(compile_graph, elsewhere=lambda *inputs: pytree.tree_leaves(graph(*inputs)))
         except (SavedGraphError, OSError, UnicodeDecodeError) as error:
             logger.warning("The saved graph %s is compiled anew: %s", os.fspath(path), error)
             return self.compile(graph, example_inputs, compile_range=compile_range, key=key)[0]
