@@ -30,17 +30,13 @@ class _Scope:
     def __enter__(self) -> None:
         import torch
 
-        from npugraph_ex.aclgraph import scopes
+        import npugraph_ex.aclgraph.scopes  # noqa: F401 - what the operators do
 
         if self._stream is None:
             torch.ops.npugraph_ex.scope_enter(self._keys, self._values)
             return
-        if torch.compiler.is_compiling():
-            raise ScopeError(
-                "limit_core_num(stream=...) is for eager mode: inside compiled code the limit belongs to the operators "
-                "in the block, on whatever stream they run; leave stream out"
-            )
-        scopes.enter(self._keys, self._values, self._stream)
+        with torch.npu.stream(self._stream):  # a limit is that of the stream which is current where the scope begins
+            torch.ops.npugraph_ex.scope_enter(self._keys, self._values)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -51,12 +47,14 @@ class _Scope:
 
 
 def limit_core_num(op_aicore_num: int, op_vectorcore_num: int, stream: torch.Stream | None = None) -> _Scope:
-    """Let the operators in the block use at most so many cores each.
+    """Let the operators that the block gives to one stream use at most so many cores each, in eager mode and compiled.
+
+    A stream of `npu_stream_switch` has the limit of the stream on which the code around it runs.
 
     Args:
-        op_aicore_num: cube cores, at least 1; -1 keeps what is in force.
+        op_aicore_num: cube cores, at least 1; -1 keeps what is in force on that stream.
         op_vectorcore_num: vector cores, likewise.
-        stream: eager mode only: whose limit to set; the current stream's when None.
+        stream: whose limit to set; when None, that of the stream which is current where the block begins.
 
     Raises:
         ScopeError: a number that is no core count, or more cores than the device has.

@@ -27,6 +27,7 @@ from npugraph_ex.aclgraph.stable import Runner, StableInputs
 from npugraph_ex.aclgraph.static_kernels import StaticKernels
 from npugraph_ex.config.options import Options
 from npugraph_ex.errors import CaptureError
+from npugraph_ex.graph.streams.labels import MAIN
 from npugraph_ex.observe.logger import logger
 from npugraph_ex.report import graphs
 from npugraph_ex.report.captures import publish
@@ -134,7 +135,7 @@ class CompiledGraph:
         """Run the graph with the inputs in a list, as AOT passes them."""
         if self._uncaptured is not None:
             return self._uncaptured(*inputs)
-        numbers = self.plan.numbers(inputs) + scopes.here.key
+        numbers = self.plan.numbers(inputs) + scopes.key()
         with self._lock:
             here = self._ask_stream(self.plan.device)
             if here != self._last_stream:
@@ -258,7 +259,7 @@ class CompiledGraph:
             self._spoilt = False
         recording = Recording(self.gm, self.plan.updates, self._around, elsewhere)
         try:
-            with scopes.inherited((stream,)):
+            with scopes.inherited({MAIN: stream}):
                 return CapturedGraph(recording, inputs, plan, self._options, stream, self.pools[-1])
         except BaseException as error:
             if opened:

@@ -1,13 +1,14 @@
 """What scopes do when they run: the stream, its core limits, the process's deterministic level.
 
 They are set at `scope_enter` and put back at `scope_exit`, in eager mode as well as while a graph is captured or run
-operator by operator. A capture inherits what is in force around the call, which is part of the graph's key.
+operator by operator. A limit is that of the stream which is current at `scope_enter`. A capture inherits what is in force
+around the call, for the current stream and for the user's streams in the graph; that is part of the graph's key.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from torch import fx
 
 from npugraph_ex.aclgraph import _npu_private, side_streams
 from npugraph_ex.errors import ScopeError
-from npugraph_ex.graph.streams.labels import KEPT, labels_of
+from npugraph_ex.graph.streams.labels import KEPT, MAIN, labels_of
 from npugraph_ex.graph.streams.ops import ENTERS, implement
 
 Runner = Callable[..., Sequence[Any]]
@@ -24,50 +25,67 @@ Runner = Callable[..., Sequence[Any]]
 
 
 class _Opened(NamedTuple):
-    """An open scope: what it says together with the scopes around it, and how to put back what was before."""
+    """An open scope: how to put back what was before, and what all open scopes together say.
 
-    labels: Mapping[str, Any]
-    restore: tuple[Callable[[], None], ...]
+    Attributes:
+        restore: to call in this order.
+        limits: stream -> cube and vector cores.
+        level: the deterministic level, None where no scope names one.
+    """
+
+    restore: tuple[Callable[[], None], ...] = ()
+    limits: Mapping[torch.npu.Stream, tuple[int, int]] = {}
+    level: int | None = None
 
 
 class _Thread(threading.local):
-    """The open scopes of one thread, and their part in a graph's key."""
+    """The open scopes of one thread."""
 
     def __init__(self) -> None:
         self.opened: list[_Opened] = []
-        self.key: tuple[object, ...] = ()
 
 
 here = _Thread()
 
 
-def enter(keys: Sequence[str], values: Sequence[str], stream: torch.npu.Stream | None = None) -> None:
+def enter(keys: Sequence[str], values: Sequence[str]) -> None:
     """Open a scope on this thread.
 
     Args:
         keys: as in `scope_enter`.
         values: one for each key.
-        stream: whose core limit to set; the current stream's when None.
 
     Raises:
         ScopeError: a key or value that means nothing, or a limit that the device does not have.
     """
-    around = here.opened[-1].labels if here.opened else {}
-    new = labels_of(keys, values, around)
+    around = here.opened[-1] if here.opened else _Opened()
+    new = labels_of(keys, values, {})  # what it keeps of a limit is on the stream
     restore: list[Callable[[], None]] = []
+    limits = around.limits
     try:
         if "stream_label" in new:
             restore.append(_switch(side_streams.stream(new["stream_label"])))
         if "core_limit" in new:
-            restore.append(_limit(stream or torch.npu.current_stream(), *new["core_limit"]))
+            stream = torch.npu.current_stream()
+            restore.append(_limit(stream, *new["core_limit"]))
+            limits = {**limits, stream: _limit_of(stream)}
         if "deterministic_level" in new:
             restore.append(_npu_private.set_deterministic_level(new["deterministic_level"]))
     except BaseException:
         for undo in reversed(restore):
             undo()
         raise
-    here.opened.append(_Opened({**around, **new}, tuple(reversed(restore))))
-    _note_key()
+    here.opened.append(_Opened(tuple(reversed(restore)), limits, new.get("deterministic_level", around.level)))
+
+
+def key() -> tuple[object, ...]:
+    """What a run or a capture inherits from the scopes around it: limits of the streams that it uses, and the level."""
+    if not here.opened:
+        return ()
+    _, limits, level = here.opened[-1]
+    used = {MAIN: torch.npu.current_stream(), **side_streams.native()}
+    found = tuple(f"core_limit {label}={limits[stream]}" for label, stream in used.items() if stream in limits)
+    return found if level is None else (*found, f"deterministic_level={level}")
 
 
 def deterministic_level() -> int:
@@ -84,11 +102,8 @@ def leave() -> None:
     """Close the innermost scope of this thread."""
     if not here.opened:
         raise ScopeError("scope_exit closes a scope, and none is open on this thread")
-    try:
-        for undo in here.opened.pop().restore:
-            undo()
-    finally:
-        _note_key()
+    for undo in here.opened.pop().restore:
+        undo()
 
 
 def _nothing_to_do(tag: str, event: str = "") -> None:
@@ -108,12 +123,6 @@ implement(
         "tagged_event_wait": _nothing_to_do,
     }
 )
-
-
-def _note_key() -> None:
-    """Note what a capture inherits; a stream scope in eager mode changes nothing."""
-    labels = here.opened[-1].labels if here.opened else {}
-    here.key = tuple(f"{name}={labels[name]}" for name in ("core_limit", "deterministic_level") if name in labels)
 
 
 def _switch(stream: torch.npu.Stream | None) -> Callable[[], None]:
@@ -145,13 +154,21 @@ def _limit(stream: torch.npu.Stream, cube: int, vector: int) -> Callable[[], Non
     return restore
 
 
+def _limit_of(stream: torch.npu.Stream) -> tuple[int, int]:
+    limits = torch.npu.get_stream_limit(stream)
+    return limits["cube_core_num"], limits["vector_core_num"]
+
+
 @contextmanager
-def inherited(streams: Iterable[torch.npu.Stream]) -> Iterator[None]:
-    """Give streams the core limits of the current one, for a run or a capture."""
-    limits = torch.npu.get_stream_limit(torch.npu.current_stream())
+def inherited(streams: Mapping[str, torch.npu.Stream]) -> Iterator[None]:
+    """Give a graph's streams, by label, the core limits of the user's streams for which they stand, for a run or a capture.
+
+    Those that stand for none have the current stream's.
+    """
+    current, native = torch.npu.current_stream(), side_streams.native()
     with ExitStack() as stack:
-        for stream in streams:
-            stack.callback(_limit(stream, limits["cube_core_num"], limits["vector_core_num"]))
+        for stream, limit in [(stream, _limit_of(native.get(label, current))) for label, stream in streams.items()]:
+            stack.callback(_limit(stream, *limit))
         yield
 
 

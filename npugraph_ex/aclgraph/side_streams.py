@@ -31,10 +31,11 @@ class _Run:
 
 
 class _Thread(threading.local):
-    """The run that is going on in this thread, if any."""
+    """The run that is going on in this thread, if any, and the user's streams for which a graph's labels stand."""
 
     def __init__(self) -> None:
         self.run: _Run | None = None
+        self.native: Mapping[str, torch.npu.Stream] = {}
 
 
 here = _Thread()
@@ -61,9 +62,9 @@ class SideStreams:
         return bool(self._priorities)
 
     @property
-    def streams(self) -> tuple[torch.npu.Stream, ...]:
-        """The streams made so far."""
-        return tuple(self._streams.values())
+    def streams(self) -> Mapping[str, torch.npu.Stream]:
+        """The streams made so far, by label."""
+        return self._streams
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -80,11 +81,11 @@ class SideStreams:
 
     def _made(self, main: torch.npu.Stream) -> Mapping[str, torch.npu.Stream]:
         """The streams, on the device of the main one and distinct from it and from each other."""
-        if self._device != main.device_index or main in self.streams:
+        if self._device != main.device_index or main in self._streams.values():
             self._streams, self._device = {}, main.device_index
         for label, priority in self._priorities.items():
             if label not in self._streams:
-                self._streams[label] = _draw(priority, {main, *self.streams})
+                self._streams[label] = _draw(priority, {main, *self._streams.values()})
         return self._streams
 
 
@@ -95,6 +96,21 @@ def _draw(priority: int, taken: set[torch.npu.Stream]) -> torch.npu.Stream:
         if stream not in taken:
             break
     return stream
+
+
+@contextmanager
+def standing_for(native: Mapping[str, torch.npu.Stream]) -> Iterator[None]:
+    """Say for which of the user's streams the labels of a graph stand, during a call of it."""
+    earlier, here.native = here.native, native
+    try:
+        yield
+    finally:
+        here.native = earlier
+
+
+def native() -> Mapping[str, torch.npu.Stream]:
+    """The user's streams in the graph that is called, by label."""
+    return here.native
 
 
 def stream(label: str) -> torch.npu.Stream | None:

@@ -41,7 +41,7 @@ def key_parts(options: Mapping[str, object] | None = None, **further: object) ->
         "options": _options(chosen),
         "rules": fingerprint(rules),
         "helpers": _digest_of(reached([chosen, rules, further.get("decompositions")])),
-        "scopes": fingerprint(scopes.here.key),
+        "scopes": fingerprint(scopes.key()),
         "deterministic": str(scopes.deterministic_level()),
         **{name: fingerprint(value) for name, value in further.items()},
     }

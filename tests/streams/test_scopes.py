@@ -200,18 +200,6 @@ def test_more_cores_than_the_device_has() -> None:
         pass
 
 
-def test_a_stream_inside_compiled_code_is_refused() -> None:
-    """There the limit belongs to operators, not to a stream."""
-    side = torch.npu.Stream()
-
-    def function(x: torch.Tensor) -> torch.Tensor:
-        with scope.limit_core_num(4, 8, stream=side):
-            return look(x)
-
-    with pytest.raises(Exception, match="leave stream out"):
-        compiled(function)(torch.zeros(1, device="npu"))
-
-
 def _graph(*calls: tuple[str, tuple[Any, ...]]) -> fx.GraphModule:
     graph = fx.Graph()
     x = graph.placeholder("x")

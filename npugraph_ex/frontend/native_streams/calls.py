@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from npugraph_ex import _torch_private
+from npugraph_ex.aclgraph import side_streams
 from npugraph_ex.graph.streams.labels import MAIN
 
 
@@ -59,7 +60,8 @@ def around(compiled: Callable[..., Any], original: Callable[..., Any], objects: 
         for number in sides:
             if number in objects.given:
                 current.wait_stream(streams[number])
-        result = compiled(*args)
+        with side_streams.standing_for({objects.streams[number]: streams[number] for number in sides}):
+            result = compiled(*args)
         for event in recorded:
             event.record(current)
         for number in sides:

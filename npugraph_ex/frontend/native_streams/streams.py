@@ -23,6 +23,7 @@ from torch import fx
 from npugraph_ex import _torch_private
 from npugraph_ex.errors import ScopeError
 from npugraph_ex.frontend.native_streams.calls import NativeObjects, around, as_traced, identity
+from npugraph_ex.frontend.native_streams.limits import UNLIMITED, Limit, take_out
 from npugraph_ex.frontend.native_streams.nodes import (
     annotated,
     has_work,
@@ -38,10 +39,13 @@ from npugraph_ex.frontend.native_streams.nodes import (
     streams,
 )
 from npugraph_ex.graph.source import source_line
-from npugraph_ex.graph.streams.labels import MAIN, STREAM
+from npugraph_ex.graph.streams.labels import CUBE, MAIN, STREAM, VECTOR
 from npugraph_ex.graph.streams.ops import ENTERS, EXITS, argument
 
 _ours = torch.ops.npugraph_ex
+
+_Said = tuple[tuple[str, str], ...]
+"""The keys and values of a scope; empty where none is needed."""
 
 
 @dataclass
@@ -58,8 +62,8 @@ class _Lowering:
     def run(self) -> NativeObjects:
         self._refuse_set_stream()
         self._name_streams()
-        places = [(node, self._label_at(node)) for node in self.graph.nodes]
-        self._enclose(places)
+        limits = take_out(self.graph, self._label_at)
+        self._enclose([(node, self._label_at(node), limits.get(node, UNLIMITED)) for node in self.graph.nodes])
         for node in list(self.graph.nodes):
             self._lower(node)
         for node in reversed(list(self.graph.nodes)):
@@ -97,19 +101,19 @@ class _Lowering:
             number = node.args[1]
         return self.labels.get(number, MAIN) if isinstance(number, int) else MAIN
 
-    def _enclose(self, places: Sequence[tuple[fx.Node, str]]) -> None:
-        """Enclose runs of nodes of one stream. A run ends where another scope begins or ends, so that all stay nested.
+    def _enclose(self, places: Sequence[tuple[fx.Node, str, Limit]]) -> None:
+        """Enclose runs of nodes of one stream and limit. A run ends where another scope begins or ends: all stay nested.
 
         Of a native block and a scope that names a stream, the inner one holds.
         """
-        current, outside = (
-            MAIN,
-            [""],
-        )  # of each open scope that names a stream: the stream of the native block around it
-        for node, label in places:
+        current: _Said = ()
+        outside = [""]  # of each open scope that names a stream: the stream of the native block around it
+        for node, label, limit in places:
             if node.op in ("placeholder", "get_attr") or is_left_over(node):
                 continue
-            wanted = MAIN if node.op == "output" or is_scope(node) or label == outside[-1] else label
+            wanted: _Said = ()
+            if node.op != "output" and not is_scope(node):
+                wanted = _spelt(MAIN if label == outside[-1] else label, limit)
             if opens_scope(node):
                 outside.append(label if STREAM in argument(node, 0, "keys") else outside[-1])
             elif is_scope(node) and len(outside) > 1:
@@ -117,10 +121,11 @@ class _Lowering:
             if wanted == current:
                 continue
             with self.graph.inserting_before(node):
-                if current != MAIN:
+                if current:
                     self.graph.call_function(EXITS[0])
-                if wanted != MAIN:
-                    self.graph.call_function(ENTERS[0], ([STREAM], [wanted]))
+                if wanted:
+                    keys, values = zip(*wanted, strict=True)
+                    self.graph.call_function(ENTERS[0], (list(keys), list(values)))
             current = wanted
 
     def _lower(self, node: fx.Node) -> None:
@@ -194,6 +199,11 @@ class _Lowering:
                 new = self.graph.call_function(target, args)
                 new.meta = {key: value for key, value in node.meta.items() if key not in {"val", "example_value"}}
         self.graph.erase_node(node)
+
+
+def _spelt(label: str, limit: Limit) -> _Said:
+    stream: _Said = ((STREAM, label),) if label != MAIN else ()
+    return stream if limit == UNLIMITED else (*stream, (CUBE, str(limit[0])), (VECTOR, str(limit[1])))
 
 
 def lower(gm: fx.GraphModule) -> Callable[[Callable[..., Any]], Callable[..., Any]] | None:
