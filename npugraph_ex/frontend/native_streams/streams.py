@@ -37,7 +37,7 @@ from npugraph_ex.frontend.native_streams.nodes import (
     opens_scope,
     streams,
 )
-from npugraph_ex.frontend.native_streams.streams.limits import UNLIMITED, Limit, take_out
+from npugraph_ex.frontend.native_streams.streams_limits import UNLIMITED, Limit, take_out
 from npugraph_ex.graph.source import source_line
 from npugraph_ex.graph.streams.labels import CUBE, MAIN, STREAM, VECTOR
 from npugraph_ex.graph.streams.ops import ENTERS, EXITS, argument
