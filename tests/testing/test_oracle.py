@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from npugraph_ex.aclgraph.compiled import CompiledGraph
 from npugraph_ex.aclgraph.inputs import InputPlan
 from npugraph_ex.aclgraph.places import Places
 from npugraph_ex.testing import Case, Input
+from npugraph_ex.testing.oracle import case
 from npugraph_ex.testing.oracle.observation import observe, visible_difference
 from npugraph_ex.testing.oracle.reference64 import run_reference
 from npugraph_ex.testing.oracle.tracing import trace
@@ -109,6 +111,29 @@ def test_version_counters_and_lazy_bits_are_compared() -> None:
     y, z = torch.ones(2), torch.ones(0, dtype=torch.complex64)
     assert "version counter" in str(visible_difference(observe([y], [y.data]), observe([y], [y.detach()])))
     assert "conjugated" in str(visible_difference(observe([], [z.conj()]), observe([], [z.conj().resolve_conj()])))
+
+
+def test_version_counters_of_different_calls_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results of two calls that are right on their own, in memory of their own, and share a counter are a failure."""
+    compile_graph, first = case.compile_graph, list[torch.Tensor]()
+
+    def sharing(*args: Any, **options: Any) -> Callable[..., Any]:
+        compiled = compile_graph(*args, **options)
+
+        def run(*inputs: Any) -> list[torch.Tensor]:
+            results = []
+            for result in compiled(*inputs):
+                first.append(result)
+                results.append(first[0].detach())
+                results[-1].data = result  # keeps the counter
+            return results
+
+        return run
+
+    monkeypatch.setattr(case, "compile_graph", sharing)
+    source = "def program(x0):\n    return (torch.ops.aten.add.Tensor(x0, 1.0),)\n"
+    outcome = testing.check(Case(source, (Input((3, 4)),)))
+    assert outcome.failures == ["replay, results of different calls share version counters otherwise than eager mode's"]
 
 
 def test_the_reference_is_exact() -> None:

@@ -31,7 +31,7 @@ from npugraph_ex.testing.generator.program import Program, check_source, functio
 from npugraph_ex.testing.oracle import tracing
 from npugraph_ex.testing.oracle.judge import Limits, same_values
 from npugraph_ex.testing.oracle.memory import replay_uses_memory
-from npugraph_ex.testing.oracle.observation import Observation, host_copy, observe, visible_difference
+from npugraph_ex.testing.oracle.observation import Observation, host_copy, observe, shared_counters, visible_difference
 from npugraph_ex.testing.oracle.verdict import JudgedValues, judge_values
 from npugraph_ex.testing.oracle.without_device import compare_on_host, optimise, replaced_nodes
 
@@ -175,6 +175,7 @@ class _Session:
     seen: list[Observation] = field(default_factory=list)
     alive: list[tuple[Any, ...]] = field(default_factory=list)
     inputs: list[list[torch.Tensor]] = field(default_factory=list)
+    counters: tuple[int | None, ...] = ()
 
     def at_end(self) -> list[list[Any]]:
         """The results of every call as they are now."""
@@ -200,6 +201,7 @@ def _session(function: Callable[..., Any], case: Case) -> _Session:
         junk.append(torch.full((257 + 64 * call,), -7.0, device=inputs[0].device if inputs else "npu"))
         if call % 2:
             junk.clear()
+    session.counters = shared_counters([value for outputs in session.alive for value in outputs])
     return session
 
 
@@ -345,6 +347,8 @@ def _compare_exactly(optimised: _Session, replayed: _Session, outcome: Outcome) 
             if not same_values(old, new):
                 outcome.failures.append(f"replay, output {position} of call {call} was changed by a later call")
                 return
+    if optimised.counters != replayed.counters:
+        outcome.failures.append("replay, results of different calls share version counters otherwise than eager mode's")
 
 
 def _check_memory(case: Case, captured: Callable[..., Any], session: _Session, outcome: Outcome) -> None:

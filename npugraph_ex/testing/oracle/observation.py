@@ -71,7 +71,7 @@ def _sharing(tensors: Sequence[Any]) -> tuple[tuple[int, int] | None, ...]:
     return tuple(found)
 
 
-def _counters(tensors: Sequence[Any]) -> tuple[int | None, ...]:
+def shared_counters(tensors: Sequence[Any]) -> tuple[int | None, ...]:
     """Who shares version counters: each is raised, once, to see which tensors notice."""
     counted = {
         position: tensor
@@ -98,7 +98,7 @@ def observe(inputs: Sequence[Any], outputs: Sequence[Any]) -> Observation:
         inputs=tuple(map(host_copy, inputs)),
         metadata=tuple(map(_described, outputs)),
         sharing=_sharing([*inputs, *outputs]),
-        counters=_counters([*inputs, *outputs]),
+        counters=shared_counters([*inputs, *outputs]),
     )
 
 
