@@ -18,7 +18,6 @@ from torch.utils import _pytree as pytree
 
 from npugraph_ex import _torch_private
 from npugraph_ex.errors import GraphVerificationError
-from npugraph_ex.graph.memory.aliases import forget_place
 from npugraph_ex.graph.operators import returned_argument, schema_of, tensor_leaves
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -96,9 +95,6 @@ def _value_of(node: fx.Node) -> Any:
 def derive(node: fx.Node, mode: FakeTensorMode | None) -> Any:
     """What ``node`` produces, by fake execution on the metadata of its arguments."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), _value_of)
-    if isinstance(node.target, OpOverload) and torch.Tag.inplace_view in node.target.tags:
-        for argument in node.all_input_nodes:
-            forget_place(argument.meta["val"])
     try:
         return executed(node.target, args, kwargs, mode)
     except Exception as error:

@@ -17,7 +17,6 @@ from torch import fx
 from npugraph_ex._collection import no_collection
 from npugraph_ex.config.options import Options
 from npugraph_ex.graph import metadata, positional
-from npugraph_ex.graph.memory.aliases import places_remembered
 from npugraph_ex.graph.snapshot import Snapshot
 from npugraph_ex.observe.dump import GraphDumper, new_dumper
 from npugraph_ex.observe.logger import logger
@@ -186,7 +185,7 @@ def run(  # noqa: PLR0913 - what is optional is named
     if dumper is not None:
         dumper.graph(gm, "aot")
     # Nodes are many and live on: each full collection would look at all of them for nothing.
-    with no_collection(), places_remembered():
+    with no_collection():
         state = _Run(gm, context, Contract.of(gm.graph), Snapshot(gm), dumper)
         for pass_ in passes:
             state.apply(pass_)

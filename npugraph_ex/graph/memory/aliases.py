@@ -15,10 +15,7 @@ Every pass asks here and keeps no idea of its own:
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import fx
@@ -60,43 +57,6 @@ def output_values(graph: fx.Graph) -> list[object]:
     return list(pytree.tree_leaves(output.args[0], is_leaf=lambda leaf: leaf is None))
 
 
-class _Place(NamedTuple):
-    """Where a node's value lies; the value is kept, so that no other gets its identity."""
-
-    value: object
-    regions: tuple[Region, ...]
-    storages: Mapping[int, int | torch.SymInt]
-
-    @classmethod
-    def of(cls, value: object, leaves: Sequence[torch.Tensor]) -> _Place:
-        roots = [_torch_private.storage_key(leaf) for leaf in leaves]
-        storages = {root: leaf.untyped_storage().nbytes() for root, leaf in zip(roots, leaves, strict=True)}
-        return cls(value, tuple(map(Region.of, leaves, roots)), storages)
-
-
-_PLACES: ContextVar[dict[int, _Place] | None] = ContextVar("places", default=None)
-
-
-@contextmanager
-def places_remembered() -> Iterator[None]:
-    """In the block, where a value lies is looked up once, however often ``AliasFacts`` are built.
-
-    Whoever edits a value in place says so by ``forget_place``.
-    """
-    token = _PLACES.set({})
-    try:
-        yield
-    finally:
-        _PLACES.reset(token)
-
-
-def forget_place(value: object) -> None:
-    """Look up anew where ``value`` lies: an operator such as `set_` has moved it."""
-    remembered = _PLACES.get()
-    if remembered is not None:
-        remembered.pop(id(value), None)
-
-
 class AliasFacts:
     """Memory, reads and writes of one graph, as it is now. Build it anew after the graph was edited.
 
@@ -110,9 +70,7 @@ class AliasFacts:
     def __init__(self, graph: fx.Graph) -> None:
         self._parent: dict[int, int] = {}  # storages that schemas declare to be one, though their tensors do not say so
         self._regions: dict[fx.Node, tuple[Region, ...]] = {}
-        self._bytes: dict[int, int | torch.SymInt] = {}
-        remembered = _PLACES.get()
-        self._places: dict[int, _Place] = {} if remembered is None else remembered
+        self._tensors: dict[int, torch.Tensor] = {}  # by storage, one that lies in it: for the few whose size is asked
         self.writers: list[fx.Node] = []
         for node in graph.nodes:
             self.add(node)
@@ -165,7 +123,8 @@ class AliasFacts:
 
     def storage_bytes(self, root: int) -> int | torch.SymInt | None:
         """How large the storage named ``root`` is; None where nothing is known of it."""
-        return self._bytes.get(root)
+        tensor = self._tensors.get(root)
+        return None if tensor is None else tensor.untyped_storage().nbytes()
 
     def writers_between(self, first: fx.Node, last: fx.Node) -> list[fx.Node]:
         """The writers strictly after ``first`` and strictly before ``last``, in graph order."""
@@ -188,12 +147,12 @@ class AliasFacts:
     def _lies_in(self, node: fx.Node) -> tuple[Region, ...]:
         if "val" not in node.meta:
             return (Region(UNKNOWN),) if node.op not in ("output", "get_attr") else ()
-        value = node.meta["val"]
-        place = self._places.get(id(value))
-        if place is None or place.value is not value:
-            place = self._places[id(value)] = _Place.of(value, tensor_leaves(node))
-        self._bytes.update(place.storages)
-        return place.regions
+        regions = []
+        for leaf in tensor_leaves(node):
+            root = _torch_private.storage_key(leaf)
+            self._tensors[root] = leaf
+            regions.append(Region.of(leaf, root))
+        return tuple(regions)
 
     def _join_declared_aliases(self, node: fx.Node) -> None:
         for source in may_alias(node):

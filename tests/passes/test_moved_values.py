@@ -1,11 +1,11 @@
-"""Where values lie is remembered while passes run, and looked up anew for what an operator moves."""
+"""Facts of memory that are built after an edit know it, also where an operator moved a value to another storage."""
 
 from __future__ import annotations
 
 import torch
 
 from npugraph_ex.graph import metadata
-from npugraph_ex.graph.memory.aliases import AliasFacts, places_remembered
+from npugraph_ex.graph.memory.aliases import AliasFacts
 from npugraph_ex.testing import Input
 from npugraph_ex.testing.generator.program import function_of
 from npugraph_ex.testing.oracle import tracing
@@ -18,17 +18,17 @@ SOURCE = """def program(x0, x1):
 
 
 def test_a_value_that_set_moves_is_where_it_was_moved_to() -> None:
-    """Deriving the metadata of `set_` puts its argument into the new source's memory, as facts made afresh say too."""
+    """Deriving the metadata of `set_` puts its argument into the new source's storage, and out of the old one's."""
     inputs = [Input((2, 4), "float32")] * 2
     graph = tracing.trace(function_of(SOURCE), inputs, {}, dynamic=False, functional=False).graph
     (moved,) = graph.find_nodes(op="call_function", target=torch.ops.aten.set_.source_Tensor)
     target, source = moved.all_input_nodes
-    with places_remembered():
-        AliasFacts(graph)
-        with graph.inserting_before(moved):
-            new = graph.call_function(torch.ops.aten.neg.default, (source,))
-        moved.replace_input_with(source, new)
-        metadata.refresh(graph, [new, moved])
-        remembered = AliasFacts(graph).share_storage(target, new)
-    assert remembered
-    assert AliasFacts(graph).share_storage(target, new)
+    before = AliasFacts(graph)
+    with graph.inserting_before(moved):
+        new = graph.call_function(torch.ops.aten.neg.default, (source,))
+    moved.replace_input_with(source, new)
+    metadata.refresh(graph, [new, moved])
+    assert before.share_storage(target, source)
+    after = AliasFacts(graph)
+    assert after.share_storage(target, new)
+    assert not after.share_storage(target, source)
