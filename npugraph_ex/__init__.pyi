@@ -13,7 +13,7 @@ from npugraph_ex import ops as ops
 from npugraph_ex import patterns as patterns
 from npugraph_ex import scope as scope
 from npugraph_ex._version import __version__ as __version__
-from npugraph_ex.aclgraph.compiled import invalidate as invalidate
+from npugraph_ex.aclgraph.compiled_graph import invalidate as invalidate
 from npugraph_ex.aclgraph.host_arguments import register_host_arguments as register_host_arguments
 from npugraph_ex.cache.key import cache_key as cache_key
 from npugraph_ex.config.compiler_config import CompilerConfig as CompilerConfig

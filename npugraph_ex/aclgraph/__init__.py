@@ -3,7 +3,7 @@
 This package touches the device and knows no pattern. `compile_graph` is its door.
 """
 
-from npugraph_ex.aclgraph.compiled import CompiledGraph as CompiledGraph
+from npugraph_ex.aclgraph.compiled_graph import CompiledGraph as CompiledGraph
 from npugraph_ex.aclgraph.compiling import compile_graph as compile_graph
 
 __all__ = ["CompiledGraph", "compile_graph"]

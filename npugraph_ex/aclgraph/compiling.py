@@ -12,11 +12,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph import scopes
-from npugraph_ex.aclgraph.compiled import CompiledGraph
+from npugraph_ex.aclgraph.compiled_graph import CompiledGraph
 from npugraph_ex.aclgraph.host_updates import UpdatePlan
 from npugraph_ex.aclgraph.inputs import InputPlan
 from npugraph_ex.aclgraph.obstacles import find_obstacles
-from npugraph_ex.aclgraph.promises import first_run_checked
+from npugraph_ex.aclgraph.operator_contracts import first_run_checked
 from npugraph_ex.aclgraph.static_kernels import StaticKernels
 from npugraph_ex.config.options import Options
 from npugraph_ex.errors import CaptureError
@@ -74,14 +74,14 @@ def _sparing_the_backward(gm: fx.GraphModule, options: Options) -> Options:
     return options
 
 
-def _preparing(runner: scopes.Runner, kernels: StaticKernels | None) -> scopes.Runner:
-    """The runner, which sees to it first that there are static kernels for the sizes of the call."""
+def _preparing(function: scopes.GraphFunction, kernels: StaticKernels | None) -> scopes.GraphFunction:
+    """The function, with static kernels prepared first for the sizes of each call."""
     if kernels is None:
-        return runner
+        return function
 
     def run(*inputs: Any) -> Sequence[Any]:
         kernels.prepare(inputs)
-        return runner(*inputs)
+        return function(*inputs)
 
     return run
 

@@ -11,15 +11,15 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_symbols
 
+from npugraph_ex.aclgraph.address_guard import picker
 from npugraph_ex.aclgraph.host_scalars import host_scalars
 from npugraph_ex.aclgraph.host_scalars import values as scalar_values
 from npugraph_ex.aclgraph.host_updates import UpdatePlan, shape_symbols
-from npugraph_ex.aclgraph.places import picker
 from npugraph_ex.graph.memory.aliases import AliasFacts, inputs_left_behind, mutated_inputs
 
 
 class Geometry(NamedTuple):
-    """Shape, strides and dtype of a tensor: what a captured kernel was told about it besides its address."""
+    """Shape, strides and dtype of a tensor: what a captured kernel knows of it besides its address."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -45,9 +45,9 @@ class InputPlan:
         written: those of them that it writes.
         copied: device tensors that are copied into buffers of the captured graph before each replay.
         keyed: numbers (sizes, scalars) that are baked into the captured kernels.
-        scalars: CPU tensors without dimensions, which are baked in likewise.
+        scalars: CPU tensors without dimensions, which are baked in too.
         updates: the numbers and CPU tensors that captured kernels are given anew before a replay; None without any.
-        loose: which of `numbers` are in no tensor's shape, with their names; each value of them is a graph of its own.
+        unshaped_scalars: which of `numbers` are in no tensor's shape, with their names; each value needs its own capture.
         dimensions: (position, dimension) of sizes that no number among the inputs tells.
         offsets: tensors around which the graph uses memory, which begins where their storage does.
         device: the index of the device that the graph runs on.
@@ -60,7 +60,7 @@ class InputPlan:
     keyed: tuple[int, ...]
     scalars: tuple[int, ...]
     updates: UpdatePlan | None
-    loose: Mapping[int, str]
+    unshaped_scalars: Mapping[int, str]
     dimensions: tuple[tuple[int, int], ...]
     offsets: tuple[int, ...]
     device: int
@@ -112,10 +112,10 @@ class InputPlan:
             keyed=keyed,
             scalars=scalars,
             updates=updates,
-            loose={
+            unshaped_scalars={
                 index: named[position]
                 for index, position in enumerate((*keyed, *scalars))
-                if position in scalars or _is_loose(example_inputs[position], gm.graph)
+                if position in scalars or _is_unshaped(example_inputs[position], gm.graph)
             },
             dimensions=tuple(_unnamed_dimensions(example_inputs, numbers)),
             offsets=tuple(position for position in tensors if position in left_behind),
@@ -133,7 +133,7 @@ class InputPlan:
             return keyed
         return keyed + tuple([inputs[position].size(dimension) for position, dimension in self.dimensions])
 
-    def frozen(self, inputs: Sequence[Any]) -> tuple[int, ...]:
+    def frozen_parameters(self, inputs: Sequence[Any]) -> tuple[int, ...]:
         """The positions of parameters that are only read. A buffer is not among them: programs assign them anew."""
         return tuple(
             position
@@ -145,7 +145,7 @@ class InputPlan:
         """The part of the graph key that is made of addresses."""
         return tuple(map(_ADDRESS, self._of_in_place(inputs)))
 
-    def reading(self, positions: Collection[int]) -> InputPlan:
+    def reading_in_place(self, positions: Collection[int]) -> InputPlan:
         """The same plan, but with the inputs at ``positions``, which are copied here, read where they are."""
         return replace(self, copied=tuple(position for position in self.copied if position not in positions))
 
@@ -158,7 +158,7 @@ class InputPlan:
         return picker(self.keyed)
 
 
-def _is_loose(value: object, graph: fx.Graph) -> bool:
+def _is_unshaped(value: object, graph: fx.Graph) -> bool:
     """Whether a number that varies is in no tensor's shape."""
     if isinstance(value, torch.SymInt):
         return not free_symbols(value) & shape_symbols(graph)

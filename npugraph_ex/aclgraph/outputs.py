@@ -1,7 +1,7 @@
-"""Handing out results: in the graph's own memory while nobody can be hurt by the next replay, in copies of it otherwise.
+"""The results of a call: aliases of the capture's memory, or copies of them where an earlier result is still held.
 
-Either way they are ordinary tensors, as the operators of the graph would have returned them. What autograd takes for no
-view has a version counter of its own; a view is a view of what it was a view of when the graph was captured.
+Either way they are ordinary tensors, as the operators of the graph would have returned them. What is no view to autograd
+has a version counter of its own; a view is a view of the same tensor as at the capture.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from npugraph_ex import _torch_private
-from npugraph_ex.aclgraph.footprint import Span, span_of
+from npugraph_ex.aclgraph.capture_spans import Span, span_of
 from npugraph_ex.aclgraph.inputs import Geometry
 
 
@@ -36,8 +36,8 @@ class _Part:
         alike = Geometry.of(value) == Geometry.of(whole) and not (offset or conjugated or negated)
         return cls(Geometry.of(value), offset, conjugated, negated, _is_view(value), alike)
 
-    def take(self, whole: torch.Tensor) -> torch.Tensor:
-        """Hand the part of ``whole`` out; they share a version counter."""
+    def view_of(self, whole: torch.Tensor) -> torch.Tensor:
+        """The part of ``whole``; they share a version counter."""
         if self.is_whole and not self.is_view:
             return whole.detach()
         start = (_first_byte(whole) + self.offset) // self.geometry.dtype.itemsize
@@ -115,41 +115,41 @@ class Outputs:
         return [position for position, slot in enumerate(self._slots) if isinstance(slot, _Fresh)]
 
     def spans(self) -> list[Span]:
-        """Where the results lie that are in the graph's own memory."""
+        """The addresses of the results in the graph's own memory."""
         return [span_of(storage) for storage in self._storages if storage.nbytes()]
 
-    def settle(self) -> None:
-        """Remember how many owners each storage has while no caller holds a result. Call once, after capture."""
+    def record_baseline_refcounts(self) -> None:
+        """Note the reference counts of each storage while no caller holds a result. Call once, after capture."""
         self._handles = [_torch_private.storage_handle(storage) for storage in self._storages]
         self._owners = list(map(_torch_private.owners_of_storage, self._handles))
         self._references = list(map(getrefcount, self._storages))
 
-    def held(self) -> bool:
+    def has_live_results(self) -> bool:
         """Whether a caller still holds a result of an earlier call, or any view of one."""
         if list(map(_torch_private.owners_of_storage, self._handles)) != self._owners:
             return True
-        # `result.untyped_storage()` gives this very object, so that who keeps only that is no further owner.
+        # `result.untyped_storage()` returns this very object: a caller who keeps only that is no further owner.
         return list(map(getrefcount, self._storages)) != self._references
 
-    def lend(self, inputs: Sequence[Any]) -> list[Any]:
-        """Hand the results out where they are; the next replay overwrites them."""
+    def alias_results(self, inputs: Sequence[Any]) -> list[Any]:
+        """Results that alias the capture's memory; the next replay overwrites them."""
         # `.data`: with `detach` they would share a version counter with the results of earlier calls.
         roots = [root.data for root in self._roots]
-        return roots if self._only_roots else self._hand_out(inputs, roots)
+        return roots if self._only_roots else self._assemble(inputs, roots)
 
-    def copy(self, inputs: Sequence[Any]) -> list[Any]:
-        """Hand out copies, aliased among each other as the results are."""
+    def copy_results(self, inputs: Sequence[Any]) -> list[Any]:
+        """Copies of the results, which alias each other as the results do."""
         roots = [root.clone() if self._simple[number] else _copy(root) for number, root in enumerate(self._roots)]
-        return roots if self._only_roots else self._hand_out(inputs, roots)
+        return roots if self._only_roots else self._assemble(inputs, roots)
 
-    def _hand_out(self, inputs: Sequence[Any], roots: Sequence[torch.Tensor]) -> list[Any]:
+    def _assemble(self, inputs: Sequence[Any], roots: Sequence[torch.Tensor]) -> list[Any]:
         results: list[Any] = []
         for slot in self._slots:
             if isinstance(slot, _Constant):
                 results.append(slot.value)
                 continue
             whole = roots[slot.root] if isinstance(slot, _Fresh) else inputs[slot.position]
-            results.append(whole if slot.part is None else slot.part.take(whole))
+            results.append(whole if slot.part is None else slot.part.view_of(whole))
         return results
 
 

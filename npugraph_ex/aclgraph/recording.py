@@ -11,39 +11,39 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
-from npugraph_ex.aclgraph.footprint import Elsewhere, Span, span_of
+from npugraph_ex.aclgraph.capture_spans import AvoidSpans, Span, span_of
 from npugraph_ex.aclgraph.host_arguments import registered
 from npugraph_ex.aclgraph.host_updates import UpdatePlan
-from npugraph_ex.aclgraph.promises import CheckedRun
-from npugraph_ex.aclgraph.scopes import Runner
+from npugraph_ex.aclgraph.operator_contracts import ContractInterpreter
+from npugraph_ex.aclgraph.scopes import GraphFunction
 from npugraph_ex.aclgraph.updates import Updates
 
 
-class Recording(CheckedRun):
+class Recording(ContractInterpreter):
     """One run of a graph under capture.
 
     Args:
         gm: the graph.
         plan: the calls that take host arguments anew at each replay.
-        around: what has to happen around the run, see `scopes.around`.
-        elsewhere: where results may not lie; None where they may lie anywhere.
+        around: prepares streams and scopes for the run, see `scopes.around`.
+        avoid: addresses where no result may lie; None without any.
 
     Attributes:
         updates: the task groups made so far; None where nothing is updated.
-        written: where everything that its operators returned lies, and which nodes returned it.
+        written: the addresses of everything that the operators returned, with the nodes that returned it.
     """
 
     def __init__(
         self,
         gm: fx.GraphModule,
         plan: UpdatePlan | None,
-        around: Callable[[Runner], Runner],
-        elsewhere: Elsewhere | None = None,
+        around: Callable[[GraphFunction], GraphFunction],
+        avoid: AvoidSpans | None = None,
     ) -> None:
         super().__init__(gm)
         self.updates = Updates(plan) if plan is not None else None
         self.written: dict[Span, list[fx.Node]] = {}
-        self._elsewhere = elsewhere
+        self._avoid = avoid
         self._calls = plan.calls if plan is not None else {}
         self._around = around
 
@@ -52,13 +52,13 @@ class Recording(CheckedRun):
         try:
             return self._around(partial(self.run, enable_io_processing=False))(*inputs)
         finally:
-            self.env.clear()  # or this object would count as a holder of the results
+            self.env.clear()  # or this object would count as a reference to the results
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node, and note where its result lies."""
-        held = self._elsewhere.make_room(n) if self._elsewhere is not None else []
+        occupied = self._avoid.occupy(n) if self._avoid is not None else []
         result = self._run_node(n)
-        held.clear()
+        occupied.clear()
         if n.op == "call_function":
             for leaf in pytree.tree_leaves(result):
                 if isinstance(leaf, torch.Tensor) and leaf.device.type == "npu":

@@ -20,7 +20,7 @@ from npugraph_ex.errors import ScopeError
 from npugraph_ex.graph.streams.labels import KEPT, MAIN, labels_of
 from npugraph_ex.graph.streams.ops import ENTERS, implement
 
-Runner = Callable[..., Sequence[Any]]
+GraphFunction = Callable[..., Sequence[Any]]
 """Runs a graph: takes its inputs and returns its outputs."""
 
 
@@ -172,22 +172,22 @@ def inherited(streams: Mapping[str, torch.npu.Stream]) -> Iterator[None]:
         yield
 
 
-def around(gm: fx.GraphModule) -> Callable[[Runner], Runner]:
-    """What has to happen around each run of a graph, as a decorator; make one for a graph, it owns the graph's streams.
+def around(gm: fx.GraphModule) -> Callable[[GraphFunction], GraphFunction]:
+    """A decorator that prepares streams and scopes for each run of a graph. Make one for a graph: it owns the graph's streams.
 
     Where the graph has scopes, an exception leaves none open; where it has side streams, they are there.
     """
     sides = side_streams.SideStreams(gm.graph)
     has_scopes = any(gm.graph.find_nodes(op="call_function", target=target) for target in ENTERS)
 
-    def decorate(runner: Runner) -> Runner:
-        closed = closing(runner) if has_scopes else runner
+    def decorate(function: GraphFunction) -> GraphFunction:
+        closed = closing(function) if has_scopes else function
         return _on_streams(closed, sides) if sides else closed
 
     return decorate
 
 
-def _on_streams(function: Runner, sides: side_streams.SideStreams) -> Runner:
+def _on_streams(function: GraphFunction, sides: side_streams.SideStreams) -> GraphFunction:
     """The function, with the side streams that its scopes name; works under a capture and without one."""
 
     def run(*args: Any, **kwargs: Any) -> Sequence[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -123,14 +124,27 @@ def _shown(value: object) -> str:
     return f"{value.dtype}{list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
 
 
+@dataclass(frozen=True, eq=False)
+class _Same:
+    """Equal for one and the same object, which it keeps: no other object gets its number meanwhile."""
+
+    value: object
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
 def _identity_of(function: object) -> object:
     """Equal for two functions with the same code, captured values and defaults, as two models register them."""
     code = getattr(function, "__code__", None)
     if code is None:
         return function
-    cells = tuple(id(cell.cell_contents) for cell in getattr(function, "__closure__", None) or ())
+    cells = tuple(_Same(cell.cell_contents) for cell in getattr(function, "__closure__", None) or ())
     defaults = getattr(function, "__defaults__", None) or (), (getattr(function, "__kwdefaults__", None) or {}).items()
-    kept = tuple(map(id, defaults[0])), tuple((name, id(value)) for name, value in defaults[1])
+    kept = tuple(map(_Same, defaults[0])), tuple((name, _Same(value)) for name, value in defaults[1])
     return (code, cells, kept, getattr(function, "__self__", None))
 
 

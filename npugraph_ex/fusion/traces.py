@@ -68,21 +68,21 @@ class Traces:
 
     def precise_pattern(self, rule: PreparedRule, examples: Sequence[Any]) -> PatternExpr | str:
         """The pattern of the search function for inputs like ``examples``: numbers and dtypes count."""
-        key = (id(rule), _signature(examples))
+        key = (rule.rule, _signature(examples))
         if key not in self._patterns:
             self._patterns[key] = _kept(_precise_pattern, rule, examples)
         return self._patterns[key]
 
     def search_results(self, rule: PreparedRule, examples: Sequence[Any]) -> list[Any] | str:
         """What the search function returns for inputs like ``examples``, as fake tensors."""
-        key = (id(rule), _signature(examples))
+        key = (rule.rule, _signature(examples))
         if key not in self._results:
             self._results[key] = _search_results(rule, examples)
         return self._results[key]
 
     def replacement(self, rule: PreparedRule, examples: Sequence[Any]) -> TracedReplacement | str:
         """The replacement for inputs like ``examples``."""
-        key = (id(rule), _signature(examples))
+        key = (rule.rule, _signature(examples))
         if key not in self._replacements:
             self._replacements[key] = _kept(_replacement, rule, examples)
         found = self._replacements[key]

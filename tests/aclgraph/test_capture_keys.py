@@ -10,7 +10,7 @@ import torch_npu
 from device_helpers import NPU, agree, check, compiled, random
 
 from npugraph_ex import invalidate
-from npugraph_ex.aclgraph.drift import MOST_FRUITLESS
+from npugraph_ex.aclgraph.scalar_churn import MAX_CAPTURES_WITHOUT_HIT
 from npugraph_ex.frontend.entry.explain import Watch
 from npugraph_ex.report.captures import capture_records, captures_so_far
 
@@ -264,7 +264,8 @@ def test_a_number_that_is_another_at_every_call_is_not_captured_for_ever(caplog:
         x = random(3, 4)
         kept.append((graph(x), model(x)))
     assert all(torch.equal(have.cpu(), want.cpu()) for have, want in kept)
-    assert len(capture_records(after=mark)) <= MOST_FRUITLESS + 2  # Dynamo bakes the first value in and compiles again
+    # Dynamo bakes the first value in and compiles again.
+    assert len(capture_records(after=mark)) <= MAX_CAPTURES_WITHOUT_HIT + 2
     (warning,) = [record for record in caplog.records if "came again" in record.getMessage()]
     assert "shift" in str(warning.args)
 
@@ -291,10 +292,10 @@ def test_what_is_captured_for_each_value_all_the_same(way: str) -> None:
     """A size that grows is meant, and whoever demands captures gets them."""
     if way == "sizes":
         graph = compiled(lambda x: torch.relu(x) + 1, dynamic=True)
-        calls = [(random(size, 4),) for size in range(3, 3 + MOST_FRUITLESS + 4)]
+        calls = [(random(size, 4),) for size in range(3, 3 + MAX_CAPTURES_WITHOUT_HIT + 4)]
     else:
         graph = compiled(lambda x, shift: torch.relu(x) + x * shift, dynamic=True, require_capture=True)
-        calls = [(random(3, 4), 2 + step) for step in range(MOST_FRUITLESS + 4)]
+        calls = [(random(3, 4), 2 + step) for step in range(MAX_CAPTURES_WITHOUT_HIT + 4)]
     mark = captures_so_far()
     kept = [graph(*call) for call in calls]
     assert captures_so_far() - mark >= len(calls)

@@ -16,7 +16,7 @@ import pytest
 import torch
 from device_helpers import NPU, Kept, agree, compiled, random
 
-from npugraph_ex.aclgraph import footprint
+from npugraph_ex.aclgraph import capture_spans
 from npugraph_ex.report.captures import capture_records, captures_so_far
 
 
@@ -77,7 +77,7 @@ def products(count: int) -> Callable[[torch.Tensor], torch.Tensor]:
 @pytest.mark.parametrize("count", [3, 4])
 def test_results_lie_where_no_other_graph_writes(count: int, attempts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """pytorch#148439, #158551: what one graph freed at its capture is not another's result, which its replay would overwrite."""
-    monkeypatch.setattr(footprint, "_ATTEMPTS", attempts)
+    monkeypatch.setattr(capture_spans, "_MAX_RECAPTURES", attempts)
     function, kept = products(count), Kept()
     graph, first = compiled(function, dynamic=True), random(64)
     graph(first)
@@ -90,20 +90,20 @@ def test_results_lie_where_no_other_graph_writes(count: int, attempts: int, monk
 
 def test_one_more_capture_finds_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """The blocks that would not do are taken out of the way, however many there are: nothing is copied for want of a place."""
-    monkeypatch.setattr(footprint, "_ATTEMPTS", 1)
+    monkeypatch.setattr(capture_spans, "_MAX_RECAPTURES", 1)
 
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         parts = [x + number for number in range(12)]  # all alive at once, then free for whoever comes
         total = torch.stack(parts).cumsum(0)[-1] * 2
         return total * 3, total.exp2(), total - 1
 
-    earlier = set(footprint._alive)
+    earlier = set(capture_spans._alive)
     graph, kept = compiled(function), Kept()
     for _ in range(2):
         x = random(64)
         for have, want in zip(graph(x), function(x), strict=True):
             kept.append((have, want))
-    assert [one.is_overwritten() for one in set(footprint._alive) - earlier] == [False, False]
+    assert [one.has_overwritten_results() for one in set(capture_spans._alive) - earlier] == [False, False]
     agree(kept)
 
 

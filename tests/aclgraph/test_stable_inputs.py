@@ -7,7 +7,7 @@ import torch
 from device_helpers import compiled, random
 
 import npu_emulator
-from npugraph_ex.aclgraph.stable import MOST_CAPTURES, WATCHED_CALLS
+from npugraph_ex.aclgraph.stable_inputs import MAX_CAPTURES, WATCHED_CALLS
 from npugraph_ex.errors import CaptureError
 from npugraph_ex.report.captures import capture_records, captures_so_far
 
@@ -106,12 +106,12 @@ def test_captures_for_new_addresses_are_bounded() -> None:
     """Buffers that move every so often cost a few captures and no more."""
     graph = compiled(lambda x: x + 1, dynamic=False)
     mark, alive = captures_so_far(), []
-    for _ in range(2 * MOST_CAPTURES):
+    for _ in range(2 * MAX_CAPTURES):
         x = random(4)
         alive.append(x)
         for _ in range(WATCHED_CALLS + 1):
             assert torch.equal(graph(x).cpu(), x.cpu() + 1)
-    assert len(capture_records(after=mark)) <= 1 + 2 * MOST_CAPTURES
+    assert len(capture_records(after=mark)) <= 1 + 2 * MAX_CAPTURES
 
 
 def test_reading_in_place_takes_no_memory_beside_what_copied() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from npugraph_ex import testing
-from npugraph_ex.aclgraph.captured import CapturedGraph
+from npugraph_ex.aclgraph.captured_graph import CapturedGraph
 from npugraph_ex.testing import Case, Input
 from npugraph_ex.testing.oracle.memory import replay_uses_memory
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from npugraph_ex import testing
-from npugraph_ex.aclgraph.compiled import CompiledGraph
+from npugraph_ex.aclgraph.address_guard import AddressGuard
+from npugraph_ex.aclgraph.compiled_graph import CompiledGraph
 from npugraph_ex.aclgraph.inputs import InputPlan
-from npugraph_ex.aclgraph.places import Places
 from npugraph_ex.testing import Case, Input
 from npugraph_ex.testing.oracle import case
 from npugraph_ex.testing.oracle.observation import observe, visible_difference
@@ -101,7 +101,7 @@ def test_programs_are_drawn_that_write_moved_inputs_under_frozen_parameter(monke
     assert any(Case.of(program).options.get("frozen_parameter") for program in programs)
     assert all(testing.check(program).ok for program in programs)
     monkeypatch.setattr(InputPlan, "addresses", lambda plan, _: (0,) * len(plan.in_place))
-    monkeypatch.setattr(CompiledGraph, "_places", lambda *_: Places((), ()))
+    monkeypatch.setattr(CompiledGraph, "_guard", lambda *_: AddressGuard((), ()))
     found = [testing.check(program).kind for program in programs]
     assert any(kind.startswith("replay") for kind in found), found
 

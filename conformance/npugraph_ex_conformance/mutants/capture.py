@@ -13,7 +13,7 @@ from npugraph_ex.testing.mutation import Mutant
 from npugraph_ex_conformance.mutants._patches import answering, doing_nothing
 
 _KEY = "npugraph_ex.cache.key"
-_FOOTPRINT = "npugraph_ex.aclgraph.footprint"
+_SPANS = "npugraph_ex.aclgraph.capture_spans"
 _INPUTS = "npugraph_ex.aclgraph.inputs"
 _LAUNCHER = "npugraph_ex.aclgraph._npu_private:launcher"
 _OUTPUTS = "npugraph_ex.aclgraph.outputs"
@@ -89,11 +89,11 @@ def _one_list(original: Callable[..., Any]) -> Callable[..., Any]:
 MUTANTS = (
     Mutant(
         "replay-overwrites-results", "a result never changes because of a later call",
-        f"{_OUTPUTS}:Outputs.held", answering(answer=False), "device",
+        f"{_OUTPUTS}:Outputs.has_live_results", answering(answer=False), "device",
     ),
     Mutant(
         "replay-overwrites-other-graphs", "no replay overwrites what a graph of another function handed out",
-        f"{_FOOTPRINT}:Footprint.is_overwritten", answering(answer=False), "shared pool",
+        f"{_SPANS}:CaptureSpans.has_overwritten_results", answering(answer=False), "shared pool",
     ),
     Mutant(
         "replay-ignores-addresses", "an input that is used in place and has moved is captured anew",

@@ -9,7 +9,7 @@ import torch
 from torch._dynamo.utils import counters
 from torch.utils import _pytree as pytree
 
-from npugraph_ex.aclgraph.compiled import pool_bytes
+from npugraph_ex.aclgraph.compiled_graph import pool_bytes
 from npugraph_ex.config import CompilerConfig
 from npugraph_ex.config.compiler_config import apply_flat
 from npugraph_ex.errors import NpuGraphExError

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from npugraph_ex import _torch_private
-from npugraph_ex.aclgraph.places import Places, picker
+from npugraph_ex.aclgraph.address_guard import AddressGuard, picker
 from npugraph_ex.errors import CaptureError
 from npugraph_ex.frontend.upstream_repairs.repair import Repair
 from npugraph_ex.observe.logger import logger
@@ -122,7 +122,7 @@ class SharedInputs:
         self._varying = [position for position in tensors if position not in self._bytes]
         self._moving = [position for position in tensors if position in self._written or position not in static]
         self._pick = picker(self._moving)
-        self._last: Places | None = None
+        self._last: AddressGuard | None = None
         self._before: tuple[int, ...] = ()
         self._found: set[tuple[Any, ...]] = set()
 
@@ -136,7 +136,7 @@ class SharedInputs:
         moved = self._moved(inputs) if self._places else ()
         if moved:
             return moved
-        if self._last is not None and self._last.hold(inputs):
+        if self._last is not None and self._last.matches(inputs):
             return ()
         addresses = tuple(map(_ADDRESS, self._pick(inputs)))
         layout: tuple[Any, ...] = addresses
@@ -152,7 +152,7 @@ class SharedInputs:
         if addresses != self._before:
             self._before = addresses  # an input that moves at every call is not worth a `Places`
         elif not self._varying:
-            self._last = Places(self._moving, addresses)
+            self._last = AddressGuard(self._moving, addresses)
         return ()
 
     def _moved(self, inputs: Sequence[Any]) -> tuple[int, ...]:

@@ -127,14 +127,14 @@ def _unknown(name: str | None) -> ValueError:
     return ValueError(f"there is no registered fusion rule called {name!r}; there are {', '.join(sorted(_names()))}.")
 
 
-_known: dict[int, Pattern] = {}
+_known: dict[FusionRule, Pattern] = {}
 
 
 def pattern_of(rule: FusionRule) -> Pattern:
-    """The pattern of a rule; made once, so that its traces are kept. A pattern keeps its rule, so ids stay unique."""
-    if id(rule) not in _known:
-        _known[id(rule)] = _new_pattern(rule)
-    return _known[id(rule)]
+    """The pattern of a rule; made once, so that its traces are kept."""
+    if rule not in _known:
+        _known[rule] = _new_pattern(rule)
+    return _known[rule]
 
 
 def _new_pattern(rule: FusionRule) -> Pattern:

@@ -10,16 +10,13 @@ import torch
 
 from npugraph_ex._collection import no_collection
 from npugraph_ex.aclgraph import _npu_private
-from npugraph_ex.aclgraph.footprint import Footprint
+from npugraph_ex.aclgraph.capture_pool import CaptureNotBegunError, PoolHandle
+from npugraph_ex.aclgraph.capture_spans import CaptureSpans
 from npugraph_ex.aclgraph.inputs import Buffer, InputPlan
 from npugraph_ex.aclgraph.outputs import Outputs
 from npugraph_ex.aclgraph.recording import Recording
 from npugraph_ex.config.options import Options
 from npugraph_ex.errors import BrokenPromiseError, CaptureError, NestedCaptureError
-
-
-class NotBegunError(CaptureError):
-    """The device refused to begin a capture. The memory pool is spoilt: torch_npu leaves it joined, and it lets join once only."""
 
 
 def refuse_in_a_capture(cause: Exception | None = None) -> None:
@@ -41,16 +38,16 @@ class CapturedGraph:
         plan: what happens to each of them.
         options: `clone_input` and `capture_error_mode` are read.
         stream: where to capture and to launch updates; not the current stream.
-        pool: the memory pool that all graphs of this FX graph share.
+        pool: the memory pool that the capture joins.
 
     Attributes:
         graph: torch_npu's graph, which keeps the memory pool alive and nothing else.
         outputs: the results.
-        footprint: where the graph writes.
+        spans: the addresses that the graph writes.
 
     Raises:
         CaptureError: the device refused something that the graph does.
-        BrokenPromiseError: an operator does not do what the graph was rewritten to rely on.
+        BrokenPromiseError: an operator does not keep its contract.
     """
 
     def __init__(
@@ -60,7 +57,7 @@ class CapturedGraph:
         plan: InputPlan,
         options: Options,
         stream: torch.npu.Stream,
-        pool: tuple[int, int],
+        pool: PoolHandle,
     ) -> None:
         self._buffers = [
             (position, Buffer(inputs[position], adopt=not options.clone_input)) for position in plan.copied
@@ -74,15 +71,15 @@ class CapturedGraph:
         self._launch = _npu_private.launcher(self.graph)
         self._updates = recording.updates
         self.outputs = Outputs(values, arguments)
-        self.footprint = Footprint(pool, recording.written, self.outputs.spans())
-        del values, arguments  # which would count as holders of the results
-        self.outputs.settle()
+        self.spans = CaptureSpans(pool, recording.written, self.outputs.spans())
+        del values, arguments  # they would count as references to the results
+        self.outputs.record_baseline_refcounts()
 
     def _capture(
         self,
         recording: Recording,
         arguments: Sequence[Any],
-        pool: tuple[int, int],
+        pool: PoolHandle,
         error_mode: str,
     ) -> Sequence[Any]:
         current, stream = torch.npu.current_stream(), self._stream
@@ -97,7 +94,7 @@ class CapturedGraph:
                     self.graph.capture_end()
                 if isinstance(error, BrokenPromiseError) or not isinstance(error, Exception):
                     raise
-                raise CaptureError(f"the device refused to capture {recording.place}: {error}") from error
+                raise CaptureError(f"the device refused to capture {recording.location}: {error}") from error
             try:
                 self.graph.capture_end()
             except RuntimeError as error:  # something refused before, and the operator kept it to itself
@@ -108,11 +105,11 @@ class CapturedGraph:
         current.wait_stream(stream)
         return values
 
-    def _begin(self, pool: tuple[int, int], error_mode: str) -> None:
+    def _begin(self, pool: PoolHandle, error_mode: str) -> None:
         try:
             self.graph.capture_begin(pool=pool, capture_error_mode=error_mode)
         except RuntimeError as error:
-            raise NotBegunError(
+            raise CaptureNotBegunError(
                 "the device refused to begin a capture (where streams are short: drop models that are not used, or "
                 f"capture fewer sizes): {error}"
             ) from error

@@ -65,7 +65,7 @@ def test_a_lie_is_an_error_at_every_call(name: str, force_eager: bool) -> None:
         with pytest.raises(BrokenPromiseError, match=said) as caught:
             graph(x)
         assert f"(npugraph_ex_lies.{name}.default) at " in str(caught.value)
-        assert "test_promises.py:" in str(caught.value)
+        assert "test_operator_contracts.py:" in str(caught.value)
         assert torch.equal(x.cpu(), before)
     assert not capture_records(after=mark)
 

@@ -1,7 +1,7 @@
-"""Holds operators of other libraries to what they promise: their fake function, and the aliasing and writes of their schema.
+"""Checks that operators of other libraries keep their contract: their fake function, and the aliases and writes of their schema.
 
-The passes believe these promises. A broken one gives wrong values that no other check can see, so each such operator is
-compared with its promises wherever a graph is run for the first time: at every capture, and at the first uncaptured run.
+The passes rely on these contracts. A broken one gives wrong values that no other check can see. So each such operator is
+compared with its contract where a graph runs for the first time: at every capture, and at the first uncaptured run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils import _pytree as pytree
 
 from npugraph_ex import _torch_private
-from npugraph_ex.aclgraph.scopes import Runner
+from npugraph_ex.aclgraph.scopes import GraphFunction
 from npugraph_ex.errors import BrokenPromiseError
 from npugraph_ex.graph.memory.aliases import named_arguments
 from npugraph_ex.graph.source import source_line
@@ -24,7 +24,7 @@ from npugraph_ex.graph.source import source_line
 _SHIPPED = frozenset(
     {"aten", "prims", "prim", "npu", "atb", "npugraph_ex", "air", "_c10d_functional", "c10d_functional"}
 )
-"""Operators of torch, of torch_npu and of this library are believed: their users cannot mend them.
+"""Operators of torch, of torch_npu and of this library are not checked: their users cannot mend them.
 
 What the schemas of torch.distributed's collectives leave out, `graph.collectives` knows.
 """
@@ -38,11 +38,11 @@ def is_foreign(target: object) -> bool:
     return isinstance(target, OpOverload) and target.namespace not in _SHIPPED
 
 
-class CheckedRun(fx.Interpreter):
-    """Runs a graph node by node, and checks what its foreign operators give.
+class ContractInterpreter(fx.Interpreter):
+    """Runs a graph node by node, and checks its foreign operators.
 
     Raises:
-        BrokenPromiseError: an operator gave or did what it had not promised.
+        BrokenPromiseError: an operator does not keep its contract.
     """
 
     def __init__(self, gm: fx.GraphModule) -> None:
@@ -51,7 +51,7 @@ class CheckedRun(fx.Interpreter):
         self._at: fx.Node | None = None
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The operator that ran last and where the user wrote it, for a message."""
         if self._at is None:
             return "the graph"
@@ -79,16 +79,18 @@ class CheckedRun(fx.Interpreter):
             )
         if _is_alias(target, given, _tensors(result)):
             self._refuse("returned memory of an argument or of another result, undeclared", "return a clone")
-        broken = _difference(_promised(target, args, kwargs), result)
+        broken = _difference(_declared(target, args, kwargs), result)
         if broken:
             self._refuse(broken, "mend the function given to register_fake")
         return result
 
     def _refuse(self, what: str, remedy: str) -> None:
-        raise BrokenPromiseError(f"{self.place} {what}. The graph was rewritten on the strength of its word; {remedy}")
+        raise BrokenPromiseError(
+            f"{self.location} {what}. The graph was rewritten on the strength of its word; {remedy}"
+        )
 
 
-def first_run_checked(gm: fx.GraphModule) -> Runner:
+def first_run_checked(gm: fx.GraphModule) -> GraphFunction:
     """The graph's forward; where the graph has foreign operators, a run that checks them in place of the first call."""
     if not any(is_foreign(node.target) for node in gm.graph.nodes):
         return gm.forward
@@ -99,7 +101,7 @@ def first_run_checked(gm: fx.GraphModule) -> Runner:
         if checked:
             results: Sequence[Any] = gm.forward(*inputs)
         else:
-            results = CheckedRun(gm).run(*inputs, enable_io_processing=False)
+            results = ContractInterpreter(gm).run(*inputs, enable_io_processing=False)
             checked = True
         return results
 
@@ -120,7 +122,7 @@ def _left_alone(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any
     return [t for t in _tensors(given) if not t.is_inference() and _torch_private.storage_key(t) not in theirs]
 
 
-def _promised(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _declared(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What the fake function says of these arguments; None where it needs their elements to tell."""
     with FakeTensorMode() as mode:
         fakes = pytree.tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
@@ -130,9 +132,9 @@ def _promised(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any])
             return None
 
 
-def _difference(promised: object, result: object) -> str:
-    """How the tensors of a result differ from the promised ones; empty if they do not."""
-    for fake, real in zip(_tensors(promised), _tensors(result), strict=False):
+def _difference(declared: object, result: object) -> str:
+    """How the tensors of a result differ from the declared ones; empty if they do not."""
+    for fake, real in zip(_tensors(declared), _tensors(result), strict=False):
         for name, old, new in _facts(fake, real):
             if old != new:
                 return f"returned a tensor {name} {new}, and its fake function says {old}"

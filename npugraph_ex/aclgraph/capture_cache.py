@@ -1,0 +1,108 @@
+"""`CaptureCache`: the captures of one compiled graph by graph key, and why a call needs a new one."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+from npugraph_ex.aclgraph.capture_pool import CapturePool
+from npugraph_ex.aclgraph.inputs import InputPlan
+from npugraph_ex.observe.logger import logger
+
+
+class GraphKey(NamedTuple):
+    """What decides which captures serve a call.
+
+    Attributes:
+        numbers: sizes, scalars, storage offsets, and the scopes in force.
+        addresses: of the inputs that the graph uses in place.
+    """
+
+    numbers: tuple[Any, ...]
+    addresses: tuple[int, ...]
+
+
+class KeyRunner(Protocol):
+    """Runs the calls of one graph key."""
+
+    def run(self, inputs: list[Any]) -> list[Any]:
+        """Run with ``inputs`` and return the results."""
+
+
+class CaptureCache:
+    """At most `capture_limit` keys; the least recently used one is dropped for a new one.
+
+    Args:
+        plan: gives the names of the inputs, for reasons.
+        limit: how many keys are kept.
+        pool: takes the captures that are dropped.
+    """
+
+    def __init__(self, plan: InputPlan, limit: int, pool: CapturePool) -> None:
+        self._plan = plan
+        self._limit = limit
+        self._pool = pool
+        self._runners: OrderedDict[GraphKey, KeyRunner] = OrderedDict()
+        self._has_warned = False
+        self._was_cleared = False
+
+    def __reversed__(self) -> Iterator[GraphKey]:
+        """The keys, the most recently used first."""
+        return reversed(self._runners)
+
+    def get(self, key: GraphKey) -> KeyRunner | None:
+        """What runs the calls of ``key``, which is now the most recently used."""
+        runner = self._runners.get(key)
+        if runner is not None:
+            self._runners.move_to_end(key)
+        return runner
+
+    def add(self, key: GraphKey, make: Callable[[str], KeyRunner]) -> KeyRunner:
+        """Add a key, in place of its earlier captures where it has some.
+
+        Args:
+            key: the key.
+            make: makes what runs its calls, given the reason for the capture.
+        """
+        known = self._runners.pop(key, None)
+        reason = self._reason(key) if known is None else "the option force_recapture"
+        if known is not None:
+            self._pool.retire([known])
+        elif len(self._runners) >= self._limit:
+            self._drop_oldest(reason)
+        self._runners[key] = runner = make(reason)
+        return runner
+
+    def clear(self) -> int:
+        """Drop all captures; return how many keys had some."""
+        count = len(self._runners)
+        self._pool.retire(self._runners.values())
+        self._runners.clear()
+        self._was_cleared = self._was_cleared or count > 0
+        return count
+
+    def _drop_oldest(self, reason: str) -> None:
+        self._pool.retire([self._runners.popitem(last=False)[1]])
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "capture_limit=%d graphs are captured; the least recently used is dropped for each new one (%s)",
+                self._limit,
+                reason,
+            )
+
+    def _reason(self, key: GraphKey) -> str:
+        """Why no known key serves a call; where only addresses differ, the inputs with new ones."""
+        if not self._runners:
+            return "invalidate() having dropped the earlier graphs" if self._was_cleared else "the first call"
+        moved = [self._moved(key, known) for known in self._runners if known.numbers == key.numbers]
+        if moved:
+            fewest = min(moved, key=len)
+            return f"a new address of {', '.join(fewest)}"
+        return f"new sizes or scalars {key.numbers}"
+
+    def _moved(self, key: GraphKey, known: GraphKey) -> list[str]:
+        """The names of the inputs whose addresses differ."""
+        addresses = zip(self._plan.in_place, key.addresses, known.addresses, strict=True)
+        return [self._plan.names[position] for position, new, old in addresses if new != old]

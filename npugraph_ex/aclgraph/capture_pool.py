@@ -1,0 +1,91 @@
+"""The memory pools of one compiled graph: which pool the next capture joins, and what keeps that pool alive until then.
+
+torch_npu frees a pool together with the last graph in it, and no graph can join a freed pool. So captures that are dropped
+stay here until the next capture has joined. A capture that the device refuses to begin leaves its pool joined, and
+torch_npu lets nobody join it a second time; the next capture then opens a new pool.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import torch
+
+from npugraph_ex.errors import CaptureError
+
+PoolHandle = tuple[int, int]
+"""How torch_npu names a memory pool."""
+
+Capture = TypeVar("Capture")
+
+
+class CaptureNotBegunError(CaptureError):
+    """The device refused to begin a capture."""
+
+
+class CapturePool:
+    """The pools that one compiled graph captures into.
+
+    Args:
+        handle: the caller's pool; None to open pools as they are needed.
+        shared: whether all captures of the compiled graph join one pool; each opens its own otherwise.
+
+    Attributes:
+        handles: the pools, in the order in which they were opened; the caller's first.
+    """
+
+    def __init__(self, handle: PoolHandle | None, *, shared: bool) -> None:
+        self.handles = [] if handle is None else [handle]
+        self._is_callers = handle is not None
+        self._shared = shared
+        self._can_join = handle is not None and shared
+        self._retired: list[object] = []
+
+    def capture(self, record: Callable[[PoolHandle], Capture]) -> Capture:
+        """Capture into the pool; where the device has no stream left, free what is no longer used and try again.
+
+        Args:
+            record: captures into the pool of the given handle.
+
+        Raises:
+            CaptureNotBegunError: the device refused to begin, the second time too; a caller's pool is tried once.
+        """
+        try:
+            return self._join(record)
+        except CaptureNotBegunError:
+            if self._is_callers:
+                raise
+            # The graphs of dropped models may hold the streams, and wait for a collection.
+            self._retired.clear()
+            gc.collect()
+            return self._join(record)
+
+    def _join(self, record: Callable[[PoolHandle], Capture]) -> Capture:
+        opens = not self._can_join
+        if opens:
+            self.handles.append(torch.npu.graph_pool_handle())
+        try:
+            capture = record(self.handles[-1])
+        except BaseException as error:
+            if opens:
+                self.handles.pop()  # the pool is gone with its only graph
+            elif isinstance(error, CaptureNotBegunError):
+                self._can_join = self._is_callers
+            raise
+        self._can_join = self._shared
+        return capture
+
+    def retire(self, captures: Iterable[object]) -> None:
+        """Keep captures that are no longer replayed, because a pool is freed with its last graph."""
+        self._retired.extend(captures)
+
+    def drop_retired(self) -> None:
+        """Free the retired captures. The pool stays: a newer capture has joined it."""
+        self._retired.clear()
+
+    def free(self) -> None:
+        """Free the retired captures, which were the last. None of them may still run; a caller's pool can be joined again."""
+        self._retired.clear()
+        self._can_join = self._is_callers and self._shared

@@ -1,0 +1,94 @@
+"""`CaptureSet`: the captures of one graph key. It picks one for a call so that no result that somebody holds changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from npugraph_ex.aclgraph.captured_graph import CapturedGraph
+from npugraph_ex.aclgraph.capturer import Capturer
+from npugraph_ex.aclgraph.inputs import InputPlan
+from npugraph_ex.config.options import Options
+
+_MAX_ALIASING = 2
+"""How many captures of one key may have live results in their own memory before results are copied.
+
+Two, because `out = model(out)` holds one result while the next is computed.
+"""
+
+
+class CaptureSet:
+    """Up to `_MAX_ALIASING` captures whose results alias the capture's memory, and one whose results are copied.
+
+    Args:
+        capturer: makes the captures.
+        options: `clone_output` and `poison_results` are read.
+        numbers: the sizes and scalars of the key.
+        plan: what happens to each input.
+        reason: why the first capture is made.
+    """
+
+    def __init__(
+        self, capturer: Capturer, options: Options, numbers: tuple[Any, ...], plan: InputPlan, reason: str
+    ) -> None:
+        self._capturer = capturer
+        self._clone_output = options.clone_output
+        self._poison = options.poison_results
+        self._numbers = numbers
+        self._plan = plan
+        self._reason = reason
+        self._returned: list[torch.Tensor] = []  # the last call's results, to be poisoned
+        self._aliasing: list[CapturedGraph] = []
+        self._copying: CapturedGraph | None = None
+
+    def run(self, inputs: list[Any]) -> list[Any]:
+        """Replay with ``inputs``; results of earlier calls that somebody still holds do not change."""
+        if self._poison:
+            return self._run_poisoning(inputs)
+        if self._clone_output is not True:
+            for graph in self._aliasing:
+                if self._clone_output is False or not graph.outputs.has_live_results():
+                    graph.replay(inputs)
+                    return graph.outputs.alias_results(inputs)
+            if len(self._aliasing) < _MAX_ALIASING and self._copying is None:
+                graph = self._capture(inputs)
+                if self._clone_output is False or not graph.spans.has_overwritten_results():
+                    self._aliasing.append(graph)
+                    graph.replay(inputs)
+                    return graph.outputs.alias_results(inputs)
+                self._copying = graph
+        return self._run_copying(inputs)
+
+    def release(self) -> None:
+        """Retire the captures and free their memory, except results that callers hold; no capture may still run."""
+        captures = [*self._aliasing, *([] if self._copying is None else [self._copying])]
+        for graph in captures:
+            graph.spans.retire()
+        self._aliasing.clear()
+        self._copying = None
+        self._returned.clear()
+        # torch_npu's graph keeps the pool alive and none of its memory.
+        self._capturer.pool.retire([graph.graph for graph in captures])
+
+    def _run_copying(self, inputs: Sequence[Any]) -> list[Any]:
+        if self._copying is None:
+            self._copying = self._capture(inputs)
+        self._copying.replay(inputs)
+        return self._copying.outputs.copy_results(inputs)
+
+    def _run_poisoning(self, inputs: Sequence[Any]) -> list[Any]:
+        """Overwrite the last call's results, which `clone_output=False` gives up, and return copies."""
+        for result in self._returned:
+            has_nan = result.dtype.is_floating_point or result.dtype.is_complex
+            result.fill_(torch.nan if has_nan else torch.iinfo(result.dtype).max)
+        results = self._run_copying(inputs)
+        own = self._copying.outputs.fresh_positions if self._copying is not None else []
+        # `.data`, because what AOT makes results of its autograd function may not be written, even behind a detach.
+        self._returned = [results[position].data for position in own if results[position].dtype != torch.bool]
+        return results
+
+    def _capture(self, inputs: Sequence[Any]) -> CapturedGraph:
+        reason, self._reason = self._reason, "results of earlier calls being still held"
+        return self._capturer.capture(self._plan, inputs, self._numbers, reason)

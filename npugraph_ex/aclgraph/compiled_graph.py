@@ -1,0 +1,204 @@
+"""`CompiledGraph`: what a caller calls. It owns the state of a call; docs/a-call.md draws the states.
+
+Each call goes one of three ways: the captures of the last call run again, captures are found or made by graph key, or the
+graph runs operator by operator.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from npugraph_ex import _torch_private
+from npugraph_ex.aclgraph import _npu_private, scopes
+from npugraph_ex.aclgraph.address_guard import AddressGuard, FrozenAddressGuard
+from npugraph_ex.aclgraph.capture_cache import CaptureCache, GraphKey, KeyRunner
+from npugraph_ex.aclgraph.capture_set import CaptureSet
+from npugraph_ex.aclgraph.capturer import Capturer
+from npugraph_ex.aclgraph.inputs import InputPlan
+from npugraph_ex.aclgraph.operator_contracts import first_run_checked
+from npugraph_ex.aclgraph.scalar_churn import ScalarChurn
+from npugraph_ex.aclgraph.stable_inputs import StableInputs
+from npugraph_ex.aclgraph.static_kernels import StaticKernels
+from npugraph_ex.config.options import Options
+from npugraph_ex.errors import CaptureError
+from npugraph_ex.observe.logger import logger
+from npugraph_ex.report import graphs
+
+
+class _LastCall(NamedTuple):
+    """The captures that served the last call. They serve the next one if it has these numbers and the guard matches."""
+
+    numbers: tuple[Any, ...]
+    guard: AddressGuard | FrozenAddressGuard
+    runner: KeyRunner
+
+
+class _Eager:
+    """Runs the graph operator by operator, in place of a key's captures."""
+
+    def __init__(self, forward: scopes.GraphFunction) -> None:
+        self._forward = forward
+
+    def run(self, inputs: list[Any]) -> list[Any]:
+        """Run with ``inputs``."""
+        return list(self._forward(*inputs))
+
+
+def invalidate() -> int:
+    """Drop every captured graph of this process; each is captured anew when it is next called.
+
+    For those who changed what a capture baked in and nothing here can see, such as memory behind a custom operator.
+
+    Returns:
+        How many graph keys were dropped.
+    """
+    return sum(graph.invalidate() for graph in list(_alive))
+
+
+def pool_bytes() -> dict[int, int]:
+    """The bytes in the memory pools of each compiled graph that captured something, by the graph's number."""
+    pools = {graph.number: graph.pool.handles for graph in list(_alive) if graph.pool.handles}
+    sizes: dict[tuple[int, int], int] = {}
+    for segment in torch.npu.memory_snapshot() if pools else ():
+        handle = tuple(segment["segment_pool_id"])
+        sizes[handle] = sizes.get(handle, 0) + segment["total_size"]
+    return {number: sum([sizes.get(handle, 0) for handle in handles]) for number, handles in pools.items()}
+
+
+_alive: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
+"""Every compiled graph that somebody can still call: for `invalidate`, which only empties their caches."""
+
+
+class CompiledGraph:
+    """A captured and replayed FX graph. Safe to call from several threads; calls then run one after another.
+
+    Args:
+        gm: the optimised graph.
+        plan: what happens to each input.
+        options: the validated options.
+        number: the graph's number in `report.graphs`.
+        kernels: compiles static kernels before a capture; None without the option.
+
+    Attributes:
+        pool: the memory pools of its captures.
+    """
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        plan: InputPlan,
+        options: Options,
+        number: int = 0,
+        kernels: StaticKernels | None = None,
+    ) -> None:
+        self.number = number
+        self.gm = gm
+        self.plan = plan
+        self._options = options
+        around = scopes.around(gm)
+        self._eager = _Eager(around(first_run_checked(gm)))
+        self._capturer = Capturer(gm, around, options, number, kernels)
+        self.pool = self._capturer.pool
+        self._cache = CaptureCache(plan, options.capture_limit, self.pool)
+        self._churn = ScalarChurn(plan, number)
+        self._last: _LastCall | None = None
+        self._is_refused = False  # whether the device has refused a capture since the last `invalidate`
+        self._current_stream = _npu_private.stream_question()
+        self._last_stream: tuple[int, int, int] | None = None
+        self._lock = threading.RLock()
+        _alive.add(self)
+
+    def invalidate(self) -> int:
+        """Drop this graph's captures; return how many graph keys had some."""
+        with self._lock:
+            self._last = None
+            self._is_refused = False
+            return self._cache.clear()
+
+    def __call__(self, *inputs: Any) -> Sequence[Any]:
+        """Run the graph; results are as in eager mode, and stay as they are whatever is called later."""
+        return self.run(list(inputs))
+
+    @_torch_private.boxed
+    def run(self, inputs: list[Any]) -> Sequence[Any]:
+        """Run the graph with the inputs in a list, as AOT passes them."""
+        if self._is_refused:
+            return self._eager.run(inputs)
+        numbers = self.plan.numbers(inputs) + scopes.key()
+        with self._lock:
+            stream = self._current_stream(self.plan.device)
+            if stream != self._last_stream:
+                self._wait_for_last_call(stream)
+            last = self._last
+            if last is not None and last.numbers == numbers and last.guard.matches(inputs):
+                runner = last.runner
+                self._churn.captures_without_hit = 0
+            else:
+                runner = self._find(numbers, inputs)
+            try:
+                return runner.run(inputs)
+            except CaptureError as refusal:
+                if self._options.require_capture:
+                    raise
+                self._give_up(refusal)
+        return self.run(inputs)
+
+    def _find(self, numbers: tuple[Any, ...], inputs: list[Any]) -> KeyRunner:
+        """What runs the calls of this key; new captures where there are none."""
+        key = GraphKey(numbers, self.plan.addresses(inputs))
+        runner = self._cache.get(key)
+        if runner is None and not self._options.require_capture and self._churn.should_run_eagerly(key, self._cache):
+            return self._eager
+        if runner is None or self._options.force_recapture:
+            runner = self._cache.add(key, partial(self._new_runner, numbers))
+        else:
+            self._churn.captures_without_hit = 0
+        if not self._options.force_recapture:
+            self._last = _LastCall(numbers, self._guard(inputs, key.addresses), runner)
+        return runner
+
+    def _new_runner(self, numbers: tuple[Any, ...], reason: str) -> KeyRunner:
+        """Captures nothing yet: the first run does."""
+        make = partial(CaptureSet, self._capturer, self._options, numbers)
+        return (
+            StableInputs(self.plan, make, reason) if self._options.stable_inputs_in_place else make(self.plan, reason)
+        )
+
+    def _guard(self, inputs: list[Any], addresses: tuple[int, ...]) -> AddressGuard | FrozenAddressGuard:
+        """The guard that the next call is compared with before its graph key is computed."""
+        frozen = self.plan.frozen_parameters(inputs) if self._options.frozen_parameter else ()
+        if not frozen:
+            return AddressGuard(self.plan.in_place, addresses)
+        compared = [at for at in zip(self.plan.in_place, addresses, strict=True) if at[0] not in frozen]
+        guard = AddressGuard(*zip(*compared, strict=True)) if compared else AddressGuard((), ())
+        return FrozenAddressGuard(frozen, inputs, guard)
+
+    def _wait_for_last_call(self, stream: tuple[int, int, int]) -> None:
+        """Order this call after the last one, which ran on another stream: they share buffers and memory."""
+        current = torch.npu.current_stream(self.plan.device)
+        if self._last_stream is not None:
+            stream_id, device_index, device_type = self._last_stream
+            last = torch.npu.Stream(stream_id=stream_id, device_index=device_index, device_type=device_type)
+            current.wait_stream(last)
+        self._last_stream = stream
+
+    def _give_up(self, refusal: CaptureError) -> None:
+        """Run operator by operator from now on; the captures for other sizes are freed, and their results stay."""
+        graphs.refused(self.number, str(refusal))
+        logger.warning(
+            "Graph %d runs operator by operator from now on, because %s\nnpugraph_ex.invalidate() tries again; "
+            "options={'require_capture': True} raises instead",
+            self.number,
+            refusal,
+        )
+        self.invalidate()
+        torch.npu.current_stream(self.plan.device).synchronize()  # a graph must not be destroyed while it runs
+        self.pool.free()
+        self._is_refused = True

@@ -1,0 +1,125 @@
+"""Inputs that come from one address call after call: the captures of a graph key read them in place and do not copy them.
+
+A decode loop passes its static buffers to the compiled function at every step. To copy them into the graph's own buffers
+is useless work, and the launches of the copies are the largest part of a call's host time. So addresses are watched. Where
+some stay, a capture that reads these inputs in place replaces the one that copies them. Where they move after all, the
+copying one is captured again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from npugraph_ex.aclgraph.address_guard import LayoutGuard
+from npugraph_ex.aclgraph.capture_set import CaptureSet
+from npugraph_ex.aclgraph.inputs import InputPlan
+
+WATCHED_CALLS = 8
+"""How many calls an input must come from one address before it counts as stable."""
+
+MAX_CAPTURES = 4
+"""How often one graph key is captured anew for inputs that had become stable at yet another address."""
+
+MAX_PAUSE = 1024
+"""At most so many calls are not watched. Each watch that finds nothing stable doubles the pause before the next one, so
+that inputs which always move cost no watching."""
+
+_Layout = tuple[int, tuple[int, ...]]
+
+
+def _layouts(inputs: Sequence[Any], positions: Sequence[int]) -> list[_Layout]:
+    """Address and strides of the tensors at ``positions``; their sizes are part of the graph key."""
+    return [(inputs[position].data_ptr(), inputs[position].stride()) for position in positions]
+
+
+class StableInputs:
+    """The captures of one graph key: a set that copies inputs, and one that reads stable inputs in place.
+
+    Args:
+        plan: what happens to each input while nothing is known of its address.
+        make: makes a capture set for a plan, given the reason for its first capture.
+        reason: why the key is captured at all.
+    """
+
+    def __init__(self, plan: InputPlan, make: Callable[[InputPlan, str], CaptureSet], reason: str) -> None:
+        self._plan = plan
+        self._make = make
+        self._copying: CaptureSet | None = make(plan, reason)
+        self._reading: CaptureSet | None = None
+        self._stable: tuple[int, ...] = ()  # what `_reading` reads in place
+        self._guard: LayoutGuard | None = None
+        self._captures_left = MAX_CAPTURES if plan.copied else 0
+        self._pause = WATCHED_CALLS
+        self._start_watch()
+
+    def _start_watch(self) -> None:
+        self._calls = 0
+        self._last: list[_Layout] = []
+        self._moved: set[int] = set()
+
+    def run(self, inputs: list[Any]) -> list[Any]:
+        """Run with ``inputs``; the stable ones are read in place if they are where they were at the capture."""
+        if self._reading is not None and self._guard is not None and self._guard.matches(inputs):
+            return self._reading.run(inputs)
+        stable = self._watch(inputs) if self._captures_left else ()
+        if stable:
+            return self._read_in_place(inputs, stable)
+        if self._copying is None:
+            self._copying = self._make(
+                self._plan, f"{self._names(self._stable)} having left the address it was read at"
+            )
+        return self._copying.run(inputs)
+
+    def _read_in_place(self, inputs: list[Any], stable: tuple[int, ...]) -> list[Any]:
+        """Replace all captures with one that reads the inputs at ``stable`` in place."""
+        self._captures_left -= 1
+        reason = f"{WATCHED_CALLS} calls having had {self._names(stable)} at the same address, to read without a copy"
+        # A graph must not be destroyed while it runs, nor its memory be given away, and earlier replays may still be queued.
+        torch.npu.current_stream().synchronize()
+        # The new capture may have that memory.
+        for captures in (self._copying, self._reading):
+            if captures is not None:
+                captures.release()
+        self._copying = self._guard = None
+        self._stable, self._reading = stable, self._make(self._plan.reading_in_place(stable), reason)
+        results = self._reading.run(inputs)
+        self._guard = LayoutGuard(stable, inputs)
+        return results
+
+    def _names(self, positions: Sequence[int]) -> str:
+        return ", ".join(self._plan.names[position] for position in positions)
+
+    def _watch(self, inputs: Sequence[Any]) -> tuple[int, ...]:
+        """Note where the inputs are. After enough calls, return the positions of those that have not moved."""
+        self._calls += 1
+        if self._calls <= 0:
+            return ()
+        layouts = _layouts(inputs, self._plan.copied)
+        for position, new, old in zip(self._plan.copied, layouts, self._last or layouts, strict=True):
+            if new != old:
+                self._moved.add(position)
+        self._last = layouts
+        if self._calls < WATCHED_CALLS:
+            return ()
+        stable = tuple(
+            position
+            for position in self._plan.copied
+            if position not in self._moved and not self._shares_memory(inputs, position)
+        )
+        self._start_watch()
+        if not stable:
+            self._calls = -self._pause
+            self._pause = min(2 * self._pause, MAX_PAUSE)
+        return stable
+
+    def _shares_memory(self, inputs: Sequence[Any], position: int) -> bool:
+        """Whether the graph might write what it would read: the copy is what keeps the two apart."""
+        storage = _storage(inputs[position])
+        return any(_storage(inputs[other]) == storage for other in self._plan.in_place)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
