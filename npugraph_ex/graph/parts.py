@@ -57,9 +57,10 @@ def is_made_copy(node: fx.Node) -> bool:
     return MADE_COPY in node.meta and node.target is _aten.clone.default
 
 
-def part_written(node: fx.Node, mode: FakeTensorMode | None) -> torch.Tensor:
-    """The part of its base that such a node writes, as a view of the base's fake tensor."""
+def part_written(node: fx.Node, mode: FakeTensorMode | None, into: fx.Node | None = None) -> torch.Tensor:
+    """The part that such a node writes, as a view of the fake tensor of its base, or of ``into``, a value like it."""
     base, _, *where = node.args
+    base = base if into is None else into
     args, kwargs = fx.map_arg(((base, *where), node.kwargs), lambda argument: argument.meta["val"])
     part: Any = executed(_WRITERS[node.target], args, kwargs, mode)
     assert isinstance(part, torch.Tensor)  # noqa: S101 - for the type checker

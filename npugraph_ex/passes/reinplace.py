@@ -23,7 +23,6 @@ wrote disjoint parts on several streams without an event.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -53,6 +52,10 @@ class _Reinplacer:
     inputs: bool  # destinations are inputs that the graph overwrites; otherwise intermediates
     order: Order | None  # None where one stream runs in the order of the list
 
+    def __post_init__(self) -> None:
+        # Asked before the first rewrite: a view of what was put elsewhere looks like a copy until its metadata is refreshed.
+        self._computing = {node for node in self.graph.nodes if computes(node)}
+
     def run(self) -> None:
         for node in list(self.graph.nodes):
             if node.op != "call_function" or not isinstance(node.target, OpOverload) or not node.args:
@@ -79,7 +82,7 @@ class _Reinplacer:
         return (
             self._only_target_is_there(node, target)
             and self._is_unread(node, place, position)
-            and (not self.inputs or _is_overwritten(self.memory.writes_after(place, position), place))
+            and (not self.inputs or self.memory.written_anew(place, position) is not None)
             and (not self.memory.leaves(own) or self.memory.owns_memory(target))
             and self._result_is_done_before(own, next(self.memory.writes_after(place, position), None), position)
             and self._is_ordered(node, target, place)
@@ -91,8 +94,8 @@ class _Reinplacer:
         read = next((read for read in reads if not self._puts_back(read.node, node, place)), None)
         if read is None or not self.inputs:
             return read is None
-        before = (write for write in self.memory.writes_after(place, position) if write.position < read.position)
-        return _is_overwritten(before, place)
+        anew = self.memory.written_anew(place, position)
+        return anew is not None and anew < read.position
 
     def _puts_back(self, outer: fx.Node, node: fx.Node, place: Region) -> bool:
         """Whether an outer scatter only reads around the part that ``node``, a view of a view written, is: it writes that."""
@@ -137,7 +140,7 @@ class _Reinplacer:
         if node.target in SCATTERS:
             part = part_written(node, fake_mode_of(self.graph))
             accesses = [access for access in accesses if not self.memory.is_apart(access, part)]
-        earlier = [access.node for access in accesses] + producers(target)
+        earlier = [access.node for access in accesses] + producers(target, self._computing)
         late = [node, *(access.node for access in self.memory.accesses(node) if access.position > position)]
         return all(self.order.proves(one, node) for one in earlier if computes(one) and one is not node) and all(
             self.order.proves(use, overwrite.node)
@@ -234,17 +237,6 @@ def _copies_whole(read: Access, write: Access) -> bool:
         and node.args[0] is write.value
         and node.args[1] is read.value
         and _same_layout(read.value, write.value)
-    )
-
-
-def _is_overwritten(later: Iterator[Access], place: Region) -> bool:
-    """Whether an input's bytes are all written again later by a copy, so that what happens there until then is unseen."""
-    return any(
-        write.node.target is _aten.copy_.default
-        and write.node.args[0] is write.value
-        and write.value.op == "placeholder"
-        and write.place.covers(place)
-        for write in later
     )
 
 

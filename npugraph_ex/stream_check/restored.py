@@ -24,14 +24,18 @@ from npugraph_ex.stream_check.accesses import Touch, Touches, is_dense, works
 class Restored:
     """The accesses of a graph with its functional writes put back. False where the graph has none.
 
-    A functional write is put back where nothing reads the old contents afterwards, as after AOT nothing does.
+    A functional write is put back where nothing reads the old contents afterwards, as after AOT nothing does. One whose
+    result has other strides than the memory written, as a part of a part may, writes there all the same. Where the old
+    contents are read later, a write changes its part of new memory alone: the rest of that is a copy that the program does
+    not make. So no access is taken for the program's that may not be one.
 
     Args:
         graph: its nodes carry fake tensors in ``meta["val"]``. It is not changed.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
-        self._base: dict[fx.Node, fx.Node] = {}  # functional write -> the value that the program has written
+        self._into: dict[fx.Node, fx.Node] = {}  # functional write -> the value whose memory it writes; itself, if new
+        self._base: dict[fx.Node, fx.Node] = {}  # functional write put back -> the value that the program has written
         writes = [node for node in graph.nodes if _is_functional_write(node)]
         if not writes:
             return
@@ -40,24 +44,34 @@ class Restored:
         self._mode = fake_mode_of(graph)
         for node in writes:
             target = node.args[0]
-            if isinstance(target, fx.Node) and self._is_in_place(node, target):
-                self._memory.merge(node, target)
-                self._base[node] = self._base.get(target, target)
-        self._roots = {region.root for node in self._base for region in self._memory.regions(node)}
+            if isinstance(target, fx.Node):
+                self._put_back(node, target)
+        self._roots = {region.root for node in self._into for region in self._memory.regions(node)}
+        self._roots |= {region.root for node in self._into.values() for region in self._memory.regions(node)}
 
     def __bool__(self) -> bool:
-        return bool(self._base)
+        return bool(self._into)
 
-    def _is_in_place(self, node: fx.Node, target: fx.Node) -> bool:
+    def _put_back(self, node: fx.Node, target: fx.Node) -> None:
         old, new = self._memory.region(target), self._memory.region(node)
         if old is None or new is None or old.root == new.root:
-            return False
-        if difference(target.meta["val"], node.meta["val"]) is not None:
-            return False
-        later = self._memory.reads_after(old, self._memory.position[node])
-        return not any(
+            return
+        if self._is_needed_later(node, old):
+            self._into[node] = node
+            return
+        self._into[node] = target
+        if difference(target.meta["val"], node.meta["val"]) is None:
+            self._memory.merge(node, target)
+            self._base[node] = self._base.get(target, target)
+
+    def _is_needed_later(self, node: fx.Node, old: Region) -> bool:
+        """Whether what ``node`` leaves in the old memory is read, before an input is written anew as a whole."""
+        position = self._memory.position[node]
+        anew = self._memory.written_anew(old, position)
+        return any(
             (works(access.node) or access.node.op == "output") and not self._overwrites(access, node, old)
-            for access in later
+            for access in self._memory.reads_after(old, position)
+            if anew is None or access.position <= anew
         )
 
     def _overwrites(self, access: Access, write: fx.Node, place: Region) -> bool:
@@ -74,18 +88,20 @@ class Restored:
 
     def of(self, node: fx.Node) -> list[Touch]:
         """As `Touches.of`."""
-        if is_made_copy(node) and node in self._base:
+        into = self._into.get(node)
+        if is_made_copy(node) and into is not None:
             return []
-        target: Any = node.args[0] if node.args else None
-        place = self._memory.region(target) if writes_by_index(node) else None
-        if place is not None and place.root in self._roots:
-            return [*self._sources(node), self._write(node, place, None)]
-        if node not in self._base:
+        if writes_by_index(node):
+            base: Any = node.args[0] if into is None else into
+            place = self._memory.region(base)
+            if place is not None and place.root in self._roots:
+                return [*self._sources(node), self._write(base, place, None)]
+        if into is None:
             return [self._marked(touch) for touch in self._touches.of(node)]
-        part = part_written(node, self._mode)
-        if self._lies_at(node.args[1], part):
+        part = part_written(node, self._mode, into)
+        if into is not node and self._lies_at(node.args[1], part):
             return []  # an outer part, whose inner part was written already
-        return [*self._sources(node), self._write(node, self._memory.place_of(part), part)]
+        return [*self._sources(node), self._write(into, self._memory.place_of(part), part)]
 
     def _sources(self, node: fx.Node) -> list[Touch]:
         """What a write reads besides the memory that it changes."""
@@ -93,22 +109,21 @@ class Restored:
         read = [value for value in read_by(node) if value is not target or value in others]
         return [self._marked(touch) for value in read for touch in self._touches.of_value(value)]
 
-    def _write(self, node: fx.Node, place: Region, part: torch.Tensor | None) -> Touch:
+    def _write(self, into: fx.Node, place: Region, part: torch.Tensor | None) -> Touch:
         """A write into a part; None where it is not known which bytes of ``place`` that is."""
-        target: Any = node.args[0]
-        base = self._base.get(target, target)
-        return Touch(base, place, part, is_dense(place, part), writes=True, restored=True, whole=False)
+        return Touch(
+            self._base.get(into, into), place, part, is_dense(place, part), writes=True, restored=True, whole=False
+        )
 
     def _lies_at(self, value: Any, part: torch.Tensor) -> bool:
         """Whether a value lies just where a part does."""
-        there = self._memory.region(value) if isinstance(value, fx.Node) else None
-        if (
-            there is None
-            or there != self._memory.place_of(part)
-            or difference(tensor_leaves(value)[0], part) is not None
-        ):
+        if not isinstance(value, fx.Node):
             return False
-        return there.is_exact or value in self._base
+        written = self._into.get(value, value)
+        there = self._memory.region(written)
+        if there != self._memory.place_of(part) or difference(tensor_leaves(written)[0], part) is not None:
+            return False
+        return there.is_exact or written is not value
 
     def _marked(self, touch: Touch) -> Touch:
         """A touch of memory that functional writes were put back into, by the name that all versions of a value share."""

@@ -167,6 +167,52 @@ def test_whatever_the_options_say(options: dict[str, Any]) -> None:
     _compiled_is_right(of_an_input(_add), options)
 
 
+def _in_turns(buffer: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Two streams write two columns each, now one, now the other, several times."""
+    main, side = torch.npu.current_stream(), torch.npu.Stream()
+    _rows(buffer, 2).copy_(_rows(x, 2) * 3)
+    side.wait_stream(main)
+    with torch.npu.stream(side):
+        buffer.t()[2:4].copy_(x.t()[2:4] * 4)
+        buffer.t()[2:4] = x.t()[2:4] - 3
+    buffer.t()[4:6].fill_(1)
+    buffer.t()[4:6] = x.t()[4:6] - 1
+    with torch.npu.stream(side):
+        buffer.t()[2:4].fill_(2)
+        buffer.t()[2:4].mul_(4)
+    buffer.t()[4:6] = x.t()[4:6] - 2
+    main.wait_stream(side)
+    return buffer[1:]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"inplace_pass": False}, {"input_inplace_pass": False}, {"force_eager": True}], ids=str
+)
+def test_streams_write_an_input_in_turns(options: dict[str, Any]) -> None:
+    """What is returned is a view of the input, which is read then, but only after it was written back as a whole."""
+    _compiled_is_right(lambda buffer, x: (_in_turns(buffer, x), buffer), options)
+
+
+def test_writes_in_turns_through_a_transpose_go_back_in_place() -> None:
+    """No write stays functional, so no stream waits for another but where the program says so."""
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(_in_turns, backend="npugraph_ex")(*(torch.ones(6, 8).npu() for _ in range(2)))
+    assert last_report().streams.of(Code.MADE_DEPENDENT) == ()
+
+
+@pytest.mark.parametrize("options", [{}, {"inplace_pass": False}, {"remove_noop_ops": False}], ids=str)
+def test_old_contents_that_are_needed_later(options: dict[str, Any]) -> None:
+    """A copy of the buffer is returned: where the compiler takes the old memory for it, the writes cannot go there."""
+
+    def keeping(buffer: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        own = buffer * 2
+        old = own.clone()
+        return three_streams(own, x, _add), old * 3, own
+
+    _compiled_is_right(keeping, options)
+
+
 def test_symbolic_sizes() -> None:
     """Which bytes a part has is not known: nobody is blamed, and the order is kept."""
 

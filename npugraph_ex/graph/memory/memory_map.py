@@ -142,6 +142,14 @@ class MemoryMap:
         """Writes to bytes of ``place`` by nodes later than ``position``, in order."""
         return self._after(self._writes, place, position)
 
+    def written_anew(self, place: Region, position: int) -> int | None:
+        """Where, after ``position``, a copy into an input overwrites all bytes of ``place``: what is there until then is lost."""
+        for write in self.writes_after(place, position):
+            copies = write.node.target is torch.ops.aten.copy_.default and write.node.args[0] is write.value
+            if copies and write.value.op == "placeholder" and write.place.covers(place):
+                return write.position
+        return None
+
     def accesses(self, node: fx.Node) -> Iterator[Access]:
         """Everything that reads or writes bytes in which ``node`` lies."""
         for place in self.regions(node):

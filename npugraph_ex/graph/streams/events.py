@@ -14,7 +14,7 @@ So execution order is: list order among nodes of one label, and an edge from eac
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import torch
 from torch import fx
@@ -85,13 +85,18 @@ def allocates(node: fx.Node) -> bool:
     return schema is not None and schema.name in _ALLOCATIONS and not fills
 
 
-def producers(tensor: fx.Node) -> list[fx.Node]:
-    """The nodes that compute the memory of `tensor`: itself, or what it is a view or a part of."""
+def producers(tensor: fx.Node, computing: Container[fx.Node] | None = None) -> list[fx.Node]:
+    """The nodes that compute the memory of `tensor`: itself, or what it is a view or a part of.
+
+    Args:
+        tensor: a node whose value is a tensor.
+        computing: the nodes that start work, where metadata does not tell it at the moment.
+    """
     found: dict[fx.Node, None] = {}
     waiting = [tensor]
     while waiting:
         node = waiting.pop()
-        if computes(node):
+        if computes(node) if computing is None else node in computing:
             found[node] = None
         else:
             waiting.extend(source for source in node.all_input_nodes if tensor_leaves(source))
