@@ -232,11 +232,11 @@ CORPUS: tuple[KnownBug, ...] = (
     ),
     KnownBug(
         "an input is written back after the streams were joined",
-        f"{_PYTORCH}197416", "closure-joins-after-write-back", example=6,
+        f"{_PYTORCH}197416", "closure-joins-after-write-back", example=2,
     ),
     KnownBug(
         "memory freed on one stream is reused while another reads it",
-        "https://github.com/meta-pytorch/torchrec/pull/4218", "lifetimes-are-not-lengthened", example=39,
+        "https://github.com/meta-pytorch/torchrec/pull/4218", "lifetimes-are-not-lengthened", example=22,
     ),
     KnownBug(
         "what takes the place of operators loses their stream",
