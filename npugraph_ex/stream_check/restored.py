@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from npugraph_ex.graph.memory.aliases import read_by, tensor_leaves, written_by
+from npugraph_ex.graph.memory.aliases import is_view, read_by, tensor_leaves, written_by
 from npugraph_ex.graph.memory.history import Access
 from npugraph_ex.graph.memory.memory_map import MemoryMap
 from npugraph_ex.graph.memory.regions import Region
-from npugraph_ex.graph.metadata import difference, fake_mode_of
+from npugraph_ex.graph.metadata import difference, executed, fake_mode_of
 from npugraph_ex.graph.parts import is_made_copy, part_written, writes_a_part, writes_by_index
 from npugraph_ex.stream_check.accesses import Touch, Touches, is_dense, works
 
@@ -36,6 +36,7 @@ class Restored:
     def __init__(self, graph: fx.Graph) -> None:
         self._into: dict[fx.Node, fx.Node] = {}  # functional write -> the value whose memory it writes; itself, if new
         self._base: dict[fx.Node, fx.Node] = {}  # functional write put back -> the value that the program has written
+        self._made_of: dict[int, fx.Node] = {}  # memory -> the functional write that computes it, if it has a copy
         writes = [node for node in graph.nodes if _is_functional_write(node)]
         if not writes:
             return
@@ -56,23 +57,37 @@ class Restored:
         old, new = self._memory.region(target), self._memory.region(node)
         if old is None or new is None or old.root == new.root:
             return
+        self._into[node] = target
+        self._made_of[new.root] = node
         if self._is_needed_later(node, old):
             self._into[node] = node
-            return
-        self._into[node] = target
-        if difference(target.meta["val"], node.meta["val"]) is None:
+            del self._made_of[new.root]
+        elif difference(target.meta["val"], node.meta["val"]) is None:
+            del self._made_of[new.root]
             self._memory.merge(node, target)
             self._base[node] = self._base.get(target, target)
 
     def _is_needed_later(self, node: fx.Node, old: Region) -> bool:
-        """Whether what ``node`` leaves in the old memory is read, before an input is written anew as a whole."""
+        """Whether what ``node`` leaves in the old memory is read, before all of it is written anew."""
         position = self._memory.position[node]
-        anew = self._memory.written_anew(old, position)
+        again = [self._memory.written_anew(old, position)]
+        again += [write.position for write in self._memory.writes_after(old, position) if self._copies_back(write.node)]
+        anew = min((found for found in again if found is not None), default=None)
         return any(
             (works(access.node) or access.node.op == "output") and not self._overwrites(access, node, old)
             for access in self._memory.reads_after(old, position)
             if anew is None or access.position <= anew
         )
+
+    def _copies_back(self, node: fx.Node) -> bool:
+        """Whether ``node`` copies the result of a functional write to where that, in the program, has written it."""
+        if node.target is not torch.ops.aten.copy_.default:
+            return False
+        target, source = node.args[:2]
+        if not isinstance(target, fx.Node) or not isinstance(source, fx.Node):
+            return False
+        part = target.meta["val"]
+        return self._is_put_back(source, part) or (self._memory.is_same(source, target) and self._lies_at(source, part))
 
     def _overwrites(self, access: Access, write: fx.Node, place: Region) -> bool:
         """Whether a read is that of an outer scatter, which reads all but the part that ``write`` makes: a view of a view."""
@@ -89,6 +104,8 @@ class Restored:
     def of(self, node: fx.Node) -> list[Touch]:
         """As `Touches.of`."""
         into = self._into.get(node)
+        if self._copies_back(node):
+            return []
         if is_made_copy(node) and into is not None:
             return []
         if writes_by_index(node):
@@ -99,7 +116,7 @@ class Restored:
         if into is None:
             return [self._marked(touch) for touch in self._touches.of(node)]
         part = part_written(node, self._mode, into)
-        if into is not node and self._lies_at(node.args[1], part):
+        if into is not node and (self._lies_at(node.args[1], part) or self._is_put_back(node.args[1], part)):
             return []  # an outer part, whose inner part was written already
         return [*self._sources(node), self._write(into, self._memory.place_of(part), part)]
 
@@ -119,11 +136,34 @@ class Restored:
         """Whether a value lies just where a part does."""
         if not isinstance(value, fx.Node):
             return False
-        written = self._into.get(value, value)
-        there = self._memory.region(written)
-        if there != self._memory.place_of(part) or difference(tensor_leaves(written)[0], part) is not None:
+        there = self._memory.region(value)
+        if there != self._memory.place_of(part) or difference(tensor_leaves(value)[0], part) is not None:
             return False
-        return there.is_exact or written is not value
+        return there.is_exact or value in self._base
+
+    def _is_put_back(self, value: Any, part: torch.Tensor) -> bool:
+        """Whether a value is a functional write with other strides than the memory written, or a view of it, of just a part.
+
+        The views of the result are taken of the memory written, to see which bytes are meant.
+        """
+        place = self._memory.region(value) if isinstance(value, fx.Node) else None
+        write = None if place is None else self._made_of.get(place.root)
+        if write is None:
+            return False
+        views = []
+        while value is not write:
+            if not is_view(value) or not isinstance(value.args[0], fx.Node):
+                return False
+            views.append(value)
+            value = value.args[0]
+        seen = self._into[write].meta["val"]
+        for view in reversed(views):
+            try:
+                seen = executed(view.target, (seen, *view.args[1:]), view.kwargs, self._mode)
+            except RuntimeError:
+                return False  # the memory written has no such view
+        there = self._memory.place_of(seen)
+        return there.is_exact and there == self._memory.place_of(part) and difference(seen, part) is None
 
     def _marked(self, touch: Touch) -> Touch:
         """A touch of memory that functional writes were put back into, by the name that all versions of a value share."""

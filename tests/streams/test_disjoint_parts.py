@@ -77,6 +77,11 @@ def _diagonal(buffer: torch.Tensor, x: torch.Tensor, number: int) -> None:
     buffer.diagonal(number).add_(x.diagonal(number))
 
 
+def _rows_of_columns(buffer: torch.Tensor, x: torch.Tensor, number: int) -> None:
+    buffer[:, ::2][2 * number : 2 * number + 2].add_(_rows(x, number)[:, ::2])
+    buffer[:, 1::2].t()[:, 2 * number].fill_(number)
+
+
 WRITES = [
     _copy,
     _assign,
@@ -90,6 +95,7 @@ WRITES = [
     _out,
     _index,
     _diagonal,
+    _rows_of_columns,
 ]
 
 
