@@ -13,6 +13,7 @@ import torch
 import npugraph_ex
 from npugraph_ex.report.captures import capture_records, captures_so_far
 from npugraph_ex.report.passes import PassReport
+from npugraph_ex_conformance.models import quantised_qwen3
 from npugraph_ex_conformance.models.decoders import Decoded, decode
 from npugraph_ex_conformance.models.layer_ulps import HEADERS, UNIT, layer_table, reference
 from npugraph_ex_conformance.models.quantised_qwen3 import Decoder, random_qwen3
@@ -70,7 +71,7 @@ def _assert_every_norm_is_explained(report: PassReport, kernels: Counter[str], c
         "npu.npu_rms_norm.default": "no rule begins with npu.npu_rms_norm.default",
         "npu.npu_add_rms_norm.default": "the rules that begin so want",
     }
-    model = (Path(__file__).parent / "quantised_qwen3.py").read_text(encoding="utf-8").splitlines()
+    model = Path(quantised_qwen3.__file__).read_text(encoding="utf-8").splitlines()
     for kernel, reason in reasons.items():
         explained = [norm for norm in report.unfused if reason in norm.reason]
         assert len(explained) == kernels[kernel] / calls, report.table()
