@@ -17,7 +17,16 @@ import npu_emulator
 import npugraph_ex
 
 _OURS, _DEVICE = (str(Path(package.__file__).parent) for package in (npugraph_ex, npu_emulator))
-_MODULES = {"compiled", "inputs", "places", "stable", "instances", "captured", "outputs"}
+_MODULES = {
+    "address_guard",
+    "capture_set",
+    "captured_graph",
+    "compiled_graph",
+    "inputs",
+    "outputs",
+    "scopes",
+    "stable_inputs",
+}
 _CHECK = {"_npu_getCurrentStream", "_tensors_data_ptrs_at_indices_equal", "__exit__"}  # the last is the lock's
 _WATCH = {"data_ptr", "stride", "add", "min"}  # whether the inputs that are copied come to rest
 _WORK = {"copy_", "replay"}  # results are handed out through an attribute, `data`
