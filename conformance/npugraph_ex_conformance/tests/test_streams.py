@@ -23,6 +23,7 @@ from npugraph_ex.testing.streams.programs import StreamProgram, counting_inputs
 from npugraph_ex.testing.streams.runs import Reuse, Verdict, judge, run_in_order
 from npugraph_ex.testing.streams.strategies import parts_graphs, stream_graphs
 from npugraph_ex_conformance.corpus.streams import stream_corpus
+from npugraph_ex_conformance.examples.native_parts import draw, native_part_example
 from npugraph_ex_conformance.examples.parts import OPTIONS, check_parts
 from npugraph_ex_conformance.examples.stream_forms import check_form
 from npugraph_ex_conformance.session import Run
@@ -144,6 +145,13 @@ def test_random_parts(run: Run) -> None:
             reports.append(report)
 
     agree()
+
+
+def test_random_native_programs(run: Run) -> None:
+    """Native programs whose streams write parts of a buffer in turns mean on every schedule what they mean in eager mode."""
+    for number in range(run.seed, run.seed + run.profile.streams // 2):
+        with run.entered("(streams) native streams, parts of one buffer", source=str(draw(number))):
+            assert native_part_example(number) == ""
 
 
 def _in_that_block(gm: fx.GraphModule, finding: Finding) -> Verdict:
