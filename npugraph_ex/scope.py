@@ -57,13 +57,17 @@ def limit_core_num(op_aicore_num: int, op_vectorcore_num: int, stream: torch.Str
         stream: whose limit to set; when None, that of the stream which is current where the block begins.
 
     Raises:
-        ScopeError: a number that is no core count, or more cores than the device has.
+        ScopeError: a number that is no core count, more cores than the device has, or a stream that is none.
     """
     counts = []
     for name, given in (("op_aicore_num", op_aicore_num), ("op_vectorcore_num", op_vectorcore_num)):
         if isinstance(given, bool) or not isinstance(given, int) or (given < 1 and given != -1):
             raise ScopeError(f"limit_core_num: {name} takes an int >= 1, or -1 for what is in force; got {given!r}")
         counts.append(str(operator.index(given)))  # a size that Dynamo made symbolic becomes a number, with a guard
+    if isinstance(stream, (str, int, float)):
+        raise ScopeError(
+            f"limit_core_num: stream takes a torch.npu.Stream, or None for the current one; got {stream!r}"
+        )
     return _Scope(["_op_aicore_num", "_op_vectorcore_num"], counts, stream)
 
 

@@ -203,3 +203,16 @@ def test_nothing_is_fused_across_the_limits_of_a_stream(inside: bool) -> None:
     assert report.fusions() == inside
     misses = [miss.reason for miss in report.near_misses("add_rms_norm_dynamic_quant")]
     assert any("core_limit" in reason for reason in misses) is not inside
+
+
+@pytest.mark.parametrize("stream", ["side", 7])
+def test_what_is_no_stream_is_refused(stream: object) -> None:
+    """The error names what came, in eager mode and while the function is compiled."""
+
+    def limited(x: torch.Tensor) -> torch.Tensor:
+        with scope.limit_core_num(4, 8, stream=stream):  # type: ignore[arg-type] # which is what is refused
+            return x + 1
+
+    for function in (limited, torch.compile(limited, backend="npugraph_ex", fullgraph=True)):
+        with pytest.raises(Exception, match=f"takes a torch.npu.Stream.*{stream!r}"):
+            function(torch.ones(4, device="npu"))
