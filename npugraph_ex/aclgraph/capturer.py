@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from npugraph_ex.aclgraph import scopes
+from npugraph_ex.aclgraph import scopes, side_streams
 from npugraph_ex.aclgraph.capture_pool import CapturePool, PoolHandle
 from npugraph_ex.aclgraph.capture_spans import AvoidSpans, predict_avoid_spans, recapture_until_disjoint
 from npugraph_ex.aclgraph.captured_graph import CapturedGraph, refuse_in_a_capture
@@ -88,8 +88,8 @@ class Capturer:
         return predict_avoid_spans(self._gm.graph, self._result_nodes, inputs, self.pool.handles[-1])
 
     def _record(self, plan: InputPlan, inputs: Sequence[Any], avoid: AvoidSpans | None) -> CapturedGraph:
-        if self._stream is None:
-            self._stream = torch.npu.Stream()
+        if self._stream is None or self._stream in side_streams.native().values():
+            self._stream = side_streams.draw(0, {torch.npu.current_stream()})
         stream = self._stream
 
         def into(pool: PoolHandle) -> CapturedGraph:

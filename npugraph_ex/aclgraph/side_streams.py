@@ -80,17 +80,21 @@ class SideStreams:
             here.run = earlier
 
     def _made(self, main: torch.npu.Stream) -> Mapping[str, torch.npu.Stream]:
-        """The streams, on the device of the main one and distinct from it and from each other."""
-        if self._device != main.device_index or main in self._streams.values():
+        """The streams, on the device of the main one and distinct from it, from each other and from the user's."""
+        if self._device != main.device_index or not {main, *native().values()}.isdisjoint(self._streams.values()):
             self._streams, self._device = {}, main.device_index
         for label, priority in self._priorities.items():
             if label not in self._streams:
-                self._streams[label] = _draw(priority, {main, *self._streams.values()})
+                self._streams[label] = draw(priority, {main, *self._streams.values()})
         return self._streams
 
 
-def _draw(priority: int, taken: set[torch.npu.Stream]) -> torch.npu.Stream:
-    """A stream that is none of those taken, as far as torch_npu's pool has one."""
+def draw(priority: int, taken: set[torch.npu.Stream]) -> torch.npu.Stream:
+    """A stream that is none of those taken, nor one of the user's in the graph, as far as torch_npu's pool has one.
+
+    The pool hands out its streams in turn: a stream of the user's comes again, and core limits are those of a stream.
+    """
+    taken = {*taken, *native().values()}
     for _ in range(_POOLED):
         stream = torch.npu.Stream(priority=priority)
         if stream not in taken:

@@ -168,6 +168,21 @@ def test_a_limit_around_the_call_is_that_streams_alone() -> None:
             assert sorted(cores_of(fast, x)) == sorted(cores_of(on_two_streams, x))
 
 
+def test_the_pool_may_hand_out_the_users_stream_again() -> None:
+    """A capture takes another stream than the user's, whose limits would be mixed up with its own."""
+    x = torch.zeros(1, device="npu")
+    while torch.npu.Stream() != outside:  # the pool is a ring
+        pass
+    in_pool = 1
+    while torch.npu.Stream() != outside:
+        in_pool += 1
+    for _ in range(in_pool - 1):
+        torch.npu.Stream()
+    fast = torch.compile(on_two_streams, backend="npugraph_ex", fullgraph=True)
+    with scope.limit_core_num(6, 6, stream=outside):
+        assert sorted(cores_of(fast, x)) == sorted(cores_of(on_two_streams, x))
+
+
 def test_a_call_on_the_limited_stream_is_captured_apart() -> None:
     """Two calls under one scope, on the limited stream and on another, are two captures."""
     x = torch.zeros(1, device="npu")
