@@ -176,7 +176,11 @@ def test_env_agrees_with_the_plain_command(tmp_path: Path, fresh_environment: Ca
     plain = subprocess.run([sys.executable, str(script)], env=variables, capture_output=True, check=False, timeout=300)
     entry = "import sys; from npugraph_ex_autoload import command_line; sys.exit(command_line())"
     told = subprocess.run(
-        [sys.executable, "-c", entry, "env", "--json"], env=variables, capture_output=True, check=True, timeout=600
+        [sys.executable, "-P", "-c", entry, "env", "--json"],  # -P: as the installed command, not from a checkout
+        env=variables,
+        capture_output=True,
+        check=True,
+        timeout=600,
     )
     assert json.loads(told.stdout)["commands"][PLAIN] == (plain.returncode == 0)
 
