@@ -14,6 +14,7 @@ from npugraph_ex import testing
 from npugraph_ex.testing import Case, Input
 from npugraph_ex.testing.generator.client_operators import client_operators
 from npugraph_ex_conformance import known_failures, page, results, session
+from npugraph_ex_conformance.folders import FolderError
 from npugraph_ex_conformance.reporting import (
     Section,
     draw_histogram,
@@ -140,30 +141,34 @@ def _entry(test: str) -> Any:
 
 
 def test_a_run_is_resumed_where_it_was_cut_off(tmp_path: Path) -> None:
-    """What passed stays with its examples; a failed test and one that was cut off are forgotten and run again."""
+    """What passed stays with its examples; a failure stays until it is run again; a test that was cut off is forgotten."""
     run = {"seed": 3, "profile": "quick"}
     books = results.Books(tmp_path, run)
-    books.open(resume=False)
+    books.start()
     for test, outcome in (("a", "passed"), ("b", "failed"), ("c", None)):
         books.add(_entry(test))
         if outcome:
             books.finish(results.Finished(test, outcome, 1.0, "", ({"name": "m", "rows": [[1, 2]]},)))
     again = results.Books(tmp_path, run)
-    again.open(resume=True)
+    again.read()
     assert again.done == {"a"}
-    assert again.entries == [_entry("a")]
+    assert again.failed == {"b"}
+    assert again.entries == [_entry("a"), _entry("b")]
     assert again.finished[0].models == ({"name": "m", "rows": [[1, 2]]},)
+    again.start()
     again.add(_entry("b"))
+    again.finish(results.Finished("b", "passed", 1.0))
     third = results.Books(tmp_path, run)
-    third.open(resume=True)
-    assert [entry.test for entry in third.entries] == ["a"]
+    third.read()
+    assert third.done == {"a", "b"}
+    assert [entry.test for entry in third.entries] == ["a", "b"]
 
 
 def test_another_run_is_not_resumed(tmp_path: Path) -> None:
     """Another seed's results say nothing about this one's; what differs is named."""
-    results.Books(tmp_path, {"seed": 3, "profile": "quick"}).open(resume=False)
-    with pytest.raises(results.OtherRunError, match="seed differ"):
-        results.Books(tmp_path, {"seed": 4, "profile": "quick"}).open(resume=True)
+    results.Books(tmp_path, {"seed": 3, "profile": "quick"}).start()
+    with pytest.raises(FolderError, match="seed 3 there, 4 now"):
+        results.Books(tmp_path, {"seed": 4, "profile": "quick"}).read()
 
 
 class _Item:
@@ -195,15 +200,14 @@ def test_only_the_guilty_pass_is_wrong() -> None:
 def test_a_run_that_was_stopped_is_not_right() -> None:
     """A page that Ctrl-C left says how far the run came; what was found wrong by then is what matters."""
     passed, failed = (results.Finished(name, name, 1.0) for name in ("passed", "failed"))
-    assert page.verdict_of([passed, passed], tests=2, programs=9) == (
-        "2 tests, 9 random programs: everything right",
-        True,
-    )
-    assert page.verdict_of([passed], tests=2, programs=9) == (
-        "stopped after 1 of 2 tests, 9 random programs: right so far",
-        False,
-    )
-    assert page.verdict_of([passed, failed], tests=9, programs=9) == ("1 of 2 tests failed", False)
+
+    def verdict(*finished: results.Finished, tests: int) -> tuple[str, bool]:
+        return page.verdict_of(results.Books(None, {}, [_entry("passed")] * 9, list(finished)), tests=tests)
+
+    right = "1 test passed, 9 random programs: everything that ran is right"
+    assert verdict(passed, tests=1) == (right, True)
+    assert verdict(passed, tests=2) == ("stopped after 1 of 2 tests, 9 random programs: right so far", False)
+    assert verdict(passed, failed, tests=9) == ("1 of 9 tests failed", False)
 
 
 def test_known_failures_need_a_link(tmp_path: Path) -> None:
