@@ -55,8 +55,9 @@ def test_the_log_follows_the_order_of_running_not_of_launching() -> None:
 @pytest.mark.parametrize("schedule", ["fifo", "lazy", "random:3"])
 def test_replays_are_numbered_and_keep_their_launch(schedule: str) -> None:
     """Lanes, replays and lines of a graph that was captured before the log, whichever way its replays run."""
-    x, side, graph = torch.ones(4, device="npu"), torch.npu.Stream(), torch.npu.NPUGraph()
-    with torch.npu.graph(graph):
+    x, graph = torch.ones(4, device="npu"), torch.npu.NPUGraph()
+    main, side = torch.npu.Stream(), torch.npu.Stream()  # neighbours in torch_npu's pool, so never one stream
+    with torch.npu.graph(graph, stream=main):
         side.wait_stream(torch.npu.current_stream())
         with torch.npu.stream(side):
             y = x + 1
