@@ -99,14 +99,16 @@ def test_wrong_arguments_are_refused(wrong: Callable[[], Any], message: str) -> 
 
 def test_limits_and_priorities_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """A core limit in a stream scope limits that stream and inherits the caller's; a priority is the stream's own."""
-    priorities: list[int] = []
-    draw = side_streams._draw
+    drawn: dict[torch.npu.Stream, int] = {}
+    draw = side_streams.draw
 
     def noting(priority: int, taken: set[Any]) -> torch.npu.Stream:
-        priorities.append(priority)
-        return draw(priority, taken)
+        stream = draw(priority, taken)
+        drawn[stream] = priority
+        return stream
 
-    monkeypatch.setattr(side_streams, "_draw", noting)
+    monkeypatch.setattr(side_streams, "draw", noting)
+    priorities: dict[str, int] = {}
     seen: dict[str, tuple[int, int]] = {}
     library = torch.library.Library("nge_stream_look", "DEF")
     library.define("look(Tensor x, str place) -> Tensor")
@@ -115,6 +117,7 @@ def test_limits_and_priorities_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> N
     def note_limits(x: torch.Tensor, place: str) -> torch.Tensor:
         limits = torch.npu.get_stream_limit(torch.npu.current_stream())
         seen[place] = (limits["cube_core_num"], limits["vector_core_num"])
+        priorities[place] = drawn[torch.npu.current_stream()]
         return x + 1
 
     library.impl("look", note_limits, "PrivateUse1")
@@ -132,5 +135,5 @@ def test_limits_and_priorities_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> N
 
     with scope.limit_core_num(-1, 20):
         compiled(function)(vector(1))
-    assert priorities == [-1, 0]
+    assert priorities == {"side": -1, "limited": -1, "again": -1, "around": 0}
     assert seen == {"side": (24, 20), "limited": (4, 20), "again": (24, 20), "around": (2, 2)}
