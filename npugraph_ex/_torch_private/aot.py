@@ -33,6 +33,13 @@ def boxed(function: _Function) -> _Function:
     return function
 
 
+def keeps_results() -> bool:
+    """Whether AOT is about to keep its results, to be saved: under `aot_compile`. Then it takes no plain functions."""
+    import torch._functorch.config as settings
+
+    return bool(settings.force_autograd_cache or settings.bundled_autograd_cache)
+
+
 def saves_intermediates(graph: fx.Graph) -> bool:
     """Whether ``graph`` is a forward graph that hands its backward tensors which it computes, besides inputs as they are."""
     from torch._functorch._aot_autograd import descriptors

@@ -12,7 +12,7 @@ from torch._dynamo.backends.common import aot_autograd
 from npugraph_ex import _torch_private
 from npugraph_ex.config import CompilerConfig
 from npugraph_ex.config.compiler_config import apply_flat, given_or_default
-from npugraph_ex.errors import GraphVerificationError, OptionValueError
+from npugraph_ex.errors import GraphVerificationError, OptionValueError, SavedGraphError
 from npugraph_ex.frontend.entry import current_device, ge
 from npugraph_ex.frontend.entry.compiler import CompiledFxGraph, NpuFxCompiler
 from npugraph_ex.frontend.native_streams import streams as native_streams
@@ -59,7 +59,7 @@ def get_npu_backend(
             dumper.graph(gm, "dynamo")
         on_the_host = native_streams.on_the_host(gm)
         if on_the_host is not None:
-            return on_the_host
+            return _unsaveable(on_the_host)
         current_device.guard(gm)
         follows = current_device.decides(gm.graph)
         known_inputs = shared_inputs.examples(gm, example_inputs)
@@ -76,7 +76,7 @@ def get_npu_backend(
             made = compile_one(graph, inputs)
             if on_compiled is not None and on_streams is None:
                 on_compiled(made)
-            return made.boxed()
+            return made.kept() if _torch_private.keeps_results() else made.boxed()
 
         compiled: Callable[..., Any] = aot_autograd(
             fw_compiler=compiler,
@@ -86,7 +86,7 @@ def get_npu_backend(
             keep_inference_input_mutations=True,
         )(gm, example_inputs)
         compile_one.values = ()  # what is compiled may live longer than they
-        compiled = compiled if on_streams is None else on_streams(compiled)
+        compiled = compiled if on_streams is None else _unsaveable(on_streams(compiled))
         for shared in watched:
             compiled = shared_inputs.guard(
                 compiled, as_traced, shared, names=names, require_capture=config.to_options().require_capture
@@ -148,8 +148,25 @@ def compile_fx(
     return NpuFxCompiler(config)(gm, inputs)
 
 
+def _unsaveable(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A graph with stream or event objects of this process: `aot_compile` takes what says that it can be saved, or why not."""
+
+    def refuse() -> None:
+        raise SavedGraphError(
+            "this compiled graph cannot be saved: it uses torch.npu streams or events, which are objects of this process. "
+            "Name streams by npugraph_ex.scope.npu_stream_switch, or compile it in every process"
+        )
+
+    function.serialize = refuse  # type: ignore[attr-defined]
+    return function
+
+
 def _uncompiled(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """Leave a backward graph as it is: it runs operator by operator."""
-    del example_inputs
+    if _torch_private.keeps_results():
+        from npugraph_ex._torch_private.kept_output import uncompiled
+
+        kept: Callable[..., Any] = uncompiled(gm, example_inputs)
+        return kept
     boxed: Callable[..., Any] = make_boxed_func(gm.forward)
     return boxed

@@ -50,6 +50,7 @@ class CompiledFxGraph:
     Args:
         runner: what a call does.
         code: gives the graph as text, or raises `Unsaveable`; None where nothing can be saved.
+        wrapped: whether AOT takes inputs apart or puts outputs together outside the graph, so that its text is not all.
 
     Attributes:
         unsaved: why `get_code` gave None.
@@ -57,9 +58,12 @@ class CompiledFxGraph:
 
     unsaved = "nothing of it can be saved"
 
-    def __init__(self, runner: Callable[..., Sequence[Any]], code: Callable[[], str] | None = None) -> None:
+    def __init__(
+        self, runner: Callable[..., Sequence[Any]], code: Callable[[], str] | None = None, *, wrapped: bool = False
+    ) -> None:
         self.runner = runner
         self._code = code
+        self._wrapped = wrapped
         self._text: str | None = None
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
@@ -73,11 +77,33 @@ class CompiledFxGraph:
         function: Callable[[list[Any]], Sequence[Any]] = make_boxed_func(self.runner)
         return function
 
+    def kept(self) -> Callable[[list[Any]], Sequence[Any]]:
+        """The boxed function in the form that AOT can save together with its own wrapper, as `aot_compile` does."""
+        from npugraph_ex._torch_private.kept_output import KeptOutput
+
+        return KeptOutput(self.boxed(), self._spelt, _boxed_from_text)
+
+    def _whole(self) -> str:
+        """The graph as text, where that is all there is to the function that AOT was given."""
+        if self._wrapped or self._code is None:
+            raise Unsaveable("AOT takes its inputs apart or puts its outputs together, outside the graph")
+        return self._code()
+
+    def _spelt(self) -> str:
+        if self._code is None:
+            raise SavedGraphError(f"this compiled graph cannot be saved: {self.unsaved}")
+        try:
+            return self._code()
+        except Unsaveable as reason:
+            raise SavedGraphError(
+                f"this compiled graph cannot be saved: {reason}. It runs in this process; compile it in every other"
+            ) from reason
+
     def get_code(self) -> str | None:
         """The graph as text for `load_artifacts` in another process; None, and why in the log, if it has none."""
         if self._text is None and self._code is not None:
             try:
-                self._text = self._code()
+                self._text = self._whole()
             except Unsaveable as reason:
                 logger.info("A compiled graph is not saved: %s. It is compiled in every process", reason)
                 self._code, self.unsaved = None, str(reason)
@@ -98,6 +124,11 @@ class CompiledFxGraph:
             raise SavedGraphError(f"py_code takes the text that get_code() gave, got {text!r}")
         saved = SavedGraph.read(text)
         return cls(saved.load(compile_graph), lambda: text)
+
+
+def _boxed_from_text(text: str) -> Callable[[list[Any]], Sequence[Any]]:
+    """A saved graph as a function of one list of inputs."""
+    return CompiledFxGraph.load_artifacts(CompiledFxArtifacts(py_code=text)).boxed()
 
 
 @dataclass
@@ -229,11 +260,9 @@ class NpuFxCompiler:
         runner = runner if elsewhere is None else elsewhere.around(runner)
 
         def code() -> str:
-            if not plain:
-                raise Unsaveable("AOT takes its inputs apart or puts its outputs together, outside the graph")
             return SavedGraph.of(gm, example_inputs, options, static=static, names=names, current=current).spelt()
 
-        return CompiledFxGraph(runner, code)
+        return CompiledFxGraph(runner, code, wrapped=not plain)
 
     def _name_of(self, node: fx.Node) -> str:
         """What messages call an input: the user's own words where Dynamo knows them."""

@@ -19,7 +19,7 @@ from torch import fx
 
 from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph.address_guard import AddressGuard, picker
-from npugraph_ex.errors import CaptureError
+from npugraph_ex.errors import CaptureError, SavedGraphError
 from npugraph_ex.frontend.upstream_repairs.repair import Repair
 from npugraph_ex.observe.logger import logger
 
@@ -130,6 +130,14 @@ class SharedInputs:
     def can_differ(self) -> bool:
         """Whether a call can share memory in another way that matters: one input is written, and there are two."""
         return bool(self._written) and len(self._devices) > 1
+
+    def saved(self, serialize: Callable[[], Any]) -> Callable[[], Any]:
+        """How to save a graph with these inputs: not at all where they shared memory, since nobody would watch over it."""
+
+        def refuse() -> None:
+            raise SavedGraphError("this compiled graph cannot be saved: its inputs share memory and one is written")
+
+        return refuse if self._together or self._known else serialize
 
     def difference(self, inputs: list[Any]) -> tuple[int, ...]:
         """Positions of inputs that share memory otherwise than in the call that was compiled; none where all is well."""
@@ -265,6 +273,8 @@ def guard(
             told(different)
         return as_traced(*inputs)
 
+    if hasattr(compiled, "serialize"):  # what `aot_compile` saves assumes of its inputs what all saved compilations do
+        run.serialize = shared.saved(compiled.serialize)  # type: ignore[attr-defined]
     return run
 
 

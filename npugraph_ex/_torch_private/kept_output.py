@@ -1,0 +1,60 @@
+"""What AOT keeps of a compiled graph under `aot_compile`, in place of the function that it takes elsewhere.
+
+Apart from `_torch_private` because it imports Inductor, whose class AOT asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.backends.debugging import boxed_nop
+from torch._inductor.output_code import OutputCode
+
+Boxed = Callable[[list[Any]], Sequence[Any]]
+
+
+class KeptOutput(OutputCode):
+    """A compiled graph that can be called, and written down when it is saved.
+
+    Args:
+        run: the graph, a function of one list of inputs.
+        spell: writes it down; raises where it has no meaning in another process.
+        load: makes what was written down callable. A function of a module, because pickle keeps it by name.
+    """
+
+    def __init__(self, run: Boxed, spell: Callable[[], str], load: Callable[[str], Boxed]) -> None:
+        super().__init__()
+        self._boxed_call = True  # of the object, whose attributes AOT's wrappers copy
+        self._run: Boxed | None = run
+        self._spell: Callable[[], str] | None = spell
+        self._load = load
+        self._text = ""
+
+    def __call__(self, inputs: Any) -> Any:
+        """Run the graph."""
+        if self._run is None:
+            self._run = self._load(self._text)
+        return self._run(inputs)
+
+    def prepare_for_serialization(self) -> None:
+        """Write the graph down; AOT calls this on a shallow copy."""
+        if self._spell is not None:
+            self._text = self._spell()
+        self._run = self._spell = None
+
+    def post_compile(self, *args: Any, **kwargs: Any) -> None:
+        """Load the graph now, not at its first call, so that what is wrong with it is said now."""
+        del args, kwargs
+        if self._run is None:
+            self._run = self._load(self._text)
+
+    def set_triton_bundle(self, triton_bundle: Any) -> None:
+        """Do nothing: there is no Triton here."""
+
+
+def uncompiled(gm: fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> Any:
+    """A graph operator by operator, in the form that AOT can keep."""
+    return boxed_nop(gm, list(example_inputs))

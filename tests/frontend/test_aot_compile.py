@@ -1,0 +1,130 @@
+"""Dynamo's `aot_compile`, which vLLM uses: it lets AOT keep what a backend compiled, together with AOT's own wrapper."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from npugraph_ex.errors import SavedGraphError
+from npugraph_ex.report import captures
+from tests.device_helpers import NPU
+
+Ahead = Callable[..., Any]
+
+
+def ahead(function: Callable[..., Any], *example: Any, dynamic: bool = False) -> Ahead:
+    """Compile ahead of time, for such arguments."""
+    torch._dynamo.reset()
+    return torch.compile(function, backend="npugraph_ex", fullgraph=True, dynamic=dynamic).aot_compile((example, {}))
+
+
+def reloaded(compiled: Ahead, folder: Path) -> Ahead:
+    """Save and load, as a second process does."""
+    path = str(folder / "compiled")
+    compiled.save_compiled_function(path)
+    return torch.compiler.load_compiled_function(io.BytesIO(Path(path).read_bytes()))
+
+
+def layer(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Two operators, neither of which is fused."""
+    return torch.relu(x @ weight) + 1
+
+
+def store(cache: torch.Tensor, x: torch.Tensor, slot: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Writes an input and returns a view of it, so that AOT's wrapper has work to do."""
+    cache.index_copy_(0, slot, x)
+    return cache[1:], cache.sum()
+
+
+@pytest.mark.parametrize("loaded", [False, True], ids=["made", "loaded"])
+def test_results_are_those_of_eager_mode_and_come_from_one_capture(loaded: bool, tmp_path: Path) -> None:
+    """Weights may change in place between calls, and what was loaded is captured again."""
+    weight, x = torch.randn(8, 8, device=NPU), torch.randn(4, 8, device=NPU)
+    with torch.no_grad():
+        compiled = ahead(layer, weight, x)
+        compiled = reloaded(compiled, tmp_path) if loaded else compiled
+        before = captures.captures_so_far()
+        for _ in range(3):
+            weight.add_(1)
+            torch.testing.assert_close(compiled(weight, x).cpu(), layer(weight, x).cpu(), rtol=0, atol=0)
+    assert captures.captures_so_far() - before == 1
+
+
+@pytest.mark.parametrize("loaded", [False, True], ids=["made", "loaded"])
+def test_a_written_input_and_a_view_of_it(loaded: bool, tmp_path: Path) -> None:
+    """AOT's own wrapper is kept too."""
+    cache, twin = torch.zeros(4, 2, device=NPU), torch.zeros(4, 2, device=NPU)
+    with torch.no_grad():
+        compiled = ahead(store, cache, torch.ones(1, 2, device=NPU), torch.tensor([0], device=NPU))
+        compiled = reloaded(compiled, tmp_path) if loaded else compiled
+        for step in range(3):
+            x, slot = torch.full((1, 2), step + 1.0, device=NPU), torch.tensor([step], device=NPU)
+            view, total = compiled(cache, x, slot)
+            wanted, sum_wanted = store(twin, x, slot)
+            assert view.data_ptr() == cache[1:].data_ptr()
+            assert (view.tolist(), total.item()) == (wanted.tolist(), sum_wanted.item())
+
+
+def test_symbolic_sizes_stay_symbolic(tmp_path: Path) -> None:
+    """One saved function serves several batch sizes."""
+    weight = torch.randn(8, 8, device=NPU)
+    with torch.no_grad():
+        compiled = reloaded(ahead(layer, weight, torch.randn(4, 8, device=NPU), dynamic=True), tmp_path)
+        for rows in (4, 7, 3):
+            x = torch.randn(rows, 8, device=NPU)
+            torch.testing.assert_close(compiled(weight, x).cpu(), layer(weight, x).cpu(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("loaded", [False, True], ids=["made", "loaded"])
+def test_gradients(loaded: bool, tmp_path: Path) -> None:
+    """Forward and backward are both kept."""
+    weight = torch.randn(8, 8, device=NPU, requires_grad=True)
+    x = torch.randn(4, 8, device=NPU)
+    with torch.enable_grad():
+        compiled = ahead(layer, weight, x)
+        compiled = reloaded(compiled, tmp_path) if loaded else compiled
+        (got,) = torch.autograd.grad(compiled(weight, x).sum(), weight)
+        (wanted,) = torch.autograd.grad(layer(weight, x).sum(), weight)
+    torch.testing.assert_close(got.cpu(), wanted.cpu())
+
+
+def on_a_stream(x: torch.Tensor) -> torch.Tensor:
+    """Work on a stream object of this process."""
+    with torch.npu.stream(SIDE["stream"]):
+        y = x + 1
+    torch.npu.current_stream().wait_stream(SIDE["stream"])
+    return y * 2
+
+
+SIDE: dict[str, Any] = {}
+
+
+def same_memory(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Writes one of two inputs."""
+    x.add_(1)
+    return x + y
+
+
+def test_what_is_not_saved_runs_and_says_why(tmp_path: Path) -> None:
+    """Inputs that share memory while one is written: nothing would notice that others share it otherwise."""
+    memory = torch.zeros(8, device=NPU)
+    with torch.no_grad():
+        compiled = ahead(same_memory, memory[:4], memory[4:])
+        assert compiled(memory[:4], memory[4:]).tolist() == [1] * 4
+        with pytest.raises(SavedGraphError, match="share memory"):
+            reloaded(compiled, tmp_path)
+
+
+def test_streams_of_this_process_are_not_saved(tmp_path: Path) -> None:
+    """The compiled function runs; saving it is refused in one sentence."""
+    SIDE["stream"] = torch.npu.Stream()
+    with torch.no_grad():
+        compiled = ahead(on_a_stream, torch.ones(4, device=NPU))
+        assert compiled(torch.ones(4, device=NPU)).tolist() == [4] * 4
+        with pytest.raises(SavedGraphError, match=r"torch\.npu streams"):
+            reloaded(compiled, tmp_path)
