@@ -12,7 +12,7 @@ import torch
 from stages import stages
 from tables import Table
 
-from npugraph_ex._collection import rare_collection
+from npugraph_ex._garbage_collection import rare_collection
 from npugraph_ex.fusion.rules import RULE_NAMES
 from npugraph_ex.testing.generator import strategies
 from npugraph_ex.testing.generator.client_operators import client_operators

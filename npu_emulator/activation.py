@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from npu_emulator.build import LIBRARIES, libraries
 from npu_emulator.children import announce, is_ours
-from npu_emulator.collector import without_collector
 from npu_emulator.device import Runtime
 from npu_emulator.dynamo import leave_us_alone
 from npu_emulator.errors import ActivationError
+from npu_emulator.garbage_collection import without_collector
 from npu_emulator.kernels.registry import Registry
-from npu_emulator.noise import without_cann_warnings, without_padding_warning
 from npu_emulator.schedules import is_searching
 from npu_emulator.settings import Settings
+from npu_emulator.warnings_filter import without_cann_warnings, without_padding_warning
 
 if TYPE_CHECKING:
     from npu_emulator.launch import Launcher

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from npu_emulator.wording import counted
+from npu_emulator.plurals import counted
 
 if TYPE_CHECKING:
     from npu_emulator.device import Resources

@@ -17,12 +17,12 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from npu_emulator.device import CAPTURE_FORBIDS, RUN_NOW, SKIP
-from npu_emulator.draws import Draws
 from npu_emulator.errors import EmulatorError
 from npu_emulator.frames import python_line, python_place, user_frames
 from npu_emulator.interrupts import Interrupts
 from npu_emulator.memory.bounds import INVALID_ADDRESS, first_outside
 from npu_emulator.operator_records import OperatorRecords
+from npu_emulator.random_seeds import Draws
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -116,7 +116,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     """Say which device runs."""
     if is_active():
         from npu_emulator import current
-        from npu_emulator.wording import counted
+        from npu_emulator.plurals import counted
 
         settings = current().settings
         return f"npu: emulated {settings.soc}, {counted(settings.devices, 'device')}, schedule {settings.schedule}"

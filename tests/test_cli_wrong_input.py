@@ -11,7 +11,7 @@ import pytest
 
 from npu_emulator import __main__ as launcher
 from npugraph_ex import cli
-from npugraph_ex._wording import counted, noun
+from npugraph_ex._plurals import counted, noun
 from npugraph_ex.commands import alarms, mutants
 
 WRONG: list[tuple[list[str], tuple[str, ...]]] = [

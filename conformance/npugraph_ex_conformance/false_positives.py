@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 
-from npugraph_ex._collection import rare_collection
+from npugraph_ex._garbage_collection import rare_collection
 from npugraph_ex.fusion.rules import RULE_NAMES
 from npugraph_ex.testing.generator.client_operators import client_operators
 from npugraph_ex.testing.generator.strategies import planted_programs

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from npugraph_ex._wording import counted
+from npugraph_ex._plurals import counted
 from npugraph_ex.testing import Limits
 from npugraph_ex_conformance.reporting import (
     Section,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npugraph_ex._wording import counted
+from npugraph_ex._plurals import counted
 from npugraph_ex_conformance.results import Books, Entry, Failure, Slowest
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tabulate import tabulate
 
-from npugraph_ex._wording import counted, noun
+from npugraph_ex._plurals import counted, noun
 from npugraph_ex_conformance.folders import next_earlier, write_whole
 from npugraph_ex_conformance.junit import junit
 from npugraph_ex_conformance.results import Finished

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npu_emulator.wording import counted
+from npu_emulator.plurals import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

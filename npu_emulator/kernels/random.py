@@ -40,7 +40,7 @@ def kernel_with(op: OpOverload, launcher: Launcher, compute: Callable[..., Any])
 
 
 class RandomKernel(Kernel):
-    """A kernel that draws from the device's generator; which numbers, is settled at its launch or its replay's (draws.py)."""
+    """A kernel that draws from the device's generator. `random_seeds.py` gives each launch and each replay its seed."""
 
     def _bind(self, bound: Bound, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
         return seeded(self._launcher, self.compute, bound.device, args, kwargs)

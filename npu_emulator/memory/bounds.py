@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npu_emulator.wording import counted
+from npu_emulator.plurals import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from npu_emulator.wording import counted
+from npu_emulator.plurals import counted
 
 __all__ = ["FaultKind", "MemoryFault"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from npugraph_ex._collection import no_collection
+from npugraph_ex._garbage_collection import no_collection
 from npugraph_ex.aclgraph import _npu_private
 from npugraph_ex.aclgraph.capture_pool import CaptureNotBegunError, PoolHandle
 from npugraph_ex.aclgraph.capture_spans import CaptureSpans

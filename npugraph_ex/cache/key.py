@@ -13,8 +13,8 @@ from torch._inductor.pattern_matcher import PatternPrettyPrinter
 
 from npugraph_ex._version import __version__
 from npugraph_ex.aclgraph import scopes
+from npugraph_ex.cache.dependencies import reached
 from npugraph_ex.cache.fingerprint import fingerprint
-from npugraph_ex.cache.reached import reached
 from npugraph_ex.config.options import Options
 from npugraph_ex.fusion.registry import USER_RULES
 from npugraph_ex.fusion.rule import FusionRule

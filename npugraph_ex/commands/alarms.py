@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from npugraph_ex._wording import counted
+from npugraph_ex._plurals import counted
 from npugraph_ex.commands.interrupts import interruptible
 from npugraph_ex.commands.numbers import at_least
 

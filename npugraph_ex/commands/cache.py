@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from npugraph_ex._wording import counted
+from npugraph_ex._plurals import counted
 from npugraph_ex.cache.store import SUFFIX, Store, read_entry
 from npugraph_ex.errors import SavedGraphError, UsageError
 

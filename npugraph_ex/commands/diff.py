@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from npugraph_ex._wording import counted, noun
+from npugraph_ex._plurals import counted, noun
 from npugraph_ex.commands.numbers import at_least
 
 _DESCRIPTION = """\

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from npugraph_ex._wording import counted
+from npugraph_ex._plurals import counted
 from npugraph_ex.commands.interrupts import interruptible
 from npugraph_ex.commands.numbers import at_least
 from npugraph_ex.errors import UsageError

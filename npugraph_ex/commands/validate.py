@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from npugraph_ex._wording import counted
+from npugraph_ex._plurals import counted
 from npugraph_ex.commands.interrupts import end_children, interruptible
 from npugraph_ex.commands.numbers import at_least, whole
 from npugraph_ex.commands.suites import require

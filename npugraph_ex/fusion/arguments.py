@@ -14,7 +14,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from npugraph_ex import _torch_private
-from npugraph_ex.fusion.spellings import SPELLINGS, Spelling, by_record
+from npugraph_ex.fusion.canonical_arguments import SPELLINGS, Spelling, by_record
 from npugraph_ex.operators import CODE_OF_DTYPE, OPERATORS, Operator, record_of
 
 

@@ -14,14 +14,14 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from npugraph_ex.errors import ReplacementError
-from npugraph_ex.fusion import checks, halves, layout, tracing
+from npugraph_ex.fusion import checks, forward_backward, free_strides, tracing
 from npugraph_ex.fusion.checks import GraphFacts, Site
 from npugraph_ex.fusion.conditions import collected_assumptions
-from npugraph_ex.fusion.halves import Half
+from npugraph_ex.fusion.forward_backward import Half
 from npugraph_ex.fusion.pattern import match_at
 from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.fusion.splice import splice
-from npugraph_ex.fusion.traces import Traces
+from npugraph_ex.fusion.trace_cache import Traces
 from npugraph_ex.graph.metadata import difference, fake_mode_of
 from npugraph_ex.graph.source import source_line
 from npugraph_ex.report.passes import Fusion, NearMiss, ReportBuilder
@@ -142,7 +142,7 @@ class Attempt:
         return match
 
     def _replace(self, site: Site, examples: list[Any], values: list[Any], assumed: list[torch.SymBool]) -> str | None:
-        parts = halves.placed(site, self.rule.flat_names)
+        parts = forward_backward.placed(site, self.rule.flat_names)
         if isinstance(parts, str):
             return parts
         reason = checks.undisturbed(site, [part.placement for part in parts], self.facts)
@@ -157,7 +157,7 @@ class Attempt:
             return relaid
         names, source = tuple(node.name for node in site.nodes), source_line(site.nodes[-1])
         new = splice(site, parts, replacement.graph, arguments, self.facts)
-        layout.settle(relaid, new)
+        free_strides.settle(relaid, new)
         by = tuple(node.name for node in new if isinstance(node.target, OpOverload))
         # All texts first: guarding on one condition may make the next one plainly true.
         guards = (*replacement.guards, *map(str, assumed))
@@ -173,13 +173,13 @@ class Attempt:
         results = checks.output_nodes(replacement)
         relaid: dict[fx.Node, Any] | str = {}
         if self.rule.rule.free_strides:
-            relaid = layout.new_values(site, results, self.facts.graph)
+            relaid = free_strides.new_values(site, results, self.facts.graph)
         else:
             relaid = checks.same_metadata(site, results) or relaid
         if isinstance(relaid, str):
             return relaid
         unlike = checks.same_aliasing(site, replacement, arguments, self.facts)
-        return unlike or halves.keeps_what_is_written(parts, replacement, arguments, self.facts) or relaid
+        return unlike or forward_backward.keeps_what_is_written(parts, replacement, arguments, self.facts) or relaid
 
 
 def _arguments(site: Site, replacement: fx.Graph, values: list[Any]) -> list[Any]:

@@ -17,13 +17,13 @@ from torch._inductor.pattern_matcher import PatternExpr
 from npugraph_ex import _torch_private
 from npugraph_ex.errors import OptionValueError
 from npugraph_ex.fusion.attempt import Attempt
+from npugraph_ex.fusion.candidates import anchors, explicit_outputs, may_match
 from npugraph_ex.fusion.checks import GraphFacts
-from npugraph_ex.fusion.outputs import anchors, explicit_outputs, may_match
 from npugraph_ex.fusion.registry import USER_RULES, warn_once
 from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.fusion.rules import RULE_NAMES
-from npugraph_ex.fusion.traces import Traces
-from npugraph_ex.fusion.unfused import explanations
+from npugraph_ex.fusion.trace_cache import Traces
+from npugraph_ex.fusion.unfused_norms import explanations
 from npugraph_ex.report.passes import ReportBuilder
 
 

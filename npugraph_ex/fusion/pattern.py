@@ -34,7 +34,7 @@ from torch.utils import _pytree as pytree
 
 from npugraph_ex.errors import ReplacementError
 from npugraph_ex.fusion.arguments import argument_names, effective_arguments
-from npugraph_ex.fusion.wording import Unlike
+from npugraph_ex.fusion.mismatch_messages import Unlike
 
 _SHAPE_LIKE = (int, float, torch.SymInt, torch.device, torch.dtype)
 

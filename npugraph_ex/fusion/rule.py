@@ -13,7 +13,7 @@ from typing import Any
 from torch._inductor.pattern_matcher import Match, PatternExpr
 from torch.utils import _pytree as pytree
 
-from npugraph_ex.fusion import dispatched, tracing
+from npugraph_ex.fusion import dispatch_tracer, tracing
 
 Condition = Callable[[Match], str | None]
 
@@ -37,7 +37,7 @@ class FusionRule:
             operator has as a default.
         trace_fn: as in ``torch._inductor.pattern_matcher``.
         pattern: used for matching in place of the traced ``search``.
-        free_strides: results may have other strides than before where nobody can tell, see ``layout``.
+        free_strides: results may have other strides than before where nobody can tell, see ``free_strides``.
         not_in_modes: the values of the option ``mode`` in which the rule does not apply.
     """
 
@@ -47,7 +47,7 @@ class FusionRule:
     example_inputs: Callable[[], Sequence[Any]]
     condition: Condition = always
     scalars: Mapping[str, float] = field(default_factory=dict)
-    trace_fn: tracing.TraceFn = dispatched.forward
+    trace_fn: tracing.TraceFn = dispatch_tracer.forward
     pattern: PatternExpr | None = None
     free_strides: bool = False
     not_in_modes: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ from torch import fx
 
 from npugraph_ex import _torch_private
 from npugraph_ex.fusion.checks import SCOPE_KEYS, GraphFacts, Site, output_nodes
-from npugraph_ex.fusion.halves import Half, backward_of
+from npugraph_ex.fusion.forward_backward import Half, backward_of
 
 
 def splice(

@@ -11,7 +11,7 @@ touches a device.
 | `memory.memory_map`, `memory.history` | the reads and writes of one memory in their order |
 | `metadata`, `snapshot` | dtype, shape and strides of each value; what changed since a moment |
 | `effects`, `launches`, `noops` | which nodes do more than produce a result, start work, or do nothing |
-| `collectives`, `inplace`, `positional`, `repeated_parts` | facts of single operators |
+| `collectives`, `inplace`, `positional_arguments`, `repeated_parts` | facts of single operators |
 | `source` | the line of the user's code |
 | `streams` | the one representation of streams: labels, events, and the order that they prove |
 """

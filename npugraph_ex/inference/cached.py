@@ -18,7 +18,7 @@ from typing import Any, Self
 import torch
 from torch import fx
 
-from npugraph_ex._collection import no_collection
+from npugraph_ex._garbage_collection import no_collection
 from npugraph_ex._own_files import default_directory
 from npugraph_ex._torch_private import precompile as _torch_precompile
 from npugraph_ex._torch_private.precompile import Precompiled, precompile
@@ -31,7 +31,7 @@ from npugraph_ex.errors import NpuGraphExError, SavedGraphError
 from npugraph_ex.frontend.entry import current_device
 from npugraph_ex.frontend.entry.backend import get_npu_backend
 from npugraph_ex.frontend.entry.compiler import CompiledFxGraph
-from npugraph_ex.inference.facts import Facts, outdated
+from npugraph_ex.inference.assumptions import Facts, outdated
 from npugraph_ex.observe.logger import logger
 from npugraph_ex.saving.artifact import SavedGraph
 from npugraph_ex.saving.values import Unsaveable

@@ -12,7 +12,7 @@ from typing import Literal
 
 from tabulate import tabulate
 
-from npugraph_ex._wording import counted, noun
+from npugraph_ex._plurals import counted, noun
 from npugraph_ex.errors import FusionCountError
 from npugraph_ex.report.findings import Finding, Findings
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from npugraph_ex import cache_key
-from npugraph_ex.cache.reached import reached
+from npugraph_ex.cache.dependencies import reached
 from npugraph_ex.inference import cache_compile
 
 PASSES = """
@@ -138,9 +138,7 @@ def test_two_processes_agree(load: Callable[..., ModuleType], tmp_path: Path) ->
     """Neither addresses nor the order of sets get into the lines."""
     load()
     code = "import sys; sys.path.insert(0, sys.argv[1]); import npu_emulator; npu_emulator.activate(quiet=True)\n"
-    code += (
-        "from npugraph_ex.cache.reached import reached; import passes_of_mine; print(reached([passes_of_mine.Pass()]))"
-    )
+    code += "from npugraph_ex.cache.dependencies import reached; import passes_of_mine; print(reached([passes_of_mine.Pass()]))"
     said = {
         subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True).stdout
         for _ in range(2)

@@ -136,7 +136,7 @@ MUTANTS = (
     ),
     Mutant(
         "fusion-hides-outputs", "an output that nobody uses does not keep a pattern from matching",
-        "npugraph_ex.fusion.outputs:_item", answering(None), "planted",
+        "npugraph_ex.fusion.candidates:_item", answering(None), "planted",
     ),
     Mutant(
         "registration-refuses-duplicates", "every model may register its rules",

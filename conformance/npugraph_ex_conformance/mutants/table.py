@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tabulate import tabulate
 
-from npugraph_ex._wording import counted
+from npugraph_ex._plurals import counted
 from npugraph_ex_conformance.corpus.programs import CORPUS
 from npugraph_ex_conformance.mutants.search import BUDGET, Kill
 

@@ -67,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
     except TargetError as error:
         pytest.exit(str(error), returncode=_BEFORE_ALL)
     from npugraph_ex import testing
-    from npugraph_ex._collection import rare_collection
+    from npugraph_ex._garbage_collection import rare_collection
 
     name = config.getoption("mutant")
     if name == "list":

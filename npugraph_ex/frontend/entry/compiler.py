@@ -18,7 +18,7 @@ from npugraph_ex.config.variables import warn_of_unknown
 from npugraph_ex.errors import GraphVerificationError, OptionValueError, SavedGraphError
 from npugraph_ex.frontend.entry import current_device
 from npugraph_ex.frontend.entry.record import description, record
-from npugraph_ex.frontend.upstream_repairs import products, returned_views
+from npugraph_ex.frontend.upstream_repairs import nary_products, returned_views
 from npugraph_ex.fusion.engine import check_switches, training_rules
 from npugraph_ex.graph.launches import count_kernels
 from npugraph_ex.graph.undeclared import keep_writers
@@ -213,7 +213,7 @@ class NpuFxCompiler:
             inputs: its inputs.
             how: what AOT tells its own partitioner, which does the cutting.
         """
-        products.pair(gm.graph)
+        nary_products.pair(gm.graph)
         # Of some operators' backward the CPU knows nothing: values are compared on the forward graph only.
         options = replace(self.config.to_options(), check_numerics=False)
         if training_rules():
@@ -242,7 +242,7 @@ class NpuFxCompiler:
         number, kernels_before = graphs.next_number(), count_kernels(gm.graph)
         static = _torch_private.static_input_positions()
         names = [self._name_of(node) for node in placeholders]
-        products.pair(gm.graph)
+        nary_products.pair(gm.graph)
         returned_views.restore(gm.graph)
         plain = _torch_private.is_plain_aot_graph(gm.graph)
         elsewhere = current_device.follow(gm, number)

@@ -23,6 +23,7 @@ from torch import fx
 from npugraph_ex import _torch_private
 from npugraph_ex.errors import ScopeError
 from npugraph_ex.frontend.native_streams.calls import NativeObjects, around, as_traced, identity
+from npugraph_ex.frontend.native_streams.core_limits import UNLIMITED, Limit, take_out
 from npugraph_ex.frontend.native_streams.nodes import (
     annotated,
     has_work,
@@ -37,7 +38,6 @@ from npugraph_ex.frontend.native_streams.nodes import (
     opens_scope,
     streams,
 )
-from npugraph_ex.frontend.native_streams.streams_limits import UNLIMITED, Limit, take_out
 from npugraph_ex.graph.source import source_line
 from npugraph_ex.graph.streams.labels import CUBE, MAIN, STREAM, VECTOR
 from npugraph_ex.graph.streams.ops import ENTERS, EXITS, argument

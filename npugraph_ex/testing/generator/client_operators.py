@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 from npugraph_ex import _torch_private
-from npugraph_ex.fusion import rules, traces
+from npugraph_ex.fusion import rules, trace_cache
 from npugraph_ex.fusion.registry import warn_once
 from npugraph_ex.operators import OPERATORS, Operator
 
@@ -41,5 +41,5 @@ def client_operators() -> Iterator[None]:
         warn_once.cache_clear()
         yield
     rules.forget()
-    traces.forget()
+    trace_cache.forget()
     warn_once.cache_clear()

@@ -14,7 +14,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from npugraph_ex.fusion import dispatched
+from npugraph_ex.fusion import dispatch_tracer
 from npugraph_ex.fusion.registry import USER_RULES
 from npugraph_ex.fusion.rule import FusionRule
 from npugraph_ex.fusion.rules import RULE_NAMES, prepared_rules
@@ -161,7 +161,7 @@ def _traced(
 
     with _tracing_mode():
         examples = [torch.empty(shape, dtype=dtype, device="npu") for _, shape, dtype in signature]
-        return _steps_of(dispatched.forward(of_tensors, examples).graph, names)
+        return _steps_of(dispatch_tracer.forward(of_tensors, examples).graph, names)
 
 
 @cache

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from npugraph_ex._collection import no_collection
+from npugraph_ex._garbage_collection import no_collection
 
 
 @dataclass(frozen=True)

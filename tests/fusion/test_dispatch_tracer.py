@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils import _pytree as pytree
 
-from npugraph_ex.fusion import dispatched, tracing
+from npugraph_ex.fusion import dispatch_tracer, tracing
 from npugraph_ex.fusion.rule import FusionRule
 from npugraph_ex.fusion.rules import BUILT_IN
 from npugraph_ex.testing.generator.client_operators import client_operators
@@ -94,8 +94,8 @@ def test_built_in_rules_are_recorded_as_make_fx_traces_them(
             wanted = tracing.trace_with_symbols(function, examples, fwd_only)
             with monkeypatch.context() as patch:
                 if not (symbolic and rule.name in COMPUTE_WITH_SIZES):
-                    patch.setattr(dispatched, "fwd_only", _never)
-                found = tracing.trace_with_symbols(function, examples, dispatched.forward)
+                    patch.setattr(dispatch_tracer, "fwd_only", _never)
+                found = tracing.trace_with_symbols(function, examples, dispatch_tracer.forward)
             assert _shown(found) == _shown(wanted)
 
 
@@ -136,7 +136,7 @@ def test_what_cannot_be_recorded_is_left_to_make_fx(function: Callable[..., Any]
             examples = _symbolic(examples)
             stack.enter_context(examples[0].fake_mode)
         wanted = tracing.trace(function, examples, fwd_only)
-        assert _shown(tracing.trace(function, examples, dispatched.forward)) == _shown(wanted)
+        assert _shown(tracing.trace(function, examples, dispatch_tracer.forward)) == _shown(wanted)
 
 
 def test_one_tensor_given_twice_is_two_inputs() -> None:
@@ -145,7 +145,7 @@ def test_one_tensor_given_twice_is_two_inputs() -> None:
         tracing.registration_mode(stack)
         example = torch.empty(3, 4, device="npu")
         wanted = tracing.trace(aten.sub.Tensor, [example, example], fwd_only)
-        assert _shown(tracing.trace(aten.sub.Tensor, [example, example], dispatched.forward)) == _shown(wanted)
+        assert _shown(tracing.trace(aten.sub.Tensor, [example, example], dispatch_tracer.forward)) == _shown(wanted)
 
 
 def test_errors_are_the_functions_own() -> None:
@@ -157,4 +157,4 @@ def test_errors_are_the_functions_own() -> None:
     with ExitStack() as stack:
         tracing.registration_mode(stack)
         with pytest.raises(ValueError, match="no such size"):
-            tracing.trace(refuses, [torch.empty(3, device="npu")], dispatched.forward)
+            tracing.trace(refuses, [torch.empty(3, device="npu")], dispatch_tracer.forward)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from npu_emulator.collector import without_collector
+from npu_emulator.garbage_collection import without_collector
 
 
 class _Node:

@@ -8,7 +8,7 @@ import torch
 from device_helpers import NPU
 from torch import fx
 
-from npugraph_ex.frontend.upstream_repairs import products
+from npugraph_ex.frontend.upstream_repairs import nary_products
 
 
 def test_inputs_that_share_memory_have_their_strides() -> None:
@@ -40,7 +40,7 @@ def test_every_factor_counts() -> None:
     product = graph.call_function(operator.mul, (192, *factors))
     product.meta["val"] = 192 * 210
     graph.output(product)
-    products.pair(graph)
+    nary_products.pair(graph)
     assert fx.GraphModule({}, graph)(2, 3, 5, 7) == 192 * 210
     calls = graph.find_nodes(op="call_function", target=operator.mul)
     assert [call.meta["val"] for call in calls] == [384, 1152, 5760, 40320]

@@ -15,7 +15,7 @@ from npugraph_ex.frontend.upstream_repairs.repair import Repair
 REPAIR = Repair(
     fault="A product of three sizes or more is written as one call of three arguments, which is an error or a wrong size.",
     torch=("2.13",),
-    test="tests/frontend/test_products.py",
+    test="tests/frontend/test_nary_products.py",
 )
 
 

@@ -15,7 +15,7 @@ from matchers import half, ours, pair, traced
 from torch._inductor import pattern_matcher
 from torch._inductor.pattern_matcher import CallFunction, KeywordArg
 
-from npugraph_ex.fusion import wording
+from npugraph_ex.fusion import mismatch_messages
 
 aten = torch.ops.aten
 
@@ -72,14 +72,14 @@ def test_every_text_of_torch_has_words() -> None:
     source = inspect.getsource(pattern_matcher)
     texts = set(re.findall(r"FailedMatch\(\s*\"([^\"]+)\"", source))
     nested = {"list[{}]: {}"}
-    assert texts - nested <= wording._WORDS.keys() | {"no anchor found"}
+    assert texts - nested <= mismatch_messages._WORDS.keys() | {"no anchor found"}
 
 
-@pytest.mark.parametrize("text", sorted(wording._WORDS))
+@pytest.mark.parametrize("text", sorted(mismatch_messages._WORDS))
 def test_words_take_what_torch_gives(text: str) -> None:
     """Each text is filled in with the arguments that torch gives it."""
     given = [torch.add, 3][: text.count("{}") + text.count("{!r}")]
-    failed = wording.Unlike(pattern_matcher.FailedMatch(text, *given, pattern=4), [], {})
+    failed = mismatch_messages.Unlike(pattern_matcher.FailedMatch(text, *given, pattern=4), [], {})
     assert str(failed)
     assert "{" not in str(failed)
     assert str(failed) != text

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from npugraph_ex._collection import rare_collection
+from npugraph_ex._garbage_collection import rare_collection
 
 
 @pytest.fixture(autouse=True)
