@@ -34,11 +34,12 @@ def rules() -> Iterator[str]:
 
 def operators() -> Iterator[str]:
     """One row an operator, by name."""
-    yield "| operator | what it computes | what its record says besides | source |"
-    yield "|---|---|---|---|"
+    yield "| operator | what it computes | dtypes | what its record says besides | source |"
+    yield "|---|---|---|---|---|"
     for name, record in sorted(OPERATORS.items()):
         summary = _summary(record.formula.__module__) if record.formula else "(no formula yet)"
-        yield f"| `{name}` | {summary} | {'; '.join(_besides(record))} | {record.source} |"
+        dtypes = ", ".join(str(dtype).removeprefix("torch.") for dtype in record.dtypes)
+        yield f"| `{name}` | {summary} | {dtypes} | {'; '.join(_besides(record))} | {record.source} |"
 
 
 def _besides(record: Operator) -> Iterator[str]:
@@ -50,8 +51,12 @@ def _besides(record: Operator) -> Iterator[str]:
         yield "writes " + ", ".join(f"`{argument}`" for argument in record.writes) + " undeclared"
     if record.host_arguments:
         yield "host arguments " + ", ".join(f"`{argument}`" for argument in record.host_arguments)
+    if record.constraints:
+        yield "constraints"
     if record.first_factor is not None:
         yield "a matrix product"
+    if record.work:
+        yield "its work"
     if record.draws_random_numbers:
         yield "draws random numbers"
     if record.schema:

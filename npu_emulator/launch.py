@@ -49,6 +49,8 @@ class Launch(NamedTuple):
     fresh: bool
     stream: int
     """The raw handle."""
+    work: Callable[[], tuple[float, float]] | None = None
+    """Gives the operations of its matrix products and of vector cores, where its kernel tells them."""
 
 
 class Queued:
@@ -199,11 +201,12 @@ class Launcher:
         writes: Sequence[torch.Tensor],
         *,
         fresh: bool = False,
+        work: Callable[[], tuple[float, float]] | None = None,
     ) -> None:
         """Put a kernel on the device's current stream.
 
         `reads` and `writes` are the CPU views of the device memory that `body` will read and write; `fresh` says that the
-        memory written was allocated for this launch.
+        memory written was allocated for this launch; `work` is for `Launch`.
         """
         stream = self._raw_stream(device)
         self.launches += 1
@@ -222,7 +225,7 @@ class Launcher:
         elif answer != SKIP:
             key = next(self._next)
             if self.observer is not None:
-                self.observer.launching(key, Launch(name, user_frames(), reads, writes, fresh, stream))
+                self.observer.launching(key, Launch(name, user_frames(), reads, writes, fresh, stream, work))
             self._queue(key, Queued(name, body, reads, writes, self.runtime.frees()), number, stream)
             if self.observer is not None:
                 self.observer.launched()

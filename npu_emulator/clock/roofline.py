@@ -4,7 +4,8 @@ The chip's figures and where they are from are in `npu_emulator.chips`. Two more
 one: a task costs 2 us to start, and float32 products run at a quarter of float16's rate.
 
 A matrix product is priced by the cube cores that its stream may use, everything else by the vector cores: one operation for
-each element of the largest tensor, which is the least that it can be. A stream that is limited to some of the cores has, by
+each element of the largest tensor, which is the least that it can be. A kernel that tells its work, such as attention, is priced
+by the slower of both, which run side by side. A stream that is limited to some of the cores has, by
 assumption, the whole bandwidth all the same.
 """
 
@@ -59,20 +60,24 @@ class Roofline:
         reads: Sequence[torch.Tensor],
         writes: Sequence[torch.Tensor],
         *,
+        work: tuple[float, float] | None = None,
         cube_cores: int | None = None,
         vector_cores: int | None = None,
     ) -> float:
-        """Return the modelled microseconds of a kernel by what it reads and writes, on so many of the cores or on all."""
+        """Return the modelled microseconds of a kernel by what it reads and writes, on so many of the cores or on all.
+
+        `work` holds the operations of its matrix products and those on single elements, for a kernel that tells them.
+        """
         chip = self.chip
         moved = sum(bytes_of(tensor) for tensor in (*reads, *writes))
         product = self._product_operations(name, reads, writes)
-        if product is None:
-            widest = max(map(_computed_bytes, (*reads, *writes)), default=0)
-            share = (chip.vector_cores if vector_cores is None else vector_cores) / chip.vector_cores
-            arithmetic = widest / (chip.vector_bytes * share)
-        else:
-            share = (chip.cube_cores if cube_cores is None else cube_cores) / chip.cube_cores
-            arithmetic = product / (chip.half_flops * share)
+        elements = 0.0 if product is not None else max(map(_computed_bytes, (*reads, *writes)), default=0)
+        if work is not None:
+            product = work[0] / (_RATE.get(reads[0].dtype, 0.25) if reads else 1.0)
+            elements = work[1] * (max(reads[0].element_size(), _NARROWEST) if reads else _NARROWEST)
+        cubes = (chip.cube_cores if cube_cores is None else cube_cores) / chip.cube_cores
+        vectors = (chip.vector_cores if vector_cores is None else vector_cores) / chip.vector_cores
+        arithmetic = max((product or 0.0) / (chip.half_flops * cubes), elements / (chip.vector_bytes * vectors))
         return LAUNCH_US + 1e6 * max(moved / chip.bandwidth, arithmetic)
 
     def copy_us(self, moved: int) -> float:

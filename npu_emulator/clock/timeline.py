@@ -96,7 +96,10 @@ class Timeline:
         """Price kernel number `key` on the cores that its stream has now."""
         line = launch.frames[0] if launch.frames else ""
         cube, vector = self._runtime.cores(launch.stream)
-        duration = self.model.kernel_us(launch.name, launch.reads, launch.writes, cube_cores=cube, vector_cores=vector)
+        work = None if launch.work is None else launch.work()
+        duration = self.model.kernel_us(
+            launch.name, launch.reads, launch.writes, work=work, cube_cores=cube, vector_cores=vector
+        )
         self._works[key] = (launch.name, duration, line)
 
     def launched(self) -> None:

@@ -6,6 +6,7 @@ kernel (or a reference function) on CPU tensors that share the device's memory.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from npu_emulator.kernels.arguments import Bound, bind
 from npu_emulator.kernels.metadata import Like, Likes, MetadataCache
+from npu_emulator.kernels.registry import CONSTRAINTS, WORK
 from npu_emulator.kernels.widening import widened
 
 if TYPE_CHECKING:
@@ -88,6 +90,8 @@ class Kernel:
         self.op = op
         self.name = str(op)
         self.compute = compute or widened(op)
+        self._constraints: Callable[..., None] | None = getattr(compute, CONSTRAINTS, None)
+        self._work: Callable[..., tuple[float, float]] | None = getattr(compute, WORK, None)
         self._launcher = launcher
         self._number = launcher.number(self.name)
         self._metadata = MetadataCache(op, compute)
@@ -110,6 +114,8 @@ class Kernel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Launch the operator and return its (not yet computed) outputs."""
+        if self._constraints is not None:
+            self._constraints(*args, **kwargs)
         if self._wants_tensors:
             args = tuple(torch.tensor(value) if isinstance(value, (bool, int)) else value for value in args)
         if self._written and self._returns_written:
@@ -131,6 +137,10 @@ class Kernel:
         """Return what computes this one launch."""
         return self.compute
 
+    def _work_of(self, bound: Bound) -> Callable[[], tuple[float, float]] | None:
+        """Return what gives the operations of this one launch, if its kernel tells them."""
+        return None if self._work is None else partial(self._work, *bound.args, **bound.kwargs)
+
     def _refuse_mixed(self, bound: Bound) -> None:
         """Say what torch says on hardware, where a kernel cannot reach the host's memory."""
         if not self._takes_host:
@@ -150,7 +160,8 @@ class Kernel:
             made = [torch.empty_strided(like.size, like.stride, dtype=like.dtype, device=device) for like in each]
             targets = [view(output, like) for output, like in zip(made, each, strict=True)]
             body = _PureBody(self._bind(bound, args, kwargs), bound, targets, likes)
-            self._launcher.launch(self.name, self._number, index, body, bound.reads, targets, fresh=True)
+            work = self._work_of(bound)
+            self._launcher.launch(self.name, self._number, index, body, bound.reads, targets, fresh=True, work=work)
             return made[0] if likes.single else tuple(made)
         outputs = tree_map(lambda like: _allocate(like, device), likes, is_leaf=lambda item: isinstance(item, Like))
         # A masked output (a gradient that nobody wants) is None, and keeps its place.
@@ -164,7 +175,8 @@ class Kernel:
         def store() -> None:
             _store(tree_leaves(compute(*bound.args, **bound.kwargs)), places)
 
-        self._launcher.launch(self.name, self._number, index, store, bound.reads, targets, fresh=True)
+        work = self._work_of(bound)
+        self._launcher.launch(self.name, self._number, index, store, bound.reads, targets, fresh=True, work=work)
         return outputs
 
     # -- in-place and out variants --------------------------------------------------------------------------------------
@@ -188,6 +200,7 @@ class Kernel:
             lambda: compute(*bound.args, **bound.kwargs),
             self._reads(bound, targets),
             targets,
+            work=self._work_of(bound),
         )
         if self._returns == 0:
             return None
@@ -250,7 +263,7 @@ class Kernel:
             nonlocal results
             results = compute(*bound.args, **bound.kwargs)
 
-        self._launcher.launch(self.name, self._number, index, body, bound.reads, [])
+        self._launcher.launch(self.name, self._number, index, body, bound.reads, [], work=self._work_of(bound))
         self._launcher.wait(index, self.name)
         return tree_map(lambda value: self._to_device(value, index), results)
 

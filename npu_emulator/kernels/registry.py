@@ -4,8 +4,10 @@ A kernel is a plain function with the operator's signature that takes CPU tensor
 mapping of such functions in the entry-point group `npu_emulator.kernels`; programs call `register_kernel`.
 
 In place of a function an offer may hold a record: any object with the function as `formula` (None: no kernel) and, where they say
-something, `first_factor`, the position of a matrix product's first factor among the tensors that it reads, and
-`draws_random_numbers`, as a function may have it. An offer with a method
+something, `first_factor`, the position of a matrix product's first factor among the tensors that it reads, and functions of the
+operator's arguments, which a kernel's function may have as attributes, too: `draws_random_numbers` tells whether a call does,
+`constraints` raises for a call that the device refuses, `work` gives the operations of matrix products and of vector cores, two
+numbers. An offer with a method
 `listen(callback)` calls back with the name and record of each operator that comes later.
 """
 
@@ -23,13 +25,17 @@ from npu_emulator.errors import KernelMissingError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["DRAWS", "GROUP", "Registry"]
+__all__ = ["CONSTRAINTS", "DRAWS", "GROUP", "WORK", "Registry"]
 
 GROUP = "npu_emulator.kernels"
 """Entry-point group: each entry names a mapping from operator name (`npu::npu_rms_norm`) to function or record."""
 
 DRAWS = "draws_random_numbers"
 """The attribute of a brought kernel which tells, of the arguments of a call, whether it draws."""
+CONSTRAINTS = "constraints"
+"""The attribute of a brought kernel which raises for arguments that the device refuses; they may lie on the device."""
+WORK = "work"
+"""The attribute of a brought kernel which tells, of the arguments of a call, how many operations it takes."""
 
 Kernel = Callable[..., Any]
 Listener = Callable[[str, Kernel], None]
@@ -110,15 +116,18 @@ class Registry:
 
 
 def _function_of(kernel: Any) -> Kernel | None:
-    """The function of a kernel that a package offers, with what its record says of random numbers."""
+    """The function of a kernel that a package offers, with what its record says of calls as attributes."""
     function: Kernel | None = getattr(kernel, "formula", kernel)
-    draws = getattr(kernel, DRAWS, None)
-    if function is None or function is kernel or draws is None:
+    if function is None or function is kernel:
+        return function
+    said = {name: getattr(kernel, name, None) for name in (DRAWS, CONSTRAINTS, WORK)}
+    said = {name: value for name, value in said.items() if value is not None}
+    if not said:
         return function
 
     @functools.wraps(function)
-    def drawing(*args: Any, **kwargs: Any) -> Any:
+    def with_attributes(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    setattr(drawing, DRAWS, draws)
-    return drawing
+    vars(with_attributes).update(said)
+    return with_attributes

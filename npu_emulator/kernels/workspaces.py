@@ -7,13 +7,15 @@ from X itself: no workspace is needed here.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from npu_emulator.kernels.arguments import bind
 from npu_emulator.kernels.metadata import on_meta
-from npu_emulator.kernels.random import DRAWS, seeded
+from npu_emulator.kernels.random import seeded
+from npu_emulator.kernels.registry import CONSTRAINTS, DRAWS, WORK
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,6 +59,9 @@ class _OutKernel:
         self, *args: Any, workspace: torch.Tensor | None = None, out: list[torch.Tensor], **kwargs: Any
     ) -> Any:
         del workspace
+        constraints = getattr(self._compute, CONSTRAINTS, None)
+        if constraints is not None:
+            constraints(*args, **kwargs)
         bound = bind(args, kwargs, self._launcher.view)
         targets = [self._launcher.view(tensor) for tensor in out]
         compute = self._compute
@@ -69,7 +74,9 @@ class _OutKernel:
                     target.copy_(result)
 
         written = [target for target in targets if target.numel() != 0]
-        self._launcher.launch(self._name, self._number, bound.device, body, bound.reads, written)
+        told = getattr(self._compute, WORK, None)
+        work = None if told is None else partial(told, *bound.args, **bound.kwargs)
+        self._launcher.launch(self._name, self._number, bound.device, body, bound.reads, written, work=work)
         return tuple(out)
 
 

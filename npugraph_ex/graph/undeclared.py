@@ -29,8 +29,6 @@ def is_undeclared_out(overload: OpOverload, argument: torch.Argument) -> bool:
 def keep_writers() -> None:
     """Tell torch that these operators do something where nobody uses their results; AOT would drop the calls."""
     for record in OPERATORS.values():
-        if record.writes:
-            namespace, _, operator = record.name.partition("::")
-            packet = getattr(getattr(torch.ops, namespace), operator, None)
-            if packet is not None:
-                fx.has_side_effect(packet.default)
+        overload = record.overload if record.writes else None
+        if overload is not None:
+            fx.has_side_effect(overload)

@@ -12,6 +12,22 @@ _Formula = TypeVar("_Formula", bound=Callable[..., tuple[torch.Tensor, ...]])
 INT8_MAX = 127.0
 
 
+INVALID_PARAMETER = 161002
+"""ACLNN_ERR_PARAM_INVALID: the code of nearly every refusal by an aclnn function."""
+
+
+class RefusedArgumentError(RuntimeError, ValueError):
+    """An operator was called as the device does not allow; a RuntimeError, as torch_npu's refusals are.
+
+    Attributes:
+        code: the device's error code.
+    """
+
+    def __init__(self, message: str, code: int = INVALID_PARAMETER) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class UnsupportedArgumentError(NotImplementedError):
     """An operator was called with an argument value that its reference does not cover."""
 
@@ -20,6 +36,18 @@ def unsupported(operator: str, argument: str, value: object, supported: str) -> 
     """The error for ``operator(argument=value)``; ``supported`` says what may be passed instead."""
     return UnsupportedArgumentError(
         f"{operator}: the reference does not cover {argument}={value!r}; it covers {supported}."
+    )
+
+
+def refused(
+    operator: str, argument: str, value: object, expected: str, *, code: int = INVALID_PARAMETER
+) -> RefusedArgumentError:
+    """The error for a call that the device refuses: ``argument`` is ``value`` and should be ``expected``."""
+    shown = tuple(value) if isinstance(value, torch.Size) else value
+    return RefusedArgumentError(
+        f"{operator}: {argument} should be {expected}; it is {shown!r}. NPU function error: call {operator} failed, error code "
+        f"is {code}.",
+        code,
     )
 
 

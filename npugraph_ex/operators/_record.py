@@ -7,7 +7,9 @@ table elsewhere names the operator. Who reads which field:
 formula            kernel on an emulated device, judge of the conformance suite, ``check_numerics``
 before_rounding    judge: tells a tie from an error in an integer output
 examples           opcheck and the comparison with the device library's meta function, in tests/operators
+dtypes             each example runs in each of them and must agree with float64, in tests/operators; the table of operators
 source             the table of operators in the documentation
+constraints        emulated device: what it refuses at the launch, with its error code
 synonyms           matching of arguments in fusion
 canonical          matching of arguments in fusion
 explain_unfused    the report's list of operators that no fusion rule came near
@@ -17,14 +19,13 @@ writes_by_index    stream check and the way back of functional writes: which byt
 host_arguments     update of captured graphs between replays
 workspace          update of captured graphs between replays
 first_factor       modelled clock: the price of a matrix product
+work               modelled clock: the price of what is neither a matrix product nor one operation for each element
 draws_random_...   emulated device: its generator moves on
 schema, fake       tests of rules about a client's operators, without the client
 ================== ========================================================================================
 
-Not here, because nothing reads it yet. Each would be one more field, with its check in ``__post_init__``:
-operators beside the ``default`` overload (``name`` would take ``npu::operator.overload``); which dtypes, ranks and formats the
-device takes, with the error code of a refusal (``constraints``; a formula raises, and a fusion rule's own limits stand in
-the rule's file); the price of a kernel that is neither a matrix product nor one operation for each element.
+A formula, too, may raise ``refused(...)`` for a call that the device refuses. ``constraints`` is for what can be told from shapes,
+dtypes and host values: it refuses before anything is launched, in a capture too.
 """
 
 from __future__ import annotations
@@ -44,6 +45,18 @@ Formula = TypeVar("Formula", bound=Callable[..., Any])
 Canonical = Callable[[int, Mapping[str, Any]], Mapping[str, Any]]
 
 
+class Work(NamedTuple):
+    """How much arithmetic one call is, for the modelled clock; bytes are counted by the clock itself.
+
+    Attributes:
+        products: operations of matrix products, two for each multiplication and addition: ``2 * m * n * k``.
+        elements: single operations on elements by the vector cores.
+    """
+
+    products: float = 0.0
+    elements: float = 0.0
+
+
 class Call(NamedTuple):
     """The arguments of one call of an operator."""
 
@@ -61,10 +74,12 @@ class Operator:
     """What is known of one operator. Used as a decorator, it adds the record with the decorated function as its formula.
 
     Attributes:
-        name: ``"namespace::operator"``, as in the operator's schema.
+        name: ``"namespace::operator"`` for the default overload, ``"namespace::operator.overload"`` for another one.
         formula: what the operator computes, in plain ATen on CPU tensors, with exactly the schema's signature. None where only
             other fields are known; such a record is added with ``OPERATORS.add``.
         source: where the formula is from: a public document or published source.
+        dtypes: those that the document lists for the first floating-point tensor of an example, or for its first tensor where
+            none is floating. All tensors of an example that have that tensor's dtype change together.
         examples: functions without arguments that make calls, at least one where there is a formula. They may draw random
             numbers as they like: ``calls`` gives each the same state and restores the generator.
         before_rounding: for integer outputs, the formula with the floating-point quotients in place of rounded outputs.
@@ -80,7 +95,10 @@ class Operator:
             tensors tell.
         host_arguments: arguments that a replay may change: whole numbers, lists of them, or tensors on the CPU.
         workspace: the operator that allocates memory large enough for every value of the host arguments.
+        constraints: takes the formula's arguments and raises ``refused(...)`` for a call that the device refuses. Tensors may be
+            on the device: it looks at shapes, strides, dtypes and host values, never at elements.
         first_factor: for a matrix product, the position of its first factor among the tensors that it reads.
+        work: takes the formula's arguments, tensors as in ``constraints``, and gives the ``Work`` of the call.
         draws_random_numbers: for a formula that takes numbers from torch's generator: whether a call with these arguments does.
         schema: for an operator that a client's library defines, its arguments and results as ``torch.library`` takes them.
         fake: likewise, its fake implementation.
@@ -92,6 +110,7 @@ class Operator:
     name: str
     formula: Callable[..., Any] | None = None
     source: str = ""
+    dtypes: tuple[torch.dtype, ...] = ()
     examples: tuple[Callable[[], Call], ...] = ()
     before_rounding: Callable[..., Any] | None = None
     synonyms: Mapping[str, Mapping[int, int | None]] = field(default_factory=dict)
@@ -102,16 +121,18 @@ class Operator:
     writes_by_index: bool = False
     host_arguments: tuple[str, ...] = ()
     workspace: str = ""
+    constraints: Callable[..., None] | None = None
     first_factor: int | None = None
+    work: Callable[..., Work] | None = None
     draws_random_numbers: Callable[..., bool] | None = None
     schema: str = ""
     fake: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         """Check what can be checked without the operator itself."""
-        if not re.fullmatch(r"\w+::\w+", self.name):
-            raise self._wrong("name", "is 'namespace::operator', without overload", self.name)
-        for name in ("examples", "writes", "host_arguments"):
+        if not re.fullmatch(r"\w+::\w+(\.\w+)?", self.name) or self.name.endswith(".default"):
+            raise self._wrong("name", "is 'namespace::operator', or 'namespace::operator.overload'", self.name)
+        for name in ("examples", "writes", "host_arguments", "dtypes"):
             if not isinstance(getattr(self, name), tuple):
                 raise self._wrong(name, "is a tuple; a single entry is written (entry,)", getattr(self, name))
         for example in self.examples:
@@ -140,13 +161,21 @@ class Operator:
             for argument in getattr(self, name):
                 if argument not in known:
                     raise self._wrong(name, f"names arguments of the operator ({', '.join(known)})", argument)
-        if self.before_rounding is not None and [*inspect.signature(self.before_rounding).parameters] != [*known]:
-            raise self._wrong(
-                "before_rounding", f"takes the arguments of the formula ({', '.join(known)})", self.before_rounding
-            )
+        for name in ("before_rounding", "constraints", "work"):
+            twin = getattr(self, name)
+            if twin is not None and [*inspect.signature(twin).parameters] != [*known]:
+                raise self._wrong(name, f"takes the arguments of the formula ({', '.join(known)})", twin)
 
     def _wrong(self, name: str, expected: str, value: object) -> OperatorRecordError:
         return OperatorRecordError(f"Operator {self.name!r}, field {name}: it {expected}; it is {value!r}.")
+
+    @property
+    def overload(self) -> torch._ops.OpOverload | None:
+        """The operator itself; None where the library that defines it is not loaded."""
+        namespace, _, rest = self.name.partition("::")
+        operator, _, overload = rest.partition(".")
+        packet = getattr(getattr(torch.ops, namespace), operator, None)
+        return getattr(packet, overload or "default", None)
 
     @property
     def defined_at(self) -> str:
@@ -164,11 +193,13 @@ class Operator:
 
 
 def record_of(target: object) -> Operator | None:
-    """The record of the operator that a graph's node calls; None for any other target, and where there is none."""
-    return OPERATORS.get(target._schema.name) if isinstance(target, torch._ops.OpOverload) else None
+    """The record of the overload that a graph's node calls, else of the operator; None for any other target, or where none is."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return None
+    return OPERATORS.get(target.name()) or OPERATORS.get(target._schema.name)
 
 
 def formula_of(target: object) -> Callable[..., Any] | None:
-    """The formula of the operator that a graph's node calls; None where there is none."""
-    record = record_of(target)
+    """The formula of the overload that a graph's node calls; None where there is none."""
+    record = OPERATORS.get(target.name()) if isinstance(target, torch._ops.OpOverload) else None
     return None if record is None else record.formula

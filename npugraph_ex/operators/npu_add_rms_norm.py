@@ -23,6 +23,7 @@ from npugraph_ex.operators.npu_rms_norm import normalise
 @Operator(
     name="npu::npu_add_rms_norm",
     source="CANN operator documentation, aclnnAddRmsNorm; ops-nn, norm/add_rms_norm",
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
     explain_unfused=True,
     examples=(lambda: call(torch.randn(3, 16).half(), torch.randn(3, 16).half(), torch.randn(16).half()),),
 )

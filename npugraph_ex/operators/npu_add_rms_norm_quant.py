@@ -75,6 +75,7 @@ def before_rounding(
 npu_add_rms_norm_quant = Operator(
     name="npu::npu_add_rms_norm_quant",
     source="CANN operator documentation, aclnnAddRmsNormQuantV2",
+    dtypes=(torch.float16, torch.bfloat16),
     before_rounding=before_rounding,
     synonyms={"dst_type": {1: None}},
     examples=(

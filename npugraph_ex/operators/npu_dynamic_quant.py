@@ -126,6 +126,7 @@ def before_rounding(
 @Operator(
     name="npu::npu_dynamic_quant",
     source="CANN operator documentation, aclnnDynamicQuantV4",
+    dtypes=(torch.float16, torch.bfloat16),
     before_rounding=before_rounding,
     synonyms={"dst_type": {1: None}},
     near_misses={"dst_type": (16,), "quant_mode": ("pertensor",), "dst_type_max": (64.0,)},

@@ -36,6 +36,7 @@ def normalise(
 @Operator(
     name="npu::npu_rms_norm",
     source="CANN operator documentation, aclnnRmsNorm",
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
     explain_unfused=True,
     examples=(lambda: call(torch.randn(3, 16).half(), torch.randn(16).half()),),
 )

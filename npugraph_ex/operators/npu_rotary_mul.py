@@ -36,6 +36,7 @@ def _example() -> Call:
 @Operator(
     name="npu::npu_rotary_mul",
     source="operator documentation of torch_npu.npu_rotary_mul",
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
     examples=(_example,),
 )
 def npu_rotary_mul(

@@ -26,6 +26,7 @@ def _canonical(rank: int, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
 @Operator(
     name="npu::npu_swiglu",
     source="operator documentation of torch_npu.npu_swiglu",
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
     canonical=_canonical,
     near_misses={"dim": (0,)},
     examples=(lambda: call(torch.randn(3, 16).half()),),

@@ -14,10 +14,22 @@ import pytest
 import torch
 from torch import fx
 
+import npu_emulator
+from npu_emulator.clock.roofline import LAUNCH_US
 from npugraph_ex import operators
 from npugraph_ex.fusion.arguments import effective_arguments
 from npugraph_ex.graph.parts import writes_by_index
-from npugraph_ex.operators import OPERATORS, CpuInterpreter, Operator, OperatorRecordError, call
+from npugraph_ex.operators import (
+    OPERATORS,
+    CpuInterpreter,
+    Operator,
+    OperatorRecordError,
+    Work,
+    call,
+    formula_of,
+    record_of,
+    refused,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +43,7 @@ def scaled() -> torch._ops.OpOverload:
     """An operator of a library of ours: ``x * by``, and what a dtype code means to it."""
     with torch.library._scoped_library("npugraph_ex_records", "DEF") as library:
         library.define("scaled(Tensor x, float by=2.0, int? dtype=None) -> Tensor")
+        library.define("scaled.twice(Tensor x, Tensor y) -> Tensor")
         yield torch.ops.npugraph_ex_records.scaled.default
 
 
@@ -47,7 +60,7 @@ def example() -> operators.Call:
 def test_each_file_holds_the_record_of_its_name() -> None:
     """A reader finds an operator by its name, and a file without a record is found out."""
     files = {module.name for module in pkgutil.iter_modules(operators.__path__) if not module.name.startswith("_")}
-    named = {name.split("::")[1].removeprefix("_") for name in OPERATORS}
+    named = {name.split("::")[1].split(".")[0].removeprefix("_") for name in OPERATORS}
     assert files <= named
     assert len(files) > 20
 
@@ -106,6 +119,67 @@ def test_a_second_record_of_a_name_is_refused_and_the_same_one_replaces() -> Non
     assert OPERATORS["mine::scaled"].source == "second"
 
 
+def _both(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x + y
+
+
+def _as_wide(x: torch.Tensor, y: torch.Tensor) -> None:
+    if x.shape != y.shape:
+        raise refused("scaled", "y.shape", y.shape, f"that of x, {tuple(x.shape)}")
+
+
+def _squared(x: torch.Tensor, y: torch.Tensor) -> Work:
+    return Work(products=1e12, elements=y.numel())
+
+
+def _record_both(**fields: Any) -> Callable[..., torch.Tensor]:
+    """Bring ``scaled.twice`` to the device; return it."""
+    Operator(
+        name="npugraph_ex_records::scaled.twice", examples=(lambda: call(torch.ones(2), torch.ones(2)),), **fields
+    )(_both)
+    return torch.ops.npugraph_ex_records.scaled.twice
+
+
+@pytest.mark.usefixtures("scaled")
+def test_an_overload_has_a_record_of_its_own() -> None:
+    """It computes on the device, and the default overload goes on without one; facts of an operator are those of its overloads."""
+    twice = _record_both()
+    assert twice(torch.ones(2).npu(), torch.ones(2).npu()).tolist() == [2.0, 2.0]
+    packet = torch.ops.npugraph_ex_records.scaled
+    assert (formula_of(packet.twice), formula_of(packet.default)) == (_both, None)
+    base = Operator(name="npugraph_ex_records::scaled", examples=(example,))
+    base(scale)
+    assert formula_of(packet.default) is scale
+    assert formula_of(torch.ops.npu.npu_fused_infer_attention_score.out) is None
+    assert record_of(torch.ops.npu.npu_fused_infer_attention_score.out).host_arguments
+
+
+@pytest.mark.usefixtures("scaled")
+def test_constraints_refuse_before_anything_is_launched() -> None:
+    """A wrong call raises at the call with the device's code, in a capture too, and the capture goes on."""
+    twice = _record_both(constraints=_as_wide)
+    x, y, graph = torch.ones(2).npu(), torch.ones(1).npu(), torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        with pytest.raises(
+            RuntimeError, match=r"scaled: y\.shape should be that of x, \(2,\); it is \(1,\)\..* 161002"
+        ) as caught:
+            twice(x, y)
+        out = twice(x, x)
+    graph.replay()
+    assert caught.value.code == 161002
+    assert out.tolist() == [2.0, 2.0]
+
+
+@pytest.mark.usefixtures("scaled")
+def test_work_is_priced() -> None:
+    """10^12 operations on float16 take as long as the chip's peak says, whatever the tensors' size."""
+    twice, chip = _record_both(work=_squared), npu_emulator.chips.DEFAULT
+    x = torch.ones(2).npu().half()
+    with npu_emulator.timeline() as timeline:
+        twice(x, x)
+    assert timeline.spans[-1].duration - LAUNCH_US == pytest.approx(1e18 / chip.half_flops)
+
+
 def _other(x: torch.Tensor) -> torch.Tensor:
     return x
 
@@ -114,7 +188,10 @@ def _other(x: torch.Tensor) -> torch.Tensor:
     ("field", "fields"),
     [
         ("name", {"name": "npu.scaled"}),
-        ("name", {"name": "npu::scaled.out"}),
+        ("name", {"name": "npu::scaled.default"}),
+        ("dtypes", {"dtypes": torch.half}),
+        ("constraints", {"constraints": _other}),
+        ("work", {"work": _other}),
         ("examples", {"examples": ()}),
         ("examples", {"examples": example}),
         ("examples", {"examples": (call(1),)}),

@@ -14,8 +14,7 @@ from npugraph_ex.operators import OPERATORS, Operator
 
 
 def _is_missing(record: Operator) -> bool:
-    namespace, _, operator = record.name.partition("::")
-    return bool(record.schema) and not hasattr(getattr(torch.ops, namespace), operator)
+    return bool(record.schema) and record.overload is None
 
 
 @contextmanager
