@@ -36,13 +36,15 @@ LIBRARIES = (
     "libacl_tdt_channel.so",
     "libascend_dump.so",
     "libopapi.so",
+    "libatb.so",
 )
 """The names under which CANN's code is looked for, the one that holds it all first."""
 
 _MARK = "npu_emulator"
 """An empty file of this name says that a folder holds a complete build, and that it is ours and not CANN's."""
 _SOURCES = Path(__file__).parent / "runtime"
-_PREFIXES = ("acl", "rt", "Msprof", "Hccl")
+_PREFIXES = ("acl", "rt", "Msprof", "Hccl", "_ZN3atb")
+"""How CANN's C functions begin, and those of namespace atb in C++."""
 
 
 def torch_npu_folder() -> Path:
@@ -125,7 +127,8 @@ def _consumers(torch_npu: Path) -> list[Path]:
     missing = [path for path in found if not path.exists()]
     if missing:
         raise BuildError(f"{missing[0]} does not exist; this torch_npu is not laid out as its wheels are: reinstall it")
-    return found
+    atb = torch_npu / "lib" / "libop_plugin_atb.so"
+    return [*found, atb] if atb.exists() else found
 
 
 def compiler() -> list[str]:

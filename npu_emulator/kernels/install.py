@@ -117,9 +117,10 @@ class Installer:
                 self._register(name, _refusing_gradients(op, kernel), "AutogradPrivateUse1")
             count += 1
         formats = format_kernels()
-        of_npu = [name for name in _registered("npu::") if not any(part in name for part in _NPU_WITHOUT_COMPUTE)]
+        of_vendor = [*_registered("npu::"), *_registered("atb::")]
+        of_vendor = [name for name in of_vendor if not any(part in name for part in _NPU_WITHOUT_COMPUTE)]
         others = {
-            **{name: formats.get(name) or _Missing(name) for name in of_npu},
+            **{name: formats.get(name) or _Missing(name) for name in of_vendor},
             **collective_kernels(self._launcher),
         }
         for name, other in others.items():

@@ -225,9 +225,6 @@ def test_a_workspace_lives_as_long_as_its_graph() -> None:
 
 @pytest.mark.parametrize("name", ["_npu_paged_attention", "npu_multi_head_latent_attention"])
 def test_the_operators_of_atb(name: str) -> None:
-    """They are known by name, which asks for no library; where ATB is not installed, naming them anew says what is missing."""
+    """Their records say which lengths may change, and the real operators take such an argument."""
     assert OPERATORS[f"atb::{name}"].host_arguments == ("context_lens",)
-    if hasattr(torch.ops.atb, name):
-        pytest.skip("ATB is here")
-    with pytest.raises(HostArgumentError, match=f"there is no operator 'atb::{name}'"):
-        register_host_arguments(f"atb::{name}", ["context_lens"])
+    register_host_arguments(f"atb::{name}", ["context_lens"])

@@ -158,6 +158,29 @@ print(torch.mm(x, x, out_dtype=torch.float32).cpu()[0].tolist())
     assert value == "[180000.0, 180000.0]"
 
 
+def test_the_operators_of_atb_are_those_of_the_wheel(program: Program) -> None:
+    """torch_npu's library of ATB operators is loaded, and its schemas serve kernels; without one the operator is named."""
+    text = """
+import torch, torch_npu, npu_emulator
+from npu_emulator.activation import registry
+def same(x, k=0, group_num=1, n=1):
+    x.add_(k)
+x = torch.ones(2, device="npu")
+missing = [name for name in ("atb::_npu_group_topk", "atb::_npu_quant_rms_norm") if name not in registry.offered]
+for name in missing:
+    try:
+        torch.ops.atb._npu_group_topk(x) if "topk" in name else torch.ops.atb._npu_quant_rms_norm(x, x, x, x, x, x)
+    except npu_emulator.KernelMissingError as error:
+        assert name in str(error)
+    else:
+        raise AssertionError(name)
+npu_emulator.register_kernel("atb::_npu_group_topk", same)
+torch_npu._npu_group_topk(x, 3)
+print(x.cpu().tolist())
+"""
+    assert program(text, "--quiet").stdout == "[4.0, 4.0]\n"
+
+
 def test_a_function_that_the_runtime_lacks_is_told_as_the_emulators(program: Program) -> None:
     """Where torch_npu looks for a function of CANN in vain, the traceback ends with its name and whose lack it is."""
     done = program("import torch\ntorch.ones(4, device='npu').untyped_storage()._share_npu_()", "--quiet")
