@@ -22,7 +22,7 @@ from npugraph_ex.aclgraph.capture_cache import CaptureCache, GraphKey, KeyRunner
 from npugraph_ex.aclgraph.capture_set import CaptureSet
 from npugraph_ex.aclgraph.capturer import Capturer
 from npugraph_ex.aclgraph.inputs import InputPlan
-from npugraph_ex.aclgraph.operator_contracts import first_run_checked
+from npugraph_ex.aclgraph.operator_contracts import Original, UndeclaredEffectError, first_run_checked
 from npugraph_ex.aclgraph.scalar_churn import ScalarChurn
 from npugraph_ex.aclgraph.stable_inputs import StableInputs
 from npugraph_ex.aclgraph.static_kernels import StaticKernels
@@ -40,15 +40,15 @@ class _LastCall(NamedTuple):
     runner: KeyRunner
 
 
-class _Eager:
-    """Runs the graph operator by operator, in place of a key's captures."""
+class _Unboxed:
+    """Runs a function of the graph's inputs, in place of a key's captures."""
 
-    def __init__(self, forward: scopes.GraphFunction) -> None:
-        self._forward = forward
+    def __init__(self, function: scopes.GraphFunction) -> None:
+        self._function = function
 
     def run(self, inputs: list[Any]) -> list[Any]:
         """Run with ``inputs``."""
-        return list(self._forward(*inputs))
+        return list(self._function(*inputs))
 
 
 def invalidate() -> int:
@@ -85,6 +85,7 @@ class CompiledGraph:
         options: the validated options.
         number: the graph's number in `report.graphs`.
         kernels: compiles static kernels before a capture; None without the option.
+        original: the graph before the passes, for a graph that has to be compiled again; None where that is not known.
 
     Attributes:
         pool: the memory pools of its captures.
@@ -97,19 +98,22 @@ class CompiledGraph:
         options: Options,
         number: int = 0,
         kernels: StaticKernels | None = None,
+        original: Original | None = None,
     ) -> None:
         self.number = number
         self.gm = gm
         self.plan = plan
         self._options = options
         around = scopes.around(gm)
-        self._eager = _Eager(around(first_run_checked(gm)))
+        self._eager = _Unboxed(around(first_run_checked(gm, original)))
+        self._original = original
         self._capturer = Capturer(gm, around, options, number, kernels)
         self.pool = self._capturer.pool
         self._cache = CaptureCache(plan, options.capture_limit, self.pool)
         self._churn = ScalarChurn(plan, number)
         self._last: _LastCall | None = None
-        self._is_refused = False  # whether the device has refused a capture since the last `invalidate`
+        # What runs all calls: once the device has refused a capture, or this graph has been compiled again.
+        self._instead: KeyRunner | None = None
         self._current_stream = _npu_private.stream_question()
         self._last_stream: tuple[int, int, int] | None = None
         self._lock = threading.RLock()
@@ -119,7 +123,8 @@ class CompiledGraph:
         """Drop this graph's captures; return how many graph keys had some."""
         with self._lock:
             self._last = None
-            self._is_refused = False
+            if self._instead is self._eager:
+                self._instead = None
             return self._cache.clear()
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
@@ -129,8 +134,8 @@ class CompiledGraph:
     @_torch_private.boxed
     def run(self, inputs: list[Any]) -> Sequence[Any]:
         """Run the graph with the inputs in a list, as AOT passes them."""
-        if self._is_refused:
-            return self._eager.run(inputs)
+        if self._instead is not None:
+            return self._instead.run(inputs)
         numbers = self.plan.numbers(inputs) + scopes.key()
         with self._lock:
             stream = self._current_stream(self.plan.device)
@@ -144,6 +149,10 @@ class CompiledGraph:
                 runner = self._find(numbers, inputs)
             try:
                 return runner.run(inputs)
+            except UndeclaredEffectError as effect:
+                if self._original is None:
+                    raise
+                self._compile_again(effect, self._original)
             except CaptureError as refusal:
                 if self._options.require_capture:
                     raise
@@ -198,7 +207,16 @@ class CompiledGraph:
             self.number,
             refusal,
         )
+        self._drop_captures()
+        self._instead = self._eager
+
+    def _compile_again(self, effect: UndeclaredEffectError, original: Original) -> None:
+        """Let a graph that knows what the operator does stand for this one; nothing of the capture has run."""
+        effect.remember()
+        self._drop_captures()
+        self._instead = _Unboxed(original.compile())
+
+    def _drop_captures(self) -> None:
         self.invalidate()
         torch.npu.current_stream(self.plan.device).synchronize()  # a graph must not be destroyed while it runs
         self.pool.free()
-        self._is_refused = True

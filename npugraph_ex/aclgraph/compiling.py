@@ -16,14 +16,14 @@ from npugraph_ex.aclgraph.compiled_graph import CompiledGraph
 from npugraph_ex.aclgraph.host_updates import UpdatePlan
 from npugraph_ex.aclgraph.inputs import InputPlan
 from npugraph_ex.aclgraph.obstacles import find_obstacles
-from npugraph_ex.aclgraph.operator_contracts import first_run_checked
+from npugraph_ex.aclgraph.operator_contracts import Original, first_run_checked
 from npugraph_ex.aclgraph.static_kernels import StaticKernels
 from npugraph_ex.config.options import Options
 from npugraph_ex.errors import CaptureError
 from npugraph_ex.observe.logger import logger
 
 
-def compile_graph(
+def compile_graph(  # noqa: PLR0913 - the parts of one graph
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
     options: Options,
@@ -31,6 +31,7 @@ def compile_graph(
     static: Sequence[int] = (),
     names: Sequence[str] | None = None,
     number: int = 0,
+    original: Original | None = None,
 ) -> Callable[..., Sequence[Any]]:
     """Make an optimised graph callable.
 
@@ -41,6 +42,7 @@ def compile_graph(
         static: positions of inputs whose address does not change from call to call.
         names: what messages call each input; the placeholders' names when None.
         number: under which `report.graphs` knows the graph.
+        original: the graph before the passes, for one whose operators turn out to do what their schemas do not say.
 
     Returns:
         A function of the graph's inputs that returns its outputs: captured and replayed, or, with ``force_eager`` and
@@ -52,7 +54,7 @@ def compile_graph(
     _refuse_subclasses(example_inputs, names)
     kernels = StaticKernels(gm, example_inputs, options) if options.static_kernel_compile else None
     if options.force_eager:
-        return _preparing(scopes.around(gm)(first_run_checked(gm)), kernels)
+        return _preparing(scopes.around(gm)(first_run_checked(gm, original)), kernels)
     updates = UpdatePlan.of(gm)
     obstacles = find_obstacles(gm, updates)
     if obstacles:
@@ -60,11 +62,11 @@ def compile_graph(
         if options.require_capture:
             raise CaptureError(f"the option require_capture is on, and this graph cannot be captured:\n  {lines}")
         logger.warning("This graph cannot be captured and runs operator by operator:\n  %s", lines)
-        return _preparing(scopes.around(gm)(first_run_checked(gm)), kernels)
+        return _preparing(scopes.around(gm)(first_run_checked(gm, original)), kernels)
     if not any(node.op == "call_function" for node in gm.graph.nodes):
         return gm.forward  # nothing to run on the device
     plan = InputPlan.of(gm, example_inputs, static, names, updates)
-    return CompiledGraph(gm, plan, _sparing_the_backward(gm, options), number, kernels)
+    return CompiledGraph(gm, plan, _sparing_the_backward(gm, options), number, kernels, original)
 
 
 def _sparing_the_backward(gm: fx.GraphModule, options: Options) -> Options:

@@ -2,11 +2,15 @@
 
 The passes rely on these contracts. A broken one gives wrong values that no other check can see. So each such operator is
 compared with its contract where a graph runs for the first time: at every capture, and at the first uncaptured run.
+
+An operator that returns or writes an argument undeclared is taken at its deed: a capture has computed nothing yet, so it is
+given up, and the first uncaptured run is one of the graph before the passes; then the graph is compiled again from that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +23,10 @@ from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph.scopes import GraphFunction
 from npugraph_ex.errors import BrokenPromiseError
 from npugraph_ex.graph.memory.aliases import named_arguments
+from npugraph_ex.graph.operators import learn
 from npugraph_ex.graph.source import source_line
+from npugraph_ex.graph.undeclared import writes_undeclared
+from npugraph_ex.observe.logger import logger
 
 _SHIPPED = frozenset(
     {"aten", "prims", "prim", "npu", "atb", "npugraph_ex", "air", "_c10d_functional", "c10d_functional"}
@@ -38,16 +45,61 @@ def is_foreign(target: object) -> bool:
     return isinstance(target, OpOverload) and target.namespace not in _SHIPPED
 
 
+class UndeclaredEffectError(BrokenPromiseError):
+    """An operator wrote or returned an argument, undeclared: what a graph can be compiled again for.
+
+    Attributes:
+        operator: which one.
+        arguments: their names in its schema.
+    """
+
+    def __init__(self, message: str, operator: OpOverload, arguments: frozenset[str]) -> None:
+        super().__init__(message)
+        self.operator = operator
+        self.arguments = arguments
+
+    def remember(self) -> None:
+        """Take the operator at its deed from now on, and say so once in a process."""
+        if learn(self.operator, self.arguments):
+            logger.warning(
+                "%s. From now on %s is taken to write and return %s, and the graphs that call it are compiled again",
+                self, self.operator, " and ".join(sorted(self.arguments)),
+            )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Original:
+    """A graph before the passes, for one that has to be compiled again.
+
+    Attributes:
+        gm: as AOT gave it, to be run operator by operator.
+        compile: compiles it again, with what is known of operators by then.
+    """
+
+    gm: fx.GraphModule
+    compile: Callable[[], Callable[..., Sequence[Any]]]
+
+
 class ContractInterpreter(fx.Interpreter):
     """Runs a graph node by node, and checks its foreign operators.
 
+    Args:
+        gm: the graph.
+        is_original: whether no pass has touched it. Then an undeclared effect does no harm, and is noted only.
+
+    Attributes:
+        found: the undeclared effects that were noted.
+
     Raises:
-        BrokenPromiseError: an operator does not keep its contract.
+        UndeclaredEffectError: an operator wrote or returned an argument undeclared.
+        BrokenPromiseError: an operator does not keep its contract otherwise.
     """
 
-    def __init__(self, gm: fx.GraphModule) -> None:
+    def __init__(self, gm: fx.GraphModule, *, is_original: bool = False) -> None:
         super().__init__(gm)
         self.extra_traceback = False  # messages name the node themselves
+        self.found: list[UndeclaredEffectError] = []
+        self._is_original = is_original
         self._at: fx.Node | None = None
 
     @property
@@ -69,40 +121,63 @@ class ContractInterpreter(fx.Interpreter):
         if not given or any(type(tensor) not in _PLAIN for tensor in given):
             return super().call_function(target, args, kwargs)
         unwritten = _left_alone(target, args, kwargs)
-        versions = [tensor._version for tensor in unwritten]  # noqa: SLF001 - torch has no public name for it
+        versions = {name: [tensor._version for tensor in tensors] for name, tensors in unwritten.items()}  # noqa: SLF001 - torch has no public name for it
         # Under a dispatch mode, such as AOT's around the first call, torch does not count the writes of a kernel.
         with _torch_private.unobserved_execution():
             result = super().call_function(target, args, kwargs)
-        if versions != [tensor._version for tensor in unwritten]:  # noqa: SLF001
-            self._refuse(
-                "wrote to an argument that its schema does not declare as written", "declare it in mutates_args"
-            )
-        if _is_alias(target, given, _tensors(result)):
-            self._refuse("returned memory of an argument or of another result, undeclared", "return a clone")
+        written = [
+            name
+            for name, tensors in unwritten.items()
+            if versions[name] != [tensor._version for tensor in tensors]  # noqa: SLF001
+        ]
+        if written:
+            self._note(
+                target, written, "wrote to an argument that its schema does not declare as written",
+                "declare it in mutates_args",
+            )  # fmt: skip
+        returned = _returned_undeclared(target, args, kwargs, _tensors(result))
+        if returned:
+            self._note(target, returned, "returned memory of an argument, undeclared", "return a clone")
+        if _share_memory(target, given, _tensors(result)):
+            self._refuse("returned two results in one memory, undeclared", "return a clone")
         broken = _difference(_declared(target, args, kwargs), result)
         if broken:
             self._refuse(broken, "mend the function given to register_fake")
         return result
 
     def _refuse(self, what: str, remedy: str) -> None:
-        raise BrokenPromiseError(
-            f"{self.location} {what}. The graph was rewritten on the strength of its word; {remedy}"
-        )
+        raise BrokenPromiseError(self._message(what, remedy))
+
+    def _note(self, target: OpOverload, arguments: Sequence[str], what: str, remedy: str) -> None:
+        effect = UndeclaredEffectError(self._message(what, remedy), target, frozenset(arguments))
+        if not self._is_original:
+            raise effect
+        self.found.append(effect)
+
+    def _message(self, what: str, remedy: str) -> str:
+        return f"{self.location} {what}. The graph was rewritten on the strength of its word; {remedy}"
 
 
-def first_run_checked(gm: fx.GraphModule) -> GraphFunction:
-    """The graph's forward; where the graph has foreign operators, a run that checks them in place of the first call."""
+def first_run_checked(gm: fx.GraphModule, original: Original | None = None) -> GraphFunction:
+    """The graph's forward; where the graph has foreign operators, a run that checks them in place of the first call.
+
+    Args:
+        gm: the graph after the passes.
+        original: it before the passes, which then runs in its place; None where that is not known.
+    """
     if not any(is_foreign(node.target) for node in gm.graph.nodes):
         return gm.forward
-    checked = False
+    function: GraphFunction | None = None
 
     def run(*inputs: Any) -> Sequence[Any]:
-        nonlocal checked
-        if checked:
-            results: Sequence[Any] = gm.forward(*inputs)
-        else:
-            results = ContractInterpreter(gm).run(*inputs, enable_io_processing=False)
-            checked = True
+        nonlocal function
+        if function is not None:
+            return function(*inputs)
+        interpreter = ContractInterpreter(original.gm if original else gm, is_original=original is not None)
+        results: Sequence[Any] = interpreter.run(*inputs, enable_io_processing=False)
+        for effect in interpreter.found:
+            effect.remember()
+        function = original.compile() if original and interpreter.found else gm.forward
         return results
 
     return run
@@ -112,14 +187,16 @@ def _tensors(value: object) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-def _left_alone(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors among the arguments that the schema does not declare as written, and whose writes torch counts."""
-    written = {
-        a.name for a in _torch_private.schema(target).arguments if a.alias_info is not None and a.alias_info.is_write
-    }
+def _left_alone(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, list[torch.Tensor]]:
+    """By argument, the tensors that are not known to be written, and whose writes torch counts."""
+    arguments = _torch_private.schema(target).arguments
+    written = {a.name for a in arguments if (a.alias_info and a.alias_info.is_write) or writes_undeclared(target, a)}
     given = named_arguments(target, args, kwargs)
     theirs = {_torch_private.storage_key(tensor) for name in written for tensor in _tensors(given.get(name))}
-    return [t for t in _tensors(given) if not t.is_inference() and _torch_private.storage_key(t) not in theirs]
+    return {
+        name: [t for t in _tensors(value) if not t.is_inference() and _torch_private.storage_key(t) not in theirs]
+        for name, value in given.items()
+    }
 
 
 def _declared(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -155,9 +232,28 @@ def _moving(tensor: torch.Tensor) -> Iterator[int]:
     return (stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True) if size != 1)
 
 
-def _is_alias(target: OpOverload, given: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> bool:
-    """Whether a result that is declared to be new memory lies in an argument's, or in another result's."""
-    if any(returned.alias_info is not None for returned in _torch_private.schema(target).returns):
-        return False
-    storages = [*map(_torch_private.storage_key, results), *{_torch_private.storage_key(tensor) for tensor in given}]
-    return len(set(storages)) < len(storages)
+def _declares_aliases(target: OpOverload) -> bool:
+    return any(returned.alias_info is not None for returned in _torch_private.schema(target).returns)
+
+
+def _returned_undeclared(
+    target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], results: Sequence[torch.Tensor]
+) -> list[str]:
+    """The arguments in whose memory a result lies that is declared to be new, as far as that is not known."""
+    if _declares_aliases(target):
+        return []
+    theirs = set(map(_torch_private.storage_key, results))
+    given = named_arguments(target, args, kwargs)
+    return [
+        argument.name
+        for argument in _torch_private.schema(target).arguments
+        if not writes_undeclared(target, argument)
+        and not theirs.isdisjoint(map(_torch_private.storage_key, _tensors(given.get(argument.name))))
+    ]
+
+
+def _share_memory(target: OpOverload, given: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> bool:
+    """Whether two results that are declared to be new lie in one memory, which is no argument's."""
+    theirs = set(map(_torch_private.storage_key, given))
+    keys = [key for key in map(_torch_private.storage_key, results) if key not in theirs]
+    return not _declares_aliases(target) and len(set(keys)) < len(keys)

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from npugraph_ex import _torch_private
 from npugraph_ex.graph.collectives import awaited_by, fills_its_argument, is_wait
-from npugraph_ex.graph.undeclared import is_undeclared_out, writes_undeclared
+from npugraph_ex.graph.undeclared import is_undeclared_out, remember, writes_undeclared
 
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -129,6 +129,18 @@ def _traits(overload: OpOverload) -> _Traits:
     return _Traits(
         (*written, *kept_quiet), (*aliased, *kept_quiet), is_view, tuple(read) if len(read) < len(every) else None
     )
+
+
+def learn(overload: OpOverload, arguments: frozenset[str]) -> bool:
+    """Take arguments of an operator for written and returned from now on, whatever its schema says.
+
+    Returns:
+        Whether that was not known before.
+    """
+    is_new = remember(overload, arguments)
+    _traits.cache_clear()
+    _returned.cache_clear()
+    return is_new
 
 
 def written_by(node: fx.Node) -> tuple[fx.Node, ...]:

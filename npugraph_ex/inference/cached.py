@@ -11,6 +11,7 @@ import shlex
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import CellType, FunctionType, MethodType
 from typing import Any, Self
@@ -47,9 +48,11 @@ class KeptGraph(_torch_precompile.SerializableCallable):
         text: None where it has none.
         unsaved: why not.
         device: the one that was current at the compilation; None where no result depends on it.
+        keep_again: writes the compilation down anew, once it has been.
     """
 
     device: int | None = None
+    keep_again: Callable[[], object] | None = None
 
     def __init__(self, run: Callable[..., Any], text: str | None, unsaved: str = "") -> None:
         self._run = run
@@ -252,7 +255,14 @@ class CachedFunction:
             return None
         variant = _Variant(made, graphs[0].device)
         self._variants.append(variant)
-        self._keep(variant, facts, graphs)
+        path = self._keep(variant, facts, graphs)
+
+        def keep_again() -> None:
+            if path is not None:
+                path.unlink(missing_ok=True)
+            self._keep(variant, facts, graphs)
+
+        graphs[0].keep_again = keep_again
         return variant
 
     def _compile(self, gm: fx.GraphModule, inputs: list[Any], graphs: list[KeptGraph]) -> KeptGraph:
@@ -264,13 +274,15 @@ class CachedFunction:
         run = backend(gm, inputs)
         if len(compiled) == 1:
             (graph,) = compiled
-            graphs.append(KeptGraph(run, graph.get_code(), graph.unsaved))
+            kept = KeptGraph(run, graph.get_code(), graph.unsaved)
+            graph.changed = partial(_keep_again, graph, kept)
+            graphs.append(kept)
         else:
             graphs.append(KeptGraph(run, None, "it uses streams or events that are objects of this process"))
         graphs[-1].device = device
         return graphs[-1]
 
-    def _keep(self, made: _Variant, facts: Facts, graphs: list[KeptGraph]) -> None:
+    def _keep(self, made: _Variant, facts: Facts, graphs: list[KeptGraph]) -> Path | None:
         """Write a compilation down; where that is not possible, say so and go on."""
         fixed = {*self.__wrapped__.__code__.co_freevars}
         fixed.update(self.__wrapped__.__code__.co_varnames[: len(self._bound)])
@@ -280,13 +292,21 @@ class CachedFunction:
             device = "" if made.device is None else str(made.device)
             taken = {**facts.header(made.compiled, fixed), "current_device": device}
             header = {**self._parts, **taken, "graph_length": str(len(text.encode()))}
-            self._store.write(f"{self._base}-{_signature(text, taken)}", header, payload)
+            return self._store.write(f"{self._base}-{_signature(text, taken)}", header, payload)
         except OSError as error:
             logger.warning("The compilation of %s is not kept: %s", self._base, _in_a_line(error))
         except Exception as error:  # noqa: BLE001 - pickling what a user's function holds may raise anything
             logger.warning(
                 "The compilation of %s is not kept, and made in every process: %s", self._base, _in_a_line(error)
             )
+        return None
+
+
+def _keep_again(graph: CompiledFxGraph, kept: KeptGraph) -> None:
+    """Bring the text of a graph that was compiled again to where it is kept."""
+    kept.text = graph.get_code()
+    if kept.keep_again is not None:
+        kept.keep_again()
 
 
 def _in_a_line(error: Exception) -> str:

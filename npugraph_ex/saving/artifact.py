@@ -19,6 +19,8 @@ from npugraph_ex._version import __version__
 from npugraph_ex.config.options import Options
 from npugraph_ex.errors import SavedGraphError
 from npugraph_ex.graph import metadata
+from npugraph_ex.graph.operators import learn
+from npugraph_ex.graph.undeclared import found_in
 from npugraph_ex.observe.dump import graph_source
 from npugraph_ex.saving import text
 from npugraph_ex.saving.devices import OnEachDevice
@@ -92,6 +94,7 @@ class SavedGraph:
             "condition": _torch_private.input_guards(values, mode),
             "static": sorted({*static, *parameters}),
             "follows_current_device": current is not None,
+            "undeclared": found_in(gm.graph),
             "nodes": encode_graph(gm, home),
         }
         return cls(data, graph_source(gm, "A graph that npugraph_ex saved"))
@@ -156,6 +159,9 @@ class SavedGraph:
             ) from error
         with _torch_private.real_execution():
             inputs = fake_inputs(data["inputs"], SymbolicSizes(data["hints"]), home)
+        for node in gm.graph.nodes:
+            if str(node.target) in data["undeclared"]:
+                learn(node.target, frozenset(data["undeclared"][str(node.target)]))
         placeholders = gm.graph.find_nodes(op="placeholder")
         for node, value in zip(placeholders, inputs, strict=True):
             node.meta["val"] = value

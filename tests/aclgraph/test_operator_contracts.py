@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 from device_helpers import check, compiled, random
 
 from npugraph_ex.errors import BrokenPromiseError
+from npugraph_ex.graph import operators, undeclared
+from npugraph_ex.inference import cache_compile
 from npugraph_ex.report.captures import capture_records, captures_so_far
 
 like, dense = torch.empty_like, lambda x: x.new_empty(x.shape)
@@ -17,7 +20,7 @@ like, dense = torch.empty_like, lambda x: x.new_empty(x.shape)
 # What the operator does, what its fake function says, a program that the passes would get wrong, what the error says.
 # Torch itself notices only the first, and only where the variable CI is set.
 LIES: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any], str]] = {
-    "alias": (lambda x: x, like, lambda op, x: op(x).relu() + x, "returned memory of an argument"),
+    "twice": (lambda x: [x + 1] * 2, lambda x: [like(x)] * 2, lambda op, x: op(x)[0].relu() + op(x)[1], "two results"),
     "shape": (lambda x: torch.cat([x + 1, x]), like, lambda op, x: op(x)[:4] * 2, r"shape \[8, 4\].* says \[4, 4\]"),
     "strides": (
         lambda x: (x + 1).t().contiguous().t(),
@@ -32,7 +35,6 @@ LIES: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]
         "float16.* says torch.float32",
     ),
     "device": (lambda x: x.cpu(), like, lambda op, x: op(x) + 1, "on cpu.* says npu:0"),
-    "write": (lambda x: x.add_(1) * 2, like, lambda op, x: x.clone() + op(x), "wrote to an argument .*mutates_args"),
 }
 
 
@@ -41,7 +43,7 @@ def library() -> Iterator[torch.library.Library]:
     """Operators registered as C++ extensions do it, without the checks of torch.library.custom_op."""
     with torch.library._scoped_library("npugraph_ex_lies", "DEF") as made:
         for name, (kernel, fake, _, _) in LIES.items():
-            _define(made, f"{name}(Tensor x) -> Tensor", kernel, fake)
+            _define(made, f"{name}(Tensor x) -> Tensor" + ("[]" if name == "twice" else ""), kernel, fake)
         yield made
 
 
@@ -68,6 +70,79 @@ def test_a_lie_is_an_error_at_every_call(name: str, force_eager: bool) -> None:
         assert "test_operator_contracts.py:" in str(caught.value)
         assert torch.equal(x.cpu(), before)
     assert not capture_records(after=mark)
+
+
+def _read_beside(op: Any, x: torch.Tensor) -> Any:
+    y = x - 1
+    return op(y).relu() + y
+
+
+def _read_before(op: Any, x: torch.Tensor) -> Any:
+    y = x - 1
+    return y.clone() + op(y)
+
+
+def _read_before_and_after(op: Any, x: torch.Tensor) -> Any:
+    y = x - 1
+    return y * 3, op(y), y * 3
+
+
+def _called_twice(op: Any, x: torch.Tensor) -> Any:
+    y = x - 1
+    return y * 3, op(y) + op(y), y
+
+
+# What the operator does beside what it declares, and a program that is wrong where nobody knows.
+EFFECTS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "returned": (lambda x: x, lambda op, x: op(x + 1).relu() + 1),
+    "returned_and_read": (lambda x: x, _read_beside),
+    "returned_input": (lambda x: x, lambda op, x: (op(x), op(x).relu() + x)),
+    "returned_view": (lambda x: x[1:2], _read_beside),
+    "written": (lambda x: x.add_(1) * 2, _read_before),
+    "written_later_read": (lambda x: x.add_(1) * 2, _read_before_and_after),
+    "written_input": (lambda x: x.add_(1) * 2, lambda op, x: (x * 3, op(x), x * 3)),
+    "written_and_returned": (lambda x: x.mul_(2), _called_twice),
+}
+
+
+@pytest.mark.parametrize("force_eager", [False, True], ids=["captured", "uncaptured"])
+@pytest.mark.parametrize("name", EFFECTS)
+def test_an_undeclared_effect_is_believed_when_it_is_seen(
+    name: str, force_eager: bool, library: torch.library.Library, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Values, and what is in the inputs afterwards, are eager mode's from the first call on; one warning names the operator."""
+    kernel, program = EFFECTS[name]
+    own = f"{name}_{force_eager}".lower()
+    one_row = name == "returned_view"
+    _define(
+        library, f"{own}(Tensor x) -> Tensor", kernel, lambda x: x.new_empty(1, *x.shape[1:]) if one_row else like(x)
+    )
+    operator = getattr(torch.ops.npugraph_ex_lies, own)
+    check(lambda x: program(operator, x), [(random(4, 4),) for _ in range(4)], force_eager=force_eager)
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [f"npugraph_ex_lies.{own}.default" in message for message in said] == [True]
+
+
+def _program(x: torch.Tensor) -> torch.Tensor:
+    y = x - 1
+    return torch.ops.npugraph_ex_lies.kept(y).relu() + y
+
+
+def test_a_saved_compilation_learns_too(
+    library: torch.library.Library, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was saved before the effect was seen is saved anew; a process that reads it knows the operator from it."""
+    _define(library, "kept(Tensor x) -> Tensor", lambda x: x, like)
+    for said in (1, 1):  # once in the first process, never in the second
+        torch._dynamo.reset()
+        function = cache_compile(_program, cache_dir=tmp_path, dynamic=False)
+        for _ in range(3):
+            x = random(4, 4)
+            assert torch.equal(function(x).cpu(), _program(x).cpu())
+        assert sum("kept.default" in record.getMessage() for record in caplog.records) == said
+        assert len(list(tmp_path.iterdir())) == 1
+        monkeypatch.setattr(undeclared, "_FOUND", {})  # as in a new process
+        operators._traits.cache_clear()
 
 
 def test_a_custom_op_that_returns_its_input() -> None:

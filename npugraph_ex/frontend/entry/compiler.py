@@ -13,6 +13,7 @@ from torch import fx
 from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph import CompiledGraph, compile_graph, scopes
 from npugraph_ex.aclgraph.data_dump import DumpedGraph
+from npugraph_ex.aclgraph.operator_contracts import Original, is_foreign
 from npugraph_ex.config import CompilerConfig, Options
 from npugraph_ex.config.variables import warn_of_unknown
 from npugraph_ex.errors import GraphVerificationError, OptionValueError, SavedGraphError
@@ -54,6 +55,8 @@ class CompiledFxGraph:
 
     Attributes:
         unsaved: why `get_code` gave None.
+        changed: called when the graph was compiled again, for operators that do what their schemas do not say; a text
+            that was saved before is refused where it is loaded.
     """
 
     unsaved = "nothing of it can be saved"
@@ -64,6 +67,7 @@ class CompiledFxGraph:
         self.runner = runner
         self._code = code
         self._wrapped = wrapped
+        self.changed: Callable[[], object] | None = None
         self._text: str | None = None
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
@@ -82,6 +86,12 @@ class CompiledFxGraph:
         from npugraph_ex._torch_private.kept_output import KeptOutput
 
         return KeptOutput(self.boxed(), self._spelt, _boxed_from_text)
+
+    def compiled_again(self) -> None:
+        """Forget the text, and tell whoever saved it."""
+        self._text = None
+        if self.changed is not None:
+            self.changed()
 
     def _whole(self) -> str:
         """The graph as text, where that is all there is to the function that AOT was given."""
@@ -249,20 +259,62 @@ class NpuFxCompiler:
         follows = self.follows_current_device or current_device.decides(gm.graph)
         current = current_device.traced_on(gm.graph) if follows else None
         original = fx.GraphModule(gm, copy.deepcopy(gm.graph)) if options.dump_tensor_data else gm
+        foreign = any(is_foreign(node.target) for node in gm.graph.nodes)
+        as_given = fx.GraphModule(gm, copy.deepcopy(gm.graph)) if foreign else None
+        latest = gm
+
+        def became(again: fx.GraphModule) -> None:
+            nonlocal latest
+            latest = again
+            compiled.compiled_again()
+
         # Through the module at each call: clients put a function of their own around it, to look at the graph.
         npu_fx_compiler._optimize_fx(gm, example_inputs, compilation)  # noqa: SLF001 - the name that they use
         if options.dump_tensor_data:
             dumped = original if options.data_dump_stage == "original" else gm
             runner: Callable[..., Sequence[Any]] = DumpedGraph(dumped, names, options.data_dump_dir, number)
         else:
-            runner = compile_graph(gm, example_inputs, options, static=static, names=names, number=number)
+            runner = compile_graph(
+                gm, example_inputs, options, static=static, names=names, number=number,
+                original=self._original(as_given, example_inputs, compilation, became, static=static, names=names),
+            )  # fmt: skip
         self._record(gm, example_inputs, names, compilation, runner, number=number, kernels_before=kernels_before)
         runner = runner if elsewhere is None else elsewhere.around(runner)
 
         def code() -> str:
-            return SavedGraph.of(gm, example_inputs, options, static=static, names=names, current=current).spelt()
+            return SavedGraph.of(latest, example_inputs, options, static=static, names=names, current=current).spelt()
 
-        return CompiledFxGraph(runner, code, wrapped=not plain)
+        compiled = CompiledFxGraph(runner, code, wrapped=not plain)
+        return compiled
+
+    def _original(
+        self,
+        as_given: fx.GraphModule | None,
+        example_inputs: Sequence[Any],
+        compilation: Compilation,
+        became: Callable[[fx.GraphModule], None],
+        *,
+        static: Sequence[int],
+        names: Sequence[str],
+    ) -> Original | None:
+        """How to compile a graph again, when its operators have shown what they do; None where none can surprise."""
+        if as_given is None:
+            return None
+
+        def compile_again() -> Callable[..., Sequence[Any]]:
+            gm = fx.GraphModule(as_given, copy.deepcopy(as_given.graph))
+            again = replace(compilation, dumper=new_dumper(), so_far=None, values=())
+            number, kernels_before = graphs.next_number(), count_kernels(gm.graph)
+            optimise(gm, example_inputs, again)
+            original = self._original(as_given, example_inputs, compilation, became, static=static, names=names)
+            runner = compile_graph(
+                gm, example_inputs, again.options, static=static, names=names, number=number, original=original
+            )
+            self._record(gm, example_inputs, names, again, runner, number=number, kernels_before=kernels_before)
+            became(gm)
+            return runner
+
+        return Original(as_given, compile_again)
 
     def _name_of(self, node: fx.Node) -> str:
         """What messages call an input: the user's own words where Dynamo knows them."""

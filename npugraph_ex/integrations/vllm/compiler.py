@@ -93,6 +93,8 @@ class NpuGraphExCompiler(_Interface):  # type: ignore[misc] # a class of vLLM's,
         flat, spec = _returning_tuple(graph)
         function = backend(flat, example_inputs)
         handle = self._save(compiled, key)
+        for made in compiled if handle is not None else ():
+            made.changed = lambda: self._save(compiled, key)
         return _structured(function, spec), handle
 
     def _save(self, compiled: Sequence[CompiledFxGraph], key: str | None) -> Handle | None:
