@@ -83,7 +83,7 @@ nitpick_ignore_regex = [
     (r"py:class", r"_Scope|Kill|Mutant"),
     # Parts of returned objects that a program prints and does not take apart.
     (r"py:class", r"(.*\.)?(Access|Arrow|CaptureRecord|Code|FaultKind|Fusion|GraphDumper|GraphRecord|Launch)"),
-    (r"py:class", r"(.*\.)?(Level|Operand|Operation|PassOutcome|Place|PreparedRule|Roofline|Runtime|Span|UserPass)"),
+    (r"py:class", r"(.*\.)?(Level|Operand|Operation|PassOutcome|Location|PreparedRule|Roofline|Runtime|Span|UserPass)"),
 ]
 
 

@@ -83,7 +83,7 @@ def known() -> list[str]:
     return [*names, killed.mutant, *(pattern.name for pattern in patterns)]
 
 
-def validated() -> list[testing.Finding]:
+def validated() -> list[testing.ValidationFinding]:
     """A user's replacement, and all that a module registers."""
     try:
         rules = testing.load_rules("mine.rules")

@@ -18,7 +18,7 @@ from npugraph_ex_conformance.reporting import (
     render_page,
     table,
 )
-from npugraph_ex_conformance.reporting.modelled import Work
+from npugraph_ex_conformance.reporting.modelled import DeviceWork
 from npugraph_ex_conformance.results import Books, Entry, Finished, Slowest
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ def _timeline(slowest: Slowest | None) -> Section:
         return Section(title, [])
     blocks = []
     for what, work in (("eager", slowest.eager), ("captured and replayed", slowest.replayed)):
-        spans = [Work(**span) for span in work]
+        spans = [DeviceWork(**span) for span in work]
         end = max((span.start + span.duration for span in spans), default=0)
         blocks.append(drawing(draw_timeline(spans), f"{what}: {end:.1f} µs, modelled"))
     return Section(

@@ -22,7 +22,7 @@ _NOTE = "conformance"
 
 
 @dataclass(frozen=True)
-class Note:
+class WorkerNote:
     """What came of one test.
 
     Attributes:
@@ -59,7 +59,7 @@ class Notes:
         run, entries = self._run, list[Entry]()
         if is_worker(self._config):
             entries, run.books.entries = run.books.entries, entries
-        setattr(report, _NOTE, asdict(Note(tuple(entries), tuple(run.models), run.failure)))
+        setattr(report, _NOTE, asdict(WorkerNote(tuple(entries), tuple(run.models), run.failure)))
         return report
 
     def pytest_sessionfinish(self) -> None:
@@ -73,11 +73,11 @@ class Notes:
         gc.freeze()
 
 
-def note_of(report: pytest.TestReport) -> Note:
+def note_of(report: pytest.TestReport) -> WorkerNote:
     """What the report's test drew and found; nothing if its process died."""
     note = getattr(report, _NOTE, {})
     failure = note.get("failure")
-    return Note(
+    return WorkerNote(
         tuple(map(entry_of, note.get("entries", ()))),
         tuple(note.get("models", ())),
         None if failure is None else Failure(**failure),

@@ -38,14 +38,14 @@ class _Opened(NamedTuple):
     level: int | None = None
 
 
-class _Thread(threading.local):
+class _OpenScopes(threading.local):
     """The open scopes of one thread."""
 
     def __init__(self) -> None:
         self.opened: list[_Opened] = []
 
 
-here = _Thread()
+here = _OpenScopes()
 
 
 def enter(keys: Sequence[str], values: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ _POOLED = 64
 """More draws than torch_npu has streams in its pool of one priority; then two tags have to share one."""
 
 
-class _Run:
+class _RunState:
     """One run or capture of a graph: the events that were recorded and the memory that is kept."""
 
     def __init__(self, streams: Mapping[str, torch.npu.Stream]) -> None:
@@ -30,15 +30,15 @@ class _Run:
         self.kept: list[torch.Tensor] = []
 
 
-class _Thread(threading.local):
+class _ThreadState(threading.local):
     """The run that is going on in this thread, if any, and the user's streams for which a graph's labels stand."""
 
     def __init__(self) -> None:
-        self.run: _Run | None = None
+        self.run: _RunState | None = None
         self.native: Mapping[str, torch.npu.Stream] = {}
 
 
-here = _Thread()
+here = _ThreadState()
 
 
 class SideStreams:
@@ -73,7 +73,7 @@ class SideStreams:
         Events and kept memory are given back at the end; a stream goes back to torch_npu's pool with this object.
         """
         main = torch.npu.current_stream()
-        earlier, here.run = here.run, _Run({**self._made(main), MAIN: main})
+        earlier, here.run = here.run, _RunState({**self._made(main), MAIN: main})
         try:
             yield
         finally:

@@ -38,14 +38,14 @@ def reached(values: Iterable[object]) -> list[str]:
     Returns:
         A line for each function of the user's and each plain global that one of them names, sorted.
     """
-    walk = _Walk()
+    walk = _DependencyWalk()
     pending = list(values)
     while pending:
         pending += walk.visit(pending.pop())
     return sorted(walk.lines)
 
 
-class _Walk:
+class _DependencyWalk:
     """Visits each value once."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ _MAGIC = b"npugraph_ex cache 2\n"
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     """One file.
 
     Attributes:
@@ -70,7 +70,7 @@ class Store:
         write_whole(path, content)
         return path
 
-    def read(self, name: str) -> Entry | None:
+    def read(self, name: str) -> CacheEntry | None:
         """The entry ``name``; None if there is none.
 
         Raises:
@@ -80,7 +80,7 @@ class Store:
         return read_entry(path) if path.exists() or path.is_symlink() else None
 
 
-def read_entry(path: Path) -> Entry:
+def read_entry(path: Path) -> CacheEntry:
     """Read one file of a store.
 
     Raises:
@@ -93,7 +93,7 @@ def read_entry(path: Path) -> Entry:
     said, _, payload = rest.partition(b"\n")
     if digest != _digest(said, payload):
         raise SavedGraphError(f"{path} is cut off or was changed since it was written")
-    return Entry(path, json.loads(said), payload)
+    return CacheEntry(path, json.loads(said), payload)
 
 
 def _digest(said: bytes, payload: bytes) -> bytes:

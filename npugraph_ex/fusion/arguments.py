@@ -14,7 +14,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from npugraph_ex import _torch_private
-from npugraph_ex.fusion.canonical_arguments import SPELLINGS, Spelling, by_record
+from npugraph_ex.fusion.canonical_arguments import CANONICALISERS, Canonicaliser, from_record
 from npugraph_ex.operators import CODE_OF_DTYPE, OPERATORS, Operator, record_of
 
 
@@ -46,17 +46,17 @@ def _slots(overload: OpOverload) -> tuple[_Slot, ...]:
 
 
 @cache
-def _spelling(overload: OpOverload) -> Spelling | None:
+def _canonicaliser(overload: OpOverload) -> Canonicaliser | None:
     record = record_of(overload)
     if record is not None and record.canonical is not None:
-        return by_record(record.canonical, argument_names(overload))
-    return SPELLINGS.get(str(overload))
+        return from_record(record.canonical, argument_names(overload))
+    return CANONICALISERS.get(str(overload))
 
 
 def _forget(name: str, record: Operator) -> None:  # noqa: ARG001 - a listener takes both
     """A record has come: what was prepared without it is out of date."""
     _slots.cache_clear()
-    _spelling.cache_clear()
+    _canonicaliser.cache_clear()
 
 
 OPERATORS.listen(_forget)
@@ -78,7 +78,7 @@ def effective_arguments(node: fx.Node) -> tuple[Any, ...]:
             values.append(slot.normal(kwargs[slot.name]))
         else:
             values.append(slot.default)
-    respell = _spelling(node.target)
-    if respell is not None:
-        respell(node, values)
+    canonicalise = _canonicaliser(node.target)
+    if canonicalise is not None:
+        canonicalise(node, values)
     return tuple(values)

@@ -17,11 +17,11 @@ from npugraph_ex.errors import ReplacementError
 from npugraph_ex.fusion import checks, forward_backward, free_strides, tracing
 from npugraph_ex.fusion.checks import GraphFacts, Site
 from npugraph_ex.fusion.conditions import collected_assumptions
-from npugraph_ex.fusion.forward_backward import Half
+from npugraph_ex.fusion.forward_backward import MatchPart
 from npugraph_ex.fusion.pattern import match_at
 from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.fusion.splice import splice
-from npugraph_ex.fusion.trace_cache import Traces
+from npugraph_ex.fusion.trace_cache import TraceCache
 from npugraph_ex.graph.metadata import difference, fake_mode_of
 from npugraph_ex.graph.source import source_line
 from npugraph_ex.report.passes import Fusion, NearMiss, ReportBuilder
@@ -38,7 +38,7 @@ class Attempt:
     rule: PreparedRule
     anchor: fx.Node
     facts: GraphFacts
-    traces: Traces
+    traces: TraceCache
     report: ReportBuilder
     near_missed: set[str]
 
@@ -123,7 +123,7 @@ class Attempt:
         for output, result in zip(site.outputs, results, strict=True):
             changed = difference(result, output.meta["val"])
             if changed:
-                return f"{checks.described(output)} has {changed}, which search_fn gives for these inputs"
+                return f"{checks.describe(output)} has {changed}, which search_fn gives for these inputs"
         return None
 
     def _precise_match(self, loose: Match, examples: list[Any]) -> Match | str:
@@ -142,7 +142,7 @@ class Attempt:
         return match
 
     def _replace(self, site: Site, examples: list[Any], values: list[Any], assumed: list[torch.SymBool]) -> str | None:
-        parts = forward_backward.placed(site, self.rule.flat_names)
+        parts = forward_backward.place_parts(site, self.rule.flat_names)
         if isinstance(parts, str):
             return parts
         reason = checks.undisturbed(site, [part.placement for part in parts], self.facts)
@@ -157,7 +157,7 @@ class Attempt:
             return relaid
         names, source = tuple(node.name for node in site.nodes), source_line(site.nodes[-1])
         new = splice(site, parts, replacement.graph, arguments, self.facts)
-        free_strides.settle(relaid, new)
+        free_strides.apply_new_values(relaid, new)
         by = tuple(node.name for node in new if isinstance(node.target, OpOverload))
         # All texts first: guarding on one condition may make the next one plainly true.
         guards = (*replacement.guards, *map(str, assumed))
@@ -167,7 +167,7 @@ class Attempt:
         return None
 
     def _fit(
-        self, site: Site, parts: Sequence[Half], replacement: fx.Graph, arguments: Sequence[Any]
+        self, site: Site, parts: Sequence[MatchPart], replacement: fx.Graph, arguments: Sequence[Any]
     ) -> dict[fx.Node, Any] | str:
         """The nodes whose metadata the replacement changes, which is none for most rules; a reason if it may not."""
         results = checks.output_nodes(replacement)
@@ -179,7 +179,11 @@ class Attempt:
         if isinstance(relaid, str):
             return relaid
         unlike = checks.same_aliasing(site, replacement, arguments, self.facts)
-        return unlike or forward_backward.keeps_what_is_written(parts, replacement, arguments, self.facts) or relaid
+        return (
+            unlike
+            or forward_backward.backward_reads_overwritten_input(parts, replacement, arguments, self.facts)
+            or relaid
+        )
 
 
 def _arguments(site: Site, replacement: fx.Graph, values: list[Any]) -> list[Any]:

@@ -15,7 +15,7 @@ from torch import fx
 
 from npugraph_ex.operators import Canonical
 
-Spelling = Callable[[fx.Node, list[Any]], None]
+Canonicaliser = Callable[[fx.Node, list[Any]], None]
 
 
 def _rank(node: fx.Node) -> int | None:
@@ -64,19 +64,19 @@ def _split_dimension(node: fx.Node, values: list[Any]) -> None:
         values[2] = _from_zero(values[2], rank)
 
 
-def by_record(canonical: Canonical, names: Sequence[str]) -> Spelling:
+def from_record(canonical: Canonical, names: Sequence[str]) -> Canonicaliser:
     """What the record of an operator says of its arguments ``names``."""
 
-    def respell(node: fx.Node, values: list[Any]) -> None:
+    def canonicalise(node: fx.Node, values: list[Any]) -> None:
         rank = _rank(node)
         if rank:
             for name, value in canonical(rank, dict(zip(names, values, strict=True))).items():
                 values[names.index(name)] = value
 
-    return respell
+    return canonicalise
 
 
-SPELLINGS: Mapping[str, Spelling] = MappingProxyType(
+CANONICALISERS: Mapping[str, Canonicaliser] = MappingProxyType(
     {
         "aten.view.default": _sizes,
         "aten.reshape.default": _sizes,
@@ -91,4 +91,4 @@ SPELLINGS: Mapping[str, Spelling] = MappingProxyType(
         "aten.split.Tensor": _split_dimension,
     }
 )
-"""Of torch's own operators, as ``str(overload)`` names them. Of others their records tell, see ``by_record``."""
+"""Of torch's own operators, as ``str(overload)`` names them. Of others their records tell, see ``from_record``."""

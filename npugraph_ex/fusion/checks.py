@@ -84,7 +84,7 @@ class Site:
         return next(node for node in reversed(self.nodes) if node.target is not operator.getitem).name
 
 
-def described(node: fx.Node) -> str:
+def describe(node: fx.Node) -> str:
     """``node`` as a person would call it: ``output 1 of npu_add_rms_norm`` rather than ``getitem_1``."""
     if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
         return f"output {node.args[1]} of {node.args[0].name}"
@@ -142,9 +142,9 @@ def vanishing_values(site: Site) -> str | None:
                 continue
             if user.target is operator.getitem and user.op == "call_function":
                 if user.users:
-                    return _also_used(described(user), next(iter(user.users)))
+                    return _also_used(describe(user), next(iter(user.users)))
             else:
-                return _also_used(described(node), user)
+                return _also_used(describe(node), user)
     return None
 
 
@@ -180,7 +180,7 @@ def undisturbed(site: Site, placements: Sequence[Placement], facts: GraphFacts) 
     for writer in facts.aliases.writers_between(first, last):
         touched = facts.aliases.touches(writer, concerned)
         if touched is not None:
-            return f"{writer.name} writes {described(touched)} between the matched operators"
+            return f"{writer.name} writes {describe(touched)} between the matched operators"
     return None
 
 
@@ -192,7 +192,7 @@ def same_metadata(site: Site, results: Sequence[object]) -> str | None:
         new = result.meta.get("val") if isinstance(result, fx.Node) else result
         changed = difference(output.meta["val"], new)
         if changed:
-            return f"{described(output)} would have {changed}"
+            return f"{describe(output)} would have {changed}"
     return None
 
 
@@ -215,11 +215,11 @@ def same_aliasing(site: Site, replacement: fx.Graph, values: Sequence[Any], fact
             continue
         shared = (facts.aliases.roots(source) for twin, source in actual.items() if inside.share_storage(twin, result))
         if frozenset().union(*shared) != facts.aliases.roots(output) & input_roots:
-            return f"{described(output)} would share memory with other inputs than before"
+            return f"{describe(output)} would share memory with other inputs than before"
         for earlier, other in zip(site.outputs[:position], results[:position], strict=True):
             now = isinstance(other, fx.Node) and inside.share_storage(other, result)
             if earlier.users and now != facts.aliases.share_storage(earlier, output):
-                return f"{described(output)} and {described(earlier)} would share memory differently"
+                return f"{describe(output)} and {describe(earlier)} would share memory differently"
     return None
 
 
@@ -241,7 +241,7 @@ class Placement:
     late: tuple[fx.Node, ...] = ()
 
 
-def place(site: Site) -> Placement | str:
+def find_placement(site: Site) -> Placement | str:
     """A place after every input and before every user of an output; a reason when there is none.
 
     When an input is defined only after a user of an output, that user, with what follows from it, moves behind the

@@ -22,7 +22,7 @@ from npugraph_ex.fusion.checks import GraphFacts
 from npugraph_ex.fusion.registry import USER_RULES, warn_once
 from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.fusion.rules import RULE_NAMES
-from npugraph_ex.fusion.trace_cache import Traces
+from npugraph_ex.fusion.trace_cache import TraceCache
 from npugraph_ex.fusion.unfused_norms import explanations
 from npugraph_ex.report.passes import ReportBuilder
 
@@ -78,7 +78,7 @@ class Application:
     def apply(self, graph: fx.Graph, rules: Sequence[PreparedRule]) -> None:
         """Apply each rule that is on."""
         facts: GraphFacts | None = None
-        traces = Traces()
+        traces = TraceCache()
         for rule in rules:
             inactive = rule.inactive or self._switched_off(rule)
             self.report.add_rule(rule.rule.name, inactive)
@@ -89,7 +89,7 @@ class Application:
                 facts = facts or GraphFacts.of(graph)
                 self._apply_one(rule, rule.pattern, facts, traces)
 
-    def _apply_one(self, rule: PreparedRule, pattern: PatternExpr, facts: GraphFacts, traces: Traces) -> None:
+    def _apply_one(self, rule: PreparedRule, pattern: PatternExpr, facts: GraphFacts, traces: TraceCache) -> None:
         failure = ""
         with explicit_outputs(facts.graph, pattern, facts.aliases):
             for anchor in anchors(facts.graph, pattern):

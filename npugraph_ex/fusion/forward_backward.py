@@ -1,4 +1,4 @@
-"""Takes a match in a joint graph of forward and backward apart: the halves run at two times, so each has its own place.
+"""Takes a match in a joint graph of forward and backward apart: the parts run at two times, so each has its own place.
 
 Between the forward operators of a match and its backward ones lies the rest of the model, whose gradients the backward
 half waits for. In an inference graph, and for a rule without gradients, a match is one half.
@@ -19,7 +19,7 @@ from npugraph_ex.graph.memory.aliases import AliasFacts, mutated_inputs
 
 
 @dataclass(frozen=True)
-class Half:
+class MatchPart:
     """The part of a match that runs at one time, and where its replacement goes."""
 
     site: Site
@@ -36,33 +36,33 @@ def backward_nodes(nodes: Iterable[fx.Node], gradients: Collection[fx.Node]) -> 
     return found
 
 
-def backward_of(halves: Sequence[Half], replacement: fx.Graph) -> set[fx.Node]:
+def backward_of(parts: Sequence[MatchPart], replacement: fx.Graph) -> set[fx.Node]:
     """The nodes of ``replacement`` that go where the backward half of a match goes."""
-    gradients = halves[-1].site.bound.keys() - halves[0].site.bound.keys()
+    gradients = parts[-1].site.bound.keys() - parts[0].site.bound.keys()
     placeholders = replacement.find_nodes(op="placeholder")
     return backward_nodes(replacement.nodes, [node for node in placeholders if node.name in gradients])
 
 
-def keeps_what_is_written(
-    halves: Sequence[Half], replacement: fx.Graph, values: Sequence[Any], facts: GraphFacts
+def backward_reads_overwritten_input(
+    parts: Sequence[MatchPart], replacement: fx.Graph, values: Sequence[Any], facts: GraphFacts
 ) -> str | None:
     """The backward reads no input that is written after the forward, unless it did so before.
 
     Args:
-        halves: of the match.
+        parts: of the match.
         replacement: what comes in its place.
         values: what each of its placeholders stands for.
         facts: of the graph.
     """
-    if len(halves) == 1:
+    if len(parts) == 1:
         return None
     # AOT puts the copies that end the forward behind the backward: the graph's order does not say when they run.
     placeholders = facts.graph.find_nodes(op="placeholder")
     written = [placeholders[position] for position in mutated_inputs(facts.graph, facts.aliases)]
     written += _torch_private.inputs_written_afterwards(facts.graph)
-    backward, inside = backward_of(halves, replacement), AliasFacts(replacement)
+    backward, inside = backward_of(parts, replacement), AliasFacts(replacement)
     kept = _read_from_outside(backward)
-    read_before = _read_from_outside(halves[-1].site.nodes)
+    read_before = _read_from_outside(parts[-1].site.nodes)
     for placeholder, value in zip(replacement.find_nodes(op="placeholder"), values, strict=True):
         if not isinstance(value, fx.Node) or not any(inside.share_storage(placeholder, node) for node in kept):
             continue
@@ -76,8 +76,8 @@ def _read_from_outside(nodes: Collection[fx.Node]) -> set[fx.Node]:
     return {source for node in nodes for source in node.all_input_nodes if source not in nodes}
 
 
-def placed(site: Site, wildcards: Collection[str]) -> list[Half] | str:
-    """The halves of ``site``, the forward one first, each with its place; a reason when one has none.
+def place_parts(site: Site, wildcards: Collection[str]) -> list[MatchPart] | str:
+    """The parts of ``site``, the forward one first, each with its place; a reason when one has none.
 
     Args:
         site: the match.
@@ -85,15 +85,15 @@ def placed(site: Site, wildcards: Collection[str]) -> list[Half] | str:
     """
     gradients = {name: value for name, value in site.bound.items() if name not in wildcards}
     late = backward_nodes(site.nodes, [value for value in gradients.values() if isinstance(value, fx.Node)])
-    halves: list[Half] = []
+    parts: list[MatchPart] = []
     for part in _parts(site, late, gradients) if late else [site]:
-        placement = checks.place(part)
+        placement = checks.find_placement(part)
         if isinstance(placement, str):
             return placement
-        halves.append(Half(part, placement))
-    if len(halves) > 1 and not halves[0].placement.before < halves[1].placement.before:
+        parts.append(MatchPart(part, placement))
+    if len(parts) > 1 and not parts[0].placement.before < parts[1].placement.before:
         return "its forward operators come after its backward ones"
-    return halves
+    return parts
 
 
 def _parts(site: Site, late: Collection[fx.Node], gradients: Collection[str]) -> Sequence[Site]:

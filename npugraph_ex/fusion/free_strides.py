@@ -18,7 +18,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from npugraph_ex import _torch_private
-from npugraph_ex.fusion.checks import Site, described
+from npugraph_ex.fusion.checks import Site, describe
 from npugraph_ex.graph.effects import has_effect
 from npugraph_ex.graph.memory.aliases import schema_of, written_by
 from npugraph_ex.graph.metadata import difference, fake_mode_of, same_numbers
@@ -46,12 +46,12 @@ def new_values(site: Site, results: Sequence[object], graph: fx.Graph) -> dict[f
         if not output.users or difference(old, new) is None:
             continue
         if not _only_strides_differ(old, new):
-            return f"{described(output)} would have {difference(old, new)}"
+            return f"{describe(output)} would have {difference(old, new)}"
         start[output] = new
-    return _Trail(site, graph, start).follow() if start else {}
+    return _StridePropagation(site, graph, start).follow() if start else {}
 
 
-def settle(values: Mapping[fx.Node, Any], new: Sequence[fx.Node]) -> None:
+def apply_new_values(values: Mapping[fx.Node, Any], new: Sequence[fx.Node]) -> None:
     """Write the new metadata down, and drop copies that made dense what the new nodes already hand out dense.
 
     Such a copy goes only when it is the sole user of a fresh result, so that nobody can tell the two memories apart.
@@ -82,7 +82,7 @@ def _only_strides_differ(old: object, new: object) -> bool:
     return same and same_numbers(old.shape, new.shape)
 
 
-class _Trail:
+class _StridePropagation:
     """The nodes that new strides reach, in graph order."""
 
     def __init__(self, site: Site, graph: fx.Graph, start: Mapping[fx.Node, Any]) -> None:
@@ -113,9 +113,9 @@ class _Trail:
         source = next(value for value in node.all_input_nodes if value in self._values)
         changed = difference(source.meta["val"], self._values[source])
         if node.op == "output":
-            return f"{described(source)} would have {changed}, and it is a result of the graph"
+            return f"{describe(source)} would have {changed}, and it is a result of the graph"
         if not _is_indifferent(node) or any(value in self._values for value in written_by(node)):
-            return f"{described(source)} would have {changed}, and {node.name} ({node.target}) may depend on them"
+            return f"{describe(source)} would have {changed}, and {node.name} ({node.target}) may depend on them"
         if has_effect(node):
             return None  # it writes something else, from the same elements
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda value: self._values.get(value, value.meta["val"]))
@@ -123,11 +123,11 @@ class _Trail:
             with _torch_private.fake_execution(self._mode):
                 new = node.target(*args, **kwargs)  # type: ignore[operator]
         except Exception as error:  # noqa: BLE001 - whatever the operator raises, it does not take these strides
-            return f"{described(source)} would have {changed}, which {node.name} does not accept: {error}"
+            return f"{describe(source)} would have {changed}, which {node.name} does not accept: {error}"
         if difference(node.meta["val"], new) is None:
             return None
         if not _only_strides_differ(node.meta["val"], new):
-            return f"{described(source)} would have {changed}, and {node.name} then {difference(node.meta['val'], new)}"
+            return f"{describe(source)} would have {changed}, and {node.name} then {difference(node.meta['val'], new)}"
         self._values[node] = new
         self._push_users(node)
         return None

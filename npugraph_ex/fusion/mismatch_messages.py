@@ -12,7 +12,7 @@ from torch import fx
 from torch._inductor.pattern_matcher import CallFunction, FailedMatch, PatternExpr
 
 
-class Unlike(FailedMatch):
+class Mismatch(FailedMatch):
     """A failed match in our words, which are put together only where somebody reads them.
 
     Args:

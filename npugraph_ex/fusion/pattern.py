@@ -34,7 +34,7 @@ from torch.utils import _pytree as pytree
 
 from npugraph_ex.errors import ReplacementError
 from npugraph_ex.fusion.arguments import argument_names, effective_arguments
-from npugraph_ex.fusion.mismatch_messages import Unlike
+from npugraph_ex.fusion.mismatch_messages import Mismatch
 
 _SHAPE_LIKE = (int, float, torch.SymInt, torch.device, torch.dtype)
 
@@ -228,7 +228,7 @@ def match_at(pattern: PatternExpr, node: fx.Node) -> tuple[Match | FailedMatch, 
     except FailedMatch as failed:
         result = failed
     if not is_match(result):
-        result = Unlike(result, outputs_of(pattern), ctx.pattern_to_node)
+        result = Mismatch(result, outputs_of(pattern), ctx.pattern_to_node)
     reached = [
         bound
         for part, bound in ctx.pattern_to_node.items()

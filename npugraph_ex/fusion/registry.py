@@ -25,7 +25,7 @@ from npugraph_ex.observe.logger import logger
 @dataclass
 class _Entry:
     prepared: PreparedRule
-    holders: int = 1
+    registrations: int = 1
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Registration:
     """A registered rule; ``remove`` takes it back. Usable as a context manager for scoped registration."""
 
     name: str
-    _registry: Registry
+    _registry: RuleRegistry
     key: tuple[object, ...]
     _alive: list[bool] = field(default_factory=lambda: [True])
 
@@ -49,7 +49,7 @@ class Registration:
         self.remove()
 
 
-class Registry:
+class RuleRegistry:
     """An ordered set of prepared rules."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Registry:
             if entry is None:
                 self._entries[prepared.key] = _Entry(prepared)
             else:
-                entry.holders += 1
+                entry.registrations += 1
         return Registration(prepared.rule.name, self, prepared.key)
 
     def release(self, key: tuple[object, ...]) -> None:
@@ -72,8 +72,8 @@ class Registry:
             entry = self._entries.get(key)
             if entry is None:
                 return
-            entry.holders -= 1
-            if entry.holders == 0:
+            entry.registrations -= 1
+            if entry.registrations == 0:
                 del self._entries[key]
 
     def snapshot(self) -> tuple[PreparedRule, ...]:
@@ -82,7 +82,7 @@ class Registry:
             return tuple(entry.prepared for entry in self._entries.values())
 
 
-USER_RULES = Registry()
+USER_RULES = RuleRegistry()
 
 
 @lru_cache(maxsize=256)

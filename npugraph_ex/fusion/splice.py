@@ -10,17 +10,17 @@ from torch import fx
 
 from npugraph_ex import _torch_private
 from npugraph_ex.fusion.checks import SCOPE_KEYS, GraphFacts, Site, output_nodes
-from npugraph_ex.fusion.forward_backward import Half, backward_of
+from npugraph_ex.fusion.forward_backward import MatchPart, backward_of
 
 
 def splice(
-    site: Site, halves: Sequence[Half], replacement: fx.Graph, values: Sequence[Any], facts: GraphFacts
+    site: Site, parts: Sequence[MatchPart], replacement: fx.Graph, values: Sequence[Any], facts: GraphFacts
 ) -> list[fx.Node]:
     """Insert ``replacement`` with its inputs set to ``values``, redirect all users, erase the matched nodes.
 
     Args:
         site: the match.
-        halves: its parts, with their places; what takes a gradient goes where the last one goes.
+        parts: its parts, with their places; what takes a gradient goes where the last one goes.
         replacement: traced on inputs like ``values``.
         values: what each of its placeholders stands for.
         facts: of the graph.
@@ -30,21 +30,21 @@ def splice(
     """
     graph = facts.graph
     twins: dict[fx.Node, Any] = dict(zip(replacement.find_nodes(op="placeholder"), values, strict=True))
-    backward = backward_of(halves, replacement)
-    inherited = [_inherited(half.site) for half in halves]
+    backward = backward_of(parts, replacement)
+    inherited = [_inherited(part.site) for part in parts]
     new: list[fx.Node] = []
     for node in replacement.nodes:
         if node.op != "call_function":
             continue
-        half = -1 if node in backward else 0
+        part = -1 if node in backward else 0
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda inner: twins[inner])
-        with graph.inserting_before(halves[half].placement.before):
+        with graph.inserting_before(parts[part].placement.before):
             twin = graph.call_function(node.target, args, kwargs)
-        twin.meta = {"val": node.meta.get("val"), **inherited[half]}
+        twin.meta = {"val": node.meta.get("val"), **inherited[part]}
         facts.aliases.add(twin)
         twins[node] = twin
         new.append(twin)
-    for placement in (half.placement for half in halves):
+    for placement in (part.placement for part in parts):
         for node in placement.late:
             placement.before.prepend(node)
     for output, result in zip(site.outputs, output_nodes(replacement), strict=True):

@@ -59,7 +59,7 @@ class TracedReplacement:
 
 
 @dataclass
-class Traces:
+class TraceCache:
     """The traces of one run; a ``str`` in place of a trace says why there is none."""
 
     _patterns: dict[object, PatternExpr | str] = field(default_factory=dict)

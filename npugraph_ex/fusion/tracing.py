@@ -1,4 +1,4 @@
-"""Traces search and replacement functions into FX graphs, at registration and again for each possible match.
+"""TraceCache search and replacement functions into FX graphs, at registration and again for each possible match.
 
 Tracing sees fresh fake tensors only, one for each argument: the same tensor passed twice as an example must not make
 the pattern demand the same tensor twice.

@@ -16,7 +16,7 @@ from torch._inductor.pattern_matcher import PatternExpr
 from torch._ops import OpOverload
 
 from npugraph_ex import _torch_private
-from npugraph_ex.fusion.checks import described
+from npugraph_ex.fusion.checks import describe
 from npugraph_ex.fusion.pattern import OutputOf, SchemaCall, outputs_of
 from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.graph.source import source_line
@@ -78,4 +78,4 @@ def _reason(node: fx.Node, beginning: dict[str, set[str]]) -> str:
     results = [user for user in node.users if user.target is operator.getitem and user.args[1] == 0] or [node]
     users = [user for result in results for user in result.users if user.target is not operator.getitem]
     shown = ", ".join("a result of the graph" if user.op == "output" else user.name for user in users) or "nobody"
-    return f"{described(results[0])} goes to {shown}; the rules that begin so want {', '.join(following)}"
+    return f"{describe(results[0])} goes to {shown}; the rules that begin so want {', '.join(following)}"

@@ -75,7 +75,7 @@ def is_filled(overload: OpOverload, argument: torch.Argument) -> bool:
     return (argument.is_out and named and torch.Tag.out in overload.tags) or is_undeclared_out(overload, argument)
 
 
-class _Slot(NamedTuple):
+class _Parameter(NamedTuple):
     """A schema argument: its place among the positional ones, if it is one, and its name."""
 
     position: int | None
@@ -98,17 +98,17 @@ class _Traits(NamedTuple):
         read: the arguments that are not merely filled; None where that is all of them.
     """
 
-    written: tuple[_Slot, ...]
-    aliased: tuple[_Slot, ...]
+    written: tuple[_Parameter, ...]
+    aliased: tuple[_Parameter, ...]
     is_view: bool
-    read: tuple[_Slot, ...] | None
+    read: tuple[_Parameter, ...] | None
 
 
 @functools.cache
 def _traits(overload: OpOverload) -> _Traits:
     schema = _torch_private.schema(overload)
     every = [
-        (_Slot(None if argument.kwarg_only else position, argument.name), argument)
+        (_Parameter(None if argument.kwarg_only else position, argument.name), argument)
         for position, argument in enumerate(schema.arguments)
     ]
     slots = [(slot, argument.alias_info) for slot, argument in every if argument.alias_info is not None]
@@ -184,7 +184,7 @@ def read_by(node: fx.Node) -> tuple[fx.Node, ...]:
 
 
 @functools.cache
-def _returned(overload: OpOverload) -> _Slot | None:
+def _returned(overload: OpOverload) -> _Parameter | None:
     """The argument that is written and is itself the one result; None for operators that change what a tensor is."""
     schema = _torch_private.schema(overload)
     if len(schema.returns) != 1 or torch.Tag.inplace_view in overload.tags:

@@ -14,25 +14,25 @@ from torch._ops import OpOverload
 
 from npugraph_ex import _torch_private
 
-__all__ = ["spell"]
+__all__ = ["make_positional"]
 
 
-def spell(nodes: Iterable[fx.Node]) -> None:
-    """Move keyword arguments that have a place to their places; the defaults go where one before them is left out."""
+def make_positional(nodes: Iterable[fx.Node]) -> None:
+    """Move keyword arguments that have a place to their positional; the defaults go where one before them is left out."""
     for node in nodes:
         if node.kwargs and isinstance(node.target, OpOverload):
-            _spell(node, _places(node.target))
+            _move_to_positions(node, _positional(node.target))
 
 
 @functools.cache
-def _places(overload: OpOverload) -> tuple[torch.Argument, ...]:
+def _positional(overload: OpOverload) -> tuple[torch.Argument, ...]:
     return tuple(argument for argument in _torch_private.schema(overload).arguments if not argument.kwarg_only)
 
 
-def _spell(node: fx.Node, places: tuple[torch.Argument, ...]) -> None:
+def _move_to_positions(node: fx.Node, positional: tuple[torch.Argument, ...]) -> None:
     kwargs = dict(node.kwargs)
-    last = max((at for at, argument in enumerate(places) if argument.name in kwargs), default=-1)
-    missing = places[len(node.args) : last + 1]
+    last = max((at for at, argument in enumerate(positional) if argument.name in kwargs), default=-1)
+    missing = positional[len(node.args) : last + 1]
     if all(argument.name in kwargs or argument.has_default_value() for argument in missing):
         node.args = (*node.args, *[kwargs.pop(argument.name, argument.default_value) for argument in missing])
         node.kwargs = kwargs

@@ -25,7 +25,7 @@ from npugraph_ex._torch_private import precompile as _torch_precompile
 from npugraph_ex._torch_private.precompile import Precompiled, precompile
 from npugraph_ex.aclgraph import compile_graph
 from npugraph_ex.cache.key import digest, key_parts
-from npugraph_ex.cache.store import Entry, Store, read_entry
+from npugraph_ex.cache.store import CacheEntry, Store, read_entry
 from npugraph_ex.config import CompilerConfig
 from npugraph_ex.config.compiler_config import apply_flat, given_or_default
 from npugraph_ex.errors import NpuGraphExError, SavedGraphError
@@ -214,7 +214,7 @@ class CachedFunction:
             except (SavedGraphError, OSError) as error:
                 refused.append((path, str(error)))
 
-    def _take(self, entry: Entry) -> _Variant:
+    def _take(self, entry: CacheEntry) -> _Variant:
         fixed = dict(zip(self.__wrapped__.__code__.co_varnames, self._bound, strict=False))
         cells = zip(self.__wrapped__.__code__.co_freevars, self.__wrapped__.__closure__ or (), strict=True)
         fixed.update({name: cell.cell_contents for name, cell in cells if cell != CellType()})

@@ -25,7 +25,7 @@ from npugraph_ex.report.findings import Code, Finding, Findings, warn_at
 from npugraph_ex.stream_check.repair_hints import place
 
 
-class _Collective(NamedTuple):
+class _CollectiveCall(NamedTuple):
     """A collective, the queue that it runs in, the vector cores that it may take, and the nodes before which it is over."""
 
     node: fx.Node
@@ -72,15 +72,15 @@ def _takes_cores(node: fx.Node) -> bool:
     return not is_asynchronous(node) or os.environ.get("HCCL_OP_EXPANSION_MODE", "AIV") == "AIV"
 
 
-def _described(node: fx.Node, vector_cores: int) -> _Collective:
+def _described(node: fx.Node, vector_cores: int) -> _CollectiveCall:
     _, limit = node.meta.get("core_limit", (KEPT, KEPT))
     cores = vector_cores if limit == KEPT else min(limit, vector_cores)
     if is_asynchronous(node):  # a stream of its group's own, whichever stream it is started from
-        return _Collective(node, ("group", group_of(node)), cores, waits_of(node))
-    return _Collective(node, ("stream", stream_of(node)), cores, [node])
+        return _CollectiveCall(node, ("group", group_of(node)), cores, waits_of(node))
+    return _CollectiveCall(node, ("stream", stream_of(node)), cores, [node])
 
 
-def _ordered(first: _Collective, second: _Collective, order: Order) -> bool:
+def _ordered(first: _CollectiveCall, second: _CollectiveCall, order: Order) -> bool:
     """Whether ``first`` is over before ``second`` begins, on every schedule; it stands before it in the list."""
     if first.queue == second.queue:
         return True
@@ -88,8 +88,8 @@ def _ordered(first: _Collective, second: _Collective, order: Order) -> bool:
 
 
 def _too_many(
-    others: Sequence[_Collective], chosen: list[_Collective], vector_cores: int, order: Order
-) -> Iterator[list[_Collective]]:
+    others: Sequence[_CollectiveCall], chosen: list[_CollectiveCall], vector_cores: int, order: Order
+) -> Iterator[list[_CollectiveCall]]:
     """Sets of collectives that may run at once and need too many cores, those with the fewest and largest members first.
 
     Args:
@@ -116,7 +116,7 @@ def _too_many(
         yield from _too_many(rest, [*chosen, one], vector_cores, order)
 
 
-def _finding(together: Sequence[_Collective], vector_cores: int) -> Finding:
+def _finding(together: Sequence[_CollectiveCall], vector_cores: int) -> Finding:
     last, *others = together
     needed = sum(one.cores for one in together)
     names = " and ".join(f"{one.node.name} ({one.cores})" for one in sorted(together, key=lambda one: one.node))

@@ -105,7 +105,7 @@ class _Run:
             pass_.run(self.gm, self.context)
             if pass_.by_user:
                 check_definitions(self.gm.graph, name)
-                positional_arguments.spell(self.gm.graph.nodes)
+                positional_arguments.make_positional(self.gm.graph.nodes)
             if not self.snapshot.differs(self.gm):
                 if not pass_.recoverable:
                     self.snapshot = Snapshot(self.gm)  # it may have written metadata alone, a stream label say
@@ -177,7 +177,7 @@ def run(  # noqa: PLR0913 - what is optional is named
     builder = so_far or ReportBuilder()
     dumper = dumper or new_dumper()
     metadata.refresh(gm.graph, [node for node in gm.graph.nodes if "val" not in node.meta])
-    positional_arguments.spell(gm.graph.nodes)
+    positional_arguments.make_positional(gm.graph.nodes)
     check_definitions(gm.graph, "AOT")
     numerics = NumericCheck(gm, builder, values or example_inputs) if options.check_numerics else None
     seen_by_users = options if config is None else config

@@ -15,33 +15,33 @@ from npugraph_ex.graph.streams.order import Clocks, Moment
 from npugraph_ex.passes.base import PassContext
 
 
-class _Edge(NamedTuple):
+class _EventEdge(NamedTuple):
     """One event that one wait names, and what is over when it is."""
 
     wait: fx.Node
     record: fx.Node
     moment: Moment
 
-    def implies(self, other: _Edge) -> bool:
+    def implies(self, other: _EventEdge) -> bool:
         """Whether who waits for this need not wait for the other."""
         mine = self.moment.clock
         return all(mine.get(stream, 0) >= number for stream, number in other.moment.clock.items())
 
 
 @dataclass
-class _Walk:
+class _EventWalk:
     """One walk through a graph in the order of its list."""
 
     clocks: Clocks = field(default_factory=Clocks)
     recorded: dict[fx.Node, Moment] = field(default_factory=dict)
-    pending: dict[str, list[_Edge]] = field(default_factory=dict)  # since the last work of the stream
+    pending: dict[str, list[_EventEdge]] = field(default_factory=dict)  # since the last work of the stream
     needed: set[tuple[fx.Node, fx.Node]] = field(default_factory=set)
 
     def over(self, graph: fx.Graph) -> None:
         for node in graph.nodes:
             stream = MAIN if node.op == "output" else stream_of(node)
             if is_wait(node):
-                edges = [_Edge(node, record, self.recorded[record]) for record in awaited(node)]
+                edges = [_EventEdge(node, record, self.recorded[record]) for record in awaited(node)]
                 self.pending.setdefault(stream, []).extend(edges)
             elif is_record(node):
                 self._settle(stream)
@@ -53,7 +53,7 @@ class _Walk:
     def _settle(self, stream: str) -> None:
         """The stream goes on: decide which of the events that it waits for tell it something new."""
         edges = [edge for edge in self.pending.pop(stream, ()) if not self.clocks.knows_all(stream, edge.moment.clock)]
-        kept: list[_Edge] = []
+        kept: list[_EventEdge] = []
         for edge in edges:
             if not any(other.implies(edge) for other in kept):
                 kept = [other for other in kept if not edge.implies(other)] + [edge]
@@ -74,7 +74,7 @@ def run(gm: fx.GraphModule, context: PassContext) -> None:
 
 def _drop(graph: fx.Graph) -> tuple[int, int]:
     """Drop what one walk finds to order nothing; how many waits and records that are."""
-    walk = _Walk()
+    walk = _EventWalk()
     walk.over(graph)
     waits = records = 0
     for node in [node for node in graph.nodes if is_wait(node)]:

@@ -31,7 +31,7 @@ from torch._ops import OpOverload
 
 from npugraph_ex.graph.inplace import inplace_overload
 from npugraph_ex.graph.memory.aliases import AliasFacts, tensor_leaves, written_by
-from npugraph_ex.graph.memory.history import Access
+from npugraph_ex.graph.memory.history import MemoryAccess
 from npugraph_ex.graph.memory.memory_map import MemoryMap
 from npugraph_ex.graph.memory.regions import UNKNOWN, Region
 from npugraph_ex.graph.metadata import derive, difference, fake_mode_of
@@ -118,7 +118,7 @@ class _Reinplacer:
             and difference(_value(target), _value(values)) is None
         )
 
-    def _result_is_done_before(self, own: Region, first: Access | None, position: int) -> bool:
+    def _result_is_done_before(self, own: Region, first: MemoryAccess | None, position: int) -> bool:
         """Whether the result is neither read nor written once ``first``, if it is there, overwrites the destination."""
         if first is None:
             return True
@@ -228,7 +228,7 @@ def _same_layout(node: fx.Node, target: fx.Node) -> bool:
     return all(stride != 0 for size, stride in zip(old[0].size(), old[0].stride(), strict=True) if size != 1)
 
 
-def _copies_whole(read: Access, write: Access) -> bool:
+def _copies_whole(read: MemoryAccess, write: MemoryAccess) -> bool:
     """Whether one node reads the result and overwrites the destination as one copy of equal layout does: `copy_(x, y)`."""
     node = write.node
     return (

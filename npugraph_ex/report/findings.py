@@ -72,7 +72,7 @@ def stream_name(label: str | None) -> str:
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """One side of a finding.
 
     Attributes:
@@ -112,8 +112,8 @@ class Finding:
 
     code: Code
     message: str
-    first: Place
-    second: Place | None = None
+    first: Location
+    second: Location | None = None
     missing_edge: str = ""
     repair: str = ""
     record_after: str = ""
@@ -240,7 +240,7 @@ def warn_at(finding: Finding, text: str, category: type[Warning]) -> None:
         warnings.warn(text, category, stacklevel=3)
 
 
-def _location(place: Place) -> dict[str, Any]:
+def _location(place: Location) -> dict[str, Any]:
     """Where a node came from: its source line where that is known, and its name in any case."""
     location: dict[str, Any] = {"logicalLocations": [{"name": place.node, "kind": "function"}]}
     file, _, line = place.source.rpartition(":")

@@ -113,7 +113,7 @@ def _is_empty(tensor: torch.Tensor | None) -> bool:
     return tensor is not None and any(type(size) is int and size == 0 for size in tensor.size())
 
 
-class History:
+class TouchHistory:
     """The touches of a walk so far, without those that a later one stands for."""
 
     def __init__(self) -> None:

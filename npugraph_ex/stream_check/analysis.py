@@ -34,9 +34,9 @@ from npugraph_ex.graph.streams.events import (
 from npugraph_ex.graph.streams.ops import argument
 from npugraph_ex.graph.streams.order import BEGIN, Clocks, Moment
 from npugraph_ex.report.findings import Code, Finding, Findings, stream_name
-from npugraph_ex.stream_check.accesses import History, Past, Touch, Touches, works
-from npugraph_ex.stream_check.blocks import Blocks
-from npugraph_ex.stream_check.repair_hints import Spelling, doing, place, verb
+from npugraph_ex.stream_check.accesses import Past, Touch, Touches, TouchHistory, works
+from npugraph_ex.stream_check.allocations import Allocations
+from npugraph_ex.stream_check.repair_hints import RepairHints, doing, place, verb
 from npugraph_ex.stream_check.restored import Restored
 
 
@@ -51,13 +51,13 @@ def analyse(graph: fx.Graph, *, idle_waits_go: bool = False) -> Findings:
     Returns:
         The findings in graph order; none for a graph on one stream.
     """
-    walk = _Walk(graph, idle_waits_go=idle_waits_go)
+    walk = _StreamAnalysis(graph, idle_waits_go=idle_waits_go)
     for node in graph.nodes:
         walk.visit(node)
     return Findings(tuple(walk.found))
 
 
-class _Walk:
+class _StreamAnalysis:
     """One graph, node by node."""
 
     def __init__(self, graph: fx.Graph, *, idle_waits_go: bool) -> None:
@@ -69,10 +69,10 @@ class _Walk:
         self._enforced = Clocks()  # without, but with every edge that the compiler inserts
         self._touches = Touches(self._facts)
         self._restored = Restored(graph)
-        self._history = History()  # of the program as it was written
-        self._graphs_history = History()  # of the graph as it is, where that is another
-        self._blocks = Blocks(graph, self._facts)
-        self._spelling = Spelling(graph)
+        self._history = TouchHistory()  # of the program as it was written
+        self._graphs_history = TouchHistory()  # of the graph as it is, where that is another
+        self._blocks = Allocations(graph, self._facts)
+        self._spelling = RepairHints(graph)
         start = begin(graph)
         self._begin = replace(place(start if start.op != "root" else start.next), does="the graph begins")
         self._records: dict[fx.Node, _Moments] = {}

@@ -9,19 +9,19 @@ from torch import fx
 from npugraph_ex.graph.source import source_line
 from npugraph_ex.graph.streams.events import MAIN, MARK, TAG, is_record, stream_of
 from npugraph_ex.graph.streams.ops import argument
-from npugraph_ex.report.findings import Place, stream_name
+from npugraph_ex.report.findings import Location, stream_name
 from npugraph_ex.stream_check.accesses import Touch
 
 _NATIVE = "torch.npu.Stream "
 """How the labels of streams begin that the program made with ``torch.npu.Stream``."""
 
 
-def place(node: fx.Node, touch: Touch | None = None) -> Place:
+def place(node: fx.Node, touch: Touch | None = None) -> Location:
     """One side of a finding, with what it does to memory where that is the point."""
     does = ""
     if node.op.startswith("call_"):
         does = str(node.target) if touch is None else f"{node.target} {verb(touch)}"
-    return Place(node.name, _stream(node) or None, does, source_line(node))
+    return Location(node.name, _stream(node) or None, does, source_line(node))
 
 
 def verb(touch: Touch) -> str:
@@ -47,7 +47,7 @@ def at(node: fx.Node) -> str:
     return source_line(node) or f"node {node.name}"
 
 
-class Spelling:
+class RepairHints:
     """The repairs of one graph, in the words of tagged events, of native ones, or of nodes that a pass inserts.
 
     Args:

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from npugraph_ex.graph.memory.aliases import is_view, read_by, tensor_leaves, written_by
-from npugraph_ex.graph.memory.history import Access
+from npugraph_ex.graph.memory.history import MemoryAccess
 from npugraph_ex.graph.memory.memory_map import MemoryMap
 from npugraph_ex.graph.memory.regions import Region
 from npugraph_ex.graph.metadata import difference, executed, fake_mode_of
@@ -89,7 +89,7 @@ class Restored:
         part = target.meta["val"]
         return self._is_put_back(source, part) or (self._memory.is_same(source, target) and self._lies_at(source, part))
 
-    def _overwrites(self, access: Access, write: fx.Node, place: Region) -> bool:
+    def _overwrites(self, access: MemoryAccess, write: fx.Node, place: Region) -> bool:
         """Whether a read is that of an outer scatter, which reads all but the part that ``write`` makes: a view of a view."""
         node = access.node
         if not writes_a_part(node) or access.value is not node.args[0]:

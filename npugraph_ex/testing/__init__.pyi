@@ -32,10 +32,10 @@ from npugraph_ex.testing.streams.strategies import stream_graphs as stream_graph
 from npugraph_ex.testing.targets import Target as Target
 from npugraph_ex.testing.targets import TargetError as TargetError
 from npugraph_ex.testing.targets import start_target as start_target
-from npugraph_ex.testing.validation import Finding as Finding
 from npugraph_ex.testing.validation import ReplacementRefutedError as ReplacementRefutedError
 from npugraph_ex.testing.validation import RulesNotFoundError as RulesNotFoundError
 from npugraph_ex.testing.validation import Validation as Validation
+from npugraph_ex.testing.validation import ValidationFinding as ValidationFinding
 from npugraph_ex.testing.validation import load_rules as load_rules
 from npugraph_ex.testing.validation import validate_module as validate_module
 from npugraph_ex.testing.validation import validate_replacement as validate_replacement

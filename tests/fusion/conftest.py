@@ -15,7 +15,7 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from npugraph_ex.fusion import engine, registry
     from npugraph_ex.passes import fusion
 
-    rules = registry.Registry()
+    rules = registry.RuleRegistry()
     for module in (registry, engine, fusion):
         monkeypatch.setattr(module, "USER_RULES", rules)
     registry.warn_once.cache_clear()

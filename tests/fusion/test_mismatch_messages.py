@@ -79,7 +79,7 @@ def test_every_text_of_torch_has_words() -> None:
 def test_words_take_what_torch_gives(text: str) -> None:
     """Each text is filled in with the arguments that torch gives it."""
     given = [torch.add, 3][: text.count("{}") + text.count("{!r}")]
-    failed = mismatch_messages.Unlike(pattern_matcher.FailedMatch(text, *given, pattern=4), [], {})
+    failed = mismatch_messages.Mismatch(pattern_matcher.FailedMatch(text, *given, pattern=4), [], {})
     assert str(failed)
     assert "{" not in str(failed)
     assert str(failed) != text

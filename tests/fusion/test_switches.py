@@ -50,7 +50,7 @@ def test_a_record_whose_variants_have_two_names_is_refused() -> None:
     """One switch would not turn off both."""
     one, other = rules.RECORDS["muls_add"].variants[0], rules.RECORDS["swiglu_quant"].variants[0]
     with pytest.raises(ReplacementError, match=r"variants.*muls_add.*swiglu_quant"):
-        rules.RuleRecord(variants=(one, other), default=True, order=1)
+        rules.BuiltInRule(variants=(one, other), default=True, order=1)
 
 
 def named(value: object) -> str:

@@ -7,7 +7,7 @@ import random
 import pytest
 from torch import fx
 
-from npugraph_ex.graph.memory.history import Access, History
+from npugraph_ex.graph.memory.history import History, MemoryAccess
 from npugraph_ex.graph.memory.regions import UNKNOWN, Region, Union
 
 LENGTH = 300
@@ -27,9 +27,9 @@ def region(rng: random.Random) -> Region:
 def test_the_same_as_looking_at_each(seed: int) -> None:
     """Whatever was touched, in whatever order it was noted, before questions and between them."""
     rng = random.Random(seed)
-    history, known = History(LENGTH), list[Access]()
+    history, known = History(LENGTH), list[MemoryAccess]()
     for _ in range(400):
-        access = Access(rng.randrange(LENGTH), NODE, NODE, region(rng))
+        access = MemoryAccess(rng.randrange(LENGTH), NODE, NODE, region(rng))
         history.add(access)
         known.append(access)
         place, position = region(rng), rng.randrange(-1, LENGTH)
@@ -45,7 +45,7 @@ def test_other_rows_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     history = History(2 * rows)
     for row in range(rows):
         for position in (row, rows + row):
-            history.add(Access(position, NODE, NODE, Region(0, 64 * row, 64 * row + 64)))
+            history.add(MemoryAccess(position, NODE, NODE, Region(0, 64 * row, 64 * row + 64)))
     asked: list[object] = []
     for kind in (Region, Union):
         plain = kind.overlaps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
@@ -58,3 +59,13 @@ def test_the_page_on_architecture_names_every_room() -> None:
     table = (_LIBRARY.parent / "docs" / "architecture.md").read_text(encoding="utf-8").partition("## The rooms")[2]
     packages = {name for name in _packages() if (_LIBRARY / name).is_dir()}
     assert [name for name in packages if f"`{name}`" not in table] == []
+
+
+def test_no_two_classes_have_one_name() -> None:
+    """A class is found by its name: no other class of the library, the emulator or the suite has it."""
+    root = _LIBRARY.parent
+    folders = [_LIBRARY, root / "npu_emulator", root / "conformance"]
+    trees = [ast.parse(module.read_text(encoding="utf-8")) for folder in folders for module in folder.rglob("*.py")]
+    names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    assert len(names) > 200, "the classes were not found"
+    assert [name for name, count in names.items() if count > 1] == []

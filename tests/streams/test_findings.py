@@ -8,19 +8,19 @@ from torch import fx
 
 from npugraph_ex import errors
 from npugraph_ex.graph.source import source_line
-from npugraph_ex.report.findings import MEANING, Code, Finding, Findings, Place
+from npugraph_ex.report.findings import MEANING, Code, Finding, Findings, Location
 from npugraph_ex.report.passes import ReportBuilder
 
 RACE = Finding(
     Code.READ_AFTER_WRITE,
     "add may read abs before it is computed",
-    Place("abs_1", "s", "aten.abs.default writes 36 bytes", "/home/me/model.py:12"),
-    Place("add", None, "aten.add.Tensor reads 36 bytes", "model.py:13"),
+    Location("abs_1", "s", "aten.abs.default writes 36 bytes", "/home/me/model.py:12"),
+    Location("add", None, "aten.add.Tensor reads 36 bytes", "model.py:13"),
     missing_edge="the main stream does not wait for stream 's'",
     repair="before model.py:13 add `event.wait()`",
 )
-LOST = Finding(Code.WAIT_WITHOUT_RECORD, "event 'e' is never recorded", Place("wait", "s"))
-NOTE = Finding(Code.WAIT_ORDERS_NOTHING, "wait_1 orders nothing", Place("wait_1", None))
+LOST = Finding(Code.WAIT_WITHOUT_RECORD, "event 'e' is never recorded", Location("wait", "s"))
+NOTE = Finding(Code.WAIT_ORDERS_NOTHING, "wait_1 orders nothing", Location("wait_1", None))
 
 
 def test_every_code_says_how_bad_it_is_and_what_it_means() -> None:

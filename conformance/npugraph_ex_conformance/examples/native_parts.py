@@ -53,7 +53,7 @@ SCHEDULES = ("lazy", "random:1", "pct:1:3")
 
 
 @dataclass(frozen=True)
-class Step:
+class NativeStep:
     """One write: ``WRITES[write]`` with ``number``, to one part of the phase's cut, on the main stream (0) or a side stream."""
 
     part: int
@@ -67,11 +67,11 @@ class Phase:
     """Writes between a fork and a join of both side streams; ``cut`` chooses from ``PARTS``."""
 
     cut: int
-    steps: tuple[Step, ...]
+    steps: tuple[NativeStep, ...]
 
 
 @dataclass(frozen=True)
-class Program:
+class NativeProgram:
     """A program of an input ``x`` and a buffer, which is an input too or made by the program."""
 
     phases: tuple[Phase, ...]
@@ -94,16 +94,16 @@ class Program:
         return buffer[1:] if self.returns_a_view else buffer + 1
 
 
-def draw(seed: int) -> Program:
+def draw(seed: int) -> NativeProgram:
     """The program that ``seed`` stands for."""
     choose = random.Random(seed)
     phases = []
     for _ in range(choose.randint(1, 3)):
         owners = [choose.randrange(3) for _ in range(4)]
         parts = [choose.randrange(4) for _ in range(choose.randint(2, 7))]
-        steps = [Step(part, owners[part], choose.randrange(len(WRITES)), choose.randint(1, 4)) for part in parts]
+        steps = [NativeStep(part, owners[part], choose.randrange(len(WRITES)), choose.randint(1, 4)) for part in parts]
         phases.append(Phase(choose.randrange(len(PARTS)), tuple(steps)))
-    return Program(tuple(phases), choose.random() < 0.5, choose.random() < 0.5)
+    return NativeProgram(tuple(phases), choose.random() < 0.5, choose.random() < 0.5)
 
 
 def native_part_example(seed: int) -> str:

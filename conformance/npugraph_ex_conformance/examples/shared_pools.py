@@ -57,7 +57,7 @@ class _Compiled:
 
 
 @dataclass(frozen=True)
-class _Held:
+class _KeptResults:
     """The results of one call, and copies of what they must stay."""
 
     call: int
@@ -104,7 +104,7 @@ def _program(builder: Builder) -> Program:
 
 
 def _called(choices: Choices, compiled: Sequence[_Compiled]) -> str:
-    held: list[_Held] = []
+    held: list[_KeptResults] = []
     met: list[_Compiled] = []
     home = torch.npu.Stream() if choices.chance(_ONE_STREAM) else None
     for call in range(_CALLS):
@@ -119,7 +119,7 @@ def _called(choices: Choices, compiled: Sequence[_Compiled]) -> str:
         values = zip((*expected.outputs, *expected.inputs), (*actual.outputs, *actual.inputs), strict=not wrong)
         if wrong or not all(same_values(old, new) for old, new in values):
             return f"replay, call {call}: {wrong or 'other values than eager mode'}"
-        held.append(_Held(call, results, expected.outputs))
+        held.append(_KeptResults(call, results, expected.outputs))
         changed = next((one.call for one in held if not one.is_as_it_was()), None)
         if changed is not None:
             return f"replay, call {call} changed a held result of call {changed}"

@@ -129,7 +129,7 @@ def _add_norm(hidden: torch.Tensor, residual: torch.Tensor, norm: nn.Module) -> 
     return y, total
 
 
-class Decoder(nn.Module):
+class QuantisedDecoder(nn.Module):
     """The whole model, one token of each sequence a call.
 
     Args:

@@ -43,13 +43,13 @@ def _outputs_shifted(original: Callable[..., Any]) -> Callable[..., Any]:
 def _before_the_first(original: Callable[..., Any]) -> Callable[..., Any]:
     """The replacement stands where the match began, before what it reads."""
 
-    def place(site: Any) -> Any:
+    def find_placement(site: Any) -> Any:
         found = original(site)
         return (
             found if isinstance(found, str) else type(found)(site.nodes[0].graph.find_nodes(op="placeholder")[0].next)
         )
 
-    return place
+    return find_placement
 
 
 def _duplicates_raise(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -132,7 +132,7 @@ MUTANTS = (
     ),
     Mutant(
         "fusion-inserts-too-early", "a replacement stands after everything that it reads",
-        f"{_CHECKS}:place", _before_the_first, "planted",
+        f"{_CHECKS}:find_placement", _before_the_first, "planted",
     ),
     Mutant(
         "fusion-hides-outputs", "an output that nobody uses does not keep a pattern from matching",
@@ -140,7 +140,7 @@ MUTANTS = (
     ),
     Mutant(
         "registration-refuses-duplicates", "every model may register its rules",
-        "npugraph_ex.fusion.registry:Registry.add", _duplicates_raise, "user rules",
+        "npugraph_ex.fusion.registry:RuleRegistry.add", _duplicates_raise, "user rules",
     ),
     Mutant(
         "registration-needs-every-operator", "a fused operator that is missing here costs its rule only",

@@ -9,9 +9,9 @@ from npugraph_ex.graph.streams.labels import STREAM
 from npugraph_ex.testing.mutation import Mutant
 from npugraph_ex_conformance.mutants._patches import answering, doing_nothing, with_result
 
-_WALK = "npugraph_ex.stream_check.analysis:_Walk"
+_WALK = "npugraph_ex.stream_check.analysis:_StreamAnalysis"
 _CLOSURE = "npugraph_ex.passes.event_closure"
-_NATIVE = "npugraph_ex.frontend.native_streams.streams:_Lowering"
+_NATIVE = "npugraph_ex.frontend.native_streams.streams:_NativeLowering"
 _EVENTS = "npugraph_ex.passes.events:_Lowering"
 
 
@@ -48,7 +48,7 @@ MUTANTS = (
     ),
     Mutant(
         "functional-writes-are-not-ordered", "what functional forms of writes make dependent is ordered",
-        "npugraph_ex.stream_check.analysis:_Walk._made_dependent", doing_nothing, "parts",
+        "npugraph_ex.stream_check.analysis:_StreamAnalysis._made_dependent", doing_nothing, "parts",
     ),
     Mutant(
         "check-ignores-reuse", "memory freed on one stream is not reused while another still uses it",

@@ -14,7 +14,7 @@ _BAR, _LABEL, _LONGEST = 22, 92, 260
 _LANE, _AXIS, _LEFT, _WIDE = 34, 26, 150, 860
 
 
-class Span(Protocol):
+class ChartSpan(Protocol):
     """One piece of work on a stream; times in microseconds."""
 
     @property
@@ -58,7 +58,7 @@ def draw_histogram(values: Sequence[float]) -> str:
     return framed("histogram", "histogram of ulps", width, height, parts)
 
 
-def draw_timeline(spans: Sequence[Span]) -> str:
+def draw_timeline(spans: Sequence[ChartSpan]) -> str:
     """The SVG of work on streams: one lane a stream, time to the right in microseconds."""
     lanes = list(dict.fromkeys(span.stream for span in spans))
     end = max((span.start + span.duration for span in spans), default=0.0) or 1.0

@@ -13,13 +13,13 @@ import npugraph_ex
 from npugraph_ex.testing.generator.inputs import make_inputs
 from npugraph_ex.testing.oracle import tracing
 from npugraph_ex.testing.oracle.case import Case
-from npugraph_ex_conformance.reporting.charts import Span
+from npugraph_ex_conformance.reporting.charts import ChartSpan
 
 _GRAPH = re.compile(r", graph \d+(?=, )")
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
+class DeviceWork:
     """A piece of work on a stream; times in modelled microseconds from the beginning of the call."""
 
     name: str
@@ -28,7 +28,7 @@ class Work:
     duration: float
 
 
-def modelled_spans(case: Case) -> tuple[list[Work], list[Work]]:
+def modelled_spans(case: Case) -> tuple[list[DeviceWork], list[DeviceWork]]:
     """What the device does for one call of the program: in eager mode, and as a replay of the captured graph."""
     sizes = case.sizes[0]
     first, second, third = (make_inputs(case.inputs, sizes=sizes, call=call) for call in range(3))
@@ -51,8 +51,8 @@ def modelled_spans(case: Case) -> tuple[list[Work], list[Work]]:
     return eager, replayed
 
 
-def _from_zero(spans: Sequence[Span]) -> list[Work]:
+def _from_zero(spans: Sequence[ChartSpan]) -> list[DeviceWork]:
     """The same from time zero; a graph's lanes without its number, which is another in each run."""
-    work = [Work(span.name, _GRAPH.sub("", span.stream), span.start, span.duration) for span in spans]
+    work = [DeviceWork(span.name, _GRAPH.sub("", span.stream), span.start, span.duration) for span in spans]
     start = min((span.start for span in work), default=0.0)
     return [dataclasses.replace(span, start=span.start - start) for span in work]

@@ -16,7 +16,7 @@ from npugraph_ex.report.passes import PassReport
 from npugraph_ex_conformance.models import quantised_qwen3
 from npugraph_ex_conformance.models.decoders import Decoded, decode
 from npugraph_ex_conformance.models.layer_ulps import HEADERS, UNIT, layer_table, reference
-from npugraph_ex_conformance.models.quantised_qwen3 import Decoder, random_qwen3
+from npugraph_ex_conformance.models.quantised_qwen3 import QuantisedDecoder, random_qwen3
 from npugraph_ex_conformance.session import Run
 
 LAYERS, BATCH, LENGTH, PROMPT = 3, 2, 96, 4
@@ -86,7 +86,7 @@ def test_quantised_qwen3_is_qwen3(original: torch.nn.Module, prompt: torch.Tenso
     """The mapped model computes what `transformers` computes, up to what int8 costs."""
     with torch.no_grad():
         wanted = original(prompt).logits
-    decoder = Decoder(random_qwen3(layers=LAYERS), batch=BATCH, length=LENGTH).to("npu")
+    decoder = QuantisedDecoder(random_qwen3(layers=LAYERS), batch=BATCH, length=LENGTH).to("npu")
     logits = decode(decoder, prompt.to("npu"), new=1).logits.float()
     similarity = torch.nn.functional.cosine_similarity(logits.transpose(0, 1), wanted, dim=-1)
     assert similarity.min() > 0.98, similarity
@@ -94,7 +94,7 @@ def test_quantised_qwen3_is_qwen3(original: torch.nn.Module, prompt: torch.Tenso
 
 def test_quantised_qwen3_decodes_the_same_tokens(run: Run, prompt: torch.Tensor) -> None:
     """Eager and compiled greedy decoding give the same tokens, and compiled steps replay one graph."""
-    decoder = Decoder(random_qwen3(layers=LAYERS), batch=BATCH, length=LENGTH).to("npu")
+    decoder = QuantisedDecoder(random_qwen3(layers=LAYERS), batch=BATCH, length=LENGTH).to("npu")
     prompt, new = prompt.to("npu"), run.profile.tokens
     calls = PROMPT + new - 1
     kernels, launches = _kernels(run), _launches(run)
@@ -169,7 +169,7 @@ def test_quantised_qwen3_decodes_the_same_tokens(run: Run, prompt: torch.Tensor)
 
 def test_quantised_qwen3_is_as_exact_fused_layer_by_layer(run: Run, prompt: torch.Tensor) -> None:
     """After each layer the fused model is as close to float64 as eager mode is, and replay equals fused to the bit."""
-    decoder = Decoder(random_qwen3(layers=LAYERS), batch=BATCH, length=LENGTH).to("npu")
+    decoder = QuantisedDecoder(random_qwen3(layers=LAYERS), batch=BATCH, length=LENGTH).to("npu")
     prompt, new = prompt.to("npu"), max(4, run.profile.tokens // 3)
     eager = decode(decoder, prompt, new=new)
     fused, replayed = (_decoded_by(decoder, prompt, new=new, options=each) for each in ({"force_eager": True}, {}))
@@ -182,7 +182,7 @@ def test_quantised_qwen3_is_as_exact_fused_layer_by_layer(run: Run, prompt: torc
     assert is_as_close, rows
 
 
-def _decoded_by(decoder: Decoder, prompt: torch.Tensor, *, new: int, options: dict[str, Any]) -> Decoded:
+def _decoded_by(decoder: QuantisedDecoder, prompt: torch.Tensor, *, new: int, options: dict[str, Any]) -> Decoded:
     """Decode from an empty cache by the decoder, compiled with these options."""
     torch._dynamo.reset()
     decoder.reset()

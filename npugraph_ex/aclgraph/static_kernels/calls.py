@@ -71,7 +71,7 @@ def operator_calls(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[OperatorCa
         One call a signature, up to the first operator whose result has a shape that only running it would tell.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    walk = _Walk(gm, mode)
+    walk = _CallCollector(gm, mode)
     with _torch_private.fake_execution(mode):
         fakes = [_fake(mode, value) for value in inputs]
         with contextlib.suppress(*_torch_private.UNKNOWN_TO_FAKE_TENSORS):
@@ -83,7 +83,7 @@ def _fake(mode: FakeTensorMode, value: Any) -> Any:
     return mode.from_tensor(value, static_shapes=True) if isinstance(value, torch.Tensor) else value
 
 
-class _Walk(fx.Interpreter):
+class _CallCollector(fx.Interpreter):
     """Runs a graph on fake tensors and takes down the calls."""
 
     def __init__(self, gm: fx.GraphModule, mode: FakeTensorMode) -> None:

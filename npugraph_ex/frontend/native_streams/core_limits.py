@@ -21,7 +21,7 @@ UNLIMITED: Limit = (KEPT, KEPT)
 
 
 @dataclass(frozen=True)
-class _Scope:
+class _OpenScope:
     """An open scope: the node that opened it, the stream that was current there, and its limit, if it has one."""
 
     node: fx.Node
@@ -41,11 +41,11 @@ def take_out(graph: fx.Graph, stream_at: Callable[[fx.Node], str]) -> dict[fx.No
         The limit of each node that has one.
     """
     limits: dict[fx.Node, Limit] = {}
-    opened: list[_Scope] = []
+    opened: list[_OpenScope] = []
     for node in list(graph.nodes):
         if opens_scope(node):
             said = labels_of(argument(node, 0, "keys"), argument(node, 1, "values"), {})
-            opened.append(_Scope(node, stream_at(node), said.get("core_limit")))
+            opened.append(_OpenScope(node, stream_at(node), said.get("core_limit")))
         elif is_scope(node):
             if opened:
                 _without_limit(opened.pop(), node)
@@ -56,7 +56,7 @@ def take_out(graph: fx.Graph, stream_at: Callable[[fx.Node], str]) -> dict[fx.No
     return limits
 
 
-def _in_force(opened: Iterable[_Scope], stream: str) -> Limit:
+def _in_force(opened: Iterable[_OpenScope], stream: str) -> Limit:
     """The limit of a stream inside of open scopes, the outermost first."""
     cube, vector = UNLIMITED
     for scope in opened:
@@ -65,7 +65,7 @@ def _in_force(opened: Iterable[_Scope], stream: str) -> Limit:
     return cube, vector
 
 
-def _without_limit(scope: _Scope, end: fx.Node) -> None:
+def _without_limit(scope: _OpenScope, end: fx.Node) -> None:
     """Remove the limit of one scope; the whole scope where it says nothing else."""
     if scope.limit is None:
         return

@@ -49,7 +49,7 @@ _Said = tuple[tuple[str, str], ...]
 
 
 @dataclass
-class _Lowering:
+class _NativeLowering:
     """The rewrite of one Dynamo graph."""
 
     graph: fx.Graph
@@ -218,7 +218,7 @@ def lower(gm: fx.GraphModule) -> Callable[[Callable[..., Any]], Callable[..., An
     if not names_streams(gm.graph):
         return None
     original = fx.GraphModule(gm, copy.deepcopy(gm.graph))
-    objects = _Lowering(gm.graph).run()
+    objects = _NativeLowering(gm.graph).run()
     gm.graph.lint()
     gm.recompile()
     return partial(around, original=original, objects=objects)

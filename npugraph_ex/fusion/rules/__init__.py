@@ -1,6 +1,6 @@
 """The built-in fusion rules, one a module: a default set, and an extra set that options switch on.
 
-A module holds its rule as ``RULE``, a ``RuleRecord``. The package finds its modules, so a new rule is a new file in no list.
+A module holds its rule as ``RULE``, a ``BuiltInRule``. The package finds its modules, so a new rule is a new file in no list.
 
 ``chosen_rules`` traces them on first use. A rule is switched by its name: ``options={"fusion_rules": {name: bool}}``.
 """
@@ -17,18 +17,18 @@ from npugraph_ex.errors import ReplacementError
 from npugraph_ex.fusion.preparing import prepare, unusable
 from npugraph_ex.fusion.registry import warn_once
 from npugraph_ex.fusion.rule import FusionRule, PreparedRule
-from npugraph_ex.fusion.rules._record import SIXTEEN_BITS as SIXTEEN_BITS
-from npugraph_ex.fusion.rules._record import Operands, RuleRecord
+from npugraph_ex.fusion.rules._built_in_rule import SIXTEEN_BITS as SIXTEEN_BITS
+from npugraph_ex.fusion.rules._built_in_rule import BuiltInRule, Operands
 
 
-def _records() -> Iterator[RuleRecord]:
+def _records() -> Iterator[BuiltInRule]:
     """The records of this package's modules. A module whose name has an underscore in front is not a rule."""
     for module in pkgutil.iter_modules(__path__):
         if not module.name.startswith("_"):
             yield importlib.import_module(f"{__name__}.{module.name}").RULE
 
 
-RECORDS: Mapping[str, RuleRecord] = MappingProxyType(
+RECORDS: Mapping[str, BuiltInRule] = MappingProxyType(
     {record.name: record for record in sorted(_records(), key=lambda one: (not one.default, one.order, one.name))}
 )
 """All built-in rules by name, in the order in which they are tried."""

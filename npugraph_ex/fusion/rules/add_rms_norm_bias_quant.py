@@ -15,8 +15,8 @@ from torch import Tensor
 
 from npugraph_ex.fusion.conditions import first_of
 from npugraph_ex.fusion.rule import FusionRule
+from npugraph_ex.fusion.rules._built_in_rule import BuiltInRule
 from npugraph_ex.fusion.rules._norm_operands import EPSILON, examples
-from npugraph_ex.fusion.rules._record import RuleRecord
 from npugraph_ex.fusion.rules.add_rms_norm_quant import GENERATED, OPERANDS, quantisation
 
 NAME = "add_rms_norm_bias_quant"
@@ -39,7 +39,7 @@ def _replace(  # noqa: PLR0913, PLR0917 - as above
     return quantised, x_out
 
 
-RULE = RuleRecord(
+RULE = BuiltInRule(
     variants=(
         FusionRule(
             NAME,

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from npugraph_ex.fusion.rule import FusionRule
+from npugraph_ex.fusion.rules._built_in_rule import BuiltInRule
 from npugraph_ex.fusion.rules._norm_operands import EPSILON, NormOperands, deeper_examples, examples
-from npugraph_ex.fusion.rules._record import RuleRecord
 
 NAME = "add_rms_norm_cast"
 CONSTRAINTS = NormOperands((torch.float16, torch.bfloat16), range(1, 9))
@@ -66,7 +66,7 @@ def _viewed(cast: Cast) -> FusionRule:
     return FusionRule(NAME, search, replace, deeper_examples, CONSTRAINTS, EPSILON)
 
 
-RULE = RuleRecord(
+RULE = BuiltInRule(
     variants=tuple(
         rule(cast) for cast in (_to, _npu_dtype_cast, _npu_dtype_cast_by_code) for rule in (_viewed, _direct)
     ),

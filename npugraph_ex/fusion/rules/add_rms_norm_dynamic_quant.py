@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from npugraph_ex.fusion.rule import FusionRule
+from npugraph_ex.fusion.rules._built_in_rule import BuiltInRule
 from npugraph_ex.fusion.rules._norm_operands import EPSILON, NormOperands, deeper_examples, examples
-from npugraph_ex.fusion.rules._record import RuleRecord
 
 NAME = "add_rms_norm_dynamic_quant"
 CONSTRAINTS = NormOperands((torch.float16, torch.bfloat16), range(2, 9), vectors=("gamma", "smooth_scales"))
@@ -74,7 +74,7 @@ def _replace_flat_smoothed(
     return quantised.flatten(0, 1), scale.flatten(0, 1), x_out
 
 
-RULE = RuleRecord(
+RULE = BuiltInRule(
     variants=(
         FusionRule(NAME, _search, _replace, examples, CONSTRAINTS, EPSILON),
         FusionRule(NAME, _search_smoothed, _replace_smoothed, lambda: examples(torch.float16), CONSTRAINTS, EPSILON),

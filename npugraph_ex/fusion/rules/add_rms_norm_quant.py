@@ -19,8 +19,8 @@ from torch._inductor.pattern_matcher import Match
 
 from npugraph_ex.fusion.conditions import first_of, value_of
 from npugraph_ex.fusion.rule import FusionRule
+from npugraph_ex.fusion.rules._built_in_rule import BuiltInRule, Operands
 from npugraph_ex.fusion.rules._norm_operands import EPSILON, NormOperands, examples, not_a_vector
-from npugraph_ex.fusion.rules._record import Operands, RuleRecord
 
 NAME = "add_rms_norm_quant"
 DTYPES: Mapping[torch.dtype, tuple[torch.dtype, torch.dtype]] = MappingProxyType(
@@ -83,7 +83,7 @@ def _rule(*, div_mode: bool, with_zero_points: bool) -> FusionRule:
     )  # fmt: skip
 
 
-RULE = RuleRecord(
+RULE = BuiltInRule(
     variants=tuple(_rule(div_mode=div, with_zero_points=offset) for div in (True, False) for offset in (True, False)),
     default=True,
     order=20,

@@ -17,7 +17,7 @@ from torch._inductor.pattern_matcher import Match
 
 from npugraph_ex.fusion.conditions import value_of
 from npugraph_ex.fusion.rule import FusionRule
-from npugraph_ex.fusion.rules._record import FLOATING, Operands, RuleRecord
+from npugraph_ex.fusion.rules._built_in_rule import FLOATING, BuiltInRule, Operands
 
 NAME = "muls_add"
 _SIXTEEN_BITS = 16
@@ -58,7 +58,7 @@ def _examples() -> list[Tensor]:
     return [torch.empty(2, 16, dtype=torch.float16, device="npu") for _ in range(2)]
 
 
-RULE = RuleRecord(
+RULE = BuiltInRule(
     variants=tuple(
         FusionRule(NAME, search, _replace, _examples, _unsupported, {"scale": 0.1875})
         for search in (_search, _search_swapped)

@@ -20,7 +20,7 @@ from torch._inductor.pattern_matcher import Match
 
 from npugraph_ex.fusion.conditions import holds, value_of
 from npugraph_ex.fusion.rule import FusionRule
-from npugraph_ex.fusion.rules._record import Operands, RuleRecord
+from npugraph_ex.fusion.rules._built_in_rule import BuiltInRule, Operands
 
 NAME = "qk_norm_rope"
 HEAD_SIZE = 128
@@ -130,7 +130,7 @@ def _biased_examples() -> list[Tensor]:
     return [*made[:3], *(torch.empty(HEAD_SIZE, dtype=torch.bfloat16, device="npu") for _ in range(2)), *made[3:]]
 
 
-RULE = RuleRecord(
+RULE = BuiltInRule(
     variants=(
         FusionRule(NAME, _search, _replace, _examples, _unsupported, _NUMBERS),
         FusionRule(NAME, _search_biased, _replace_biased, _biased_examples, _unsupported, _NUMBERS),

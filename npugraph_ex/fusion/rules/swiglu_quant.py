@@ -12,7 +12,7 @@ from torch._inductor.pattern_matcher import Match
 
 from npugraph_ex.fusion.conditions import holds, value_of
 from npugraph_ex.fusion.rule import FusionRule
-from npugraph_ex.fusion.rules._record import FLOATING, Operands, RuleRecord
+from npugraph_ex.fusion.rules._built_in_rule import FLOATING, BuiltInRule, Operands
 
 NAME = "swiglu_quant"
 DTYPES = FLOATING
@@ -44,7 +44,7 @@ def _examples() -> list[Tensor]:
     return [torch.empty(2, 16, dtype=torch.float16, device="npu")]
 
 
-RULE = RuleRecord(
+RULE = BuiltInRule(
     variants=(FusionRule(NAME, _search, _replace, _examples, _unsupported),),
     default=False,
     order=30,

@@ -21,7 +21,7 @@ from torch._inductor.pattern_matcher import Match
 
 from npugraph_ex.fusion.conditions import holds, value_of
 from npugraph_ex.fusion.rule import FusionRule
-from npugraph_ex.fusion.rules._record import FLOATING, Operands, RuleRecord
+from npugraph_ex.fusion.rules._built_in_rule import FLOATING, BuiltInRule, Operands
 
 NAME = "transpose_batchmatmul"
 DTYPES = FLOATING
@@ -99,7 +99,7 @@ def _rule(search: Callable[..., Tensor], replace: Callable[..., Tensor], batch_d
     return FusionRule(NAME, search, replace, examples, condition, free_strides=True, not_in_modes=("max-autotune",))
 
 
-RULE = RuleRecord(
+RULE = BuiltInRule(
     variants=tuple(
         rule(product, swap)
         for rule in (_from_transposed, _plain)

@@ -22,7 +22,7 @@ _BITS = 3  # a branch of the tree has 2 ** _BITS branches
 
 
 @dataclass(frozen=True)
-class Access:
+class MemoryAccess:
     """One node touching one value's memory, at one place in the graph's order.
 
     Attributes:
@@ -44,24 +44,24 @@ class History:
 
     def __init__(self, length: int) -> None:
         self._length = length
-        self._accesses: list[Access] = []
+        self._accesses: list[MemoryAccess] = []
         self._tree: _Tree | None = None
 
-    def __iter__(self) -> Iterator[Access]:
+    def __iter__(self) -> Iterator[MemoryAccess]:
         return iter(self._accesses)
 
-    def add(self, access: Access) -> None:
+    def add(self, access: MemoryAccess) -> None:
         """Note another access, at any position."""
         insort(self._accesses, access, key=attrgetter("position"))
         if self._tree is not None:
             self._tree.add(access)
 
-    def remove(self, access: Access) -> None:
+    def remove(self, access: MemoryAccess) -> None:
         """Forget an access."""
         self._accesses.remove(access)
         self._tree = None
 
-    def after(self, place: Region, position: int) -> Iterator[Access]:
+    def after(self, place: Region, position: int) -> Iterator[MemoryAccess]:
         """The accesses to bytes of ``place`` later than ``position``, in order."""
         start = bisect_right(self._accesses, position, key=attrgetter("position"))
         for index in range(start, len(self._accesses)):
@@ -82,24 +82,24 @@ class History:
 class _Tree:
     """Accesses by position; each branch covers a range of positions and knows the bytes that are touched there."""
 
-    def __init__(self, length: int, accesses: list[Access]) -> None:
+    def __init__(self, length: int, accesses: list[MemoryAccess]) -> None:
         self._top = -(-length.bit_length() // _BITS)  # the level whose one branch covers all positions
         self._touched: dict[tuple[int, int], Union] = defaultdict(Union)  # by level and position >> (level * _BITS)
-        self._leaves: dict[int, list[Access]] = defaultdict(list)
+        self._leaves: dict[int, list[MemoryAccess]] = defaultdict(list)
         for access in accesses:
             self.add(access)
 
-    def add(self, access: Access) -> None:
+    def add(self, access: MemoryAccess) -> None:
         """Note another access."""
         self._leaves[access.position].append(access)
         for level in range(1, self._top + 1):
             self._touched[level, access.position >> (level * _BITS)].add(access.place)
 
-    def after(self, place: Region, position: int) -> Iterator[Access]:
+    def after(self, place: Region, position: int) -> Iterator[MemoryAccess]:
         """As `History.after`."""
         return self._below(self._top, 0, place, position)
 
-    def _below(self, level: int, branch: int, place: Region, position: int) -> Iterator[Access]:
+    def _below(self, level: int, branch: int, place: Region, position: int) -> Iterator[MemoryAccess]:
         if level == 0:
             yield from (access for access in self._leaves.get(branch, ()) if access.place.overlaps(place))
         elif (level, branch) in self._touched and self._touched[level, branch].overlaps(place):

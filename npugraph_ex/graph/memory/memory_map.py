@@ -16,7 +16,7 @@ from torch import fx
 
 from npugraph_ex import _torch_private
 from npugraph_ex.graph.memory.aliases import AliasFacts, read_by, schema_of, tensor_leaves, written_by
-from npugraph_ex.graph.memory.history import Access, History
+from npugraph_ex.graph.memory.history import History, MemoryAccess
 from npugraph_ex.graph.memory.regions import EVERYWHERE, UNKNOWN, Region
 from npugraph_ex.graph.memory.strides import share_no_byte
 from npugraph_ex.graph.operators import returned_argument
@@ -58,7 +58,7 @@ class MemoryMap:
 
     def _add(self, accesses: dict[int, History], node: fx.Node, value: fx.Node) -> None:
         for place in self.regions(value):
-            self._history(accesses, place.root).add(Access(self.position[node], node, value, place))
+            self._history(accesses, place.root).add(MemoryAccess(self.position[node], node, value, place))
 
     def _history(self, accesses: dict[int, History], root: int) -> History:
         if root not in accesses:
@@ -134,11 +134,11 @@ class MemoryMap:
         others = self.regions(second)
         return any(region.overlaps(other) for region in self.regions(first) for other in others)
 
-    def reads_after(self, place: Region, position: int) -> Iterator[Access]:
+    def reads_after(self, place: Region, position: int) -> Iterator[MemoryAccess]:
         """Reads of bytes of ``place`` by nodes later than ``position``, in order."""
         return self._after(self._reads, place, position)
 
-    def writes_after(self, place: Region, position: int) -> Iterator[Access]:
+    def writes_after(self, place: Region, position: int) -> Iterator[MemoryAccess]:
         """Writes to bytes of ``place`` by nodes later than ``position``, in order."""
         return self._after(self._writes, place, position)
 
@@ -150,13 +150,13 @@ class MemoryMap:
                 return write.position
         return None
 
-    def accesses(self, node: fx.Node) -> Iterator[Access]:
+    def accesses(self, node: fx.Node) -> Iterator[MemoryAccess]:
         """Everything that reads or writes bytes in which ``node`` lies."""
         for place in self.regions(node):
             yield from self.reads_after(place, -1)
             yield from self.writes_after(place, -1)
 
-    def _after(self, accesses: dict[int, History], place: Region, position: int) -> Iterator[Access]:
+    def _after(self, accesses: dict[int, History], place: Region, position: int) -> Iterator[MemoryAccess]:
         roots = list(accesses) if place.root == UNKNOWN else (place.root, UNKNOWN)
         found = [accesses[root].after(place, position) for root in roots if root in accesses]
         return merge(*found, key=attrgetter("position"))
@@ -175,7 +175,7 @@ class MemoryMap:
                 for access in accesses.pop(own.root):
                     history.add(replace(access, place=self._placed(access.place)))
 
-    def is_apart(self, access: Access, part: torch.Tensor) -> bool:
+    def is_apart(self, access: MemoryAccess, part: torch.Tensor) -> bool:
         """Whether an access is proven to touch no byte of a view of one of the graph's fake tensors."""
         place = self.place_of(part)
         if not access.place.overlaps(place):

@@ -229,7 +229,7 @@ def _check(case: Case, outcome: Outcome) -> None:
     if case.route == "fx":
         _check_passes(case, outcome)
         return
-    compiled = _Compiled(case)
+    compiled = _CompiledCase(case)
     if not case.runs:
         compiled.optimise()
         _count(case, outcome, compiled.report)
@@ -272,7 +272,7 @@ def check_optimised(
     return outcome
 
 
-class _Compiled:
+class _CompiledCase:
     """The case's program, compiled both ways."""
 
     def __init__(self, case: Case) -> None:

@@ -167,7 +167,7 @@ class _Sequential(fx.Interpreter):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class StreamVerdict:
     """What the emulated device says of one graph.
 
     Attributes:
@@ -196,7 +196,7 @@ def judge(
     *,
     schedules: Sequence[str] = SCHEDULES,
     reuse: Reuse | None = None,
-) -> Verdict:
+) -> StreamVerdict:
     """Ask the emulated device about a graph: its race detector, and the values of replays under several schedules.
 
     Args:
@@ -211,10 +211,10 @@ def judge(
         try:
             captured = CapturedAsWritten(gm, inputs, reuse)
         except RuntimeError as error:
-            return Verdict(str(error))
+            return StreamVerdict(str(error))
         for text in schedules:
             with npu_emulator.schedule(text):
                 results = captured.replay(inputs)
             if not all(torch.equal(*pair) for pair in zip(results, expected, strict=True)):
                 differing.append(text)
-    return Verdict("", tuple(races), tuple(differing))
+    return StreamVerdict("", tuple(races), tuple(differing))

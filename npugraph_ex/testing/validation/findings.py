@@ -32,7 +32,7 @@ class ReplacementRefutedError(NpuGraphExError):
 
 
 @dataclass(frozen=True)
-class Finding:
+class ValidationFinding:
     """One thing that was found out about a replacement.
 
     Attributes:
@@ -67,7 +67,7 @@ class Validation:
     """
 
     rule: str
-    findings: tuple[Finding, ...]
+    findings: tuple[ValidationFinding, ...]
     programs: int = 0
     fused: int = 0
     wrong: int = 0
@@ -102,7 +102,7 @@ class Validation:
         return report_table((self,))
 
 
-def ordered(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+def ordered(findings: Sequence[ValidationFinding]) -> tuple[ValidationFinding, ...]:
     """The worst first: what fails, then the verdict, then remarks."""
     return tuple(sorted(findings, key=lambda finding: (not finding.fails, _ORDER.index(finding.kind))))
 

@@ -9,27 +9,29 @@ from npugraph_ex.fusion.registry import USER_RULES
 from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.fusion.rules import prepared_rules
 from npugraph_ex.testing.generator.patterns import Pattern
-from npugraph_ex.testing.validation.findings import Finding
+from npugraph_ex.testing.validation.findings import ValidationFinding
 from npugraph_ex.testing.validation.survey import Setting, Surveyed, match_report
 
 _COMPARED = 4
 
 
-def refused_everywhere(answers: Sequence[Surveyed]) -> Finding:
+def refused_everywhere(answers: Sequence[Surveyed]) -> ValidationFinding:
     """The matcher refuses the rule in every setting, whatever its guard says; why."""
     tried = [entry for entry in answers if entry.answer == "library"]
     if not tried:
-        return Finding("never-matches", f"its search function cannot be traced: {answers[0].reason}", fails=True)
+        return ValidationFinding(
+            "never-matches", f"its search function cannot be traced: {answers[0].reason}", fails=True
+        )
     reason, times = Counter(entry.reason for entry in tried).most_common(1)[0]
     example = next(entry.setting for entry in tried if entry.reason == reason)
-    return Finding(
+    return ValidationFinding(
         "never-matches",
         f"the matcher refuses it in all {len(tried)} settings; in {times} of them because {reason} ({example})",
         fails=True,
     )
 
 
-def refused_for_its_example(own: Surveyed, answers: Sequence[Surveyed]) -> list[Finding]:
+def refused_for_its_example(own: Surveyed, answers: Sequence[Surveyed]) -> list[ValidationFinding]:
     """The matcher refuses the rule for what its author declared it with, though not for all that was tried.
 
     Args:
@@ -44,7 +46,7 @@ def refused_for_its_example(own: Surveyed, answers: Sequence[Surveyed]) -> list[
     other = next(entry.setting for entry in answers if entry.answer == "fused")
     where = "the dtypes of its own example inputs" if nowhere else "its own example inputs"
     return [
-        Finding(
+        ValidationFinding(
             "never-for-its-example",
             f"it can never be applied for {where} ({own.setting}): {own.reason}; it is for others, such as {other}",
             fails=True,
@@ -52,13 +54,13 @@ def refused_for_its_example(own: Surveyed, answers: Sequence[Surveyed]) -> list[
     ]
 
 
-def allowed_too_much(answers: Sequence[Surveyed]) -> list[Finding]:
+def allowed_too_much(answers: Sequence[Surveyed]) -> list[ValidationFinding]:
     """The guard lets matches through that would change a dtype, a shape or what shares memory."""
     legal = [entry for entry in answers if entry.answer == "library" and entry.allowed and " would " in entry.reason]
     if not legal:
         return []
     return [
-        Finding(
+        ValidationFinding(
             "guard-too-weak",
             f"its guard allows matches that would change what the program returns; this library refuses them: "
             f"{legal[0].reason} ({legal[0].setting})",
@@ -66,7 +68,7 @@ def allowed_too_much(answers: Sequence[Surveyed]) -> list[Finding]:
     ]
 
 
-def overlaps(prepared: PreparedRule, pattern: Pattern, settings: Sequence[Setting]) -> list[Finding]:
+def overlaps(prepared: PreparedRule, pattern: Pattern, settings: Sequence[Setting]) -> list[ValidationFinding]:
     """Which other rules would fuse operators of the same pattern, and who comes first."""
     rules = (*USER_RULES.snapshot(), *prepared_rules())
     order = [rule.rule.name for rule in rules]
@@ -77,7 +79,7 @@ def overlaps(prepared: PreparedRule, pattern: Pattern, settings: Sequence[Settin
         if not isinstance(report, str):
             found |= dict.fromkeys(record.name for record in report.rules if record.fusions)
     return [
-        Finding(
+        ValidationFinding(
             "overlaps-with",
             f"{other} fuses the same operators; {'this' if order.index(name) < order.index(other) else 'that'} one is "
             "tried first and wins",

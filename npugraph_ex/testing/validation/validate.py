@@ -15,7 +15,7 @@ from npugraph_ex.testing.failures.search import find_failure
 from npugraph_ex.testing.generator.patterns import Pattern, pattern_of
 from npugraph_ex.testing.validation.blame import divide_of
 from npugraph_ex.testing.validation.effort import Effort
-from npugraph_ex.testing.validation.findings import Finding, Validation, ordered
+from npugraph_ex.testing.validation.findings import Validation, ValidationFinding, ordered
 from npugraph_ex.testing.validation.matching import (
     allowed_too_much,
     overlaps,
@@ -48,7 +48,7 @@ class _Validator:
     prepared: PreparedRule
     effort: Effort
     target: str
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[ValidationFinding] = field(default_factory=list)
     operators: str = ""
     worst_shown: float = 0.0
     """How far off the counterexample is, which was searched for and may be further off than what was tried before."""
@@ -81,7 +81,7 @@ class _Validator:
         return self._result(trials, answers)
 
     def _say(self, kind: Any, text: str, *, fails: bool = False, script: str = "") -> None:
-        self.findings.append(Finding(kind, text, fails, script))
+        self.findings.append(ValidationFinding(kind, text, fails, script))
 
     def _result(self, trials: Trials, answers: Sequence[Surveyed]) -> Validation:
         right, wrong = trials.of("right"), trials.of("wrong")

@@ -2,7 +2,7 @@
 
 The caching allocator hands a block out again on the stream for which it was allocated, as soon as the host has dropped
 it: after its last use in the node list, whatever other streams are still doing. `record_stream` tells it of another
-stream. Blocks of up to 1 MiB and larger ones come from different pools; which block of a pool comes next is the allocator's
+stream. Allocations of up to 1 MiB and larger ones come from different pools; which block of a pool comes next is the allocator's
 affair, so any that is free is taken for possible.
 """
 
@@ -24,7 +24,7 @@ _SMALL = 1 << 20
 
 
 @dataclass
-class _Block:
+class _Allocation:
     """One allocation: where it may be reused, from which place in the list on, and who else used it."""
 
     value: fx.Node
@@ -35,7 +35,7 @@ class _Block:
     told: set[str] = field(default_factory=set)
 
 
-class Blocks:
+class Allocations:
     """The allocations of one graph, while it is walked in the order of its list.
 
     Args:
@@ -52,15 +52,15 @@ class Blocks:
             for root in facts.roots(node) if tensor_leaves(node) else ():
                 self._last_use[root] = max(last, self._last_use.get(root, last))
         self._kept = {root for node in output_values(graph) if isinstance(node, fx.Node) for root in facts.roots(node)}
-        self._blocks: dict[int, tuple[str, _Block]] = {}
-        self._used_elsewhere: dict[str, list[_Block]] = defaultdict(list)
+        self._blocks: dict[int, tuple[str, _Allocation]] = {}
+        self._used_elsewhere: dict[str, list[_Allocation]] = defaultdict(list)
 
     def allocated(self, node: fx.Node, touch: Touch, stream: str) -> None:
         """``node`` allocates the memory of ``touch`` on ``stream``."""
         root = touch.region.root
         if root == UNKNOWN or root in self._kept:
             return
-        block = _Block(node, _is_small(self._facts.storage_bytes(root)), self._last_use[root])
+        block = _Allocation(node, _is_small(self._facts.storage_bytes(root)), self._last_use[root])
         self._blocks[root] = (stream, block)
 
     def used(self, past: Past) -> None:
@@ -82,7 +82,7 @@ class Blocks:
                 block.uses.pop(stream, None)
 
     def reused(self, node: fx.Node, touch: Touch, stream: str, clocks: Clocks) -> Iterator[tuple[fx.Node, Past]]:
-        """Blocks that ``node`` may be given for ``touch`` although another stream may still use them, each once.
+        """Allocations that ``node`` may be given for ``touch`` although another stream may still use them, each once.
 
         Yields:
             The value that lay in the block, and its use that may not be over.

@@ -46,7 +46,7 @@ class Operands:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class RuleRecord:
+class BuiltInRule:
     """A built-in rule. Its module holds it as ``RULE``.
 
     Attributes:
@@ -69,7 +69,7 @@ class RuleRecord:
         """Check the names."""
         names = sorted({variant.name for variant in self.variants})
         if len(names) != 1:
-            raise ReplacementError(f"RuleRecord, field variants: the variants of one rule have one name, not {names}.")
+            raise ReplacementError(f"BuiltInRule, field variants: the variants of one rule have one name, not {names}.")
 
     @property
     def name(self) -> str:
