@@ -1,0 +1,110 @@
+"""Copies each token once for each of its experts, in the order of the experts; and the gradient.
+
+Formula (CANN operator documentation, aclnnMoeTokenPermute and aclnnMoeTokenPermuteGrad), for ``K`` experts a token::
+
+    order               = argsort(indices)                 by expert, the earlier choice first
+    permuted_tokens[i]  = tokens[order[i] // K]            the first num_out_tokens; a number below 1 is counted from the end
+    sorted_indices      = argsort(order)                   the row of each choice
+    grad_tokens[t]      = sum over k of grad_permuted_tokens[sorted_indices[t * K + k]]     rows that were cut off count as 0
+
+Not covered: ``padded_mode``.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from npugraph_ex.operators._precision import compute_dtype, unsupported
+from npugraph_ex.operators._record import Operator, call
+from npugraph_ex.operators._scalar_types import dtype_of
+
+_NAME = "npu_moe_token_permute"
+_GRAD, _GRAD_V2 = f"{_NAME}_grad", f"{_NAME}_grad_v2"
+
+
+def _refuse_padding(name: str, padded_mode: bool) -> None:
+    if padded_mode:
+        raise unsupported(name, "padded_mode", True, "False")
+
+
+def rows_of_choices(rows: torch.Tensor, sorted_indices: torch.Tensor) -> torch.Tensor:
+    """The row of each choice, in float32 or float64; zeros where the row was cut off."""
+    wide = rows.to(compute_dtype(rows))
+    places = sorted_indices.long()
+    behind = wide.new_zeros(1, wide.shape[1])
+    return torch.cat([wide, behind])[places.clamp(max=rows.shape[0])]
+
+
+@Operator(
+    name="npu::npu_moe_token_permute",
+    source="CANN operator documentation, aclnnMoeTokenPermute",
+    examples=(
+        lambda: call(torch.randn(3, 4).half(), torch.tensor([[1, 0], [2, 1], [0, 2]])),
+        lambda: call(torch.randn(3, 4), torch.tensor([1, 2, 0]), 2),
+    ),
+)
+def npu_moe_token_permute(
+    tokens: torch.Tensor, indices: torch.Tensor, num_out_tokens: int | None = None, padded_mode: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``(permuted_tokens, sorted_indices)``: [rows, H] like tokens, [N * K] int32.
+
+    tokens: [N, H]; indices: [N] or [N, K] whole numbers, the experts of each token.
+    """
+    _refuse_padding(_NAME, padded_mode)
+    k = 1 if indices.dim() == 1 else indices.shape[1]
+    order = indices.reshape(-1).argsort(stable=True)
+    given = num_out_tokens or 0
+    rows = min(given, order.numel()) if given > 0 else given + order.numel()
+    return tokens[order[:rows] // k], order.argsort().to(torch.int32)
+
+
+def _gradient(grad: torch.Tensor, sorted_indices: torch.Tensor, k: int, dtype: torch.dtype) -> torch.Tensor:
+    return rows_of_choices(grad, sorted_indices).unflatten(0, (-1, k)).sum(1).to(dtype)
+
+
+def _chosen() -> torch.Tensor:
+    return torch.tensor([2, 0, 4, 3, 1, 5], dtype=torch.int32)
+
+
+@Operator(
+    name="npu::npu_moe_token_permute_grad",
+    source="CANN operator documentation, aclnnMoeTokenPermuteGrad",
+    examples=(
+        lambda: call(
+            torch.randn(3, 4).half(),
+            torch.randn(6, 4).half(),
+            torch.tensor([[1, 0], [2, 1], [0, 2]]),
+            _chosen(),
+        ),
+    ),
+)
+def npu_moe_token_permute_grad(
+    tokens: torch.Tensor,
+    grad_permuted_tokens: torch.Tensor,
+    indices: torch.Tensor,
+    sorted_indices: torch.Tensor,
+    padded_mode: bool = False,
+) -> torch.Tensor:
+    """The gradient of ``tokens``, [N, H] of their dtype."""
+    _refuse_padding(_GRAD, padded_mode)
+    k = 1 if indices.dim() == 1 else indices.shape[1]
+    return _gradient(grad_permuted_tokens, sorted_indices, k, tokens.dtype)
+
+
+@Operator(
+    name="npu::npu_moe_token_permute_grad_v2",
+    source="CANN operator documentation, aclnnMoeTokenPermuteGrad",
+    examples=(lambda: call(torch.randn(6, 4).half(), _chosen(), 3, torch.float16, 2),),
+)
+def npu_moe_token_permute_grad_v2(
+    grad_permuted_tokens: torch.Tensor,
+    sorted_indices: torch.Tensor,
+    tokens_size_0: int,
+    tokens_dtype: torch.dtype,
+    num_topK: int,
+    padded_mode: bool = False,
+) -> torch.Tensor:
+    """The gradient of ``tokens``, [tokens_size_0, H] of ``tokens_dtype``."""
+    _refuse_padding(_GRAD_V2, padded_mode)
+    dtype = dtype_of(tokens_dtype, _GRAD_V2, "tokens_dtype")
+    return _gradient(grad_permuted_tokens, sorted_indices, num_topK, dtype)

@@ -1,0 +1,142 @@
+"""Adds up the rows of each token's experts, weighted; and the gradients.
+
+Formula (CANN operator documentation, aclnnMoeTokenUnpermute and aclnnMoeTokenUnpermuteGrad), for ``K`` experts a token::
+
+    row(t, k)                       = sorted_indices[t * K + k]
+    unpermuted_tokens[t]            = sum over k of probs[t, k] * permuted_tokens[row(t, k)]
+    grad_permuted_tokens[row(t, k)] = probs[t, k] * grad[t]
+    grad_probs[t, k]                = sum(permuted_tokens[row(t, k)] * grad[t])
+
+Without ``probs`` K is 1 and each weight 1. Rows behind the last one, which a limited permutation cut off, count as zeros.
+
+Not covered: ``padded_mode``; ``restore_shape``, which belongs to it, is not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from npugraph_ex.operators._precision import compute_dtype, unsupported
+from npugraph_ex.operators._record import Operator, call
+from npugraph_ex.operators._scalar_types import dtype_of
+from npugraph_ex.operators.npu_moe_token_permute import rows_of_choices
+
+_NAME = "npu_moe_token_unpermute"
+_SOURCE = "CANN operator documentation, aclnnMoeTokenUnpermute"
+_GRAD_SOURCE = "CANN operator documentation, aclnnMoeTokenUnpermuteGrad"
+
+
+def _refuse_padding(name: str, padded_mode: bool) -> None:
+    if padded_mode:
+        raise unsupported(name, "padded_mode", True, "False")
+
+
+def _chosen() -> torch.Tensor:
+    return torch.tensor([2, 0, 4, 3, 1, 5], dtype=torch.int32)
+
+
+def _example() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return torch.randn(6, 4).half(), _chosen(), torch.rand(3, 2).half()
+
+
+@Operator(name="npu::npu_moe_token_unpermute", source=_SOURCE, examples=(lambda: call(*_example()),))
+def npu_moe_token_unpermute(
+    permuted_tokens: torch.Tensor,
+    sorted_indices: torch.Tensor,
+    probs: torch.Tensor | None = None,
+    padded_mode: bool = False,
+    restore_shape: Sequence[int] | None = None,
+) -> torch.Tensor:
+    """[N, H] like permuted_tokens [rows, H]; sorted_indices: [N * K] int32; probs: [N, K]."""
+    _refuse_padding(_NAME, padded_mode)
+    rows = rows_of_choices(permuted_tokens, sorted_indices)
+    if probs is None:
+        return rows.to(permuted_tokens.dtype)
+    weights = probs.to(compute_dtype(permuted_tokens, probs))
+    return (rows.unflatten(0, probs.shape) * weights.unsqueeze(-1)).sum(1).to(permuted_tokens.dtype)
+
+
+@Operator(name="npu::_npu_moe_token_unpermute", source=_SOURCE, examples=(lambda: call(*_example()),))
+def _npu_moe_token_unpermute(
+    permuted_tokens: torch.Tensor,
+    sorted_indices: torch.Tensor,
+    probs: torch.Tensor | None = None,
+    padded_mode: bool = False,
+    restore_shape: Sequence[int] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The result of ``npu_moe_token_unpermute``, and ``permuted_tokens`` for the gradient."""
+    out = npu_moe_token_unpermute(permuted_tokens, sorted_indices, probs, padded_mode, restore_shape)
+    return out, permuted_tokens.clone()
+
+
+def _gradients(
+    permuted: torch.Tensor | None,
+    grad: torch.Tensor,
+    sorted_indices: torch.Tensor,
+    probs: torch.Tensor | None,
+    size: int,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """``(grad_permuted_tokens [size, H] of dtype, grad_probs)``."""
+    wide = grad.to(compute_dtype(grad, probs))
+    places = sorted_indices.long().clamp(max=size)
+    each = wide if probs is None else (wide.unsqueeze(1) * probs.to(wide.dtype).unsqueeze(-1)).flatten(0, 1)
+    to_rows = wide.new_zeros(size + 1, wide.shape[1]).index_copy_(0, places, each)[:size].to(dtype)
+    if probs is None:
+        return to_rows, None
+    if permuted is None:
+        raise ValueError(f"{_NAME}_grad: the gradient of probs takes permuted_tokens; they are None.")
+    rows = rows_of_choices(permuted, sorted_indices).unflatten(0, probs.shape)
+    return to_rows, (rows * wide.unsqueeze(1)).sum(-1).to(probs.dtype)
+
+
+@Operator(
+    name="npu::npu_moe_token_unpermute_grad",
+    source=_GRAD_SOURCE,
+    examples=(lambda: call(torch.randn(6, 4).half(), torch.randn(3, 4).half(), _chosen(), torch.rand(3, 2).half()),),
+)
+def npu_moe_token_unpermute_grad(
+    permuted_tokens: torch.Tensor,
+    grad_unpermuted_tokens: torch.Tensor,
+    sorted_indices: torch.Tensor,
+    probs: torch.Tensor | None = None,
+    padded_mode: bool = False,
+    restore_shape: Sequence[int] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """``(grad_permuted_tokens, grad_probs)``, each like what it is the gradient of."""
+    _refuse_padding(f"{_NAME}_grad", padded_mode)
+    size, dtype = permuted_tokens.shape[0], permuted_tokens.dtype
+    return _gradients(permuted_tokens, grad_unpermuted_tokens, sorted_indices, probs, size, dtype)
+
+
+@Operator(
+    name="npu::npu_moe_token_unpermute_grad_v2",
+    source=_GRAD_SOURCE,
+    examples=(
+        lambda: call(
+            torch.randn(3, 4).half(),
+            _chosen(),
+            6,
+            torch.float16,
+            torch.rand(3, 2).half(),
+            permuted_tokens=torch.randn(6, 4).half(),
+        ),
+    ),
+)
+def npu_moe_token_unpermute_grad_v2(
+    grad_unpermuted_tokens: torch.Tensor,
+    sorted_indices: torch.Tensor,
+    permuted_tokens_size_0: int,
+    permuted_tokens_dtype: torch.dtype,
+    probs: torch.Tensor | None = None,
+    padded_mode: bool = False,
+    restore_shape: Sequence[int] | None = None,
+    permuted_tokens: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """``(grad_permuted_tokens, grad_probs)``: [permuted_tokens_size_0, H] of the dtype given, and like probs."""
+    name = f"{_NAME}_grad_v2"
+    _refuse_padding(name, padded_mode)
+    dtype = dtype_of(permuted_tokens_dtype, name, "permuted_tokens_dtype")
+    return _gradients(permuted_tokens, grad_unpermuted_tokens, sorted_indices, probs, permuted_tokens_size_0, dtype)
