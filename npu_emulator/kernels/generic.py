@@ -13,7 +13,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from npu_emulator.kernels.arguments import Bound, bind
-from npu_emulator.kernels.metadata import Like, Likes, MetadataCache
+from npu_emulator.kernels.metadata import Given, Like, Likes, MetadataCache
 from npu_emulator.kernels.registry import CONSTRAINTS, WORK
 from npu_emulator.kernels.widening import widened
 
@@ -177,7 +177,8 @@ class Kernel:
 
         work = self._work_of(bound)
         self._launcher.launch(self.name, self._number, index, store, bound.reads, targets, fresh=True, work=work)
-        return outputs
+        arguments = tree_leaves((args, kwargs))
+        return tree_map(lambda value: arguments[value.leaf] if isinstance(value, Given) else value, outputs)
 
     # -- in-place and out variants --------------------------------------------------------------------------------------
 

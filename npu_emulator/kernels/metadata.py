@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Like", "Likes", "MetadataCache", "on_meta"]
+__all__ = ["Given", "Like", "Likes", "MetadataCache", "on_meta"]
 
 _CACHE_LIMIT = 4096
 
@@ -21,6 +22,13 @@ class Like(NamedTuple):
     size: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Given:
+    """An output that is one of the arguments itself, the one at `leaf` among the leaves of `(args, kwargs)`."""
+
+    leaf: int
 
 
 class Likes:
@@ -53,15 +61,14 @@ class MetadataCache:
         self._known: dict[Any, Any] = {}
 
     def outputs(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the operator's outputs as `Likes`, or, if lists are among them, with every tensor replaced by its `Like`.
+        """Return the outputs as `Likes`, or, if lists or arguments are among them, with `Like` or `Given` for every tensor.
 
         `key` describes the arguments (see `Bound.key`); None means that nothing may be remembered. Raises whatever the meta
         kernel raises: wrong arguments fail here, at launch, as they do on hardware.
         """
         found = self._known.get(key) if key is not None else None
         if found is None:
-            result = self._on_meta(tree_map(on_meta, args), tree_map(on_meta, kwargs))
-            found = tree_map(_like, result)
+            found = tree_map(_like, self._on_meta(tree_map(on_meta, args), tree_map(on_meta, kwargs)))
             if type(found) is Like:
                 found = Likes((found,), single=True)
             elif type(found) is tuple and all(type(like) is Like for like in found):
@@ -74,16 +81,30 @@ class MetadataCache:
 
     def _on_meta(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
-            return self._op(*args, **kwargs)
+            result = self._op(*args, **kwargs)
         except NotImplementedError:
             if self._compute is None:
                 raise
+        else:
+            return self._with_arguments(result, args, kwargs)
         try:
             return self._compute(*args, **kwargs)
         except Exception as error:
             raise NotImplementedError(
                 f"{self._op} has no meta (fake) implementation, and its kernel cannot stand in for one: {error}"
             ) from error
+
+    def _with_arguments(self, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Put a `Given` for each output that is an argument, if not only the meta kernel but also `compute` returns it."""
+        leaves = tree_leaves((args, kwargs))
+        places = {id(leaf): place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
+        if self._compute is None or not any(id(leaf) in places for leaf in tree_leaves(result)):
+            return result
+        try:
+            returned = {id(leaf) for leaf in tree_leaves(self._compute(*args, **kwargs))}
+        except Exception:  # noqa: BLE001 - a kernel may look at values, which meta tensors have not
+            return result
+        return tree_map(lambda leaf: Given(places[id(leaf)]) if id(leaf) in returned & {*places} else leaf, result)
 
 
 def _like(value: object) -> object:

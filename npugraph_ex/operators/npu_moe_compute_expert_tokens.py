@@ -15,6 +15,7 @@ from npugraph_ex.operators._record import Operator, call
 @Operator(
     name="npu::npu_moe_compute_expert_tokens",
     source="operator documentation of torch_npu.npu_moe_compute_expert_tokens",
+    dtypes=(torch.int32,),
     examples=(lambda: call(torch.tensor([0, 0, 1, 3], dtype=torch.int32), 5),),
 )
 def npu_moe_compute_expert_tokens(sorted_expert_for_source_row: torch.Tensor, num_expert: int) -> torch.Tensor:

@@ -25,6 +25,7 @@ def _floats(*size: int) -> torch.Tensor:
 @Operator(
     name="npu::npu_moe_finalize_routing",
     source="operator documentation of torch_npu.npu_moe_finalize_routing",
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
     examples=(
         lambda: call(
             _floats(6, 4), _floats(3, 4), None, _floats(5, 4), _floats(3, 2),

@@ -57,6 +57,7 @@ def _without_other_groups(scores: torch.Tensor, k_group: int, group_count: int, 
 @Operator(
     name="npu::npu_moe_gating_top_k",
     source="operator documentation of torch_npu.npu_moe_gating_top_k",
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
     examples=(
         lambda: call(torch.randn(4, 16), 3, bias=torch.randn(16), k_group=2, group_count=4, norm_type=1, out_flag=True),
         lambda: call(torch.randn(4, 16).half(), 2, routed_scaling_factor=2.5),
@@ -104,6 +105,7 @@ def npu_moe_gating_top_k(
 @Operator(
     name="npu::npu_moe_gating_top_k_backward",
     source="derivative of npu_moe_gating_top_k; argument list of CANN's aclnnMoeGatingTopKBackward",
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
     examples=(
         lambda: call(torch.rand(4, 8), torch.randn(4, 2).half(), torch.tensor([[0, 3]] * 4).int(), norm_type=1),
         lambda: call(torch.rand(4, 8).softmax(-1), torch.randn(4, 2), torch.tensor([[0, 3]] * 4).int()),

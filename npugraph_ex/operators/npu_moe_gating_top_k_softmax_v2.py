@@ -24,6 +24,7 @@ _NAME = "npu_moe_gating_top_k_softmax_v2"
 @Operator(
     name="npu::npu_moe_gating_top_k_softmax_v2",
     source="CANN operator documentation, aclnnMoeGatingTopKSoftmaxV2",
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
     examples=(
         lambda: call(torch.randn(4, 8).half(), k=2, output_softmax=True),
         lambda: call(torch.randn(2, 4, 8), k=2, renorm=1),

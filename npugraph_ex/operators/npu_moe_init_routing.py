@@ -17,6 +17,7 @@ from npugraph_ex.operators._record import Operator, call
 @Operator(
     name="npu::npu_moe_init_routing",
     source="operator documentation of torch_npu.npu_moe_init_routing",
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
     examples=(
         lambda: call(
             torch.randn(3, 4).half(),

@@ -27,6 +27,7 @@ _NAME = "npu_moe_init_routing_quant"
 @Operator(
     name="npu::npu_moe_init_routing_quant",
     source="CANN operator documentation, aclnnMoeInitRoutingQuantV2",
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
     examples=(
         lambda: call(
             torch.randn(3, 4).half(),

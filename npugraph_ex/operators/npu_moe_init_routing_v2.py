@@ -44,6 +44,7 @@ def _experts() -> torch.Tensor:
 @Operator(
     name="npu::npu_moe_init_routing_v2",
     source="operator documentation of torch_npu.npu_moe_init_routing_v2",
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
     examples=(
         lambda: call(
             torch.randn(3, 4).half(),
@@ -79,7 +80,7 @@ def npu_moe_init_routing_v2(
     expert_tokens_num_type: int = 0,
     expert_tokens_num_flag: bool = False,
     quant_mode: int = -1,
-    active_expert_range: Sequence[int] = [],  # noqa: B006 - the schema's default
+    active_expert_range: Sequence[int] = [],
     row_idx_type: int = 0,
     x_dtype: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -26,6 +26,7 @@ _NAME = "npu_moe_re_routing"
 @Operator(
     name="npu::npu_moe_re_routing",
     source="operator documentation of torch_npu.npu_moe_re_routing",
+    dtypes=(torch.float16, torch.bfloat16, torch.int8),
     examples=(lambda: call(torch.randn(7, 4).half(), torch.tensor([[1, 2], [3, 1]]), per_token_scales=torch.rand(7)),),
 )
 def npu_moe_re_routing(

@@ -38,6 +38,7 @@ def rows_of_choices(rows: torch.Tensor, sorted_indices: torch.Tensor) -> torch.T
 @Operator(
     name="npu::npu_moe_token_permute",
     source="CANN operator documentation, aclnnMoeTokenPermute",
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
     examples=(
         lambda: call(torch.randn(3, 4).half(), torch.tensor([[1, 0], [2, 1], [0, 2]])),
         lambda: call(torch.randn(3, 4), torch.tensor([1, 2, 0]), 2),
@@ -69,6 +70,7 @@ def _chosen() -> torch.Tensor:
 @Operator(
     name="npu::npu_moe_token_permute_grad",
     source="CANN operator documentation, aclnnMoeTokenPermuteGrad",
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
     examples=(
         lambda: call(
             torch.randn(3, 4).half(),
@@ -94,6 +96,7 @@ def npu_moe_token_permute_grad(
 @Operator(
     name="npu::npu_moe_token_permute_grad_v2",
     source="CANN operator documentation, aclnnMoeTokenPermuteGrad",
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
     examples=(lambda: call(torch.randn(6, 4).half(), _chosen(), 3, torch.float16, 2),),
 )
 def npu_moe_token_permute_grad_v2(

@@ -38,6 +38,7 @@ def _map() -> torch.Tensor:
 @Operator(
     name="npu::npu_moe_token_permute_with_routing_map",
     source="CANN operator documentation, aclnnMoeTokenPermuteWithRoutingMap",
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
     examples=(
         lambda: call(torch.randn(2, 4).half(), _map(), probs=torch.rand(2, 3).half(), num_out_tokens=4),
         lambda: call(torch.randn(2, 4), _map(), probs=torch.rand(2, 3), num_out_tokens=6, drop_and_pad=True),
@@ -76,6 +77,7 @@ def npu_moe_token_permute_with_routing_map(
 @Operator(
     name="npu::npu_moe_token_permute_with_routing_map_grad",
     source="CANN operator documentation, aclnnMoeTokenPermuteWithRoutingMapGrad",
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
     examples=(
         lambda: call(
             torch.randn(4, 4).half(),
@@ -86,7 +88,15 @@ def npu_moe_token_permute_with_routing_map(
             2,
             False,
         ),
-        lambda: call(torch.randn(3, 4).half(), None, torch.tensor([0, 1, 0], dtype=torch.int32), _map(), 3, 2, True),
+        lambda: call(
+            torch.randn(3, 4).half(),
+            torch.randn(3).half(),
+            torch.tensor([0, 1, 0], dtype=torch.int32),
+            _map(),
+            3,
+            2,
+            True,
+        ),
     ),
 )
 def npu_moe_token_permute_with_routing_map_grad(

@@ -41,7 +41,12 @@ def _example() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return torch.randn(6, 4).half(), _chosen(), torch.rand(3, 2).half()
 
 
-@Operator(name="npu::npu_moe_token_unpermute", source=_SOURCE, examples=(lambda: call(*_example()),))
+@Operator(
+    name="npu::npu_moe_token_unpermute",
+    source=_SOURCE,
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
+    examples=(lambda: call(*_example()),),
+)
 def npu_moe_token_unpermute(
     permuted_tokens: torch.Tensor,
     sorted_indices: torch.Tensor,
@@ -58,7 +63,12 @@ def npu_moe_token_unpermute(
     return (rows.unflatten(0, probs.shape) * weights.unsqueeze(-1)).sum(1).to(permuted_tokens.dtype)
 
 
-@Operator(name="npu::_npu_moe_token_unpermute", source=_SOURCE, examples=(lambda: call(*_example()),))
+@Operator(
+    name="npu::_npu_moe_token_unpermute",
+    source=_SOURCE,
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
+    examples=(lambda: call(*_example()),),
+)
 def _npu_moe_token_unpermute(
     permuted_tokens: torch.Tensor,
     sorted_indices: torch.Tensor,
@@ -66,9 +76,9 @@ def _npu_moe_token_unpermute(
     padded_mode: bool = False,
     restore_shape: Sequence[int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The result of ``npu_moe_token_unpermute``, and ``permuted_tokens`` for the gradient."""
+    """The result of ``npu_moe_token_unpermute``, and ``permuted_tokens`` itself for the gradient."""
     out = npu_moe_token_unpermute(permuted_tokens, sorted_indices, probs, padded_mode, restore_shape)
-    return out, permuted_tokens.clone()
+    return out, permuted_tokens
 
 
 def _gradients(
@@ -95,6 +105,7 @@ def _gradients(
 @Operator(
     name="npu::npu_moe_token_unpermute_grad",
     source=_GRAD_SOURCE,
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
     examples=(lambda: call(torch.randn(6, 4).half(), torch.randn(3, 4).half(), _chosen(), torch.rand(3, 2).half()),),
 )
 def npu_moe_token_unpermute_grad(
@@ -114,6 +125,7 @@ def npu_moe_token_unpermute_grad(
 @Operator(
     name="npu::npu_moe_token_unpermute_grad_v2",
     source=_GRAD_SOURCE,
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
     examples=(
         lambda: call(
             torch.randn(3, 4).half(),

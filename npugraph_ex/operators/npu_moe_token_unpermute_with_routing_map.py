@@ -76,6 +76,7 @@ def _forward(
 @Operator(
     name="npu::npu_moe_token_unpermute_with_routing_map",
     source=_SOURCE,
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
     examples=(
         lambda: call(torch.randn(4, 4).half(), _rows(), [2, 4], probs=torch.rand(2, 3).half(), routing_map=_map()),
     ),
@@ -96,6 +97,7 @@ def npu_moe_token_unpermute_with_routing_map(
 @Operator(
     name="npu::_npu_moe_token_unpermute_with_routing_map",
     source=_SOURCE,
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
     examples=(
         lambda: call(torch.randn(4, 4).half(), _rows(), [2, 4], probs=torch.rand(2, 3).half(), routing_map=_map()),
         lambda: call(
@@ -124,6 +126,7 @@ def _npu_moe_token_unpermute_with_routing_map(
 @Operator(
     name="npu::npu_moe_token_unpermute_with_routing_map_grad",
     source="CANN operator documentation, aclnnMoeTokenUnpermuteWithRoutingMapGrad",
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
     examples=(
         lambda: call(
             torch.randn(2, 4).half(), _rows(), _rows(), _map(), torch.randn(4, 4).half(), torch.rand(2, 3).half(),
@@ -149,10 +152,9 @@ def npu_moe_token_unpermute_with_routing_map_grad(
 
     out_index, permuted_token_id: [rows], of the forward call with ``drop_and_pad``, else both its ``sorted_indices``.
     """
+    by_row = out_index
     if drop_and_pad:
-        by_row = torch.empty_like(permuted_token_id).index_copy_(0, out_index.long(), permuted_token_id)
-    else:
-        by_row = out_index
+        by_row = torch.empty_like(out_index).index_copy_(0, out_index.long(), permuted_token_id)
     rows, tokens, experts = _pairs(by_row, routing_map, probs, drop_and_pad, restore_shape[0])
     grad = unpermuted_tokens_grad.to(compute_dtype(unpermuted_tokens_grad, probs))[tokens]
     weighted = grad

@@ -24,6 +24,7 @@ _NAME = "npu_moe_update_expert"
 @Operator(
     name="npu::npu_moe_update_expert",
     source="operator documentation of torch_npu.npu_moe_update_expert",
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
     examples=(
         lambda: call(
             torch.tensor([[0, 2], [1, 0]], dtype=torch.int32),
