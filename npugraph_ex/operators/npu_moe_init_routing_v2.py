@@ -153,5 +153,5 @@ def _quantised(
 
 def _bytes(values: torch.Tensor) -> torch.Tensor:
     """Two int4 values in one byte, the first in its low half."""
-    low, high = values.clamp(-8, 7).bitwise_and(15).to(torch.uint8).unflatten(-1, (-1, 2)).unbind(-1)
-    return low | (high << 4)
+    nibbles = values.clamp(-8, 7).bitwise_and(15).to(torch.uint8)
+    return nibbles[..., ::2] | (nibbles[..., 1::2] << 4)

@@ -60,7 +60,8 @@ def npu_moe_token_permute(
 
 
 def _gradient(grad: torch.Tensor, sorted_indices: torch.Tensor, k: int, dtype: torch.dtype) -> torch.Tensor:
-    return rows_of_choices(grad, sorted_indices).unflatten(0, (-1, k)).sum(1).to(dtype)
+    rows = rows_of_choices(grad, sorted_indices)
+    return rows.reshape(-1, k, rows.shape[1]).sum(1).to(dtype)
 
 
 def _chosen() -> torch.Tensor:

@@ -60,7 +60,7 @@ def npu_moe_token_unpermute(
     if probs is None:
         return rows.to(permuted_tokens.dtype)
     weights = probs.to(compute_dtype(permuted_tokens, probs))
-    return (rows.unflatten(0, probs.shape) * weights.unsqueeze(-1)).sum(1).to(permuted_tokens.dtype)
+    return (rows.reshape(*probs.shape, -1) * weights.unsqueeze(-1)).sum(1).to(permuted_tokens.dtype)
 
 
 @Operator(
@@ -98,7 +98,7 @@ def _gradients(
         return to_rows, None
     if permuted is None:
         raise ValueError(f"{_NAME}_grad: the gradient of probs takes permuted_tokens; they are None.")
-    rows = rows_of_choices(permuted, sorted_indices).unflatten(0, probs.shape)
+    rows = rows_of_choices(permuted, sorted_indices).reshape(*probs.shape, -1)
     return to_rows, (rows * wide.unsqueeze(1)).sum(-1).to(probs.dtype)
 
 
