@@ -134,7 +134,7 @@ class Runtime:
         self._seed_giver: object = None
         self._recorder: object = None
         self._watcher: object = None
-        self._teller: object = None
+        self._line_finder: object = None
 
     def _declare(self, name: str, result: type | None, *arguments: type) -> Callable[..., int]:
         function = getattr(self._held, name)
@@ -187,16 +187,16 @@ class Runtime:
         self._watcher = ctypes.CFUNCTYPE(None, ctypes.c_uint64)(watcher)
         self._held.emu_set_capture_watcher(self._watcher)
 
-    def set_place_teller(self, teller: Callable[[], str]) -> None:
+    def set_line_finder(self, find: Callable[[], str]) -> None:
         """Give the function that names the Python line which led to the runtime: each error's text ends in it."""
 
         def write(text: int, capacity: int) -> None:
-            told = f". Python line: {teller()}".encode()[: capacity - 1]
-            ctypes.memmove(text, told + b"\0", len(told) + 1)
+            line = f". Python line: {find()}".encode()[: capacity - 1]
+            ctypes.memmove(text, line + b"\0", len(line) + 1)
 
-        self._teller = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64)(write)
-        self._held.emu_set_place_teller(self._teller)
-        atexit.register(self._held.emu_set_place_teller, None)
+        self._line_finder = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64)(write)
+        self._held.emu_set_line_finder(self._line_finder)
+        atexit.register(self._held.emu_set_line_finder, None)
 
     def set_operator_recorder(self, recorder: Callable[[bytes | None], None]) -> None:
         """Give the function that is told into which folder to describe operators from now on; None: no more."""

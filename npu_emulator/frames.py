@@ -20,7 +20,7 @@ from torch import fx
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["python_line", "python_place", "split_frame", "user_frames"]
+__all__ = ["python_line", "split_frame", "user_frames", "user_line"]
 
 _NOT_THE_USERS = ("/npu_emulator/", "/torch/", "/torch_npu/", "<frozen ", "<eval_with_key>")
 _HIDES = "__npu_emulator_hides__"
@@ -44,7 +44,7 @@ def split_frame(frame: str) -> tuple[str, str]:
     return line, rest.partition(" of ")[2]
 
 
-def python_place() -> str:
+def user_line() -> str:
     """Name the line of the user's program that led here, and the function of torch or torch_npu that it called, if any."""
     frame: Any = sys._getframe(1)  # noqa: SLF001 - as in _walk
     called = ""

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from npu_emulator.device import CAPTURE_FORBIDS, RUN_NOW, SKIP
 from npu_emulator.errors import EmulatorError
-from npu_emulator.frames import python_line, python_place, user_frames
+from npu_emulator.frames import python_line, user_frames, user_line
 from npu_emulator.interrupts import Interrupts
 from npu_emulator.memory.bounds import INVALID_ADDRESS, first_outside
 from npu_emulator.operator_records import OperatorRecords
@@ -115,7 +115,7 @@ class Launcher:
         runtime.set_kernel_runner(self._run_queued)
         runtime.set_seed_giver(self.draws.reserve)
         runtime.set_capture_watcher(self.draws.capture_ends)
-        runtime.set_place_teller(python_place)
+        runtime.set_line_finder(user_line)
         runtime.set_operator_recorder(self._record_operators)
         inside = (self._run_queued.__func__.__code__, self.draws.reserve.__func__.__code__)
         # torch_npu prints what is raised where it tells of its allocations, and goes on.

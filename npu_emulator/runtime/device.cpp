@@ -218,9 +218,9 @@ EMU_API const char* aclGetRecentErrMsg() {
     given.swap(recent_error);
     recent_error.clear();
     // torch_npu asks where it raises, on the thread whose call failed: the one moment to say which Python line that was.
-    if (!given.empty() && python_place != nullptr) {
+    if (!given.empty() && python_line != nullptr) {
         char place[1024] = "";
-        python_place(place, sizeof place);
+        python_line(place, sizeof place);
         given += place;
     }
     return given.empty() ? nullptr : given.c_str();

@@ -259,6 +259,6 @@ double now_milliseconds();
 extern int (*python_kernel)(uint64_t kernel, const uint64_t* seeds);
 extern void (*python_seeds)(uint64_t graph, uint64_t* seeds);
 extern void (*python_capture_ends)(uint64_t graph);
-extern void (*python_place)(char* text, uint64_t capacity);
+extern void (*python_line)(char* text, uint64_t capacity);
 
 }  // namespace emu

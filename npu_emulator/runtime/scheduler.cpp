@@ -21,7 +21,7 @@ namespace emu {
 int (*python_kernel)(uint64_t, const uint64_t*) = nullptr;  // set by python_api.cpp
 void (*python_seeds)(uint64_t, uint64_t*) = nullptr;
 void (*python_capture_ends)(uint64_t) = nullptr;
-void (*python_place)(char*, uint64_t) = nullptr;
+void (*python_line)(char*, uint64_t) = nullptr;
 
 State& state() {
     static State* instance = new State;  // never destroyed: torch_npu calls in from static destructors

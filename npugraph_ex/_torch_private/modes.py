@@ -38,8 +38,10 @@ def run_meta_kernel(mode: FakeTensorMode, operator: OpOverload, args: Sequence[A
     what it returns, say.
     """
     devices = {leaf.fake_device for leaf in _leaves((*args, *kwargs.values())) if isinstance(leaf, FakeTensor)}
-    told = operator._schema.is_mutable or kwargs.get("device") is not None or _has_fake_function(operator)
-    if told or len(devices) != 1:
+    has_explicit_device = (
+        operator._schema.is_mutable or kwargs.get("device") is not None or _has_fake_function(operator)
+    )
+    if has_explicit_device or len(devices) != 1:
         return operator(*args, **kwargs)
     (device,) = devices
     try:

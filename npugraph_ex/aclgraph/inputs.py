@@ -197,8 +197,8 @@ def size_key(example_inputs: Sequence[Any]) -> Callable[[Sequence[Any]], tuple[A
     dimensions = _unnamed_dimensions(example_inputs, numbers)
 
     def key(inputs: Sequence[Any]) -> tuple[Any, ...]:
-        told = [inputs[position] for position in numbers]
-        return (*told, *[inputs[position].size(dimension) for position, dimension in dimensions])
+        given_numbers = [inputs[position] for position in numbers]
+        return (*given_numbers, *[inputs[position].size(dimension) for position, dimension in dimensions])
 
     return key
 

@@ -62,8 +62,8 @@ class CompilerConfig:
         return sorted({*super().__dir__(), *OPTION_TABLE, *(section.split(".")[0] for section in _SECTIONS)})
 
     def __repr__(self) -> str:
-        told = ", ".join(f"{name}={value!r}" for name, value in sorted(self._values.items()))
-        return f"CompilerConfig({told})"
+        written = ", ".join(f"{name}={value!r}" for name, value in sorted(self._values.items()))
+        return f"CompilerConfig({written})"
 
     def to_options(self) -> Options:
         """Freeze what has been set into the value that the compiler reads."""
@@ -75,18 +75,18 @@ class CompilerConfig:
         Raises:
             OptionValueError: an option is set that TorchAir does not have.
         """
-        told: dict[str, object] = {}
+        written: dict[str, object] = {}
         for name, value in self._values.items():
             row = OPTION_TABLE.get(name)
             if name in _GE_SETTINGS:
-                told[name] = value
+                written[name] = value
             elif row is not None and row.torchair:
-                told[row.torchair] = not value if row.inverted else value
+                written[row.torchair] = not value if row.inverted else value
             else:
                 raise OptionValueError(
                     f"option {name!r} is this backend's own; TorchAir, in its mode, has none like it"
                 )
-        return told
+        return written
 
 
 class _Section:

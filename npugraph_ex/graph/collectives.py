@@ -72,10 +72,10 @@ def is_asynchronous(node: fx.Node) -> bool:
 
 def group_of(node: fx.Node) -> str:
     """The group in which a collective communicates, as its argument says it."""
-    place = _group_argument(node.target) if isinstance(node.target, OpOverload) else None
-    if place is None:
+    argument = _group_argument(node.target) if isinstance(node.target, OpOverload) else None
+    if argument is None:
         return ""
-    position, name = place
+    position, name = argument
     return str(node.args[position] if position < len(node.args) else node.kwargs.get(name, ""))
 
 

@@ -26,7 +26,7 @@ def join(graph: fx.Graph) -> None:
     numbers: dict[object, int] = {}
     first: dict[object, fx.Node] = {}
     for node in graph.nodes:
-        names[node] = numbers.setdefault(_spelling(node, names), len(numbers))
+        names[node] = numbers.setdefault(_same_view_key(node, names), len(numbers))
         part = node.target is operator.getitem and _takes_apart(node.args[0])
         if node in outputs or not (part or _takes_apart(node)):
             continue
@@ -36,7 +36,7 @@ def join(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
-def _spelling(node: fx.Node, names: Mapping[fx.Node, object]) -> object:
+def _same_view_key(node: fx.Node, names: Mapping[fx.Node, object]) -> object:
     """A view's operator and arguments, the values among them by their names; any other node is itself alone."""
     if node.op != "call_function" or not is_view(node):
         return node

@@ -37,7 +37,7 @@ _BY_LENGTH = frozenset({"SEQUENCE_LENGTH", "DICT_KEYS", "DICT_KEYS_MATCH", "MAPP
 
 
 @dataclass
-class Facts:
+class Assumptions:
     """Collected while a function is compiled.
 
     Attributes:
@@ -59,14 +59,14 @@ class Facts:
         return kept
 
     def header(self, made: Precompiled, fixed: set[str]) -> dict[str, str]:
-        """The facts as the header of a file has them.
+        """The assumptions as the header of a file has them.
 
         Args:
             made: the compilation.
             fixed: the names that are the same in every call: ``self``, and what the function closes over.
 
         Raises:
-            Unsaveable: a fact about an argument of the call, which a look at the file could not check.
+            Unsaveable: an assumption on an argument of the call, which a look at the file could not check.
         """
         imports = made.imports()
         values = {name: known for name, known in self.values.items() if not _is_of_torch(name, imports)}
@@ -95,7 +95,7 @@ def _root(expression: str) -> str:
 
 
 def outdated(header: Mapping[str, str], f_globals: Mapping[str, Any], f_locals: Mapping[str, Any]) -> str | None:
-    """The first fact of a file that no longer holds, in words; None if all do."""
+    """The first assumption of a file that no longer holds, in words; None if all do."""
     for where, digest in json.loads(header["sources"]).items():
         module, _, lines = where.rpartition(":")
         first, _, last = lines.partition("-")

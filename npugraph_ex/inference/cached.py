@@ -32,7 +32,7 @@ from npugraph_ex.errors import NpuGraphExError, SavedGraphError
 from npugraph_ex.frontend.entry import current_device
 from npugraph_ex.frontend.entry.backend import get_npu_backend
 from npugraph_ex.frontend.entry.compiler import CompiledFxGraph
-from npugraph_ex.inference.assumptions import Facts, outdated
+from npugraph_ex.inference.assumptions import Assumptions, outdated
 from npugraph_ex.observe.logger import logger
 from npugraph_ex.saving.artifact import SavedGraph
 from npugraph_ex.saving.values import Unsaveable
@@ -198,7 +198,7 @@ class CachedFunction:
                 None,
             )
             if refused:
-                logger.warning("%s", _told(refused, self._store, self._base))
+                logger.warning("%s", _refusals_message(refused, self._store, self._base))
             made = found or self._make(args, kwargs)
         if made is None:
             assert self._fallback is not None  # noqa: S101 - `_make` returns None only after setting it
@@ -234,14 +234,14 @@ class CachedFunction:
 
     def _make(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Variant | None:
         """Compile for a call, and keep it; None where torch cannot write such a function down."""
-        facts = Facts()
+        assumptions = Assumptions()
         function = MethodType(self.__wrapped__, *self._bound) if self._bound else self.__wrapped__
         graphs: list[KeptGraph] = []
         try:
             made = precompile(
                 function, args, kwargs,
                 backend=lambda gm, inputs: self._compile(gm, inputs, graphs), dynamic=self._dynamic,
-                keep_guards=facts.keep_guards,
+                keep_guards=assumptions.keep_guards,
             )  # fmt: skip
         except Exception as error:
             # With a graph there, what fails is writing guards down: torch pickles what a call gives, classes included.
@@ -255,12 +255,12 @@ class CachedFunction:
             return None
         variant = _Variant(made, graphs[0].device)
         self._variants.append(variant)
-        path = self._keep(variant, facts, graphs)
+        path = self._keep(variant, assumptions, graphs)
 
         def keep_again() -> None:
             if path is not None:
                 path.unlink(missing_ok=True)
-            self._keep(variant, facts, graphs)
+            self._keep(variant, assumptions, graphs)
 
         graphs[0].keep_again = keep_again
         return variant
@@ -282,7 +282,7 @@ class CachedFunction:
         graphs[-1].device = device
         return graphs[-1]
 
-    def _keep(self, made: _Variant, facts: Facts, graphs: list[KeptGraph]) -> Path | None:
+    def _keep(self, made: _Variant, assumptions: Assumptions, graphs: list[KeptGraph]) -> Path | None:
         """Write a compilation down; where that is not possible, say so and go on."""
         fixed = {*self.__wrapped__.__code__.co_freevars}
         fixed.update(self.__wrapped__.__code__.co_varnames[: len(self._bound)])
@@ -290,7 +290,7 @@ class CachedFunction:
             payload = made.compiled.save()
             text = graphs[0].text or ""
             device = "" if made.device is None else str(made.device)
-            taken = {**facts.header(made.compiled, fixed), "current_device": device}
+            taken = {**assumptions.header(made.compiled, fixed), "current_device": device}
             header = {**self._parts, **taken, "graph_length": str(len(text.encode()))}
             return self._store.write(f"{self._base}-{_signature(text, taken)}", header, payload)
         except OSError as error:
@@ -314,7 +314,7 @@ def _in_a_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _told(refused: Sequence[Refused], store: Store, base: str) -> str:
+def _refusals_message(refused: Sequence[Refused], store: Store, base: str) -> str:
     """One sentence for all files that are not used, however many one edit has made stale, and how to be rid of them."""
     reasons = "; ".join(dict.fromkeys(reason.rstrip(".") for _, reason in refused))
     if len(refused) == 1:
@@ -325,9 +325,9 @@ def _told(refused: Sequence[Refused], store: Store, base: str) -> str:
     return f"{what}: {reasons}. `npugraph-ex cache {folder}clear {base}` deletes what is there of it"
 
 
-def _signature(text: str, facts: Mapping[str, str]) -> str:
+def _signature(text: str, header: Mapping[str, str]) -> str:
     """A graph and what it takes for granted, as a short name: two processes that compile the same write the same file."""
-    return hashlib.sha256(f"{text}\n{json.dumps(dict(facts), sort_keys=True)}".encode()).hexdigest()[:12]
+    return hashlib.sha256(f"{text}\n{json.dumps(dict(header), sort_keys=True)}".encode()).hexdigest()[:12]
 
 
 def _name(function: FunctionType, owner: object, ranks: Mapping[str, int]) -> str:

@@ -154,11 +154,11 @@ def _of_tensors(one: torch.Tensor, other: Any, within: int) -> tuple[str, int | 
     distance = ulps_apart(one, other)
     if distance.numel() == 0 or int(distance.max()) <= within:
         return None
-    place = int(distance.argmax())
+    flat_index = int(distance.argmax())
     count = int((distance > within).sum())
-    index = ", ".join(str(int(part)) for part in torch.unravel_index(torch.tensor(place), one.shape))
-    worst = int(distance.flatten()[place])
-    values = f"{one.flatten()[place].item()!r} and {other.flatten()[place].item()!r}"
+    index = ", ".join(str(int(part)) for part in torch.unravel_index(torch.tensor(flat_index), one.shape))
+    worst = int(distance.flatten()[flat_index])
+    values = f"{one.flatten()[flat_index].item()!r} and {other.flatten()[flat_index].item()!r}"
     return f"{count} of {one.numel()} elements; the worst, at [{index}], is {values}", worst
 
 

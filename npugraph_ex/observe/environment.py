@@ -121,11 +121,11 @@ def inspect(*, emulate: bool = False, choice: str = "") -> Environment:
 
 def hint(error: BaseException) -> str:
     """What to do about an error of a program that ran without `--emulate`; empty where the device is not the cause."""
-    told, cause = [], error
+    messages, cause = [], error
     while cause is not None:
-        told.append(str(cause))
+        messages.append(str(cause))
         cause = cause.__cause__ or cause.__context__  # type: ignore[assignment]
-    lacking = next((library for library in _CANN_LIBRARIES if any(library in text for text in told)), None)
+    lacking = next((library for library in _CANN_LIBRARIES if any(library in text for text in messages)), None)
     if lacking is None:
         return ""
     return (

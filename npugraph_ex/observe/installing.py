@@ -34,11 +34,11 @@ def install_command(extra: str = "") -> str:
     address = urlsplit(origin["url"])
     if address.scheme != "file":
         return f"pip install {shlex.quote(f'{_NAME}{wanted} @ {_with_revision(origin)}')}"
-    place = Path(url2pathname(address.path))
-    if not place.exists():  # the wheel was deleted, say
+    path = Path(url2pathname(address.path))
+    if not path.exists():  # the wheel was deleted, say
         return f"pip install {' '.join(shlex.quote(name) for name in _requirements(installed, extra)) or _NAME}"
     editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
-    return f"pip install {editable}{shlex.quote(f'{place}{wanted}')}"
+    return f"pip install {editable}{shlex.quote(f'{path}{wanted}')}"
 
 
 def _with_revision(origin: dict[str, Any]) -> str:

@@ -22,7 +22,7 @@ from npugraph_ex.graph.streams.labels import KEPT
 from npugraph_ex.graph.streams.order import Order
 from npugraph_ex.passes.base import PassContext
 from npugraph_ex.report.findings import Code, Finding, Findings, warn_at
-from npugraph_ex.stream_check.repair_hints import place
+from npugraph_ex.stream_check.repair_hints import location
 
 
 class _CollectiveCall(NamedTuple):
@@ -125,8 +125,8 @@ def _finding(together: Sequence[_CollectiveCall], vector_cores: int) -> Finding:
         Code.COLLECTIVES_EXCEED_CORES,
         f"{names} may run at once and need {needed} vector cores; the device has {vector_cores}, so that each may hold "
         "what another waits for",
-        place(others[0].node),
-        place(last.node),
+        location(others[0].node),
+        location(last.node),
         f"{others[0].node.name} before {last.node.name}",
         f"put each under `with npugraph_ex.scope.limit_core_num(-1, {share})`, or let an event order them",
     )

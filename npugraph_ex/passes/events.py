@@ -27,7 +27,7 @@ from npugraph_ex.graph.streams.events import (
 from npugraph_ex.graph.streams.ops import RECORDS, TAGGED_RECORDS, TAGGED_WAITS, WAITS, argument
 from npugraph_ex.passes.base import PassContext
 from npugraph_ex.report.findings import Code, Finding
-from npugraph_ex.stream_check.repair_hints import at, place, tagged
+from npugraph_ex.stream_check.repair_hints import at, location, tagged
 
 
 @dataclass
@@ -82,8 +82,8 @@ class _Lowering:
                 Finding(
                     Code.RECORDED_TWICE,
                     f"Event {tag!r} is recorded again, and nothing waited for its first record",
-                    place(event.record),
-                    place(node),
+                    location(event.record),
+                    location(node),
                     f"a wait for event {tag!r} between {event.record.name} and {node.name}",
                     f"before {at(node)} add `{tagged(event.record, 'wait')}` where its first record is meant, or remove that "
                     f"record at {at(event.record)}",
@@ -108,7 +108,7 @@ class _Lowering:
             repair = (
                 f"move `{tagged(later[0], 'record')}` from {at(later[0])} to before {at(wait)}, or the wait to after it"
             )
-            return Finding(Code.WAIT_WITHOUT_RECORD, text, place(wait), place(later[0]), edge, repair)
+            return Finding(Code.WAIT_WITHOUT_RECORD, text, location(wait), location(later[0]), edge, repair)
         text = (
             f"No line of this graph records event {tag!r}: what was recorded before the graph began, as on the other side "
             "of a graph break, is over here without the wait, and if nothing was, the wait waits for nothing"
@@ -116,7 +116,7 @@ class _Lowering:
         repair = (
             f"if the record was forgotten, add `{tagged(wait, 'record')}` on the stream to wait for, before {at(wait)}"
         )
-        return Finding(Code.WAIT_FOR_OUTSIDE, text, place(wait), None, edge, repair)
+        return Finding(Code.WAIT_FOR_OUTSIDE, text, location(wait), None, edge, repair)
 
     def _wait_for_producers(self, node: fx.Node) -> None:
         """Make a wait on tensors a wait on records that follow what computes them."""

@@ -91,14 +91,14 @@ def _protect(graph: fx.Graph, life: _Life, away: list[fx.Node], order: Order, wo
     if safe is not None:
         with graph.inserting_before(safe):
             keep = graph.call_function(KEEP_ALIVES[0], ([life.value],))
-        _place(keep, home)
+        _set_stream(keep, home)
         return
     for label in dict.fromkeys(stream_of(use) for use in away):
         with graph.inserting_after(last):
             record = graph.call_function(RECORD_STREAMS[0], (life.value, label))
-        _place(record, home)
+        _set_stream(record, home)
 
 
-def _place(node: fx.Node, label: str) -> None:
+def _set_stream(node: fx.Node, label: str) -> None:
     if label != MAIN:
         node.meta["stream_label"] = label

@@ -73,35 +73,35 @@ class _Reinplacer:
 
     def _may_overwrite(self, node: fx.Node, target: fx.Node) -> bool:
         """Whether ``node`` may compute its result in the memory of ``target``."""
-        place, own = self.memory.region(target), self.memory.region(node)
-        if place is None or own is None or place.root == own.root or not _same_layout(node, target):
+        region, own = self.memory.region(target), self.memory.region(node)
+        if region is None or own is None or region.root == own.root or not _same_layout(node, target):
             return False
-        if (place.root in self.memory.inputs) != self.inputs:
+        if (region.root in self.memory.inputs) != self.inputs:
             return False
         position = self.memory.position[node]
         return (
             self._only_target_is_there(node, target)
-            and self._is_unread(node, place, position)
-            and (not self.inputs or self.memory.written_anew(place, position) is not None)
+            and self._is_unread(node, region, position)
+            and (not self.inputs or self.memory.written_anew(region, position) is not None)
             and (not self.memory.leaves(own) or self.memory.owns_memory(target))
-            and self._result_is_done_before(own, next(self.memory.writes_after(place, position), None), position)
-            and self._is_ordered(node, target, place)
+            and self._result_is_done_before(own, next(self.memory.writes_after(region, position), None), position)
+            and self._is_ordered(node, target, region)
         )
 
-    def _is_unread(self, node: fx.Node, place: Region, position: int) -> bool:
+    def _is_unread(self, node: fx.Node, region: Region, position: int) -> bool:
         """Whether no later node reads what is in the destination now; of an input, none before it is written anew."""
-        reads = self.memory.reads_after(place, position)
-        read = next((read for read in reads if not self._puts_back(read.node, node, place)), None)
+        reads = self.memory.reads_after(region, position)
+        read = next((read for read in reads if not self._puts_back(read.node, node, region)), None)
         if read is None or not self.inputs:
             return read is None
-        anew = self.memory.written_anew(place, position)
+        anew = self.memory.written_anew(region, position)
         return anew is not None and anew < read.position
 
-    def _puts_back(self, outer: fx.Node, node: fx.Node, place: Region) -> bool:
+    def _puts_back(self, outer: fx.Node, node: fx.Node, region: Region) -> bool:
         """Whether an outer scatter only reads around the part that ``node``, a view of a view written, is: it writes that."""
         if outer.target not in SCATTERS or node.target not in SCATTERS or outer.args[1] is not node:
             return False
-        return place.is_exact and self.memory.place_of(part_written(outer, fake_mode_of(self.graph))) == place
+        return region.is_exact and self.memory.region_of(part_written(outer, fake_mode_of(self.graph))) == region
 
     def _only_target_is_there(self, node: fx.Node, target: fx.Node) -> bool:
         """Whether ``node`` reads the destination's bytes as its first argument and in no other way."""
@@ -130,12 +130,12 @@ class _Reinplacer:
                 return False
         return True
 
-    def _is_ordered(self, node: fx.Node, target: fx.Node, place: Region) -> bool:
+    def _is_ordered(self, node: fx.Node, target: fx.Node, region: Region) -> bool:
         """Whether the streams' events order ``node`` with all that touches the destination, as the list does."""
         if self.order is None:
             return True
         position = self.memory.position[node]
-        overwrites = list(self.memory.writes_after(place, position))
+        overwrites = list(self.memory.writes_after(region, position))
         accesses = [access for access in self.memory.accesses(target) if access.position < position]
         if node.target in SCATTERS:
             part = part_written(node, fake_mode_of(self.graph))

@@ -129,7 +129,7 @@ class Finding:
 
     def __str__(self) -> str:
         lines = [f"{self.level} [{self.code.value}]{' (repaired)' if self.repaired else ''}: {self.message}"]
-        lines += [f"  {place}" for place in (self.first, self.second) if place is not None]
+        lines += [f"  {side}" for side in (self.first, self.second) if side is not None]
         if self.missing_edge:
             lines.append(f"  missing: {self.missing_edge}")
         if self.repair:
@@ -176,7 +176,7 @@ class Findings:
             (
                 finding.level + (" (repaired)" if finding.repaired else ""),
                 finding.code.value,
-                *(f"{place.node}, {stream_name(place.stream)}" if place else "" for place in (finding.first, finding.second)),
+                *(f"{side.node}, {stream_name(side.stream)}" if side else "" for side in (finding.first, finding.second)),
                 finding.repair,
             )
             for finding in self.found
@@ -211,18 +211,18 @@ def _rule(code: Code) -> dict[str, Any]:
 
 def _result(finding: Finding, codes: list[Code]) -> dict[str, Any]:
     """One SARIF result: at the second node, where a wait would stand, with the first beside it."""
-    places = [place for place in (finding.second, finding.first) if place is not None]
+    sides = [side for side in (finding.second, finding.first) if side is not None]
     text = " ".join(part for part in (finding.message, finding.repair) if part)
     result: dict[str, Any] = {
         "ruleId": finding.code.value,
         "ruleIndex": codes.index(finding.code),
         "level": "note" if finding.repaired else finding.level,
         "message": {"text": text},
-        "locations": [_location(places[0])],
+        "locations": [_location(sides[0])],
         "properties": asdict(finding),
     }
-    if len(places) > 1:
-        result["relatedLocations"] = [{"id": 1, **_location(places[1]), "message": {"text": str(places[1])}}]
+    if len(sides) > 1:
+        result["relatedLocations"] = [{"id": 1, **_location(sides[1]), "message": {"text": str(sides[1])}}]
     return result
 
 
@@ -232,7 +232,7 @@ _warned: dict[object, object] = {}
 
 def warn_at(finding: Finding, text: str, category: type[Warning]) -> None:
     """Warn at the user's line that a finding is about, its second place first: there an event belongs."""
-    sources = [place.source.rpartition(":") for place in (finding.second, finding.first) if place is not None]
+    sources = [side.source.rpartition(":") for side in (finding.second, finding.first) if side is not None]
     file, line = next(((file, line) for file, _, line in sources if file and line.isdigit()), ("", "0"))
     if file:
         warnings.warn_explicit(text, category, file, int(line), registry=_warned)  # type: ignore[arg-type]
@@ -240,10 +240,10 @@ def warn_at(finding: Finding, text: str, category: type[Warning]) -> None:
         warnings.warn(text, category, stacklevel=3)
 
 
-def _location(place: Location) -> dict[str, Any]:
+def _location(side: Location) -> dict[str, Any]:
     """Where a node came from: its source line where that is known, and its name in any case."""
-    location: dict[str, Any] = {"logicalLocations": [{"name": place.node, "kind": "function"}]}
-    file, _, line = place.source.rpartition(":")
+    location: dict[str, Any] = {"logicalLocations": [{"name": side.node, "kind": "function"}]}
+    file, _, line = side.source.rpartition(":")
     if file and line.isdigit():
         path = Path(file)
         uri = path.as_uri() if path.is_absolute() else path.as_posix()

@@ -25,14 +25,14 @@ _SMALL = 1 << 20
 
 @dataclass
 class _Allocation:
-    """One allocation: where it may be reused, from which place in the list on, and who else used it."""
+    """One allocation: where it may be reused, from which position in the list on, and who else used it."""
 
     value: fx.Node
     is_small: bool | None
     freed_at: int
     uses: dict[str, Past] = field(default_factory=dict)
     """The last use on each other stream that the allocator was not told of."""
-    told: set[str] = field(default_factory=set)
+    recorded_streams: set[str] = field(default_factory=set)
 
 
 class Allocations:
@@ -67,18 +67,18 @@ class Allocations:
         """A node touches memory; only what it does to another stream's memory counts."""
         owner, block = self._blocks.get(past.touch.region.root, ("", None))
         stream = past.moment.stream
-        if block is None or stream == owner or stream in block.told:
+        if block is None or stream == owner or stream in block.recorded_streams:
             return
         if not block.uses:
             self._used_elsewhere[owner].append(block)
         block.uses[stream] = past
 
-    def told(self, value: fx.Node, stream: str) -> None:
+    def record_stream(self, value: fx.Node, stream: str) -> None:
         """The allocator is told that ``stream`` uses ``value``."""
         for root in self._facts.roots(value):
             if root in self._blocks:
                 block = self._blocks[root][1]
-                block.told.add(stream)
+                block.recorded_streams.add(stream)
                 block.uses.pop(stream, None)
 
     def reused(self, node: fx.Node, touch: Touch, stream: str, clocks: Clocks) -> Iterator[tuple[fx.Node, Past]]:

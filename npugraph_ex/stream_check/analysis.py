@@ -36,7 +36,7 @@ from npugraph_ex.graph.streams.order import BEGIN, Clocks, Moment
 from npugraph_ex.report.findings import Code, Finding, Findings, stream_name
 from npugraph_ex.stream_check.accesses import Past, Touch, Touches, TouchHistory, works
 from npugraph_ex.stream_check.allocations import Allocations
-from npugraph_ex.stream_check.repair_hints import RepairHints, doing, place, verb
+from npugraph_ex.stream_check.repair_hints import RepairHints, doing, location, verb
 from npugraph_ex.stream_check.restored import Restored
 
 
@@ -71,10 +71,10 @@ class _StreamAnalysis:
         self._restored = Restored(graph)
         self._history = TouchHistory()  # of the program as it was written
         self._graphs_history = TouchHistory()  # of the graph as it is, where that is another
-        self._blocks = Allocations(graph, self._facts)
+        self._allocations = Allocations(graph, self._facts)
         self._spelling = RepairHints(graph)
         start = begin(graph)
-        self._begin = replace(place(start if start.op != "root" else start.next), does="the graph begins")
+        self._begin = replace(location(start if start.op != "root" else start.next), does="the graph begins")
         self._records: dict[fx.Node, _Moments] = {}
         self._collectives: dict[fx.Node, _Moments] = {}  # those that may still be waited for
         self._records_on: dict[str, list[fx.Node]] = defaultdict(list)
@@ -88,7 +88,7 @@ class _StreamAnalysis:
         elif is_wait(node):
             self._wait(node)
         elif is_record_stream(node):
-            self._blocks.told(argument(node, 0, "tensor"), argument(node, 1, "stream"))
+            self._allocations.record_stream(argument(node, 0, "tensor"), argument(node, 1, "stream"))
         elif node.op == "output":
             self._end(node)
         elif works(node):
@@ -105,7 +105,7 @@ class _StreamAnalysis:
         if not events:
             text = f"{node.name} waits for an event that was not recorded before it"
             edge, repair = f"a record before {node.name}", self._spelling.unrecorded(node)
-            self.found.append(Finding(Code.WAIT_WITHOUT_RECORD, text, place(node), None, edge, repair))
+            self.found.append(Finding(Code.WAIT_WITHOUT_RECORD, text, location(node), None, edge, repair))
         elif all(self._as_it_is.knows_all(stream, self._records[event].as_it_is.clock) for event in events):
             self._superfluous(node, "what it waits for is over in any case")
         else:
@@ -133,7 +133,7 @@ class _StreamAnalysis:
             return  # nobody wrote it
         text, edge = f"{node.name} orders nothing: {reason}", f"none: {reason}"
         record, repair = max(awaited(node)), self._spelling.superfluous(node)
-        self.found.append(Finding(Code.WAIT_ORDERS_NOTHING, text, place(record), place(node), edge, repair))
+        self.found.append(Finding(Code.WAIT_ORDERS_NOTHING, text, location(record), location(node), edge, repair))
 
     def _work(self, node: fx.Node) -> None:
         stream = stream_of(node)
@@ -150,7 +150,7 @@ class _StreamAnalysis:
         self._races(node, stream, meant)
         for touch in touched:
             if touch.fresh:
-                for value, use in self._blocks.reused(node, touch, stream, self._clocks):
+                for value, use in self._allocations.reused(node, touch, stream, self._clocks):
                     self._reused(node, stream, value, use)
         now = self._now(stream) if allocates(node) else self._step(stream)
         if not allocates(node):
@@ -167,9 +167,9 @@ class _StreamAnalysis:
             if self._restored:
                 self._graphs_history.note(node, touch, now.enforced)
             if touch.fresh:
-                self._blocks.allocated(node, touch, now.known.stream)
+                self._allocations.allocated(node, touch, now.known.stream)
             else:
-                self._blocks.used(Past(node, touch, now.known))
+                self._allocations.used(Past(node, touch, now.known))
 
     def _made_dependent(self, node: fx.Node, stream: str, touched: list[Touch], meant: list[Touch]) -> None:
         """Note each edge that ``node`` needs in the graph and not in the program."""
@@ -213,7 +213,7 @@ class _StreamAnalysis:
         text = f"{node.name} is the first work on {stream_name(stream)}, which waits for nothing on the main stream"
         edge, repair = f"the graph's begin before {node.name}", self._spelling.fork(node)
         self.found.append(
-            Finding(Code.NEVER_FORKED, text, self._begin, place(node), edge, repair, wait_before=node.name)
+            Finding(Code.NEVER_FORKED, text, self._begin, location(node), edge, repair, wait_before=node.name)
         )
         self._clocks.learn(stream, BEGIN.clock)
 
@@ -227,7 +227,7 @@ class _StreamAnalysis:
 
     def _lacking(self, code: Code, text: str, edge: _Edge, record: fx.Node | None, repair: str) -> Finding:
         """A finding about an edge; ``record`` serves it."""
-        first, second = place(edge.first, edge.first_touch), place(edge.second, edge.second_touch)
+        first, second = location(edge.first, edge.first_touch), location(edge.second, edge.second_touch)
         return Finding(
             code,
             f"{text}: {stream_name(second.stream)} does not wait for {stream_name(first.stream)} there",
@@ -243,10 +243,10 @@ class _StreamAnalysis:
     def _record_after(self, step: Moment) -> fx.Node | None:
         """The record that serves: right after ``step`` on its stream, or the next one there that nobody waits for."""
         records = self._records_on[step.stream]
-        place = bisect_left(records, step.number, key=lambda record: self._records[record].known.number)
-        if place == len(records):
+        index = bisect_left(records, step.number, key=lambda record: self._records[record].known.number)
+        if index == len(records):
             return None
-        record = records[place]
+        record = records[index]
         return record if self._records[record].known.number == step.number or not record.users else None
 
     def _reused(self, node: fx.Node, stream: str, value: fx.Node, use: Past) -> None:
@@ -255,7 +255,7 @@ class _StreamAnalysis:
             f"{node.name} may be given the memory of {value.name}, which {stream_name(stream)} has freed, while "
             f"{use.node.name} on {stream_name(other)} may still be {doing(use.touch)}"
         )
-        first, second = place(use.node, use.touch), place(node)
+        first, second = location(use.node, use.touch), location(node)
         self.found.append(
             Finding(Code.MEMORY_REUSED, text, first, second, f"{first.node} before {second.node}",
                     self._spelling.lifetime(value, use.node, other), keep_alive=use.touch.value.name)

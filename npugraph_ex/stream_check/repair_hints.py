@@ -16,7 +16,7 @@ _NATIVE = "torch.npu.Stream "
 """How the labels of streams begin that the program made with ``torch.npu.Stream``."""
 
 
-def place(node: fx.Node, touch: Touch | None = None) -> Location:
+def location(node: fx.Node, touch: Touch | None = None) -> Location:
     """One side of a finding, with what it does to memory where that is the point."""
     does = ""
     if node.op.startswith("call_"):

@@ -89,13 +89,13 @@ class Restored:
         part = target.meta["val"]
         return self._is_put_back(source, part) or (self._memory.is_same(source, target) and self._lies_at(source, part))
 
-    def _overwrites(self, access: MemoryAccess, write: fx.Node, place: Region) -> bool:
+    def _overwrites(self, access: MemoryAccess, write: fx.Node, region: Region) -> bool:
         """Whether a read is that of an outer scatter, which reads all but the part that ``write`` makes: a view of a view."""
         node = access.node
         if not writes_a_part(node) or access.value is not node.args[0]:
             return False
-        part = self._memory.place_of(part_written(node, self._mode))
-        return node.args[1] is write or (part == place and place.is_exact)
+        part = self._memory.region_of(part_written(node, self._mode))
+        return node.args[1] is write or (part == region and region.is_exact)
 
     def roots(self, node: fx.Node) -> frozenset[int]:
         """As `AliasFacts.roots`."""
@@ -110,15 +110,15 @@ class Restored:
             return []
         if writes_by_index(node):
             base: Any = node.args[0] if into is None else into
-            place = self._memory.region(base)
-            if place is not None and place.root in self._roots:
-                return [*self._sources(node), self._write(base, place, None)]
+            region = self._memory.region(base)
+            if region is not None and region.root in self._roots:
+                return [*self._sources(node), self._write(base, region, None)]
         if into is None:
             return [self._marked(touch) for touch in self._touches.of(node)]
         part = part_written(node, self._mode, into)
         if into is not node and (self._lies_at(node.args[1], part) or self._is_put_back(node.args[1], part)):
             return []  # an outer part, whose inner part was written already
-        return [*self._sources(node), self._write(into, self._memory.place_of(part), part)]
+        return [*self._sources(node), self._write(into, self._memory.region_of(part), part)]
 
     def _sources(self, node: fx.Node) -> list[Touch]:
         """What a write reads besides the memory that it changes."""
@@ -126,10 +126,10 @@ class Restored:
         read = [value for value in read_by(node) if value is not target or value in others]
         return [self._marked(touch) for value in read for touch in self._touches.of_value(value)]
 
-    def _write(self, into: fx.Node, place: Region, part: torch.Tensor | None) -> Touch:
-        """A write into a part; None where it is not known which bytes of ``place`` that is."""
+    def _write(self, into: fx.Node, region: Region, part: torch.Tensor | None) -> Touch:
+        """A write into a part; None where it is not known which bytes of ``region`` that is."""
         return Touch(
-            self._base.get(into, into), place, part, is_dense(place, part), writes=True, restored=True, whole=False
+            self._base.get(into, into), region, part, is_dense(region, part), writes=True, restored=True, whole=False
         )
 
     def _lies_at(self, value: Any, part: torch.Tensor) -> bool:
@@ -137,7 +137,7 @@ class Restored:
         if not isinstance(value, fx.Node):
             return False
         there = self._memory.region(value)
-        if there != self._memory.place_of(part) or difference(tensor_leaves(value)[0], part) is not None:
+        if there != self._memory.region_of(part) or difference(tensor_leaves(value)[0], part) is not None:
             return False
         return there.is_exact or value in self._base
 
@@ -146,8 +146,8 @@ class Restored:
 
         The views of the result are taken of the memory written, to see which bytes are meant.
         """
-        place = self._memory.region(value) if isinstance(value, fx.Node) else None
-        write = None if place is None else self._made_of.get(place.root)
+        region = self._memory.region(value) if isinstance(value, fx.Node) else None
+        write = None if region is None else self._made_of.get(region.root)
         if write is None:
             return False
         views = []
@@ -162,8 +162,8 @@ class Restored:
                 seen = executed(view.target, (seen, *view.args[1:]), view.kwargs, self._mode)
             except RuntimeError:
                 return False  # the memory written has no such view
-        there = self._memory.place_of(seen)
-        return there.is_exact and there == self._memory.place_of(part) and difference(seen, part) is None
+        there = self._memory.region_of(seen)
+        return there.is_exact and there == self._memory.region_of(part) and difference(seen, part) is None
 
     def _marked(self, touch: Touch) -> Touch:
         """A touch of memory that functional writes were put back into, by the name that all versions of a value share."""

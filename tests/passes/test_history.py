@@ -14,7 +14,7 @@ LENGTH = 300
 NODE = fx.Graph().placeholder("x")
 
 
-def region(rng: random.Random) -> Region:
+def random_region(rng: random.Random) -> Region:
     """Bytes of memory 0: most often few, sometimes all, rarely of unknown memory."""
     kind = rng.random()
     if kind < 0.05:
@@ -29,12 +29,12 @@ def test_the_same_as_looking_at_each(seed: int) -> None:
     rng = random.Random(seed)
     history, known = History(LENGTH), list[MemoryAccess]()
     for _ in range(400):
-        access = MemoryAccess(rng.randrange(LENGTH), NODE, NODE, region(rng))
+        access = MemoryAccess(rng.randrange(LENGTH), NODE, NODE, random_region(rng))
         history.add(access)
         known.append(access)
-        place, position = region(rng), rng.randrange(-1, LENGTH)
-        expected = [one for one in known if one.position > position and one.place.overlaps(place)]
-        found = list(history.after(place, position))
+        region, position = random_region(rng), rng.randrange(-1, LENGTH)
+        expected = [one for one in known if one.position > position and one.region.overlaps(region)]
+        found = list(history.after(region, position))
         assert [one.position for one in found] == sorted(one.position for one in found)
         assert sorted(map(id, found)) == sorted(map(id, expected))
 
@@ -51,9 +51,9 @@ def test_other_rows_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
         plain = kind.overlaps
         monkeypatch.setattr(kind, "overlaps", lambda *args, plain=plain: asked.append(args) or plain(*args))
     for row in range(0, rows, 64):
-        place = Region(0, 64 * row, 64 * row + 64)
-        assert [access.position for access in history.after(place, row)] == [rows + row]
-        assert list(history.after(place, rows + row)) == []
+        region = Region(0, 64 * row, 64 * row + 64)
+        assert [access.position for access in history.after(region, row)] == [rows + row]
+        assert list(history.after(region, rows + row)) == []
     assert len(asked) < rows // 64 * 2 * 100
 
 

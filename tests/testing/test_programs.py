@@ -15,7 +15,7 @@ from npugraph_ex.testing import Case, Input, Program, make_inputs
 from npugraph_ex.testing.generator.client_operators import client_operators
 from npugraph_ex.testing.generator.inputs import Dim, size_of
 from npugraph_ex.testing.generator.near_misses import NEAR_MISSES, applicable
-from npugraph_ex.testing.generator.patterns import respelled
+from npugraph_ex.testing.generator.patterns import with_style
 from npugraph_ex.testing.generator.program import Ref, Step
 from npugraph_ex.testing.generator.sized_patterns import sized
 from npugraph_ex.testing.generator.strategies import exact_programs, planted_programs, sample
@@ -255,9 +255,9 @@ def test_symbols_take_each_calls_sizes() -> None:
 def test_spellings_are_the_same_call() -> None:
     """Default arguments left out, written out, or by keyword."""
     step = Step("npu.npu_add_rms_norm.default", (Ref("a"), Ref("b"), Ref("c"), 1e-6), (), ("y", "r", "x"))
-    assert respelled(step, "omitted").args == step.args[:3]
-    assert respelled(step, "keyword").kwargs == (("epsilon", 1e-6),)
-    written = respelled(Step("npu.npu_dynamic_quant.default", (Ref("y"),)), "written")
+    assert with_style(step, "omitted").args == step.args[:3]
+    assert with_style(step, "keyword").kwargs == (("epsilon", 1e-6),)
+    written = with_style(Step("npu.npu_dynamic_quant.default", (Ref("y"),)), "written")
     assert dict(written.kwargs)["quant_mode"] == "pertoken"
 
 

@@ -44,7 +44,7 @@ from npugraph_ex.graph.streams.ops import ENTERS, EXITS, argument
 
 _ours = torch.ops.npugraph_ex
 
-_Said = tuple[tuple[str, str], ...]
+_ScopeState = tuple[tuple[str, str], ...]
 """The keys and values of a scope; empty where none is needed."""
 
 
@@ -101,19 +101,19 @@ class _NativeLowering:
             number = node.args[1]
         return self.labels.get(number, MAIN) if isinstance(number, int) else MAIN
 
-    def _enclose(self, places: Sequence[tuple[fx.Node, str, Limit]]) -> None:
+    def _enclose(self, nodes: Sequence[tuple[fx.Node, str, Limit]]) -> None:
         """Enclose runs of nodes of one stream and limit. A run ends where another scope begins or ends: all stay nested.
 
         Of a native block and a scope that names a stream, the inner one holds.
         """
-        current: _Said = ()
+        current: _ScopeState = ()
         outside = [""]  # of each open scope that names a stream: the stream of the native block around it
-        for node, label, limit in places:
+        for node, label, limit in nodes:
             if node.op in ("placeholder", "get_attr") or is_left_over(node):
                 continue
-            wanted: _Said = ()
+            wanted: _ScopeState = ()
             if node.op != "output" and not is_scope(node):
-                wanted = _spelt(MAIN if label == outside[-1] else label, limit)
+                wanted = _scope_state(MAIN if label == outside[-1] else label, limit)
             if opens_scope(node):
                 outside.append(label if STREAM in argument(node, 0, "keys") else outside[-1])
             elif is_scope(node) and len(outside) > 1:
@@ -201,8 +201,8 @@ class _NativeLowering:
         self.graph.erase_node(node)
 
 
-def _spelt(label: str, limit: Limit) -> _Said:
-    stream: _Said = ((STREAM, label),) if label != MAIN else ()
+def _scope_state(label: str, limit: Limit) -> _ScopeState:
+    stream: _ScopeState = ((STREAM, label),) if label != MAIN else ()
     return stream if limit == UNLIMITED else (*stream, (CUBE, str(limit[0])), (VECTOR, str(limit[1])))
 
 

@@ -55,12 +55,12 @@ def _return_views_of_written_inputs(graph: fx.Graph, homes: Mapping[int, int]) -
     written = {copy.args[0]: _Written(copy) for copy in graph.find_nodes(op="call_function", target=_copy)}
     values: list[Any] = output_values(graph)
     for position, home in homes.items():
-        value, place = values[position], written.get(inputs[home])
-        chain = place.chain(value) if place is not None else None
-        if place is None or chain is None:
+        value, written_value = values[position], written.get(inputs[home])
+        chain = written_value.chain(value) if written_value is not None else None
+        if written_value is None or chain is None:
             continue
         with graph.inserting_before(output):
-            values[position] = place.view(chain) or value
+            values[position] = written_value.view(chain) or value
         output.args = (values,)
         for view in reversed(chain):
             if not view.users:

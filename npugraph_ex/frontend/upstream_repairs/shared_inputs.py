@@ -58,7 +58,7 @@ class _Span(NamedTuple):
     position: int
 
 
-class _Place(NamedTuple):
+class _StoragePosition(NamedTuple):
     """Where in a storage an input lies; None for what varies from call to call, which the graph computes anew.
 
     ``base`` is the shape of the tensor that it is a view of for autograd: AOT passes that one, if any, as the base. The
@@ -70,14 +70,14 @@ class _Place(NamedTuple):
     base: tuple[int, ...] | None
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> _Place:
+    def of(cls, tensor: torch.Tensor) -> _StoragePosition:
         base = _torch_private.autograd_base(tensor)
         shape = None if base is None or not _plain(*base.size()) else tuple(base.size())
         return cls(_known(tensor.storage_offset()), _known(tensor.untyped_storage().nbytes()), shape)
 
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether ``tensor`` lies at such a place."""
-        return all(known in {None, new} for known, new in zip(self, _Place.of(tensor), strict=True))
+    def matches(self, tensor: torch.Tensor) -> bool:
+        """Whether ``tensor`` lies at this position of its storage."""
+        return all(known in {None, new} for known, new in zip(self, _StoragePosition.of(tensor), strict=True))
 
 
 def _known(value: Any) -> int | None:
@@ -112,13 +112,15 @@ class SharedInputs:
             sharing[_torch_private.storage_key(tensor)].append(position)
         groups = [group for group in sharing.values() if len(group) > 1]
         self._together = groups if writes.bases else []
-        self._places = {position: _Place.of(tensors[position]) for group in self._together for position in group}
-        self._written = writes.inputs.union(self._places)
+        self._positions = {
+            position: _StoragePosition.of(tensors[position]) for group in self._together for position in group
+        }
+        self._written = writes.inputs.union(self._positions)
         # Of inputs that shared a storage without a base, AOT has found that no element of one is an element of another.
         self._known = {pair: distance for group in groups for pair, distance in _distances(tensors, group)}
         devices = {device: number for number, device in enumerate({tensor.device for tensor in tensors.values()})}
         self._devices = {position: devices[tensor.device] for position, tensor in tensors.items()}
-        self._bytes = {place: _bytes(t) for place, t in tensors.items() if _plain(*t.size(), *t.stride())}
+        self._bytes = {position: _bytes(t) for position, t in tensors.items() if _plain(*t.size(), *t.stride())}
         self._varying = [position for position in tensors if position not in self._bytes]
         self._moving = [position for position in tensors if position in self._written or position not in static]
         self._pick = picker(self._moving)
@@ -141,7 +143,7 @@ class SharedInputs:
 
     def difference(self, inputs: list[Any]) -> tuple[int, ...]:
         """Positions of inputs that share memory otherwise than in the call that was compiled; none where all is well."""
-        moved = self._moved(inputs) if self._places else ()
+        moved = self._moved(inputs) if self._positions else ()
         if moved:
             return moved
         if self._last is not None and self._last.matches(inputs):
@@ -158,7 +160,7 @@ class SharedInputs:
                 self._found.clear()
             self._found.add(layout)
         if addresses != self._before:
-            self._before = addresses  # an input that moves at every call is not worth a `Places`
+            self._before = addresses  # an input that moves at every call is not worth an `AddressGuard`
         elif not self._varying:
             self._last = AddressGuard(self._moving, addresses)
         return ()
@@ -168,7 +170,7 @@ class SharedInputs:
         for group in self._together:
             if len({_torch_private.storage_key(inputs[position]) for position in group}) > 1:
                 return tuple(group)
-        return tuple(position for position, place in self._places.items() if not place.holds(inputs[position]))
+        return tuple(position for position, known in self._positions.items() if not known.matches(inputs[position]))
 
     def _overlap(self, inputs: Sequence[Any]) -> tuple[int, ...]:
         """Two inputs, one of them written, that overlap in a way in which those of the compiled call did not."""
@@ -260,7 +262,7 @@ def guard(
     """
     if not shared.can_differ:
         return compiled
-    told = partial(_tell, names, require_capture=require_capture)
+    warn = partial(_refuse_or_warn, names, require_capture=require_capture)
     warned = False
 
     def run(*inputs: Any) -> Any:
@@ -270,7 +272,7 @@ def guard(
             return compiled(*inputs)
         if require_capture or not warned:
             warned = True
-            told(different)
+            warn(different)
         return as_traced(*inputs)
 
     if hasattr(compiled, "serialize"):  # what `aot_compile` saves assumes of its inputs what all saved compilations do
@@ -278,7 +280,7 @@ def guard(
     return run
 
 
-def _tell(names: Sequence[str], positions: Sequence[int], *, require_capture: bool) -> None:
+def _refuse_or_warn(names: Sequence[str], positions: Sequence[int], *, require_capture: bool) -> None:
     which = ", ".join(names[position] for position in positions)
     expected = (
         f"A graph that writes an input was compiled for another place of {which} in memory: they came apart where they had "

@@ -26,13 +26,13 @@ class MemoryAccess:
     """One node touching one value's memory, at one place in the graph's order.
 
     Attributes:
-        place: the bytes of the value.
+        region: the bytes of the value.
     """
 
     position: int
     node: fx.Node
     value: fx.Node
-    place: Region
+    region: Region
 
 
 class History:
@@ -61,16 +61,16 @@ class History:
         self._accesses.remove(access)
         self._tree = None
 
-    def after(self, place: Region, position: int) -> Iterator[MemoryAccess]:
-        """The accesses to bytes of ``place`` later than ``position``, in order."""
+    def after(self, region: Region, position: int) -> Iterator[MemoryAccess]:
+        """The accesses to bytes of ``region`` later than ``position``, in order."""
         start = bisect_right(self._accesses, position, key=attrgetter("position"))
         for index in range(start, len(self._accesses)):
             access = self._accesses[index]
             if index >= start + _NEAR and access.position > position:
-                yield from self._by_bytes().after(place, position)
+                yield from self._by_bytes().after(region, position)
                 return
             position = access.position
-            if access.place.overlaps(place):
+            if access.region.overlaps(region):
                 yield access
 
     def _by_bytes(self) -> _Tree:
@@ -93,17 +93,17 @@ class _Tree:
         """Note another access."""
         self._leaves[access.position].append(access)
         for level in range(1, self._top + 1):
-            self._touched[level, access.position >> (level * _BITS)].add(access.place)
+            self._touched[level, access.position >> (level * _BITS)].add(access.region)
 
-    def after(self, place: Region, position: int) -> Iterator[MemoryAccess]:
+    def after(self, region: Region, position: int) -> Iterator[MemoryAccess]:
         """As `History.after`."""
-        return self._below(self._top, 0, place, position)
+        return self._below(self._top, 0, region, position)
 
-    def _below(self, level: int, branch: int, place: Region, position: int) -> Iterator[MemoryAccess]:
+    def _below(self, level: int, branch: int, region: Region, position: int) -> Iterator[MemoryAccess]:
         if level == 0:
-            yield from (access for access in self._leaves.get(branch, ()) if access.place.overlaps(place))
-        elif (level, branch) in self._touched and self._touched[level, branch].overlaps(place):
+            yield from (access for access in self._leaves.get(branch, ()) if access.region.overlaps(region))
+        elif (level, branch) in self._touched and self._touched[level, branch].overlaps(region):
             first = branch << _BITS
             earliest = (position + 1) >> ((level - 1) * _BITS)  # branches before it hold nothing later than `position`
             for below in range(max(first, earliest), first + (1 << _BITS)):
-                yield from self._below(level - 1, below, place, position)
+                yield from self._below(level - 1, below, region, position)

@@ -57,8 +57,8 @@ class MemoryMap:
                 self._add(accesses, node, value)
 
     def _add(self, accesses: dict[int, History], node: fx.Node, value: fx.Node) -> None:
-        for place in self.regions(value):
-            self._history(accesses, place.root).add(MemoryAccess(self.position[node], node, value, place))
+        for region in self.regions(value):
+            self._history(accesses, region.root).add(MemoryAccess(self.position[node], node, value, region))
 
     def _history(self, accesses: dict[int, History], root: int) -> History:
         if root not in accesses:
@@ -71,11 +71,11 @@ class MemoryMap:
 
     def regions(self, node: fx.Node) -> list[Region]:
         """Where the tensors of ``node`` lie, one region for each."""
-        return [self._placed(region) for region in self._facts.regions(node)]
+        return [self._after_merges(region) for region in self._facts.regions(node)]
 
-    def place_of(self, tensor: torch.Tensor) -> Region:
+    def region_of(self, tensor: torch.Tensor) -> Region:
         """Where a view of one of the graph's fake tensors lies."""
-        return self._placed(Region.of(tensor, _torch_private.storage_key(tensor)))
+        return self._after_merges(Region.of(tensor, _torch_private.storage_key(tensor)))
 
     def region(self, node: fx.Node) -> Region | None:
         """Where ``node`` lies, if it is one tensor in one known memory."""
@@ -86,7 +86,7 @@ class MemoryMap:
         """Whether ``node`` may lie in an input, as a whole or a part."""
         return any(region.root in self.inputs for region in self.regions(node))
 
-    def _placed(self, region: Region) -> Region:
+    def _after_merges(self, region: Region) -> Region:
         root, start, stop = region
         while root in self._shift:
             root, delta = self._shift[root]
@@ -108,16 +108,16 @@ class MemoryMap:
         schema = schema_of(self._original(node))
         if schema is not None and all(result.alias_info is None for result in schema.returns):
             return True
-        place = self.region(node)
-        if place is None or place.start:
+        region = self.region(node)
+        if region is None or region.start:
             return False
-        size = self._facts.storage_bytes(place.root)
+        size = self._facts.storage_bytes(region.root)
         # Only numbers are compared: to ask whether a symbol is this number would put a guard on it.
-        return type(size) is int and place.stop == size
+        return type(size) is int and region.stop == size
 
-    def leaves(self, place: Region) -> bool:
-        """Whether an output of the graph lies in bytes of ``place``."""
-        return any(access.node.op == "output" for access in self.reads_after(place, -1))
+    def leaves(self, region: Region) -> bool:
+        """Whether an output of the graph lies in bytes of ``region``."""
+        return any(access.node.op == "output" for access in self.reads_after(region, -1))
 
     def _original(self, node: fx.Node) -> fx.Node:
         passed = []
@@ -134,31 +134,31 @@ class MemoryMap:
         others = self.regions(second)
         return any(region.overlaps(other) for region in self.regions(first) for other in others)
 
-    def reads_after(self, place: Region, position: int) -> Iterator[MemoryAccess]:
-        """Reads of bytes of ``place`` by nodes later than ``position``, in order."""
-        return self._after(self._reads, place, position)
+    def reads_after(self, region: Region, position: int) -> Iterator[MemoryAccess]:
+        """Reads of bytes of ``region`` by nodes later than ``position``, in order."""
+        return self._after(self._reads, region, position)
 
-    def writes_after(self, place: Region, position: int) -> Iterator[MemoryAccess]:
-        """Writes to bytes of ``place`` by nodes later than ``position``, in order."""
-        return self._after(self._writes, place, position)
+    def writes_after(self, region: Region, position: int) -> Iterator[MemoryAccess]:
+        """Writes to bytes of ``region`` by nodes later than ``position``, in order."""
+        return self._after(self._writes, region, position)
 
-    def written_anew(self, place: Region, position: int) -> int | None:
-        """Where, after ``position``, a copy into an input overwrites all bytes of ``place``: what is there until then is lost."""
-        for write in self.writes_after(place, position):
+    def written_anew(self, region: Region, position: int) -> int | None:
+        """Where, after ``position``, a copy into an input overwrites all bytes of ``region``: what is there until then is lost."""
+        for write in self.writes_after(region, position):
             copies = write.node.target is torch.ops.aten.copy_.default and write.node.args[0] is write.value
-            if copies and write.value.op == "placeholder" and write.place.covers(place):
+            if copies and write.value.op == "placeholder" and write.region.covers(region):
                 return write.position
         return None
 
     def accesses(self, node: fx.Node) -> Iterator[MemoryAccess]:
         """Everything that reads or writes bytes in which ``node`` lies."""
-        for place in self.regions(node):
-            yield from self.reads_after(place, -1)
-            yield from self.writes_after(place, -1)
+        for region in self.regions(node):
+            yield from self.reads_after(region, -1)
+            yield from self.writes_after(region, -1)
 
-    def _after(self, accesses: dict[int, History], place: Region, position: int) -> Iterator[MemoryAccess]:
-        roots = list(accesses) if place.root == UNKNOWN else (place.root, UNKNOWN)
-        found = [accesses[root].after(place, position) for root in roots if root in accesses]
+    def _after(self, accesses: dict[int, History], region: Region, position: int) -> Iterator[MemoryAccess]:
+        roots = list(accesses) if region.root == UNKNOWN else (region.root, UNKNOWN)
+        found = [accesses[root].after(region, position) for root in roots if root in accesses]
         return merge(*found, key=attrgetter("position"))
 
     def merge(self, value: fx.Node, target: fx.Node) -> None:
@@ -173,17 +173,17 @@ class MemoryMap:
             if own.root in accesses:
                 history = self._history(accesses, into.root)
                 for access in accesses.pop(own.root):
-                    history.add(replace(access, place=self._placed(access.place)))
+                    history.add(replace(access, region=self._after_merges(access.region)))
 
     def is_apart(self, access: MemoryAccess, part: torch.Tensor) -> bool:
         """Whether an access is proven to touch no byte of a view of one of the graph's fake tensors."""
-        place = self.place_of(part)
-        if not access.place.overlaps(place):
+        region = self.region_of(part)
+        if not access.region.overlaps(region):
             return True
-        if not (access.place.is_exact and place.is_exact):
+        if not (access.region.is_exact and region.is_exact):
             return False
         tensors = tensor_leaves(access.value)
-        return len(tensors) == 1 and share_no_byte(tensors[0], part, starts=(access.place.start, place.start))
+        return len(tensors) == 1 and share_no_byte(tensors[0], part, starts=(access.region.start, region.start))
 
     def no_longer_reads(self, node: fx.Node, value: fx.Node) -> None:
         """Record that ``node``, which read all of ``value`` before, does not now."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from npugraph_ex.operators import OPERATORS, Operator
 from npugraph_ex.testing.generator.builder import Builder
-from npugraph_ex.testing.generator.patterns import respelled, schema_of
+from npugraph_ex.testing.generator.patterns import schema_of, with_style
 from npugraph_ex.testing.generator.planted import Planted, refs
 from npugraph_ex.testing.generator.program import Step
 
@@ -72,7 +72,7 @@ def dropped_keyword(builder: Builder, planted: Planted) -> bool:
     del builder
     position = dropping(planted.steps)[-1]
     name = _dropped(planted.steps[position])
-    step = respelled(planted.steps[position], "keyword")
+    step = with_style(planted.steps[position], "keyword")
     kwargs = tuple((key, value) for key, value in step.kwargs if key != name)
     planted.steps[position] = dataclasses.replace(step, kwargs=kwargs)
     if name != "dtype":
@@ -92,7 +92,7 @@ def _dropped(step: Step) -> str:
     """An argument whose default would mean another thing; empty where there is none."""
     if step.operator in _DROPPED:
         return _DROPPED[step.operator]
-    written = dict(respelled(step, "written").kwargs)
+    written = dict(with_style(step, "written").kwargs)
     for name in _misses(step, keyword_only=False):
         (default,) = (argument.default_value for argument in schema_of(step).arguments if argument.name == name)
         if _meaning(step, written) != _meaning(step, {**written, name: default}):
@@ -116,7 +116,7 @@ def wrong_dim(builder: Builder, planted: Planted) -> bool:
         return False
     name, values = _dims(step) or ("", ())
     value = builder.pick(values)
-    planted.steps[position] = _told(step, name, value)
+    planted.steps[position] = _with_argument(step, name, value)
     if step.operator not in _DIMS:
         return False
     _turn(planted, step, value)
@@ -138,7 +138,7 @@ def turning(steps: Sequence[Step]) -> list[int]:
     ]
 
 
-def _told(step: Step, name: str, value: Any) -> Step:
+def _with_argument(step: Step, name: str, value: Any) -> Step:
     """The step with another value of an argument, wherever it stands."""
     position = [argument.name for argument in schema_of(step).arguments].index(name)
     if position < len(step.args):

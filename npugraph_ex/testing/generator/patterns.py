@@ -21,8 +21,8 @@ from npugraph_ex.fusion.rules import RULE_NAMES, prepared_rules
 from npugraph_ex.testing.arguments import checked
 from npugraph_ex.testing.generator.program import Ref, Step
 
-Spelling = Literal["as traced", "omitted", "written", "keyword"]
-SPELLINGS: tuple[Spelling, ...] = ("as traced", "omitted", "written", "keyword")
+ArgumentStyle = Literal["as traced", "omitted", "written", "keyword"]
+ARGUMENT_STYLES: tuple[ArgumentStyle, ...] = ("as traced", "omitted", "written", "keyword")
 
 
 @dataclass(frozen=True)
@@ -216,21 +216,21 @@ def schema_of(step: Step) -> torch.FunctionSchema:
     return value._schema  # type: ignore[no-any-return]
 
 
-def respelled(step: Step, spelling: Spelling) -> Step:
+def with_style(step: Step, style: ArgumentStyle) -> Step:
     """The same call, with its default arguments left out, written out, or given by keyword."""
-    if spelling == "as traced":
+    if style == "as traced":
         return step
     schema = schema_of(step).arguments
     given = {schema[i].name: value for i, value in enumerate(step.args)} | dict(step.kwargs)
     required = [a.name for a in schema if not a.has_default_value()]
     optional = {a.name: a for a in schema if a.has_default_value()}
     args = tuple(given[name] for name in required)
-    if spelling == "written":
+    if style == "written":
         kwargs = {name: given.get(name, argument.default_value) for name, argument in optional.items()}
     else:
         kwargs = {
             n: given[n]
             for n, a in optional.items()
-            if n in given and (spelling == "keyword" or given[n] != a.default_value)
+            if n in given and (style == "keyword" or given[n] != a.default_value)
         }
     return Step(step.operator, args, tuple(kwargs.items()), step.results)

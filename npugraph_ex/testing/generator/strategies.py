@@ -21,7 +21,7 @@ from npugraph_ex.testing.generator.choices import Choices, Drawn, Sampled
 from npugraph_ex.testing.generator.inputs import Dim
 from npugraph_ex.testing.generator.near_misses import NEAR_MISSES, WRITING, applicable, example_trace, may_arrive_late
 from npugraph_ex.testing.generator.order_misses import arrives_late, on_a_stream
-from npugraph_ex.testing.generator.patterns import SPELLINGS, Pattern, check_name, registered_patterns, respelled
+from npugraph_ex.testing.generator.patterns import ARGUMENT_STYLES, Pattern, check_name, registered_patterns, with_style
 from npugraph_ex.testing.generator.planted import Planted
 from npugraph_ex.testing.generator.program import Program, Ref, Step
 from npugraph_ex.testing.generator.sized_patterns import sized
@@ -124,10 +124,10 @@ def _plant(
     scalars = {name: given[name] if isinstance(given[name], int) else builder.pick(numbers) for name in pattern.scalars}
     filled = sized(pattern, shapes, dtypes, scalars, calls[0])
     traced = filled.traced
-    spelling = builder.pick(SPELLINGS)
+    style = builder.pick(ARGUMENT_STYLES)
     prefix = f"p{len(builder.steps)}_"
     rename = {**names, **{name: prefix + name for name in traced.metas}}
-    steps = [_renamed(respelled(step, spelling), rename) for step in traced.steps]
+    steps = [_renamed(with_style(step, style), rename) for step in traced.steps]
     return Planted(
         pattern=pattern,
         arguments=tuple(names.values()),

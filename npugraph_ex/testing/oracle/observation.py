@@ -123,7 +123,7 @@ def visible_difference(
     inputs = len(expected.inputs)
     for position, (before, after) in enumerate(zip(expected.sharing, actual.sharing, strict=True)):
         if before != after:
-            return f"{_name(position, inputs)} {_placed(after, inputs)} instead of {_placed(before, inputs)}"
+            return f"{_name(position, inputs)} {_where(after, inputs)} instead of {_where(before, inputs)}"
     return _kept_otherwise(expected, actual) if kept_as else None
 
 
@@ -146,5 +146,5 @@ def _counted(first: int | None, inputs: int) -> str:
     return "has no version counter" if first is None else f"has the version counter of {_name(first, inputs)}"
 
 
-def _placed(place: tuple[int, int] | None, inputs: int) -> str:
+def _where(place: tuple[int, int] | None, inputs: int) -> str:
     return "is nowhere" if place is None else f"lies {place[1]} bytes after the start of {_name(place[0], inputs)}"

@@ -31,15 +31,15 @@ def load_rules(spec: str) -> tuple[PreparedRule, ...]:
     Raises:
         RulesNotFoundError: there is no such module or name, importing it or the call failed, or nothing is registered.
     """
-    place, name = _split(spec)
+    source, name = _split(spec)
     before = {id(rule) for rule in USER_RULES.snapshot()}
-    module = _module(place)
+    module = _module(source)
     found = _new(before) or _of_module(module)
     if not name:
         if not found:
             raise RulesNotFoundError(
-                f"{place} registers no replacement when it is imported; if a function of it does, name that: "
-                f"{place}:function."
+                f"{source} registers no replacement when it is imported; if a function of it does, name that: "
+                f"{source}:function."
             )
         return found
     target = getattr(module, name, None)
@@ -48,23 +48,23 @@ def load_rules(spec: str) -> tuple[PreparedRule, ...]:
         return named
     if target is None:
         names = ", ".join(rule.rule.name for rule in found) or "none"
-        raise RulesNotFoundError(f"{place} has no {name!r}; the replacements that it registers are: {names}.")
-    return _registered_by(target, place, name)
+        raise RulesNotFoundError(f"{source} has no {name!r}; the replacements that it registers are: {names}.")
+    return _registered_by(target, source, name)
 
 
 def _split(spec: str) -> tuple[str, str]:
-    place, colon, name = spec.rpartition(":")
+    source, colon, name = spec.rpartition(":")
     if not colon:
-        place, name = spec, ""
-    if not _is_place(place) or (colon and not name.isidentifier()):
+        source, name = spec, ""
+    if not _is_module_or_file(source) or (colon and not name.isidentifier()):
         raise RulesNotFoundError(
             f"{spec!r} must be MODULE or MODULE:NAME, the module a name or the path of a .py file."
         )
-    return place, name
+    return source, name
 
 
-def _is_place(place: str) -> bool:
-    return place.endswith(".py") or all(part.isidentifier() for part in place.split("."))
+def _is_module_or_file(source: str) -> bool:
+    return source.endswith(".py") or all(part.isidentifier() for part in source.split("."))
 
 
 def _new(before: set[int]) -> tuple[PreparedRule, ...]:
@@ -77,13 +77,13 @@ def _of_module(module: ModuleType) -> tuple[PreparedRule, ...]:
     return tuple(rule for rule in USER_RULES.snapshot() if getattr(rule.rule.search, "__module__", None) == own)
 
 
-def _module(place: str) -> ModuleType:
+def _module(source: str) -> ModuleType:
     try:
-        return _from_file(Path(place)) if place.endswith(".py") else _by_name(place)
+        return _from_file(Path(source)) if source.endswith(".py") else _by_name(source)
     except (RulesNotFoundError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise RulesNotFoundError(f"importing {place} failed{_where(error, place)}: {_said(error)}") from error
+        raise RulesNotFoundError(f"importing {source} failed{_where(error, source)}: {_said(error)}") from error
 
 
 def _by_name(name: str) -> ModuleType:
@@ -126,9 +126,9 @@ def _from_file(path: Path) -> ModuleType:
     return module
 
 
-def _registered_by(target: object, place: str, name: str) -> tuple[PreparedRule, ...]:
+def _registered_by(target: object, source: str, name: str) -> tuple[PreparedRule, ...]:
     """What a call of a function registers."""
-    named = f"{place}:{name}"
+    named = f"{source}:{name}"
     if not callable(target):
         raise RulesNotFoundError(
             f"{named} is of type {type(target).__name__}, no search function of a registered replacement."
@@ -148,7 +148,7 @@ def _registered_by(target: object, place: str, name: str) -> tuple[PreparedRule,
     try:
         target()
     except (Exception, SystemExit) as error:
-        raise RulesNotFoundError(f"calling {named}() failed{_where(error, place)}: {_said(error)}") from error
+        raise RulesNotFoundError(f"calling {named}() failed{_where(error, source)}: {_said(error)}") from error
     found = _new(before)
     if not found:
         raise RulesNotFoundError(f"{named}() registers no replacement that was not there before.")
@@ -160,10 +160,10 @@ def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(text.split())}" if text else type(error).__name__
 
 
-def _where(error: BaseException, place: str) -> str:
+def _where(error: BaseException, source: str) -> str:
     """The line of the user's own file that the error passed through last."""
     if isinstance(error, SyntaxError) and error.lineno:
         return f" at line {error.lineno}"
-    stem = Path(place).stem if place.endswith(".py") else place.rpartition(".")[2]
+    stem = Path(source).stem if source.endswith(".py") else source.rpartition(".")[2]
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).stem == stem]
     return f" at line {frames[-1].lineno}" if frames else ""

@@ -67,13 +67,13 @@ def _elements(setting: Setting) -> int:
 
 
 @st.composite
-def placed(draw: Any, pattern: Pattern, settings: Sequence[Setting]) -> Program:
+def programs_with(draw: Any, pattern: Pattern, settings: Sequence[Setting]) -> Program:
     """A program with the pattern in it in one of the settings; shrinks."""
     choices = Choices(Drawn(draw))
-    return place(choices, pattern, choices.pick(settings))
+    return program_with(choices, pattern, choices.pick(settings))
 
 
-def place(choices: Choices, pattern: Pattern, setting: Setting) -> Program:
+def program_with(choices: Choices, pattern: Pattern, setting: Setting) -> Program:
     """A program with the pattern in it in this setting; its leading size may be a symbol."""
     dynamic = pattern.leading is not None and choices.chance(_DYNAMIC_PERCENT)
     specs = {
@@ -112,7 +112,7 @@ def run_trials(
     trials = Trials()
     for number, setting in enumerate(islice(in_turn(settings, Choices(Sampled(seed))), examples)):
         choices = Choices(Sampled(f"{seed}:{number}"))
-        case = Case.of(place(choices, pattern, setting), route=route, options=options)
+        case = Case.of(program_with(choices, pattern, setting), route=route, options=options)
         outcome = check(case)
         trials.made.append(Trial(setting, case, outcome, _fate(case, outcome)))
         if len(trials.of("wrong")) >= _ENOUGH_WRONG and len(trials.made) >= 3 * _ENOUGH_WRONG:

@@ -31,7 +31,7 @@ from npugraph_ex.testing.validation.survey import (
     operators_of,
     survey,
 )
-from npugraph_ex.testing.validation.trials import Trials, placed, run_trials, runnable
+from npugraph_ex.testing.validation.trials import Trials, programs_with, run_trials, runnable
 
 _COMPILED = 2
 _SHRINKING_TRIES = 150
@@ -187,8 +187,8 @@ class _Validator:
         divide = divide_of(pattern, trials, settings, partial(self._again, pattern))
         wrongly = list(dict.fromkeys(trial.setting for trial in wrong))
         found = find_failure(
-            placed(pattern, wrongly), examples=self.effort.examples, seed=self.effort.seed, route=route, options=self._options(),
-            shrinking_tries=_SHRINKING_TRIES,
+            programs_with(pattern, wrongly), examples=self.effort.examples, seed=self.effort.seed, route=route,
+            options=self._options(), shrinking_tries=_SHRINKING_TRIES,
         )  # fmt: skip
         case, outcome = found or (wrong[0].case, wrong[0].outcome)
         self.worst_shown = outcome.worst_ulp
