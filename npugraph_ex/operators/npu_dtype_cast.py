@@ -40,3 +40,41 @@ def _npu_dtype_cast(
 ) -> torch.Tensor:
     """``input`` as ``dtype``, contiguous, same shape."""
     return torch.empty(input.shape, dtype=dtype, device=input.device).copy_(input)
+
+
+@Operator(
+    name="npu::npu_dtype_cast_",
+    source="operator documentation of torch_npu.npu_dtype_cast",
+    examples=(lambda: call(torch.randn(3, 4).half(), torch.randn(3, 4)),),
+)
+def npu_dtype_cast_(input: torch.Tensor, src: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the schema's name
+    """``input`` itself, with the elements of ``src`` in its own dtype."""
+    return input.copy_(src)
+
+
+@Operator(
+    name="npu::npu_dtype_cast_backward",
+    source="operator documentation of torch_npu.npu_dtype_cast",
+    examples=(lambda: call(torch.randn(3, 4), torch.float16),),
+)
+def npu_dtype_cast_backward(
+    grad: torch.Tensor,
+    dtype: torch.dtype,
+    grad_dtype: int | None = None,
+    input_dtype: int | None = None,
+) -> torch.Tensor:
+    """``grad`` in ``dtype``, from which the forward operator cast."""
+    for name, code, known in (("grad_dtype", grad_dtype, grad.dtype), ("input_dtype", input_dtype, dtype)):
+        if code is not None and dtype_of(code, "npu_dtype_cast_backward", name) != known:
+            raise unsupported("npu_dtype_cast_backward", name, code, f"None and {known}")
+    return _npu_dtype_cast(grad, dtype)
+
+
+@Operator(
+    name="npu::_npu_dtype_cast_backward",
+    source="operator documentation of torch_npu.npu_dtype_cast",
+    examples=(lambda: call(torch.randn(3, 4), torch.float16),),
+)
+def _npu_dtype_cast_backward(grad: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``grad`` in ``dtype``, from which the forward operator cast."""
+    return _npu_dtype_cast(grad, dtype)

@@ -1,0 +1,21 @@
+"""A contiguous copy of a tensor with its dimensions permuted (operator documentation of ``torch_npu.npu_transpose``)."""
+
+from __future__ import annotations
+
+import torch
+
+from npugraph_ex.operators._record import Operator, call
+
+
+@Operator(
+    name="npu::npu_transpose",
+    source="operator documentation of torch_npu.npu_transpose",
+    examples=(lambda: call(torch.randn(2, 3, 5).half(), [2, 0, 1]),),
+)
+def npu_transpose(
+    input: torch.Tensor,  # noqa: A002 - the schema's name
+    perm: list[int],
+    require_contiguous: bool = True,
+) -> torch.Tensor:
+    """Dimension i of the result is dimension ``perm[i]`` of ``input``."""
+    return input.permute(perm).clone(memory_format=torch.contiguous_format)
