@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -154,6 +155,9 @@ class Installer:
         self._register(name, kernel_with(op, self._launcher, compute))
         for form, kernel in workspace_kernels(name, compute, self._launcher).items():
             self._register(form, kernel)
+        out = _overload(f"{name}.out")
+        if out is not None and _is_out_form(out, op):
+            self._register(f"{name}.out", kernel_with(out, self._launcher, _into(compute)))
 
     def _register(self, name: str, kernel: Callable[..., Any], key: str = "PrivateUse1", **how: bool) -> None:
         namespace, _, rest = name.partition("::")
@@ -161,6 +165,24 @@ class Installer:
         if library is None:
             library = self._libraries[namespace] = torch.library.Library(namespace, "IMPL")
         library.impl(rest, kernel, key, allow_override=True, **how)
+
+
+def _is_out_form(out: OpOverload, op: OpOverload) -> bool:
+    """Tell whether `out` takes what `op` takes, and one tensor to write the result to."""
+    *same, last = out._schema.arguments
+    plain = [argument.name for argument in same] == [argument.name for argument in op._schema.arguments]
+    return op._overloadname == "default" and plain and last.is_out and str(last.type) == "Tensor"
+
+
+def _into(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the kernel of an out variant, from that of the operator."""
+
+    @functools.wraps(compute)
+    def run(*args: Any, out: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        result = compute(*args, **kwargs)
+        return (out if out.shape == result.shape else out.resize_(result.shape)).copy_(result)
+
+    return run
 
 
 def _refusing_gradients(op: OpOverload, kernel: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,6 +17,7 @@ _SIZE = 8
 @Operator(
     name="npu::npu_alloc_float_status",
     source="operator documentation of torch_npu.npu_alloc_float_status",
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
     examples=(lambda: call(torch.randn(1, 2, 3)),),
 )
 def npu_alloc_float_status(input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the schema's name
@@ -27,6 +28,7 @@ def npu_alloc_float_status(input: torch.Tensor) -> torch.Tensor:  # noqa: A002 -
 @Operator(
     name="npu::npu_get_float_status",
     source="operator documentation of torch_npu.npu_get_float_status",
+    dtypes=(torch.float32,),
     examples=(lambda: call(torch.zeros(_SIZE)),),
 )
 def npu_get_float_status(input: torch.Tensor, mode: int = 0) -> torch.Tensor:  # noqa: A002 - the schema's name
@@ -38,6 +40,7 @@ def npu_get_float_status(input: torch.Tensor, mode: int = 0) -> torch.Tensor:  #
 @Operator(
     name="npu::npu_clear_float_status",
     source="operator documentation of torch_npu.npu_clear_float_status",
+    dtypes=(torch.float32,),
     examples=(lambda: call(torch.zeros(_SIZE)),),
 )
 def npu_clear_float_status(input: torch.Tensor, mode: int = 0) -> torch.Tensor:  # noqa: A002 - the schema's name

@@ -32,6 +32,7 @@ def _example() -> Call:
 @Operator(
     name="npu::npu_chunk_gated_delta_rule",
     source="operator documentation of torch_npu.npu_chunk_gated_delta_rule",
+    dtypes=(torch.bfloat16,),
     examples=(_example,),
 )
 def npu_chunk_gated_delta_rule(

@@ -18,6 +18,7 @@ _SOURCE = "operator documentation of torch_npu.npu_confusion_transpose"
 @Operator(
     name="npu::npu_confusion_transpose",
     source=_SOURCE,
+    dtypes=(torch.float16, torch.float32),
     examples=(
         lambda: call(torch.randn(2, 3, 4, 6), [0, 2, 1, 3], [2, 4, 18], True),
         lambda: call(torch.randn(2, 3, 4, 6).half(), [0, 2, 1], [2, 12, 6], False),
@@ -37,18 +38,19 @@ def npu_confusion_transpose(
 @Operator(
     name="npu::npu_confusion_transpose_backward",
     source=_SOURCE,
+    dtypes=(torch.float16, torch.float32),
     examples=(
-        lambda: call(torch.randn(2, 4, 18), [0, 2, 1, 3], [2, 3, 4, 6], True),
-        lambda: call(torch.randn(2, 6, 12).half(), [0, 2, 1], [2, 3, 4, 6], False),
+        lambda: call(torch.randn(2, 4, 18), [0, 2, 1, 3], [2, 3, 4, 6], False),
+        lambda: call(torch.randn(2, 6, 12).half(), [0, 2, 1], [2, 3, 4, 6], True),
     ),
 )
 def npu_confusion_transpose_backward(
     grad: torch.Tensor, perm: list[int], shape: list[int], transpose_first: bool
 ) -> torch.Tensor:
-    """The gradient of the input, whose shape is ``shape``."""
+    """The gradient of the input, whose shape is ``shape``; ``transpose_first`` is the opposite of the forward operator's."""
     if math.prod(shape) != grad.numel():
         raise ValueError(f"shape must hold {grad.numel()} elements, as grad does; it is {tuple(shape)}.")
     back = [perm.index(dim) for dim in range(len(perm))]
     if transpose_first:
-        return grad.reshape([shape[dim] for dim in perm]).permute(back).contiguous()
-    return grad.permute(back).reshape(shape).clone(memory_format=torch.contiguous_format)
+        return grad.permute(back).reshape(shape).clone(memory_format=torch.contiguous_format)
+    return grad.reshape([shape[dim] for dim in perm]).permute(back).clone(memory_format=torch.contiguous_format)

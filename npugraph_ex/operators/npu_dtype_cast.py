@@ -45,6 +45,7 @@ def _npu_dtype_cast(
 @Operator(
     name="npu::npu_dtype_cast_",
     source="operator documentation of torch_npu.npu_dtype_cast",
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
     examples=(lambda: call(torch.randn(3, 4).half(), torch.randn(3, 4)),),
 )
 def npu_dtype_cast_(input: torch.Tensor, src: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the schema's name
@@ -55,6 +56,7 @@ def npu_dtype_cast_(input: torch.Tensor, src: torch.Tensor) -> torch.Tensor:  # 
 @Operator(
     name="npu::npu_dtype_cast_backward",
     source="operator documentation of torch_npu.npu_dtype_cast",
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
     examples=(lambda: call(torch.randn(3, 4), torch.float16),),
 )
 def npu_dtype_cast_backward(
@@ -73,6 +75,7 @@ def npu_dtype_cast_backward(
 @Operator(
     name="npu::_npu_dtype_cast_backward",
     source="operator documentation of torch_npu.npu_dtype_cast",
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
     examples=(lambda: call(torch.randn(3, 4), torch.float16),),
 )
 def _npu_dtype_cast_backward(grad: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -117,7 +117,13 @@ def _example() -> Call:
     )
 
 
-@Operator(name="npu::npu_fused_causal_conv1d", source=_SOURCE, writes_by_index=True, examples=(_example,))
+@Operator(
+    name="npu::npu_fused_causal_conv1d",
+    source=_SOURCE,
+    dtypes=(torch.float16, torch.bfloat16),
+    writes_by_index=True,
+    examples=(_example,),
+)
 def npu_fused_causal_conv1d(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -173,7 +179,13 @@ def npu_fused_causal_conv1d(
     return stored_like(x, result.reshape(x.shape), x.dtype)
 
 
-@Operator(name="npu::npu_fused_causal_conv1d_v2", source=_SOURCE, writes_by_index=True, examples=(_example,))
+@Operator(
+    name="npu::npu_fused_causal_conv1d_v2",
+    source=_SOURCE,
+    dtypes=(torch.float16, torch.bfloat16),
+    writes_by_index=True,
+    examples=(_example,),
+)
 def npu_fused_causal_conv1d_v2(
     x: torch.Tensor,
     weight: torch.Tensor,

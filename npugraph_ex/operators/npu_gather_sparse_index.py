@@ -18,6 +18,7 @@ _SOURCE = "operator documentation of torch_npu.npu_gather_sparse_index"
 @Operator(
     name="npu::npu_gather_sparse_index",
     source=_SOURCE,
+    dtypes=(torch.float16, torch.bfloat16, torch.float32, torch.int64, torch.int32),
     examples=(lambda: call(torch.randn(5, 3).half(), torch.tensor([[4, 0], [1, 4]])),),
 )
 def npu_gather_sparse_index(input: torch.Tensor, index: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the schema's name
@@ -28,6 +29,7 @@ def npu_gather_sparse_index(input: torch.Tensor, index: torch.Tensor) -> torch.T
 @Operator(
     name="npu::npu_gather_sparse_index_backward",
     source=_SOURCE,
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
     examples=(lambda: call(torch.randn(2, 2, 3).half(), [5, 3], torch.tensor([[4, 0], [1, 4]])),),
 )
 def npu_gather_sparse_index_backward(grad: torch.Tensor, self_sizes: list[int], index: torch.Tensor) -> torch.Tensor:

@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._precision import refused
 from npugraph_ex.operators._record import Operator, call
+
+_LARGEST_RANK = 8
 
 
 @Operator(
     name="npu::npu_indexing",
     source="operator documentation of torch_npu.npu_indexing; TensorFlow's strided_slice",
+    dtypes=(torch.float16, torch.float32),
     examples=(
         lambda: call(torch.arange(24).view(2, 3, 4), [0, 2, 0], [2, 0, 4], [1, -1, 2]),
         lambda: call(torch.randn(2, 3, 4), [1, 0, 0, 1], [2, 0, 0, 9], [1, 1, 1, 1], 0, 8, 2, 4, 1),
@@ -33,8 +37,7 @@ def npu_indexing(
     shrink_axis_mask: int = 0,
 ) -> torch.Tensor:
     """Contiguous, in input's dtype; negative begins and ends count from the end, strides may be negative."""
-    if 0 in strides:
-        raise ValueError(f"strides must not be 0; they are {strides}.")
+    _check(input, begin, end, strides, ellipsis_mask, new_axis_mask, shrink_axis_mask)
     added = (new_axis_mask & ~ellipsis_mask).bit_count()
     out, dim, ellipses = input, 0, 1 if ellipsis_mask else 0
     for entry, (first, last, step) in enumerate(zip(begin, end, strides, strict=True)):
@@ -48,7 +51,26 @@ def npu_indexing(
             out = out.select(dim, first)
         else:
             chosen = slice(None if begin_mask & bit else first, None if end_mask & bit else last, step)
-            places = torch.arange(*chosen.indices(out.shape[dim]), device=input.device)
+            places = torch.tensor(range(*chosen.indices(out.shape[dim])), dtype=torch.long, device=input.device)
             out = out.index_select(dim, places)
             dim += 1
+    if out.dim() > _LARGEST_RANK:
+        raise refused("npu_indexing", "the result's rank", out.dim(), f"at most {_LARGEST_RANK}")
     return out.clone(memory_format=torch.contiguous_format)
+
+
+def _check(
+    x: torch.Tensor, begin: list[int], end: list[int], strides: list[int], ellipsis: int, added: int, shrunk: int
+) -> None:
+    """Refuse entries that have no meaning."""
+    if not len(begin) == len(end) == len(strides):
+        sizes = (len(begin), len(end), len(strides))
+        raise refused("npu_indexing", "the sizes of begin, end and strides", sizes, "equal")
+    if ellipsis.bit_count() > 1:
+        raise refused("npu_indexing", "ellipsis_mask", ellipsis, "a mask with one bit at most")
+    entries = len(begin) - (added & ~ellipsis).bit_count() - ellipsis.bit_count()
+    if entries > x.dim():
+        raise refused("npu_indexing", "the size of begin", len(begin), f"within input's {x.dim()} dimensions")
+    for entry, step in enumerate(strides):
+        if step == 0 or (step < 0 and shrunk >> entry & 1):
+            raise refused("npu_indexing", f"strides[{entry}]", step, "not 0, and above 0 where shrink_axis_mask is set")

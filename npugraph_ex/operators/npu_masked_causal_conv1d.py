@@ -29,6 +29,7 @@ def _convolved(x: torch.Tensor, weight: torch.Tensor, mask: torch.Tensor | None)
 @Operator(
     name="npu::npu_masked_causal_conv1d",
     source=_SOURCE,
+    dtypes=(torch.float16, torch.bfloat16),
     examples=(
         lambda: call(torch.randn(5, 2, 4).half(), torch.randn(3, 4).half(), mask=torch.rand(2, 5) > 0.3),
         lambda: call(torch.randn(2, 5, 4).bfloat16().transpose(0, 1), torch.randn(3, 4).bfloat16()),
@@ -48,6 +49,7 @@ def npu_masked_causal_conv1d(
 @Operator(
     name="npu::npu_masked_causal_conv1d_backward",
     source=_SOURCE,
+    dtypes=(torch.float16, torch.bfloat16),
     examples=(
         lambda: call(
             torch.randn(5, 2, 4).half(),

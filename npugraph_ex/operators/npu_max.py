@@ -12,7 +12,12 @@ from npugraph_ex.operators._record import Operator, call
 _MAX, _MIN = ("operator documentation of torch_npu.npu_max", "operator documentation of torch_npu.npu_min")
 
 
-@Operator(name="npu::npu_max.dim", source=_MAX, examples=(lambda: call(torch.randn(2, 3, 4), 1),))
+@Operator(
+    name="npu::npu_max.dim",
+    source=_MAX,
+    dtypes=(torch.float16, torch.float32),
+    examples=(lambda: call(torch.randn(2, 3, 4), 1),),
+)
 def npu_max(
     input: torch.Tensor,  # noqa: A002 - the schema's name
     dim: int,
@@ -23,7 +28,12 @@ def npu_max(
     return values, indices.int()
 
 
-@Operator(name="npu::npu_min.dim", source=_MIN, examples=(lambda: call(torch.randn(2, 3, 4), 1),))
+@Operator(
+    name="npu::npu_min.dim",
+    source=_MIN,
+    dtypes=(torch.float16, torch.float32),
+    examples=(lambda: call(torch.randn(2, 3, 4), 1),),
+)
 def npu_min(
     input: torch.Tensor,  # noqa: A002 - the schema's name
     dim: int,
@@ -37,6 +47,7 @@ def npu_min(
 @Operator(
     name="npu::npu_max_backward",
     source=_MAX,
+    dtypes=(torch.float16, torch.float32),
     examples=(lambda: call(torch.randn(2, 4), 1, torch.randint(3, (2, 4), dtype=torch.int32), [2, 3, 4], False),),
 )
 def npu_max_backward(
@@ -51,6 +62,7 @@ def npu_max_backward(
 @Operator(
     name="npu::npu_min_backward",
     source=_MIN,
+    dtypes=(torch.float16, torch.float32),
     examples=(lambda: call(torch.randn(2, 1, 4), 1, torch.randint(3, (2, 1, 4), dtype=torch.int32), [2, 3, 4], True),),
 )
 def npu_min_backward(

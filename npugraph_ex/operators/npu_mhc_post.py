@@ -26,7 +26,12 @@ def _inputs() -> tuple[torch.Tensor, ...]:
     return torch.randn(3, 4, 16).half(), torch.rand(3, 4, 4), torch.randn(3, 16).half(), torch.rand(3, 4)
 
 
-@Operator(name="npu::npu_mhc_post", source=_SOURCE, examples=(lambda: call(*_inputs()),))
+@Operator(
+    name="npu::npu_mhc_post",
+    source=_SOURCE,
+    dtypes=(torch.float16, torch.bfloat16),
+    examples=(lambda: call(*_inputs()),),
+)
 def npu_mhc_post(
     x: torch.Tensor, h_res: torch.Tensor | None, h_out: torch.Tensor, h_post: torch.Tensor
 ) -> torch.Tensor:
@@ -39,6 +44,7 @@ def npu_mhc_post(
 @Operator(
     name="npu::npu_mhc_post_backward",
     source=_SOURCE,
+    dtypes=(torch.float16, torch.bfloat16),
     examples=(lambda: call(torch.randn(3, 4, 16).half(), *_inputs()),),
 )
 def npu_mhc_post_backward(

@@ -40,6 +40,7 @@ def _inputs() -> tuple[torch.Tensor, ...]:
 @Operator(
     name="npu::npu_mhc_pre",
     source=_SOURCE,
+    dtypes=(torch.float16, torch.bfloat16),
     examples=(
         lambda: call(*_inputs(), gamma=torch.rand(4, 16), out_flag=1),
         lambda: call(torch.randn(2, 3, 4, 16).half(), torch.randn(8, 64), torch.rand(2), torch.randn(8)),
@@ -88,7 +89,9 @@ def _of_backward() -> Call:
     return call(x, phi, alpha, *grads, inv_rms, h_mix, h_pre, h_post, torch.rand(4, 16))
 
 
-@Operator(name="npu::npu_mhc_pre_backward", source=_SOURCE, examples=(_of_backward,))
+@Operator(
+    name="npu::npu_mhc_pre_backward", source=_SOURCE, dtypes=(torch.float16, torch.bfloat16), examples=(_of_backward,)
+)
 def npu_mhc_pre_backward(
     x: torch.Tensor,
     phi: torch.Tensor,

@@ -81,6 +81,7 @@ def _taken_back(
 @Operator(
     name="npu::npu_mhc_sinkhorn",
     source=_SOURCE,
+    dtypes=(torch.float32,),
     examples=(lambda: call(torch.randn(3, 4, 4), num_iters=3, out_flag=1),),
 )
 def npu_mhc_sinkhorn(
@@ -108,7 +109,7 @@ def _of_backward() -> Call:
     return call(torch.randn_like(y), norm, sums)
 
 
-@Operator(name="npu::npu_mhc_sinkhorn_backward", source=_SOURCE, examples=(_of_backward,))
+@Operator(name="npu::npu_mhc_sinkhorn_backward", source=_SOURCE, dtypes=(torch.float32,), examples=(_of_backward,))
 def npu_mhc_sinkhorn_backward(
     grad_y: torch.Tensor,
     norm: torch.Tensor,

@@ -18,6 +18,7 @@ from npugraph_ex.operators._record import Operator, call
 @Operator(
     name="npu::npu_one_hot",
     source="operator documentation of torch_npu.npu_one_hot",
+    dtypes=(torch.int32, torch.int64),
     examples=(lambda: call(torch.tensor([[5, 3], [2, 0]], dtype=torch.int32), depth=5, on_value=2, off_value=-1),),
 )
 def npu_one_hot(

@@ -14,6 +14,7 @@ from npugraph_ex.operators._record import Operator, call
 @Operator(
     name="npu::npu_pad",
     source="operator documentation of torch_npu.npu_pad",
+    dtypes=(torch.float16, torch.float32),
     examples=(lambda: call(torch.randn(2, 3).half(), [1, 0, 2, 1]),),
 )
 def npu_pad(input: torch.Tensor, paddings: list[int]) -> torch.Tensor:  # noqa: A002 - the schema's name

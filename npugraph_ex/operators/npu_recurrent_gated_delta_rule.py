@@ -80,7 +80,13 @@ def _example() -> Call:
     )
 
 
-@Operator(name="npu::npu_recurrent_gated_delta_rule", source=_SOURCE, writes_by_index=True, examples=(_example,))
+@Operator(
+    name="npu::npu_recurrent_gated_delta_rule",
+    source=_SOURCE,
+    dtypes=(torch.bfloat16,),
+    writes_by_index=True,
+    examples=(_example,),
+)
 def npu_recurrent_gated_delta_rule(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -118,7 +124,12 @@ def npu_recurrent_gated_delta_rule(
     return steps.rounded(out)
 
 
-@Operator(name="npu::npu_recurrent_gated_delta_rule_functional", source=_SOURCE, examples=(_example,))
+@Operator(
+    name="npu::npu_recurrent_gated_delta_rule_functional",
+    source=_SOURCE,
+    dtypes=(torch.bfloat16,),
+    examples=(_example,),
+)
 def npu_recurrent_gated_delta_rule_functional(
     query: torch.Tensor,
     key: torch.Tensor,

@@ -20,6 +20,7 @@ def _weights(device: torch.device) -> torch.Tensor:
 @Operator(
     name="npu::npu_sign_bits_pack",
     source="operator documentation of torch_npu.npu_sign_bits_pack",
+    dtypes=(torch.float16, torch.float32),
     examples=(lambda: call(torch.randn(27).half(), 2),),
 )
 def npu_sign_bits_pack(input: torch.Tensor, size: int) -> torch.Tensor:  # noqa: A002 - the schema's name
@@ -36,6 +37,7 @@ def npu_sign_bits_pack(input: torch.Tensor, size: int) -> torch.Tensor:  # noqa:
 @Operator(
     name="npu::npu_sign_bits_unpack",
     source="operator documentation of torch_npu.npu_sign_bits_unpack",
+    dtypes=(torch.uint8,),
     examples=(lambda: call(torch.randint(256, (6,)).to(torch.uint8), 3, torch.float16),),
 )
 def npu_sign_bits_unpack(

@@ -10,6 +10,7 @@ from npugraph_ex.operators._record import Operator, call
 @Operator(
     name="npu::npu_sort_v2",
     source="operator documentation of torch_npu.npu_sort_v2",
+    dtypes=(torch.float16,),
     examples=(lambda: call(torch.randn(3, 8).half(), -1, True),),
 )
 def npu_sort_v2(

@@ -1,4 +1,7 @@
-"""A contiguous copy of a tensor with its dimensions permuted (operator documentation of ``torch_npu.npu_transpose``)."""
+"""A copy of a tensor with its dimensions permuted (operator documentation of ``torch_npu.npu_transpose``).
+
+The meta function gives the result the strides of a view, the document says that it is contiguous; here it follows the former.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from npugraph_ex.operators._record import Operator, call
 @Operator(
     name="npu::npu_transpose",
     source="operator documentation of torch_npu.npu_transpose",
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
     examples=(lambda: call(torch.randn(2, 3, 5).half(), [2, 0, 1]),),
 )
 def npu_transpose(
@@ -18,4 +22,4 @@ def npu_transpose(
     require_contiguous: bool = True,
 ) -> torch.Tensor:
     """Dimension i of the result is dimension ``perm[i]`` of ``input``."""
-    return input.permute(perm).clone(memory_format=torch.contiguous_format)
+    return input.permute(perm).clone()

@@ -10,6 +10,7 @@ from npugraph_ex.operators._record import Operator, call
 @Operator(
     name="npu::one_",
     source="operator documentation of torch_npu.one_",
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
     examples=(lambda: call(torch.randn(2, 3).half()),),
 )
 def one_(input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the schema's name

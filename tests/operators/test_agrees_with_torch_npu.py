@@ -59,9 +59,10 @@ def assert_same_metadata(name: str, args: tuple[Any, ...], kwargs: dict[str, Any
     with mode:
         expected = operator(name)(*fake_args, **fake_kwargs)
     actual = OPERATORS[name].formula(*args, **kwargs)
-    if isinstance(expected, torch.Tensor):
-        expected, actual = (expected,), (actual,)
-    facts = [[(t.shape, t.dtype, t.stride()) for t in outputs] for outputs in (actual, expected)]
+    facts = [
+        [t if t is None else (t.shape, t.dtype, t.stride()) for t in pytree.tree_leaves(outputs)]
+        for outputs in (actual, expected)
+    ]
     assert facts[0] == facts[1]
 
 
