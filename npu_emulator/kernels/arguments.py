@@ -111,7 +111,7 @@ class _Walk:
         self.parts.extend((value.dtype, value.size(), value.stride(), on_device))
         if not on_device:
             self.host = self.host or value.dim() > 0
-            return value
+            return value.clone()  # read now, as on hardware: the program may change it before the kernel's turn comes
         if self.device < 0:
             self.device = index
         seen = self.view(value)

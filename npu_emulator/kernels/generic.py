@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from npu_emulator.launch import Launcher
 
-__all__ = ["Kernel"]
+__all__ = ["Kernel", "argument_of"]
 
 _HOST_DEPENDENT = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 _OVERWRITERS = frozenset(
@@ -101,7 +101,9 @@ class Kernel:
             for position, argument in enumerate(schema.arguments)
             if argument.alias_info is not None and argument.alias_info.is_write
         ]
-        self._is_out_variant = any(argument.is_out for argument in schema.arguments)
+        # The CPU kernel of an out variant resizes what it writes; a function that others bring fills it as it is.
+        self._is_out_variant = compute is None and any(argument.is_out for argument in schema.arguments)
+        self._overwritten = [place for place in self._written if place[1] == "out" or schema.arguments[place[0]].is_out]
         # Batch norm and its like write to an argument and return something else; most writers return what they wrote.
         self._returns_written = all(value.alias_info is not None for value in schema.returns)
         self._takes_host = not schema.name.startswith("aten::") or schema.name in _TAKING_HOST_TENSORS
@@ -193,7 +195,7 @@ class Kernel:
         if self._reads_host:
             self._launcher.wait(index, self.name)
         compute = self._bind(bound, args, kwargs)
-        targets = _tensors([_argument(bound.args, bound.kwargs, *place) for place in self._written])
+        targets = _tensors([argument_of(bound.args, bound.kwargs, *place) for place in self._written])
         self._launcher.launch(
             self.name,
             self._number,
@@ -205,13 +207,15 @@ class Kernel:
         )
         if self._returns == 0:
             return None
-        written = [_argument(args, kwargs, *place) for place in self._written]
+        written = [argument_of(args, kwargs, *place) for place in self._written]
         return written[0] if self._returns == 1 else tuple(written[: self._returns])
 
     def _reads(self, bound: Bound, targets: list[torch.Tensor]) -> list[torch.Tensor]:
         """Return the device memory whose values matter: an out variant and a fill do not read what they overwrite."""
-        if not self._is_out_variant and not self._only_overwrites:
-            return bound.reads
+        if not self._only_overwrites:
+            if not self._overwritten:
+                return bound.reads
+            targets = _tensors([argument_of(bound.args, bound.kwargs, *place) for place in self._overwritten])
         return [seen for seen in bound.reads if all(seen is not target for target in targets)]
 
     def _resize_outputs(self, args: Any, kwargs: Any) -> bool:
@@ -220,7 +224,7 @@ class Kernel:
             likes = self._metadata.outputs(None, args, kwargs)
         except NotImplementedError:
             return False  # no meta kernel
-        outs = [_argument(args, kwargs, *place) for place in self._written]
+        outs = [argument_of(args, kwargs, *place) for place in self._written]
         wanted = likes.each if type(likes) is Likes else tree_leaves(likes, is_leaf=lambda item: isinstance(item, Like))
         for out, like in zip(tree_leaves(outs), wanted, strict=False):
             if isinstance(like, Like) and tuple(out.size()) != like.size:
@@ -233,7 +237,7 @@ class Kernel:
 
     def _write_from_host(self, args: Any, kwargs: Any) -> Any:
         """Serve an out variant whose shapes nothing tells beforehand: compute first, then resize and fill what is given."""
-        outs = [_argument(args, kwargs, *place) for place in self._written]
+        outs = [argument_of(args, kwargs, *place) for place in self._written]
         names = [name for _, name in self._written]
         results = {name: torch.empty(0, dtype=out.dtype) for name, out in zip(names, outs, strict=True)}
         given = {name: value for name, value in kwargs.items() if name not in results}
@@ -304,7 +308,8 @@ class _PureBody:
             self.likes.confirmed = _store(results, self.targets)
 
 
-def _argument(args: Any, kwargs: Any, position: int, name: str) -> Any:
+def argument_of(args: Any, kwargs: Any, position: int, name: str) -> Any:
+    """Return one argument of a call, given by place or by name."""
     return args[position] if position < len(args) else kwargs[name]
 
 

@@ -20,7 +20,7 @@ from npu_emulator.kernels.formats import format_kernels
 from npu_emulator.kernels.generic import Kernel
 from npu_emulator.kernels.gradients import GRADIENTS
 from npu_emulator.kernels.random import RandomKernel, is_random, kernel_with
-from npu_emulator.kernels.workspaces import workspace_kernels
+from npu_emulator.kernels.workspaces import no_workspace, workspace_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -121,7 +121,7 @@ class Installer:
         of_vendor = [*_registered("npu::"), *_registered("atb::")]
         of_vendor = [name for name in of_vendor if not any(part in name for part in _NPU_WITHOUT_COMPUTE)]
         others = {
-            **{name: formats.get(name) or _Missing(name) for name in of_vendor},
+            **{name: formats.get(name) or _without_formula(name) for name in of_vendor},
             **collective_kernels(self._launcher),
         }
         for name, other in others.items():
@@ -222,6 +222,11 @@ class _Missing:
             f"the emulated NPU has no kernel for {self.name}; "
             f"give it one with npu_emulator.register_kernel({self.name!r}, function_of_cpu_tensors)"
         )
+
+
+def _without_formula(name: str) -> Callable[..., Any]:
+    """Return the kernel of an operator that nobody brought: none is needed to give a workspace."""
+    return no_workspace if "workspace" in name else _Missing(name)
 
 
 def _registered(prefix: str, key: str = "PrivateUse1") -> list[str]:

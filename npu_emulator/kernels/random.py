@@ -12,6 +12,7 @@ import torch
 
 from npu_emulator.kernels.generic import Kernel
 from npu_emulator.kernels.registry import DRAWS
+from npu_emulator.kernels.undeclared import UndeclaredWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,8 +35,10 @@ def kernel_with(op: OpOverload, launcher: Launcher, compute: Callable[..., Any])
     """Return the kernel of an operator that others bring.
 
     It draws random numbers, from torch's generator, if `compute` has an attribute `draws_random_numbers`: a function of the
-    operator's arguments which tells whether a call does.
+    operator's arguments which tells whether a call does. By `writes` it names arguments that it writes, undeclared.
     """
+    if getattr(compute, "writes", ()):
+        return UndeclaredWriter(op, launcher, compute)
     return (RandomKernel if hasattr(compute, DRAWS) else Kernel)(op, launcher, compute)
 
 

@@ -36,6 +36,8 @@ CONSTRAINTS = "constraints"
 """The attribute of a brought kernel which raises for arguments that the device refuses; they may lie on the device."""
 WORK = "work"
 """The attribute of a brought kernel which tells, of the arguments of a call, how many operations it takes."""
+_SAID = (DRAWS, CONSTRAINTS, WORK, "writes", "returns_written")
+"""What a record says that the function itself may say by attributes of these names."""
 
 Kernel = Callable[..., Any]
 Listener = Callable[[str, Kernel], None]
@@ -120,8 +122,8 @@ def _function_of(kernel: Any) -> Kernel | None:
     function: Kernel | None = getattr(kernel, "formula", kernel)
     if function is None or function is kernel:
         return function
-    said = {name: getattr(kernel, name, None) for name in (DRAWS, CONSTRAINTS, WORK)}
-    said = {name: value for name, value in said.items() if value is not None}
+    said = {name: getattr(kernel, name, None) for name in _SAID}
+    said = {name: value for name, value in said.items() if value}
     if not said:
         return function
 

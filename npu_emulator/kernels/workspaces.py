@@ -1,4 +1,4 @@
-"""The `.out` forms of operators with a workspace, and the two operators that prepare their call.
+"""The `.out` forms of operators that others bring, and the two operators that prepare the call of one with a workspace.
 
 torch_npu captures inference attention as `X.out(..., workspace=, out=[...])` in a task group, so that its host arguments can
 change between replays; before that it asks `_X_get_max_workspace` and `_X_infer_output` for the memory. All three follow
@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from npu_emulator.kernels.arguments import bind
 from npu_emulator.kernels.metadata import on_meta
@@ -20,24 +21,26 @@ from npu_emulator.kernels.registry import CONSTRAINTS, DRAWS, WORK
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch._ops import OpOverload
+    from torch._ops import OpOverload, OpOverloadPacket
 
     from npu_emulator.launch import Launcher
 
-__all__ = ["workspace_kernels"]
+__all__ = ["no_workspace", "workspace_kernels"]
 
 
 def workspace_kernels(name: str, compute: Callable[..., Any], launcher: Launcher) -> dict[str, Callable[..., Any]]:
-    """Return the kernels that `namespace::operator` brings along; none if it has no `.out` form with a workspace."""
+    """Return the kernels that `namespace::operator` brings along; none if it has no `.out` form."""
     namespace, _, operator = name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), operator, None)
     if packet is None or "out" not in packet.overloads():
         return {}
-    if "workspace" not in [argument.name for argument in packet.out._schema.arguments]:
+    if not hasattr(packet, "default") or namespace == "aten":
         return {}
-    found: dict[str, Callable[..., Any]] = {f"{name}.out": _OutKernel(packet.out, compute, launcher)}
+    found: dict[str, Callable[..., Any]] = {f"{name}.out": _OutKernel(packet, compute, launcher)}
+    if "workspace" not in [argument.name for argument in packet.out._schema.arguments]:
+        return found
     helpers: dict[str, Callable[..., Any]] = {
-        "get_max_workspace": _no_workspace,
+        "get_max_workspace": no_workspace,
         "infer_output": _InferOutput(packet.default),
     }
     for suffix, kernel in helpers.items():
@@ -47,29 +50,30 @@ def workspace_kernels(name: str, compute: Callable[..., Any], launcher: Launcher
 
 
 class _OutKernel:
-    """Computes the operator and stores what it gives to the tensors of `out`."""
+    """Computes the operator and stores what it gives to the tensors of `out`, or of several arguments beyond the operator's own."""
 
-    def __init__(self, op: OpOverload, compute: Callable[..., Any], launcher: Launcher) -> None:
-        self._name = str(op)
+    def __init__(self, packet: OpOverloadPacket, compute: Callable[..., Any], launcher: Launcher) -> None:
+        self._name = str(packet.out)
+        own = {argument.name for argument in packet.default._schema.arguments} | {"workspace"}
+        self._outs = [argument.name for argument in packet.out._schema.arguments if argument.name not in own]
         self._compute = compute
         self._launcher = launcher
         self._number = launcher.number(self._name)
 
-    def __call__(
-        self, *args: Any, workspace: torch.Tensor | None = None, out: list[torch.Tensor], **kwargs: Any
-    ) -> Any:
+    def __call__(self, *args: Any, workspace: torch.Tensor | None = None, **kwargs: Any) -> Any:
         del workspace
         constraints = getattr(self._compute, CONSTRAINTS, None)
         if constraints is not None:
             constraints(*args, **kwargs)
+        outs = tree_leaves([kwargs.pop(name) for name in self._outs])
         bound = bind(args, kwargs, self._launcher.view)
-        targets = [self._launcher.view(tensor) for tensor in out]
+        targets = [self._launcher.view(tensor) for tensor in outs]
         compute = self._compute
         if hasattr(compute, DRAWS):
             compute = seeded(self._launcher, compute, bound.device, args, kwargs)
 
         def body() -> None:
-            for target, result in zip(targets, compute(*bound.args, **bound.kwargs), strict=True):
+            for target, result in zip(targets, tree_leaves(compute(*bound.args, **bound.kwargs)), strict=True):
                 if result.numel() != 0:
                     target.copy_(result)
 
@@ -77,7 +81,7 @@ class _OutKernel:
         told = getattr(self._compute, WORK, None)
         work = None if told is None else partial(told, *bound.args, **bound.kwargs)
         self._launcher.launch(self._name, self._number, bound.device, body, bound.reads, written, work=work)
-        return tuple(out)
+        return tuple(outs) if len(outs) > 1 else outs[0]
 
 
 class _InferOutput:
@@ -94,6 +98,7 @@ class _InferOutput:
         )
 
 
-def _no_workspace(query: torch.Tensor, *ignored: object, **also_ignored: object) -> torch.Tensor:
+def no_workspace(query: torch.Tensor, *ignored: object, **also_ignored: object) -> torch.Tensor:
+    """Return the workspace of any call: nothing, since kernels of the emulated device need none."""
     del ignored, also_ignored
     return torch.empty(0, dtype=torch.uint8, device=query.device)

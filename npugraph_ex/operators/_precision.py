@@ -10,6 +10,8 @@ import torch
 
 _Formula = TypeVar("_Formula", bound=Callable[..., tuple[torch.Tensor, ...]])
 INT8_MAX = 127.0
+HALVES = (torch.float16, torch.bfloat16)
+"""The dtypes that operators of attention and of caches take throughout."""
 
 
 INVALID_PARAMETER = 161002

@@ -14,7 +14,8 @@ synonyms           matching of arguments in fusion
 canonical          matching of arguments in fusion
 explain_unfused    the report's list of operators that no fusion rule came near
 near_misses        generator of random programs that must not fuse
-writes             alias analysis, in-place recovery, dead code: what the schema leaves out
+writes             alias analysis, in-place recovery, dead code, emulated device: what the schema leaves out
+returns_written    emulated device: the results that are the written arguments
 writes_by_index    stream check and the way back of functional writes: which bytes are written is known only on the device
 host_arguments     update of captured graphs between replays
 workspace          update of captured graphs between replays
@@ -91,6 +92,7 @@ class Operator:
         near_misses: values of arguments, other than fusion patterns have, that change the result. A keyword-only argument is one
             that patterns leave out; another one says which dimension.
         writes: arguments that the operator writes, and returns, though its schema does not mark them.
+        returns_written: the results that are those arguments themselves: their positions, in the order of ``writes``.
         writes_by_index: whether the operator, or its functional twin, changes elements of its first argument that only index
             tensors tell.
         host_arguments: arguments that a replay may change: whole numbers, lists of them, or tensors on the CPU.
@@ -118,6 +120,7 @@ class Operator:
     explain_unfused: bool = False
     near_misses: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     writes: tuple[str, ...] = ()
+    returns_written: tuple[int, ...] = ()
     writes_by_index: bool = False
     host_arguments: tuple[str, ...] = ()
     workspace: str = ""
@@ -138,6 +141,8 @@ class Operator:
         for example in self.examples:
             if not callable(example):
                 raise self._wrong("examples", "holds functions that make calls, as in (lambda: call(x),)", example)
+        if len(self.returns_written) > len(self.writes):
+            raise self._wrong("returns_written", "has at most one position for each of writes", self.returns_written)
         if self.workspace and not self.host_arguments:
             raise self._wrong("workspace", "goes with host_arguments; name those too", self.workspace)
         if bool(self.schema) != (self.fake is not None):

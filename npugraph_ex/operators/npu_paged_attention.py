@@ -1,14 +1,191 @@
-"""Attention over a paged cache, of the ATB library. What it computes is not written down yet."""
+"""Attention of the ATB library over a paged cache: one query row for each sequence, several, and multi-head latent attention.
+
+Formula: ``_atb_attention``. The cache of a sequence is read through its row of ``block_table`` as far as ``context_lens`` says.
+With several rows (``splitfuse``) the rows of all sequences are packed, ``seq_len`` of each.
+"""
 
 from __future__ import annotations
 
-from npugraph_ex.operators._record import Operator
-from npugraph_ex.operators._registry import OPERATORS
+from collections.abc import Callable
 
-OPERATORS.add(
-    Operator(
-        name="atb::_npu_paged_attention",
-        source="operator documentation of torch_npu._npu_paged_attention",
-        host_arguments=("context_lens",),
-    )
+import torch
+
+from npugraph_ex.operators._atb_attention import Heads, Mask, attend_packed, causal, packed_mask
+from npugraph_ex.operators._paged_cache import read_sequence
+from npugraph_ex.operators._precision import HALVES, unsupported
+from npugraph_ex.operators._record import Call, Operator, call
+
+
+def cached_pairs(
+    key_cache: torch.Tensor, value_cache: torch.Tensor, block_table: torch.Tensor, lengths: list[int]
+) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
+    """For a sequence's number, its keys and values [S, Nkv, D]."""
+
+    def pair(b: int) -> tuple[torch.Tensor, torch.Tensor]:
+        key, value = (read_sequence(cache, block_table[b], lengths[b]) for cache in (key_cache, value_cache))
+        return key, value
+
+    return pair
+
+
+def _example() -> Call:
+    keys, values = torch.randn(6, 4, 1, 16).half(), torch.randn(6, 4, 1, 16).half()
+    tables, lengths = torch.tensor([[3, 0], [1, 5]], dtype=torch.int32), torch.tensor([5, 8], dtype=torch.int32)
+    out = torch.zeros(2, 2, 16).half()
+    return call(torch.randn(2, 2, 16).half(), keys, values, 1, 2, 0.25, tables, lengths, out)
+
+
+@Operator(
+    name="atb::_npu_paged_attention",
+    source="operator documentation of torch_npu._npu_paged_attention; op-plugin, ops/atb/PagedAttentionAtb.cpp",
+    dtypes=HALVES,
+    host_arguments=("context_lens",),
+    examples=(_example,),
 )
+def npu_paged_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    num_kv_heads: int,
+    num_heads: int,
+    scale_value: float,
+    block_table: torch.Tensor,
+    context_lens: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    workspace: torch.Tensor | None = None,
+) -> None:
+    """Query [B, N, D], caches [blocks, size, Nkv, D]; one row for each sequence.
+
+    float16 and bfloat16; lengths int32 on the host.
+    """
+    lengths = context_lens.tolist()
+    cached = cached_pairs(key_cache, value_cache, block_table, lengths)
+    attend_packed(query, [1] * len(lengths), cached, Heads(num_heads, num_kv_heads, scale_value), out)
+
+
+def _latent_example() -> Call:
+    cache, tables = torch.randn(6, 4, 1, 24).half(), torch.tensor([[3, 0], [1, 5]], dtype=torch.int32)
+    lengths, out = torch.tensor([5, 8], dtype=torch.int32), torch.zeros(2, 2, 16).half()
+    return call(torch.randn(2, 2, 24).half(), cache, 1, 2, 0.25, tables, lengths, 16, out)
+
+
+@Operator(
+    name="atb::_npu_paged_attention_mla",
+    source="op-plugin, ops/atb/PagedAttentionMlaAtb.cpp; ATB library, PagedAttention",
+    dtypes=HALVES,
+    host_arguments=("context_lens",),
+    examples=(_latent_example,),
+)
+def npu_paged_attention_mla(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    num_kv_heads: int,
+    num_heads: int,
+    scale_value: float,
+    block_table: torch.Tensor,
+    context_lens: torch.Tensor,
+    mla_vheadsize: int,
+    out: torch.Tensor,
+) -> None:
+    """As ``_npu_paged_attention``; the values are the first ``mla_vheadsize`` elements of the keys."""
+    npu_paged_attention(
+        query,
+        key_cache,
+        key_cache[..., :mla_vheadsize],
+        num_kv_heads,
+        num_heads,
+        scale_value,
+        block_table,
+        context_lens,
+        out,
+    )
+
+
+def _packed_example(mask: torch.Tensor) -> Call:
+    caches = (torch.randn(6, 4, 1, 16).half() for _ in range(2))
+    tables, lengths = torch.tensor([[3, 0], [1, 5]], dtype=torch.int32), torch.tensor([5, 8], dtype=torch.int32)
+    rows, out = torch.tensor([2, 1], dtype=torch.int32), torch.zeros(3, 2, 16).half()
+    return call(torch.randn(3, 2, 16).half(), *caches, tables, lengths, mask, rows, 1, 2, 0.25, out=out)
+
+
+@Operator(
+    name="atb::_npu_paged_attention_splitfuse",
+    source="op-plugin, ops/atb/PagedAttentionSplitfuse.cpp; ATB library, PagedAttention, MASK_TYPE_SPEC",
+    dtypes=HALVES,
+    host_arguments=("context_lens", "seq_len"),
+    examples=(lambda: _packed_example(torch.randn(3, 8).half().clamp(max=0)),),
+)
+def npu_paged_attention_splitfuse(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    context_lens: torch.Tensor,
+    mask: torch.Tensor,
+    seq_len: torch.Tensor,
+    num_kv_heads: int,
+    num_heads: int,
+    scale_value: float,
+    out: torch.Tensor,
+) -> None:
+    """Query [T, N, D]; ``mask`` [T, S] of the packed rows."""
+    chosen = packed_mask(mask)
+    _splitfuse(
+        query,
+        (key_cache, value_cache),
+        block_table,
+        (context_lens, seq_len),
+        (num_heads, num_kv_heads, scale_value),
+        out,
+        chosen,
+    )
+
+
+@Operator(
+    name="atb::_npu_paged_attention_splitfuse_v2",
+    source="op-plugin, ops/atb/PagedAttentionSplitfuseV2.cpp; ATB library, PagedAttention, MASK_TYPE_NORM_COMPRESS",
+    dtypes=HALVES,
+    host_arguments=("context_lens", "seq_len"),
+    examples=(lambda: _packed_example(torch.ones(128, 128).triu(1).half()),),
+)
+def npu_paged_attention_splitfuse_v2(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    context_lens: torch.Tensor,
+    mask: torch.Tensor,
+    seq_len: torch.Tensor,
+    num_kv_heads: int,
+    num_heads: int,
+    scale_value: float,
+    *,
+    mask_type: int | None = 5,
+    out: torch.Tensor,
+) -> None:
+    """As ``_npu_paged_attention_splitfuse``, causal: ``mask`` [128, 128] is only the tile that the kernel repeats."""
+    if mask_type not in {None, 5}:
+        raise unsupported("_npu_paged_attention_splitfuse_v2", "mask_type", mask_type, "5, a compressed causal mask")
+    _splitfuse(
+        query,
+        (key_cache, value_cache),
+        block_table,
+        (context_lens, seq_len),
+        (num_heads, num_kv_heads, scale_value),
+        out,
+        causal,
+    )
+
+
+def _splitfuse(
+    query: torch.Tensor,
+    caches: tuple[torch.Tensor, torch.Tensor],
+    block_table: torch.Tensor,
+    lengths: tuple[torch.Tensor, torch.Tensor],
+    heads: tuple[int, int, float],
+    out: torch.Tensor,
+    mask: Mask,
+) -> None:
+    cached, rows = (length.tolist() for length in lengths)
+    attend_packed(query, rows, cached_pairs(*caches, block_table, cached), Heads(*heads), out, mask)

@@ -7,7 +7,8 @@
     output   = x * cos + rotated(x) * sin           in the first rotary_dim elements of each head, the rest unchanged
 
 ``rotated`` turns pairs ``(a, b)`` into ``(-b, a)``: with ``is_neox_style`` a pair is one element of the first half of
-the rotated part and its counterpart in the second, otherwise two neighbours.
+the rotated part and its counterpart in the second, otherwise two neighbours. ``atb::_npu_rotary_embedding`` computes the same in
+place.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 
-from npugraph_ex.operators._precision import compute_dtype
+from npugraph_ex.operators._precision import HALVES, compute_dtype
 from npugraph_ex.operators._record import Call, Operator, call
 from npugraph_ex.operators.npu_rotary_mul import rotated
 
@@ -87,3 +88,33 @@ def npu_rotary_embedding(
         for x in (query, key)
     )
     return query_out.to(query.dtype).view(query.shape), key_out.to(key.dtype).view(key.shape)
+
+
+def _in_place_example() -> Call:
+    positions, query, key, table, head_size, *_ = _example().args
+    return call(positions, query.half(), key.half(), head_size, table.half(), False)
+
+
+@Operator(
+    name="atb::_npu_rotary_embedding",
+    source="op-plugin, ops/atb/RopeAtb.cpp; ATB library, Rope",
+    dtypes=HALVES,
+    examples=(_in_place_example,),
+)
+def npu_rotary_embedding_(
+    positions: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    head_size: int,
+    cos_sin_cache: torch.Tensor,
+    is_neox_style: bool,
+) -> None:
+    """``query`` and ``key``, changed; arguments as in ``vllm::npu_rotary_embedding``.
+
+    The library keeps the first table of a process.
+    """
+    embedded = npu_rotary_embedding(
+        positions, query, key, cos_sin_cache, head_size, cos_sin_cache.shape[-1], is_neox_style
+    )
+    for target, result in zip((query, key), embedded, strict=True):
+        target.copy_(result)

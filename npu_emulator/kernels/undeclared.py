@@ -1,0 +1,59 @@
+"""Operators that write arguments without a word in their schema, and hand some of them out again as results.
+
+What they write, the brought kernel says by its attribute `writes` (names of arguments), and by `returns_written` which results are
+those arguments themselves (positions, in the order of `writes`). torch_npu does the same on hardware: the results are the very
+tensors that were given.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from npu_emulator.kernels.arguments import bind
+from npu_emulator.kernels.generic import Kernel, argument_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch._ops import OpOverload
+
+    from npu_emulator.launch import Launcher
+
+__all__ = ["UndeclaredWriter"]
+
+
+class UndeclaredWriter(Kernel):
+    """One such operator; its metadata is that of the meta function, which allocates every result."""
+
+    def __init__(self, op: OpOverload, launcher: Launcher, compute: Callable[..., Any]) -> None:
+        """Prepare a kernel; `compute` has the attributes that the module describes."""
+        super().__init__(op, launcher, compute)
+        positions = {argument.name: position for position, argument in enumerate(op._schema.arguments)}
+        self._places = [(positions[name], name) for name in compute.writes]
+        self._given = dict(zip(getattr(compute, "returns_written", ()), self._places, strict=False))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Launch the operator; return new tensors, and the written arguments where they are results."""
+        bound = bind(args, kwargs, self._launcher.view)
+        each = self._metadata.outputs(bound.key, args, kwargs).each if self._returns else ()
+        made = [
+            argument_of(args, kwargs, *self._given[i])
+            if i in self._given
+            else torch.empty_strided(like.size, like.stride, dtype=like.dtype, device=f"npu:{bound.device}")
+            for i, like in enumerate(each)
+        ]
+        new = [(i, self._launcher.view(made[i])) for i in range(len(made)) if i not in self._given]
+        compute = self.compute
+
+        def body() -> None:
+            results = compute(*bound.args, **bound.kwargs)
+            for i, target in new:
+                if target.numel():
+                    target.copy_(results[i])
+
+        written = [argument_of(bound.args, bound.kwargs, *place) for place in self._places]
+        targets = [*written, *(target for _, target in new)]
+        self._launcher.launch(self.name, self._number, bound.device, body, bound.reads, targets)
+        return tuple(made) if made else None
