@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from npu_emulator.kernels.registry import DRAWS
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from torch._ops import OpOverload
 
 __all__ = ["Given", "Like", "Likes", "MetadataCache", "on_meta"]
 
@@ -54,10 +59,11 @@ def on_meta(value: object) -> object:
 class MetadataCache:
     """Output metadata of one operator overload, by the metadata of its arguments."""
 
-    def __init__(self, op: Callable[..., Any], compute: Callable[..., Any] | None = None) -> None:
+    def __init__(self, op: OpOverload, compute: Callable[..., Any] | None = None) -> None:
         """Serve the overload `op`; `compute` stands in, on meta tensors, where `op` has no meta kernel."""
         self._op = op
         self._compute = compute
+        self._writes = op._schema.is_mutable
         self._known: dict[Any, Any] = {}
 
     def outputs(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -80,6 +86,17 @@ class MetadataCache:
         return found
 
     def _on_meta(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Ask the kernel that was brought; the operator's meta kernel where that cannot tell, writes, draws or returns arguments.
+
+        In eager mode on hardware no meta kernel of torch_npu runs, and some of them do not take the arguments of their own
+        schema or give other results.
+        """
+        if self._compute is not None and not self._writes and not hasattr(self._compute, DRAWS):
+            with contextlib.suppress(Exception):  # a kernel that looks at values cannot run on meta tensors
+                result = self._compute(*args, **kwargs)
+                given = {id(leaf) for leaf in tree_leaves((args, kwargs))}
+                if not any(id(leaf) in given for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)):
+                    return result
         try:
             result = self._op(*args, **kwargs)
         except NotImplementedError:

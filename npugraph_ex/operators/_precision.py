@@ -10,8 +10,11 @@ import torch
 
 _Formula = TypeVar("_Formula", bound=Callable[..., tuple[torch.Tensor, ...]])
 INT8_MAX = 127.0
+_LARGEST = {torch.int8: INT8_MAX, torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 HALVES = (torch.float16, torch.bfloat16)
 """The dtypes that operators of attention and of caches take throughout."""
+FLOATS = (*HALVES, torch.float32)
+"""The dtypes that activations and norms take."""
 
 
 INVALID_PARAMETER = 161002
@@ -69,16 +72,25 @@ def stored_like(template: torch.Tensor, value: torch.Tensor, dtype: torch.dtype)
 
 
 def round_to(dtype: torch.dtype, quotient: torch.Tensor) -> torch.Tensor:
-    """``quotient`` rounded half to even and saturated to the range of the integer ``dtype``; NaN becomes 0.
+    """``quotient`` rounded half to even and saturated to the range of ``dtype``, an integer type or one of 8-bit floats.
+
+    In an integer type NaN becomes 0.
 
     The vector unit rounds with CAST_RINT, and converting a NaN to an integer there gives 0. A NaN quotient is
     met in practice: a row of zeros has scale 0 and the quotient 0/0.
     """
+    if dtype.is_floating_point:
+        return quotient.clamp(-torch.finfo(dtype).max, torch.finfo(dtype).max).to(dtype)
     whole = torch.where(quotient.isnan(), torch.zeros_like(quotient), quotient.round())
     limits = torch.iinfo(dtype)
     if limits.bits > 16:
         whole = whole.to(torch.float64)  # float32 cannot hold the largest int32
     return whole.clamp(limits.min, limits.max).to(dtype)
+
+
+def largest_of(dtype: torch.dtype) -> float:
+    """The largest value of a quantised ``dtype``, which the largest input becomes: 127, 448 or 57344."""
+    return _LARGEST[dtype]
 
 
 def round_to_int8(quotient: torch.Tensor) -> torch.Tensor:

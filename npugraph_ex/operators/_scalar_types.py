@@ -25,15 +25,22 @@ DTYPE_OF_CODE: Mapping[int, torch.dtype] = MappingProxyType(
         7: torch.float64,
         11: torch.bool,
         15: torch.bfloat16,
+        23: torch.float8_e5m2,
+        24: torch.float8_e4m3fn,
     }
 )
 CODE_OF_DTYPE: Mapping[torch.dtype, int] = MappingProxyType({dtype: code for code, dtype in DTYPE_OF_CODE.items()})
 
 
+_OF_TORCH_NPU: Mapping[int, int] = MappingProxyType({291: 23, 292: 24})
+"""torch_npu's own codes of types that torch has: float8_e5m2, float8_e4m3fn."""
+
+
 def dtype_of(code: int | torch.dtype, operator: str, argument: str) -> torch.dtype:
-    """The dtype that ``code`` names; packed and 8-bit floating types raise ``UnsupportedArgumentError``."""
+    """The dtype that ``code`` names; types that torch does not have raise ``UnsupportedArgumentError``."""
     if isinstance(code, torch.dtype):
         return code
+    code = _OF_TORCH_NPU.get(code, code)
     if code not in DTYPE_OF_CODE:
         names = ", ".join(f"{number} ({dtype})" for number, dtype in DTYPE_OF_CODE.items())
         raise unsupported(operator, argument, code, names)

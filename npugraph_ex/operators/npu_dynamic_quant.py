@@ -1,10 +1,15 @@
-"""Symmetric dynamic quantisation to int8 or int4.
+"""Dynamic quantisation to int8, int4 or an 8-bit float, symmetric and with zero points.
 
-Formula (CANN operator documentation, aclnnDynamicQuantV4; operator documentation of ``torch_npu.npu_dynamic_quant``)::
+Formula (CANN operator documentation, aclnnDynamicQuantV4; operator documentation of ``torch_npu.npu_dynamic_quant`` and
+``npu_dynamic_quant_asymmetric``)::
 
-    input = x * smooth_scales                       (x when there are none)
-    scale = max(abs(input)) / DTYPE_MAX             127 for int8, 7 for int4
-    y     = round(input / scale)                    half to even, saturated
+    input  = x * smooth_scales                      (x when there are none)
+    scale  = max(abs(input)) / DTYPE_MAX            127 for int8, 7 for int4, 448 and 57344 for float8_e4m3fn and float8_e5m2
+    y      = round(input / scale)                   half to even, saturated
+
+    asymmetric: scale  = (max(input) - min(input)) / (DTYPE_MAX - DTYPE_MIN)
+                offset = DTYPE_MAX - max(input) / scale
+                y      = round(input / scale + offset)
 
 The maximum is taken of each row, which is the last dimension (``pertoken``), of each column, along the last but one
 (``perchannel``), or of all elements (``pertensor``, one scale). What has scale 0 quantises to zeros (see ``round_to_int8``).
@@ -13,21 +18,29 @@ With ``group_index`` [E] ``smooth_scales`` is [E, N], and its row e is for the t
 ``group_index[e]``: the experts of a mixture. Int4 (``torch.quint4x2``) is packed: eight of them are one int32, the first in its
 lowest bits.
 
-Not covered: 8-bit floating outputs, and a maximum of one's own, which is for those.
+Not covered: hifloat8 outputs, and a maximum of one's own, which is for those.
 """
 
 from __future__ import annotations
 
 import torch
 
-from npugraph_ex.operators._precision import INT8_MAX, compute_dtype, round_to_int8, stored_like, unsupported
+from npugraph_ex.operators._int4 import INT4, INT4_MAX, pack
+from npugraph_ex.operators._precision import (
+    HALVES,
+    INT8_MAX,
+    compute_dtype,
+    largest_of,
+    round_to,
+    stored_like,
+    unsupported,
+)
 from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators._scalar_types import dtype_of
 
-_NAME = "npu_dynamic_quant"
-_INT4 = (16, torch.quint4x2)
-_INT4_MAX, _PACKED = 7.0, 8
-_ALONG = {"pertoken": -1, "perchannel": -2}
+_NAME, _ASYMMETRIC = "npu_dynamic_quant", "npu_dynamic_quant_asymmetric"
+_ALONG = {"pertoken": -1, "perchannel": -2, "pertensor": -1}
+_TYPES = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def quotient_and_scale(
@@ -55,57 +68,76 @@ def _without(x: torch.Tensor, along: int) -> list[int]:
     return shape
 
 
-def _of_each_token(x: torch.Tensor, smooth_scales: torch.Tensor, group_index: torch.Tensor) -> torch.Tensor:
-    """The smoothing vector of each token [..., N], from those of the experts [E, N] and where their tokens end [E]."""
+def _of_each_token(
+    operator: str, x: torch.Tensor, smooth_scales: torch.Tensor | None, group_index: torch.Tensor | None
+) -> torch.Tensor | None:
+    """The smoothing of each token [..., N], from those of the experts [E, N] and where their tokens end [E]."""
+    if group_index is None:
+        return smooth_scales
+    if smooth_scales is None:
+        raise ValueError(f"{operator}: group_index says whose smooth_scales a token takes; there are none.")
     if smooth_scales.dim() != 2 or group_index.shape != smooth_scales.shape[:1]:
         raise ValueError(
-            f"{_NAME}: with group_index [E] smooth_scales must be [E, N]; they are {list(group_index.shape)} and "
+            f"{operator}: with group_index [E] smooth_scales must be [E, N]; they are {list(group_index.shape)} and "
             f"{list(smooth_scales.shape)}."
         )
     tokens = torch.arange(x.numel() // max(x.shape[-1], 1), device=group_index.device)
     ends = group_index.long()
     if ends.device.type != "meta" and (bool((ends.diff() < 0).any()) or int(ends[-1]) != tokens.numel()):
         raise ValueError(
-            f"{_NAME}: group_index must rise to the number of tokens, {tokens.numel()}; it is {group_index.tolist()}."
+            f"{operator}: group_index must rise to the number of tokens, {tokens.numel()}; it is {group_index.tolist()}."
         )
     expert = torch.searchsorted(ends, tokens, right=True)
     return smooth_scales[expert].reshape(x.shape)
 
 
-def _quantised(
+def _rows(
+    operator: str,
     x: torch.Tensor,
     smooth_scales: torch.Tensor | None,
     group_index: torch.Tensor | None,
     quant_mode: str,
     dst_type_max: float,
-    highest: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """``(input / scale, scale)`` of a call."""
-    if quant_mode not in {*_ALONG, "pertensor"}:
-        raise unsupported(_NAME, "quant_mode", quant_mode, "'pertoken', 'perchannel' and 'pertensor'")
+) -> torch.Tensor:
+    """The smoothed input, as one row where all elements have one scale."""
+    if quant_mode not in _ALONG:
+        raise unsupported(operator, "quant_mode", quant_mode, "'pertoken', 'perchannel' and 'pertensor'")
     if dst_type_max != 0.0:
-        raise unsupported(_NAME, "dst_type_max", dst_type_max, "0.0")
+        raise unsupported(operator, "dst_type_max", dst_type_max, "0.0")
     if x.dim() < 2:
-        raise ValueError(f"{_NAME}: input must have 2 to 8 dimensions; it has shape {tuple(x.shape)}.")
-    dtype = compute_dtype(x, smooth_scales)
-    if group_index is not None:
-        if smooth_scales is None:
-            raise ValueError(f"{_NAME}: group_index says whose smooth_scales a token takes; there are none.")
-        smooth_scales = _of_each_token(x, smooth_scales, group_index)
-    if quant_mode != "pertensor":
-        return quotient_and_scale(x, smooth_scales, dtype, along=_ALONG[quant_mode], highest=highest)
-    smoothed = x.to(dtype) if smooth_scales is None else x.to(dtype) * smooth_scales.to(dtype)
-    quotient, scale = quotient_and_scale(smoothed.reshape(1, -1), None, dtype, highest=highest)
-    return quotient.reshape(x.shape), scale
+        raise ValueError(f"{operator}: input must have 2 to 8 dimensions; it has shape {tuple(x.shape)}.")
+    smooth = _of_each_token(operator, x, smooth_scales, group_index)
+    wide = x.to(compute_dtype(x, smooth_scales))
+    if smooth is not None:
+        wide = wide * smooth.to(wide.dtype)
+    return wide.reshape(1, -1) if quant_mode == "pertensor" else wide
 
 
-def _is_int4(dst_type: int | torch.dtype | None) -> bool:
-    """Whether int4 is wanted, else int8; raises for other outputs."""
-    if dst_type in _INT4:
-        return True
-    if dst_type is not None and dtype_of(dst_type, _NAME, "dst_type") != torch.int8:
-        raise unsupported(_NAME, "dst_type", dst_type, "None, torch.int8 and torch.quint4x2")
-    return False
+def _target(operator: str, dst_type: int | torch.dtype | None) -> torch.dtype | None:
+    """The dtype of the output; None for int4."""
+    if dst_type in INT4:
+        return None
+    target = torch.int8 if dst_type is None else dtype_of(dst_type, operator, "dst_type")
+    if target not in _TYPES:
+        raise unsupported(operator, "dst_type", dst_type, f"None, torch.quint4x2, {', '.join(map(str, _TYPES))}")
+    return target
+
+
+def _highest(target: torch.dtype | None) -> float:
+    return INT4_MAX if target is None else largest_of(target)
+
+
+def _lowest(target: torch.dtype | None) -> float:
+    highest = _highest(target)
+    return -highest if target is not None and target.is_floating_point else -highest - 1
+
+
+def _stored(operator: str, x: torch.Tensor, quotient: torch.Tensor, target: torch.dtype | None) -> torch.Tensor:
+    """The output: like ``x`` in the dtype ``target``, or packed int4."""
+    quotient = quotient.reshape(x.shape)
+    if target is None:
+        return pack(operator, round_to(torch.int8, quotient))
+    return stored_like(x, round_to(target, quotient), target)
 
 
 def before_rounding(
@@ -118,15 +150,17 @@ def before_rounding(
     dst_type_max: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``(input / scale, scale)``, both float32, or float64 for float64 inputs; int8 outputs only."""
-    if _is_int4(dst_type):
+    if _target(_NAME, dst_type) != torch.int8:
         raise unsupported(_NAME, "dst_type", dst_type, "int8 where the quotient before rounding is wanted")
-    return _quantised(input, smooth_scales, group_index, quant_mode, dst_type_max, INT8_MAX)
+    rows = _rows(_NAME, input, smooth_scales, group_index, quant_mode, dst_type_max)
+    quotient, scale = quotient_and_scale(rows, None, rows.dtype, along=_ALONG[quant_mode])
+    return quotient.reshape(input.shape), scale
 
 
 @Operator(
     name="npu::npu_dynamic_quant",
+    dtypes=HALVES,
     source="CANN operator documentation, aclnnDynamicQuantV4",
-    dtypes=(torch.float16, torch.bfloat16),
     before_rounding=before_rounding,
     synonyms={"dst_type": {1: None}},
     near_misses={"dst_type": (16,), "quant_mode": ("pertensor",), "dst_type_max": (64.0,)},
@@ -135,6 +169,10 @@ def before_rounding(
         lambda: call(torch.randn(2, 3, 16).half(), quant_mode="pertensor"),
         lambda: call(torch.randn(2, 3, 16).half(), quant_mode="perchannel"),
         lambda: call(torch.randn(2, 3, 16).half(), dst_type=16),
+        lambda: call(torch.randn(2, 3, 16).half(), dst_type=torch.float8_e4m3fn),
+        lambda: call(
+            torch.randn(3, 16).half(), smooth_scales=torch.rand(2, 16).half(), group_index=torch.tensor([1, 3])
+        ),
     ),
 )
 def npu_dynamic_quant(
@@ -148,21 +186,45 @@ def npu_dynamic_quant(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``(y, scale)``.
 
-    y: int8 of the shape of ``input``, or int32 with an eighth of its last dimension for int4. scale: float32, the shape of
-    ``input`` without its last dimension (pertoken), without the last but one (perchannel), or [1] (pertensor).
+    y: int8 or the 8-bit float, of the shape of ``input``, or int32 with an eighth of its last dimension for int4.
+    scale: float32, the shape of ``input`` without its last dimension (pertoken), without the last but one (perchannel), or [1]
+    (pertensor).
     """
-    int4 = _is_int4(dst_type)
-    if int4 and input.shape[-1] % _PACKED:
-        raise ValueError(f"{_NAME}: for int4 the last dimension must be a multiple of 8; it is {input.shape[-1]}.")
-    highest = _INT4_MAX if int4 else INT8_MAX
-    quotient, scale = _quantised(input, smooth_scales, group_index, quant_mode, dst_type_max, highest)
-    if int4:
-        return _packed(round_to_int8(quotient).clamp(-8, 7)), scale.contiguous()
-    return stored_like(input, round_to_int8(quotient), torch.int8), scale.contiguous()
+    target = _target(_NAME, dst_type)
+    rows = _rows(_NAME, input, smooth_scales, group_index, quant_mode, dst_type_max)
+    quotient, scale = quotient_and_scale(rows, None, rows.dtype, along=_ALONG[quant_mode], highest=_highest(target))
+    return _stored(_NAME, input, quotient, target), scale.contiguous()
 
 
-def _packed(values: torch.Tensor) -> torch.Tensor:
-    """Eight int4 values [..., 8 N] in one int32 [..., N], the first in the lowest four bits."""
-    nibbles = values.to(torch.int64).bitwise_and(15).unflatten(-1, (-1, _PACKED))
-    words = (nibbles << torch.arange(0, 4 * _PACKED, 4, device=values.device)).sum(-1)
-    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+@Operator(
+    name="npu::npu_dynamic_quant_asymmetric",
+    dtypes=HALVES,
+    source="operator documentation of torch_npu.npu_dynamic_quant_asymmetric; CANN operator documentation, aclnnDynamicQuantV4",
+    synonyms={"dst_type": {1: None}},
+    examples=(
+        lambda: call(torch.randn(3, 16).half()),
+        lambda: call(torch.randn(2, 3, 16).half(), quant_mode="perchannel"),
+        lambda: call(torch.randn(2, 3, 16).bfloat16(), dst_type=16),
+    ),
+)
+def npu_dynamic_quant_asymmetric(
+    input: torch.Tensor,  # noqa: A002 - the schema's name
+    *,
+    smooth_scales: torch.Tensor | None = None,
+    group_index: torch.Tensor | None = None,
+    dst_type: int | None = None,
+    quant_mode: str = "pertoken",
+    dst_type_max: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``(y, scale, offset)``: y and scale as in ``npu_dynamic_quant``; offset float32 of the shape of scale."""
+    target = _target(_ASYMMETRIC, dst_type)
+    rows = _rows(_ASYMMETRIC, input, smooth_scales, group_index, quant_mode, dst_type_max)
+    along = _ALONG[quant_mode]
+    if rows.shape[along] == 0:
+        scale = rows.new_zeros(_without(rows, along))
+        return _stored(_ASYMMETRIC, input, rows, target), scale, scale.clone()
+    low, high = rows.aminmax(dim=along, keepdim=True)
+    scale = (high - low) / (_highest(target) - _lowest(target))
+    offset = _highest(target) - high / scale
+    y = _stored(_ASYMMETRIC, input, rows / scale + offset, target)
+    return y, scale.squeeze(along).contiguous(), offset.squeeze(along).contiguous()

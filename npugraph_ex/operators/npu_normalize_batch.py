@@ -19,7 +19,8 @@ _EPSILON = 1e-5
 
 @Operator(
     name="npu::npu_normalize_batch",
-    source="op-plugin, dtypes=(torch.float32,), aclops/NormalizeBatchKernelNpu.cpp",
+    source="op-plugin, aclops/NormalizeBatchKernelNpu.cpp",
+    dtypes=(torch.float32,),
     examples=(lambda: call(torch.randn(2, 3, 6), torch.tensor([4, 6], dtype=torch.int32), 1),),
 )
 def npu_normalize_batch(

@@ -53,11 +53,12 @@ def assert_close_to_float64(record: Operator, example: Call, dtype: torch.dtype)
     step = STEPS.get(dtype, 1) * torch.finfo(dtype if dtype.is_floating_point else torch.float32).eps
     for found, expected in zip(results(record.formula, example), exact, strict=True):
         if found.is_floating_point():
-            finite = expected[expected.isfinite()].abs()
+            wide = expected.double()
+            finite = wide[wide.isfinite()].abs()
             near = max(step, torch.finfo(found.dtype).eps)
             # What cancels leaves a larger relative error.
             small = near / 32 * (float(finite.max()) if finite.numel() else 0.0)
-            torch.testing.assert_close(found.double(), expected.double(), rtol=near, atol=small, equal_nan=True)
+            torch.testing.assert_close(found.double(), wide, rtol=near, atol=small, equal_nan=True)
         elif expected.is_floating_point():
             limits = torch.iinfo(found.dtype)
             distance = (found.double() - expected.double().clamp(limits.min, limits.max)).abs()

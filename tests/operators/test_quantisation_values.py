@@ -13,6 +13,8 @@ from npugraph_ex.operators import OPERATORS
 rms_norm = OPERATORS["npu::npu_rms_norm"].formula
 add_rms_norm = OPERATORS["npu::npu_add_rms_norm"].formula
 dynamic_quant = OPERATORS["npu::npu_dynamic_quant"].formula
+swiglu_quant = OPERATORS["npu::npu_swiglu_quant"].formula
+asymmetric = OPERATORS["npu::npu_dynamic_quant_asymmetric"].formula
 fused = OPERATORS["npu::npu_add_rms_norm_dynamic_quant"].formula
 swiglu = OPERATORS["npu::npu_swiglu"].formula
 quantize = OPERATORS["npu::npu_quantize"].formula
@@ -164,26 +166,42 @@ def test_before_rounding_of_static_quantisation() -> None:
 
 @pytest.mark.parametrize("left", [True, False])
 def test_swiglu_and_quantisation_equal_their_parts(left: bool) -> None:
-    """In float64; with ``activate_left`` the first half is the gate, as in npu_swiglu, else the second."""
+    """In float64; with ``activate_left`` the first half is the gate, as in npu_swiglu, else the second. The scale multiplies."""
     x = torch.randn(6, 32, dtype=torch.float64)
     gate_first = x if left else torch.cat(x.chunk(2, dim=-1)[::-1], dim=-1)
     expected, expected_scale = dynamic_quant(swiglu(gate_first))
     out, scale = OPERATORS["npu::npu_swiglu_quant"].formula(x, activate_left=left, quant_mode=1)
     assert_equal(out, expected)
-    assert_equal(scale, expected_scale)
+    torch.testing.assert_close(1 / scale, expected_scale)
 
 
 def test_swiglu_quant_by_hand() -> None:
-    """Gates (0, ln 3) of sigmoids 1/2 and 3/4, values (8, 4): products 0 and 3 ln 3, so scale 3 ln 3 / 127, codes 0, 127."""
+    """Gates (0, ln 3) of sigmoids 1/2 and 3/4, values (8, 4): products 0 and 3 ln 3, so scale 127 / (3 ln 3), codes 0, 127."""
     gate, value = [0.0, math.log(3.0)], [8.0, 4.0]
     for left, row in ((True, gate + value), (False, value + gate)):
         out, scale = OPERATORS["npu::npu_swiglu_quant"].formula(torch.tensor([row]), activate_left=left, quant_mode=1)
         assert out.tolist() == [[0, 127]]
-        torch.testing.assert_close(scale, torch.tensor([3 * math.log(3.0) / 127]))
+        torch.testing.assert_close(scale, torch.tensor([127 / (3 * math.log(3.0))]))
     # Equal gates, values 3 and -4: three quarters of -127 the other way are 95.25.
     row = torch.tensor([[math.log(3.0), math.log(3.0), 3.0, -4.0]])
     out, _ = OPERATORS["npu::npu_swiglu_quant"].formula(row, activate_left=True, quant_mode=1)
     assert out.tolist() == [[95, -127]]
+
+
+def test_swiglu_quant_of_groups_by_hand() -> None:
+    """Gate ln 3, values 4 and 2: products 3 ln 3 and 1.5 ln 3. Groups of 1, 0 and 2 rows, by ends and by counts."""
+    product = 3 * math.log(3.0)
+    rows = torch.tensor([[math.log(3.0), math.log(3.0), 4.0, 2.0]]).repeat(4, 1)
+    smooth = torch.tensor([[1.0, 2.0], [9.0, 9.0], [1.0, 6.0]])
+    for kind, index in ((0, [1, 1, 3]), (1, [1, 0, 2])):
+        groups = {"group_index": torch.tensor(index, dtype=torch.int32), "group_list_type": kind, "activate_left": True}
+        out, scale = swiglu_quant(rows, smooth_scales=smooth, quant_mode=1, **groups)
+        assert out.tolist() == [[127, 127], [42, 127], [42, 127], [0, 0]]
+        torch.testing.assert_close(scale, torch.tensor([127 / product, 127 / 3 / product, 127 / 3 / product, 0.0]))
+        steps = torch.tensor([1.0, 9.0, 2.0]) / product
+        out, scale = swiglu_quant(rows, smooth_scales=10 * steps, offsets=torch.tensor([1.0, 9.0, 0.0]), **groups)
+        assert out.tolist() == [[11, 6], [20, 10], [20, 10], [0, 0]]
+        assert scale.tolist() == [0.0] * 4
 
 
 def test_one_scale_for_a_tensor_and_one_for_a_column() -> None:
@@ -225,3 +243,26 @@ def test_int4_is_eight_to_a_word(quant_mode: str) -> None:
     found = torch.stack(nibbles, -1).flatten(-2)
     assert_equal(torch.where(found > 7, found - 16, found).float(), wanted)
     assert wanted.min() == -7
+
+
+def test_asymmetric_quantisation_by_hand() -> None:
+    """From -55 to 200 the step is 1 and the offset -73; columns and the whole alike; int4 from -8 to 7 has step 1, offset 0."""
+    x = torch.tensor([[200.0, -55.0, 0.5], [1.0, 1.0, 1.0]])
+    y, scale, offset = asymmetric(x)
+    assert y.tolist() == [[127, -128, -72], [0, 0, 0]]  # -72.5 is a tie; a row without extent has no step
+    assert (scale.tolist(), offset[0].item()) == ([1.0, 0.0], -73.0)
+    y, scale, offset = asymmetric(x, quant_mode="pertensor")
+    assert (y[0].tolist(), scale.tolist(), offset.tolist()) == ([127, -128, -72], [1.0], [-73.0])
+    y, scale, offset = asymmetric(torch.tensor([[255.0], [0.0], [51.0]]), quant_mode="perchannel")
+    assert (y.flatten().tolist(), scale.tolist(), offset.tolist()) == ([127, -128, -77], [1.0], [-128.0])
+    y, scale, offset = asymmetric(torch.arange(-8.0, 8.0).reshape(1, 16), dst_type=16)
+    assert y.tolist() == [[-0x01234568, 0x76543210]]
+    assert (scale.tolist(), offset.tolist()) == ([1.0], [0.0])
+
+
+def test_dynamic_quantisation_to_floats_of_eight_bits() -> None:
+    """The largest element becomes the largest number of the type: 448 or 57344."""
+    for dtype, largest in ((torch.float8_e4m3fn, 448.0), (torch.float8_e5m2, 57344.0)):
+        y, scale = dynamic_quant(torch.tensor([[8.0, -4.0, 1.0]]), dst_type=dtype)
+        assert (y.dtype, y.float().tolist()) == (dtype, [[largest, -largest / 2, largest / 8]])
+        torch.testing.assert_close(scale, torch.tensor([8 / largest]))

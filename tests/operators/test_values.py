@@ -99,7 +99,7 @@ def test_transposed_product_refuses_other_permutations() -> None:
 @pytest.mark.parametrize(
     ("call", "argument"),
     [
-        (lambda x: dynamic_quant(x, dst_type=24), "dst_type"),
+        (lambda x: dynamic_quant(x, dst_type=290), "dst_type"),
         (lambda x: dynamic_quant(x, quant_mode="pergroup"), "quant_mode"),
         (lambda x: dynamic_quant(x, dst_type_max=15.0), "dst_type_max"),
         (lambda x: fused(x, x, x[0], y_dtype=16), "y_dtype"),
@@ -113,8 +113,8 @@ def test_transposed_product_refuses_other_permutations() -> None:
         (lambda x: quantize(x, x[0], None, 3, -1, False), "dtype"),
         (lambda x: norm_quant(x, x, x[0], x[0], None, dst_type=16), "dst_type"),
         (lambda x: transposed_product(x[None], x[None], bias=x), "bias"),
-        (OPERATORS["npu::npu_swiglu_quant"].formula, "quant_mode"),
-        (lambda x: OPERATORS["npu::npu_swiglu_quant"].formula(x, quant_mode=1, smooth_scales=x[0]), "smooth_scales"),
+        (lambda x: OPERATORS["npu::npu_swiglu_quant"].formula(x, quant_mode=2), "quant_mode"),
+        (lambda x: OPERATORS["npu::npu_swiglu_quant"].formula(x, dst_type=torch.quint4x2), "dst_type"),
         (lambda x: transposed_product(x[None], x[None], scale=x), "scale"),
     ],
 )

@@ -1,7 +1,8 @@
 """``npu_swiglu`` then ``npu_dynamic_quant`` => ``npu_swiglu_quant``. An extra rule, off unless switched on.
 
 Constraints (operator documentation of ``torch_npu.npu_swiglu_quant``): x is float16, bfloat16 or float32, has two or
-more dimensions, and its last is even and at most 8192; empty tensors are left alone.
+more dimensions, and its last is even and at most 8192; empty tensors are left alone. The scale of ``npu_swiglu_quant`` is what
+a row was multiplied by, so its reciprocal is the scale of ``npu_dynamic_quant``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def _search(x: Tensor) -> tuple[Tensor, Tensor]:
 def _replace(x: Tensor) -> tuple[Tensor, Tensor]:
     # npu_swiglu activates the first half, which is the left one.
     quantised, scale = torch.ops.npu.npu_swiglu_quant(x, activate_left=True, quant_mode=_DYNAMIC)
-    return quantised, scale
+    return quantised, scale.reciprocal()
 
 
 def _unsupported(match: Match) -> str | None:

@@ -1,0 +1,78 @@
+"""Residual sum and layer normalisation in one operator, and its gradients.
+
+Formula (CANN operator documentation, aclnnAddLayerNorm and aclnnAddLayerNormGrad)::
+
+    x    = x1 + x2
+    rstd = 1 / sqrt(var(x) + epsilon)               mean and variance over the dimensions that gamma has
+    y    = (x - mean(x)) * rstd * gamma + beta
+
+    dx1 = dx2 = the gradient of x, and dsum added
+"""
+
+from __future__ import annotations
+
+import torch
+
+from npugraph_ex.operators._layer_norm import gradients, normalise
+from npugraph_ex.operators._precision import FLOATS, compute_dtype, stored_like
+from npugraph_ex.operators._record import Call, Operator, call
+
+
+def _example() -> Call:
+    return call(*(torch.randn(3, 16).half() for _ in range(2)), *(torch.randn(16).half() for _ in range(2)))
+
+
+@Operator(
+    name="npu::npu_add_layer_norm",
+    dtypes=FLOATS,
+    source="CANN operator documentation, aclnnAddLayerNorm",
+    examples=(_example,),
+)
+def npu_add_layer_norm(
+    x1: torch.Tensor,
+    x2: torch.Tensor,
+    gamma: torch.Tensor,
+    beta: torch.Tensor,
+    epsilon: float = 1e-5,
+    additional_output: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``(y, mean, rstd, x)``: y and x like ``x1``, float32 where x2 has another dtype; the others float32, 1 where normalised.
+
+    Without ``additional_output`` the device leaves x unwritten; here it is computed all the same.
+    """
+    dtype = compute_dtype(x1, x2, gamma, beta)
+    total = x1.to(dtype) + x2.to(dtype)
+    y, mean, rstd = normalise(total, gamma, beta, epsilon)
+    target = x1.dtype if x1.dtype == x2.dtype else dtype
+    return stored_like(x1, y, target), mean.contiguous(), rstd.contiguous(), stored_like(x1, total, target)
+
+
+def _gradient_example() -> Call:
+    args = _example().args
+    _, mean, rstd, _ = npu_add_layer_norm(*args)
+    return call(torch.randn(3, 16).half(), args[0], args[1], rstd, mean, args[2], None)
+
+
+@Operator(
+    name="npu::npu_add_layer_norm_backward",
+    dtypes=FLOATS,
+    source="CANN operator documentation, aclnnAddLayerNormGrad",
+    examples=(_gradient_example,),
+)
+def npu_add_layer_norm_backward(
+    dy_opt: torch.Tensor | None,
+    x1: torch.Tensor,
+    x2: torch.Tensor,
+    rstd: torch.Tensor,
+    mean: torch.Tensor,
+    gamma: torch.Tensor,
+    dsum_opt: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``(dx1, dx2, dgamma, dbeta)``: the first two like ``x1``, and equal; the others float32 of the shape of ``gamma``."""
+    dtype = compute_dtype(dy_opt, x1, x2, gamma)
+    total = x1.to(dtype) + x2.to(dtype)
+    dy = torch.zeros_like(total) if dy_opt is None else dy_opt.to(dtype)
+    dx, dgamma, dbeta = gradients(dy, total, gamma, mean, rstd)
+    if dsum_opt is not None:
+        dx = dx + dsum_opt.to(dtype)
+    return stored_like(x1, dx, x1.dtype), stored_like(x1, dx, x1.dtype), dgamma.contiguous(), dbeta.contiguous()
