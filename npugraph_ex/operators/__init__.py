@@ -17,7 +17,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from npugraph_ex.operators._interpreter import CpuInterpreter
+from npugraph_ex.operators._interpreter import CpuInterpreter, cast_to_float64, on_host, on_host_in_float64
 from npugraph_ex.operators._precision import (
     RefusedArgumentError,
     UnsupportedArgumentError,
@@ -45,7 +45,10 @@ __all__ = [
     "UnsupportedArgumentError",
     "Work",
     "call",
+    "cast_to_float64",
     "formula_of",
+    "on_host",
+    "on_host_in_float64",
     "record_of",
     "refused",
     "unsupported",

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from npugraph_ex.operators._precision import UnsupportedArgumentError
 from npugraph_ex.operators._record import formula_of
+from npugraph_ex.operators._scalar_types import DTYPE_OF_CODE
 
 _ORDERING = frozenset({"npugraph_ex", "air"})
 """Namespaces of operators that order work on streams and compute nothing."""
@@ -29,6 +30,11 @@ class CpuInterpreter(fx.Interpreter):
 
     Memory that nothing wrote reads as one number, so that the same graph computes the same each time.
 
+    Args:
+        gm: the module whose constants and graph are used.
+        graph: another graph of that module.
+        wide: compute with float64 in place of every floating-point dtype. Give it inputs of float64 then.
+
     Attributes:
         running: the node that runs, or that raised.
 
@@ -38,6 +44,10 @@ class CpuInterpreter(fx.Interpreter):
 
     running: fx.Node | None = None
 
+    def __init__(self, gm: fx.GraphModule, *, graph: fx.Graph | None = None, wide: bool = False) -> None:
+        super().__init__(gm, graph=graph)
+        self._wide = wide
+
     def run_node(self, n: fx.Node) -> Any:
         """Run one node."""
         self.running = n
@@ -45,7 +55,9 @@ class CpuInterpreter(fx.Interpreter):
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call one operator on the CPU."""
-        args, kwargs = pytree.tree_map(_on_host, (args, kwargs))
+        args, kwargs = pytree.tree_map(on_host_in_float64 if self._wide else on_host, (args, kwargs))
+        if self._wide:
+            args, kwargs = cast_to_float64(target, args, kwargs)
         if isinstance(target, torch._ops.OpOverload) and target.namespace in _ORDERING:
             return torch.empty(0, dtype=torch.int64)  # what an event's record gives; the interpreter runs in order
         kernel = formula_of(target)
@@ -61,8 +73,25 @@ class CpuInterpreter(fx.Interpreter):
     def get_attr(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Fetch a constant of the module, on the CPU."""
         value = super().get_attr(target, args, kwargs)
-        return value.cpu() if isinstance(value, torch.Tensor) else value
+        value = value.cpu() if isinstance(value, torch.Tensor) else value
+        return value.double() if self._wide and isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
-def _on_host(value: Any) -> Any:
+def on_host(value: Any) -> Any:
+    """An argument for the CPU: another device becomes it."""
     return torch.device("cpu") if isinstance(value, torch.device) else value
+
+
+def on_host_in_float64(value: Any) -> Any:
+    """As ``on_host``, and a floating-point dtype becomes float64."""
+    return torch.float64 if isinstance(value, torch.dtype) and value.is_floating_point else on_host(value)
+
+
+def cast_to_float64(
+    target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of an operator; one that casts to a floating-point dtype, written as its code, casts to float64."""
+    if not isinstance(target, torch._ops.OpOverload) or target._schema.name != "npu::npu_dtype_cast":
+        return args, kwargs
+    code = args[1] if len(args) > 1 else kwargs["dtype"]
+    return (args[0], on_host_in_float64(DTYPE_OF_CODE.get(code, code))), {}

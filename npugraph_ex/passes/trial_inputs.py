@@ -6,12 +6,15 @@ positive definite matrix are only some numbers. So there are several ways to dra
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
+
+from npugraph_ex import _torch_private
 
 _SIZE_WITHOUT_HINT = 8
 _INTEGERS = 3
@@ -28,8 +31,9 @@ def own_inputs(gm: fx.GraphModule, values: Sequence[Any]) -> list[Any] | None:
     placeholders = gm.graph.find_nodes(op="placeholder")
     if len(values) != len(placeholders):
         return None
-    inputs = [_own(node.meta.get("val"), value) for node, value in zip(placeholders, values, strict=True)]
-    return None if any(value is NotImplemented for value in inputs) else inputs
+    fakes = [node.meta.get("val") for node in placeholders]
+    inputs = [_own(fake, value) for fake, value in zip(fakes, values, strict=True)]
+    return None if any(value is NotImplemented for value in inputs) else _in_memory(inputs, fakes)
 
 
 def _own(fake: Any, value: Any) -> Any:
@@ -39,7 +43,7 @@ def _own(fake: Any, value: Any) -> Any:
     size = [_hint(number) for number in fake.size()]
     if not real or list(value.shape) != size or value.dtype != fake.dtype:
         return NotImplemented
-    return _laid_out(value.detach().cpu(), [_hint(number) for number in fake.stride()])
+    return value.detach().cpu()
 
 
 def drawn_inputs(gm: fx.GraphModule) -> Iterator[list[Any]]:
@@ -48,12 +52,28 @@ def drawn_inputs(gm: fx.GraphModule) -> Iterator[list[Any]]:
     for gentle in (False, True):
         for integers in (_INTEGERS, 1):
             generator = torch.Generator().manual_seed(0)
-            yield [_drawn(value, generator, gentle=gentle, integers=integers) for value in values]
+            drawn = [_drawn(value, generator, gentle=gentle, integers=integers) for value in values]
+            yield _in_memory(drawn, values)
 
 
-def copy_of(value: Any) -> Any:
-    """A tensor in new memory with the same strides; anything else as it is."""
-    return _laid_out(value, value.stride()) if isinstance(value, torch.Tensor) else value
+def copies(values: Sequence[Any]) -> list[Any]:
+    """The values, tensors in new memory: with the same strides, and in shared memory where they share it."""
+    return _in_memory(values, values)
+
+
+def in_float64(values: Sequence[Any]) -> list[Any]:
+    """As ``copies``, with float64 for every floating-point dtype, and each number a little closer to zero.
+
+    By up to a thousandth, so that none lies on a tie between two integers, as round numbers do.
+    """
+    generator = torch.Generator().manual_seed(0)
+    return _in_memory([_widened(value, generator) for value in values], values)
+
+
+def _widened(value: Any, generator: torch.Generator) -> Any:
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return value
+    return value.double() * (1 - torch.rand(value.shape, generator=generator, dtype=torch.float64) / 1000)
 
 
 def _drawn(value: Any, generator: torch.Generator, *, gentle: bool, integers: int) -> Any:
@@ -68,7 +88,7 @@ def _drawn(value: Any, generator: torch.Generator, *, gentle: bool, integers: in
         values = _probabilities(size, generator)
     else:
         values = torch.randn(size, generator=generator, dtype=torch.float32)
-    return _laid_out(values.to(value.dtype), [_hint(number) for number in value.stride()])
+    return values.to(value.dtype)
 
 
 def _probabilities(size: Sequence[int], generator: torch.Generator) -> torch.Tensor:
@@ -79,12 +99,40 @@ def _probabilities(size: Sequence[int], generator: torch.Generator) -> torch.Ten
     return (values + values.mT) / (4 * size[-1]) + torch.eye(size[-1]) / 2
 
 
-def _laid_out(values: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
-    """A copy of ``values`` with these strides; elements that share memory have the value of the first."""
-    shared = [step == 0 for step in stride]
-    some = values[tuple(slice(1) if is_shared else slice(None) for is_shared in shared)]
-    result = torch.empty_strided(some.shape, stride, dtype=values.dtype).copy_(some)
-    return result.expand(values.shape) if any(shared) else result
+def _in_memory(values: Sequence[Any], templates: Sequence[Any]) -> list[Any]:
+    """Copies of ``values`` with the strides of ``templates``, in shared memory where the templates share it.
+
+    Where elements share memory, the last tensor has its values, and in it the first of them. Gaps are zeros.
+    """
+    groups: dict[int, list[int]] = defaultdict(list)
+    for position, template in enumerate(templates):
+        if isinstance(template, torch.Tensor):
+            groups[_torch_private.storage_key(template)].append(position)
+    made = list(values)
+    for group in groups.values():
+        size = max(_end(values[position], templates[position]) for position in group)
+        memory = torch.zeros(size, dtype=torch.uint8).untyped_storage()
+        for position in group:
+            made[position] = _placed(values[position], templates[position], memory)
+    return made
+
+
+def _end(value: torch.Tensor, template: torch.Tensor) -> int:
+    """How many bytes of the memory there are up to the last element."""
+    last = sum((size - 1) * step for size, step in zip(value.shape, _strides(template), strict=True))
+    return (_hint(template.storage_offset()) + last + 1) * value.element_size() if value.numel() else 0
+
+
+def _placed(value: torch.Tensor, template: torch.Tensor, memory: torch.UntypedStorage) -> torch.Tensor:
+    strides = _strides(template)
+    placed = torch.empty(0, dtype=value.dtype).set_(memory, _hint(template.storage_offset()), value.shape, strides)
+    once = tuple(slice(1 if step == 0 else None) for step in strides)
+    placed[once].copy_(value[once])
+    return placed
+
+
+def _strides(template: torch.Tensor) -> list[int]:
+    return [_hint(step) for step in template.stride()]
 
 
 def _hint(number: int | torch.SymInt) -> int:

@@ -10,6 +10,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import npugraph_ex
 from npugraph_ex.config import Options
 from npugraph_ex.errors import GraphVerificationError
 from npugraph_ex.passes import pipeline
@@ -86,3 +87,56 @@ def test_fusion_passes_the_check() -> None:
         gm = make_fx(program)(*inputs)
     assert "rolled back" not in run(gm, check_numerics=True)
     assert any("dynamic_quant" in str(node.target) and "add_rms" in str(node.target) for node in gm.graph.nodes)
+
+
+def test_inputs_share_memory_as_the_graphs_do() -> None:
+    """What is written through one input is read through another; copies apart would call a right rewrite wrong."""
+
+    def program(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> list[torch.Tensor]:
+        return [x.copy_(y ^ z)]
+
+    with FakeTensorMode():
+        x, z = (torch.empty(3, 4, device="npu", dtype=torch.int32) for _ in range(2))
+        gm = make_fx(program)(x, x.as_strided(x.shape, x.stride()), z)
+    assert "rolled back" not in run(gm, check_numerics=True)
+    assert any(node.target is aten.bitwise_xor_.Tensor for node in gm.graph.nodes)
+
+
+def rounds_less(gm: fx.GraphModule, *_: object) -> None:
+    """Drop the casts to float16, as an operator does that computes several steps in float32."""
+    for node in gm.graph.find_nodes(op="call_function", target=aten._to_copy.default):
+        if node.kwargs == {"dtype": torch.float16}:
+            node.replace_all_uses_with(node.args[0])
+            gm.graph.erase_node(node)
+
+
+AMPLIFYING = {
+    "int8 products wrap": lambda x: (x.half().float() * 40).round().to(torch.int8) * 40,
+    "float16 overflows": lambda x: ((x * 1e6).half().float() - (x * 2e6).half().float()).to(torch.int32),
+    "neighbours differ": lambda x: x.half().float() - x * 1.0000001,
+    "a comparison": lambda x: x.half().float() > x * 1.0000001,
+}
+"""One rounding, and what follows from it is entirely different."""
+
+
+@pytest.mark.parametrize("name", AMPLIFYING)
+def test_a_rounding_that_changes_what_follows_is_no_fault(name: str) -> None:
+    """The report says that rounding explains the difference; a pass that also changes the numbers raises."""
+
+    def rounds_less_and_is_wrong(gm: fx.GraphModule, *_: object) -> None:
+        rounds_less(gm)
+        (x,) = gm.graph.find_nodes(op="placeholder")
+        with gm.graph.inserting_after(x):
+            x.replace_all_uses_with(
+                gm.graph.call_function(aten.neg.default, (x,)), lambda user: user.target != aten.neg.default
+            )
+
+    with FakeTensorMode():
+        x = torch.empty(40, 10, device="npu")
+        graphs = [make_fx(lambda x: [AMPLIFYING[name](x)])(x) for _ in range(2)]
+    run(graphs[0], passes=(Pass("rounds_less", rounds_less, recoverable=False),), check_numerics=True)
+    report = npugraph_ex.last_report()
+    assert report is not None
+    assert ["rounding explains it" in reason for reason in report.uncompared] == [True]
+    with pytest.raises(GraphVerificationError, match="other values"):
+        run(graphs[1], passes=(Pass("wrong", rounds_less_and_is_wrong, recoverable=False),), check_numerics=True)

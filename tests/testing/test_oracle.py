@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from npugraph_ex import testing
+from npugraph_ex import _torch_private, testing
 from npugraph_ex.aclgraph.address_guard import AddressGuard
 from npugraph_ex.aclgraph.compiled_graph import CompiledGraph
 from npugraph_ex.aclgraph.inputs import InputPlan
+from npugraph_ex.errors import GraphVerificationError
+from npugraph_ex.passes import numerics
 from npugraph_ex.testing import Case, Input
 from npugraph_ex.testing.oracle import case
 from npugraph_ex.testing.oracle.observation import observe, visible_difference
@@ -134,6 +136,31 @@ def test_version_counters_of_different_calls_are_compared(monkeypatch: pytest.Mo
     source = "def program(x0):\n    return (torch.ops.aten.add.Tensor(x0, 1.0),)\n"
     outcome = testing.check(Case(source, (Input((3, 4)),)))
     assert outcome.failures == ["replay, results of different calls share version counters otherwise than eager mode's"]
+
+
+def test_programs_are_drawn_whose_numeric_check_moves_a_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check that leaves the process's generator elsewhere is found by random programs."""
+    monkeypatch.setattr(numerics, "_on_the_cpu", _torch_private.real_execution)
+    found = testing.find_failure(testing.integer_programs(), examples=32, seed="c", route="graph")
+    assert found is not None
+    assert found[0].options["check_numerics"]
+    assert "compiling moved a random generator" in found[1].failures[0]
+
+
+def test_programs_are_drawn_whose_operators_take_only_some_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check that refuses a program, because it drew what an operator does not take, is found by random programs."""
+
+    def refuse(_: object, reason: str) -> None:
+        raise GraphVerificationError(reason)
+
+    drawn_inputs = numerics.drawn_inputs
+    monkeypatch.setattr(numerics, "drawn_inputs", lambda gm: [next(drawn_inputs(gm))])
+    monkeypatch.setattr(numerics.NumericCheck, "_leave_out", refuse)
+    found = testing.find_failure(
+        testing.exact_programs(), examples=60, route="fx", options={"check_numerics": True}, shrinking_tries=0
+    )
+    assert found is not None
+    assert "index_select" in found[1].failures[0]
 
 
 def test_the_reference_is_exact() -> None:

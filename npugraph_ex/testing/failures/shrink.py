@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
+from npugraph_ex.operators import on_host
 from npugraph_ex.testing.arguments import check_least, checked
 from npugraph_ex.testing.generator.inputs import Input, make_inputs
 from npugraph_ex.testing.generator.program import Program, Ref, Step
-from npugraph_ex.testing.oracle.host import callable_of, on_host
+from npugraph_ex.testing.oracle.host import callable_of
 
 Fails = Callable[[Program], bool]
 TRIES = 600

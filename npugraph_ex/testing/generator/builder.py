@@ -21,7 +21,7 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _UNARY = ("neg", "abs", "relu", "sigmoid", "tanh", "silu", "clone")
 _PERMUTING = frozenset({"aten.transpose.int", "aten.slice.Tensor", "aten.unsqueeze.default"})
 _EXACT = (
-    "neg", "not", "xor", "add", "copy", "copy", "transpose", "slice", "cat", "mirror", "flat", "neg", "wider", "copy",
+    "neg", "not", "xor", "add", "copy", "copy", "transpose", "slice", "cat", "mirror", "flat", "neg", "wider", "copy", "take",
 )  # fmt: skip
 """What follows an integer, as often as named."""
 _BINARY = ("add.Tensor", "sub.Tensor", "mul.Tensor", "maximum.default")
@@ -104,7 +104,7 @@ class Builder:
         self._count += 1
         refs = tuple(Ref(a) if isinstance(a, str) else tuple(map(Ref, a)) if _names(a) else a for a in args)
         self.steps.append(Step(operator, refs, keywords, (name,)))
-        sources = [self.values[r.name] for r in _flat(refs) if isinstance(r, Ref)]
+        sources = [self.values[r.name] for r in _flat(refs) if isinstance(r, Ref) and r.name in self.values]
         contiguous = operator not in _PERMUTING and all(source.contiguous for source in sources)
         self.values[name] = Value(shape, dtype, memory_of, contiguous)
         return name
@@ -240,7 +240,7 @@ class Builder:
             operator = self.pick(("aten.clone.default", "aten.alias.default"))
             memory = value.memory_of if operator.endswith("alias.default") else None
             self.emit(operator, name, shape=shape, dtype=dtype, memory_of=memory)
-        elif what in ("slice", "cat", "flat") and shape and isinstance(shape[-1], int) and shape[-1] > 1:
+        elif what in ("slice", "cat", "flat", "take") and shape and isinstance(shape[-1], int) and shape[-1] > 1:
             self._reshaped(name, value, what)
         else:
             operator = "aten.neg.default" if what == "neg" else "aten.bitwise_not.default"
@@ -255,6 +255,8 @@ class Builder:
             stop = self.pick((last, start + max(1, (last - start) // 2)))
             part = (*shape[:-1], stop - start)
             self.emit("aten.slice.Tensor", name, -1, start, stop, shape=part, dtype=dtype, memory_of=value.memory_of)
+        elif what == "take":
+            self._taken(name, value, self.pick((last, 1)))
         elif what == "flat":
             extended = (*shape[:-1], 1, last) if self.chance(50) else (*shape, 1)
             dim = len(shape) - 1 if extended[-1] == last else len(shape)
@@ -270,6 +272,17 @@ class Builder:
                 self.emit("aten.cat.default", (other, name), 0, shape=(2 * rows, *shape[1:]), dtype=dtype)
             else:
                 self.emit("aten.cat.default", (other, name), -1, shape=(*shape[:-1], 2 * last), dtype=dtype)
+
+    def _taken(self, name: str, value: Value, width: int) -> None:
+        """Elements of the first few of a row, by an index, which takes some numbers only."""
+        part = (*value.shape[:-1], width)
+        row = self.emit(
+            "aten.slice.Tensor", name, -1, 0, width, shape=part, dtype=value.dtype, memory_of=value.memory_of
+        )
+        count, seed = self.pick((2, 1, 5)), self.choices.number(0, 999)
+        self.inputs.append(Input((count,), "int64", seed=seed, below=width))  # no value: nothing may write an index
+        index = Ref(f"x{len(self.inputs) - 1}")
+        self.emit("aten.index_select.default", row, -1, index, shape=(*part[:-1], count), dtype=value.dtype)
 
     def mutate(self, targets: list[str]) -> bool:
         """Write one of the named values in place; False when there is none."""

@@ -58,6 +58,7 @@ class Input:
         alias_of: position of an earlier input of the same shape, dtype and layout, whose memory this one is.
         scale: standard deviation of floating-point values. Small ones make epsilon matter.
         seed: of the values; each call adds its own number.
+        below: integers are drawn from zero to it, exclusively, as indices must be; None for any integer.
     """
 
     shape: tuple[Dim, ...]
@@ -66,6 +67,7 @@ class Input:
     alias_of: int | None = None
     scale: float = 1.0
     seed: int = 0
+    below: int | None = None
 
     def __post_init__(self) -> None:
         _ = self.torch_dtype  # says what is wrong with it
@@ -80,6 +82,8 @@ class Input:
             raise ValueError(f"Input.alias_of must be the position of an earlier input; it is {self.alias_of}.")
         if not 0 <= self.scale < math.inf:
             raise ValueError(f"Input.scale must be a finite number >= 0; it is {self.scale!r}.")
+        if self.below is not None and (self.below < 1 or self.torch_dtype.is_floating_point):
+            raise ValueError(f"Input.below must be at least 1, and of an integer; it is {self.below} of {self.dtype}.")
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -108,8 +112,8 @@ class Input:
         dtype = self.torch_dtype
         if dtype.is_floating_point:
             return (torch.randn(shape, generator=generator, dtype=torch.float32) * self.scale).to(dtype)
-        if dtype == torch.bool:
-            return torch.randint(0, 2, shape, generator=generator).to(dtype)
+        if dtype == torch.bool or self.below is not None:
+            return torch.randint(0, self.below or 2, shape, generator=generator).to(dtype)
         limits = torch.iinfo(dtype)
         low, high = max(limits.min, -(2**31)), min(limits.max, 2**31 - 1)
         return torch.randint(low, high + 1, shape, generator=generator, dtype=torch.int64).to(dtype)

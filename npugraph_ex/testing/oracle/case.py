@@ -59,9 +59,14 @@ _CAPTURES: tuple[Mapping[str, Any], ...] = (
 """Options that change how results are handed out and which addresses are compared, and no value: inputs are no parameters."""
 
 
-def _of_capture(program: Program) -> Mapping[str, Any]:
+_NUMERICS_OF = 4
+"""One program in so many is compiled with `check_numerics`, which refuses no right program and moves no generator."""
+
+
+def _drawn_options(program: Program) -> Mapping[str, Any]:
     """Which of these a program is checked with, by its text, so that a program is always checked alike."""
-    return _CAPTURES[crc32(program.source.encode()) % len(_CAPTURES)]
+    number, capture = divmod(crc32(program.source.encode()), len(_CAPTURES))
+    return {**_CAPTURES[capture], **({} if number % _NUMERICS_OF else {"check_numerics": True})}
 
 
 def check_options(options: Mapping[str, Any]) -> None:
@@ -129,7 +134,7 @@ class Case:
             functional=program.functional,
             expected=expected,
             runs=program.runs,
-            options={**options_for(program.pattern), **_of_capture(program), **(options or {})},
+            options={**options_for(program.pattern), **_drawn_options(program), **(options or {})},
         )
 
     def function(self) -> Callable[..., Any]:
@@ -272,6 +277,12 @@ def check_optimised(
     return outcome
 
 
+def _generators() -> tuple[list[int], list[int]]:
+    """The states of the CPU's and the device's default generators."""
+    device = torch.get_device_module("npu")
+    return torch.get_rng_state().tolist(), device.get_rng_state().tolist() if device.is_available() else []
+
+
 class _CompiledCase:
     """The case's program, compiled both ways."""
 
@@ -289,7 +300,10 @@ class _CompiledCase:
         if self.case.route == "compile":
             return self._through_dynamo({**self.case.options, "force_eager": True})
         self._graph = tracing.copy_of(self.traced)
+        before = _generators()
         compiled = npugraph_ex.compile_fx(self._graph, None, {**self.case.options, "force_eager": True})
+        if _generators() != before:
+            raise RuntimeError("compiling moved a random generator of the process.")
         self.report = npugraph_ex.last_report()
         return compiled
 

@@ -16,7 +16,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from npugraph_ex.graph.streams.ops import ENTERS, EXITS, KEEP_ALIVES, RECORD_STREAMS, RECORDS, WAITS
-from npugraph_ex.operators import formula_of
+from npugraph_ex.operators import formula_of, on_host
 
 Argument = Callable[[Any], Any]
 
@@ -25,11 +25,6 @@ _ORDERING = frozenset((*ENTERS, *EXITS, *RECORDS, *WAITS, *RECORD_STREAMS, *KEEP
 
 class ReferenceUnavailableError(NotImplementedError):
     """An operator of the graph cannot run on the CPU."""
-
-
-def on_host(value: Any) -> Any:
-    """An argument for the CPU: another device becomes it."""
-    return torch.device("cpu") if isinstance(value, torch.device) else value
 
 
 def _in_order(*args: Any, **kwargs: Any) -> None:

@@ -20,9 +20,9 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from npugraph_ex.operators import DTYPE_OF_CODE, record_of
+from npugraph_ex.operators import cast_to_float64, on_host_in_float64, record_of
 from npugraph_ex.testing.oracle.formats import FORMATS, Format
-from npugraph_ex.testing.oracle.host import HostGraph, copied, on_host
+from npugraph_ex.testing.oracle.host import HostGraph, copied
 
 FEW_RUNS, MANY_RUNS = 4, 64
 """How often a graph runs with noise: a few runs excuse nearly everything that is right, many the one element in millions."""
@@ -63,19 +63,6 @@ def _widened(value: Any) -> Any:
     return value
 
 
-def _wide_argument(value: Any) -> Any:
-    """An argument for the CPU in float64: devices and narrow floating-point dtypes are replaced."""
-    return _WIDE if isinstance(value, torch.dtype) and value.is_floating_point else on_host(value)
-
-
-def _widened_cast(node: fx.Node, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The arguments, where ``node`` casts to a dtype that is written as its code: float64 for a floating-point one."""
-    if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.name != "npu::npu_dtype_cast":
-        return args, kwargs
-    code = args[1] if len(args) > 1 else kwargs["dtype"]
-    return (args[0], _wide_argument(DTYPE_OF_CODE.get(code, code))), {}
-
-
 def only_moves(target: torch._ops.OpOverload) -> bool:
     """Whether an operator rounds nothing, because it only views or copies."""
     return target.is_view or target._schema.name.split("::")[1] in _MOVES_DATA
@@ -89,9 +76,9 @@ class WideGraph(HostGraph):
     """
 
     def __init__(self, gm: fx.GraphModule) -> None:
-        super().__init__(gm, _wide_argument)
+        super().__init__(gm, on_host_in_float64)
         self.calls = [
-            (node, function, *_widened_cast(node, args, kwargs)) for node, function, args, kwargs in self.calls
+            (node, function, *cast_to_float64(node.target, args, kwargs)) for node, function, args, kwargs in self.calls
         ]
         self._noisy = {node: shapes for node, *_ in self.calls if (shapes := _rounded_results(node)) is not None}
         self._quotients = {node: before for node, *_ in self.calls if (before := _before_rounding(node)) is not None}
