@@ -29,9 +29,11 @@ SOCS = (
     *("Ascend910_9391", "Ascend910_9392"),
     *("Ascend310P1", "Ascend310P2", "Ascend310P3", "Ascend310P4", "Ascend310P5", "Ascend310P7"),
     *("Ascend310B1", "Ascend310B2", "Ascend310B3", "Ascend310B4"),
+    *(f"Ascend950PR_{number}" for number in ("9579", "957b", "957c", "957d", "9589", "958b", "9599")),
+    *(f"Ascend950DT_95{number}" for number in (*range(71, 79), *range(81, 89), 91, 92, 95, 96, "A1", "A2")),
 )
-"""Chips that torch_npu 2.13 knows by name; it refuses to start on any other. The 950 generation is left out: it has core
-kinds and formats that the emulator does not model."""
+"""Chips that torch_npu 2.13 knows by name; it refuses to start on any other. Of the 950 generation the emulator has the operators
+and dtypes, not the core kinds and formats."""
 
 
 @dataclass(frozen=True)

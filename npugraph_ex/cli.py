@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from npugraph_ex._version import __version__
-from npugraph_ex.commands import bench, cache, conformance, diff, options, script, validate
+from npugraph_ex.commands import bench, cache, conformance, diff, options, script, upstream, validate
 from npugraph_ex.commands.interrupts import Interrupt
 from npugraph_ex.errors import NpuGraphExError, UsageError
 from npugraph_ex.observe import environment
@@ -24,6 +24,7 @@ _COMMANDS = {
     "conformance": conformance,
     "diff": diff,
     "options": options,
+    "upstream": upstream,
     "validate": validate,
 }
 
@@ -38,6 +39,7 @@ examples:
   npugraph-ex cache ls                          saved compilations; `cache show NAME`, `cache clear [PREFIX]`
   npugraph-ex conformance --profile full        random programs, streams, models: do eager, fused and replayed agree?
   npugraph-ex bench call device                 what a call costs beside the floor and the bundled backend; tables
+  npugraph-ex upstream op-plugin -k rms_norm    the tests of op-plugin or torch_npu on the emulated NPU: what fails, and why
   npugraph-ex diff dump_a dump_b                the first node whose values differ between two dumps, with ULPs
   npugraph-ex options                           every option of torch.compile(..., options={...})
 

@@ -1,0 +1,61 @@
+"""What one test came to, and under which cause failures are counted together."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+CALL, LIMIT, CRASH = "call", "limit", "crash"
+_LONGEST = 110
+_NO_KERNEL = re.compile(r"no kernel for (\w+::[\w.]+)")
+_NOT_COVERED = re.compile(r"(\w+): the reference does not cover (\w+)=")
+_OTHER_VALUE = re.compile(
+    r"not close|[Mm]ismatch|not equal|Not equal|!=|is not true|is not false|not less|not greater|^assert|^$|differ"
+)
+_VARYING = re.compile(r"0x[0-9a-fA-F]+|(?<![\w])-?\d+(\.\d+)?([eE][-+]?\d+)?")
+
+
+class Outcome(NamedTuple):
+    """One test.
+
+    Attributes:
+        file: below the checkout's folder of tests.
+        test: ``Class::test``; empty for the file as a whole.
+        chip: the emulated chip that it ran on.
+        state: ``"passed"``, ``"failed"`` or ``"skipped"``.
+        cause: of a failure, or the reason of a skip; failures with one cause are counted together.
+        message: what the test said.
+        known: why the failure is no fault; empty where nothing explains it.
+    """
+
+    file: str
+    test: str
+    chip: str
+    state: str
+    cause: str = ""
+    message: str = ""
+    known: str = ""
+
+    @property
+    def name(self) -> str:
+        """``file::Class::test``."""
+        return f"{self.file}::{self.test}" if self.test else self.file
+
+
+def cause_of(kind: str, message: str) -> str:
+    """The cause of a failure, from the exception's class and message."""
+    first = message.strip().splitlines()[0] if message.strip() else ""
+    missing, uncovered = _NO_KERNEL.search(message), _NOT_COVERED.search(message)
+    if missing:
+        return f"no kernel for {missing[1]}"
+    if uncovered:
+        return f"not covered: {uncovered[1]}({uncovered[2]}=)"
+    if kind == "AssertionError":
+        if "not raised" in first or "DID NOT RAISE" in first:
+            return "no error where one is expected"
+        if "does not match" in first:
+            return "another error message"
+        if _OTHER_VALUE.search(message):
+            return "another value"
+    text = _VARYING.sub("N", f"{kind}: {first}" if first else kind)
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."

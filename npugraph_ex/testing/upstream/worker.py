@@ -1,0 +1,84 @@
+"""A plugin of pytest in the process that runs one file of another project: limits it, and writes each outcome as it ends.
+
+Its order is a JSON object:
+
+=========== ===========================================================================
+file        the test file
+tests       the folder of tests, which test files may import from
+place       the folder to run in
+output      where what is printed goes
+processor   the most seconds of processor time that the process may take
+only        the tests to run; null for all
+without     tests to leave out: those that an earlier process of the same file did
+answers     where each line goes: ``{"started": test}``, ``{"test", "state", "kind", "message"}``
+=========== ===========================================================================
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def _short(item_or_report: Any) -> str:
+    """``Class::test`` without the file."""
+    return str(item_or_report.nodeid).partition("::")[2]
+
+
+class Worker:
+    """The hooks."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        """Take the order, and limit this process."""
+        self._order = order
+        self._answers = Path(order["answers"]).open("a", encoding="utf-8")  # noqa: SIM115 - open as long as the process lives
+        self._done: set[str] = set()
+        seconds = int(order["processor"])
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+    def _write(self, **line: Any) -> None:
+        self._answers.write(json.dumps(line) + "\n")
+        self._answers.flush()
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Leave out what is not asked for."""
+        only, without = self._order["only"], {*self._order["without"]}
+        kept = [item for item in items if _short(item) not in without and (only is None or _short(item) in only)]
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Write that the file cannot be imported, or skips itself as a whole."""
+        if report.failed:
+            text = str(report.longrepr)
+            last = [line[1:].strip() for line in text.splitlines() if line.startswith("E ")]
+            kind, _, message = (last[0] if last else text).partition(":")
+            self._write(test="", state="failed", kind=kind.rpartition(".")[2], message=message.strip() or text[-300:])
+        elif report.skipped and isinstance(report.longrepr, tuple):
+            self._write(test="", state="skipped", kind="", message=report.longrepr[2].removeprefix("Skipped: "))
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Write which test begins, so that one that ends the process is known."""
+        self._write(started=nodeid.partition("::")[2])
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+        """Write the outcome of a test once."""
+        report = yield
+        test = _short(item)
+        if test in self._done or not (report.when == "call" or report.failed or report.skipped):
+            return report
+        self._done.add(test)
+        kind, message, state = "", "", report.outcome
+        if report.skipped:
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            message = getattr(report, "wasxfail", "") or reason.removeprefix("Skipped: ")
+        elif report.failed and call.excinfo is not None:
+            kind, message = call.excinfo.type.__name__, str(call.excinfo.value)
+        self._write(test=test, state=state, kind=kind, message=message[:2000])
+        return report
