@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,23 +21,36 @@ from npugraph_ex.aclgraph.static_kernels.lease import Lease
 from npugraph_ex.errors import StaticKernelError
 
 
+@contextmanager
+def _other_process(text: str) -> Iterator[subprocess.Popen[str]]:
+    """A fresh interpreter with `Lease` and the folder `root`: it has run ``text`` on entry, and ends when it reads a line."""
+    setup = (
+        "import npu_emulator\nnpu_emulator.activate(quiet=True)\nimport os, sys, threading\nfrom pathlib import Path\n"
+    )
+    setup += "from npugraph_ex.aclgraph.static_kernels import programs\n"
+    setup += f"from npugraph_ex.aclgraph.static_kernels.lease import Lease\nroot = Path({str(root())!r})\n"
+    command = [sys.executable, "-c", f"{setup}{text}\nprint('done', flush=True)\nsys.stdin.readline()\n"]
+    # torch_npu, while it is imported, looks for more of CANN where ASCEND_HOME_PATH points.
+    environment = {name: value for name, value in os.environ.items() if name != "ASCEND_HOME_PATH"}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "done\n"
+            yield process
+        finally:
+            process.kill()
+
+
 def test_a_package_that_others_have_installed_stays(cann: StandInCann) -> None:
     """Two processes with one package in CANN's folder: the first to end leaves it, the last removes it."""
     run(3)
     (name,) = cann.installed()
-    other, release = os.pipe()
-    child = os.fork()
-    if child == 0:
-        Lease.of(root()).note_installed(name)
-        os.close(release)
-        os.read(other, 1)
-        os._exit(0)
-    os.close(other)
-    wait_until(lambda: any((folder / "installed").exists() and str(child) in folder.name for folder in processes()))
-    end_of_process()
-    assert cann.installed() == [name]
-    os.close(release)
-    os.waitpid(child, 0)
+    with _other_process(f"Lease.of(root).note_installed({name!r})") as other:
+        end_of_process()
+        assert cann.installed() == [name]
+        other.kill()
     Lease.of(root())  # the next process
     assert cann.installed() == []
 
@@ -44,24 +58,23 @@ def test_a_package_that_others_have_installed_stays(cann: StandInCann) -> None:
 def test_what_a_killed_process_held_is_cleared_up_by_the_next(cann: StandInCann, tmp_path: Path) -> None:
     """Killed with kernels installed and the compiler running: the next process stops the one and removes the others."""
     cann.does("hang")
-    child = os.fork()
-    if child == 0:
-        lease = Lease.of(root())
-        lease.kernels.mkdir()
-        lease.note_installed("static_kernel_1")
-        folder = cann.home / "opp" / "static_kernel" / "ai_core" / "static_kernel_1"
-        folder.mkdir(parents=True)
-        (folder / "uninstall.sh").write_text('#!/bin/sh\nrm -r "$(dirname "$0")"\n')
-        (folder / "uninstall.sh").chmod(0o755)
-        programs.compile_descriptions(
-            programs.find_compiler(), tmp_path, lease.work(), soc="x", limit=60, started=lease.note_compiler
-        )
-        os._exit(1)
-    wait_until(lambda: any((folder / "compiler").exists() for folder in (root() / "processes").glob("*")))
-    wait_until(lambda: bool(cann.calls()))
-    compiler = int(cann.calls()[0][0])
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    folder = cann.home / "opp" / "static_kernel" / "ai_core" / "static_kernel_1"
+    folder.mkdir(parents=True)
+    (folder / "uninstall.sh").write_text('#!/bin/sh\nrm -r "$(dirname "$0")"\n')
+    (folder / "uninstall.sh").chmod(0o755)
+    text = f"""
+lease = Lease.of(root)
+lease.kernels.mkdir()
+lease.note_installed("static_kernel_1")
+compiler = Path({str(programs.find_compiler())!r})
+options = {{"soc": "x", "limit": 60, "started": lease.note_compiler}}
+threading.Thread(target=lambda: programs.compile_descriptions(compiler, Path({str(tmp_path)!r}), lease.work(), **options)).start()
+"""
+    with _other_process(text) as other:
+        wait_until(lambda: any((one / "compiler").exists() for one in processes()))
+        wait_until(lambda: bool(cann.calls()))
+        compiler = int(cann.calls()[0][0])
+        other.kill()
     assert is_alive(compiler)
     assert cann.installed() == ["static_kernel_1"]
     cann.does("behave")
@@ -73,12 +86,19 @@ def test_what_a_killed_process_held_is_cleared_up_by_the_next(cann: StandInCann,
 
 def test_a_living_process_is_left_alone(cann: StandInCann) -> None:
     """A lease whose process lives is nobody's to clear up, also for a process forked from it."""
+    text = """
+mine = Lease.of(root)
+child = os.fork()
+if child == 0:
+    mine.close()  # the parent's: nothing to do
+    os._exit(0 if Lease.of(root).folder != mine.folder and mine.folder.exists() else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert mine.folder.exists()
+"""
     mine = Lease.of(root())
-    child = os.fork()
-    if child == 0:
-        mine.close()  # the parent's: nothing to do
-        os._exit(0 if Lease.of(root()).folder != mine.folder and mine.folder.exists() else 1)
-    assert os.waitpid(child, 0)[1] == 0
+    with _other_process(text) as other:
+        other.communicate("end\n")
+    assert other.returncode == 0
     assert mine.folder.exists()
     del cann
 

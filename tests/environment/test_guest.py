@@ -101,8 +101,9 @@ def stub(with_torch: Guest) -> Iterator[Guest]:
         path.rmdir() if path.is_dir() else path.unlink()
 
 
-@pytest.mark.parametrize("error", ["ImportError", "OSError", "AttributeError"])
-@pytest.mark.parametrize("where", ["__init__", "dynamo"])
+@pytest.mark.parametrize(
+    ("where", "error"), [("__init__", "ImportError"), ("__init__", "OSError"), ("dynamo", "AttributeError")]
+)
 def test_a_broken_torch_npu_is_blamed_and_nobody_else(stub: Guest, error: str, where: str) -> None:
     """What torch_npu raises arrives as torch and torch_npu raise it, and torch alone works as it does without this package."""
     broken = f"raise {error}('libhccl.so: half a driver')"

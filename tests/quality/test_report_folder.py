@@ -31,10 +31,31 @@ def pytest_runtest_makereport(item):
 FILES = {"tests.jsonl", "cases.jsonl", "slowest.json", "report.html", "junit.xml"}
 
 
+RUNS = """
+import contextlib, io, json, sys
+import pytest
+answer = []
+for options in json.loads(sys.argv[1]):
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        status = int(pytest.main(["-p", "no:cacheprovider", *options]))
+    answer.append([status, said.getvalue()])
+print(json.dumps(answer), file=sys.__stdout__)
+"""
+
+
 def _run(*options: str, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options]
     environment = {**os.environ, **variables}
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, env=environment)
+
+
+def _run_each(*runs: tuple[str, ...]) -> list[tuple[int, str]]:
+    """Start pytest with each of the option lists, one after the other in one process; the status and the output of each."""
+    command = [sys.executable, "-P", "-c", RUNS, json.dumps(runs)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    return [(status, said) for status, said in json.loads(done.stdout.splitlines()[-1])]
 
 
 def _outcomes(folder: Path) -> dict[str, str]:
@@ -92,7 +113,7 @@ def test_what_cannot_run_changes_nothing(tmp_path: Path) -> None:
     (run / "junit.xml").write_text("of seed 7")
     (tmp_path / "file").write_text("mine")
     before = _content(run)
-    for options, said in (
+    refusals = (
         (("--resume", f"--report-dir={tmp_path / 'reprot'}"), f"did you mean {run}?"),
         (("--resume", f"--report-dir={tmp_path / 'other'}"), "there is no folder"),
         (("--resume", f"--report-dir={tmp_path}"), "holds no run"),
@@ -100,15 +121,16 @@ def test_what_cannot_run_changes_nothing(tmp_path: Path) -> None:
         ((f"--report-dir={tmp_path / 'file' / 'below'}",), f"{tmp_path / 'file'} is a file"),
         (("--resume", f"--report-dir={run}"), "seed 7 there, 0 now"),
         (("--mutant=nonesuch", f"--report-dir={run}"), "nonesuch"),
-    ):
-        done = _run(*TWO, *options)
-        told = done.stdout + done.stderr
-        assert done.returncode == 4, told
+    )
+    empty = ((*TWO, "--collect-only", f"--report-dir={run}"), (TWO[0], "-k", "nonesuch", f"--report-dir={run}"))
+    *refused, collected, none = _run_each(*((*TWO, *options) for options, _ in refusals), *empty)
+    assert len(refused) == len(refusals)
+    for (status, told), (_, said) in zip(refused, refusals, strict=True):
+        assert status == 4, told
         assert said in told
         assert "INTERNALERROR" not in told
         assert "Traceback" not in told
-    assert _run(*TWO, "--collect-only", f"--report-dir={run}").returncode == 0
-    assert _run(TWO[0], "-k", "nonesuch", f"--report-dir={run}").returncode == 5
+    assert (collected[0], none[0]) == (0, 5), collected[1] + none[1]
     assert _content(run) == before
     assert {path.name for path in tmp_path.iterdir()} == {"report", "file"}
 
