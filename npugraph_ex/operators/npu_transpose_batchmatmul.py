@@ -9,8 +9,10 @@ Formula (CANN operator documentation, aclnnTransposeBatchMatMul)::
 With ``batch_split_factor`` f > 1 the batches are dealt out to f groups: out is (f, M, B * N / f), whose group g holds
 the batches g * B/f up to (g + 1) * B/f side by side.
 
+With ``scale`` (B * N), int64 of ``npu_trans_quant_param``, out is round(out * scale) in int8, of shape (M, 1, B * N).
+
 Covered: the documented permutations, float16, bfloat16, float32 (and float64). Not covered: ``bias``, which the
-documentation reserves, and ``scale``, whose encoding is the device's own.
+documentation reserves.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from collections.abc import Sequence
 
 import torch
 
-from npugraph_ex.operators._precision import compute_dtype, unsupported
+from npugraph_ex.operators._integers import scale_of
+from npugraph_ex.operators._precision import compute_dtype, refused, round_to_int8, unsupported
 from npugraph_ex.operators._record import Operator, call
 
 _NAME = "npu_transpose_batchmatmul"
@@ -34,13 +37,15 @@ _DEFAULTS = {"perm_x1": (0, 1, 2), "perm_x2": (0, 1, 2), "perm_y": (1, 0, 2)}
 def _permutation(name: str, given: Sequence[int] | None) -> tuple[int, ...]:
     order = tuple(given) if given else _DEFAULTS[name]
     if order not in _PERMUTATIONS[name]:
-        raise ValueError(f"{_NAME}: {name} must be one of {_PERMUTATIONS[name]}; it is {order}.")
+        allowed = " or ".join(str(list(permutation)) for permutation in _PERMUTATIONS[name])
+        raise refused(_NAME, name, list(order), allowed)
     return order
 
 
 @Operator(
     name="npu::npu_transpose_batchmatmul",
     source="CANN operator documentation, aclnnTransposeBatchMatMul",
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
     first_factor=0,
     examples=(
         lambda: call(
@@ -63,10 +68,9 @@ def npu_transpose_batchmatmul(
     perm_y: Sequence[int] | None = None,
     batch_split_factor: int | None = 1,
 ) -> torch.Tensor:
-    """Contiguous, of the dtype of ``input``: (M, B, N), or (f, M, B * N / f) for ``batch_split_factor`` f."""
-    for name, value in (("bias", bias), ("scale", scale)):
-        if value is not None:
-            raise unsupported(_NAME, name, "a tensor", "None")
+    """Contiguous, of the dtype of ``input``: (M, B, N), or (f, M, B * N / f) for ``batch_split_factor`` f; int8 with scale."""
+    if bias is not None:
+        raise unsupported(_NAME, "bias", "a tensor", "None")
     if input.dim() != 3 or weight.dim() != 3:
         raise ValueError(
             f"{_NAME}: input and weight must have 3 dimensions; they have shapes "
@@ -75,8 +79,11 @@ def npu_transpose_batchmatmul(
     left = input.permute(_permutation("perm_x1", perm_x1))
     right = weight.permute(_permutation("perm_x2", perm_x2))
     dtype = compute_dtype(input, weight)
-    product = torch.bmm(left.to(dtype), right.to(dtype)).to(input.dtype)
-    out = product.permute(_permutation("perm_y", perm_y)).contiguous()
+    product = torch.bmm(left.to(dtype), right.to(dtype))
+    wide = product.permute(_permutation("perm_y", perm_y))
+    if scale is not None:
+        return round_to_int8(wide.reshape(wide.shape[0], 1, -1) * scale_of(scale).to(dtype))
+    out = wide.to(input.dtype).contiguous()
     factor = batch_split_factor or 1
     if factor == 1:
         return out

@@ -1,0 +1,56 @@
+"""Matrix product and what follows it: a sum, a product, an activation, or a result in float32.
+
+Formula (CANN operator documentation, aclnnFusedMatmul), with ``y = x1 @ x2 + bias``::
+
+    "" y    "add" y + x3    "mul" y * x3    "relu" max(y, 0)    "gelu_erf", "gelu_tanh" GELU(y)    "16cast32" y in float32
+"""
+
+from __future__ import annotations
+
+import torch
+
+from npugraph_ex.operators._precision import compute_dtype, unsupported
+from npugraph_ex.operators._record import Operator, call
+
+_NAME = "npu_fused_matmul"
+_FORMS = ("", "add", "mul", "relu", "gelu_erf", "gelu_tanh", "16cast32")
+_WITH_X3 = {"add": torch.add, "mul": torch.mul}
+
+
+@Operator(
+    name="npu::npu_fused_matmul",
+    source="CANN operator documentation, aclnnFusedMatmul",
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
+    first_factor=0,
+    examples=(
+        lambda: call(
+            torch.randn(3, 8).half(), torch.randn(8, 4).half(), x3=torch.randn(3, 4).half(), fused_op_type="add"
+        ),
+        lambda: call(torch.randn(2, 3, 8), torch.randn(8, 4), bias=torch.randn(4), fused_op_type="gelu_tanh"),
+    ),
+)
+def npu_fused_matmul(
+    x1: torch.Tensor,
+    x2: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    x3: torch.Tensor | None = None,
+    fused_op_type: str = "",
+) -> torch.Tensor:
+    """[..., m, n] like x1, float32 with "16cast32". x1: [..., m, k]; x2: [..., k, n]; x3: like the result; bias: [n]."""
+    if fused_op_type not in _FORMS:
+        raise unsupported(_NAME, "fused_op_type", fused_op_type, ", ".join(map(repr, _FORMS)))
+    if (x3 is not None) != (fused_op_type in _WITH_X3):
+        raise ValueError(
+            f"{_NAME}: x3 goes with fused_op_type 'add' and 'mul', and with no other; it is {fused_op_type!r}."
+        )
+    wide = compute_dtype(x1, x2)
+    out = torch.matmul(x1.to(wide), x2.to(wide))
+    out = out if bias is None else out + bias.to(wide)
+    if x3 is not None:
+        out = _WITH_X3[fused_op_type](out, x3.to(wide))
+    elif fused_op_type == "relu":
+        out = out.relu()
+    elif fused_op_type.startswith("gelu"):
+        out = torch.nn.functional.gelu(out, approximate="tanh" if fused_op_type == "gelu_tanh" else "none")
+    return out.to(wide if fused_op_type == "16cast32" else x1.dtype)

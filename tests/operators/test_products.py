@@ -1,0 +1,207 @@
+"""Matrix products with quantised operands, what follows a product, and gradients: by hand, or by torch's operators in float64."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch_npu
+
+from npugraph_ex.operators import OPERATORS, UnsupportedArgumentError
+
+assert_equal = functools.partial(torch.testing.assert_close, rtol=0, atol=0)
+
+
+def formula(name: str) -> Callable[..., Any]:
+    """The formula of ``npu::name``."""
+    return OPERATORS[f"npu::{name}"].formula
+
+
+def small(*size: int) -> torch.Tensor:
+    """Random int4 values, as int8."""
+    return torch.randint(-8, 8, size).to(torch.int8)
+
+
+def packed(values: torch.Tensor) -> torch.Tensor:
+    """Eight int4 values in one int32, the first in the lowest bits, by Python's own numbers."""
+    flat = values.reshape(-1, 8).tolist()
+    words = [sum((value & 15) << 4 * place for place, value in enumerate(row)) for row in flat]
+    signed = [word - 2**32 if word >= 2**31 else word for word in words]
+    return torch.tensor(signed, dtype=torch.int32).reshape(*values.shape[:-1], -1)
+
+
+def encoded(scale: float, offset: int = 0) -> torch.Tensor:
+    """What ``npu_trans_quant_param`` makes of a scale and an offset."""
+    bits = torch.tensor([scale]).view(torch.int32).to(torch.int64) & 0xFFFFFFFF
+    return bits | (1 << 46) | ((offset & 0x1FF) << 37)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_packed_int4_operands(turned: bool) -> None:
+    """Both packed; the second along n, or along k and then transposed; the product is that of the numbers."""
+    x1, x2 = small(3, 16), small(16, 24)
+    right = packed(x2.mT.contiguous()).mT if turned else packed(x2)
+    out = formula("npu_quant_matmul")(packed(x1), right, torch.ones(1), output_dtype=torch.float32)
+    assert_equal(out.double(), x1.double() @ x2.double())
+
+
+def test_encoded_scales() -> None:
+    """(1, 2) @ (3, 4) = 11: times 0.5 and less 3 it is 2.5, which rounds to 2; a float16 output has no offset."""
+    x1, x2 = torch.tensor([[1, 2]], dtype=torch.int8), torch.tensor([[3], [4]], dtype=torch.int8)
+    product = formula("npu_quant_matmul")
+    assert product(x1, x2, encoded(0.5, -3)).tolist() == [[2]]
+    assert product(x1, x2, encoded(-0.5), output_dtype=torch.float16).tolist() == [[-5.5]]
+    assert product(x1, x2, torch.ones(1), bias=torch.tensor([5]).int(), output_dtype=torch.int32).tolist() == [[16]]
+
+
+def test_scales_of_groups_of_rows() -> None:
+    """Int8 with int4, whose vector makes good what the lower halves miss; both int4 with an offset for each group."""
+    x1, x2, scale, token = small(2, 16), small(16, 8), torch.rand(2, 8), torch.rand(2, 1)
+    rows = scale.double().repeat_interleave(8, 0)
+    weight = x2.double() * rows
+    make_good = 8 * weight.sum(0)
+    mixed = formula("npu_quant_matmul")(
+        x1, packed(x2), scale, offset=make_good.float(), pertoken_scale=token, output_dtype=torch.float32,
+        group_sizes=[0, 0, 8],
+    )  # fmt: skip
+    torch.testing.assert_close(mixed.double(), x1.double() @ weight * token.double(), rtol=1e-5, atol=1e-4)
+    offset = torch.randn(2, 8).half()
+    both = formula("npu_quant_matmul")(
+        packed(x1), packed(x2), scale, offset=offset, pertoken_scale=token, output_dtype=torch.float32
+    )
+    weight = (x2.double() - offset.double().repeat_interleave(8, 0)) * rows
+    torch.testing.assert_close(both.double(), x1.double() @ weight * token.double(), rtol=1e-5, atol=1e-4)
+
+
+def test_dynamic_quantisation_before_the_product() -> None:
+    """Each row of maximum 127 has scale 1, so its numbers are their own quotients; groups take their own weights."""
+    x, weight = torch.tensor([[127.0, 2.0], [-3.0, 127.0], [254.0, 4.0]]), torch.tensor([[1, 2], [0, 3]])
+    scale, bias = torch.tensor([1.0, 0.5]), torch.tensor([1, 2], dtype=torch.int32)
+    by_hand = [[131 + 1, (6 + 2) / 2], [251 + 1, (381 + 2) / 2], [2 * 132, 8.0]]
+    whole = formula("npu_quant_matmul_dequant")(x, weight.to(torch.int8), scale, bias=bias)
+    assert whole.tolist() == by_hand
+    static = {"x_scale": torch.tensor([2.0]), "quant_mode": "pertensor"}
+    assert formula("npu_quant_matmul_dequant")(x[:1], weight.to(torch.int8), scale, **static).tolist() == [
+        [2 * 66, 3.0]
+    ]
+    grouped = formula("npu_quant_grouped_matmul_dequant")(
+        x, torch.stack([weight, 2 * weight]).to(torch.int8), scale.expand(2, 2), torch.tensor([1, 2])
+    )
+    assert grouped.tolist() == [[131, 3], [502, 381], [0, 0]]
+    smooth = {"smooth_scale": torch.tensor([1.0, 0.5])}
+    assert formula("npu_quant_matmul_dequant")(x[:1], weight.to(torch.int8), scale, **smooth).tolist() == [[129, 1.5]]
+
+
+@pytest.mark.parametrize(("form", "approximate"), [("gelu_erf", "none"), ("gelu_tanh", "tanh")])
+def test_product_and_gelu(form: str, approximate: str) -> None:
+    """Both forms of GELU, with a floating bias behind the scales and a whole one before; the sum over a batch."""
+    x1, x2 = small(3, 16), small(16, 8)
+    rows, columns, bias = (torch.rand(n, dtype=torch.float64) / 8 for n in (3, 8, 8))
+    scaled = x1.double() @ x2.double() * rows[:, None] * columns
+    fused = functools.partial(formula("npu_quant_matmul_gelu"), x1, x2, rows, columns, approximate=form)
+    gelu = functools.partial(torch.nn.functional.gelu, approximate=approximate)
+    torch.testing.assert_close(fused(), gelu(scaled))
+    torch.testing.assert_close(fused(bias=bias), gelu(scaled + bias))
+    torch.testing.assert_close(fused(bias=torch.ones(8).int()), gelu(scaled + rows[:, None] * columns))
+    batch = formula("npu_quant_matmul_reduce_sum")(
+        torch.stack([x1, -x1]), torch.stack([x2, x2]), x1_scale=torch.stack([3 * rows, rows]), x2_scale=columns
+    )
+    torch.testing.assert_close(batch, 2 * scaled)
+
+
+def test_weight_quantised_product() -> None:
+    """A scale for the tensor, for columns, and for groups of rows; packed weights, both ways; a quantised result."""
+    x, weight = torch.randn(3, 64, dtype=torch.float64), small(64, 8)
+    product = formula("npu_weight_quant_batchmatmul")
+    scale, offset, bias = (torch.rand(8, dtype=torch.float64) for _ in range(3))
+    real = (weight + offset) * scale
+    torch.testing.assert_close(product(x, weight, scale, offset, bias=bias), x @ real + bias)
+    torch.testing.assert_close(product(x, packed(weight), scale[:1]), x @ (weight * scale[:1]))
+    groups, shifts = torch.rand(2, 8, dtype=torch.float64), torch.rand(2, 8, dtype=torch.float64)
+    real = (weight + shifts.repeat_interleave(32, 0)) * groups.repeat_interleave(32, 0)
+    turned = packed(weight.mT.contiguous()).mT
+    torch.testing.assert_close(product(x, turned, groups, shifts, antiquant_group_size=32), x @ real)
+    whole = product(torch.ones(1, 8), torch.ones(8, 1).to(torch.int8), torch.tensor([0.5]), quant_scale=encoded(2.0, 7))
+    assert whole.tolist() == [[15]]
+    with pytest.raises(ValueError, match="antiquant_group_size 16"):
+        product(x, weight, groups, antiquant_group_size=16)
+    with pytest.raises(UnsupportedArgumentError, match="weight_dtype"):
+        product(x, weight, scale, weight_dtype=290)
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ("", lambda y, _: y),
+        ("add", torch.add),
+        ("mul", torch.mul),
+        ("relu", lambda y, _: y.relu()),
+        ("gelu_erf", lambda y, _: torch.nn.functional.gelu(y)),
+        ("gelu_tanh", lambda y, _: torch.nn.functional.gelu(y, approximate="tanh")),
+        ("16cast32", lambda y, _: y),
+    ],
+)
+def test_what_follows_a_product(form: str, expected: Callable[..., torch.Tensor]) -> None:
+    """Each form against torch's own operators."""
+    x1, x2, bias, x3 = (torch.randn(size, dtype=torch.float64) for size in ((2, 3, 8), (8, 4), (4,), (2, 3, 4)))
+    third = x3 if form in {"add", "mul"} else None
+    out = formula("npu_fused_matmul")(x1, x2, bias=bias, x3=third, fused_op_type=form)
+    torch.testing.assert_close(out, expected(x1 @ x2 + bias, x3))
+    with pytest.raises(ValueError, match="x3 goes with"):
+        formula("npu_fused_matmul")(x1, x2, x3=x3 if third is None else None, fused_op_type=form)
+
+
+def test_the_half_precision_product_may_stay_wide() -> None:
+    """16cast32 hands out the float32 result of float16 factors."""
+    out = formula("npu_fused_matmul")(
+        torch.ones(1, 2).half(), torch.full((2, 1), 1.0 + 2**-10).half(), fused_op_type="16cast32"
+    )
+    assert (out.dtype, out.item()) == (torch.float32, 2 + 2**-9)
+
+
+def test_linear_and_batched_products_have_torchs_gradients() -> None:
+    """Values and both gradients are those of torch in float64; so are those of a broadcast factor, and second derivatives."""
+    x, weight, bias = (torch.randn(size, dtype=torch.float64, requires_grad=True) for size in ((3, 8), (4, 8), (4,)))
+    out = torch.nn.functional.linear(x, weight, bias)
+    torch.testing.assert_close(formula("npu_linear")(x, weight, bias), out)
+    grad = torch.randn_like(out)
+    expected = torch.autograd.grad(out, (x, weight), grad)
+    torch.testing.assert_close(formula("npu_linear_backward")(grad, x, weight), expected)
+
+    left, right = (torch.randn(size, dtype=torch.float64, requires_grad=True) for size in ((2, 3, 8), (2, 8, 4)))
+    out = left @ right
+    torch.testing.assert_close(formula("npu_bmmV2")(left, right, [6, 4]), out.reshape(6, 4))
+    upper = torch.randn_like(out)
+    first, second = torch.autograd.grad(out, (left, right), upper)
+    torch.testing.assert_close(formula("npu_bmm_v2_mat1_backward")(upper, left, right, [2, 3, 8]), first)
+    torch.testing.assert_close(formula("npu_bmm_v2_mat2_backward")(upper, left, right, [2, 8, 4]), second)
+
+    wanted = upper.clone().requires_grad_()
+    grads = wanted @ right.mT, left.mT @ wanted
+    seeds = torch.randn_like(left), torch.randn_like(right)
+    expected = torch.autograd.grad(grads, (wanted, left, right), seeds)
+    found = formula("matmul_double_backward")(*seeds, upper, left, right, [True, True, True])
+    torch.testing.assert_close(found, expected)
+    assert formula("matmul_double_backward")(seeds[0], None, upper, left, right, [False, True, True])[:2] == (
+        None,
+        None,
+    )
+
+
+def test_linear_on_the_device_has_its_gradient() -> None:
+    """``backward`` calls npu_linear_backward."""
+    x, weight = torch.randn(3, 8).npu().requires_grad_(), torch.randn(4, 8).npu().requires_grad_()
+    torch_npu.npu_linear(x, weight).sum().backward()
+    torch.testing.assert_close(x.grad.cpu(), weight.detach().cpu().sum(0).expand(3, 8))
+    torch.testing.assert_close(weight.grad.cpu(), x.detach().cpu().sum(0).expand(4, 8))
+
+
+def test_transposed_product_quantises() -> None:
+    """With a scale for each batch's column the result is one row of int8 for each row."""
+    a, b = torch.tensor([[[1.0], [2.0]]]), torch.tensor([[[3.0]], [[5.0]]])
+    scale = torch.cat([encoded(0.5), encoded(100.0)])
+    out = formula("npu_transpose_batchmatmul")(a, b, scale=scale, perm_x1=[1, 0, 2])
+    assert (out.dtype, out.tolist()) == (torch.int8, [[[2, 127]]])
