@@ -1,27 +1,18 @@
-"""Packed int4, scales encoded for the cube unit's output, and exact products of integers."""
+"""Matrices of packed int4, scales encoded for the cube unit's output, and exact products of integers."""
 
 from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._int4 import unpack
 from npugraph_ex.operators._precision import compute_dtype
-
-PACKED = 8
-"""How many int4 values one int32 holds, the first in its lowest four bits."""
-
-
-def unpacked(words: torch.Tensor) -> torch.Tensor:
-    """The int4 values of int32 ``words`` [..., N]: int8 [..., 8 * N]."""
-    nibbles = words.unsqueeze(-1) >> torch.arange(0, 4 * PACKED, 4, dtype=torch.int32, device=words.device)
-    values = nibbles.bitwise_and(15).to(torch.int8)
-    return torch.where(values > 7, values - 16, values).flatten(-2)
 
 
 def matrix_of(weight: torch.Tensor, k: int) -> torch.Tensor:
     """``weight`` [..., k, n] with int4 unpacked: int32 [..., k, n / 8], or [..., k / 8, n] transposed from [..., n, k / 8]."""
     if weight.dtype != torch.int32:
         return weight
-    return unpacked(weight) if weight.shape[-2] == k else unpacked(weight.mT).mT
+    return unpack(weight) if weight.shape[-2] == k else unpack(weight.mT).mT
 
 
 def scale_of(scale: torch.Tensor) -> torch.Tensor:

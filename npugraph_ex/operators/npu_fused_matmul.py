@@ -14,7 +14,7 @@ from npugraph_ex.operators._record import Operator, call
 
 _NAME = "npu_fused_matmul"
 _FORMS = ("", "add", "mul", "relu", "gelu_erf", "gelu_tanh", "16cast32")
-_WITH_X3 = {"add": torch.add, "mul": torch.mul}
+_WITH_X3 = ("add", "mul")
 
 
 @Operator(
@@ -48,7 +48,7 @@ def npu_fused_matmul(
     out = torch.matmul(x1.to(wide), x2.to(wide))
     out = out if bias is None else out + bias.to(wide)
     if x3 is not None:
-        out = _WITH_X3[fused_op_type](out, x3.to(wide))
+        out = out + x3.to(wide) if fused_op_type == "add" else out * x3.to(wide)
     elif fused_op_type == "relu":
         out = out.relu()
     elif fused_op_type.startswith("gelu"):

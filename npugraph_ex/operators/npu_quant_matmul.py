@@ -10,7 +10,7 @@ Formula (CANN operator documentation, aclnnQuantMatmulV5), with ``scale`` per te
     both int4, scale and offset of each group of rows of x2:
                      out = x1 @ ((x2 - offset) * scale) * pertoken_scale
 
-Int4 operands are packed in int32, see ``_integers``. In the fourth form the device takes x1 apart in two int4 halves, of which the
+Int4 operands are packed in int32, see ``_int4``. In the fourth form the device takes x1 apart in two int4 halves, of which the
 lower one is 8 too small; ``offset`` makes that good, as its document says. An int64 ``scale`` is one of ``npu_trans_quant_param``.
 A float32 one loses its 13 lowest bits on the device where the output is float16 or int8 and there is no ``pertoken_scale``.
 Here it does not.
@@ -24,7 +24,8 @@ from collections.abc import Sequence
 
 import torch
 
-from npugraph_ex.operators._integers import in_groups, matrix_of, offset_of, product, scale_of, unpacked
+from npugraph_ex.operators._int4 import unpack
+from npugraph_ex.operators._integers import in_groups, matrix_of, offset_of, product, scale_of
 from npugraph_ex.operators._precision import compute_dtype, round_to_int8, unsupported
 from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators._scalar_types import dtype_of
@@ -104,7 +105,7 @@ def before_rounding(
     )  # fmt: skip
     target = _output_dtype(output_dtype)
     dtype = compute_dtype(scale, pertoken_scale, bias, offset)
-    left = x1 if x1.dtype == torch.int8 else unpacked(x1)
+    left = x1 if x1.dtype == torch.int8 else unpack(x1)
     right = matrix_of(x2, left.shape[-1])
     groups = scale.dim() == 2 and scale.shape[0] > 1
     if group_sizes and any(group_sizes) and not (groups and x2.dtype == torch.int32):

@@ -10,7 +10,8 @@ The zero point is added *before* rounding, so an odd one moves a tie to the othe
 ``axis`` is the dimension along which scales and zero points run; a single element serves every position. With
 ``div_mode=False`` the documentation knows two axes only: -2 is the last but one, and every value above is the last.
 
-Covered: int8, uint8 and int32 outputs. Not covered: packed 4-bit and 8-bit floating outputs.
+Covered: int8, uint8 and int32 outputs, and with ``div_mode=False`` packed int4 (``torch.quint4x2``), eight in one int32. Not
+covered: 4-bit and 8-bit floating outputs.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 import torch
 
+from npugraph_ex.operators._int4 import INT4, pack
 from npugraph_ex.operators._precision import compute_dtype, round_to, stored_like, unsupported
 from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators._scalar_types import dtype_of
@@ -48,6 +50,8 @@ def affine(y: torch.Tensor, scales: torch.Tensor, zero_points: torch.Tensor | No
 
 
 def _output_dtype(dtype: int | torch.dtype, *, div_mode: bool) -> torch.dtype:
+    if dtype in INT4 and not div_mode:
+        return torch.int8  # of values that are packed afterwards
     wanted = _STORED_AS.get(dtype) or dtype_of(dtype, _NAME, "dtype")
     if wanted not in _OUTPUTS[div_mode]:
         covered = ", ".join(map(str, _OUTPUTS[div_mode]))
@@ -121,7 +125,9 @@ def npu_quantize(
     axis: int = 1,
     div_mode: bool = True,
 ) -> torch.Tensor:
-    """Like ``input``, of the dtype that the code ``dtype`` names: int8 (1, 12), uint8 (0, 13) or int32 (3, 14)."""
+    """Like ``input``; the code ``dtype`` names int8 (1, 12), uint8 (0, 13), int32 (3, 14), or int4 (16), an eighth of it int32."""
     quotient = before_rounding(input, scales, zero_points, dtype, axis, div_mode)
     target = _output_dtype(dtype, div_mode=div_mode)
+    if dtype in INT4:
+        return pack(_NAME, round_to(target, quotient))
     return stored_like(input, round_to(target, quotient), target)

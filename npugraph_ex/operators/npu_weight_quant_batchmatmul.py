@@ -6,7 +6,7 @@ Formula (operator documentation of ``torch_npu.npu_weight_quant_batchmatmul``)::
     y = x @ w + bias
     y = round(y * quant_scale + quant_offset) to int8               where there is a quant_scale
 
-Int4 weights are packed in int32, see ``_integers``; ``npu_convert_weight_to_int4pack`` makes them. A weight that is transposed from
+Int4 weights are packed in int32, see ``_int4``; ``npu_convert_weight_to_int4pack`` makes them. A weight that is transposed from
 [n, k] has its scales transposed as well. An int64 ``quant_scale`` is one of ``npu_trans_quant_param``, with its offset.
 
 Not covered: 4-bit and 8-bit floating weights (``weight_dtype``), int64 ``antiquant_scale``.

@@ -205,3 +205,23 @@ def test_transposed_product_quantises() -> None:
     scale = torch.cat([encoded(0.5), encoded(100.0)])
     out = formula("npu_transpose_batchmatmul")(a, b, scale=scale, perm_x1=[1, 0, 2])
     assert (out.dtype, out.tolist()) == (torch.int8, [[[2, 127]]])
+
+
+def test_encoding_scales() -> None:
+    """The 13 lowest bits are cut off, or rounded half to even; the offset is nine bits; bit 46 is set."""
+    encode = formula("npu_trans_quant_param")
+    assert_equal(
+        encode(torch.tensor([0.5]), torch.tensor([-3.4, 300.0])), torch.cat([encoded(0.5, -3), encoded(0.5, 255)])
+    )
+    one = 1.0 + 2.0**-10  # the last bit that is kept
+    between = torch.tensor([1.0 + 2.0**-11, one + 2.0**-11, one + 2.0**-12])
+    assert_equal(encode(between), torch.cat([encoded(1.0), encoded(one), encoded(one)]))
+    assert_equal(encode(between, None, 1), torch.cat([encoded(1.0), encoded(1.0 + 2.0**-9), encoded(one)]))
+
+
+def test_packing_int4() -> None:
+    """A weight and a quantised tensor are packed alike, and the product reads what they hold."""
+    values = small(16, 8)
+    assert_equal(formula("npu_convert_weight_to_int4pack")(values.int()), packed(values))
+    quantised = formula("npu_quantize")(values.float(), torch.ones(1), None, 16, -1, False)
+    assert_equal(quantised, packed(values))
