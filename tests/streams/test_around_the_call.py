@@ -10,7 +10,7 @@ import torch
 from stream_programs import compiled, vector
 
 import npu_emulator
-from npugraph_ex.testing.streams.forms import Tagged, native_events, native_wait_stream, plain
+from npugraph_ex_conformance.models.stream_forms import Tagged, native_events, native_wait_stream, plain
 
 SCHEDULES = ("lazy", "random:2")
 

@@ -14,7 +14,7 @@ from stream_programs import check, compiled, vector
 import npu_emulator
 import npugraph_ex
 from npugraph_ex import ops, scope
-from npugraph_ex.testing.streams.forms import STREAMS, Tagged, native_wait_stream, plain, stream_forms
+from npugraph_ex_conformance.models.stream_forms import STREAMS, Tagged, native_wait_stream, plain, stream_forms
 
 
 @pytest.fixture(autouse=True)

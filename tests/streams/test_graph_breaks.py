@@ -13,7 +13,7 @@ import npu_emulator
 import npugraph_ex
 from npugraph_ex import ops, scope
 from npugraph_ex.report.findings import Code
-from npugraph_ex.testing.streams.forms import Tagged, plain
+from npugraph_ex_conformance.models.stream_forms import Tagged, plain
 
 SIDE = torch.npu.Stream()
 READY = torch.npu.Event()

@@ -13,7 +13,7 @@ from stream_programs import check, vector
 import npu_emulator
 from npugraph_ex import inference
 from npugraph_ex.report.graphs import graphs_so_far
-from npugraph_ex.testing.streams.forms import Tagged, inserting_pass, native_events, plain
+from npugraph_ex_conformance.models.stream_forms import Tagged, inserting_pass, native_events, plain
 
 FOLDER = str(Path(__file__).parent)
 

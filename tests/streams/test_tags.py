@@ -14,7 +14,7 @@ import npu_emulator
 from npugraph_ex import ops, scope
 from npugraph_ex.aclgraph import side_streams
 from npugraph_ex.errors import ScopeError
-from npugraph_ex.testing.streams.forms import Tagged, plain
+from npugraph_ex_conformance.models.stream_forms import Tagged, plain
 
 pytestmark = pytest.mark.usefixtures("fresh")
 

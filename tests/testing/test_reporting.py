@@ -26,7 +26,7 @@ from npugraph_ex_conformance.reporting import (
     table,
 )
 from npugraph_ex_conformance.reporting.charts import binned
-from npugraph_ex_conformance.reporting.modelled import Work, modelled_spans
+from npugraph_ex_conformance.reporting.modelled import DeviceWork, modelled_spans
 
 PROGRAM = """\
 def program(x0, x1):
@@ -93,7 +93,7 @@ def test_a_histogram_counts_every_value_once() -> None:
 
 def test_a_timeline_is_to_scale() -> None:
     """Twice the time is twice the length, later is further right, each stream has a lane."""
-    spans = [Work("a", "s0", 0, 10), Work("b", "s1", 10, 20), Work("c", "s0", 30, 10)]
+    spans = [DeviceWork("a", "s0", 0, 10), DeviceWork("b", "s1", 10, 20), DeviceWork("c", "s0", 30, 10)]
     first, second, third = _parsed(draw_timeline(spans)).iter("rect")
     assert float(second.get("width", 0)) == pytest.approx(2 * float(first.get("width", 0)), rel=0.01)
     assert float(second.get("x", 0)) == pytest.approx(float(first.get("x", 0)) + float(first.get("width", 0)), abs=0.2)

@@ -24,8 +24,8 @@ from npugraph_ex.graph.streams.ops import ENTERS, EXITS, TAGGED_RECORDS, TAGGED_
 from npugraph_ex.passes.stream_order import repair
 from npugraph_ex.stream_check.analysis import analyse
 from npugraph_ex.testing.streams.programs import counting_inputs
-from npugraph_ex.testing.streams.runs import run_in_order
 from npugraph_ex.testing.streams.strategies import sample_parts_graph
+from npugraph_ex_conformance.stream_runs import run_in_order
 
 OPTIONS: Sequence[Mapping[str, Any]] = (
     {},

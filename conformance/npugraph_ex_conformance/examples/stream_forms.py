@@ -11,7 +11,7 @@ from npugraph_ex import get_npu_backend, last_report
 from npugraph_ex.config import CompilerConfig
 from npugraph_ex.config.compiler_config import apply_flat
 from npugraph_ex.report.passes import PassReport
-from npugraph_ex.testing.streams.forms import FORM_NAMES, STREAMS, plain, stream_forms
+from npugraph_ex_conformance.models.stream_forms import FORM_NAMES, STREAMS, plain, stream_forms
 
 _CALLS = (3, 5, 3)
 """How many elements each call's input has."""

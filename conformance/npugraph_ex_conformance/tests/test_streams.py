@@ -18,15 +18,15 @@ from npugraph_ex.passes.stream_order import repair
 from npugraph_ex.report.findings import Code, Finding
 from npugraph_ex.report.passes import PassReport
 from npugraph_ex.stream_check.analysis import analyse
-from npugraph_ex.testing.streams.forms import FORM_NAMES
 from npugraph_ex.testing.streams.programs import StreamProgram, counting_inputs
-from npugraph_ex.testing.streams.runs import Reuse, Verdict, judge, run_in_order
 from npugraph_ex.testing.streams.strategies import parts_graphs, stream_graphs
 from npugraph_ex_conformance.corpus.streams import stream_corpus
 from npugraph_ex_conformance.examples.native_parts import draw, native_part_example
 from npugraph_ex_conformance.examples.parts import OPTIONS, check_parts
 from npugraph_ex_conformance.examples.stream_forms import check_form
+from npugraph_ex_conformance.models.stream_forms import FORM_NAMES
 from npugraph_ex_conformance.session import Run
+from npugraph_ex_conformance.stream_runs import Reuse, StreamVerdict, judge, run_in_order
 
 FEW = ("lazy", "random:1", "random:2", "pct:1:3")
 RACES = {Code.READ_AFTER_WRITE, Code.WRITE_AFTER_READ, Code.WRITE_AFTER_WRITE}
@@ -154,7 +154,7 @@ def test_random_native_programs(run: Run) -> None:
             assert native_part_example(number) == ""
 
 
-def _in_that_block(gm: fx.GraphModule, finding: Finding) -> Verdict:
+def _in_that_block(gm: fx.GraphModule, finding: Finding) -> StreamVerdict:
     """What the device says if the allocator hands out the very block that a finding is about."""
     assert finding.second is not None
     return judge(gm, counting_inputs(gm), schedules=FEW, reuse=Reuse(finding.second.node, finding.keep_alive))

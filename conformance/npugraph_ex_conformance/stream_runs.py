@@ -1,4 +1,4 @@
-"""Runs a graph of several streams exactly as it is written, and asks the emulated device whether its order can be trusted.
+"""Runs a graph of several streams exactly as it is written, and asks the emulated device whether its order is right.
 
 Nothing is added: no fork, no join, no event. That makes it an oracle for the stream check, and for the runtime, which add
 and remove events. Which free block the allocator hands out next is its own affair; where the check says that a certain
