@@ -3,6 +3,7 @@
 // One range per device, rather than malloc, because then "is this a device pointer, and of which device" is a comparison,
 // and because Python can view any device tensor as a slice of one big CPU tensor.
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -64,11 +65,12 @@ void* allocate(int32_t device, size_t bytes) {
     return nullptr;
 }
 
-// Gives whole pages back to the kernel, so that freed device memory costs no host memory.
+// Gives whole pages back to the kernel, so that freed device memory costs no host memory. A page has 4, 16 or 64 KiB: on
+// aarch64 the kernel's build decides, and a page too small here would take the end of a neighbour's along.
 void discard(char* start, size_t length) {
-    constexpr uintptr_t kPage = 4096;
-    const auto first = (reinterpret_cast<uintptr_t>(start) + kPage - 1) / kPage * kPage;
-    const auto last = (reinterpret_cast<uintptr_t>(start) + length) / kPage * kPage;
+    static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    const auto first = (reinterpret_cast<uintptr_t>(start) + page - 1) / page * page;
+    const auto last = (reinterpret_cast<uintptr_t>(start) + length) / page * page;
     if (last > first) madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
 }
 

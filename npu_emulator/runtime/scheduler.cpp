@@ -136,21 +136,20 @@ void note_failure(State& s, aclError code) {
     s.failure = code;
 }
 
+// Fires or resets the ticket of a record or a reset; with the lock held.
+void signal(const Task& task) {
+    task.ticket->done = task.kind == Kind::Record;
+    if (task.ticket->done) task.ticket->milliseconds = now_milliseconds();
+}
+
 // Runs one task with the lock released. Its stream's queue still holds it, so nothing behind it can start.
 void run_task(State& s, const Task& task, const uint64_t* seeds, Lock& lock) {
     if (task.kind == Kind::Update) {
         replace_tasks(task);
         return;
     }
-    if (task.kind == Kind::Reset) {
-        task.ticket->done = false;
-        return;
-    }
-    if (task.kind == Kind::Record || task.kind == Kind::Wait) {
-        if (task.kind == Kind::Record && task.ticket) {
-            task.ticket->done = true;
-            task.ticket->milliseconds = now_milliseconds();
-        }
+    if (task.kind == Kind::Record || task.kind == Kind::Reset || task.kind == Kind::Wait) {
+        if (task.kind != Kind::Wait && task.ticket) signal(task);
         return;
     }
     s.busy = true;
@@ -172,16 +171,12 @@ void run_graph_in_order(State& s, const Stream* stream, const Task& replay, Lock
     aclError status = ACL_SUCCESS;
     for (size_t index = 0; index < graph.tasks.size(); ++index) {
         const Task& task = graph.tasks[index];
-        if (task.kind == Kind::Record) {
-            if (task.ticket) {
-                task.ticket->done = true;
-                task.ticket->milliseconds = now_milliseconds();
-            }
-            continue;
-        }
         if (task.kind == Kind::Wait) continue;
-        if (task.kind == Kind::Reset) {
-            task.ticket->done = false;
+        if (task.kind == Kind::Record || task.kind == Kind::Reset) {
+            if (!task.ticket) continue;
+            lock.lock();  // other threads may ask for an event that outlives the replay
+            signal(task);
+            lock.unlock();
             continue;
         }
         if (s.logging) {

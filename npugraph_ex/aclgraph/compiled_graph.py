@@ -21,8 +21,9 @@ from npugraph_ex.aclgraph.address_guard import AddressGuard, FrozenAddressGuard
 from npugraph_ex.aclgraph.capture_cache import CaptureCache, GraphKey, KeyRunner
 from npugraph_ex.aclgraph.capture_set import CaptureSet
 from npugraph_ex.aclgraph.capturer import Capturer
+from npugraph_ex.aclgraph.first_run import Original, first_run_checked
 from npugraph_ex.aclgraph.inputs import InputPlan
-from npugraph_ex.aclgraph.operator_contracts import Original, UndeclaredEffectError, first_run_checked
+from npugraph_ex.aclgraph.operator_contracts import UndeclaredEffectError
 from npugraph_ex.aclgraph.scalar_churn import ScalarChurn
 from npugraph_ex.aclgraph.stable_inputs import StableInputs
 from npugraph_ex.aclgraph.static_kernels import StaticKernels

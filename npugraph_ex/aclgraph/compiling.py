@@ -13,10 +13,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph import scopes
 from npugraph_ex.aclgraph.compiled_graph import CompiledGraph
+from npugraph_ex.aclgraph.first_run import Original, first_run_checked
 from npugraph_ex.aclgraph.host_updates import UpdatePlan
 from npugraph_ex.aclgraph.inputs import InputPlan
 from npugraph_ex.aclgraph.obstacles import find_obstacles
-from npugraph_ex.aclgraph.operator_contracts import Original, first_run_checked
 from npugraph_ex.aclgraph.static_kernels import StaticKernels
 from npugraph_ex.config.options import Options
 from npugraph_ex.errors import CaptureError

@@ -4,13 +4,12 @@ The passes rely on these contracts. A broken one gives wrong values that no othe
 compared with its contract where a graph runs for the first time: at every capture, and at the first uncaptured run.
 
 An operator that returns or writes an argument undeclared is taken at its deed: a capture has computed nothing yet, so it is
-given up, and the first uncaptured run is one of the graph before the passes; then the graph is compiled again from that.
+given up, a first run is undone (`first_run`), and the graph is compiled again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils import _pytree as pytree
 
 from npugraph_ex import _torch_private
-from npugraph_ex.aclgraph.scopes import GraphFunction
 from npugraph_ex.errors import BrokenPromiseError
 from npugraph_ex.graph.memory.aliases import named_arguments
 from npugraph_ex.graph.operators import learn
@@ -65,19 +63,6 @@ class UndeclaredEffectError(BrokenPromiseError):
                 "%s. From now on %s is taken to write and return %s, and the graphs that call it are compiled again",
                 self, self.operator, " and ".join(sorted(self.arguments)),
             )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Original:
-    """A graph before the passes, for one that has to be compiled again.
-
-    Attributes:
-        gm: as AOT gave it, to be run operator by operator.
-        compile: compiles it again, with what is known of operators by then.
-    """
-
-    gm: fx.GraphModule
-    compile: Callable[[], Callable[..., Sequence[Any]]]
 
 
 class ContractInterpreter(fx.Interpreter):
@@ -156,31 +141,6 @@ class ContractInterpreter(fx.Interpreter):
 
     def _message(self, what: str, remedy: str) -> str:
         return f"{self.location} {what}. The graph was rewritten on the strength of its word; {remedy}"
-
-
-def first_run_checked(gm: fx.GraphModule, original: Original | None = None) -> GraphFunction:
-    """The graph's forward; where the graph has foreign operators, a run that checks them in place of the first call.
-
-    Args:
-        gm: the graph after the passes.
-        original: it before the passes, which then runs in its place; None where that is not known.
-    """
-    if not any(is_foreign(node.target) for node in gm.graph.nodes):
-        return gm.forward
-    function: GraphFunction | None = None
-
-    def run(*inputs: Any) -> Sequence[Any]:
-        nonlocal function
-        if function is not None:
-            return function(*inputs)
-        interpreter = ContractInterpreter(original.gm if original else gm, is_original=original is not None)
-        results: Sequence[Any] = interpreter.run(*inputs, enable_io_processing=False)
-        for effect in interpreter.found:
-            effect.remember()
-        function = original.compile() if original and interpreter.found else gm.forward
-        return results
-
-    return run
 
 
 def _tensors(value: object) -> list[torch.Tensor]:

@@ -13,7 +13,8 @@ from torch import fx
 from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph import CompiledGraph, compile_graph, scopes
 from npugraph_ex.aclgraph.data_dump import DumpedGraph
-from npugraph_ex.aclgraph.operator_contracts import Original, is_foreign
+from npugraph_ex.aclgraph.first_run import Original
+from npugraph_ex.aclgraph.operator_contracts import is_foreign
 from npugraph_ex.config import CompilerConfig, Options
 from npugraph_ex.config.variables import warn_of_unknown
 from npugraph_ex.errors import GraphVerificationError, OptionValueError, SavedGraphError

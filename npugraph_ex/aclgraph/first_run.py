@@ -1,0 +1,102 @@
+"""The first run of a graph that is not captured: its foreign operators are checked, and what they spoil is put right.
+
+A capture is checked before anything is computed; here the operators do run. So the memory that they can reach from outside
+of the graph is kept until they have shown that they do what they declare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from npugraph_ex import _torch_private
+from npugraph_ex.aclgraph.operator_contracts import ContractInterpreter, UndeclaredEffectError, is_foreign
+from npugraph_ex.aclgraph.scopes import GraphFunction
+from npugraph_ex.graph.memory.aliases import AliasFacts
+
+
+@dataclass(frozen=True)
+class Original:
+    """A graph before the passes, for one that has to be compiled again.
+
+    Attributes:
+        gm: as AOT gave it, to be run operator by operator.
+        compile: compiles it again, with what is known of operators by then.
+    """
+
+    gm: fx.GraphModule
+    compile: Callable[[], Callable[..., Sequence[Any]]]
+
+
+class _Contents:
+    """What the inputs of a call hold and where the generator stands, to be put back."""
+
+    def __init__(self, positions: Sequence[int], inputs: Sequence[Any]) -> None:
+        given = [inputs[position] for position in positions]
+        storages = {_torch_private.storage_key(tensor): tensor.untyped_storage() for tensor in given}
+        self._storages = [(storage, storage.clone()) for storage in storages.values()]
+        self._generator = torch.npu.get_rng_state()
+
+    def put_back(self) -> None:
+        for storage, before in self._storages:
+            storage.copy_(before)
+        torch.npu.set_rng_state(self._generator)
+
+
+def _reached_by_foreign(graph: fx.Graph) -> tuple[int, ...]:
+    """The positions of the tensor inputs that the graph writes or hands to a foreign operator."""
+    facts = AliasFacts(graph)
+    reached = {
+        root
+        for node in graph.nodes
+        if is_foreign(node.target)
+        for argument in node.all_input_nodes
+        for root in facts.roots(argument)
+    }
+    return tuple(
+        position
+        for position, node in enumerate(graph.find_nodes(op="placeholder"))
+        if isinstance(node.meta.get("val"), torch.Tensor)
+        and (facts.is_written(node) or not reached.isdisjoint(facts.roots(node)))
+    )
+
+
+def first_run_checked(gm: fx.GraphModule, original: Original | None = None) -> GraphFunction:
+    """The graph's forward; where the graph has foreign operators, a run that checks them in place of the first call.
+
+    Args:
+        gm: the graph after the passes.
+        original: it before the passes, which gives the results where an operator does what it did not declare; None where
+            it is not known, so that this is an error. It is one too inside of a capture of the caller's, which cannot be undone.
+    """
+    if not any(is_foreign(node.target) for node in gm.graph.nodes):
+        return gm.forward
+    function: GraphFunction | None = None
+
+    def run(*inputs: Any) -> Sequence[Any]:
+        nonlocal function
+        if function is not None:
+            return function(*inputs)
+        if original is None or torch.npu.is_current_stream_capturing():
+            results: Sequence[Any] = ContractInterpreter(gm).run(*inputs, enable_io_processing=False)
+            function = gm.forward
+            return results
+        contents = _Contents(_reached_by_foreign(gm.graph), inputs)
+        try:
+            results = ContractInterpreter(gm).run(*inputs, enable_io_processing=False)
+            function = gm.forward
+        except UndeclaredEffectError as effect:
+            effect.remember()
+            contents.put_back()
+            interpreter = ContractInterpreter(original.gm, is_original=True)
+            results = interpreter.run(*inputs, enable_io_processing=False)
+            for other in interpreter.found:
+                other.remember()
+            function = original.compile()
+        return results
+
+    return run
