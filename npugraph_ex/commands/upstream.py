@@ -11,9 +11,9 @@ from npugraph_ex._plurals import counted
 from npugraph_ex.commands.interrupts import end_children, interruptible
 from npugraph_ex.commands.numbers import at_least
 from npugraph_ex.commands.suites import require
-from npugraph_ex.testing.upstream import checkout as checkouts
-from npugraph_ex.testing.upstream import known, tables
-from npugraph_ex.testing.upstream.outcome import Outcome
+from npugraph_ex_conformance.upstream import checkout as checkouts
+from npugraph_ex_conformance.upstream import known, tables
+from npugraph_ex_conformance.upstream.outcome import UpstreamOutcome
 
 _DESCRIPTION = """\
 Run the tests of another project, which was written for real NPUs, on the emulated device, and count what passed, what failed
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     require("upstream runs tests with", {"pytest": "pytest"}, "tests")
     checkout = checkouts.find(arguments.path, arguments.pattern)
     entries = known.load(arguments.known, checkout.project)
-    outcomes: list[Outcome] = []
+    outcomes: list[UpstreamOutcome] = []
     with interruptible() as stop:
         try:
             _run_all(checkout, arguments, outcomes)
@@ -86,12 +86,12 @@ def run(arguments: argparse.Namespace) -> int:
     return int(bool(unexplained or stale)) if ran else 2
 
 
-def _run_all(checkout: checkouts.Checkout, arguments: argparse.Namespace, outcomes: list[Outcome]) -> None:
+def _run_all(checkout: checkouts.Checkout, arguments: argparse.Namespace, outcomes: list[UpstreamOutcome]) -> None:
     """Run the files, several at a time; a line on stderr for each."""
     from npu_emulator.settings import SOCS
-    from npugraph_ex.testing.upstream.process import Limits, run_file
+    from npugraph_ex_conformance.upstream.process import ProcessLimits, run_file
 
-    limits = Limits(arguments.limit, SOCS)
+    limits = ProcessLimits(arguments.limit, SOCS)
     with ThreadPoolExecutor(arguments.jobs) as pool:
         running = {pool.submit(run_file, file, checkout, limits): file for file in checkout.files}
         try:

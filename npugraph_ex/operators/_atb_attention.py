@@ -18,13 +18,13 @@ import torch
 from npugraph_ex.operators._attention import attended, excluded_by_band
 from npugraph_ex.operators._precision import compute_dtype
 
-__all__ = ["Heads", "Mask", "attend_packed", "causal", "given_mask", "packed_mask"]
+__all__ = ["HeadCounts", "Mask", "attend_packed", "causal", "given_mask", "packed_mask"]
 
 Mask = Callable[[int, int, int, int], tuple[torch.Tensor | None, torch.Tensor | None]]
 """``mask(sequence, first row, rows, columns)``: what is added to the scores, and where they are excluded."""
 
 
-class Heads(NamedTuple):
+class HeadCounts(NamedTuple):
     """How many heads the query and the cache have, and the factor of the scores."""
 
     query: int
@@ -36,7 +36,7 @@ def attend_packed(
     query: torch.Tensor,
     lengths: Sequence[int],
     cached: Callable[[int], tuple[torch.Tensor, torch.Tensor]],
-    heads: Heads,
+    heads: HeadCounts,
     out: torch.Tensor,
     mask: Mask | None = None,
 ) -> None:

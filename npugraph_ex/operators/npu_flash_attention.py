@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from npugraph_ex.operators._atb_attention import Heads, Mask, attend_packed, causal, given_mask
+from npugraph_ex.operators._atb_attention import HeadCounts, Mask, attend_packed, causal, given_mask
 from npugraph_ex.operators._precision import HALVES, unsupported
 from npugraph_ex.operators._record import Call, Operator, call
 from npugraph_ex.operators.npu_paged_attention import cached_pairs
@@ -18,7 +18,7 @@ from npugraph_ex.operators.npu_paged_attention import cached_pairs
 def _packed(
     operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     seq_len: torch.Tensor,
-    heads: Heads,
+    heads: HeadCounts,
     out: torch.Tensor,
     mask: Mask | None = None,
 ) -> None:
@@ -58,7 +58,7 @@ def npu_flash_attention(
     out: torch.Tensor,
 ) -> None:
     """``mask`` [S, S] or [B, S, S], S the longest sequence; ``out`` [T, N, Dv], where Dv may differ from D."""
-    _packed((query, key, value), seq_len, Heads(num_heads, num_kv_heads, scale_value), out, given_mask(mask))
+    _packed((query, key, value), seq_len, HeadCounts(num_heads, num_kv_heads, scale_value), out, given_mask(mask))
 
 
 @Operator(
@@ -84,7 +84,7 @@ def npu_flash_attention_v3(
     """Causal: ``mask`` [128, 128] is only the tile that the kernel lays along the diagonal."""
     if mask_type not in {None, 3}:
         raise unsupported("_npu_flash_attention_v3", "mask_type", mask_type, "3, a compressed causal mask")
-    _packed((query, key, value), seq_len, Heads(num_heads, num_kv_heads, scale_value), out, causal)
+    _packed((query, key, value), seq_len, HeadCounts(num_heads, num_kv_heads, scale_value), out, causal)
 
 
 @Operator(
@@ -105,7 +105,7 @@ def npu_flash_attention_unpad(
     out: torch.Tensor,
 ) -> None:
     """Without a mask: each row sees its whole sequence."""
-    _packed((query, key, value), seq_len, Heads(num_heads, num_kv_heads, scale_value), out)
+    _packed((query, key, value), seq_len, HeadCounts(num_heads, num_kv_heads, scale_value), out)
 
 
 @Operator(
@@ -130,7 +130,7 @@ def npu_flash_attention_unpad_v2(
     """As ``_npu_flash_attention_unpad``; ``kernel_type`` 0 or 2 chooses among kernels of one meaning."""
     if kernel_type not in {None, 0, 2}:
         raise unsupported("_npu_flash_attention_unpad_v2", "kernel_type", kernel_type, "0 and 2")
-    _packed((query, key, value), seq_len, Heads(num_heads, num_kv_heads, scale_value), out)
+    _packed((query, key, value), seq_len, HeadCounts(num_heads, num_kv_heads, scale_value), out)
 
 
 def _prefix_example() -> Call:
@@ -164,4 +164,4 @@ def npu_flash_attention_qlens(
     """Causal over a paged cache [blocks, size, Nkv, D] that holds the prefix and the rows of the query: ``context_lens`` in all."""
     cached: Callable[[int], tuple[torch.Tensor, torch.Tensor]]
     cached = cached_pairs(key_cache, value_cache, block_table, context_lens.tolist())
-    attend_packed(query, seq_len.tolist(), cached, Heads(num_heads, num_kv_heads, scale_value), out, causal)
+    attend_packed(query, seq_len.tolist(), cached, HeadCounts(num_heads, num_kv_heads, scale_value), out, causal)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from npugraph_ex.operators._atb_attention import Heads, Mask, attend_packed, causal, packed_mask
+from npugraph_ex.operators._atb_attention import HeadCounts, Mask, attend_packed, causal, packed_mask
 from npugraph_ex.operators._paged_cache import read_sequence
 from npugraph_ex.operators._precision import HALVES, unsupported
 from npugraph_ex.operators._record import Call, Operator, call
@@ -61,7 +61,7 @@ def npu_paged_attention(
     """
     lengths = context_lens.tolist()
     cached = cached_pairs(key_cache, value_cache, block_table, lengths)
-    attend_packed(query, [1] * len(lengths), cached, Heads(num_heads, num_kv_heads, scale_value), out)
+    attend_packed(query, [1] * len(lengths), cached, HeadCounts(num_heads, num_kv_heads, scale_value), out)
 
 
 def _latent_example() -> Call:
@@ -188,4 +188,4 @@ def _splitfuse(
     mask: Mask,
 ) -> None:
     cached, rows = (length.tolist() for length in lengths)
-    attend_packed(query, rows, cached_pairs(*caches, block_table, cached), Heads(*heads), out, mask)
+    attend_packed(query, rows, cached_pairs(*caches, block_table, cached), HeadCounts(*heads), out, mask)

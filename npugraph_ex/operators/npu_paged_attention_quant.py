@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import torch
 
-from npugraph_ex.operators._atb_attention import Heads, attend_packed
+from npugraph_ex.operators._atb_attention import HeadCounts, attend_packed
 from npugraph_ex.operators._attention import shared_heads
 from npugraph_ex.operators._precision import HALVES, compute_dtype, unsupported
 from npugraph_ex.operators._record import Call, Operator, call
@@ -64,7 +64,7 @@ def npu_paged_attention_quant(
             return key.to(dtype) * factors[0], value.to(dtype) * factors[1]
 
         rows = [1] * len(lengths)
-        attend_packed(query, rows, dequantised, Heads(num_heads, num_kv_heads, scale_value), out)
+        attend_packed(query, rows, dequantised, HeadCounts(num_heads, num_kv_heads, scale_value), out)
     elif quant_type == _ONLINE:
         descales = [descale.to(dtype).reshape(num_heads, 1, 1) for descale in (k_descale, v_descale)]
         for b, length in enumerate(lengths):

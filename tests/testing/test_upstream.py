@@ -12,8 +12,8 @@ import pytest
 
 from npu_emulator.settings import SOCS
 from npugraph_ex.errors import UsageError
-from npugraph_ex.testing.upstream import checkout, known, process, tables
-from npugraph_ex.testing.upstream.outcome import Outcome, cause_of
+from npugraph_ex_conformance.upstream import checkout, known, process, tables
+from npugraph_ex_conformance.upstream.outcome import UpstreamOutcome, cause_of
 
 FIRST = """
 import os, unittest
@@ -73,7 +73,7 @@ def test_a_run_that_is_stopped_keeps_what_it_found(project: Path, tmp_path: Path
 
     answer = json.loads(found.read_text())
     assert not answer["complete"]
-    states = {Outcome(**outcome).name: (outcome["state"], outcome["cause"]) for outcome in answer["outcomes"]}
+    states = {UpstreamOutcome(**outcome).name: (outcome["state"], outcome["cause"]) for outcome in answer["outcomes"]}
     first = "ops/test_a_first.py::TestFirst::"
     assert states == {
         f"{first}test_a_passes": ("passed", ""),
@@ -165,9 +165,9 @@ def test_failures_are_counted_by_cause(kind: str, message: str, cause: str) -> N
     assert cause_of(kind, message) == cause
 
 
-def outcome(file: str, test: str, state: str) -> Outcome:
+def outcome(file: str, test: str, state: str) -> UpstreamOutcome:
     """An outcome on a chip."""
-    return Outcome(file, test, "Ascend910B2", state, "another value" if state == "failed" else "")
+    return UpstreamOutcome(file, test, "Ascend910B2", state, "another value" if state == "failed" else "")
 
 
 def test_known_differences_explain_failures_and_grow_stale(tmp_path: Path) -> None:
@@ -213,6 +213,6 @@ def test_a_process_that_waits_for_nothing_is_ended(monkeypatch: pytest.MonkeyPat
         def ended(self, _: float) -> int | None:
             return -9 if ended else None
 
-    why, status = process._watched(Waiting(), 7, process.Limits(1, ()))
+    why, status = process._watched(Waiting(), 7, process.ProcessLimits(1, ()))
     assert (why, status, ended) == ("waits for something that does not come", -9, [7])
     assert len(list(looks)) == 4

@@ -21,7 +21,7 @@ from npugraph_ex.fusion.registry import USER_RULES
 from npugraph_ex.fusion.rules import DEFAULT_RULES
 from npugraph_ex.testing import (
     Case,
-    Finding,
+    ValidationFinding,
     Input,
     Outcome,
     ReplacementRefutedError,
@@ -128,9 +128,9 @@ def test_the_table_counts_as_the_findings_do(refuted: Validation) -> None:
 @pytest.mark.parametrize(("counts", "shown"), [({"wrong": 2}, "see below"), ({"fused": 2}, "equal")])
 def test_what_has_no_distance_is_not_called_equal(counts: dict[str, int], shown: str) -> None:
     """Wrong integers are no ulps off: the table refers to the finding."""
-    row = str(Validation("a rule", (Finding("proven", ""),), programs=2, **counts, settings={"fused": 1})).splitlines()[
-        2
-    ]
+    row = str(
+        Validation("a rule", (ValidationFinding("proven", ""),), programs=2, **counts, settings={"fused": 1})
+    ).splitlines()[2]
     assert re.split("  +", row)[4] == shown
 
 
@@ -417,7 +417,7 @@ def test_json_says_what_the_table_says(tmp_path: Path, capsys: pytest.CaptureFix
     (failing,) = told["replacements"]
     assert told["ok"] is failing["ok"] is False
     assert failing["verdict"] == "never-matches"
-    findings = tuple(Finding(**finding) for finding in failing.pop("findings"))
+    findings = tuple(ValidationFinding(**finding) for finding in failing.pop("findings"))
     del failing["verdict"], failing["ok"]
     row, right = str(Validation(findings=findings, **failing)), printed[end:]
     assert failing["rule"] in row

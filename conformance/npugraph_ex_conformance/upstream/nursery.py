@@ -1,7 +1,7 @@
 """A process on one emulated chip that has imported what every test file imports, and forks one process for each file.
 
 To import torch, torch_npu and their testing helpers takes longer than most files take. `Nursery` is the caller's side;
-`main` is the process, started as ``python -m npu_emulator --soc CHIP -m npugraph_ex.testing.upstream.nursery``. It takes one
+`main` is the process, started as ``python -m npu_emulator --soc CHIP -m npugraph_ex_conformance.upstream.nursery``. It takes one
 order a line, a JSON object (`worker` lists its fields), and answers with two lines: the number of the forked process, and
 how that process ended, as ``os.waitpid`` gives it.
 """
@@ -29,7 +29,7 @@ class Nursery:
 
     def __init__(self, chip: str, environment: Mapping[str, str]) -> None:
         """Start the process."""
-        self._process = subprocess.Popen(  # noqa: S603 - the user's own interpreter
+        self._process = subprocess.Popen(
             [sys.executable, "-m", "npu_emulator", "--quiet", "--soc", chip, "-m", __name__],
             env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
@@ -40,7 +40,7 @@ class Nursery:
         Raises:
             RuntimeError: the process itself ended; the message has what it said.
         """
-        assert self._process.stdin is not None  # noqa: S101 - a pipe
+        assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(order).encode() + b"\n")
             self._process.stdin.flush()
@@ -48,13 +48,13 @@ class Nursery:
 
     def ended(self, seconds: float) -> int | None:
         """How the forked process ended, as ``os.waitstatus_to_exitcode`` gives it; None if it has not within so long."""
-        assert self._process.stdout is not None  # noqa: S101 - a pipe
+        assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], seconds)
         return os.waitstatus_to_exitcode(self._answer()) if ready else None
 
     def _answer(self) -> int:
-        assert self._process.stdout is not None  # noqa: S101 - a pipe
-        assert self._process.stderr is not None  # noqa: S101 - a pipe
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
         line = self._process.stdout.readline()
         if not line:
             said = self._process.stderr.read().decode(errors="replace").strip()
@@ -100,7 +100,7 @@ def _run(order: dict[str, Any]) -> NoReturn:
         os.chdir(order["place"])
         import pytest
 
-        from npugraph_ex.testing.upstream.worker import Worker
+        from npugraph_ex_conformance.upstream.worker import Worker
 
         sys.path.insert(0, order["tests"])
         sys.argv = [order["file"]]

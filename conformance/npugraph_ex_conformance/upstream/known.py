@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from npugraph_ex.errors import UsageError
-from npugraph_ex.testing.upstream.outcome import Outcome
+from npugraph_ex_conformance.upstream.outcome import UpstreamOutcome
 
 OURS = Path(__file__).with_name("known_differences.toml")
 
@@ -29,7 +29,7 @@ def load(file: Path, project: str) -> Mapping[str, str]:
     return entries  # type: ignore[no-any-return]
 
 
-def explained(outcomes: Sequence[Outcome], entries: Mapping[str, str]) -> list[Outcome]:
+def explained(outcomes: Sequence[UpstreamOutcome], entries: Mapping[str, str]) -> list[UpstreamOutcome]:
     """The outcomes, each failure with the reason of the first entry that it matches."""
     return [
         outcome._replace(known=next((entries[pattern] for pattern in entries if _is_of(pattern, outcome)), ""))
@@ -39,7 +39,7 @@ def explained(outcomes: Sequence[Outcome], entries: Mapping[str, str]) -> list[O
     ]
 
 
-def stale(outcomes: Sequence[Outcome], entries: Mapping[str, str]) -> Iterator[str]:
+def stale(outcomes: Sequence[UpstreamOutcome], entries: Mapping[str, str]) -> Iterator[str]:
     """Entries whose files ran and in which nothing failed that they explain: they can be deleted."""
     ran = {outcome.file for outcome in outcomes}
     for pattern in entries:
@@ -48,5 +48,5 @@ def stale(outcomes: Sequence[Outcome], entries: Mapping[str, str]) -> Iterator[s
             yield pattern
 
 
-def _is_of(pattern: str, outcome: Outcome) -> bool:
+def _is_of(pattern: str, outcome: UpstreamOutcome) -> bool:
     return fnmatchcase(outcome.name, pattern) or fnmatchcase(outcome.file, pattern)

@@ -15,7 +15,7 @@ _OTHER_VALUE = re.compile(
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|(?<![\w])-?\d+(\.\d+)?([eE][-+]?\d+)?")
 
 
-class Outcome(NamedTuple):
+class UpstreamOutcome(NamedTuple):
     """One test.
 
     Attributes:

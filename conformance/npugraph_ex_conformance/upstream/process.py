@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from npugraph_ex.testing.upstream.checkout import Checkout, chips_in, first_chip
-from npugraph_ex.testing.upstream.nursery import Nursery
-from npugraph_ex.testing.upstream.outcome import Outcome, cause_of
+from npugraph_ex_conformance.upstream.checkout import Checkout, chips_in, first_chip
+from npugraph_ex_conformance.upstream.nursery import Nursery
+from npugraph_ex_conformance.upstream.outcome import UpstreamOutcome, cause_of
 
 _MOST_CRASHES = 5
 """After so many a file is left."""
@@ -28,7 +28,7 @@ _MOST_MEMORY = 8 << 30
 
 
 @dataclass(frozen=True)
-class Limits:
+class ProcessLimits:
     """What a file may take, and where it runs.
 
     Attributes:
@@ -57,7 +57,7 @@ class _Ended(NamedTuple):
     why: str
 
 
-def run_file(file: Path, checkout: Checkout, limits: Limits) -> list[Outcome]:
+def run_file(file: Path, checkout: Checkout, limits: ProcessLimits) -> list[UpstreamOutcome]:
     """All outcomes of one file: on its first chip, then those that skipped themselves there on the chip that they ask for."""
     name = checkout.name(file)
     first = first_chip(file, limits.chips)
@@ -74,12 +74,14 @@ def run_file(file: Path, checkout: Checkout, limits: Limits) -> list[Outcome]:
             again = _on_chip(file, checkout, limits, chip, left)
             done |= {outcome.test for outcome in again if outcome.state != "skipped"}
             found.update((outcome.test, outcome) for outcome in again)
-    return list(found.values()) or [Outcome(name, "", first, "skipped", "the file has no tests")]
+    return list(found.values()) or [UpstreamOutcome(name, "", first, "skipped", "the file has no tests")]
 
 
-def _on_chip(file: Path, checkout: Checkout, limits: Limits, chip: str, only: Collection[str] | None) -> list[Outcome]:
+def _on_chip(
+    file: Path, checkout: Checkout, limits: ProcessLimits, chip: str, only: Collection[str] | None
+) -> list[UpstreamOutcome]:
     """The outcomes on one chip; a process that ends in the middle of a test is followed by one for the tests after it."""
-    name, found = checkout.name(file), dict[str, Outcome]()
+    name, found = checkout.name(file), dict[str, UpstreamOutcome]()
     for _ in range(_MOST_CRASHES):
         ended = _one_process(file, checkout, limits, chip, only, without=list(found))
         started = ""
@@ -87,19 +89,19 @@ def _on_chip(file: Path, checkout: Checkout, limits: Limits, chip: str, only: Co
             started = line.get("started", started)
             if "test" in line:
                 cause = cause_of(line["kind"], line["message"]) if line["state"] == "failed" else line["message"]
-                found[line["test"]] = Outcome(name, line["test"], chip, line["state"], cause, line["message"])
+                found[line["test"]] = UpstreamOutcome(name, line["test"], chip, line["state"], cause, line["message"])
         if not ended.why:
             break
         if started in found and started:
             started = ""
-        found[started] = Outcome(name, started, chip, "failed", ended.why, ended.why)
+        found[started] = UpstreamOutcome(name, started, chip, "failed", ended.why, ended.why)
         if not started:
             break
     return list(found.values())
 
 
 def _one_process(
-    file: Path, checkout: Checkout, limits: Limits, chip: str, only: Collection[str] | None, without: list[str]
+    file: Path, checkout: Checkout, limits: ProcessLimits, chip: str, only: Collection[str] | None, without: list[str]
 ) -> _Ended:
     with tempfile.TemporaryDirectory() as folder:
         answers, output, place = (Path(folder) / name for name in ("answers.jsonl", "output", "place"))
@@ -122,7 +124,7 @@ def _one_process(
         return _Ended(lines, why)
 
 
-def _watched(nursery: Nursery, process: int, limits: Limits) -> tuple[str, int]:
+def _watched(nursery: Nursery, process: int, limits: ProcessLimits) -> tuple[str, int]:
     """Wait for the end of a process; why it was early, or nothing, and its exit status."""
     idle, before, why = 0, -1, ""
     while (status := nursery.ended(_LOOK)) is None:

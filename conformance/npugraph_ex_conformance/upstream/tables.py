@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from npugraph_ex._plurals import counted
-from npugraph_ex.testing.upstream.outcome import Outcome
+from npugraph_ex_conformance.upstream.outcome import UpstreamOutcome
 
 
-def tally(outcomes: Iterable[Outcome]) -> str:
+def tally(outcomes: Iterable[UpstreamOutcome]) -> str:
     """``12 passed, 3 failed (1 known), 4 skipped``."""
     outcomes = list(outcomes)
     states = Counter(outcome.state for outcome in outcomes)
@@ -19,9 +19,9 @@ def tally(outcomes: Iterable[Outcome]) -> str:
     return f"{states['passed']} passed, {failed}, {states['skipped']} skipped"
 
 
-def report(outcomes: Sequence[Outcome], stale: Sequence[str]) -> Iterator[str]:
+def report(outcomes: Sequence[UpstreamOutcome], stale: Sequence[str]) -> Iterator[str]:
     """The lines of the table."""
-    by_file: dict[str, list[Outcome]] = {}
+    by_file: dict[str, list[UpstreamOutcome]] = {}
     for outcome in outcomes:
         by_file.setdefault(outcome.file, []).append(outcome)
     wrong = {file: of for file, of in by_file.items() if any(one.state == "failed" for one in of)}
@@ -57,7 +57,7 @@ def _counted(title: str, causes: Iterable[str]) -> Iterator[str]:
         yield ""
 
 
-def as_json(outcomes: Sequence[Outcome], stale: Sequence[str], *, complete: bool) -> str:
+def as_json(outcomes: Sequence[UpstreamOutcome], stale: Sequence[str], *, complete: bool) -> str:
     """One object: the outcomes as they are, the stale entries, and whether the run came to its end."""
     found = {"complete": complete, "stale": [*stale], "outcomes": [outcome._asdict() for outcome in outcomes]}
     return json.dumps(found, indent=1)
