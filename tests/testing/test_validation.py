@@ -21,12 +21,12 @@ from npugraph_ex.fusion.registry import USER_RULES
 from npugraph_ex.fusion.rules import DEFAULT_RULES
 from npugraph_ex.testing import (
     Case,
-    ValidationFinding,
     Input,
     Outcome,
     ReplacementRefutedError,
     RulesNotFoundError,
     Validation,
+    ValidationFinding,
     load_rules,
     validate_replacement,
 )
