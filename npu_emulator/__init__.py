@@ -8,6 +8,7 @@ PYTEST_DONT_REWRITE: this package may be there before pytest, which would warn t
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -55,6 +56,7 @@ __all__ = [
     "kernel_counts",
     "kernel_log",
     "launch_count",
+    "missing_kernels",
     "null_kernels",
     "register_kernel",
     "resources",
@@ -210,6 +212,24 @@ def kernel_log(name: str = "*") -> Iterator[KernelLog]:
 
     with listening(current().recorder, name) as log:
         yield log
+
+
+@contextmanager
+def missing_kernels() -> Iterator[Counter[str]]:
+    """Let a program go on where an operator has no kernel; yield the calls of such operators, by name, as they come.
+
+    Their results are zeros of the shapes that torch_npu says, and nothing is written to what they would write. What follows
+    is good for finding out which operators a program needs, and for nothing else.
+
+    Raises:
+        KernelMissingError: at a call for which torch_npu says no shapes.
+    """
+    from npu_emulator.kernels.missing import noting
+
+    current()
+    found: Counter[str] = Counter()
+    with noting(found):
+        yield found
 
 
 @contextmanager

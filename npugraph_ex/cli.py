@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from npugraph_ex._version import __version__
-from npugraph_ex.commands import bench, cache, conformance, diff, options, script, upstream, validate
+from npugraph_ex.commands import bench, cache, conformance, diff, operators, options, script, upstream, validate
 from npugraph_ex.commands.interrupts import Interrupt
 from npugraph_ex.errors import NpuGraphExError, UsageError
 from npugraph_ex.observe import environment
@@ -23,6 +23,7 @@ _COMMANDS = {
     "cache": cache,
     "conformance": conformance,
     "diff": diff,
+    "operators": operators,
     "options": options,
     "upstream": upstream,
     "validate": validate,
@@ -41,6 +42,7 @@ examples:
   npugraph-ex bench call device                 what a call costs beside the floor and the bundled backend; tables
   npugraph-ex upstream op-plugin -k rms_norm    the tests of op-plugin or torch_npu on the emulated NPU: what fails, and why
   npugraph-ex diff dump_a dump_b                the first node whose values differ between two dumps, with ULPs
+  npugraph-ex operators script.py               which NPU operators it needs, and which of them the emulated NPU lacks
   npugraph-ex options                           every option of torch.compile(..., options={...})
 
 in a program:

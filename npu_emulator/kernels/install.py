@@ -19,7 +19,9 @@ from npu_emulator.kernels.eager_collectives import eager_collective_kernels
 from npu_emulator.kernels.formats import format_kernels
 from npu_emulator.kernels.generic import Kernel
 from npu_emulator.kernels.gradients import GRADIENTS
+from npu_emulator.kernels.missing import Missing
 from npu_emulator.kernels.random import RandomKernel, is_random, kernel_with
+from npu_emulator.kernels.registry import overload_of
 from npu_emulator.kernels.workspaces import no_workspace, workspace_kernels
 
 if TYPE_CHECKING:
@@ -97,7 +99,7 @@ class Installer:
     def install(self, registry: Registry) -> int:
         """Register all kernels and return their number; `registry` holds those that others bring."""
         # A package may know operators of libraries that are not loaded, or not of this version.
-        brought = {name: kernel for name, kernel in registry.offered.items() if _overload(name) is not None}
+        brought = {name: kernel for name, kernel in registry.offered.items() if overload_of(name) is not None}
         with _unwarned():
             return self._install({**brought, **registry.added})
 
@@ -109,7 +111,7 @@ class Installer:
         for name in sorted(_aten_names()):
             if name in _TORCH_NPUS_OWN:
                 continue
-            op = _overload(name)
+            op = overload_of(name)
             if op is None:
                 continue
             kernel = special.get(name) or self._by_the_cpu(name, op)
@@ -135,10 +137,10 @@ class Installer:
             self._add(name, compute)
         return count + len(brought)
 
-    def _by_the_cpu(self, name: str, op: OpOverload) -> Kernel | _Missing:
+    def _by_the_cpu(self, name: str, op: OpOverload) -> Kernel | Missing:
         """Return the kernel that computes as the CPU does, or one that says that the CPU cannot either (`mm.dtype`)."""
         if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU"):  # noqa: SLF001
-            return _Missing(name)
+            return Missing(name)
         return (RandomKernel if is_random(op) else Kernel)(op, self._launcher)
 
     def add(self, name: str, compute: Callable[..., Any]) -> None:
@@ -147,7 +149,7 @@ class Installer:
             self._add(name, compute)
 
     def _add(self, name: str, compute: Callable[..., Any]) -> None:
-        op = _overload(name)
+        op = overload_of(name)
         if op is None:
             raise KernelMissingError(
                 f"there is no operator {name}; import the library that defines it, then register its kernel"
@@ -155,7 +157,7 @@ class Installer:
         self._register(name, kernel_with(op, self._launcher, compute))
         for form, kernel in workspace_kernels(name, compute, self._launcher).items():
             self._register(form, kernel)
-        out = _overload(f"{name}.out")
+        out = overload_of(f"{name}.out")
         if out is not None and _is_out_form(out, op):
             self._register(f"{name}.out", kernel_with(out, self._launcher, _into(compute)))
 
@@ -210,23 +212,9 @@ def _unwarned() -> Iterator[None]:
         yield
 
 
-class _Missing:
-    """Stands where an operator has no kernel yet, and says so when it is launched."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __call__(self, *args: object, **kwargs: object) -> object:
-        del args, kwargs
-        raise KernelMissingError(
-            f"the emulated NPU has no kernel for {self.name}; "
-            f"give it one with npu_emulator.register_kernel({self.name!r}, function_of_cpu_tensors)"
-        )
-
-
 def _without_formula(name: str) -> Callable[..., Any]:
     """Return the kernel of an operator that nobody brought: none is needed to give a workspace."""
-    return no_workspace if "workspace" in name else _Missing(name)
+    return no_workspace if "workspace" in name else Missing(name)
 
 
 def _registered(prefix: str, key: str = "PrivateUse1") -> list[str]:
@@ -242,10 +230,3 @@ def _aten_names() -> Iterable[str]:
     listed = torch._C._dispatch_get_registrations_for_dispatch_key  # noqa: SLF001
     cpu = set(listed("CPU")) - set(listed("CompositeImplicitAutograd"))
     return {*_registered("aten::"), *_WITHOUT_GRADIENT, *(name for name in cpu if name.startswith("aten::"))}
-
-
-def _overload(name: str) -> OpOverload | None:
-    namespace, _, rest = name.partition("::")
-    operator, _, overload = rest.partition(".")
-    packet = getattr(getattr(torch.ops, namespace), operator, None)
-    return getattr(packet, overload or "default", None) if packet is not None else None

@@ -25,7 +25,9 @@ from npu_emulator.errors import KernelMissingError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["CONSTRAINTS", "DRAWS", "GROUP", "WORK", "Registry"]
+    from torch._ops import OpOverload
+
+__all__ = ["CONSTRAINTS", "DRAWS", "GROUP", "WORK", "Registry", "overload_of"]
 
 GROUP = "npu_emulator.kernels"
 """Entry-point group: each entry names a mapping from operator name (`npu::npu_rms_norm`) to function or record."""
@@ -115,6 +117,16 @@ class Registry:
     def listen(self, listener: Listener) -> None:
         """Call `listener` for each kernel that comes from now on."""
         self._listener = listener
+
+
+def overload_of(name: str) -> OpOverload | None:
+    """The overload that a name means, `namespace::operator` or `namespace::operator.overload`; None where there is none."""
+    import torch
+
+    namespace, _, rest = name.partition("::")
+    operator, _, overload = rest.partition(".")
+    packet = getattr(getattr(torch.ops, namespace), operator, None)
+    return getattr(packet, overload or "default", None) if packet is not None else None
 
 
 def _function_of(kernel: Any) -> Kernel | None:

@@ -35,6 +35,11 @@ def has_device_kernel(operator: torch._ops.OpOverload) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "PrivateUse1")
 
 
+def has_meta_kernel(operator: torch._ops.OpOverload) -> bool:
+    """Whether an operator has a meta function, by which its results' metadata is known."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "Meta")
+
+
 def call_unwrapped(wrapper: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     """Do what an ``auto_functionalized`` wrapper stands for: copy what is mutated, call the operator, return the copies."""
     from torch._higher_order_ops import auto_functionalize as module

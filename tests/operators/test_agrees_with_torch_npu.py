@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from npugraph_ex.operators import OPERATORS
+from npugraph_ex.testing.operator_checks import signature_faults
 
 OF_NPU = [name for name, record in OPERATORS.items() if not record.schema and record.overload is not None]
 HALF_TYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -28,16 +28,7 @@ def operator(name: str) -> torch._ops.OpOverload:
 @pytest.mark.parametrize("name", sorted(name for name in OF_NPU if OPERATORS[name].formula))
 def test_signature_is_the_schema(name: str) -> None:
     """Names, order, defaults and keyword-only arguments equal the operator's schema, also of the functions beside the formula."""
-    schema, record = operator(name)._schema.arguments, OPERATORS[name]
-    for function in filter(None, (record.formula, record.before_rounding, record.constraints, record.work)):
-        parameters = inspect.signature(function).parameters.values()
-        assert [p.name for p in parameters] == [a.name for a in schema]
-        for parameter, argument in zip(parameters, schema, strict=True):
-            assert (parameter.kind is parameter.KEYWORD_ONLY) == argument.kwarg_only
-            if argument.has_default_value():
-                assert parameter.default == argument.default_value
-            else:
-                assert parameter.default is parameter.empty
+    assert list(signature_faults(OPERATORS[name])) == []
 
 
 def as_fake(mode: FakeTensorMode, value: Any) -> Any:

@@ -33,7 +33,7 @@ def load_rules(spec: str) -> tuple[PreparedRule, ...]:
     """
     source, name = _split(spec)
     before = {id(rule) for rule in USER_RULES.snapshot()}
-    module = _module(source)
+    module = load_module(source)
     found = _new(before) or _of_module(module)
     if not name:
         if not found:
@@ -77,7 +77,12 @@ def _of_module(module: ModuleType) -> tuple[PreparedRule, ...]:
     return tuple(rule for rule in USER_RULES.snapshot() if getattr(rule.rule.search, "__module__", None) == own)
 
 
-def _module(source: str) -> ModuleType:
+def load_module(source: str) -> ModuleType:
+    """Import a module by its name or from a .py file.
+
+    Raises:
+        RulesNotFoundError: there is none, or importing it failed.
+    """
     try:
         return _from_file(Path(source)) if source.endswith(".py") else _by_name(source)
     except (RulesNotFoundError, KeyboardInterrupt):

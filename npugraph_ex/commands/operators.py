@@ -1,0 +1,156 @@
+"""`npugraph-ex operators`: which NPU operators are covered, which of them a script needs, and whether records are right."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import TYPE_CHECKING, Any
+
+from npugraph_ex._plurals import counted
+from npugraph_ex.commands import script
+from npugraph_ex.commands.interrupts import interruptible
+from npugraph_ex.errors import UsageError
+
+if TYPE_CHECKING:
+    from npugraph_ex.operators import Operator
+
+_VENDOR = ("npu::", "atb::")
+_DESCRIPTION = """\
+Without more, list the operators whose results are computed: name, dtypes, and the document that their formula is from.
+
+  npugraph-ex operators                     the list; --json for programs
+  npugraph-ex operators script.py --steps 3 run the script on the emulated device, and say which operators of npu and atb it
+                                            calls, and which of them are missing. A missing one gives zeros, so that the
+                                            script goes on; what it prints then means nothing
+  npugraph-ex operators --check my_ops.py   import a module and check the records that it adds: signature, metadata, each
+                                            dtype against float64, torch's opcheck on the emulated device
+
+exit status: 0 well, 1 an operator is missing, the script failed, or a record is wrong, 2 wrong use, 130 after Ctrl-C
+"""
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser(
+        "operators", help="which operators are covered, which a script needs, whether records are right",
+        description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="one JSON object; a script's own output goes to stderr")
+    parser.add_argument("--check", metavar="MODULE", help="check the records that a module, a name or a .py file, adds")
+    parser.add_argument("script", nargs="?", help="a Python file that needs NPU operators")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the script")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """List, run a script or check a module.
+
+    Raises:
+        UsageError: a script and a module at once, or one that is not there.
+    """
+    if arguments.script is not None and arguments.check is not None:
+        raise UsageError("operators takes a script, or --check and a module; leave one out")
+    if arguments.script is not None:
+        return _of_script(arguments)
+    from npugraph_ex.testing.targets import start_target
+
+    start_target("emulated" if arguments.check else "auto")
+    return _checked(arguments) if arguments.check else _listed(as_json=arguments.json)
+
+
+def _listed(*, as_json: bool) -> int:
+    from npugraph_ex.operators import OPERATORS
+
+    rows = [
+        {"operator": name, "dtypes": [_short(dtype) for dtype in record.dtypes], "source": record.source}
+        for name, record in sorted(OPERATORS.items())
+        if record.formula is not None
+    ]
+    if as_json:
+        sys.stdout.write(json.dumps(rows, indent=1) + "\n")
+        return 0
+    width = max(len(str(row["operator"])) for row in rows)
+    for row in rows:
+        sys.stdout.write(f"{row['operator']:<{width}}  {', '.join(row['dtypes'])}\n{'':<{width}}    {row['source']}\n")
+    sys.stdout.write(f"\n{counted(len(rows), 'operator')}\n")
+    return 0
+
+
+def _short(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _of_script(arguments: argparse.Namespace) -> int:
+    """Run the script with missing operators noted, and print what it called."""
+    arguments.emulate, arguments.as_torchair = True, False
+    out, missing, ran = sys.stdout, Counter[str](), Counter[str]()
+
+    @contextmanager
+    def noted() -> Iterator[None]:
+        import npu_emulator
+
+        with npu_emulator.missing_kernels() as found:
+            try:
+                yield
+            finally:
+                missing.update(found)
+                ran.update(_vendors(npu_emulator.kernel_counts()))
+
+    with interruptible() as stop, redirect_stdout(sys.stderr if arguments.json else out):
+        status = script.run(arguments, "", around=noted, stop=stop)
+    needed = [
+        {"operator": name, "calls": count, "missing": name in missing}
+        for name, count in sorted((ran + missing).items())
+    ]
+    if arguments.json:
+        out.write(json.dumps({"operators": needed, "script_failed": bool(status)}, indent=1) + "\n")
+    else:
+        out.write("".join(_told(needed, arguments.script)))
+    return status or int(bool(missing))
+
+
+def _vendors(counts: dict[str, int]) -> dict[str, int]:
+    """Kernels that ran, by operator as records name them: ``npu.npu_swiglu.default`` is ``npu::npu_swiglu``."""
+    found = {name.replace(".", "::", 1).removesuffix(".default"): count for name, count in counts.items()}
+    return {name: count for name, count in found.items() if name.startswith(_VENDOR)}
+
+
+def _told(needed: list[dict[str, Any]], name: str) -> Iterator[str]:
+    if not needed:
+        yield f"\n{name} calls no operator of npu or atb.\n"
+        return
+    width = max(len(row["operator"]) for row in needed)
+    yield f"\noperators of npu and atb that {name} calls\n"
+    for row in needed:
+        yield f"  {row['operator']:<{width}}  {counted(row['calls'], 'time'):>12}{'  MISSING' if row['missing'] else ''}\n"
+    absent = sum(row["missing"] for row in needed)
+    yield f"{absent} of {counted(len(needed), 'operator')} {'is' if absent == 1 else 'are'} missing.\n"
+    if absent:
+        yield "What the script did after the first missing one means nothing. How to add one: docs/operators.md\n"
+
+
+def _checked(arguments: argparse.Namespace) -> int:
+    """Check the records that a module adds; a line for each that is right, the faults of the others."""
+    from npugraph_ex.operators import OPERATORS
+    from npugraph_ex.testing.operator_checks import faults
+    from npugraph_ex.testing.validation.loading import load_module
+
+    found: dict[str, Operator] = {}
+    OPERATORS.listen(found.__setitem__)
+    load_module(arguments.check)
+    if not found:
+        raise UsageError(
+            f"{arguments.check} adds no record; decorate a formula with npugraph_ex.operators.Operator(...)"
+        )
+    told = {name: list(faults(record)) for name, record in found.items()}
+    if arguments.json:
+        sys.stdout.write(json.dumps({name: {"faults": wrong} for name, wrong in told.items()}, indent=1) + "\n")
+    for name, wrong in told.items():
+        if not arguments.json:
+            sys.stdout.write(
+                "".join([f"{name}: {'right' if not wrong else 'WRONG'}\n", *(f"  {fault}\n" for fault in wrong)])
+            )
+    return int(any(told.values()))

@@ -1,0 +1,173 @@
+"""What is wrong with the record of an operator: its signature, metadata, dtypes, and what it does on the emulated device.
+
+Each function gives sentences, none where nothing is wrong. The library's own records and a user's pass the same checks.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from npugraph_ex import _torch_private
+from npugraph_ex.operators import Call, Operator, UnsupportedArgumentError
+
+NARROW = (torch.float16, torch.bfloat16, torch.float32)
+STEPS = {torch.float16: 1, torch.bfloat16: 1, torch.float32: 16}
+"""How many steps of the dtype a result may be away: one rounding is half a step, and a float32 formula computes in float32."""
+
+
+def faults(record: Operator) -> Iterator[str]:
+    """All that is wrong; the record's operator must exist, and the emulated device be there."""
+    if record.overload is None:
+        yield f"there is no operator {record.name}; define it (torch.library.define), or import what defines it"
+        return
+    yield from signature_faults(record)
+    for dtype in record.dtypes:
+        yield from dtype_faults(record, dtype)
+    for number, example in enumerate(record.calls(), 1):
+        for fault in (*metadata_faults(record, example), *device_faults(record, example)):
+            yield f"example {number}: {fault}"
+
+
+def signature_faults(record: Operator) -> Iterator[str]:
+    """Where names, order, defaults and keyword-only arguments of the formula and its twins are not those of the schema."""
+    assert record.overload is not None  # noqa: S101 - see `faults`
+    schema = record.overload._schema.arguments
+    wanted = [
+        (a.name, a.default_value if a.has_default_value() else inspect.Parameter.empty, a.kwarg_only) for a in schema
+    ]
+    for function in filter(None, (record.formula, record.before_rounding, record.constraints, record.work)):
+        given = inspect.signature(function).parameters.values()
+        found = [(p.name, p.default, p.kind is p.KEYWORD_ONLY) for p in given]
+        if found != wanted:
+            ours, theirs = next(
+                (pair for pair in zip(found, wanted, strict=False) if pair[0] != pair[1]), (found, wanted)
+            )
+            yield f"{function.__qualname__} has the arguments (name, default, keyword only) {ours}; the schema has {theirs}"
+
+
+def has_meta(overload: torch._ops.OpOverload) -> bool:
+    """Whether the operator's library tells the metadata of its results."""
+    return _torch_private.has_meta_kernel(overload)
+
+
+def metadata_faults(record: Operator, example: Call) -> Iterator[str]:
+    """Where shapes, dtypes or strides of the results are not those of the operator's meta function."""
+    assert record.overload is not None  # noqa: S101 - see `faults`
+    assert record.formula is not None  # noqa: S101 - it has an example
+    if not has_meta(record.overload):
+        return
+    mode = FakeTensorMode()
+
+    def as_fake(value: torch.Tensor) -> torch.Tensor:
+        with mode:
+            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="npu")
+
+    args, kwargs = pytree.tree_map_only(torch.Tensor, as_fake, tuple(example))
+    with mode:
+        expected = record.overload(*args, **kwargs)
+    args, kwargs = copy.deepcopy((example.args, example.kwargs))
+    sides = [
+        [
+            value if value is None else (tuple(value.shape), value.dtype, value.stride())
+            for value in pytree.tree_leaves(side)
+        ]
+        for side in (record.formula(*args, **kwargs), expected)
+    ]
+    if sides[0] != sides[1]:
+        yield f"the results (shape, dtype, strides) are {sides[0]}; the operator's meta function says {sides[1]}"
+
+
+def dtype_faults(record: Operator, dtype: torch.dtype) -> Iterator[str]:
+    """Where an example, in one dtype, is not close to the float64 run of the same formula on the same numbers."""
+    draws = record.draws_random_numbers or (lambda *_, **__: False)
+    for number, example in enumerate(record.calls(), 1):
+        if not draws(*example.args, **example.kwargs):  # other dtypes draw other numbers
+            try:
+                _assert_close_to_float64(record, _in_dtype(example, dtype), dtype)
+            except AssertionError as error:
+                yield f"example {number} in {dtype} is not close to float64: {' '.join(str(error).split())}"
+
+
+def device_faults(record: Operator, example: Call) -> Iterator[str]:
+    """What torch's opcheck finds on the device, and results there that are not the formula's."""
+    overload = record.overload
+    assert overload is not None  # noqa: S101 - see `faults`
+    checks = [*(["test_schema"] if not record.writes else []), *(["test_faketensor"] if has_meta(overload) else [])]
+    args, kwargs = on_device(record, example)
+    if checks:
+        outcome = torch.library.opcheck(overload, args, kwargs, test_utils=checks, raise_exception=False)
+        yield from (f"opcheck's {check}: {said}" for check, said in outcome.items() if said != "SUCCESS")
+
+
+def on_device(record: Operator, example: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The example's arguments on the device, but for host arguments."""
+    assert record.overload is not None  # noqa: S101 - see `faults`
+    names = [argument.name for argument in record.overload._schema.arguments]
+
+    def moved(name: str, value: Any) -> Any:
+        return value if name in record.host_arguments else pytree.tree_map_only(torch.Tensor, lambda t: t.npu(), value)
+
+    args = tuple(moved(name, value) for name, value in zip(names, example.args, strict=False))
+    return args, {name: moved(name, value) for name, value in example.kwargs.items()}
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _in_dtype(example: Call, dtype: torch.dtype) -> Call:
+    """The example with the dtype that its first floating tensor has, else its first tensor, replaced everywhere."""
+    given = _tensors(tuple(example))
+    before = next((tensor for tensor in given if tensor.is_floating_point()), given[0]).dtype
+    return Call(*pytree.tree_map_only(torch.Tensor, lambda t: t.to(dtype) if t.dtype == before else t, tuple(example)))
+
+
+def _widened(example: Call) -> Call:
+    """The same numbers in float64."""
+    return Call(*pytree.tree_map_only(torch.Tensor, lambda t: t.double() if t.dtype in NARROW else t, tuple(example)))
+
+
+def _results(function: Callable[..., Any], example: Call) -> list[torch.Tensor]:
+    """What a formula returns and what it leaves in its arguments."""
+    args, kwargs = copy.deepcopy((example.args, example.kwargs))
+    with torch.random.fork_rng(devices=()):
+        torch.default_generator.manual_seed(0)
+        returned = function(*args, **kwargs)
+    return _tensors((returned, args, kwargs))
+
+
+def _exact(record: Operator, example: Call) -> Sequence[torch.Tensor]:
+    """The float64 run: the value before rounding where the record has one."""
+    assert record.formula is not None  # noqa: S101 - it has an example
+    try:
+        return _results(record.before_rounding or record.formula, _widened(example))
+    except UnsupportedArgumentError:  # packed results have no value before rounding
+        return _results(record.formula, _widened(example))
+
+
+def _assert_close_to_float64(record: Operator, example: Call, dtype: torch.dtype) -> None:
+    """Floating results within about a rounding; whole numbers equal, or the nearest to the value before rounding."""
+    assert record.formula is not None  # noqa: S101 - it has an example
+    step = STEPS.get(dtype, 1) * torch.finfo(dtype if dtype.is_floating_point else torch.float32).eps
+    for found, expected in zip(_results(record.formula, example), _exact(record, example), strict=True):
+        if found.is_floating_point():
+            wide = expected.double()
+            finite = wide[wide.isfinite()].abs()
+            near = max(step, torch.finfo(found.dtype).eps)
+            # What cancels leaves a larger relative error.
+            small = near / 32 * (float(finite.max()) if finite.numel() else 0.0)
+            torch.testing.assert_close(found.double(), wide, rtol=near, atol=small, equal_nan=True)
+        elif expected.is_floating_point():
+            limits = torch.iinfo(found.dtype)
+            distance = (found.double() - expected.double().clamp(limits.min, limits.max)).abs().nan_to_num()
+            if distance.numel() and distance.max() > 0.5 + step * limits.max:
+                raise AssertionError(f"a whole number is {float(distance.max())} away from the value before rounding")
+        elif not torch.equal(found, expected):
+            raise AssertionError(f"{found.tolist()} are not the float64 run's {expected.tolist()}")

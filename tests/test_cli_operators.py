@@ -1,0 +1,124 @@
+"""`npugraph-ex operators`: the list, what a script needs, and whether a user's own record is right."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from npugraph_ex import cli
+from npugraph_ex.operators import OPERATORS
+
+SCRIPT = """
+import sys, torch, torch_npu
+x = torch.ones(4, 4, dtype=torch.float16, device="npu")
+y = torch_npu.npu_swiglu(torch_npu.npu_swiglu(x))
+z = torch_npu.npu_mm_all_reduce_base(x, x, "group")
+print("sum", z.sum().item(), sys.argv[1:])
+"""
+
+MODULE = """
+import torch
+from npugraph_ex.operators import Operator, call
+
+torch.library.define("cli_operators::right", "(Tensor x, float scale=1.0) -> Tensor")
+torch.library.define("cli_operators::wrong", "(Tensor x, float scale=1.0) -> Tensor")
+torch.library.register_fake("cli_operators::wrong", lambda x, scale=1.0: x.new_empty(3))
+both = dict(dtypes=(torch.float16,), examples=(lambda: call(torch.randn(4, 16)),))
+
+@Operator(name="cli_operators::right", source="by hand", **both)
+def right(x, scale=1.0):
+    return torch.nn.functional.silu(x.double()).to(x.dtype) * scale
+
+@Operator(name="cli_operators::wrong", source="by hand", **both)
+def wrong(x, scale=2.0):
+    return torch.nn.functional.silu(x).bfloat16().to(x.dtype)
+
+Operator(name="cli_operators::absent", source="by hand", **both)(lambda x: x)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What commands change of the process is put back."""
+    for name in ("_records", "_listeners"):
+        monkeypatch.setattr(OPERATORS, name, type(getattr(OPERATORS, name))(getattr(OPERATORS, name)))
+    monkeypatch.setattr(sys, "argv", [*sys.argv])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+def test_the_list_has_every_formula(capsys: pytest.CaptureFixture[str]) -> None:
+    """With dtypes and source, for people and as JSON."""
+    assert cli.main(["operators", "--json"]) == 0
+    rows = {row["operator"]: row for row in json.loads(capsys.readouterr().out)}
+    assert {*rows} == {name for name, record in OPERATORS.items() if record.formula}
+    assert rows["npu::npu_swiglu"]["dtypes"] == ["float16", "bfloat16", "float32"]
+    assert cli.main(["operators"]) == 0
+    said = capsys.readouterr().out
+    assert OPERATORS["npu::npu_swiglu"].source in said
+    assert said.endswith(f"{len(rows)} operators\n")
+
+
+def test_a_script_is_told_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Operators that ran with their number, the missing one marked; the script went on with zeros, and had its arguments."""
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    assert cli.main(["operators", "--json", str(path), "--steps", "3"]) == 1
+    captured = capsys.readouterr()
+    assert "sum 0.0 ['--steps', '3']" in captured.err
+    found = json.loads(captured.out)
+    assert not found["script_failed"]
+    needed = {row["operator"]: row for row in found["operators"]}
+    assert needed["npu::npu_mm_all_reduce_base"] == {
+        "operator": "npu::npu_mm_all_reduce_base",
+        "calls": 1,
+        "missing": True,
+    }
+    assert not needed["npu::npu_swiglu"]["missing"]
+    assert not any(name.startswith("aten") for name in needed)
+
+    path.write_text(SCRIPT.replace('z = torch_npu.npu_mm_all_reduce_base(x, x, "group")', "z = y"))
+    assert cli.main(["operators", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "npu::npu_swiglu" in said
+    assert "0 of " in said
+    assert "MISSING" not in said
+
+
+def test_a_missing_operator_is_refused_outside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The zeros are this command's alone; a script that fails is told with its traceback."""
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    assert cli.main(["run", "--emulate", str(path)]) == 1
+    assert "no kernel for npu::npu_mm_all_reduce_base" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:there is no operator")
+def test_a_users_records_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Right is said of the right one; of the wrong one, what differs from schema, meta function and float64."""
+    path = tmp_path / "my_operators_of_a_test.py"
+    path.write_text(MODULE)
+    assert cli.main(["operators", "--json", "--check", str(path)]) == 1
+    told = {name: found["faults"] for name, found in json.loads(capsys.readouterr().out).items()}
+    assert told["cli_operators::right"] == []
+    assert "define it" in told["cli_operators::absent"][0]
+    signature, dtype, metadata = told["cli_operators::wrong"][:3]
+    assert "('scale', 2.0, False); the schema has ('scale', 1.0, False)" in signature
+    assert "example 1 in torch.float16 is not close to float64" in dtype
+    assert "the operator's meta function says [((3,), torch.float32, (1,))]" in metadata
+
+
+def test_wrong_use_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both at once, a file that is not there, a module without a record."""
+    empty = tmp_path / "empty_module_of_a_test.py"
+    empty.write_text("")
+    for arguments, words in (
+        (["--check", "x.py", "y.py"], "leave one out"),
+        (["absent.py"], "'absent.py'"),
+        (["--check", "absent.py"], "absent.py"),
+        (["--check", str(empty)], "adds no record"),
+    ):
+        assert cli.main(["operators", *arguments]) == 2
+        assert words in capsys.readouterr().err
