@@ -105,7 +105,7 @@ class MetadataCache:
         else:
             return self._with_arguments(result, args, kwargs)
         try:
-            return self._compute(*args, **kwargs)
+            return self._with_arguments(self._compute(*args, **kwargs), args, kwargs)
         except Exception as error:
             raise NotImplementedError(
                 f"{self._op} has no meta (fake) implementation, and its kernel cannot stand in for one: {error}"

@@ -10,9 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from npu_emulator.kernels.arguments import bind
 from npu_emulator.kernels.generic import Kernel, argument_of
+from npu_emulator.kernels.metadata import Given, Likes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,14 +39,18 @@ class UndeclaredWriter(Kernel):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Launch the operator; return new tensors, and the written arguments where they are results."""
         bound = bind(args, kwargs, self._launcher.view)
-        each = self._metadata.outputs(bound.key, args, kwargs).each if self._returns else ()
+        each: Any = self._metadata.outputs(bound.key, args, kwargs) if self._returns else ()
+        each = each.each if type(each) is Likes else each
+        arguments = tree_leaves((args, kwargs))
+        given = {i: arguments[like.leaf] for i, like in enumerate(each) if type(like) is Given}
+        given |= {i: argument_of(args, kwargs, *place) for i, place in self._given.items()}
         made = [
-            argument_of(args, kwargs, *self._given[i])
-            if i in self._given
+            given[i]
+            if i in given
             else torch.empty_strided(like.size, like.stride, dtype=like.dtype, device=f"npu:{bound.device}")
             for i, like in enumerate(each)
         ]
-        new = [(i, self._launcher.view(made[i])) for i in range(len(made)) if i not in self._given]
+        new = [(i, self._launcher.view(made[i])) for i in range(len(made)) if i not in given]
         compute = self.compute
 
         def body() -> None:
@@ -53,7 +59,7 @@ class UndeclaredWriter(Kernel):
                 if target.numel():
                     target.copy_(results[i])
 
-        written = [argument_of(bound.args, bound.kwargs, *place) for place in self._places]
+        written = tree_leaves([argument_of(bound.args, bound.kwargs, *place) for place in self._places])
         targets = [*written, *(target for _, target in new)]
         self._launcher.launch(self.name, self._number, bound.device, body, bound.reads, targets)
         return tuple(made) if made else None
