@@ -1,4 +1,9 @@
-"""The Python face of the compiled runtime: one object, one method a C function, no logic."""
+"""The Python face of the compiled runtime: one object, one method a C function, no logic.
+
+Why ctypes: the runtime is compiled at the user's, where there may be a C++ compiler and no `Python.h`. nanobind, pybind11 and
+the compiled mode of cffi need that header. The other mode of cffi needs the C declarations as a text of their own, which saves
+nothing, and gives up the GIL at every call; most calls here keep it, because they never wait.
+"""
 
 from __future__ import annotations
 

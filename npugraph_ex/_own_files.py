@@ -12,7 +12,10 @@ from npugraph_ex_ownership import distrust
 
 
 def default_directory() -> Path:
-    """``$NPUGRAPH_EX_CACHE``, or ``npugraph_ex`` in the user's cache folder."""
+    """``$NPUGRAPH_EX_CACHE``, or ``npugraph_ex`` in the user's cache folder.
+
+    platformdirs would replace the last line, here and in the emulator: torch_npu exists for Linux only.
+    """
     chosen = os.environ.get("NPUGRAPH_EX_CACHE")
     if chosen:
         return Path(chosen)
