@@ -52,7 +52,7 @@ CORPUS: tuple[KnownBug, ...] = (
         ),
     ),
     KnownBug(
-        "an input that is still read is overwritten by what is written back, as when two inputs are swapped",
+        "a write-back overwrites an input that is read later, for example when two inputs are swapped",
         f"{_PYTORCH}94693",
         "reinplace-ignores-later-reads",
         _case(
@@ -111,7 +111,7 @@ CORPUS: tuple[KnownBug, ...] = (
         ),
     ),
     KnownBug(
-        "in-place by the number of elements, not by shape",
+        "an operator works in place if the number of elements fits, whatever the shape",
         f"{_PYTORCH}186328",
         "reinplace-ignores-layout",
         _case(
@@ -160,7 +160,7 @@ CORPUS: tuple[KnownBug, ...] = (
         _case(_PAIR.format("", "").replace(", total)", ")"), *_ROWS, expected=1),
     ),
     KnownBug(
-        "a value that vanishes had another user",
+        "a value that fusion removes had another user",
         f"{_PYTORCH}195320",
         "fusion-ignores-other-users",
         _case(_PAIR.format("", ", y"), *_ROWS, expected=0),
@@ -175,7 +175,7 @@ CORPUS: tuple[KnownBug, ...] = (
         ),
     ),
     KnownBug(
-        "a replacement changes the dtype where operands of two are promoted",
+        "a replacement changes the dtype of promoted operands",
         f"{_VLLM}44694",
         "fusion-ignores-metadata", example=2, family="user rules",
     ),
@@ -239,11 +239,11 @@ CORPUS: tuple[KnownBug, ...] = (
         "https://github.com/meta-pytorch/torchrec/pull/4218", "lifetimes-are-not-lengthened", example=22,
     ),
     KnownBug(
-        "what takes the place of operators loses their stream",
+        "a replacement loses the stream of its operators",
         f"{_PYTORCH}189095", "scopes-lose-their-stream", example=0,
     ),
     KnownBug(
-        "a wait for a stream has no tensors and floats to where it orders nothing",
+        "a wait for a stream has no tensor arguments and moves to where it orders nothing",
         f"{_PYTORCH}185546", "native-wait-stream-orders-nothing", example=2,
     ),
     KnownBug(
@@ -255,11 +255,11 @@ CORPUS: tuple[KnownBug, ...] = (
         f"{_ASCEND}13792", "closure-does-not-join", example=1,
     ),
     KnownBug(
-        "host arguments of a replay are those of the one before",
+        "a replay uses the host arguments of the replay before it",
         f"{_ASCEND}4233", "update-never-happens", example=0,
     ),
     KnownBug(
-        "what is to be updated is listed for all graphs together, not with the graph that it is a part of",
+        "one list of updates serves all graphs, in place of one list for each graph",
         f"{_ASCEND}13058", "update-lists-are-shared", example=1,
     ),
     KnownBug(
@@ -267,11 +267,11 @@ CORPUS: tuple[KnownBug, ...] = (
         f"{_PYTORCH}84614", "replay-draws-the-same-numbers", example=0,
     ),
     KnownBug(
-        "a compilation is taken from the cache that was made with other options",
+        "the cache returns a compilation with other options",
         f"{_ASCEND}9744", "cache-key-ignores-options", example=0,
     ),
     KnownBug(
-        "a compilation is taken from the cache that was made with other rules",
+        "the cache returns a compilation with other rules",
         f"{_VLLM}21430", "cache-key-ignores-rules", example=1,
     ),
 )  # fmt: skip

@@ -92,15 +92,15 @@ MUTANTS = (
         f"{_OUTPUTS}:Outputs.has_live_results", answering(answer=False), "device",
     ),
     Mutant(
-        "replay-overwrites-other-graphs", "no replay overwrites what a graph of another function handed out",
+        "replay-overwrites-other-graphs", "no replay overwrites a result of another function's graph",
         f"{_SPANS}:CaptureSpans.has_overwritten_results", answering(answer=False), "shared pool",
     ),
     Mutant(
-        "replay-ignores-addresses", "an input that is used in place and has moved is captured anew",
+        "replay-ignores-addresses", "an input that is read in place and has moved needs a new capture",
         f"{_INPUTS}:InputPlan.addresses", answering(()), "device",
     ),
     Mutant(
-        "replay-ignores-sizes", "another size is another graph",
+        "replay-ignores-sizes", "each size has a capture of its own",
         f"{_INPUTS}:InputPlan.numbers", _first_key, "device dynamic",
     ),
     Mutant(
@@ -108,11 +108,11 @@ MUTANTS = (
         f"{_INPUTS}:Buffer.__init__", _adopting, "device",
     ),
     Mutant(
-        "outputs-forget-offsets", "an output in an input's memory lies where the graph put it",
+        "outputs-forget-offsets", "an output in an input's memory keeps its offset",
         f"{_OUTPUTS}:_Part.of", _at_the_start, "device",
     ),
     Mutant(
-        "replay-draws-the-same-numbers", "random numbers are other ones at every call",
+        "replay-draws-the-same-numbers", "each call draws new random numbers",
         _LAUNCHER, _drawing_as_at_capture, "random numbers",
     ),
     Mutant(
@@ -120,15 +120,15 @@ MUTANTS = (
         f"{_UPDATES}:Updates.apply", doing_nothing, "updates",
     ),
     Mutant(
-        "update-lists-are-shared", "an update is of the graph that is replayed next, and of no other",
+        "update-lists-are-shared", "an update changes only the graph that is replayed next",
         f"{_UPDATES}:Updates.__init__", _one_list, "updates",
     ),
     Mutant(
-        "cache-key-ignores-options", "what was compiled with other options is not used",
+        "cache-key-ignores-options", "a compilation with other options is not used",
         f"{_KEY}:_options", answering(""), "cache",
     ),
     Mutant(
-        "cache-key-ignores-rules", "what was compiled with other rules is not used",
+        "cache-key-ignores-rules", "a compilation with other rules is not used",
         f"{_KEY}:_rule", answering(()), "cache",
     ),
 )  # fmt: skip

@@ -91,15 +91,15 @@ MUTANTS = (
         "npugraph_ex.fusion.pattern:_match_value", _constants_match, "near-miss",
     ),
     Mutant(
-        "matcher-takes-twins", "numbers that are equal and make results of different dtypes are different",
+        "matcher-takes-twins", "equal numbers of different types do not match each other",
         "npugraph_ex.fusion.pattern:_promotes_otherwise", answering(answer=False), "literals",
     ),
     Mutant(
-        "matcher-takes-any-number", "a number of the pattern is the number of the program",
+        "matcher-takes-any-number", "a number of the pattern matches only the same number",
         "npugraph_ex.fusion.pattern:_same_constant", _numbers_are_numbers, "near-miss muls_add",
     ),
     Mutant(
-        "fusion-ignores-other-users", "no value that vanishes has a user outside the match",
+        "fusion-ignores-other-users", "a value that fusion removes has no user outside the match",
         f"{_CHECKS}:vanishing_values", answering(None), "near-miss",
     ),
     Mutant(
@@ -107,7 +107,7 @@ MUTANTS = (
         f"{_CHECKS}:undisturbed", answering(None), "near-miss",
     ),
     Mutant(
-        "fusion-ignores-streams", "what runs on different streams is not one operator",
+        "fusion-ignores-streams", "operators on different streams are not fused",
         f"{_CHECKS}:one_scope", answering(None), "near-miss",
     ),
     Mutant(
@@ -123,11 +123,11 @@ MUTANTS = (
         f"{_CHECKS}:same_metadata", answering(None), "planted",
     ),
     Mutant(
-        "fusion-never-matches", "what must fuse does fuse",
+        "fusion-never-matches", "a pattern that must fuse does fuse",
         "npugraph_ex.fusion.engine:may_match", answering(answer=False), "planted",
     ),
     Mutant(
-        "fusion-shifts-results", "each result takes the place of the one that it equals",
+        "fusion-shifts-results", "each result replaces the result that it equals",
         "npugraph_ex.fusion.splice:output_nodes", _outputs_shifted, "planted",
     ),
     Mutant(
@@ -143,7 +143,7 @@ MUTANTS = (
         "npugraph_ex.fusion.registry:RuleRegistry.add", _duplicates_raise, "user rules",
     ),
     Mutant(
-        "registration-needs-every-operator", "a fused operator that is missing here costs its rule only",
+        "registration-needs-every-operator", "a missing fused operator disables only its own rule",
         "npugraph_ex.fusion.registry:prepare", _missing_operators_raise, "user rules",
     ),
 )  # fmt: skip

@@ -34,11 +34,11 @@ def _overlap_of_starts(self: Any, other: Any) -> bool:
 
 MUTANTS = (
     Mutant(
-        "noop-removal-ignores-writes", "a copy stays where a write can tell it from its source",
+        "noop-removal-ignores-writes", "a copy stays if a write makes it differ from its source",
         f"{_NOOPS}:_copy_is_invisible", _leaving_alone, "exact",
     ),
     Mutant(
-        "noop-removal-ignores-outputs", "a copy that is handed out stays a copy",
+        "noop-removal-ignores-outputs", "a result that is a copy stays a copy",
         f"{_NOOPS}:_copy_is_invisible", _unwritten_alone, "exact",
     ),
     Mutant(

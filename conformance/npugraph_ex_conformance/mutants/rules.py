@@ -62,11 +62,11 @@ MUTANTS = (
         _RULES, _replacing(_QUANT, _without_epsilon), "planted",
     ),
     Mutant(
-        "quant-subtracts-residual", "each result takes the place of the one that it equals",
+        "quant-subtracts-residual", "each result replaces the result that it equals",
         _RULES, _replacing(_QUANT, _with_difference), "planted",
     ),
     Mutant(
-        "muls-add-rounds-numbers", "a number that alpha would round is left to the product",
+        "muls-add-rounds-numbers", "a number that alpha would round is not fused",
         "npugraph_ex.fusion.rules.muls_add:_is_exact", answering(answer=True), "near-miss muls_add",
     ),
 )  # fmt: skip

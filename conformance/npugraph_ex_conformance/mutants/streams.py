@@ -47,7 +47,7 @@ MUTANTS = (
         "npugraph_ex.stream_check.accesses:share_no_byte", answering(answer=False), "streams",
     ),
     Mutant(
-        "functional-writes-are-not-ordered", "what functional forms of writes make dependent is ordered",
+        "functional-writes-are-not-ordered", "writes whose functional forms depend on each other are ordered",
         "npugraph_ex.stream_check.analysis:_StreamAnalysis._made_dependent", doing_nothing, "parts",
     ),
     Mutant(
@@ -63,7 +63,7 @@ MUTANTS = (
         f"{_CLOSURE}:epilogue", _at_the_output, "streams",
     ),
     Mutant(
-        "lifetimes-are-not-lengthened", "memory lives until every stream is through with it",
+        "lifetimes-are-not-lengthened", "memory lives until every stream has finished with it",
         "npugraph_ex.passes.lifetimes:_protect", doing_nothing, "streams",
     ),
     Mutant(
@@ -71,7 +71,7 @@ MUTANTS = (
         f"{_NATIVE}._order", _ordering_nothing, "forms",
     ),
     Mutant(
-        "scopes-lose-their-stream", "what stands in a scope runs on its stream",
+        "scopes-lose-their-stream", "an operator in a scope runs on the stream of the scope",
         "npugraph_ex.passes.scopes:labels_of", with_result(_without_stream), "forms",
     ),
     Mutant(
