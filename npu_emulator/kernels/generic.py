@@ -163,7 +163,11 @@ class Kernel:
             targets = [view(output, like) for output, like in zip(made, each, strict=True)]
             body = _PureBody(self._bind(bound, args, kwargs), bound, targets, likes)
             work = self._work_of(bound)
-            self._launcher.launch(self.name, self._number, index, body, bound.reads, targets, fresh=True, work=work)
+            if self._written:  # beside what it returns
+                places = [argument_of(bound.args, bound.kwargs, *place) for place in self._written]
+                targets = [*targets, *_tensors(places)]
+            fresh = not self._written
+            self._launcher.launch(self.name, self._number, index, body, bound.reads, targets, fresh=fresh, work=work)
             return made[0] if likes.single else tuple(made)
         outputs = tree_map(lambda like: _allocate(like, device), likes, is_leaf=lambda item: isinstance(item, Like))
         # A masked output (a gradient that nobody wants) is None, and keeps its place.
@@ -310,7 +314,7 @@ class _PureBody:
 
 def argument_of(args: Any, kwargs: Any, position: int, name: str) -> Any:
     """Return one argument of a call, given by place or by name."""
-    return args[position] if position < len(args) else kwargs[name]
+    return args[position] if position < len(args) else kwargs.get(name)
 
 
 def _tensors(values: list[Any]) -> list[torch.Tensor]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["by_token", "is_split", "read_sequence", "read_slots", "write_slots"]
+__all__ = ["as_split", "by_token", "is_split", "read_sequence", "read_slots", "write_slots"]
 
 
 def is_split(cache: torch.Tensor, heads: int, elements: int) -> bool:
@@ -21,6 +21,14 @@ def is_split(cache: torch.Tensor, heads: int, elements: int) -> bool:
 def by_token(cache: torch.Tensor, *, split: bool) -> torch.Tensor:
     """A view of the cache as [blocks, size, ...], whatever its layout."""
     return cache.transpose(1, 2) if split else cache
+
+
+def as_split(cache: torch.Tensor, elements: int, *, whole: int) -> torch.Tensor:
+    """The memory of a cache declared as [blocks, size, ...] in the layout NZ that it really has: [blocks, parts, size, elements].
+
+    ``whole``: how many elements a token has.
+    """
+    return cache.view(cache.shape[0], whole // elements, cache[0].numel() // max(whole, 1), elements)
 
 
 def write_slots(cache: torch.Tensor, slots: torch.Tensor, tokens: torch.Tensor, *, split: bool = False) -> None:

@@ -5,14 +5,15 @@ Formula (operator documentation of ``torch_npu.npu_rotary_mul``)::
     output = r1 * input + r2 * rotated
 
 where ``rotated`` is, for ``half``, ``cat(-second_half, first_half)`` of the last dimension; for ``interleave``,
-each pair ``(a, b)`` of it turned into ``(-b, a)``; and, when the matrix ``rotate`` is given, ``input @ rotate``.
+each pair ``(a, b)`` of it turned into ``(-b, a)``; for ``quarter``, as ``half`` does in each half (Ascend950); and, when the
+matrix ``rotate`` is given, ``input @ rotate``.
 """
 
 from __future__ import annotations
 
 import torch
 
-from npugraph_ex.operators._precision import compute_dtype, unsupported
+from npugraph_ex.operators._precision import compute_dtype, stored_like, unsupported
 from npugraph_ex.operators._record import Call, Operator, call
 
 
@@ -25,7 +26,9 @@ def rotated(x: torch.Tensor, rotary_mode: str) -> torch.Tensor:
         return torch.cat((-second, first), dim=-1)
     if rotary_mode == "interleave":
         return torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
-    raise unsupported("npu_rotary_mul", "rotary_mode", rotary_mode, "'half' and 'interleave'")
+    if rotary_mode == "quarter":
+        return torch.cat([rotated(half, "half") for half in x.chunk(2, dim=-1)], dim=-1)
+    raise unsupported("npu_rotary_mul", "rotary_mode", rotary_mode, "'half', 'interleave' and 'quarter'")
 
 
 def _example() -> Call:
@@ -50,4 +53,36 @@ def npu_rotary_mul(
     dtype = compute_dtype(input, r1, r2, rotate)
     wide = input.to(dtype)
     turned = rotated(wide, rotary_mode) if rotate is None else wide @ rotate.to(dtype)
-    return (r1.to(dtype) * wide + r2.to(dtype) * turned).to(input.dtype).contiguous()
+    cosine, sine = (factor.to(input.dtype).to(dtype) for factor in (r1, r2))
+    return (cosine * wide + sine * turned).to(input.dtype).contiguous()
+
+
+def _backward_example() -> Call:
+    x, r1, r2 = _example().args
+    return call(torch.randn_like(x), x, r1, r2)
+
+
+@Operator(
+    name="npu::npu_rotary_mul_backward",
+    source="operator documentation of torch_npu.npu_rotary_mul; CANN operator documentation, aclnnRotaryPositionEmbeddingGrad",
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
+    examples=(_backward_example,),
+)
+def npu_rotary_mul_backward(
+    grad: torch.Tensor,
+    input: torch.Tensor,  # noqa: A002 - the schema's name
+    r1: torch.Tensor,
+    r2: torch.Tensor,
+    rotary_mode: str = "half",
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of input, r1, r2: ``r1 g - rotated(r2 g)``; ``g input`` and ``g rotated(input)``, summed where they broadcast."""
+    dtype = compute_dtype(grad, input, r1, r2)
+    wide, slope = input.to(dtype), grad.to(dtype)
+    cosine, sine = (factor.to(input.dtype).to(dtype) for factor in (r1, r2))
+    of_input = cosine * slope - rotated(sine * slope, rotary_mode)
+    of_r1, of_r2 = (slope * wide).sum_to_size(r1.shape), (slope * rotated(wide, rotary_mode)).sum_to_size(r2.shape)
+    return (
+        stored_like(input, of_input, input.dtype),
+        stored_like(r1, of_r1, input.dtype),
+        stored_like(r2, of_r2, input.dtype),
+    )
