@@ -17,7 +17,7 @@ from npugraph_ex.operators.npu_rotary_embedding import embed
 _NEOX = {"half": True, "interleave": False}
 
 
-def _axis_of_pairs(sections: list[int], pairs: int, cache_mode: str) -> torch.Tensor:
+def _axis_of_pairs(sections: list[int], pairs: int, cache_mode: str | None) -> torch.Tensor:
     """For each pair, which of the three positions it takes: [pairs]."""
     axis = torch.zeros(pairs, dtype=torch.int64)
     if cache_mode == "interleave":

@@ -118,7 +118,7 @@ def npu_qkv_rms_norm_rope_cache_functional(
     is_output_qkv: bool = False,
 ) -> tuple[torch.Tensor, ...]:
     """The results of ``npu_qkv_rms_norm_rope_cache``, and changed copies of ``q_out`` and the caches."""
-    copies = [torch.empty_like(given).copy_(given) for given in (q_out, k_cache, v_cache)]
+    q_copy, k_copy, v_copy = (torch.empty_like(given).copy_(given) for given in (q_out, k_cache, v_cache))
     results = npu_qkv_rms_norm_rope_cache(
         qkv,
         q_gamma,
@@ -126,7 +126,9 @@ def npu_qkv_rms_norm_rope_cache_functional(
         cos,
         sin,
         index,
-        *copies,
+        q_copy,
+        k_copy,
+        v_copy,
         qkv_size,
         head_nums,
         k_scale=k_scale,
@@ -137,4 +139,4 @@ def npu_qkv_rms_norm_rope_cache_functional(
         cache_mode=cache_mode,
         is_output_qkv=is_output_qkv,
     )
-    return *results, *copies
+    return *results, q_copy, k_copy, v_copy

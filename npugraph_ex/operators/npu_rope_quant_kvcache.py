@@ -160,13 +160,13 @@ def npu_dequant_rope_quant_kvcache(
     """
     _refuse("npu_dequant_rope_quant_kvcache", quant_mode, input_layout)
     dtype = compute_dtype(cos, sin, weight_scale)
-    whole = bias is not None and bias.dtype == torch.int32
-    wide = (x + bias if whole else x).to(dtype)
+    whole = bias if bias is not None and bias.dtype == torch.int32 else None
+    wide = (x if whole is None else x + whole).to(dtype)
     if weight_scale is not None:
         wide = wide * weight_scale.to(dtype)
     if activation_scale is not None:
         wide = wide * activation_scale.to(dtype).reshape(*x.shape[:-1], 1)
-    if bias is not None and not whole:
+    if bias is not None and whole is None:
         wide = wide + bias.to(dtype)
     caches = _Cache(k_cache, scale_k, offset_k), _Cache(v_cache, scale_v, offset_v)
     return _embed_and_store(

@@ -81,8 +81,16 @@ def npu_scatter_pa_kv_cache_functional(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Changed copies of both caches."""
     copies = torch.empty_like(key_cache).copy_(key_cache), torch.empty_like(value_cache).copy_(value_cache)
-    compression = {"compress_lens": compress_lens, "compress_seq_offsets": compress_seq_offsets, "seq_lens": seq_lens}
-    npu_scatter_pa_kv_cache(key, value, *copies, slot_mapping, **compression, cache_mode=cache_mode)
+    npu_scatter_pa_kv_cache(
+        key,
+        value,
+        *copies,
+        slot_mapping,
+        compress_lens=compress_lens,
+        compress_seq_offsets=compress_seq_offsets,
+        seq_lens=seq_lens,
+        cache_mode=cache_mode,
+    )
     return copies
 
 
