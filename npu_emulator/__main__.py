@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import runpy
 import sys
+import traceback
 from dataclasses import fields
 from pathlib import Path
 
@@ -89,6 +90,10 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(f"npu_emulator: {error}")
     try:
         _run(options.program, options.arguments, module=options.module)
+    except SyntaxError as error:
+        if error.filename != options.program:
+            raise
+        sys.exit("".join(traceback.format_exception_only(error)).rstrip())  # as Python says it, without frames
     except RuntimeError as error:
         note_a_missing_function(error)
         raise

@@ -6,6 +6,7 @@ import difflib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from npu_emulator.chips import CHIPS, DEFAULT
@@ -85,6 +86,11 @@ class Settings:
         for name in ("streams", "events", "cube_cores", "vector_cores"):
             if getattr(self, name) < 1:
                 raise EmulatorError(f"{_PREFIX}{name.upper()} must be at least 1, got {getattr(self, name)}")
+        log = Path(self.kernel_log)
+        if self.kernel_log and (log.is_dir() or not os.access(log.parent, os.W_OK)):
+            raise EmulatorError(
+                f"{_PREFIX}KERNEL_LOG must be a file in a folder that is there and can be written, got {self.kernel_log!r}"
+            )
         parse(self.schedule)
 
     @classmethod

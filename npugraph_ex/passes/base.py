@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 
 from npugraph_ex.config.options import Options
+from npugraph_ex.errors import GraphVerificationError
 from npugraph_ex.report.passes import ReportBuilder
 
 if TYPE_CHECKING:
@@ -97,6 +98,11 @@ def user_pass(option: str) -> Pass:
 
     def run(gm: fx.GraphModule, context: PassContext) -> None:
         function = getattr(context.options, option)
-        function(gm, context.example_inputs, context.config)
+        returned = function(gm, context.example_inputs, context.config)
+        if isinstance(returned, (fx.GraphModule, fx.Graph)) and returned is not gm and returned is not gm.graph:
+            raise GraphVerificationError(
+                f"{option} returned another {type(returned).__name__}, which is not used: a pass edits the graph that it gets. "
+                "Edit gm.graph, or assign the new graph to it (gm.graph = new.graph), and return nothing."
+            )
 
     return Pass(option, run, option=option, recoverable=False, by_user=True, replaces_collectives=True)

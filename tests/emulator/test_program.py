@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -88,6 +89,8 @@ BAD = [
     ({"NPU_EMULATOR_STREAMS": "0"}, "NPU_EMULATOR_STREAMS must be at least 1, got 0"),
     ({"NPU_EMULATOR_POISON": "perhaps"}, "NPU_EMULATOR_POISON must be 0 or 1, got 'perhaps'"),
     ({"NPU_EMULATOR_SCHEDULE": "pct:x"}, "pct:SEED:DEPTH"),
+    ({"NPU_EMULATOR_KERNEL_LOG": "/no/folder/log"}, "file in a folder that is there .* got '/no/folder/log'"),
+    ({"NPU_EMULATOR_KERNEL_LOG": "/"}, "file in a folder that is there .* got '/'"),
 ]
 
 
@@ -115,6 +118,22 @@ def test_bad_options_end_the_launcher_with_usage_and_status_2(capsys: pytest.Cap
             main(arguments)
         assert stopped.value.code == 2
         assert message in capsys.readouterr().err
+
+
+def test_a_script_that_does_not_compile_is_told_as_python_tells_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """File, line and mistake, and none of the emulator's frames."""
+    from npu_emulator.__main__ import main
+
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    script = tmp_path / "script.py"
+    script.write_text("x = 1\nif x\n")
+    with pytest.raises(SystemExit) as stopped:
+        main(["--quiet", str(script)])
+    first, *_, last = str(stopped.value.code).splitlines()
+    assert (first, last) == (f'  File "{script}", line 2', "SyntaxError: expected ':'")
 
 
 def test_an_operator_without_a_kernel_says_how_to_give_it_one(program: Program) -> None:

@@ -301,6 +301,16 @@ def test_user_passes_get_their_arguments_and_their_result_is_ignored() -> None:
     assert seen == [(gm, ["inputs"], config)]
 
 
+def test_a_user_pass_that_returns_another_graph_is_refused() -> None:
+    """What it returned would be lost in silence; the graph that it got may be returned."""
+    gm = graph()
+    optimise(gm, post_grad_custom_pre_pass=lambda gm, inputs, config: gm)
+    optimise(gm, post_grad_custom_pre_pass=lambda gm, inputs, config: gm.graph)
+    for other in (fx.Transformer(gm).transform(), fx.Graph()):
+        with pytest.raises(GraphVerificationError, match=rf"pre_pass returned another {type(other).__name__}.*edits"):
+            optimise(gm, post_grad_custom_pre_pass=lambda gm, inputs, config, other=other: other)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_metadata_of_inserted_nodes_is_derived(dynamic: bool) -> None:
     """A user's nodes without metadata get it, symbols included, and users follow."""
