@@ -93,6 +93,14 @@ def deterministic_level() -> int:
     return _npu_private.deterministic_level()
 
 
+def check_limit(cube: int, vector: int) -> None:
+    """Raise ScopeError for a limit of more cores than the current device has."""
+    most = torch.npu.get_device_limit(torch.npu.current_device())
+    for kind, count in (("cube_core_num", cube), ("vector_core_num", vector)):
+        if count > most[kind]:
+            raise ScopeError(f"a limit of {count} cores ({kind}) was asked for; the device has {most[kind]}")
+
+
 def vector_cores() -> int:
     """How many vector cores the current device has."""
     return int(torch.npu.get_device_limit(torch.npu.current_device())["vector_core_num"])
@@ -135,6 +143,7 @@ def _switch(stream: torch.npu.Stream | None) -> Callable[[], None]:
 
 def _limit(stream: torch.npu.Stream, cube: int, vector: int) -> Callable[[], None]:
     """Set a stream's core limits, and return what puts the earlier ones back."""
+    check_limit(cube, vector)
     earlier = torch.npu.get_stream_limit(stream)
     torch.npu.reset_stream_limit(stream)
     most = torch.npu.get_stream_limit(stream)
@@ -145,10 +154,6 @@ def _limit(stream: torch.npu.Stream, cube: int, vector: int) -> Callable[[], Non
             torch.npu.set_stream_limit(stream, earlier["cube_core_num"], earlier["vector_core_num"])
 
     asked = {"cube_core_num": cube, "vector_core_num": vector}
-    for kind, count in asked.items():
-        if count > most[kind]:
-            restore()
-            raise ScopeError(f"a limit of {count} cores ({kind}) was asked for; the device has {most[kind]}")
     wanted = {kind: earlier[kind] if count == KEPT else count for kind, count in asked.items()}
     torch.npu.set_stream_limit(stream, wanted["cube_core_num"], wanted["vector_core_num"])
     return restore

@@ -231,3 +231,16 @@ def test_what_is_no_stream_is_refused(stream: object) -> None:
     for function in (limited, torch.compile(limited, backend="npugraph_ex", fullgraph=True)):
         with pytest.raises(Exception, match=f"takes a torch.npu.Stream.*{stream!r}"):
             function(torch.ones(4, device="npu"))
+
+
+def test_more_cores_than_there_are_are_refused_for_a_stream_without_work() -> None:
+    """Compiled as in eager mode."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        with scope.limit_core_num(10000, 1, stream=outside):
+            return x + 1
+
+    x = torch.ones(3, device="npu")
+    for function in (program, torch.compile(program, backend="npugraph_ex")):
+        with pytest.raises(Exception, match="limit of 10000 cores"):
+            function(x)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from npugraph_ex.aclgraph.scopes import check_limit
 from npugraph_ex.frontend.native_streams.nodes import is_scope, opens_scope
 from npugraph_ex.graph.streams.labels import CUBE, KEPT, VECTOR, labels_of
 from npugraph_ex.graph.streams.ops import argument
@@ -39,6 +40,9 @@ def take_out(graph: fx.Graph, stream_at: Callable[[fx.Node], str]) -> dict[fx.No
 
     Returns:
         The limit of each node that has one.
+
+    Raises:
+        ScopeError: a limit is more than the device has.
     """
     limits: dict[fx.Node, Limit] = {}
     opened: list[_OpenScope] = []
@@ -69,6 +73,7 @@ def _without_limit(scope: _OpenScope, end: fx.Node) -> None:
     """Remove the limit of one scope; the whole scope where it says nothing else."""
     if scope.limit is None:
         return
+    check_limit(*scope.limit)  # eager mode refuses it also where the stream has no work, and nothing else would look at it
     said = zip(argument(scope.node, 0, "keys"), argument(scope.node, 1, "values"), strict=True)
     others = [(key, value) for key, value in said if key not in {CUBE, VECTOR}]
     if others:
