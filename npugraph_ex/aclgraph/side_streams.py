@@ -151,13 +151,12 @@ def wait(tensors: Sequence[torch.Tensor]) -> None:
 def record_stream(tensor: torch.Tensor, label: str) -> None:
     """Keep a tensor's memory from other use until the stream of a label is through with what it was given so far."""
     run = here.run
-    if run is None:
+    if run is None or label not in run.streams:  # a stream whose work was all dead code uses nothing
         return
-    used_by = stream(label)
     if torch.npu.is_current_stream_capturing():
         run.kept.append(tensor)  # the allocator's own way has to ask events, which a capture forbids
-    elif used_by is not None:
-        tensor.record_stream(used_by)
+    else:
+        tensor.record_stream(run.streams[label])
 
 
 def keep_alive(tensors: Sequence[torch.Tensor]) -> None:

@@ -137,3 +137,23 @@ def test_limits_and_priorities_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> N
         compiled(function)(vector(1))
     assert priorities == {"side": -1, "limited": -1, "again": -1, "around": 0}
     assert seen == {"side": (24, 20), "limited": (4, 20), "again": (24, 20), "around": (2, 2)}
+
+
+def test_a_stream_whose_work_is_dead_code_may_be_named_as_a_user() -> None:
+    """What it was to read needs to live no longer; the graph is captured, and other streams keep theirs."""
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x * 2
+        with scope.npu_stream_switch("alive"):
+            z = x * 3
+            ops.npu_record_tagged_stream(z, "dead")
+        with scope.npu_stream_switch("dead"):
+            y + z
+        ops.npu_record_tagged_stream(y, "dead")
+        return y + 1, z
+
+    x = torch.ones(3, device="npu")
+    for options in ({"require_capture": True}, {"force_eager": True}):
+        results = torch.compile(program, backend="npugraph_ex", options={**options, "stream_check": "off"})(x)
+        assert [result.tolist() for result in results] == [[3.0] * 3] * 2
+        torch._dynamo.reset()
