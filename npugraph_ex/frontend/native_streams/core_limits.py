@@ -73,7 +73,7 @@ def _without_limit(scope: _OpenScope, end: fx.Node) -> None:
     """Remove the limit of one scope; the whole scope where it says nothing else."""
     if scope.limit is None:
         return
-    check_limit(*scope.limit)  # eager mode refuses it also where the stream has no work, and nothing else would look at it
+    check_limit(*scope.limit)  # where the stream has no work, nothing else looks at the limit, which eager mode refuses
     said = zip(argument(scope.node, 0, "keys"), argument(scope.node, 1, "values"), strict=True)
     others = [(key, value) for key, value in said if key not in {CUBE, VECTOR}]
     if others:
