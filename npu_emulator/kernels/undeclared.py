@@ -40,7 +40,8 @@ class UndeclaredWriter(Kernel):
         """Launch the operator; return new tensors, and the written arguments where they are results."""
         bound = bind(args, kwargs, self._launcher.view)
         each: Any = self._metadata.outputs(bound.key, args, kwargs) if self._returns else ()
-        each = each.each if type(each) is Likes else each
+        single = each.single if type(each) is Likes else type(each) is Given
+        each = each.each if type(each) is Likes else (each,) if single else each
         arguments = tree_leaves((args, kwargs))
         given = {i: arguments[like.leaf] for i, like in enumerate(each) if type(like) is Given}
         given |= {i: argument_of(args, kwargs, *place) for i, place in self._given.items()}
@@ -55,6 +56,7 @@ class UndeclaredWriter(Kernel):
 
         def body() -> None:
             results = compute(*bound.args, **bound.kwargs)
+            results = (results,) if single else results
             for i, target in new:
                 if target.numel():
                     target.copy_(results[i])
@@ -62,4 +64,4 @@ class UndeclaredWriter(Kernel):
         written = tree_leaves([argument_of(bound.args, bound.kwargs, *place) for place in self._places])
         targets = [*written, *(target for _, target in new)]
         self._launcher.launch(self.name, self._number, bound.device, body, bound.reads, targets)
-        return tuple(made) if made else None
+        return made[0] if single else tuple(made) if made else None

@@ -1,13 +1,21 @@
 """Products of groups of rows with a matrix each, as a mixture of experts needs them.
 
-Formula (operator documentation of ``torch_npu.npu_grouped_matmul``)::
+Formula (operator documentation of ``torch_npu.npu_grouped_matmul``), for group i::
 
-    group_type -1 (no split):    y_i = x_i @ weight_i (+ bias_i)
-    group_type  0 (rows split):  the rows of x fall into consecutive groups;  y[rows of i] = x[rows of i] @ weight_i (+ bias_i)
+    floating:       y = x @ weight + bias
+    quantised:      y = (x @ weight + int32 bias) * scale [* per_token_scale] [+ offset], a floating bias added behind
+    int4 weight, scale of groups of its rows:    as in ``npu_quant_matmul``
+    anti-quantised: y = x @ ((weight + antiquant_offset) * antiquant_scale) + bias
+    act_type 1 to 5: relu, gelu by tanh, gelu by erf, fast gelu, silu of y
 
-``group_list`` tells the groups: cumulative ends (``group_list_type`` 0) or sizes (1). Rows behind the last group are 0.
-``split_item`` 0 gives a list with one output for each x; 2 and 3 give one tensor for all.
-Not covered: quantised and anti-quantised operands, activations, ``group_type`` 2, ``split_item`` 1.
+    group_type -1 (no split):    x, weight and y have one tensor for each group
+    group_type  0 (rows split):  the rows of x fall into consecutive groups; rows behind the last one are 0
+    group_type  2 (k split):     y[i] = x[:, columns of i] @ weight[rows of i]
+
+``group_list`` has the groups' ends (``group_list_type`` 0), sizes (1), or pairs of a group's number and size (2). ``split_item``
+0 and 1 give a tensor for each group, 2 and 3 one for all. An integer y is rounded half to even and saturated.
+
+Not covered: 4-bit and 8-bit floating operands (the dtype arguments), quantised activations, ``split_item`` 0 and 1 of one tensor x.
 """
 
 from __future__ import annotations
@@ -16,25 +24,56 @@ from collections.abc import Sequence
 
 import torch
 
-from npugraph_ex.operators._precision import compute_dtype, unsupported
+from npugraph_ex.operators._grouped import Factors, multiplied, of_each, spans
+from npugraph_ex.operators._integers import matrix_of
+from npugraph_ex.operators._precision import RefusedArgumentError, refused, round_to_int8, unsupported
 from npugraph_ex.operators._record import Operator, call
+from npugraph_ex.operators._scalar_types import dtype_of
+from npugraph_ex.operators.npu_weight_quant_batchmatmul import antiquantised
 
 _NAME = "npu_grouped_matmul"
+_OUTPUTS = (torch.int8, torch.int32, torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def _activated(y: torch.Tensor, act_type: int | None) -> torch.Tensor:
+    """The activation that ``act_type`` names."""
+    if act_type == 1:
+        return y.relu()
+    if act_type in {2, 3}:
+        return torch.nn.functional.gelu(y, approximate="tanh" if act_type == 2 else "none")
+    if act_type == 4:
+        return y * torch.sigmoid(1.702 * y)
+    return torch.nn.functional.silu(y) if act_type == 5 else y
+
+
+def _stored(y: torch.Tensor, target: torch.dtype) -> torch.Tensor:
+    return round_to_int8(y) if target == torch.int8 else y.to(target)
+
+
+def _halves(*size: int) -> torch.Tensor:
+    return torch.randn(size).half()
+
+
+def _small(*size: int) -> torch.Tensor:
+    return torch.randint(-8, 8, size, dtype=torch.int8)
 
 
 @Operator(
     name="npu::npu_grouped_matmul",
     source="operator documentation of torch_npu.npu_grouped_matmul",
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
     examples=(
         lambda: call(
-            [torch.randn(4, 8).half()],
-            [torch.randn(2, 8, 5).half()],
-            group_list=torch.tensor([1, 4]),
-            group_type=0,
-            split_item=3,
+            [_halves(4, 8)], [_halves(2, 8, 5)], group_list=torch.tensor([1, 4]), split_item=3, group_type=0
+        ),
+        lambda: call([_halves(4, 8), _halves(2, 3)], [_halves(8, 5), _halves(3, 2)], group_type=-1, act_type=5),
+        lambda: call([_halves(3, 8)], [_halves(8, 5)], group_list=torch.tensor([2, 8]), split_item=3, group_type=2),
+        lambda: call(
+            [_small(4, 16)], [_small(2, 16, 8)], scale=[torch.rand(2, 8)], per_token_scale=[torch.rand(4)],
+            group_list=torch.tensor([1, 2]), split_item=3, group_type=0, group_list_type=1, output_dtype=torch.float16,
         ),
     ),
-)
+)  # fmt: skip
 def npu_grouped_matmul(
     x: Sequence[torch.Tensor],
     weight: Sequence[torch.Tensor],
@@ -60,37 +99,81 @@ def npu_grouped_matmul(
     scale_dtype: int | None = None,
     per_token_scale_dtype: int | None = None,
 ) -> list[torch.Tensor]:
-    """x: [m_i, k] each, or one [m, k]; weight: [k, n] each, or one [groups, k, n]; bias: [n] each, or one [groups, n]."""
+    """x: [m_i, k] each, or one [m, k]; weight: [k, n] each, or one [groups, k, n]; all else as a list or stacked, like weight.
+
+    x: floating or int8; weight: floating, int8, or int32 with eight int4 values each. per_token_scale: [m] or [m, 1] for each x.
+    """
     _refuse(
-        act_type=act_type or None,
-        output_dtype=output_dtype,
-        scale=scale,
-        offset=offset,
-        antiquant_scale=antiquant_scale,
-        antiquant_offset=antiquant_offset,
-        per_token_scale=per_token_scale,
-        activation_input=activation_input,
-        activation_quant_scale=activation_quant_scale,
+        x_dtype=x_dtype, weight_dtype=weight_dtype, scale_dtype=scale_dtype, per_token_scale_dtype=per_token_scale_dtype,
+        activation_input=activation_input, activation_quant_scale=activation_quant_scale,
         activation_quant_offset=activation_quant_offset,
-        x_dtype=x_dtype,
-        weight_dtype=weight_dtype,
-        scale_dtype=scale_dtype,
-        per_token_scale_dtype=per_token_scale_dtype,
-    )
-    for name, operands in (("x", x), ("weight", weight)):
-        if not all(operand.is_floating_point() for operand in operands):
-            raise unsupported(_NAME, name, operands[0].dtype, "floating-point tensors")
-    matrices = list(weight[0].unbind()) if len(weight) == 1 and weight[0].dim() == 3 else list(weight)
-    vectors = list(bias[0].unbind()) if bias and len(bias) == 1 and bias[0].dim() == 2 else list(bias or ())
-    pieces = _pieces(x, group_list, group_type, group_list_type, len(matrices))
-    products = [_product(piece, matrices[i], vectors[i] if vectors else None) for i, piece in enumerate(pieces)]
-    if split_item == 0:
-        if group_type == 0:
-            raise unsupported(_NAME, "split_item", split_item, "2 and 3 where group_type is 0")
+    )  # fmt: skip
+    if not x or not weight:
+        raise refused(_NAME, "x and weight", (len(x), len(weight)), "lists with a tensor at least")
+    if group_type is None:
+        raise RefusedArgumentError(f"{_NAME}: Requires manual passing group_type, one of -1, 0 and 2; it is None.")
+    if group_type not in {-1, 0, 2}:
+        raise RefusedArgumentError(f"{_NAME}: The group type must be -1, 0 or 2; it is {group_type}.")
+    target = x[0].dtype if output_dtype is None else dtype_of(output_dtype, _NAME, "output_dtype")
+    if act_type not in {None, 0, 1, 2, 3, 4, 5} or target not in _OUTPUTS:
+        name, value = ("act_type", act_type) if target in _OUTPUTS else ("output_dtype", target)
+        raise unsupported(_NAME, name, value, "act_type 0 to 5, and int8, int32 and floating outputs")
+    _refuse_without_scales(x[0], weight[0], scale, antiquant_scale, target)
+    if group_type == 2:
+        return _split_columns(x[0], weight, group_list, group_list_type, split_item)
+    stacked = len(weight) == 1 and weight[0].dim() == 3
+    matrices = [*weight[0].unbind()] if stacked else [*weight]
+    given = (bias, scale, offset, antiquant_scale, antiquant_offset)
+    others = [of_each(each, len(matrices), stacked=stacked) for each in given]
+    products = []
+    for group, rows, token in _pieces(x, per_token_scale, group_list, group_type, group_list_type, len(matrices)):
+        biases, scales, offsets, anti_scales, anti_offsets = (each[group] for each in others)
+        matrix = matrices[group]
+        if anti_scales is not None:
+            matrix = _floating(matrix, rows, anti_scales, anti_offsets)
+        y = multiplied(rows, Factors(matrix, biases, scales, offsets, token))
+        products.append(_stored(_activated(y, act_type), target))
+    return _gathered(products, x, split_item, group_type)
+
+
+def _floating(
+    matrix: torch.Tensor, rows: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor | None
+) -> torch.Tensor:
+    """An anti-quantised matrix, in the dtype of the rows, as the cube unit takes it."""
+    wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
+    shift = None if offset is None else offset.to(wide)
+    return antiquantised(matrix_of(matrix, rows.shape[-1]), scale.to(wide), shift)
+
+
+def _refuse_without_scales(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: Sequence[torch.Tensor] | None,
+    antiquant_scale: Sequence[torch.Tensor] | None,
+    target: torch.dtype,
+) -> None:
+    """Raise where integers would be taken for what they stand for."""
+    if weight.is_floating_point():
+        if not x.is_floating_point():
+            raise unsupported(_NAME, "x", x.dtype, "floating-point tensors with a floating-point weight")
+    elif x.is_floating_point():
+        if not antiquant_scale:
+            raise unsupported(_NAME, "antiquant_scale", None, "tensors where x is floating and the weight is not")
+    elif not scale and target != torch.int32:
+        raise unsupported(_NAME, "scale", None, "tensors where x and weight are integers and the result is not int32")
+
+
+def _gathered(
+    products: list[torch.Tensor], x: Sequence[torch.Tensor], split_item: int | None, group_type: int
+) -> list[torch.Tensor]:
+    """The results in the form that ``split_item`` asks for."""
+    if split_item in {0, 1}:
+        if group_type == 0 and len(x) == 1:
+            raise unsupported(_NAME, "split_item", split_item, "2 and 3 where group_type is 0 and x is one tensor")
         return products
     if split_item not in {2, 3}:
-        raise unsupported(_NAME, "split_item", split_item, "0, 2 and 3")
-    whole = products[0].new_zeros((sum(part.shape[0] for part in x), matrices[0].shape[-1]))
+        raise refused(_NAME, "split_item", split_item, "0, 1, 2 or 3")
+    whole = products[0].new_zeros((sum(part.shape[0] for part in x), products[0].shape[-1]))
     joined = torch.cat(products)
     whole[: joined.shape[0]] = joined
     return [whole]
@@ -103,29 +186,73 @@ def _refuse(**only_none: object) -> None:
 
 
 def _pieces(
-    x: Sequence[torch.Tensor], group_list: torch.Tensor | None, group_type: int | None, kind: int | None, groups: int
+    x: Sequence[torch.Tensor],
+    tokens: Sequence[torch.Tensor] | None,
+    group_list: torch.Tensor | None,
+    group_type: int,
+    kind: int | None,
+    groups: int,
+) -> list[tuple[int, torch.Tensor, torch.Tensor | None]]:
+    """For each group its number, its rows, and the scale of each row."""
+    if group_type == -1 or len(x) > 1:
+        return [(i, rows, tokens[i] if tokens else None) for i, rows in enumerate(x)]
+    if group_list is None:
+        raise refused(_NAME, "group_list", None, "given where the rows of one x are split")
+    found = spans(_NAME, group_list, kind, x[0].shape[0], groups)
+    token = tokens[0] if tokens else None
+    return [(i, x[0][a:b], None if token is None else token[a:b]) for i, a, b in found]
+
+
+def _split_columns(
+    x: torch.Tensor,
+    weight: Sequence[torch.Tensor],
+    group_list: torch.Tensor | None,
+    kind: int | None,
+    split_item: int | None,
 ) -> list[torch.Tensor]:
-    """The rows of each group."""
-    if group_type == -1:
-        return list(x)
-    if group_type != 0:
-        raise unsupported(_NAME, "group_type", group_type, "-1 and 0")
-    if len(x) > 1:
-        return list(x)
-    if group_list is None or kind not in {0, 1}:
-        raise unsupported(_NAME, "group_list_type", kind, "0 and 1, with a group_list")
-    given = group_list.tolist()
-    if len(given) != groups:
-        raise ValueError(f"{_NAME}: there are {groups} weights, but group_list has {len(given)} entries.")
-    ends = given if kind == 0 else torch.cumsum(group_list, 0).tolist()
-    if any(later < earlier for earlier, later in zip([0, *ends], ends, strict=False)) or ends[-1] > x[0].shape[0]:
-        raise ValueError(f"{_NAME}: group_list must tell groups of the {x[0].shape[0]} rows of x; it is {given}.")
-    return [x[0][start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    """The products of groups of columns of ``x`` [m, k] and rows of the weight [k, n]."""
+    if group_list is None:
+        raise refused(_NAME, "group_list", None, "given where the columns of x are split")
+    whole = torch.cat([*weight])
+    found = spans(_NAME, group_list, kind, x.shape[1], group_list.shape[0])
+    products = [multiplied(x[:, a:b], Factors(whole[a:b])).to(x.dtype) for _, a, b in found]
+    return products if split_item in {0, 1} else [torch.stack(products)]
 
 
-def _product(rows: torch.Tensor, matrix: torch.Tensor, vector: torch.Tensor | None) -> torch.Tensor:
-    dtype = compute_dtype(rows, matrix)
-    product = rows.to(dtype) @ matrix.to(dtype)
-    if vector is not None:
-        product = product + vector.to(dtype)
-    return product.to(rows.dtype)
+@Operator(
+    name="npu::npu_grouped_matmul.List",
+    source="operator documentation of torch_npu.npu_grouped_matmul",
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
+    examples=(lambda: call([_halves(4, 8)], [_halves(8, 5), _halves(8, 5)], group_list=[1, 4], split_item=3),),
+)
+def npu_grouped_matmul_list(
+    x: Sequence[torch.Tensor],
+    weight: Sequence[torch.Tensor],
+    *,
+    bias: Sequence[torch.Tensor] | None = None,
+    scale: Sequence[torch.Tensor] | None = None,
+    offset: Sequence[torch.Tensor] | None = None,
+    antiquant_scale: Sequence[torch.Tensor] | None = None,
+    antiquant_offset: Sequence[torch.Tensor] | None = None,
+    per_token_scale: Sequence[torch.Tensor] | None = None,
+    group_list: Sequence[int] | None = None,
+    activation_input: Sequence[torch.Tensor] | None = None,
+    activation_quant_scale: Sequence[torch.Tensor] | None = None,
+    activation_quant_offset: Sequence[torch.Tensor] | None = None,
+    split_item: int | None = 0,
+    group_type: int | None = None,
+    group_list_type: int | None = 0,
+    act_type: int | None = 0,
+    output_dtype: torch.dtype | None = None,
+) -> list[torch.Tensor]:
+    """The same with the group list on the host; without ``group_type`` the rows of one x are split, and several x are not."""
+    split = bool(group_list) and len(x) == 1
+    inferred = 0 if split or split_item in {2, 3} else -1
+    return npu_grouped_matmul(
+        x, weight, bias=bias, scale=scale, offset=offset, antiquant_scale=antiquant_scale,
+        antiquant_offset=antiquant_offset, per_token_scale=per_token_scale,
+        group_list=torch.tensor(group_list) if split else None, activation_input=activation_input,
+        activation_quant_scale=activation_quant_scale, activation_quant_offset=activation_quant_offset,
+        split_item=split_item, group_type=inferred if group_type is None else group_type,
+        group_list_type=group_list_type, act_type=act_type, output_dtype=output_dtype,  # type: ignore[arg-type]
+    )  # fmt: skip
