@@ -98,12 +98,18 @@ def round_to_int8(quotient: torch.Tensor) -> torch.Tensor:
     return round_to(torch.int8, quotient)
 
 
-def rounded(before_rounding: _Formula, *, results: int) -> _Formula:
-    """The formula of an operator whose first ``results`` results are int8, from the one that gives their quotients."""
+def rounded(
+    before_rounding: _Formula, *, results: int, target: Callable[[dict[str, Any]], torch.dtype] | None = None
+) -> _Formula:
+    """The formula of an operator whose first ``results`` results are rounded, from the one that gives their quotients.
+
+    ``target`` gives the dtype of the rounded results from the keyword arguments of a call; without it they are int8.
+    """
 
     @functools.wraps(before_rounding)
     def formula(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
         values = before_rounding(*args, **kwargs)
-        return (*map(round_to_int8, values[:results]), *values[results:])
+        dtype = torch.int8 if target is None else target(kwargs)
+        return (*(round_to(dtype, value) for value in values[:results]), *values[results:])
 
     return formula  # type: ignore[return-value]

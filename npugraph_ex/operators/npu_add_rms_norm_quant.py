@@ -1,4 +1,4 @@
-"""Residual sum, RMS normalisation and up to two static int8 quantisations in one operator.
+"""Residual sum, RMS normalisation and up to two static quantisations in one operator.
 
 Formula (CANN operator documentation, aclnnAddRmsNormQuant and its V2)::
 
@@ -30,12 +30,20 @@ _NAME = "npu_add_rms_norm_quant"
 _ThreeTensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
+_OUTPUTS = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def _target(dst_type: int | None) -> torch.dtype:
+    """The dtype of the quantised outputs."""
+    return torch.int8 if dst_type is None else dtype_of(dst_type, _NAME, "dst_type")
+
+
 def _refuse(axis: int, dst_type: int | None, scales2: torch.Tensor | None, zero_points2: torch.Tensor | None) -> None:
     """Raise for what the documentation forbids or the formula does not cover."""
     if axis != -1:
         raise ValueError(f"{_NAME}: axis must be -1, the only one documented; it is {axis}.")
-    if dst_type is not None and dtype_of(dst_type, _NAME, "dst_type") != torch.int8:
-        raise unsupported(_NAME, "dst_type", dst_type, "None and torch.int8")
+    if _target(dst_type) not in _OUTPUTS:
+        raise unsupported(_NAME, "dst_type", dst_type, f"None, {', '.join(map(str, _OUTPUTS))}")
     if zero_points2 is not None and scales2 is None:
         raise ValueError(f"{_NAME}: zero_points2 needs scales2; pass both.")
 
@@ -83,5 +91,5 @@ npu_add_rms_norm_quant = Operator(
             torch.randn(3, 16).half(), torch.randn(3, 16).half(), torch.randn(16).half(), torch.rand(16) + 0.5, None
         ),
     ),
-)(rounded(before_rounding, results=2))
-"""``(y1, y2, x)``: y1 and y2 int8, x of the dtype of ``x1``; all of the shape of ``x1``, contiguous."""
+)(rounded(before_rounding, results=2, target=lambda kwargs: _target(kwargs.get("dst_type"))))
+"""``(y1, y2, x)``: y1 and y2 int8 or 8-bit floats, x of the dtype of ``x1``; all of the shape of ``x1``, contiguous."""

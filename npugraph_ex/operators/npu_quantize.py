@@ -39,7 +39,8 @@ _STORED_AS: Mapping[int | torch.dtype, torch.dtype] = MappingProxyType(
     }
 )
 """qint8, quint8 and qint32, as codes or dtypes: their results are stored as plain integers."""
-_OUTPUTS = {True: (torch.int8, torch.uint8, torch.int32), False: (torch.int8,)}
+_FLOATS8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_OUTPUTS = {True: (torch.int8, torch.uint8, torch.int32, *_FLOATS8), False: (torch.int8, *_FLOATS8)}
 
 
 def affine(y: torch.Tensor, scales: torch.Tensor, zero_points: torch.Tensor | None, *, divide: bool) -> torch.Tensor:
@@ -92,6 +93,18 @@ def before_rounding(
 ) -> torch.Tensor:
     """What the operator rounds: float32, or float64 for float64 inputs."""
     _output_dtype(dtype, div_mode=div_mode)
+    return _quotient(input, scales, zero_points, axis, div_mode=div_mode)
+
+
+def _quotient(
+    input: torch.Tensor,  # noqa: A002 - the schema's name
+    scales: torch.Tensor,
+    zero_points: torch.Tensor | None,
+    axis: int,
+    *,
+    div_mode: bool,
+) -> torch.Tensor:
+    """What is rounded, whatever the output."""
     along = _along(axis, input.dim(), div_mode=div_mode)
     wide = input.to(compute_dtype(input, scales))
     offsets = None if zero_points is None else _spread(zero_points, "zero_points", input, along)

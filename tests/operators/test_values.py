@@ -102,7 +102,7 @@ def test_transposed_product_refuses_other_permutations() -> None:
         (lambda x: dynamic_quant(x, dst_type=290), "dst_type"),
         (lambda x: dynamic_quant(x, quant_mode="pergroup"), "quant_mode"),
         (lambda x: dynamic_quant(x, dst_type_max=15.0), "dst_type_max"),
-        (lambda x: fused(x, x, x[0], y_dtype=16), "y_dtype"),
+        (lambda x: fused(x, x, x[0], y_dtype=3), "y_dtype"),
         (lambda x: quant_matmul(x, x.to(torch.int8), x[0]), "x1"),
         (lambda x: quant_matmul(x.to(torch.int8), x.to(torch.int8), x[0].int()), "scale"),
         (lambda x: quant_matmul(x.to(torch.int8), x.to(torch.int8), x[0], output_dtype=4), "output_dtype"),

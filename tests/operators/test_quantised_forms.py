@@ -1,0 +1,141 @@
+"""Quantisers of groups, blocks, slices and products, and the way back: numbers worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from npugraph_ex.operators import OPERATORS, UnsupportedArgumentError
+from npugraph_ex.operators._int4 import pack, unpack
+
+
+def run(name: str, *args: Any, **kwargs: Any) -> Any:
+    """The formula of ``npu::name``."""
+    return OPERATORS[f"npu::{name}"].formula(*args, **kwargs)
+
+
+def test_int4_there_and_back() -> None:
+    """Every value, the first in the lowest bits; unpacking is the inverse of packing."""
+    values = torch.arange(-8, 8, dtype=torch.int8)
+    assert pack("test", values).tolist() == [-0x01234568, 0x76543210]
+    assert torch.equal(unpack(pack("test", values)), values)
+    with pytest.raises(ValueError, match="multiple of 8"):
+        pack("test", values[:9])
+
+
+def test_whole_numbers_scaled_back() -> None:
+    """(3 + 1) * 0.5 and 3 * 0.5; int4 values of one word; bfloat16 on demand."""
+    x = torch.tensor([[3, -128]], dtype=torch.int8)
+    scale, offset = torch.tensor([0.5, 2.0]), torch.tensor([1.0, 28.0])
+    assert run("npu_anti_quant", x, scale, offset=offset).tolist() == [[2.0, -200.0]]
+    plain = run("npu_anti_quant", x, torch.tensor([0.5]), dst_dtype=torch.bfloat16)
+    assert (plain.tolist(), plain.dtype) == ([[1.5, -64.0]], torch.bfloat16)
+    packed = torch.tensor([[0x76543210]], dtype=torch.int32)
+    assert run("npu_anti_quant", packed, torch.tensor([2.0])).tolist() == [[0.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0]]
+    with pytest.raises(RuntimeError, match=r"src_dtype should be torch\.quint4x2"):
+        run("npu_anti_quant", packed, scale, src_dtype=1)
+
+
+def test_rows_in_groups() -> None:
+    """Row 0 takes the first scales, rows 1 and 2 the third; the second group is empty. A tie goes to the even number."""
+    x, index = torch.ones(3, 8), torch.tensor([1, 1, 3])
+    scale = torch.tensor([[2.0] * 8, [99.0] * 8, [1.0, 1.5, 4.0, 200.0, -200.0, 0.0, 3.0, 7.0]])
+    y = run("npu_group_quant", x, scale, index, offset=torch.tensor([1.0]))
+    assert y.tolist() == [[3] * 8, *[[2, 2, 5, 127, -128, 1, 4, 8]] * 2]
+    packed = run("npu_group_quant", x, scale, index, dst_dtype=torch.quint4x2)
+    assert unpack(packed).tolist() == [[2] * 8, *[[1, 2, 4, 7, -8, 0, 3, 7]] * 2]
+
+
+def test_blocks_by_hand() -> None:
+    """Blocks of two rows and two columns of a 3 by 3 matrix; a block of zeros; the limit of a scale; an 8-bit float."""
+    x = torch.tensor([[127.0, 1.0, 0.0], [-254.0, 3.0, 0.0], [10.0, 5.0, 127.0]])
+    blocks = {"row_block_size": 2, "col_block_size": 2}
+    y, scale = run("npu_dynamic_block_quant", x, **blocks)
+    assert scale.tolist() == [[2.0, 0.0], [pytest.approx(10 / 127), 1.0]]
+    assert y.tolist() == [[64, 0, 0], [-127, 2, 0], [127, 64, 127]]  # 63.5, 0.5, 1.5 and 63.5 are ties
+    y, scale = run("npu_dynamic_block_quant", x[None], min_scale=1.0, **blocks)
+    assert (scale.tolist()[0][0], y.tolist()[0][0]) == ([1.0, 0.0], [127, 1, 0])
+    y, scale = run("npu_dynamic_block_quant", torch.tensor([[8.0, -2.0]]), dst_type=torch.float8_e4m3fn)
+    assert (y.float().tolist(), scale.tolist()) == ([[448.0, -112.0]], [[pytest.approx(8 / 448)]])
+
+
+def test_updates_are_quantised_into_their_places() -> None:
+    """By row and by pair of row and place; 3 / 2 + 1 is 2.5 and rounds to 2. The functional twin leaves its input."""
+    cache = torch.zeros(2, 3, 2, dtype=torch.int8)
+    updates, scales, points = (
+        torch.tensor([[[3.0, 4.0]], [[8.0, 900.0]]]),
+        torch.tensor([2.0, 4.0]),
+        torch.tensor([1, 0]),
+    )
+    by_row = torch.tensor([2, 0], dtype=torch.int32)
+    changed = run("npu_quant_scatter", cache, by_row, updates, scales, points)
+    assert changed.tolist() == [[[0, 0], [0, 0], [2, 1]], [[5, 127], [0, 0], [0, 0]]]
+    assert not cache.any()
+    by_pair = torch.tensor([[1, 1], [0, 2]], dtype=torch.int32)
+    assert run("npu_quant_scatter_", cache, by_pair, updates, scales, points) is cache
+    assert cache.tolist() == [[[0, 0], [0, 0], [5, 127]], [[0, 0], [2, 1], [0, 0]]]
+    with pytest.raises(RuntimeError, match="reduce should be 'update'"):
+        run("npu_quant_scatter_", cache, by_row, updates, scales, points, reduce="add")
+
+
+def test_products_and_quantisation() -> None:
+    """Permutations as factors move numbers only, so the codes are known; clipping at half cuts off what is above half."""
+    x = torch.tensor([[[7.0, 1.0, 2.0, 3.0, -7.0, 4.0, 5.0, 6.0], [0.0] * 8]])
+    swap, turn = torch.eye(2).flip(0), torch.eye(8).flip(0)
+    out, scale = run("npu_kronecker_quant", x, swap, turn)
+    assert (scale.tolist(), unpack(out).tolist()) == ([1.0], [[[0] * 8, [6, 5, 4, -7, 3, 2, 1, 7]]])
+    out, scale = run("npu_kronecker_quant", x, torch.eye(2), torch.eye(8), 0.5)
+    assert (scale.tolist(), unpack(out)[0, 0].tolist()) == ([0.5], [7, 2, 4, 6, -8, 7, 7, 7])
+    y, scale = run("npu_rotate_quant", x[0], torch.eye(4).flip(0))
+    assert (scale[0].item(), y[0].tolist()) == (pytest.approx(7 / 127), [54, 36, 18, 127, 109, 91, 73, -127])
+    cut, scale = run("npu_rotate_quant", x[0], torch.eye(8), alpha=torch.tensor([0.5]), dst_dtype=torch.quint4x2)
+    assert (scale[0].item(), unpack(cut)[0].tolist()) == (0.5, [7, 2, 4, 6, -7, 7, 7, 7])
+
+
+def test_scaling_back_activation_and_quantisation() -> None:
+    """Far from 0 SiLU is the identity, so A = 100 gives 100 B. Dynamic, static, groups with a row left over, both biases."""
+    x = torch.tensor([[50, 50, 1, 2], [50, 50, 4, 2], [9, 9, 9, 9]], dtype=torch.int32)
+    weight = torch.tensor([[2.0, 2.0, 1.0, 1.0], [2.0, 2.0, 0.5, 0.5]])
+    groups = {"weight_scale": weight, "group_index": torch.tensor([1, 1]), "activate_left": True, "quant_mode": 1}
+    out, scale = run("npu_dequant_swiglu_quant", x, quant_scale=torch.tensor([[1.0, 1.0], [1.0, 4.0]]), **groups)
+    assert out.tolist() == [[64, 127], [64, 127], [0, 0]]
+    torch.testing.assert_close(scale, torch.tensor([200 / 127, 400 / 127, 0.0]))
+    row = {"weight_scale": weight[0], "activation_scale": torch.tensor([[1.0]]), "activate_left": True}
+    whole = torch.tensor([0, 0, 1, -2], dtype=torch.int32)
+    out, scale = run("npu_dequant_swiglu_quant", x[:1], bias=whole, quant_scale=torch.tensor([10.0]), **row)
+    assert (out.tolist(), scale.tolist()) == ([[20, 0]], [0.0])
+    floating, offset = torch.tensor([0.0, 0.0, 0.5, 0.0]), torch.tensor([1.0, -2.0])
+    more = {"quant_scale": torch.tensor([10.0, 20.0]), "quant_offset": offset}
+    assert run("npu_dequant_swiglu_quant", x[:1], bias=floating, **more, **row)[0].tolist() == [[16, 8]]
+
+
+@pytest.mark.parametrize("mode", [1, 2])
+def test_the_cut_off_activation_of_both_splits(mode: int) -> None:
+    """Gates 9 and 0, cut off at 2; values 5 and -0.5, cut off at 2; alpha 100 is a step; bias 1: 2 * 3 and 0."""
+    row = [9.0, 5.0, 0.0, -0.5] if mode == 1 else [9.0, 0.0, 5.0, -0.5]
+    out, scale = run(
+        "npu_dequant_swiglu_quant", torch.tensor([row]), activate_left=True, quant_mode=1, swiglu_mode=mode,
+        clamp_limit=2.0, glu_alpha=100.0,
+    )  # fmt: skip
+    assert (out.tolist(), scale.tolist()) == ([[127, 0]], [pytest.approx(6 / 127)])
+
+
+def test_other_outputs_of_operators_that_quantise() -> None:
+    """Int4 and 8-bit floats of npu_quantize, of the fused norms, and of the quantised gradient of the norm."""
+    x = torch.tensor([[1.0, -1.0] * 4])
+    assert unpack(run("npu_quantize", x, torch.tensor([3.0]), None, 16, -1, False)).tolist() == [[3, -3] * 4]
+    assert run("npu_quantize", x, torch.tensor([0.5]), None, 24, -1).float().tolist() == [[2.0, -2.0] * 4]
+    with pytest.raises(UnsupportedArgumentError, match="dtype=16"):
+        run("npu_quantize", x, torch.tensor([3.0]), None, 16, -1, True)
+    y, nothing, *_, scale, _ = run("npu_add_rms_norm_dynamic_quant", x, 0 * x, torch.ones(8), epsilon=0.0, y_dtype=16)
+    assert (unpack(y).tolist(), nothing.shape, scale.tolist()) == ([[7, -7] * 4], (0,), [pytest.approx(1 / 7)])
+    half = torch.full((8,), 0.5)
+    y, _, _ = run("npu_add_rms_norm_quant", x, 0 * x, torch.ones(8), half, None, epsilon=0.0, dst_type=291)
+    assert (y.dtype, y.float().tolist()) == (torch.float8_e5m2, [[2.0, -2.0] * 4])
+    dy, rstd = torch.eye(8)[:1], torch.ones(1)
+    exact, _ = run("npu_rms_norm_backward", dy, x, torch.ones(8), rstd[:, None])
+    quantised, dgamma = run("_npu_rms_norm_backward_quant", dy, x, rstd, torch.ones(8), torch.tensor([0.125]))
+    torch.testing.assert_close(quantised * 0.125, exact)  # all gradients are whole eighths
+    assert dgamma.tolist() == [1.0, *[0.0] * 7]
