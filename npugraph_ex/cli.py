@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from npugraph_ex._version import __version__
 from npugraph_ex.commands import bench, cache, conformance, diff, operators, options, script, upstream, validate
 from npugraph_ex.commands.interrupts import Interrupt
 from npugraph_ex.errors import NpuGraphExError, UsageError
-from npugraph_ex.observe import environment
+from npugraph_ex.observe import environment, private_names
 
 _SWITCH = "NPUGRAPH_EX"
 
@@ -74,6 +75,8 @@ def main(argv: Sequence[str] | None = None, *, choice: str | None = None) -> int
     said = choice if choice is not None else os.environ.get(_SWITCH, "")
     try:
         if arguments.command == "env":
+            if arguments.canary:
+                return _canary(as_json=arguments.json, emulate=arguments.emulate)
             return _env(as_json=arguments.json, emulate=arguments.emulate, choice=said)
         if arguments.command in script.COMMANDS:
             return script.COMMANDS[arguments.command](arguments, said)
@@ -100,10 +103,44 @@ def _parser() -> argparse.ArgumentParser:
     env = commands.add_parser("env", help="what is installed, which device, what is wrong and how to mend it")
     env.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     env.add_argument("--emulate", action="store_true", help="look at the emulated device even beside a real one")
+    env.add_argument(
+        "--canary", action="store_true",
+        help="which private names of torch and torch_npu this project uses, and which of them the installed releases lack; "
+        "exit status 1 if one is gone. With --emulate on a machine without CANN",
+    )  # fmt: skip
     script.add_parsers(commands)
     for command in _COMMANDS.values():
         command.add_parser(commands)
     return parser
+
+
+def _canary(*, as_json: bool, emulate: bool) -> int:
+    if emulate:
+        import npu_emulator
+
+        npu_emulator.activate(quiet=True)
+    try:
+        import torch
+        import torch_npu
+    except ImportError as error:
+        raise NpuGraphExError(
+            f"the names are asked of torch and torch_npu, which do not import here: {error}"
+        ) from error
+    names = private_names.used()
+    gone = private_names.missing(names)
+    if as_json:
+        sys.stdout.write(
+            json.dumps({"torch": torch.__version__, "torch_npu": torch_npu.__version__, "used": names, "missing": gone})
+            + "\n"
+        )
+    else:
+        for name, files in gone.items():
+            sys.stdout.write(f"gone: {name}, used by {', '.join(files)}\n")
+        sys.stdout.write(
+            f"{len(names)} private names of torch {torch.__version__} and torch_npu {torch_npu.__version__} are used; "
+            f"{f'{len(gone)} of them are gone' if gone else 'all are there'}\n"
+        )
+    return 1 if gone else 0
 
 
 def _env(*, as_json: bool, emulate: bool, choice: str) -> int:
