@@ -181,10 +181,10 @@ def test_a_tensor_on_the_host_is_an_updated_argument() -> None:
     ("arguments", "message"),
     [
         (("npugraph_ex_updates::missing", ["by"]), "there is no operator 'npugraph_ex_updates::missing'"),
-        (("npugraph_ex_updates::scale", ["lengths"]), "has no argument 'lengths'; it takes x, by, out"),
+        (("npugraph_ex_updates::scale", ["lengths"]), "'lengths'.*x, by, out"),
         (("npugraph_ex_updates::scale", "by"), "takes a list of names"),
         (("npugraph_ex_updates::fresh", ["how"]), "how is a str"),
-        (("npugraph_ex_updates::fresh", ["by"]), "returns new memory and has no .out overload"),
+        (("npugraph_ex_updates::fresh", ["by"]), "has no \\.out overload"),
         (("npugraph_ex_updates::scale", ["x"]), "registered already, with .*'by'"),
     ],
     ids=["operator", "argument", "no list", "kind", "new memory", "twice"],

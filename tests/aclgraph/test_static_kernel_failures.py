@@ -21,7 +21,7 @@ def test_without_cann_one_sentence(
     run(3, 5, dynamic=True)
     run(7)
     (said,) = warnings(caplog)
-    assert "op_compiler is neither on PATH nor in ASCEND_HOME_PATH/bin; source CANN's set_env.sh" in said
+    assert re.search("op_compiler .* PATH .* ASCEND_HOME_PATH/bin; .* set_env.sh", said)
     assert cann.calls() == []
 
 

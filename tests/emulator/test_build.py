@@ -60,7 +60,7 @@ def test_a_compiler_that_does_not_exist_is_not_replaced(tmp_path: Path, monkeypa
     """CXX is obeyed or refused by name; a launcher in front of the compiler is part of the command."""
     monkeypatch.setenv("NPU_EMULATOR_CACHE", str(tmp_path))
     monkeypatch.setenv("CXX", "/nonexistent/c++ -O1")
-    with pytest.raises(BuildError, match="CXX names the compiler '/nonexistent/c\\+\\+', which does not exist"):
+    with pytest.raises(BuildError, match=r"CXX .* '/nonexistent/c\+\+'"):
         build.libraries()
     assert not [path for path in tmp_path.iterdir() if path.suffix != ".lock"]
     monkeypatch.setenv("CXX", "env g++")

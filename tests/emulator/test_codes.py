@@ -143,7 +143,7 @@ def test_a_graph_printed_to_where_nothing_can_be_written(tmp_path: Path) -> None
     x, graph = torch.ones(2, device="npu"), torch.npu.NPUGraph()
     with torch.npu.graph(graph):
         x.add_(1)
-    with pytest.raises(RuntimeError, match=r"(?s)107009.*cannot write /nowhere/graph.json; give a path in a folder"):
+    with pytest.raises(RuntimeError, match=r"(?s)107009.*cannot write /nowhere/graph.json"):
         graph.debug_dump("/nowhere/graph.json")
     graph.debug_dump(str(tmp_path / "graph.json"))
     assert "aten.add_" in (tmp_path / "graph.json").read_text()

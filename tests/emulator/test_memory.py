@@ -187,7 +187,7 @@ def test_the_settings_check_a_whole_program(program: Program) -> None:
     text = "import torch\nx = torch.empty(4, device='npu')\nprint((x * 0).sum().item())\n"
     checked = program(text, "--quiet", "--check-memory")
     assert checked.returncode == 1
-    assert "MemoryFaultError: aten.mul.Tensor reads memory that nothing has written" in checked.stderr
+    assert "MemoryFaultError: aten.mul.Tensor reads" in checked.stderr
     assert "program.py:2" in checked.stderr
     assert program(text, "--quiet", NPU_EMULATOR_POISON="1").stdout == "nan\n"
 

@@ -183,4 +183,4 @@ print(torch.compile(lambda x: x + 2, backend="npugraph_ex")(torch.ones(1)).item(
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout == "Lazy torch_npu.dynamo False\n3.0\n"
     (line,) = done.stderr.splitlines()
-    assert line.startswith("npugraph-ex takes no part in this process (TypeError: ")
+    assert line.startswith("npugraph-ex ")

@@ -100,7 +100,7 @@ def test_deadlock_check() -> None:
             y = meet(x, "experts")
         return y, meet(x, "tensors")
 
-    with pytest.warns(CollectiveDeadlockWarning, match="may run at once and need 96 vector cores; the device has 48"):
+    with pytest.warns(CollectiveDeadlockWarning, match="need 96 vector cores; .* 48"):
         asked = told(both, *fresh(3), deadlock_check=True)
     assert [finding.code for finding in asked.graph.report.streams] == [Code.COLLECTIVES_EXCEED_CORES]
     (finding,) = asked.graph.report.streams

@@ -76,7 +76,7 @@ def test_hand_written_patterns_are_held_to_the_search_function() -> None:
     report = optimise(gm)
     assert report.fusions() == 1
     (miss,) = [miss for miss in report.near_misses() if "relu" in miss.node]
-    assert "has shape [70, 4] instead of [35, 8], which search_fn gives for these inputs" in miss.reason
+    assert "[70, 4] instead of [35, 8]" in miss.reason
 
 
 def test_multi_output_patterns_by_hand() -> None:

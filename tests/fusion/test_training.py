@@ -247,7 +247,7 @@ def test_options_switch_training_rules_off(off: str) -> None:
 
 def test_results_are_counted_with_their_gradients() -> None:
     """A replacement with another number of results is refused when it is registered."""
-    with pytest.raises(ReplacementError, match=r"as many results as the search function, 3; it returns 4, the grad"):
+    with pytest.raises(ReplacementError, match=r"results .* 3; it returns 4"):
         register_replacement(
             lambda x, y: torch.relu(x) * y,
             lambda x, y: (torch.relu(x) * y, torch.relu(y)),

@@ -262,5 +262,5 @@ def test_a_copy_that_made_it_dense_goes() -> None:
 def test_not_in_max_autotune() -> None:
     """The specification leaves this rule out of that mode; the report says so."""
     report = optimise(aot_graph(made_contiguous, *tensors(SPECS)), mode="max-autotune")
-    assert {record.name: record.inactive for record in report.rules}[RULE] == "it does not apply in mode 'max-autotune'"
+    assert "'max-autotune'" in {record.name: record.inactive for record in report.rules}[RULE]
     assert report.fusions(RULE) == 0

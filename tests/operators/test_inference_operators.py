@@ -121,9 +121,9 @@ def test_the_length_of_a_query_of_one_row_means_nothing(version: int, layout: st
     assert expected.abs().sum() > 0
     for given in ([100], [100, 0], [7, 7, 7]):
         torch.testing.assert_close(run(1, given), expected, rtol=0, atol=0)
-    with pytest.raises(ValueError, match="the query has 3 rows, but its length 0 is 100"):
+    with pytest.raises(ValueError, match=r"3 rows.* 100"):
         run(3, [100])
-    with pytest.raises(ValueError, match="one key length, or one for each batch entry; there are 2"):
+    with pytest.raises(ValueError, match=r"key length.* 2"):
         OPERATORS[name].formula(
             torch.ones(3, 1, 8),
             *[torch.ones(3, 6, 8)] * 2,

@@ -172,14 +172,14 @@ def test_a_difference_that_only_the_calls_own_values_show_is_found() -> None:
         return a.repeat_interleave(lengths, output_size=4).relu()
 
     inputs = [torch.tensor([-1.0, 2.0]).npu(), torch.tensor([1, 3]).npu()]
-    with pytest.raises(GraphVerificationError, match=r"relu has other values on the inputs of the call"):
+    with pytest.raises(GraphVerificationError, match=r"relu .*inputs of the call"):
         run_broken(function, inputs, broken(aten.relu.default, aten.neg.default))
 
 
 def test_a_difference_that_the_calls_own_values_hide_is_found() -> None:
     """A cache full of zeros agrees with anything; random numbers do not."""
     zeros = [torch.zeros(3, device="npu")]
-    with pytest.raises(GraphVerificationError, match=r"relu has other values on random inputs"):
+    with pytest.raises(GraphVerificationError, match=r"relu .*random inputs"):
         run_broken(lambda a: a.relu(), zeros, broken(aten.relu.default, aten.neg.default))
 
 

@@ -116,5 +116,5 @@ def test_the_npu_target_refuses_in_one_sentence_where_there_is_none() -> None:
     command = [sys.executable, "-m", "npugraph_ex.cli", "conformance", "--target=npu"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 2
-    assert "there is no NPU on this machine" in done.stdout + done.stderr
+    assert "no NPU" in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr

@@ -63,7 +63,7 @@ def test_one_tag_for_two_events_of_a_graph_is_refused() -> None:
         with scope.npu_stream_switch("side"):
             return x * 2
 
-    with pytest.raises(Exception, match=r"tag 'same'.*give each npu_create_tagged_event of a model a tag of its own"):
+    with pytest.raises(Exception, match=r"tag 'same'.*npu_create_tagged_event"):
         compiled(function)(vector(1))
 
 
@@ -76,19 +76,19 @@ def test_one_tag_with_two_priorities_is_refused() -> None:
         with scope.npu_stream_switch("side", 0):
             return x * 2
 
-    with pytest.raises(Exception, match="stream 'side' is given the priorities -1 and 0"):
+    with pytest.raises(Exception, match=r"'side' .* priorities -1 and 0"):
         compiled(function)(vector(1))
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda: scope.npu_stream_switch(""), "stream_tag takes a str that is not empty; got ''"),
+        (lambda: scope.npu_stream_switch(""), "stream_tag takes a str .*; got ''"),
         (lambda: scope.npu_stream_switch("a", "high"), "stream_priority takes an int; got 'high'"),
-        (lambda: ops.npu_create_tagged_event(7), "tag takes a str that is not empty; got 7"),
+        (lambda: ops.npu_create_tagged_event(7), "tag takes a str .*; got 7"),
         (lambda: ops.npu_tagged_event_record("66"), "takes an event from npu_create_tagged_event; got '66'"),
-        (lambda: ops.npu_tagged_event_wait(None), "takes an event from npu_create_tagged_event; got None"),
-        (lambda: ops.npu_record_tagged_stream(vector(1), 3), "takes the tag of a stream, a str; got 3"),
+        (lambda: ops.npu_tagged_event_wait(None), "npu_create_tagged_event; got None"),
+        (lambda: ops.npu_record_tagged_stream(vector(1), 3), "a str; got 3"),
     ],
 )
 def test_wrong_arguments_are_refused(wrong: Callable[[], Any], message: str) -> None:

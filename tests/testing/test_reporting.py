@@ -206,7 +206,9 @@ def test_a_run_that_was_stopped_is_not_right() -> None:
 
     right = "1 test passed, 9 random programs: everything that ran is right"
     assert verdict(passed, tests=1) == (right, True)
-    assert verdict(passed, tests=2) == ("stopped after 1 of 2 tests, 9 random programs: right so far", False)
+    said, good = verdict(passed, tests=2)
+    assert said.startswith("stopped after 1 of 2 tests")
+    assert not good
     assert verdict(passed, failed, tests=9) == ("1 of 9 tests failed", False)
 
 
