@@ -59,7 +59,11 @@ _WORDS = {
     "args_structure {} {}": "a call has arguments of another form than in the pattern",
     "constant_args: {} {!r}!={pattern!r}": "{0} has {1!r} where the pattern has another constant",
     "exclusive arg appears twice": "one value is two operands where the pattern has two values",
+    "get_attr_mismatch: node={}, pattern={}": "{0} is no constant tensor, as the pattern has one",
+    "get_attr_value: {} != {}": "a constant tensor has another value than in the pattern",
+    "get_attr without owning module: {}": "the constant tensor {0} stands in a graph without a module",
+    "get_attr target is not str: {}": "the constant tensor {0} has no name",
     "non_list": "a single value is where the pattern has a list",
     "list: no_match": "no member of a list is what the pattern has",
 }
-"""torch's format strings (2.13), and ours, to which the same arguments go."""
+"""Format strings of torch (2.13; 2.14 adds those of `get_attr`) and our words; both are filled with the same arguments."""

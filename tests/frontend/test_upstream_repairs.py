@@ -53,7 +53,7 @@ def _overlapping(base: torch.Tensor) -> Tensors:
 
 FAULTS: dict[str, tuple[Callable[..., torch.Tensor], Sequence[Callable[[], Tensors]]]] = {
     "layouts": (_read_by_strides, [lambda: (torch.arange(10)[::2],)]),
-    "products": (_written_from, [lambda: _halves_of(6, 5), lambda: _halves_of(5, 7)]),
+    "nary_products": (_written_from, [lambda: _halves_of(6, 5), lambda: _halves_of(5, 7)]),
     "returned_views": (_second_half, [lambda: (torch.arange(100.0).as_strided((3, 8), (10, 1), 7),)]),
     "shared_inputs": (_scaled, [lambda: (torch.ones(4), torch.ones(4)), lambda: _overlapping(torch.ones(8))]),
 }

@@ -59,7 +59,10 @@ def _examples(rule: FusionRule, *, symbolic: bool) -> list[Any]:
 
 
 def _shown(gm: fx.GraphModule) -> list[object]:
-    """Every node and what its fake tensors are; inputs are called by their number."""
+    """Every node and what its fake tensors are; inputs are called by their number.
+
+    What an input that is a plain number has as its value is left out: make_fx notes it from torch 2.14 on, and nothing reads it.
+    """
     for position, node in enumerate(gm.graph.find_nodes(op="placeholder")):
         node.name = node.target = f"input_{position}"
     return [
@@ -69,6 +72,8 @@ def _shown(gm: fx.GraphModule) -> list[object]:
 
 
 def _meta(value: Any) -> Any:
+    if isinstance(value, (bool, int, float)):
+        return None
     return pytree.tree_map_only(
         torch.Tensor, lambda leaf: (leaf.shape, leaf.dtype, leaf.stride(), leaf.storage_offset(), leaf.device), value
     )
