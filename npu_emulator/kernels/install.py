@@ -15,6 +15,7 @@ from npu_emulator.kernels.auxiliary import COMPLETED
 from npu_emulator.kernels.collectives import collective_kernels
 from npu_emulator.kernels.composites import composite_kernels
 from npu_emulator.kernels.copies import copy_kernels
+from npu_emulator.kernels.device_only import DEVICE_ONLY
 from npu_emulator.kernels.eager_collectives import eager_collective_kernels
 from npu_emulator.kernels.formats import format_kernels
 from npu_emulator.kernels.generic import Kernel
@@ -133,7 +134,7 @@ class Installer:
         for name, composed in composite_kernels().items():
             for key in ("PrivateUse1", "AutogradPrivateUse1"):
                 self._register(name, composed, key)
-        for name, compute in {**GRADIENTS, **COMPLETED, **brought}.items():
+        for name, compute in {**GRADIENTS, **COMPLETED, **DEVICE_ONLY, **brought}.items():
             self._add(name, compute)
         return count + len(brought)
 

@@ -3,7 +3,7 @@
 The CPU refuses, for example, histograms of integers and some reductions of float16, by an error that names the type. Then every
 tensor of that type is widened, the operator is computed again, and what it writes is rounded to where it belongs. float16 and
 bfloat16 become float32, in which a device's vector units compute them; bool becomes int64, and integers become float64, which
-holds them exactly up to 2 ** 53.
+holds them exactly up to 2 ** 53. Indices of int32, which devices take everywhere, become int64.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["widened"]
 
-_LACKING = re.compile(r"not (?:implemented|supported) for '(\w+)'")
+_LACKING = re.compile(r"not (?:implemented|supported) for '(\w+)'|Unsupported datatype for \w+: ?(?:c10::)?(\w+)")
+_INDEX = re.compile(r"\bLong(?:Tensor)?\b|[Ll]ong tensor|int64")
+"""What the CPU says of indices that are not int64."""
 _TYPES: Mapping[str, tuple[torch.dtype, torch.dtype]] = MappingProxyType(
     {
         "Half": (torch.float16, torch.float32),
@@ -54,7 +56,7 @@ def widened(op: OpOverload) -> Callable[..., Any]:
     def compute(*args: Any, **kwargs: Any) -> Any:
         try:
             return plain(*args, **kwargs)
-        except RuntimeError as error:
+        except (RuntimeError, IndexError) as error:
             types = _types_for(error, (args, kwargs))
             if types is None:
                 raise
@@ -73,10 +75,12 @@ def widened(op: OpOverload) -> Callable[..., Any]:
     return compute
 
 
-def _types_for(error: RuntimeError, given: Any) -> tuple[torch.dtype, torch.dtype] | None:
+def _types_for(error: Exception, given: Any) -> tuple[torch.dtype, torch.dtype] | None:
     """The type that the CPU lacks and the wider one, by the error's text; None if that is not what it says of these arguments."""
     lacking = _LACKING.search(str(error))
-    types = _TYPES.get(lacking[1]) if lacking is not None else None
+    types = _TYPES.get(lacking[1] or lacking[2]) if lacking is not None else None
+    if types is None and _INDEX.search(str(error)) is not None:
+        types = (torch.int32, torch.int64)
     if types is None:
         return None
     narrow = types[0]

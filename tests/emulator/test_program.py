@@ -163,19 +163,19 @@ def test_a_torch_operator_that_the_cpu_lacks_is_named_too(program: Program) -> N
     """Where torch has no CPU kernel to compute by, the message is the same and can be followed."""
     text = """
 import torch, npu_emulator
-x = torch.full((2, 2), 300.0, dtype=torch.float16, device="npu")
+x = torch.ones(2, 2, device="npu")
 try:
-    torch.mm(x, x, out_dtype=torch.float32)
+    torch.ops.aten._scaled_grouped_mm(x, x, x, x)
 except npu_emulator.KernelMissingError as error:
     print(error)
-npu_emulator.register_kernel("aten::mm.dtype", lambda a, b, dtype: a.to(dtype) @ b.to(dtype))
-print(torch.mm(x, x, out_dtype=torch.float32).cpu()[0].tolist())
+npu_emulator.register_kernel("aten::_scaled_grouped_mm", lambda a, *others, **more: a * 3)
+print(torch.ops.aten._scaled_grouped_mm(x, x, x, x).cpu()[0].tolist())
 """
     done = program(text, "--quiet")
     said, value = done.stdout.splitlines() or ["", done.stderr]
-    assert "aten::mm.dtype" in said
+    assert "aten::_scaled_grouped_mm" in said
     assert "npu_emulator." in said
-    assert value == "[180000.0, 180000.0]"
+    assert value == "[3.0, 3.0]"
 
 
 def test_the_operators_of_atb_are_those_of_the_wheel(program: Program) -> None:

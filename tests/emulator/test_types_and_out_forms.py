@@ -77,6 +77,7 @@ def test_a_histogram_of_integers(dtype: torch.dtype) -> None:
 
 WIDER: dict[str, tuple[Callable[..., Any], list[torch.dtype]]] = {
     "histc": (lambda x: torch.histc(x, bins=4, min=0, max=3), _SMALL),
+    "add_relu": (lambda x: torch._VF._add_relu(x - 2, x, alpha=2), _SMALL),
     "cdist": (lambda x: torch.cdist(x, x + 1), _SMALL),
     "in place": (lambda x: x.clone().lgamma_(), _SMALL),
     "renorm in place": (lambda x: x.clone().reshape(2, 2).renorm_(2, 0, 1.0), _SMALL),
@@ -92,6 +93,29 @@ def test_small_floats_are_computed_in_float32_and_rounded_once(name: str, dtype:
     expected = function(x.reshape(4, 1).float() if name == "cdist" else x.float())
     assert found.dtype == dtype
     torch.testing.assert_close(found.cpu(), expected.to(dtype), rtol=2e-2, atol=1e-2)
+
+
+INDEXED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "one_hot": lambda _, index: functional.one_hot(index, 4),
+    "put_": lambda x, index: x.clone().put_(index, -x[:2]),
+    "take": lambda x, index: x.take(index),
+    "gather": lambda x, index: x.gather(0, index),
+    "scatter_add_": lambda x, index: x.clone().scatter_add_(0, index, x),
+    "index_copy_": lambda x, index: x.clone().index_copy_(0, index, -x[:2]),
+    "index_fill": lambda x, index: x.index_fill(0, index, 7.0),
+    "nll_loss": lambda x, index: functional.nll_loss(x.reshape(2, 2), index // 2),
+    "cross_entropy": lambda x, index: functional.cross_entropy(x.reshape(2, 2), index // 2),
+}
+
+
+@pytest.mark.parametrize("name", INDEXED)
+def test_indices_may_be_of_32_bits(name: str) -> None:
+    """Where the CPU takes int64 alone, a device takes int32 as well; the values are those of int64."""
+    x, index = torch.tensor([0.25, 1.5, 1.75, 3.0]), torch.tensor([3, 1])
+    expected = INDEXED[name](x, index)
+    found = INDEXED[name](x.npu(), index.int().npu())
+    assert found.dtype == expected.dtype
+    _same(found, expected)
 
 
 COMPOSED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -1,0 +1,68 @@
+"""ATen operators that the CPU lacks: against the operators that say the same in one step on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+
+def test_products_with_a_wider_result() -> None:
+    """In float16, 300 * 300 overflows; asked for in float32 it does not. A list of products, sums, out forms and captures."""
+    x, graph = torch.full((2, 2), 300.0, dtype=torch.float16, device="npu"), torch.npu.NPUGraph()
+    assert torch.mm(x, x, out_dtype=torch.float32).tolist() == [[180000.0] * 2] * 2
+    out = torch.empty(2, 2, device="npu")
+    assert torch.mm(x, x, out_dtype=torch.float32, out=out) is out
+    assert out.tolist() == [[180000.0] * 2] * 2
+    with torch.npu.graph(graph):
+        batched = torch.bmm(x[None], x[None], out_dtype=torch.float32)
+    x.fill_(1.0)
+    graph.replay()
+    assert batched.tolist() == [[[2.0, 2.0], [2.0, 2.0]]]
+    added = torch.addmm(torch.ones(2, 2, device="npu"), x, x, out_dtype=torch.float32, beta=3, alpha=0.5)
+    assert added.tolist() == [[4.0, 4.0], [4.0, 4.0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_batch_norm_over_two_processes_is_that_of_the_whole_batch(dtype: torch.dtype) -> None:
+    """Statistics, running statistics, results and gradients, from two unequal halves: those of torch's own batch norm."""
+    torch.manual_seed(0)
+    x, gradient = (torch.randn(5, 3, 4).to(dtype) for _ in range(2))
+    weight, bias, running = torch.rand(3) + 0.5, torch.randn(3), (torch.zeros(3), torch.ones(3))
+    whole, scale, shift = (t.double().requires_grad_() for t in (x, weight, bias))
+    expected_running = [t.double() for t in running]
+    expected = functional.batch_norm(whole, *expected_running, scale, shift, training=True, momentum=0.1, eps=1e-3)
+    expected.backward(gradient.double())
+
+    parts, gradients = ([t.npu() for t in tensor.split([2, 3])] for tensor in (x, gradient))
+    weight, bias, mean, var = (t.npu() for t in (weight, bias, *running))
+    stats = [torch.batch_norm_stats(part, 1e-3) for part in parts]
+    counts = torch.tensor([8.0, 12.0], device="npu")
+    means, deviations = (torch.stack([stat[side] for stat in stats]) for side in (0, 1))
+    of_all = torch.batch_norm_gather_stats_with_counts(parts[0], means, deviations, mean, var, 0.1, 1e-3, counts)
+    results = torch.cat([torch.batch_norm_elemt(part, weight, bias, *of_all, 1e-3) for part in parts])
+    sums = [
+        torch.batch_norm_backward_reduce(dy, part, *of_all, weight, True, True, True)
+        for dy, part in zip(gradients, parts, strict=True)
+    ]
+    total, centred, of_weight, of_bias = (sum(each) for each in zip(*sums, strict=True))
+    of_input = [
+        torch.batch_norm_backward_elemt(dy, part, *of_all, weight, total, centred, counts.int())
+        for dy, part in zip(gradients, parts, strict=True)
+    ]
+    assert results.dtype == of_input[0].dtype == dtype
+    near = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-3, "atol": 2e-3}
+    found = (results, mean, var, torch.cat(of_input), of_weight, of_bias)
+    assert whole.grad is not None
+    wanted = (expected.detach(), *expected_running, whole.grad, scale.grad, shift.grad)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one.cpu().double(), other, **near)
+
+
+def test_depthwise_convolution_and_masked_scale() -> None:
+    """As a convolution in as many groups as channels; as a product with a mask."""
+    x, weight = torch.randn(2, 3, 6, 6), torch.randn(3, 1, 3, 3)
+    found = torch.ops.aten._conv_depthwise2d(x.npu(), weight.npu(), [3, 3], None, [2, 2], [1, 1], [1, 1])
+    torch.testing.assert_close(found.cpu(), functional.conv2d(x, weight, None, 2, 1, groups=3))
+    mask = torch.tensor([1, 0, 1], dtype=torch.uint8, device="npu")
+    assert torch._masked_scale(torch.tensor([1.0, 2.0, 3.0]).npu(), mask, 2.0).tolist() == [2.0, 0.0, 6.0]
