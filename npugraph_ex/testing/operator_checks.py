@@ -18,7 +18,7 @@ from npugraph_ex import _torch_private
 from npugraph_ex.operators import Call, Operator, UnsupportedArgumentError
 
 NARROW = (torch.float16, torch.bfloat16, torch.float32)
-STEPS = {torch.float16: 1, torch.bfloat16: 1, torch.float32: 16}
+STEPS = {torch.float16: 1, torch.bfloat16: 1, torch.float32: 16, torch.complex64: 16}
 """How many steps of the dtype a result may be away: one rounding is half a step, and a float32 formula computes in float32."""
 
 
@@ -130,8 +130,9 @@ def _in_dtype(example: Call, dtype: torch.dtype) -> Call:
 
 
 def _widened(example: Call) -> Call:
-    """The same numbers in float64."""
-    return Call(*pytree.tree_map_only(torch.Tensor, lambda t: t.double() if t.dtype in NARROW else t, tuple(example)))
+    """The same numbers in float64, complex ones in complex128."""
+    wide = {**dict.fromkeys(NARROW, torch.float64), torch.complex64: torch.complex128}
+    return Call(*pytree.tree_map_only(torch.Tensor, lambda t: t.to(wide.get(t.dtype, t.dtype)), tuple(example)))
 
 
 def _results(function: Callable[..., Any], example: Call) -> list[torch.Tensor]:
@@ -140,7 +141,8 @@ def _results(function: Callable[..., Any], example: Call) -> list[torch.Tensor]:
     with torch.random.fork_rng(devices=()):
         torch.default_generator.manual_seed(0)
         returned = function(*args, **kwargs)
-    return _tensors((returned, args, kwargs))
+    found = _tensors((returned, args, kwargs))
+    return [torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in found]
 
 
 def _exact(record: Operator, example: Call) -> Sequence[torch.Tensor]:
