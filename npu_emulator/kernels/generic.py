@@ -60,9 +60,7 @@ _TAKING_HOST_TENSORS = frozenset(
     ]
 )
 """ATen operators for which torch allows indices, sections or lengths on the host beside tensors of the device."""
-_WITHOUT_NUMBERS = "aten::bitwise_"
-"""torch's dispatcher gives a Python kernel a number where another operator passes one as a tensor (`x.bitwise_or_(6)`). Most
-operators take it, as `add` does; these refuse it."""
+_NUMBERS = (bool, int, float, complex)
 _MASKS = frozenset({torch.bool, torch.uint8})
 _DEVICES = [torch.device("npu", index) for index in range(16)]
 
@@ -76,6 +74,35 @@ def _has_mask(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether one of the indices of an indexing operator is a mask."""
     indices = args[1] if len(args) > 1 else kwargs["indices"]
     return any(index is not None and index.dtype in _MASKS for index in indices)
+
+
+def _not_numbers(op: OpOverload) -> frozenset[int]:
+    """The positions of tensors that may come as numbers, which the operator refuses.
+
+    torch's dispatcher gives a Python kernel a number where another operator passes one as a tensor, as the overload for a scalar
+    does (`x.bitwise_or_(6)`). Most operators take it, as `add` does.
+    """
+    packet = op.overloadpacket
+    takes_numbers = torch._C._should_allow_numbers_as_tensors  # noqa: SLF001 - torch's own list of those that take them
+    if op.namespace != "aten" or takes_numbers(packet.__name__):
+        return frozenset()
+    if not any("scalar" in name.lower() for name in packet.overloads()):
+        return frozenset()
+    types = [str(argument.type) for argument in op._schema.arguments]
+    return frozenset(position for position, kind in enumerate(types) if kind == "Tensor")
+
+
+def _without_numbers(args: tuple[Any, ...], places: frozenset[int]) -> tuple[Any, ...]:
+    """The arguments, with a scalar tensor for each number in one of the places: exact beside float64, else of the usual type."""
+    if not any(isinstance(args[place], _NUMBERS) for place in places if place < len(args)):
+        return args
+    exact = any(isinstance(value, torch.Tensor) and value.dtype == torch.float64 for value in args)
+    return tuple(
+        torch.tensor(value, dtype=torch.float64 if exact and isinstance(value, float) else None)
+        if place in places and isinstance(value, _NUMBERS)
+        else value
+        for place, value in enumerate(args)
+    )
 
 
 class Kernel:
@@ -109,7 +136,7 @@ class Kernel:
         self._takes_host = not schema.name.startswith("aten::") or schema.name in _TAKING_HOST_TENSORS
         self._indexes = schema.name in _INDEXING
         self._only_overwrites = schema.name in _OVERWRITERS
-        self._wants_tensors = schema.name.startswith(_WITHOUT_NUMBERS) and op._overloadname == "Tensor"
+        self._not_numbers = _not_numbers(op)
         self._returns = len(schema.returns)
         tensors_only = all(str(value.type) in {"Tensor", "Tensor[]", "List[Tensor]"} for value in schema.returns)
         self._reads_host = bool(_HOST_DEPENDENT & set(op.tags)) or not tensors_only
@@ -118,8 +145,8 @@ class Kernel:
         """Launch the operator and return its (not yet computed) outputs."""
         if self._constraints is not None:
             self._constraints(*args, **kwargs)
-        if self._wants_tensors:
-            args = tuple(torch.tensor(value) if isinstance(value, (bool, int)) else value for value in args)
+        if self._not_numbers:
+            args = _without_numbers(args, self._not_numbers)
         if self._written and self._returns_written:
             return self._launch_writing(args, kwargs)
         bound = bind(args, kwargs, self._launcher.shared_view)

@@ -148,6 +148,35 @@ def test_random_operators_have_the_right_shape(draw: Any) -> None:
     assert abs(first.mean() - second.mean()) < 0.2
 
 
+NUMBERS = (
+    "bitwise_and", "bitwise_left_shift", "copysign", "fmod", "remainder", "xlogy", "pow", "eq", "special_xlog1py",
+    "special_zeta", "special_hermite_polynomial_h",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.int64, torch.int8], ids=str)
+def test_operators_take_a_number_in_place_of_a_tensor(dtype: torch.dtype) -> None:
+    """On either side, in place and with `out=`: values and dtypes are the CPU's, wherever the CPU takes the number."""
+    compared = 0
+    for name, number in itertools.product(NUMBERS, (2, 2.1, True)):
+        function = getattr(torch, name, None) or getattr(torch.special, name.removeprefix("special_"))
+        x = torch.tensor([1, 2, 3], dtype=dtype)
+        forms = {
+            "left": lambda x, of=function, number=number: of(x, number),
+            "right": lambda x, of=function, number=number: of(number, x),
+            "in place": lambda x, of=name, number=number: getattr(x.clone(), f"{of}_")(number),
+            "out": lambda x, of=function, number=number: of(x, number, out=torch.empty_like(x)),
+        }
+        for form in forms.values():
+            try:
+                wanted = form(x)
+            except (RuntimeError, TypeError, AttributeError):
+                continue  # neither does the device
+            torch.testing.assert_close(form(x.npu()).cpu(), wanted, equal_nan=True)
+            compared += 1
+    assert compared > 30
+
+
 def test_foreach_operators_write_in_place() -> None:
     """A foreach operator changes each tensor of its list."""
     tensors = [torch.ones(3, device="npu"), torch.ones(2, 2, device="npu")]
