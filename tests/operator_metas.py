@@ -6,6 +6,7 @@ import torch
 
 WRONG = {
     "npu::npu_geglu_grad": "gives two tensors where the schema says one",
+    "npu::npu_fusion_attention_grad_v2": "asks for a tensor like a list",
     "npu::npu_scatter_list_": "gives tensors where the schema says none",
 }
 """Meta functions of torch_npu that cannot be called as the schema says, and why."""

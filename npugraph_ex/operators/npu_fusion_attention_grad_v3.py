@@ -1,36 +1,27 @@
-"""The gradients of attention of training. The formula and its limits are in ``_training_attention``."""
+"""The gradients of attention of training, with the seed as a tensor. The formula and its limits are in ``_training_attention``."""
 
 from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._attention_masks import Masking
+from npugraph_ex.operators._precision import HALVES
 from npugraph_ex.operators._record import Call, Operator, call
-from npugraph_ex.operators._training_attention import (
-    NO_LIMIT,
-    dropped,
-    excluded,
-    expanded,
-    exponentials,
-    folded,
-    heads,
-    operands,
-    refuse,
-    scores,
-    stored,
-)
+from npugraph_ex.operators._training_attention import NO_LIMIT, Random, Settings, backward, ends
 from npugraph_ex.operators.npu_fusion_attention_v3 import npu_fusion_attention_v3
 
 
 def _example() -> Call:
-    query, key, value, dy, output = (torch.randn(2, 2, 4, 16).half() for _ in range(5))
-    _, largest, total, _, seed, offset = npu_fusion_attention_v3(query, key, value, 2, "BNSD")
+    query, key, value, dy = (torch.randn(2, 2, 3, 4).half() for _ in range(4))
+    output, largest, total, _, seed, offset = npu_fusion_attention_v3(query, key, value, 2, "BNSD", scale=0.25)
     saved = {"softmax_max": largest, "softmax_sum": total, "attention_in": output}
-    return call(query, key, value, dy, 2, "BNSD", **saved, seed=seed, offset=offset)
+    return call(query, key, value, dy, 2, "BNSD", **saved, seed=seed, offset=offset, scale_value=0.25)
 
 
 @Operator(
     name="npu::npu_fusion_attention_grad_v3",
     source="operator documentation of torch_npu.npu_fusion_attention",
+    dtypes=(*HALVES, torch.float32),
     examples=(_example,),
 )
 def npu_fusion_attention_grad_v3(
@@ -64,22 +55,25 @@ def npu_fusion_attention_grad_v3(
     softmax_layout: str = "",
     sink: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """Gradients of query, key, value; then those of ``pse`` and ``sink``, which are not computed: empty, and 0 in float32."""
-    operator = "npu_fusion_attention_grad_v3"
-    refuse(operator, input_layout, keep_prob, prefix, actual_seq_qlen, actual_seq_kvlen, padding_mask, sink)
-    q, k, v = operands(query, key, value, head_num, input_layout)
-    gradient = heads(dy, head_num, input_layout)
-    left_out = excluded(operator, atten_mask, sparse_mode, pre_tockens, next_tockens, q, k)
-    logits = scores(q, k, pse, scale_value, left_out)
-    weights = exponentials(logits, logits.amax(-1, keepdim=True))
-    weights = torch.nan_to_num(weights / weights.sum(-1, keepdim=True))
-    wide_k, wide_v = expanded(k, q), expanded(v, q)
-    to_weights = dropped(gradient @ wide_v.mT, keep_prob, seed)
-    to_scores = weights * (to_weights - (to_weights * weights).sum(-1, keepdim=True)) * scale_value
-    return (
-        stored(to_scores @ wide_k, query, input_layout),
-        stored(folded(to_scores.mT @ q, k), key, input_layout),
-        stored(folded(dropped(weights, keep_prob, seed).mT @ gradient, v), value, input_layout),
-        query.new_empty(0),
-        torch.zeros(()),
+    """Gradients of query, key and value; that of ``pse``, which is not computed: empty; that of ``sink``, 0 without one."""
+    how = Settings(
+        "npu_fusion_attention_grad_v3",
+        head_num,
+        input_layout,
+        Masking(atten_mask, sparse_mode, pre_tockens, next_tockens, prefix),
+        scale_value,
+        keep_prob,
+        pse=pse,
+        sink=sink,
+        lengths=(ends(actual_seq_qlen), ends(actual_seq_kvlen)),
+        softmax_layout=softmax_layout,
     )
+    how.check(padding_mask)
+    if seed is None and keep_prob < 1.0:
+        raise ValueError(
+            f"{how.operator}: with keep_prob below 1 it needs the seed that the forward gave; seed is None."
+        )
+    random = Random(0 if seed is None or seed.is_meta else int(seed.reshape(-1)[0]))
+    saved = (softmax_max, softmax_sum)
+    dq, dk, dv, of_sink = backward((query, key, value), dy, how, random, saved, attention_in)
+    return dq, dk, dv, query.new_empty(0), of_sink

@@ -1,4 +1,4 @@
-"""Attention of training. The formula and its limits are in ``_training_attention``."""
+"""Attention of training, with the seed as a tensor. The formula and its limits are in ``_training_attention``."""
 
 from __future__ import annotations
 
@@ -6,20 +6,10 @@ from typing import Any
 
 import torch
 
+from npugraph_ex.operators._attention_masks import Masking
+from npugraph_ex.operators._precision import HALVES
 from npugraph_ex.operators._record import Operator, call
-from npugraph_ex.operators._training_attention import (
-    NO_LIMIT,
-    dropped,
-    excluded,
-    expanded,
-    exponentials,
-    operands,
-    refuse,
-    scores,
-    stored,
-)
-
-_REPLICAS = 8  # the softmax statistics are stored eight times over, one 32-byte block of float32 a row
+from npugraph_ex.operators._training_attention import NO_LIMIT, Random, Settings, ends, forward
 
 
 def _drops(*args: object, **kwargs: Any) -> bool:
@@ -35,6 +25,7 @@ def _drawn(keep_prob: float) -> torch.Tensor:
 @Operator(
     name="npu::npu_fusion_attention_v3",
     source="operator documentation of torch_npu.npu_fusion_attention",
+    dtypes=(*HALVES, torch.float32),
     draws_random_numbers=_drops,
     examples=(lambda: call(*(torch.randn(2, 2, 4, 16).half() for _ in range(3)), 2, "BNSD"),),
 )
@@ -62,23 +53,19 @@ def npu_fusion_attention_v3(
     sink: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """(output like ``query``, row maxima, row sums (both [B, N, Sq, 8], float32), an empty tensor, seed, offset)."""
-    operator = "npu_fusion_attention_v3"
-    refuse(operator, input_layout, keep_prob, prefix, actual_seq_qlen, actual_seq_kvlen, padding_mask, sink)
-    q, k, v = operands(query, key, value, head_num, input_layout)
-    number = _drawn(keep_prob)
-    logits = scores(q, k, pse, scale, excluded(operator, atten_mask, sparse_mode, pre_tockens, next_tockens, q, k))
-    maximum = logits.amax(-1, keepdim=True)
-    weights = exponentials(logits, maximum)
-    total = weights.sum(-1, keepdim=True)
-    kept = dropped(torch.nan_to_num(weights / total), keep_prob, number)
-    output = stored(kept @ expanded(v, q), query, input_layout)
-    statistic = torch.float64 if query.dtype == torch.float64 else torch.float32
-    rows = (*maximum.shape[:-1], _REPLICAS)
-    return (
-        output,
-        maximum.to(statistic).expand(rows).contiguous(),
-        total.to(statistic).expand(rows).contiguous(),
-        query.new_empty(0),
-        number,
-        torch.zeros_like(number),
+    how = Settings(
+        "npu_fusion_attention_v3",
+        head_num,
+        input_layout,
+        Masking(atten_mask, sparse_mode, pre_tockens, next_tockens, prefix),
+        scale,
+        keep_prob,
+        pse=pse,
+        sink=sink,
+        lengths=(ends(actual_seq_qlen), ends(actual_seq_kvlen)),
+        softmax_layout=softmax_layout,
     )
+    how.check(padding_mask)
+    number = _drawn(keep_prob)
+    results = forward(query, key, value, how, Random(0 if number.is_meta else int(number)))
+    return *results, query.new_empty(0), number, torch.zeros_like(number)

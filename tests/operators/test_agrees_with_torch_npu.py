@@ -47,7 +47,10 @@ def assert_same_metadata(name: str, args: tuple[Any, ...], kwargs: dict[str, Any
         expected = operator(name)(*fake_args, **fake_kwargs)
     actual = OPERATORS[name].formula(*args, **kwargs)
     facts = [
-        [t if t is None else (t.shape, t.dtype, t.stride()) for t in pytree.tree_leaves(outputs)]
+        [
+            (t.shape, t.dtype, t.stride()) if isinstance(t, torch.Tensor) else type(t)
+            for t in pytree.tree_leaves(outputs)
+        ]
         for outputs in (actual, expected)
     ]
     assert facts[0] == facts[1]

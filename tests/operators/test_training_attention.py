@@ -85,3 +85,120 @@ def test_dropout_needs_a_probability_and_the_gradient_its_seed() -> None:
         OPERATORS["npu::npu_fusion_attention_v3"].formula(x, x, x, 1, "BSH", keep_prob=0.0)
     with pytest.raises(ValueError, match="needs the seed"):
         OPERATORS["npu::npu_fusion_attention_grad_v3"].formula(x, x, x, x, 1, "BSH", keep_prob=0.5)
+
+
+def formula(name: str, *args: object, **kwargs: object) -> tuple[torch.Tensor, ...]:
+    """The formula of ``npu::npu_fusion_name`` called with these arguments."""
+    return OPERATORS[f"npu::npu_fusion_{name}"].formula(*args, **kwargs)
+
+
+def seen(mode: int, rows: int, columns: int, *, first: bool, last: bool) -> torch.Tensor:
+    """What a sparse mode lets through of one of several sequences, with a band of 1 behind and 2 ahead, and a prefix of 2."""
+    ahead = torch.arange(columns) - torch.arange(rows).unsqueeze(1)
+    at_end = ahead - (columns - rows)
+    band = (at_end >= -1) & (at_end <= 2)
+    by_mode = {2: ahead <= 0, 3: at_end <= 0, 4: band, 6: (at_end <= 0) | (torch.arange(columns) < 2)}
+    by_mode |= {7: band if last else at_end <= 0, 8: band if first else ahead <= 0}
+    return by_mode[mode]
+
+
+@pytest.mark.parametrize("mode", [2, 3, 4, 6, 7, 8])
+@pytest.mark.parametrize("version", ["", "_v2", "_v3"])
+def test_packed_sequences_are_attended_each_with_its_mask(mode: int, version: str) -> None:
+    """Layout TND: output, statistics and gradients are those of each sequence alone, in either layout of the statistics."""
+    rows, columns = [3, 2, 4], [5, 4, 4]
+    leaves = [torch.randn(total, n, 8).double().requires_grad_() for total, n in ((9, 4), (13, 2), (13, 2))]
+    parts = zip(leaves[0].split(rows), leaves[1].split(columns), leaves[2].split(columns), strict=True)
+    expected = []
+    for b, (q, k, v) in enumerate(parts):
+        mask = seen(mode, rows[b], columns[b], first=b == 0, last=b == 2)
+        heads = (operand.transpose(0, 1) for operand in (q, k, v))
+        one = torch.nn.functional.scaled_dot_product_attention(*heads, mask, scale=0.3, enable_gqa=True)
+        expected.append(one.transpose(0, 1))
+    expected = torch.cat(expected)
+    upstream = torch.randn_like(expected)
+    gradients = torch.autograd.grad(expected, leaves, upstream)
+    before, after = ("pre_tokens", "next_tokens") if version == "_v2" else ("pre_tockens", "next_tockens")
+    how = {"sparse_mode": mode, before: 1, after: 2, "prefix": [2, 2, 2], "atten_mask": torch.ones(1, 1)}
+    ends = [torch.tensor(lengths).cumsum(0) for lengths in (rows, columns)]
+    how |= {"actual_seq_qlen": ends[0], "actual_seq_kvlen": ends[1]}
+    if version != "_v3":
+        how |= {name: how[name].tolist() for name in ("actual_seq_qlen", "actual_seq_kvlen")}
+    given = [leaf.detach() for leaf in leaves]
+    kept = {}
+    for layout in ("", "TND"):
+        output, largest, total, *_ = formula(
+            f"attention{version}", *given, 4, "TND", scale=0.3, softmax_layout=layout, **how
+        )
+        torch.testing.assert_close(output, expected.detach())
+        saved = {"softmax_max": largest, "softmax_sum": total, "attention_in": output, "softmax_layout": layout}
+        found = formula(f"attention_grad{version}", *given, upstream, 4, "TND", scale_value=0.3, **saved, **how)
+        torch.testing.assert_close(found[:3], gradients)
+        kept[layout] = largest
+    assert torch.equal(kept[""][:3].view(4, 3, 8).transpose(0, 1), kept["TND"][:3])
+
+
+def test_a_sink_takes_a_share_and_has_a_gradient() -> None:
+    """As one more key for each head, whose value is 0."""
+    q, k, v = (torch.randn(2, 2, 3, 8).double().requires_grad_() for _ in range(3))
+    sink = torch.randn(2).double().requires_grad_()
+    scores = torch.cat((q @ k.mT * 0.3, sink.view(1, 2, 1, 1).expand(2, 2, 3, 1)), -1)
+    expected = torch.softmax(scores, -1)[..., :3] @ v
+    upstream = torch.randn_like(expected)
+    gradients = torch.autograd.grad(expected, (q, k, v, sink), upstream)
+    given = [leaf.detach() for leaf in (q, k, v)]
+    output, largest, total, *_ = formula("attention", *given, 2, "BNSD", scale=0.3, sink=sink.detach())
+    torch.testing.assert_close(output, expected.detach())
+    saved = {"softmax_max": largest.double(), "softmax_sum": total.double(), "attention_in": output}
+    found = formula("attention_grad", *given, upstream, 2, "BNSD", scale_value=0.3, sink=sink.detach(), **saved)
+    torch.testing.assert_close((*found[:3], found[4]), gradients)
+
+
+@pytest.mark.parametrize("layout", ["BSH", "BNSD"])
+def test_rotary_parts_are_joined_head_by_head(layout: str) -> None:
+    """The second version: scores of both parts are added; each part has its own gradient; ``pse_type`` 0 is not scaled."""
+    q, k, v = (torch.randn(2, n, 3, 8).double() for n in (4, 2, 2))
+    q_rope, k_rope, pse = (
+        torch.randn(2, 4, 3, 4).double(),
+        torch.randn(2, 2, 3, 4).double(),
+        torch.randn(2, 4, 3, 3).double(),
+    )
+    leaves = [leaf.requires_grad_() for leaf in (q, k, v, q_rope, k_rope)]
+    joined = torch.cat((q, q_rope), -1), torch.cat((k, k_rope), -1)
+    expected = torch.nn.functional.scaled_dot_product_attention(*joined, v, pse, scale=0.3, enable_gqa=True)
+    upstream = torch.randn_like(expected)
+    gradients = [stored(each, layout) for each in torch.autograd.grad(expected, leaves, upstream)]
+    given = [stored(leaf.detach(), layout) for leaf in leaves]
+    how = {"query_rope": given[3], "key_rope": given[4], "pse": pse, "pse_type": 0}
+    output, *_ = formula("attention_v2", *given[:3], 4, layout, scale=0.3, **how)
+    torch.testing.assert_close(output, stored(expected.detach(), layout))
+    found = formula("attention_grad_v2", *given[:3], stored(upstream, layout), 4, layout, scale_value=0.3, **how)
+    torch.testing.assert_close([*found[:3], *found[4:6]], gradients)
+
+
+def test_statistics_of_the_forward_decide_the_weights() -> None:
+    """Ring attention: with the statistics and the output of all keys, a block's gradients are its share of the whole."""
+    q, k, v, upstream = (torch.randn(1, 2, 4, 8).double() for _ in range(4))
+    output, largest, total, *_ = formula("attention", q, k, v, 2, "BNSD", scale=0.3)
+    saved = {"softmax_max": largest, "softmax_sum": total, "attention_in": output}
+    whole = formula("attention_grad", q, k, v, upstream, 2, "BNSD", scale_value=0.3, **saved)
+    blocks = [
+        formula("attention_grad", q, k[:, :, part], v[:, :, part], upstream, 2, "BNSD", scale_value=0.3, **saved)
+        for part in (slice(0, 3), slice(3, 4))
+    ]
+    torch.testing.assert_close(blocks[0][0] + blocks[1][0], whole[0])
+    torch.testing.assert_close(torch.cat([block[1] for block in blocks], 2), whole[1])
+
+
+def test_a_given_mask_of_bits_drops_what_it_says() -> None:
+    """Bit by bit from the lowest: kept weights are divided by ``keep_prob``, and the numbers given are returned."""
+    q, k, eye = (
+        torch.randn(1, 1, 2, 4).double(),
+        torch.randn(1, 1, 4, 4).double(),
+        torch.eye(4).double().view(1, 1, 4, 4),
+    )
+    bits = torch.tensor([0b10010110] + [0] * 15, dtype=torch.uint8)
+    result = formula("attention", q, k, eye, 1, "BNSD", keep_prob=0.5, dropout_mask=bits, seed=7, offset=3)
+    kept = torch.tensor([[0, 1, 1, 0], [1, 0, 0, 1]]).double()
+    torch.testing.assert_close(result[0], torch.softmax(q @ k.mT, -1) * kept * 2)
+    assert result[4:6] == (7, 3)
