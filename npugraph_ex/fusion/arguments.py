@@ -1,7 +1,7 @@
 """What a node effectively passes for each argument of its operator's schema.
 
-Two nodes that call one operator do the same exactly when these values are equal, however they were spelled: omitted or
-written out, positional or by keyword, as a dtype or as its code, as ``None`` or as the value that ``None`` stands for.
+Two calls of one operator do the same exactly when these values are equal. It does not matter whether an argument is omitted or
+written out, positional or by keyword, a dtype or its code, ``None`` or the value that ``None`` stands for.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Slot:
         self.default = self.normal(argument.default_value) if argument.has_default_value() else None
 
     def normal(self, value: Any) -> Any:
-        """The one spelling that stands for ``value`` in comparisons."""
+        """The form of ``value`` for comparisons."""
         if isinstance(value, (list, tuple)):
             return tuple(value)
         if self.is_code and isinstance(value, torch.dtype):

@@ -1,4 +1,4 @@
-"""One rule at one place: the questions that are asked in turn, and the replacement where no answer is against it."""
+"""One rule at one node: asks all questions in turn, and replaces the match if every answer allows it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Gives every output that a pattern returns exactly one ``getitem``, so that the pattern can match it.
+"""Finds the nodes where a pattern could match, and gives every output that the pattern returns exactly one ``getitem``.
 
-AOT leaves out the ``getitem`` of an output that nobody uses: it is added, and goes after the matching if it is still
-unused. Several ``getitem`` of one output are merged for good, whether the pattern matches or not.
+AOT drops the ``getitem`` of an unused output. It is added for the matching, and removed afterwards if it is still unused.
+Several ``getitem`` of one output are merged and stay merged.
 """
 
 from __future__ import annotations

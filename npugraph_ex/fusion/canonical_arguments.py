@@ -1,7 +1,7 @@
-"""Different spellings of one argument that only the node, not the schema, can tell to be the same.
+"""One canonical form for arguments that can be written in several ways, where the form depends on the node.
 
-``transpose(x, -2, 0)`` of a matrix batch is ``transpose(x, 0, 1)``; ``view(x, [-1, h])`` is ``view(x, [rows, h])``. Each
-function here rewrites the argument values of one node to the one spelling that stands for all.
+``transpose(x, -2, 0)`` of a batch of matrices is ``transpose(x, 0, 1)``; ``view(x, [-1, h])`` is ``view(x, [rows, h])``.
+Each function here rewrites the argument values of one node to the canonical form.
 """
 
 from __future__ import annotations
@@ -91,4 +91,4 @@ CANONICALISERS: Mapping[str, Canonicaliser] = MappingProxyType(
         "aten.split.Tensor": _split_dimension,
     }
 )
-"""Of torch's own operators, as ``str(overload)`` names them. Of others their records tell, see ``from_record``."""
+"""For torch's own operators, by ``str(overload)``. ``from_record`` makes those of other operators from their records."""

@@ -1,8 +1,8 @@
-"""Records the operators that a function dispatches on fake tensors as an ATen graph: make_fx's graph, many times faster.
+"""Traces a function to an ATen graph by recording the operators that it dispatches: the graph of make_fx, many times faster.
 
-make_fx follows every tensor and every symbolic number with a proxy, because it does not know what a function does with
-them. The functions of the built-in rules do little: they call operators on their arguments. What else there may be, writes,
-tensors from outside, arithmetic on symbolic sizes, is left to make_fx.
+make_fx follows every tensor and every symbolic number with a proxy. The functions of the built-in rules only call operators
+on their arguments, and need no proxies. make_fx traces all other functions: those with writes, tensors from outside or
+arithmetic on symbolic sizes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The fusion pass: tries every rule at every place, replaces where all checks agree, reports where one does not.
+"""The fusion pass: tries every rule at every node, replaces matches that pass all checks, and reports the others.
 
-User rules come first, in the order of their registration, then the default rules: what a user asks for is more
-particular, and its result may be what a default rule waits for. What is asked at one place is in ``attempt``. A rule
-that fails, its condition raising or its values being other ones, is switched off for the graph; the others go on.
+User rules come first, in the order of their registration, then the default rules. A user's rule is more specific, and a
+default rule may match its result. ``attempt`` holds the questions for one node. A rule whose condition raises, or whose
+values are wrong, is switched off for the graph; the other rules go on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Takes a match in a joint graph of forward and backward apart: the parts run at two times, so each has its own place.
+"""Splits a match in a joint graph into a forward and a backward part, and finds a place for each.
 
-Between the forward operators of a match and its backward ones lies the rest of the model, whose gradients the backward
-half waits for. In an inference graph, and for a rule without gradients, a match is one half.
+The rest of the model lies between the two; the backward part waits for its gradients. In an inference graph, and for a
+rule without gradients, a match is one part.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from npugraph_ex.graph.memory.aliases import AliasFacts, mutated_inputs
 
 @dataclass(frozen=True)
 class MatchPart:
-    """The part of a match that runs at one time, and where its replacement goes."""
+    """The forward or the backward part of a match, and where its replacement goes."""
 
     site: Site
     placement: Placement
@@ -37,7 +37,7 @@ def backward_nodes(nodes: Iterable[fx.Node], gradients: Collection[fx.Node]) -> 
 
 
 def backward_of(parts: Sequence[MatchPart], replacement: fx.Graph) -> set[fx.Node]:
-    """The nodes of ``replacement`` that go where the backward half of a match goes."""
+    """The nodes of ``replacement`` that go where the backward part of a match goes."""
     gradients = parts[-1].site.bound.keys() - parts[0].site.bound.keys()
     placeholders = replacement.find_nodes(op="placeholder")
     return backward_nodes(replacement.nodes, [node for node in placeholders if node.name in gradients])

@@ -1,9 +1,9 @@
-"""Whether a result may have other strides than before because nobody can tell.
+"""Decides whether a result may have other strides than before, because nobody can tell.
 
-A rule that says ``free_strides`` hands out the same elements in another memory order: a fused matrix product writes the
-transposed result densely, where the original transposed by a view. That is seen by whoever reads strides. So the new
-strides are followed through every user; the match is refused when they reach a result of the graph, a write, or an
-operator whose result depends on the layout. Where an operator gives the same strides as before, the trail ends.
+A rule with ``free_strides`` returns the same elements in another memory order: a fused matrix product writes the transposed
+result densely, where the original made a transposed view. Code that reads strides would notice. So the new strides are
+followed through all users. The match is refused if they reach a result of the graph, a write, or an operator whose result
+depends on the layout. The search ends at operators whose results have the same strides as before.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Says in a sentence what torch's matcher found different; its own texts are notes to itself.
+"""Turns the reasons of torch's matcher into sentences for the report.
 
-Where the pattern is made of ``SchemaCall``, most differences are worded where they are found, in ``pattern``.
+``SchemaCall`` in ``pattern`` words most differences itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch._inductor.pattern_matcher import CallFunction, FailedMatch, PatternEx
 
 
 class Mismatch(FailedMatch):
-    """A failed match in our words, which are put together only where somebody reads them.
+    """A failed match with a sentence for the report, which is built only when it is read.
 
     Args:
         cause: what torch's matcher answered.

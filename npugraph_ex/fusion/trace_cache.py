@@ -1,8 +1,8 @@
-"""Remembers, during one run of the fusion pass, what a rule's functions trace to for given inputs.
+"""Caches the traces of a rule's functions for given inputs, for one run of the fusion pass.
 
-The layers of a model repeat, and tracing is by far the most costly step of a match. Two matches whose inputs have the
-same metadata and numbers share their traces, which nobody edits. A built-in rule's traces for sizes without symbols outlive
-the run: its functions depend on nothing else, and a model is compiled more than once.
+The layers of a model repeat, and tracing is by far the slowest step of a match. Two matches with the same metadata and
+numbers share their traces, which nobody edits. Traces of built-in rules for sizes without symbols outlive the run, because
+the functions of these rules depend on nothing else.
 """
 
 from __future__ import annotations

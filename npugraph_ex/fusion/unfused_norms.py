@@ -1,7 +1,7 @@
-"""Explains the norms that no rule came near: what follows them, and what the rules would want to follow.
+"""Explains the norms that no rule came near: which operators follow them, and which ones the rules need.
 
-A near-miss is a place where a pattern's last operator was found. A norm whose result goes to something that ends no
-pattern has none, and yet its owner asks why it was not fused.
+Matching begins at a pattern's last operator. A norm whose result goes to another operator has no near-miss, but its
+author asks why it was not fused.
 """
 
 from __future__ import annotations
