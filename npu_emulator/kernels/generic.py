@@ -13,7 +13,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from npu_emulator.kernels.arguments import Bound, bind
-from npu_emulator.kernels.metadata import Given, Like, Likes, MetadataCache
+from npu_emulator.kernels.metadata import Given, Like, Likes, MetadataCache, on_meta
 from npu_emulator.kernels.registry import CONSTRAINTS, WORK
 from npu_emulator.kernels.widening import widened
 
@@ -117,6 +117,7 @@ class Kernel:
         self.op = op
         self.name = str(op)
         self.compute = compute or widened(op)
+        self._brought = compute is not None
         self._constraints: Callable[..., None] | None = getattr(compute, CONSTRAINTS, None)
         self._work: Callable[..., tuple[float, float]] | None = getattr(compute, WORK, None)
         self._launcher = launcher
@@ -128,8 +129,8 @@ class Kernel:
             for position, argument in enumerate(schema.arguments)
             if argument.alias_info is not None and argument.alias_info.is_write
         ]
-        # The CPU kernel of an out variant resizes what it writes; a function that others bring fills it as it is.
-        self._is_out_variant = compute is None and any(argument.is_out for argument in schema.arguments)
+        # An out variant resizes what it writes, where the shape of the result is known or the function resizes it.
+        self._is_out_variant = any(argument.is_out for argument in schema.arguments)
         self._overwritten = [place for place in self._written if place[1] == "out" or schema.arguments[place[0]].is_out]
         # Batch norm and its like write to an argument and return something else; most writers return what they wrote.
         self._returns_written = all(value.alias_info is not None for value in schema.returns)
@@ -251,6 +252,9 @@ class Kernel:
 
     def _resize_outputs(self, args: Any, kwargs: Any) -> bool:
         """Give `out=` arguments the shape of the result, as every out variant does; tell whether the shape is known."""
+        if self._brought:
+            self._resize_as_brought(args, kwargs)
+            return True
         try:
             likes = self._metadata.outputs(None, args, kwargs)
         except NotImplementedError:
@@ -261,6 +265,19 @@ class Kernel:
             if isinstance(like, Like) and tuple(out.size()) != like.size:
                 out.resize_(like.size)
         return True
+
+    def _resize_as_brought(self, args: Any, kwargs: Any) -> None:
+        """Give `out=` arguments the shapes that the brought function gives their meta twins; none, if it cannot run on those."""
+        meta_args, meta_kwargs = tree_map(on_meta, args), tree_map(on_meta, kwargs)
+        try:
+            self.compute(*meta_args, **meta_kwargs)
+        except Exception:  # noqa: BLE001 - a function that looks at values fills what it is given, as it is
+            return
+        for place in self._written:
+            twins = tree_leaves(argument_of(meta_args, meta_kwargs, *place))
+            for out, twin in zip(tree_leaves(argument_of(args, kwargs, *place)), twins, strict=True):
+                if out.size() != twin.size():
+                    out.resize_(twin.size())
 
     def _can_write_from_host(self) -> bool:
         plain = all(str(self.op._schema.arguments[position].type) == "Tensor" for position, _ in self._written)

@@ -105,7 +105,8 @@ class MetadataCache:
         else:
             return self._with_arguments(result, args, kwargs)
         try:
-            return self._with_arguments(self._compute(*args, **kwargs), args, kwargs)
+            result = self._compute(*args, **kwargs)
+            return result if self._writes else self._with_arguments(result, args, kwargs)
         except Exception as error:
             raise NotImplementedError(
                 f"{self._op} has no meta (fake) implementation, and its kernel cannot stand in for one: {error}"
