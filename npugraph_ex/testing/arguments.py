@@ -1,10 +1,10 @@
-"""Says at the call what is wrong with an argument: compares it with the annotations of the function or the class.
+"""Checks arguments at the call against the annotations of the function or the class.
 
-beartype was tried in its place: it looks at one element of a list, chosen at random, so that the same wrong call is refused
-now and passes then, and it takes a bool for a number and a text for a sequence.
+beartype was tried in its place. It looks at one random element of a list, so the same wrong call fails at one time and passes at
+another; and it takes a bool for a number and a text for a sequence.
 
-No type checker: this knows classes, unions, what tuples, sequences and mappings hold, and that a function is called. All
-else passes. A bool is no number, a text no sequence, a list as good as a tuple.
+It is no type checker. It knows classes, unions, callables, and the contents of tuples, sequences and mappings; everything else
+passes. A bool is not a number, a text is not a sequence, and a list is as good as a tuple.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def checked(function: Callable[P, T]) -> Callable[P, T]:
-    """The function, which raises TypeError for an argument that is not of the type that its annotation says."""
+    """Let a function raise TypeError for an argument of another type than its annotation."""
     parameters = inspect.signature(function).parameters.values()
     names = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
     several = [parameter.name for parameter in parameters if parameter.kind is parameter.VAR_POSITIONAL]
@@ -40,7 +40,7 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def check_fields(instance: object) -> None:
-    """Raise TypeError where a field of a dataclass is not of the type that its annotation says."""
+    """Raise TypeError for a field of a dataclass of another type than its annotation."""
     kind: Any = type(instance)
     for name, fits in _fitting(kind).items():
         value = getattr(instance, name)
@@ -63,13 +63,13 @@ def _wrong(name: str, hint: Any, value: object) -> TypeError:
 
 @cache
 def _fitting(target: Any) -> dict[str, Callable[[Any], bool]]:
-    """For each annotated name, what tells a fitting value; made at the first call: annotations may name what is below."""
+    """A test for each annotated name, made at the first call, because annotations may name later definitions."""
     return {name: _test(hint) for name, hint in get_type_hints(target).items()}
 
 
 @cache
 def _test(hint: Any) -> Callable[[Any], bool]:
-    """What tells a value that fits. It is made once: programs are drawn by the thousand."""
+    """A test for values of this type. It is made once, because programs are drawn by the thousand."""
     kind, inner = get_origin(hint) or hint, get_args(hint)
     if kind in (Union, UnionType):
         tests = [_test(one) for one in inner]
@@ -88,7 +88,7 @@ def _test(hint: Any) -> Callable[[Any], bool]:
 
 
 def _test_of_contents(kind: type, inner: Sequence[Any]) -> Callable[[Any], bool]:
-    """What tells a container in which everything fits."""
+    """A test for the contents of a container."""
     tests = [_test(one) for one in inner if one is not Ellipsis]
     if issubclass(kind, Mapping):
         of_key, of_item = tests
@@ -103,7 +103,7 @@ def _test_of_contents(kind: type, inner: Sequence[Any]) -> Callable[[Any], bool]
 
 
 def _words(hint: Any) -> str:
-    """A type as it is said: "int", "sequence of Input", "str or None"."""
+    """A type in words: "int", "sequence of Input", "str or None"."""
     kind, parts = get_origin(hint) or hint, get_args(hint)
     inner = [one for one in parts if one is not Ellipsis]
     if kind in (Union, UnionType):

@@ -1,4 +1,4 @@
-"""Which device a run is on, and how it is started. Imports torch only once a target has been started."""
+"""Starts the device of a run, emulated or real. torch is imported only after the target has started."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KINDS: tuple[Kind, ...] = ("emulated", "npu")
 
 
 class TargetError(DeviceError, UsageError):
-    """The target that was asked for cannot be used on this machine."""
+    """This machine cannot use the chosen target."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Target:
     versions: tuple[tuple[str, str], ...]
 
     def describe(self, *, seed: int | None = None) -> str:
-        """One line a fact: what a run prints before anything else."""
+        """The facts that a run prints first, one a line."""
         facts = [("target", self.kind), ("device", self.device), *self.versions]
         if seed is not None:
             facts.append(("seed", str(seed)))

@@ -1,1 +1,1 @@
-"""What becomes of a failure: it is found, shrunk, blamed on a pass and a match, and written as a script."""
+"""Failures: the search for one, its smallest program, the guilty pass and match, and a script that reproduces it."""

@@ -1,4 +1,4 @@
-"""Finds what is to blame for a failing case: the pass after which results are wrong, and the match within it."""
+"""Finds the cause of a failing case: the pass after which results are wrong, and the match in it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from npugraph_ex.testing.oracle.case import Case, Outcome, check_optimised
 
 @checked
 def find_guilty(case: Case) -> str:
-    """What makes the case fail, in words: a pass, with its rules if it fused, or capture and replay.
+    """Name the cause of the failure: a pass, with its rules if it fused, or capture and replay.
 
     The graph is optimised by the first pass alone, then by the first two, and so on, and run operator by operator
     each time; the pass with which it first goes wrong is to blame. Where that is fusion, and it replaced several

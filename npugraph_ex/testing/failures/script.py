@@ -1,4 +1,4 @@
-"""A failing case as a script of a page that reproduces it under plain ``python``."""
+"""Writes a failing case as a script of one page that reproduces it under plain ``python``."""
 
 from __future__ import annotations
 

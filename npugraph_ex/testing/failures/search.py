@@ -1,7 +1,7 @@
-"""One search over programs: checks each that is drawn, and shrinks the first failure within a number of tries.
+"""Checks random programs one by one, and shrinks the first failure in a limited number of tries.
 
-Hypothesis draws, or a seeded generator, which is thirty times faster; ``shrinking`` makes small, because it works on the
-program and each of its tries is one check.
+Hypothesis draws the programs, or a seeded generator, which is thirty times faster. ``shrink`` works on the program itself, and
+each of its tries is one check.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def find_failure(  # noqa: PLR0913 - a search is said by these
     on_case: OnCase | None = None,
     shrinking_tries: int = TRIES,
 ) -> tuple[Case, Outcome] | None:
-    """Check drawn programs until one fails; answer the smallest failure found, or None.
+    """Check drawn programs until one fails. Return the smallest failure found, or None.
 
     Args:
         strategy: of programs; or a maker of them, such as ``exact_programs()``, which is sampled.
@@ -111,7 +111,7 @@ class _Search:
         return Case.of(program, route=route, options=self.options)
 
     def smallest(self, program: Program, outcome: Outcome) -> tuple[Case, Outcome]:
-        """A small program that fails as this one does: the same promise is broken, on the same route if that shows it."""
+        """A small program that breaks the same promise, on the same route if that route shows it."""
         kind, counted = outcome.kind, outcome.kind.startswith("fused")
         # Where values are wrong, the number of fusions is not what is being looked for and may change.
         start = program if counted else dataclasses.replace(program, expected=None)

@@ -1,7 +1,7 @@
-"""Makes a failing program small: steps are dropped, cut off from what comes before, and simplified, while it still fails.
+"""Shrinks a failing program: drops steps, replaces their operands by inputs, and simplifies them, as long as the program fails.
 
-It works on the program itself, not on the choices that drew it, so it serves every source of programs, and each try is
-one check. The order is fixed: the same failure ends as the same program.
+It works on the program itself, not on the random choices behind it. So it serves every source of programs, and each try is
+one check. The order is fixed: the same failure always gives the same program.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _smaller(program: Program) -> Iterator[Program]:
 
 
 def _plainer(program: Program) -> Iterator[Program]:
-    """The program with one input that lies densely and has values of usual size."""
+    """The program with one input made dense and of usual magnitude."""
     for position, spec in enumerate(program.inputs):
         plain = Input(spec.shape, spec.dtype, alias_of=spec.alias_of)
         if spec not in (plain, dataclasses.replace(plain, seed=spec.seed)) and spec.alias_of is None:
@@ -91,14 +91,14 @@ def _orders(step: Step) -> bool:
 
 
 def _essential(program: Program) -> range:
-    """The steps that may not go where fusions are counted: the planted ones and, in a near-miss, what spoils them."""
+    """The steps that must stay while fusions are counted: the planted ones and, in a near-miss, those that spoil them."""
     planted = [i for i, step in enumerate(program.steps) if any(name.startswith("p") for name in step.results)]
     counted = program.near_miss is not None or program.expected is not None
     return range(planted[0], planted[-1] + 1) if counted and planted else range(0)
 
 
 def _is_legal(program: Program) -> bool:
-    """Whether the program runs in eager mode: what cannot run shows nothing."""
+    """Whether the program runs in eager mode; a program that cannot run shows nothing."""
     wanted = {name for step in program.steps for name in step.results}
     return not program.runs or wanted <= _results(program).keys()
 

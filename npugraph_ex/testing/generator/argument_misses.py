@@ -1,4 +1,4 @@
-"""What the operators of a planted pattern are told: near-misses in their keywords and dimensions."""
+"""Near-misses in the arguments of a planted pattern's operators: keywords and dimensions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _record(step: Step) -> Operator | None:
 
 
 def _misses(step: Step, *, keyword_only: bool) -> dict[str, tuple[Any, ...]]:
-    """What the operator's record says of its keyword-only arguments, or of the others."""
+    """Other values for the operator's keyword-only arguments, or for the others, from its record."""
     record = _record(step)
     arguments = [argument.name for argument in schema_of(step).arguments if argument.kwarg_only == keyword_only]
     return {name: record.near_misses[name] for name in record.near_misses if name in arguments} if record else {}
@@ -89,7 +89,7 @@ def dropping(steps: Sequence[Step]) -> list[int]:
 
 
 def _dropped(step: Step) -> str:
-    """An argument whose default would mean another thing; empty where there is none."""
+    """An argument whose default has another meaning; empty where there is none."""
     if step.operator in _DROPPED:
         return _DROPPED[step.operator]
     written = dict(with_style(step, "written").kwargs)
@@ -101,7 +101,7 @@ def _dropped(step: Step) -> str:
 
 
 def _meaning(step: Step, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments in the one spelling that comparisons use."""
+    """The arguments in the form for comparisons."""
     record = _record(step)
     return {**arguments, **(record.canonical(_RANK, arguments) if record and record.canonical else {})}
 
@@ -124,7 +124,7 @@ def wrong_dim(builder: Builder, planted: Planted) -> bool:
 
 
 def _dims(step: Step) -> tuple[str, tuple[Any, ...]] | None:
-    """An argument that says which dimension, and other values than patterns have."""
+    """An argument that names a dimension, and values for it that patterns do not have."""
     return _DIMS.get(step.operator) or next(iter(_misses(step, keyword_only=False).items()), None)
 
 

@@ -29,7 +29,7 @@ _BINARY = ("add.Tensor", "sub.Tensor", "mul.Tensor", "maximum.default")
 
 @dataclass(frozen=True)
 class Value:
-    """What is known of a value.
+    """Name, shape and dtype of a value, and what may be done with it.
 
     Attributes:
         shape: symbolic.

@@ -56,7 +56,7 @@ def _numbers(count: int) -> st.SearchStrategy[int]:
 
 
 class Choices:
-    """What programs are drawn with.
+    """Random choices of every kind that a program needs.
 
     Args:
         source: where the numbers come from.

@@ -1,4 +1,4 @@
-"""The operators of clients' libraries that have a record, by their formulas where the client's library is not there."""
+"""Defines the operators of clients' libraries from their records, where the client's library is missing."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ Dim = int | str
 
 
 def size_of(dim: Dim, sizes: Mapping[str, int]) -> int:
-    """The number that ``dim`` is under ``sizes``."""
+    """The value of ``dim`` under ``sizes``."""
     if isinstance(dim, int):
         return dim
     missing = symbols_of((dim,)).difference(sizes)
@@ -96,7 +96,7 @@ class Input:
         return dtype
 
     def values(self, sizes: Mapping[str, int], call: int) -> torch.Tensor:
-        """The values of one call, contiguous on the CPU; do not write them, another way of running asks for them again."""
+        """The values of one call, contiguous on the CPU. Do not write them: other ways to run the program use them too."""
         return _values(self, tuple(size_of(dim, sizes) for dim in self.shape), call)
 
     def drawn(self, shape: tuple[int, ...], call: int) -> torch.Tensor:

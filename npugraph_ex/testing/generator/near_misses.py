@@ -1,7 +1,7 @@
-"""Programs that almost contain a pattern: each way of spoiling a planted one, by name. None of them may be fused.
+"""Programs that almost contain a pattern: the named ways to spoil a planted pattern. None of them may be fused.
 
-A way edits the planted steps before they are appended to the program and answers whether the program still can be run
-(some wrong arguments have no kernel; then only the graph is checked).
+Each way edits the planted steps before they join the program, and returns whether the program can still run (some wrong
+arguments have no kernel; then only the graph is checked).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BETWEEN = (("neg.default",), ("mul.Tensor", 2.0), ("abs.default",), ("add.Tenso
 
 
 def extra_user(builder: Builder, planted: Planted) -> bool:
-    """A value that would vanish has one more user, or leaves the program."""
+    """A value that fusion would remove has another user, or is a result."""
     name = str(builder.pick(planted.vanishing))
     if builder.chance(50):
         planted.also_returned.append(name)
@@ -41,7 +41,7 @@ def extra_user(builder: Builder, planted: Planted) -> bool:
 
 
 def step_between(builder: Builder, planted: Planted) -> bool:
-    """Something is done to a value on its way from one matched operator to the next."""
+    """Another operator changes a value between two matched operators."""
     name = str(builder.pick(planted.between()))
     position = planted.producer(name)
     operator, *rest = builder.pick(_HARMLESS if operands_of(planted.pattern.name).occurs_by_chance else _BETWEEN)
@@ -72,19 +72,19 @@ def argument_mutation(builder: Builder, planted: Planted) -> bool:
 
 
 def dtype(builder: Builder, planted: Planted) -> bool:
-    """The arguments are float32, which the fused operator does not take (the caller drew them so)."""
+    """The arguments are float32, which the fused operator does not take (the caller drew them)."""
     del builder, planted
     return True
 
 
 def empty(builder: Builder, planted: Planted) -> bool:
-    """A size is zero, which the fused operator does not take (the caller drew it so)."""
+    """A size is zero, which the fused operator does not take (the caller drew it)."""
     del builder, planted
     return True
 
 
 def number(builder: Builder, planted: Planted) -> bool:
-    """A number is one that the fused operator does not take (the caller drew it so)."""
+    """A number has a value that the fused operator does not take (the caller drew it)."""
     del builder, planted
     return True
 

@@ -1,4 +1,4 @@
-"""When, and on which stream, the operators of a planted pattern are computed: near-misses about it, and what changes nothing.
+"""Near-misses in the order and the streams of a planted pattern's operators, and changes of both that must still fuse.
 
 A fused operator runs on one stream, after all that it reads and before all that reads its results.
 """
@@ -27,14 +27,14 @@ def _waited(name: str) -> Step:
 
 
 def _aside(builder: Builder, steps: Sequence[Step]) -> list[Step]:
-    """The steps on the second stream, in order with what stands around them."""
+    """The steps on the second stream, ordered with the steps around them."""
     # The first work of a stream follows what stands before it, with an event or without.
     begun = ([_recorded("begun")], [_waited("begun")]) if builder.chance(50) else ([], [])
     return [*begun[0], _ENTER, *begun[1], *steps, _recorded("done"), _EXIT, _waited("done")]
 
 
 def on_a_stream(builder: Builder, planted: Planted) -> None:
-    """All of the pattern runs on a stream of its own, which is no reason to leave it alone."""
+    """The whole pattern runs on a stream of its own; it must still fuse."""
     planted.steps[:] = _aside(builder, planted.steps)
 
 
@@ -53,7 +53,7 @@ def _replace_late(builder: Builder, planted: Planted, step: Step, name: str) -> 
 
 
 def cyclic_input(builder: Builder, planted: Planted) -> bool:
-    """What the last operator is given depends on an earlier result: a fused one would need its own result."""
+    """The last operator reads a value that depends on an earlier result: a fused operator would need its own result."""
     source, name = builder.pick(planted.ready()), builder.pick(planted.late())
     planted.steps[-1:] = [
         Step("aten.amax.default", (Ref(source),), (), ("largest",)),
@@ -66,7 +66,7 @@ def cyclic_input(builder: Builder, planted: Planted) -> bool:
 
 
 def late_input(builder: Builder, planted: Planted) -> bool:
-    """An argument is made only after a result was written somewhere: the write cannot wait for a fused operator."""
+    """An argument is computed after a result was written to memory: the write cannot wait for a fused operator."""
     source = builder.pick(planted.ready())
     target = builder.new_input(*planted.results[source], plain=True)
     planted.steps.insert(len(planted.steps) - 1, Step("aten.copy_.default", (Ref(target), Ref(source))))
@@ -75,7 +75,7 @@ def late_input(builder: Builder, planted: Planted) -> bool:
 
 
 def arrives_late(builder: Builder, planted: Planted) -> None:
-    """An argument is made only after a result was used, which is no reason to leave the pattern alone: the use can wait."""
+    """An argument is computed after a result was used; it must still fuse, because the use can wait."""
     used = Step("aten.neg.default", (Ref(builder.pick(planted.ready())),), (), ("used",))
     planted.steps.insert(len(planted.steps) - 1, used)
     planted.also_returned.append("used")

@@ -1,4 +1,4 @@
-"""The registered fusion rules as things to plant: their arguments, and their search functions as program steps."""
+"""The registered fusion rules as patterns to plant: their arguments, and their search functions as program steps."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Traced:
 
 @dataclass(frozen=True)
 class Pattern:
-    """A registered rule, seen as something to plant into a program.
+    """A registered rule as a pattern to plant into a program.
 
     Attributes:
         name: the rule's.
@@ -76,7 +76,7 @@ class Pattern:
 
     @property
     def leading(self) -> int | None:
-        """The class of dimension that only ever leads, and whose size may therefore be a symbol."""
+        """The class of dimension that is always the first one; its size may be a symbol."""
         first = {argument.dims[0] for argument in self.arguments if len(argument.dims) > 1}
         elsewhere = {dim for argument in self.arguments for dim in argument.dims[1:]}
         alone = {argument.dims[0] for argument in self.arguments if len(argument.dims) == 1}

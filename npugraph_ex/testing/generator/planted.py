@@ -41,7 +41,7 @@ class Planted:
     also_returned: list[str] = field(default_factory=list)
 
     def value(self, name: str) -> Value:
-        """What a builder has to know of a result."""
+        """A result as the builder needs it."""
         shape, dtype = self.results[name]
         return Value(shape, dtype)
 
@@ -71,7 +71,7 @@ class Planted:
 
 
 def refs(step: Step) -> list[Ref]:
-    """The values that a step is given."""
+    """The values that a step reads."""
     return [value for value in (*step.args, *dict(step.kwargs).values()) if isinstance(value, Ref)]
 
 

@@ -58,7 +58,7 @@ def _text(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Program:
-    """A drawn program, and what is known of it.
+    """A drawn program, and what the check expects of it.
 
     Attributes:
         inputs: its arguments x0, x1, ...
@@ -102,7 +102,7 @@ class Program:
         return function_of(self.source)
 
     def __repr__(self) -> str:
-        """The source: what a reader of a failing example wants to see."""
+        """The source, for the reader of a failing example."""
         return f"<Program {self.pattern} near_miss={self.near_miss} expected={self.expected}\n{self.source}>"
 
 

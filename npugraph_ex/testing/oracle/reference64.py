@@ -1,11 +1,11 @@
 """Runs a traced graph on the CPU in float64: the reference that every floating-point result is judged by.
 
 Every floating-point tensor is float64 whatever dtype the graph gives it; integers are exact. npu operators compute
-through ``npugraph_ex.operators``. A tensor that was quantised carries the value that it had before rounding, through
-views and copies, because its judge needs it.
+through ``npugraph_ex.operators``. A quantised tensor keeps its value from before rounding, through views and
+copies, because the judge needs it.
 
 With ``noise``, each result that eager mode would round to dtype d is multiplied by 1 + u*xi, u the unit roundoff of d
-and xi uniform in [-1, 1]. How far results move under that is how much eager mode's roundings are worth (stochastic
+and xi uniform in [-1, 1]. The movement of the results shows the size of eager mode's rounding errors (stochastic
 arithmetic: Vignes, 1993).
 """
 
@@ -227,7 +227,7 @@ def run_spread(
     runs: int = FEW_RUNS,
     forced: Mapping[str, Any] | None = None,
 ) -> Spread:
-    """Run a graph ``runs`` times with noise; see ``pooled`` for what becomes of the differences."""
+    """Run a graph ``runs`` times with noise; ``pooled`` combines the differences."""
     graph = gm if isinstance(gm, WideGraph) else WideGraph(gm)
     generator = torch.Generator().manual_seed(seed)
     noisy = [graph.compute(inputs, forced or {}, generator) for _ in range(runs)]
@@ -244,7 +244,7 @@ def _spread(base: Any, noisy: Sequence[Any]) -> torch.Tensor | None:
 
 
 def pooled(base: torch.Tensor, moved: torch.Tensor) -> torch.Tensor:
-    """``moved``, or what is usual in its row relative to the values, whichever is larger.
+    """The larger of ``moved`` and the usual relative movement in the row.
 
     A few random runs leave some elements unmoved by luck. Elements of one row went through the same roundings, so the
     row's root mean square of the relative movement is a fair lower bound for each of them.

@@ -1,4 +1,4 @@
-"""From a function of device tensors to an ATen graph with fake tensors, by ``make_fx``: no Dynamo, no memory on any device."""
+"""Traces a function of device tensors to an ATen graph with fake tensors, by ``make_fx``: no Dynamo, no device memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def trace(
 
 
 def _symbols(inputs: Sequence[Input], sizes: Mapping[str, int]) -> tuple[FakeTensorMode, dict[Dim, Any]]:
-    """A fake mode with a symbol for each size that the specification does not give as a number."""
+    """A fake mode with a symbol for each symbolic size of the inputs."""
     hints = {dim: size_of(dim, sizes) for spec in inputs for dim in spec.shape if isinstance(dim, str)}
     mode, symbols = _torch_private.new_symbols(hints)
     mode.cache_enabled = False  # no other program has these symbols; to fill the cache takes a third of the time

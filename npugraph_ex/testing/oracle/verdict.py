@@ -32,7 +32,7 @@ _LUCK = 4.0
 
 @dataclass(frozen=True)
 class JudgedValues:
-    """What the values are results of.
+    """The graph and the inputs behind the values.
 
     Attributes:
         graph: as traced from the original program.
@@ -53,7 +53,7 @@ class JudgedValues:
 
 @dataclass
 class Verdict:
-    """What is wrong with the values, and how far off they are.
+    """The wrong values, and their distance from the reference.
 
     Attributes:
         messages: one for each wrong value.
@@ -163,7 +163,7 @@ def _forced(what: JudgedValues, values: Sequence[Any]) -> dict[str, torch.Tensor
 
 
 def unaffected(graph: fx.Graph, replaced: frozenset[str]) -> list[fx.Node]:
-    """The nodes that compute something which does not follow from one that was fused; none where none was."""
+    """The nodes whose values do not depend on a fused node; none where nothing was fused."""
     follow: set[fx.Node] = set()
     for node in graph.nodes:
         if node.name in replaced or any(source in follow for source in node.all_input_nodes):
@@ -172,7 +172,7 @@ def unaffected(graph: fx.Graph, replaced: frozenset[str]) -> list[fx.Node]:
 
 
 def _before_rewriting(what: JudgedValues) -> dict[str, Any]:
-    """What the operators computed on the device that do not follow from a fused one."""
+    """The device's values of the operators that do not depend on a fused node."""
     kept: dict[fx.Node, Any] = dict.fromkeys(unaffected(what.graph.graph, what.replaced))
     if kept:
         DeviceGraph(what.graph).run(what.inputs(), keep=kept)

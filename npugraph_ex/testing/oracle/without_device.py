@@ -1,7 +1,7 @@
 """The oracle without a device: the pipeline's graph and the traced one, run on the CPU and compared by the judge.
 
-It sees what passes and rules do to values, aliases and writes, five times faster than capture and replay, and nothing of
-what happens on a device.
+It sees what passes and rules do to values, aliases and writes, five times faster than capture and replay. It sees nothing
+that happens on a device.
 """
 
 from __future__ import annotations

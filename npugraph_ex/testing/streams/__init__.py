@@ -1,1 +1,1 @@
-"""Graphs of several streams: a builder, random ones, and what the emulated device says of their order."""
+"""Graphs of several streams: a builder, random graphs, and programs with a mistake."""

@@ -1,6 +1,6 @@
 """Writes small FX graphs of several streams, node by node, in the representation of `npugraph_ex.graph.streams.events`.
 
-What a user writes, scopes and tagged events, may stand in it too; the library's own passes lower it when it is finished.
+It takes scopes and tagged events too, as a user writes them; the library's own passes lower them at the end.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class StreamBuilder:
     @checked
     @contextmanager
     def on(self, stream: str) -> Iterator[None]:
-        """Put what is added in the block onto a stream."""
+        """Put the nodes that are added in the block onto a stream."""
         outer, self._stream = self._stream, stream
         try:
             yield
@@ -135,7 +135,7 @@ class StreamBuilder:
 
     @checked
     def order(self, earlier: str, later: str) -> None:
-        """Make one stream wait for all that another was given so far."""
+        """Make one stream wait for all work that another has so far."""
         with self.on(earlier):
             record = self.record()
         with self.on(later):

@@ -1,4 +1,4 @@
-"""A stream graph with a mistake, and mended: what the check must say of it, and inputs to run it with."""
+"""A stream graph with a mistake, and its correct form: what the check must find, and inputs to run it."""
 
 from __future__ import annotations
 

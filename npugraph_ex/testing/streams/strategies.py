@@ -1,4 +1,4 @@
-"""Random graphs of several streams: values, views, in-place and out variants on any stream; events, forks, joins may miss."""
+"""Random graphs of several streams: values, views, in-place and out variants on any stream. Events, forks, joins may be missing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Validation of users' replacements: ``validate_replacement`` for one, ``validate_module`` for what a module registers.
+"""Validation of users' replacements: ``validate_replacement`` for one, ``validate_module`` for all of a module.
 
 ``survey`` finds where a rule matches, ``trials`` runs it in random programs, ``blame`` tells a wrong replacement from a
-weak guard, ``validate`` draws the conclusions, ``findings`` are they.
+weak guard, ``validate`` draws the conclusions, and ``findings`` holds them.
 """
 
 from __future__ import annotations

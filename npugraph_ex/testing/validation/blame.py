@@ -1,4 +1,4 @@
-"""Tells a wrong replacement from one whose guard lets too much through: is it wrong everywhere, or where a guard can see?"""
+"""Tells a wrong replacement from a weak guard: is the replacement wrong everywhere, or only where a guard could refuse it?"""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Again = Callable[[Sequence[Setting], str, int], Trials]
 
 @dataclass(frozen=True)
 class Divide:
-    """What tells the settings in which a replacement is wrong from those in which it is right.
+    """A property of the arguments that separates wrong settings from right ones.
 
     Attributes:
         what: in words: "the dtype of x", "size of dimension -1 of x".
@@ -47,7 +47,7 @@ def _some(values: Sequence[str], most: int = 6) -> str:
 
 
 def divide_of(pattern: Pattern, trials: Trials, settings: Sequence[Setting], again: Again) -> Divide | None:
-    """A property of the arguments that tells wrong from right, also in new programs; None when there is none.
+    """A property that separates wrong from right in new programs too; None when there is none.
 
     What was tried until something was wrong may be a handful, in which any property divides by accident, or none enough.
     So more programs run where it was wrong and everywhere, and the answer is that of all of them together.

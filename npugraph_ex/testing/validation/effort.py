@@ -1,4 +1,4 @@
-"""How much validation tries, and where its counterexamples go."""
+"""How many programs validation tries, and where its counterexamples go."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Effort:
         self._check_folder()
 
     def _check_folder(self) -> None:
-        """A folder that cannot be is found out now, not when there is a counterexample to write."""
+        """Refuse an impossible folder now, not when there is a counterexample to write."""
         folder = self.folder
         if folder is None:
             return

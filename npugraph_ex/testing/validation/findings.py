@@ -1,4 +1,4 @@
-"""What validation says of a replacement: findings, and one verdict, as plain data that prints as a table or as JSON."""
+"""The result of a validation: findings and one verdict, as plain data that prints as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _ORDER: tuple[Kind, ...] = (
 
 
 class ReplacementRefutedError(NpuGraphExError):
-    """A replacement was validated and is not right; the message is what was found."""
+    """Validation has shown that a replacement is wrong; the message holds the findings."""
 
 
 @dataclass(frozen=True)
 class ValidationFinding:
-    """One thing that was found out about a replacement.
+    """One fact about a replacement.
 
     Attributes:
         kind: a verdict, or what else is worth knowing.
@@ -50,7 +50,7 @@ class ValidationFinding:
 
 @dataclass(frozen=True)
 class Validation:
-    """What was found out about one replacement.
+    """All findings about one replacement.
 
     Attributes:
         rule: its name.
@@ -103,7 +103,7 @@ class Validation:
 
 
 def ordered(findings: Sequence[ValidationFinding]) -> tuple[ValidationFinding, ...]:
-    """The worst first: what fails, then the verdict, then remarks."""
+    """The worst first: failures, then the verdict, then remarks."""
     return tuple(sorted(findings, key=lambda finding: (not finding.fails, _ORDER.index(finding.kind))))
 
 
@@ -127,7 +127,7 @@ def report_table(results: Sequence[Validation]) -> str:
 
 
 def _worst(result: Validation) -> str:
-    """The largest distance; in words where there is none to tell."""
+    """The largest distance, or a word where there is none."""
     if result.worst_ulp:
         return f"{result.worst_ulp:.2f}" if result.worst_ulp < 1000 else f"{result.worst_ulp:.3g}"
     if result.wrong:

@@ -1,4 +1,4 @@
-"""What an ``extra_check`` seems to care about: the numbers that it mentions. They are sizes worth trying."""
+"""The numbers that an ``extra_check`` mentions: sizes worth trying."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _numbers(value: object, depth: int) -> Iterator[int]:
 
 
 def _inside(value: object) -> Iterable[object]:
-    """What a value is made of; nothing for a text, a class or a module."""
+    """The parts of a value; nothing for a text, a class or a module."""
     if isinstance(value, (list, tuple, set, frozenset, range)):
         return list(value)[:_MOST_ITEMS]
     if isinstance(value, CodeType):
@@ -46,7 +46,7 @@ def _inside(value: object) -> Iterable[object]:
 
 
 def _reached_from(function: FunctionType) -> list[Any]:
-    """What a function closes over, has as defaults, and reads by a global name; of global functions, its module's own."""
+    """The closure, the defaults and the globals of a function; of global functions, only those of its own module."""
     known = inspect.getclosurevars(function)
     beside = [
         value

@@ -1,4 +1,4 @@
-"""Finds the replacements that a module registers: imports it, calls what is named, and looks at what the registry gained."""
+"""Finds the replacements of a module: imports it, calls the named function, and compares the registry before and after."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from npugraph_ex.testing.arguments import checked
 
 
 class RulesNotFoundError(UsageError):
-    """What was to be validated cannot be imported, or registers nothing; one sentence says which and why."""
+    """The module cannot be imported, or registers nothing; the message says which and why."""
 
 
 @checked
@@ -72,7 +72,7 @@ def _new(before: set[int]) -> tuple[PreparedRule, ...]:
 
 
 def _of_module(module: ModuleType) -> tuple[PreparedRule, ...]:
-    """What a module that was imported earlier has registered."""
+    """The registrations of a module that was imported earlier."""
     own = module.__name__
     return tuple(rule for rule in USER_RULES.snapshot() if getattr(rule.rule.search, "__module__", None) == own)
 
@@ -132,7 +132,7 @@ def _from_file(path: Path) -> ModuleType:
 
 
 def _registered_by(target: object, source: str, name: str) -> tuple[PreparedRule, ...]:
-    """What a call of a function registers."""
+    """The registrations of one call of a function."""
     named = f"{source}:{name}"
     if not callable(target):
         raise RulesNotFoundError(
@@ -166,7 +166,7 @@ def _said(error: BaseException) -> str:
 
 
 def _where(error: BaseException, source: str) -> str:
-    """The line of the user's own file that the error passed through last."""
+    """The last line of the user's own file in the traceback."""
     if isinstance(error, SyntaxError) and error.lineno:
         return f" at line {error.lineno}"
     stem = Path(source).stem if source.endswith(".py") else source.rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""What the matcher's answers say of a rule: refused everywhere, allowed too much, or after the same place as another."""
+"""What the matcher's answers show of a rule: refused everywhere, too permissive, or in conflict with another rule."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COMPARED = 4
 
 
 def refused_everywhere(answers: Sequence[Surveyed]) -> ValidationFinding:
-    """The matcher refuses the rule in every setting, whatever its guard says; why."""
+    """The finding that the matcher refuses the rule in every setting, with the reason."""
     tried = [entry for entry in answers if entry.answer == "library"]
     if not tried:
         return ValidationFinding(
@@ -32,7 +32,7 @@ def refused_everywhere(answers: Sequence[Surveyed]) -> ValidationFinding:
 
 
 def refused_for_its_example(own: Surveyed, answers: Sequence[Surveyed]) -> list[ValidationFinding]:
-    """The matcher refuses the rule for what its author declared it with, though not for all that was tried.
+    """The finding that the matcher refuses the rule for its own example inputs, but not for all settings.
 
     Args:
         own: the answer for the example inputs.
@@ -55,7 +55,7 @@ def refused_for_its_example(own: Surveyed, answers: Sequence[Surveyed]) -> list[
 
 
 def allowed_too_much(answers: Sequence[Surveyed]) -> list[ValidationFinding]:
-    """The guard lets matches through that would change a dtype, a shape or what shares memory."""
+    """The finding that the guard allows matches that would change a dtype, a shape or an alias."""
     legal = [entry for entry in answers if entry.answer == "library" and entry.allowed and " would " in entry.reason]
     if not legal:
         return []
@@ -69,7 +69,7 @@ def allowed_too_much(answers: Sequence[Surveyed]) -> list[ValidationFinding]:
 
 
 def overlaps(prepared: PreparedRule, pattern: Pattern, settings: Sequence[Setting]) -> list[ValidationFinding]:
-    """Which other rules would fuse operators of the same pattern, and who comes first."""
+    """The other rules that fuse operators of the same pattern, and which rule comes first."""
     rules = (*USER_RULES.snapshot(), *prepared_rules())
     order = [rule.rule.name for rule in rules]
     name = prepared.rule.name

@@ -1,4 +1,4 @@
-"""The registration of a replacement as lines of Python, so that a counterexample can be run elsewhere."""
+"""Writes the registration of a replacement as lines of Python, for counterexamples."""
 
 from __future__ import annotations
 

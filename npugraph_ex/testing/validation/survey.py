@@ -1,6 +1,6 @@
-"""Where a rule holds: its search function is traced for many sizes and dtypes, and the matcher asked about each.
+"""Finds where a rule matches: traces its search function for many sizes and dtypes, and asks the matcher about each.
 
-Looks at fake tensors only; nothing is computed.
+It uses fake tensors only and computes nothing.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _reason(report: PassReport) -> str:
 
 
 def match_report(pattern: Pattern, setting: Setting, rules: tuple[PreparedRule, ...]) -> PassReport | str:
-    """What the rules make of the pattern alone; why it cannot be traced otherwise."""
+    """The report of the rules on the pattern alone, or why it cannot be traced."""
     try:
         graph = _graph(pattern, setting)
     except Exception as error:  # noqa: BLE001 - a user's function raises what it likes about sizes that it does not take
@@ -203,7 +203,7 @@ def _sizes(size: int, hints: Sequence[int]) -> list[int]:
 
 
 def counted(answers: Sequence[Surveyed]) -> Mapping[Answer, int]:
-    """How many settings got which answer."""
+    """The number of settings for each answer."""
     return Counter(entry.answer for entry in answers)
 
 

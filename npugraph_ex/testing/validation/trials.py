@@ -1,4 +1,4 @@
-"""Runs a replacement in random programs, and sorts what came of them."""
+"""Runs a replacement in random programs, and sorts the outcomes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SCALES = (1.0, None, 0.01, None, 0.001, None, 20.0, None)
 
 @dataclass(frozen=True)
 class Trial:
-    """One program around the pattern and what came of it."""
+    """One program around the pattern, and its outcome."""
 
     setting: Setting
     case: Case
@@ -40,7 +40,7 @@ class Trial:
 
 @dataclass
 class Trials:
-    """All of them.
+    """All trials of one replacement.
 
     Attributes:
         made: in the order in which they were run.
@@ -49,12 +49,12 @@ class Trials:
     made: list[Trial] = field(default_factory=list)
 
     def of(self, fate: Fate) -> list[Trial]:
-        """Those that ended so."""
+        """The trials with this outcome."""
         return [trial for trial in self.made if trial.fate == fate]
 
 
 def runnable(settings: Sequence[Setting]) -> list[Setting]:
-    """The settings to compute with: small ones, of every dtype, and where there are none the smallest."""
+    """The settings to compute with: small ones of every dtype; the smallest where none is small."""
     by_size = sorted(settings, key=_elements)
     small = [setting for setting in by_size if _elements(setting) <= _SMALL] or by_size[:2]
     step = max(1, math.ceil(len(small) / _MOST_SETTINGS))
@@ -144,7 +144,7 @@ def _fate(case: Case, outcome: Outcome) -> Fate:
 
 
 def _runs_eagerly(case: Case) -> bool:
-    """Whether the program itself runs; a random integer need not be an index, say."""
+    """Whether the program itself runs: a random integer, for example, may be no index."""
     try:
         case.function()(*make_inputs(case.inputs, sizes=case.sizes[0]))
     except Exception:  # noqa: BLE001 - any reason will do

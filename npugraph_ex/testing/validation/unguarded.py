@@ -1,4 +1,4 @@
-"""Registers a rule without its guard for a while, to see what the guard keeps out."""
+"""Registers a rule without its guard for a block, to see what the guard refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Validates replacements: where they match, whether what they put there is right, and who else wants the same place."""
+"""Validates replacements: where they match, whether they compute the same, and which other rules match there."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _Validator:
     """How far off the counterexample is, which was searched for and may be further off than what was tried before."""
 
     def run(self) -> Validation:
-        """Everything about the one replacement."""
+        """All findings about the replacement."""
         name = self.prepared.rule.name
         if self.prepared.inactive:
             self._say("not-judged", f"{self.prepared.inactive}.", fails=True)
@@ -101,7 +101,7 @@ class _Validator:
     # -- where it matches ----------------------------------------------------------------------------------------------
 
     def _never(self, pattern: Pattern, answers: Sequence[Surveyed]) -> None:
-        """Nothing was fused: because of the guard, or because of what the library refuses."""
+        """Nothing was fused: the guard refused everything, or the library did."""
         guarded = [entry for entry in answers if entry.answer == "guard"]
         if guarded:
             right = self._right_without_guard(pattern, [entry.setting for entry in guarded])
@@ -182,7 +182,7 @@ class _Validator:
         return self._tried(pattern, settings, f"{self.effort.seed}:{seed}", examples=examples)
 
     def _refute(self, pattern: Pattern, trials: Trials, settings: Sequence[Setting], *, route: str = "graph") -> None:
-        """Wrong somewhere: everywhere, or where a stronger guard could tell."""
+        """The replacement is wrong: everywhere, or where a stronger guard could refuse it."""
         wrong = trials.of("wrong")
         divide = divide_of(pattern, trials, settings, partial(self._again, pattern))
         wrongly = list(dict.fromkeys(trial.setting for trial in wrong))
