@@ -58,6 +58,7 @@ def test_options_prints_every_row(command: Command) -> None:
     for name, option in OPTION_TABLE.items():
         assert printed[name][2] == repr(option.default)
         assert option.kind.allowed.startswith(printed[name][3][:8])
+        assert printed[name][5].startswith(option.torchair or "")  # whole: a cut name cannot be searched for
         assert printed[name][5].startswith(option.torchair[:8])
 
 

@@ -68,7 +68,7 @@ WRONG: list[tuple[list[str], tuple[str, ...]]] = [
     # Options of the pytest that two commands start.
     (["conformance", "--nonesuch"], ("--nonesuch",)),
     (["bench", "streams", "--nonesuch"], ("--nonesuch",)),
-    (["bench", "streams", "--compare", "absent.json"], ("absent.json",)),
+    (["bench", "streams", "--compare", "absent.json"], ("npugraph-ex: --compare", "'absent.json'")),
 ]
 _INTERNALS = re.compile(r"Traceback|INTERNALERROR|<function|<class|invalid _|invalid \w+ value|NoneType|, arguments\n")
 

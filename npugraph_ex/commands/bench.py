@@ -65,11 +65,15 @@ def run(arguments: argparse.Namespace) -> int:
         As ``run_pytest``.
 
     Raises:
-        UsageError: a topic that there is not, or something that is not installed.
+        UsageError: a topic or a file that there is not, or something that is not installed.
     """
     unknown = [topic for topic in arguments.topics if topic not in TOPICS]
     if unknown:
         raise UsageError(f"there is no topic {unknown[0]!r}; there are {', '.join(TOPICS)}")
+    if arguments.compare and not Path(arguments.compare).is_file():
+        raise UsageError(
+            f"--compare takes a file that an earlier bench --save wrote; there is no file {arguments.compare!r}"
+        )
     require("the benches need", _NEEDED, "benches")
     home = benches_folder()
     files = [str(home / TOPICS[topic]) for topic in arguments.topics or TOPICS]

@@ -13,6 +13,7 @@ from rich.table import Table
 from npugraph_ex.config import OPTION_TABLE, Option
 
 _TABLE_WIDTH = 120  # a narrower table breaks words
+_PIPED_WIDTH = 1000  # wider than any table, so that no name is broken for those who search in it
 
 
 def add_parser(commands: Any) -> None:
@@ -24,7 +25,7 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print every option; the exit status is 0."""
     rows = list(OPTION_TABLE.values())
-    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+    console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH, highlight=False)
     if arguments.json:
         sys.stdout.write(json.dumps([_as_dict(row) for row in rows], indent=2) + "\n")
     elif console.width < _TABLE_WIDTH:
@@ -32,7 +33,15 @@ def run(arguments: argparse.Namespace) -> int:
             console.print(f"{row.name} = {row.default!r}", style="bold", markup=False)
             console.print(f"    {row.meaning}\n    takes {_allowed(row)}", markup=False)
     else:
-        table = Table("option", "default", "allowed", "meaning", "TorchAir", title="options of backend='npugraph_ex'")
+        table = Table(title="options of backend='npugraph_ex'", title_justify="left")
+        for column, width in (
+            ("option", None),
+            ("default", None),
+            ("allowed", 48),
+            ("meaning", 56),
+            ("TorchAir", None),
+        ):
+            table.add_column(column, max_width=width, overflow="fold")
         for row in rows:
             path = f"{row.torchair}{' (inverted)' if row.inverted else ''}"
             table.add_row(row.name, repr(row.default), _allowed(row), row.meaning, path)

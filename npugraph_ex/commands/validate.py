@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import redirect_stdout
 from typing import TYPE_CHECKING
 
 from npugraph_ex._plurals import counted
@@ -92,11 +93,13 @@ def run(arguments: argparse.Namespace) -> int:
             stop.check()
 
         try:
-            validate_module(
-                arguments.module, dtypes=_dtypes(arguments.dtype), max_examples=arguments.max_examples,
-                expect_matches=arguments.expect_matches, seed=arguments.seed, report_dir=arguments.report_dir,
-                on_result=note,
-            )  # fmt: skip
+            # What the module prints goes there too: the table or the JSON object is all of the output.
+            with redirect_stdout(sys.stderr):
+                validate_module(
+                    arguments.module, dtypes=_dtypes(arguments.dtype), max_examples=arguments.max_examples,
+                    expect_matches=arguments.expect_matches, seed=arguments.seed, report_dir=arguments.report_dir,
+                    on_result=note,
+                )  # fmt: skip
         except (ValueError, OSError) as error:
             raise UsageError(str(error)) from error
         except KeyboardInterrupt:
