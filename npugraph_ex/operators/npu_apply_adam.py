@@ -19,7 +19,6 @@ Not covered: ``adam_mode`` 1 of ``npu_bert_apply_adam``, which no public documen
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -75,7 +74,10 @@ def npu_apply_adam(
     """``out``, which is (var, m, v), changed; all of the shape of ``grad``."""
     g = grad.to(compute_dtype(grad))
     m, v = _moments(g, out[1], out[2], beta1, beta2)
-    step = lr * math.sqrt(1 - beta2_power) / (1 - beta1_power)
+    first, second = (
+        1 - torch.tensor(power, dtype=torch.float64, device=g.device) for power in (beta1_power, beta2_power)
+    )
+    step = lr * second.sqrt() / first  # a power of 1 makes it infinite, as on the device
     towards = beta1 * m + (1 - beta1) * g if use_nesterov else m
     return _written(out, out[0].to(g.dtype) - step * towards / (v.sqrt() + epsilon), m, v)
 
@@ -111,9 +113,11 @@ def npu_apply_adam_w(
             raise ValueError("npu_apply_adam_w: with amsgrad it needs max_grad_norm, the largest v so far; pass it.")
         largest = torch.maximum(max_grad_norm.to(g.dtype), v)
         max_grad_norm.copy_(largest)
-    root = (largest / (1 - beta2_power * beta2)).sqrt() + epsilon
+    powers = (beta1_power * beta1, beta2_power * beta2)
+    first, second = (1 - torch.tensor(power, dtype=torch.float64, device=g.device) for power in powers)
+    root = (largest / second).sqrt() + epsilon
     kept = out[0].to(g.dtype) * (1 - lr * weight_decay)
-    return _written(out, kept - lr * m / (1 - beta1_power * beta1) / root, m, v)
+    return _written(out, kept - lr * m / first / root, m, v)
 
 
 @Operator(
