@@ -11,7 +11,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils._pytree import tree_leaves, tree_map
 
-_SAMPLES = 3
+_SAMPLES = 2
 
 RANDOM = "draws random numbers, which come from the device's generator; see test_random_operators_have_the_right_shape"
 UNWRITTEN = "returns memory that nobody wrote"

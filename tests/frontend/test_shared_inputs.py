@@ -74,9 +74,13 @@ def _check(function: Callable[..., Inputs], fast: Callable[..., Inputs], how: st
     assert torch.equal(on_device.cpu(), memory)
 
 
-@pytest.mark.parametrize("function", [_write_one, _write_both, _write_the_second])
-@pytest.mark.parametrize("dynamic", [None, True])
-@pytest.mark.parametrize("force_eager", [False, True])
+@pytest.mark.parametrize(
+    ("function", "dynamic", "force_eager"),
+    [
+        *((function, None, False) for function in (_write_one, _write_both, _write_the_second)),
+        *((_write_both, dynamic, force_eager) for dynamic, force_eager in ((True, False), (None, True), (True, True))),
+    ],
+)
 def test_other_places_than_compiled(function: Callable[..., Inputs], dynamic: bool | None, force_eager: bool) -> None:
     """Whatever the first call's inputs shared, the next ones may share more, less, or the same elsewhere; and back again."""
     for first, at, then, there in CHANGES:
