@@ -88,7 +88,7 @@ def test_the_suite_fails_with_a_broken_pass_and_prints_the_script(tmp_path: Path
         "-n1",
         f"--report-dir={tmp_path}",
         "-k",
-        "test_planted and float16 and static",
+        "test_planted and dynamic_quant and float16 and static",
     )
     assert done.returncode == 1, done.stdout[-2000:]
     (script,) = tmp_path.glob("**/*.py")
