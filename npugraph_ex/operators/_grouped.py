@@ -16,7 +16,7 @@ CUMULATIVE, COUNTS, PAIRS = 0, 1, 2
 _LOW_HALF = 8
 
 
-class Span(NamedTuple):
+class GroupRows(NamedTuple):
     """The rows from ``start`` to ``end``, which belong to the group of that number."""
 
     group: int
@@ -24,7 +24,7 @@ class Span(NamedTuple):
     end: int
 
 
-def spans(name: str, group_list: torch.Tensor, kind: int | None, rows: int, groups: int) -> list[Span]:
+def spans(name: str, group_list: torch.Tensor, kind: int | None, rows: int, groups: int) -> list[GroupRows]:
     """The rows of each group. Raises where the list does not fit the rows or the number of groups."""
     if kind not in {CUMULATIVE, COUNTS, PAIRS}:
         raise refused(name, "group_list_type", kind, "0 (ends), 1 (sizes) or 2 (pairs of group and size)")
@@ -40,7 +40,7 @@ def spans(name: str, group_list: torch.Tensor, kind: int | None, rows: int, grou
     starts = [0, *ends][: len(ends)]
     if any(end < start for start, end in zip(starts, ends, strict=True)) or (ends and ends[-1] > rows):
         raise refused(name, "group_list", given, f"a list of groups of the {rows} rows of x")
-    return [Span(*span) for span in zip(numbers, starts, ends, strict=True)]
+    return [GroupRows(*span) for span in zip(numbers, starts, ends, strict=True)]
 
 
 class Factors(NamedTuple):

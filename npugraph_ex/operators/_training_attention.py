@@ -38,7 +38,7 @@ _REPLICAS = 8  # the softmax statistics are stored eight times over, one 32-byte
 _INNER_PSE = (2, 3)
 
 
-class Settings(NamedTuple):
+class AttentionSettings(NamedTuple):
     """What a call says beside query, key and value."""
 
     operator: str
@@ -99,7 +99,7 @@ def ends(lengths: torch.Tensor | Sequence[int] | None) -> Sequence[int] | None:
     return lengths.tolist() if isinstance(lengths, torch.Tensor) else lengths
 
 
-def parts(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, how: Settings) -> Iterator[Part]:
+def parts(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, how: AttentionSettings) -> Iterator[Part]:
     """The parts of a call, in order."""
     shared = max(key.shape[-1] * how.head_num // max(query.shape[-1], 1), 1)
     counts = (how.head_num, shared, shared)
@@ -118,7 +118,7 @@ def parts(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, how: Sett
         first = [first[0] + count, first[1] + width]
 
 
-def _left_out(how: Settings, q: torch.Tensor, k: torch.Tensor, b: int, last: int) -> torch.Tensor | None:
+def _left_out(how: AttentionSettings, q: torch.Tensor, k: torch.Tensor, b: int, last: int) -> torch.Tensor | None:
     if how.masking.mask is None and how.masking.mode not in {5, 6}:
         return None
     return left_out(how.operator, how.masking, q.shape[-2], k.shape[-2], sequence=b, last=last)
@@ -152,14 +152,14 @@ def stored(by_head: torch.Tensor, like: torch.Tensor, layout: str) -> torch.Tens
     return by_head.to(like.dtype).contiguous()
 
 
-def _added(how: Settings, dtype: torch.dtype) -> torch.Tensor | None:
+def _added(how: AttentionSettings, dtype: torch.dtype) -> torch.Tensor | None:
     if how.pse is None:
         return None
     return how.pse.to(dtype) * (how.scale if how.pse_type == 1 else 1.0)
 
 
 def forward(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, how: Settings, random: Random
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, how: AttentionSettings, random: Random
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """``(output, row maxima, row sums)``: like ``query`` in layout and dtype; [B, N, Sq, 8] or [T, N, 8] in float32."""
     outputs, statistics = [], []
@@ -176,7 +176,7 @@ def forward(
     return output, largest, total
 
 
-def _stored_statistics(each: list[torch.Tensor], query: torch.Tensor, how: Settings) -> torch.Tensor:
+def _stored_statistics(each: list[torch.Tensor], query: torch.Tensor, how: AttentionSettings) -> torch.Tensor:
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     wide = [part.to(dtype).expand(*part.shape[:-1], _REPLICAS) for part in each]
     if how.layout != "TND":
@@ -186,7 +186,7 @@ def _stored_statistics(each: list[torch.Tensor], query: torch.Tensor, how: Setti
     return torch.cat([part.reshape(-1) for part in wide]).view(-1, how.head_num, _REPLICAS)
 
 
-def _statistic(saved: torch.Tensor, part: Part, how: Settings) -> torch.Tensor:
+def _statistic(saved: torch.Tensor, part: Part, how: AttentionSettings) -> torch.Tensor:
     """A statistic that the forward gave, of one part: [B, N, Sq, 1]."""
     if how.layout != "TND":
         return saved[..., :1].to(part.q.dtype)
@@ -197,7 +197,7 @@ def _statistic(saved: torch.Tensor, part: Part, how: Settings) -> torch.Tensor:
 
 
 def _weights(
-    part: Part, how: Settings, saved: tuple[torch.Tensor | None, torch.Tensor | None]
+    part: Part, how: AttentionSettings, saved: tuple[torch.Tensor | None, torch.Tensor | None]
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """``(P, P of the sink)``, from the statistics of the forward where they are given."""
     scores = part.q @ shared_heads(part.k, how.head_num).mT * how.scale
@@ -218,7 +218,7 @@ def _weights(
 def backward(
     operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     dy: torch.Tensor,
-    how: Settings,
+    how: AttentionSettings,
     random: Random,
     saved: tuple[torch.Tensor | None, torch.Tensor | None],
     attention_in: torch.Tensor | None,

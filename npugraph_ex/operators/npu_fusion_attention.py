@@ -12,7 +12,7 @@ import torch
 from npugraph_ex.operators._attention_masks import Masking
 from npugraph_ex.operators._precision import HALVES
 from npugraph_ex.operators._record import Call, Operator, call
-from npugraph_ex.operators._training_attention import NO_LIMIT, Random, Settings, backward, forward, join_rope
+from npugraph_ex.operators._training_attention import NO_LIMIT, AttentionSettings, Random, backward, forward, join_rope
 
 _Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, int, int]
 
@@ -23,7 +23,7 @@ def _draws(keep_prob: float, dropout_mask: torch.Tensor | None) -> bool:
 
 def _run(
     operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    how: Settings,
+    how: AttentionSettings,
     dropout_mask: torch.Tensor | None,
     seed: int,
     offset: int,
@@ -102,7 +102,7 @@ def npu_fusion_attention(
     In layout TND query is [T, N, D], the ends of the sequences are ``actual_seq_qlen`` and ``actual_seq_kvlen``, statistics [T,
     N, 8].
     """
-    how = Settings(
+    how = AttentionSettings(
         "npu_fusion_attention",
         head_num,
         input_layout,
@@ -157,7 +157,7 @@ def npu_fusion_attention_grad(
     sink: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor | None, ...]:
     """Gradients of query, key and value; None for that of ``pse``, which is not computed; that of ``sink``, empty without one."""
-    how = Settings(
+    how = AttentionSettings(
         "npu_fusion_attention_grad",
         head_num,
         input_layout,
@@ -215,7 +215,7 @@ def npu_fusion_attention_v2(
     offset: int = 0,
 ) -> _Result:
     """As ``npu_fusion_attention``; the scores of the rotary parts are added; ``pse_type`` 0 adds ``pse`` after the scale."""
-    how = Settings(
+    how = AttentionSettings(
         "npu_fusion_attention_v2",
         head_num,
         input_layout,
@@ -278,7 +278,7 @@ def npu_fusion_attention_grad_v2(
     sink: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor | None, ...]:
     """Gradients of query, key, value, ``pse`` (not computed: empty), the rotary parts (empty without them) and the sink."""
-    how = Settings(
+    how = AttentionSettings(
         "npu_fusion_attention_grad_v2",
         head_num,
         input_layout,

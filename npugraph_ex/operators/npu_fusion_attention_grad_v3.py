@@ -7,7 +7,7 @@ import torch
 from npugraph_ex.operators._attention_masks import Masking
 from npugraph_ex.operators._precision import HALVES
 from npugraph_ex.operators._record import Call, Operator, call
-from npugraph_ex.operators._training_attention import NO_LIMIT, Random, Settings, backward, ends
+from npugraph_ex.operators._training_attention import NO_LIMIT, AttentionSettings, Random, backward, ends
 from npugraph_ex.operators.npu_fusion_attention_v3 import npu_fusion_attention_v3
 
 
@@ -56,7 +56,7 @@ def npu_fusion_attention_grad_v3(
     sink: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """Gradients of query, key and value; that of ``pse``, which is not computed: empty; that of ``sink``, 0 without one."""
-    how = Settings(
+    how = AttentionSettings(
         "npu_fusion_attention_grad_v3",
         head_num,
         input_layout,

@@ -9,7 +9,7 @@ import torch
 from npugraph_ex.operators._attention_masks import Masking
 from npugraph_ex.operators._precision import HALVES
 from npugraph_ex.operators._record import Operator, call
-from npugraph_ex.operators._training_attention import NO_LIMIT, Random, Settings, ends, forward
+from npugraph_ex.operators._training_attention import NO_LIMIT, AttentionSettings, Random, ends, forward
 
 
 def _drops(*args: object, **kwargs: Any) -> bool:
@@ -53,7 +53,7 @@ def npu_fusion_attention_v3(
     sink: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """(output like ``query``, row maxima, row sums (both [B, N, Sq, 8], float32), an empty tensor, seed, offset)."""
-    how = Settings(
+    how = AttentionSettings(
         "npu_fusion_attention_v3",
         head_num,
         input_layout,
