@@ -1,6 +1,7 @@
 """The report folder: whether a run may use it, who writes in it, and where the results of earlier runs go.
 
-A new run never overwrites results: before its first test it moves what it finds to ``earlier/1``, ``earlier/2`` and so on.
+A new run never overwrites results: before its first test it moves what it finds to ``earlier/1``, ``earlier/2`` and so on,
+and deletes the oldest there.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from pathlib import Path
 SCRIPTS = "failures"
 """The folder, in the report folder, of the scripts that reproduce failures."""
 _EARLIER = "earlier"
+_KEPT = 20
+"""So many earlier runs are kept."""
 _OURS = ("report.html", "junit.xml", "tests.jsonl", "cases.jsonl", "slowest.json", SCRIPTS)
 """Everything that a run writes. Other files of the folder are somebody else's and stay where they are."""
 
@@ -78,8 +81,12 @@ def next_earlier(folder: Path) -> Path | None:
     """Where the results that are in the folder will be put; None if there are none."""
     if not any((folder / name).exists() for name in _OURS):
         return None
-    numbers = [int(path.name) for path in (folder / _EARLIER).glob("*") if path.name.isdecimal()]
-    return folder / _EARLIER / str(max(numbers, default=0) + 1)
+    return folder / _EARLIER / str(max(_numbers(folder), default=0) + 1)
+
+
+def _numbers(folder: Path) -> list[int]:
+    """Of the earlier runs, the oldest first."""
+    return sorted(int(path.name) for path in (folder / _EARLIER).glob("*") if path.name.isdecimal())
 
 
 def put_aside(folder: Path, *, copy: bool = False) -> Path | None:
@@ -96,6 +103,8 @@ def put_aside(folder: Path, *, copy: bool = False) -> Path | None:
             shutil.copy2(path, place / name)
         elif path.exists():
             path.rename(place / name)
+    for number in _numbers(folder)[:-_KEPT]:
+        shutil.rmtree(folder / _EARLIER / str(number))
     return place
 
 

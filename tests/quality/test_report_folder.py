@@ -179,6 +179,17 @@ def test_a_failure_stays_until_its_test_ran_again(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "earlier").iterdir()) == ["1", "2"]
 
 
+def test_the_oldest_runs_are_deleted(tmp_path: Path) -> None:
+    """The last twenty are kept, whatever else lies beside them, and numbers are never used again."""
+    (tmp_path / "earlier" / "notes").mkdir(parents=True)
+    for number in range(23):
+        (tmp_path / "junit.xml").write_text(str(number))
+        folders.put_aside(tmp_path)
+    kept = {path.name: path for path in (tmp_path / "earlier").iterdir()}
+    assert kept.keys() == {"notes", *map(str, range(4, 24))}
+    assert (kept["23"] / "junit.xml").read_text() == "22"
+
+
 def test_a_failing_example_is_no_good_news_before_its_test_ends(tmp_path: Path) -> None:
     """Ctrl-C while a failure is made small: the run is not "right so far"."""
     books = _books(tmp_path)

@@ -224,7 +224,7 @@ def test_what_never_fuses_for_its_own_example_is_not_proven(what: str, dtypes: l
 
     examples = (_example(4, 64), _example(4, 64))
     result = _validated(product_then_sigmoid, replace, *examples, max_examples=3, dtypes=dtypes)
-    assert result.verdict.startswith("never-for-its-example, proven on"), str(result)
+    assert result.verdict.startswith("never-for-its-example (float16), proven on"), str(result)
     assert not result.ok
     assert reason in result.findings[0].text
     assert "its own example inputs (float16[4, 64], float16[4, 64])" in result.findings[0].text
@@ -239,7 +239,7 @@ def test_an_example_that_alone_is_refused_is_named() -> None:
 
     examples = (_example(4, 64), _example(4, 64))
     result = _validated(product_then_sigmoid, replace, *examples, max_examples=3, dtypes=[torch.float16])
-    assert "never-for-its-example" in result.verdict, str(result)
+    assert result.verdict.startswith("never-for-its-example (float16[4, 64], float16[4, 64]), "), str(result)
     assert "for its own example inputs (float16[4, 64]" in result.findings[0].text
     assert not result.ok
 

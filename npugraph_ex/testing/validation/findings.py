@@ -40,12 +40,14 @@ class ValidationFinding:
         text: a sentence or two.
         fails: whether it makes validation fail.
         script: a counterexample that runs with plain ``python``; empty where there is none.
+        where: the dtypes, or sizes, that it is about; empty where it is about all that were tried.
     """
 
     kind: Kind
     text: str
     fails: bool = False
     script: str = ""
+    where: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,9 @@ class Validation:
     @property
     def verdict(self) -> str:
         """The findings in a word or two each, such as "proven on 60", "refuted", "proven on 60, overlaps-with", ..."""
-        kinds = dict.fromkeys(finding.kind for finding in self.findings)
-        return ", ".join(f"proven on {self.fused}" if kind == "proven" else kind for kind in kinds)
+        words = {"proven": f"proven on {self.fused}"}
+        kinds = [(words.get(finding.kind, finding.kind), finding.where) for finding in self.findings]
+        return ", ".join(dict.fromkeys(f"{word} ({where})" if where else word for word, where in kinds))
 
     def require(self) -> None:
         """Raise ``ReplacementRefutedError`` with the failing findings, if there are any."""

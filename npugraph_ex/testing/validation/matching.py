@@ -50,6 +50,9 @@ def refused_for_its_example(own: Surveyed, answers: Sequence[Surveyed]) -> list[
             "never-for-its-example",
             f"it can never be applied for {where} ({own.setting}): {own.reason}; it is for others, such as {other}",
             fails=True,
+            where=", ".join(dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in own.setting.dtypes))
+            if nowhere
+            else str(own.setting),
         )
     ]
 
