@@ -259,6 +259,10 @@ class Kernel:
             likes = self._metadata.outputs(None, args, kwargs)
         except NotImplementedError:
             return False  # no meta kernel
+        except RuntimeError:  # one in Python may be stricter than the kernels: these decide, and refuse
+            if torch.npu.is_current_stream_capturing():
+                raise
+            return False
         outs = [argument_of(args, kwargs, *place) for place in self._written]
         wanted = likes.each if type(likes) is Likes else tree_leaves(likes, is_leaf=lambda item: isinstance(item, Like))
         for out, like in zip(tree_leaves(outs), wanted, strict=False):

@@ -3,7 +3,8 @@
 The CPU refuses, for example, histograms of integers and some reductions of float16, by an error that names the type. Then every
 tensor of that type is widened, the operator is computed again, and what it writes is rounded to where it belongs. float16 and
 bfloat16 become float32, in which a device's vector units compute them; bool becomes int64, and integers become float64, which
-holds them exactly up to 2 ** 53. Indices of int32, which devices take everywhere, become int64.
+holds them exactly up to 2 ** 53. A few CPU kernels take small floats and round them in between; they get float32, too. Indices
+of int32, which devices take everywhere, become int64.
 """
 
 from __future__ import annotations
@@ -26,6 +27,20 @@ __all__ = ["widened"]
 _LACKING = re.compile(r"not (?:implemented|supported) for '(\w+)'|Unsupported datatype for \w+: ?(?:c10::)?(\w+)")
 _INDEX = re.compile(r"\bLong(?:Tensor)?\b|[Ll]ong tensor|int64")
 """What the CPU says of indices that are not int64."""
+_IMPRECISE = (
+    *(
+        "aten::addbmm",
+        "aten::addr",
+        "aten::cross",
+        "aten::prod",
+        "aten::cumprod",
+        "aten::grid_sampler",
+        "aten::upsample_",
+    ),
+    *("aten::_upsample_", "aten::_adaptive_avg_pool", "aten::adaptive_avg_pool", "aten::slow_conv_transpose"),
+    *("aten::binary_cross_entropy", "aten::soft_margin_loss"),
+)
+"""How the names of operators begin whose CPU kernels round small floats in between, where a device rounds once."""
 _TYPES: Mapping[str, tuple[torch.dtype, torch.dtype]] = MappingProxyType(
     {
         "Half": (torch.float16, torch.float32),
@@ -47,6 +62,7 @@ def widened(op: OpOverload) -> Callable[..., Any]:
     What it writes keeps its type; what it returns anew may have the wider one.
     """
     plain = op._op  # noqa: SLF001 - as calling the overload, without its Python frame
+    is_imprecise = op._schema.name.startswith(_IMPRECISE)
     written = [
         (position, argument.name)
         for position, argument in enumerate(op._schema.arguments)  # the public door to a schema
@@ -54,8 +70,10 @@ def widened(op: OpOverload) -> Callable[..., Any]:
     ]
 
     def compute(*args: Any, **kwargs: Any) -> Any:
+        types = _small_floats((args, kwargs)) if is_imprecise else None
         try:
-            return plain(*args, **kwargs)
+            if types is None:
+                return plain(*args, **kwargs)
         except (RuntimeError, IndexError) as error:
             types = _types_for(error, (args, kwargs))
             if types is None:
@@ -73,6 +91,12 @@ def widened(op: OpOverload) -> Callable[..., Any]:
         return result
 
     return compute
+
+
+def _small_floats(given: Any) -> tuple[torch.dtype, torch.dtype] | None:
+    """The small float type among the arguments, and float32; None if there is none."""
+    found = {getattr(leaf, "dtype", leaf) for leaf in tree_leaves(given)}
+    return next((types for types in (_TYPES["Half"], _TYPES["BFloat16"]) if types[0] in found), None)
 
 
 def _types_for(error: Exception, given: Any) -> tuple[torch.dtype, torch.dtype] | None:

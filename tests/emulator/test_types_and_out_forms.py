@@ -45,6 +45,17 @@ def test_out_forms_that_torch_npu_takes_above_autograd(name: str) -> None:
             _same(out, expected)
 
 
+def test_an_out_form_is_refused_by_the_kernels_own_rules() -> None:
+    """Not by those of torch's Python metas, which know fewer casts and speak otherwise; in a capture at the launch."""
+    codes, out = torch.ones(2, 3, dtype=torch.uint8, device="npu"), torch.zeros(3, dtype=torch.bool, device="npu")
+    assert torch.all(codes, dim=0, out=out).tolist() == [True, True, True]
+    x, small = torch.ones(3, device="npu"), torch.ones(3, dtype=torch.int8, device="npu")
+    with pytest.raises(RuntimeError, match="result type Float can't be cast to the desired output type Char"):
+        torch.addcmul(small, x, small, out=small)
+    with torch.npu.graph(torch.npu.NPUGraph()), pytest.raises(RuntimeError, match="can't be cast"):
+        torch.addcmul(small, x, small, out=small)
+
+
 def test_an_out_form_refuses_what_needs_a_gradient() -> None:
     """As torch does on every device."""
     x = torch.randn(3, device="npu", requires_grad=True)
@@ -93,6 +104,28 @@ def test_small_floats_are_computed_in_float32_and_rounded_once(name: str, dtype:
     expected = function(x.reshape(4, 1).float() if name == "cdist" else x.float())
     assert found.dtype == dtype
     torch.testing.assert_close(found.cpu(), expected.to(dtype), rtol=2e-2, atol=1e-2)
+
+
+ONCE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "addbmm": lambda x: torch.addbmm(x[0], x, x),
+    "addr": lambda x: torch.addr(x[0], x[0, 0], x[1, 1], beta=0.3, alpha=1.7),
+    "prod": lambda x: x.prod(0),
+    "prod, out form": lambda x: torch.prod(x, 1, out=x.new_zeros(0)),
+    "interpolate": lambda x: functional.interpolate(x, scale_factor=3, mode="linear"),
+    "adaptive_avg_pool3d": lambda x: functional.adaptive_avg_pool3d(x[None] * 9, (2, 3, 1)),
+    "grid_sample": lambda x: functional.grid_sample(x[None], x[None, :, :, :2], align_corners=False),
+}
+
+
+@pytest.mark.parametrize("dtype", _SMALL)
+@pytest.mark.parametrize("name", ONCE)
+def test_small_floats_are_not_rounded_in_between(name: str, dtype: torch.dtype) -> None:
+    """The CPU's own kernels are some steps off here; a device computes in float32 and rounds once."""
+    torch.manual_seed(0)
+    x = torch.rand(7, 7, 7).to(dtype)
+    found, expected = ONCE[name](x.npu()).cpu(), ONCE[name](x.float())
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.float(), expected, rtol=torch.finfo(dtype).eps / 2 * 1.001, atol=1e-7)
 
 
 INDEXED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
