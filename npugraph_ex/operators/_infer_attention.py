@@ -11,10 +11,10 @@ of the output are 0. A query of one row has no other: ``actual_seq_lengths`` mea
 and lengths beyond the last entry are not looked at. Fewer key heads than query heads are shared by as many consecutive query
 heads (grouped-query attention).
 
-Covered: layouts BSH, BSND, BNSD, BNSD_BSND and TND (packed rows, lengths as running totals, without ``pse_shift`` and without a
-mask of its own in sparse modes 0 and 1); bool, int8 and uint8 masks; sparse modes 0 to 4; paged caches through ``block_table``;
-rotary parts of query and key. Not covered, and refused by name: NTD and the mixed layouts, quantised operands, shared
-prefixes, padding sizes, sinks.
+Covered: layouts BSH, BSND, BNSD, TND and NTD (packed rows, lengths as running totals, without ``pse_shift`` and without a mask of
+its own in sparse modes 0 and 1), and mixed ones such as BNSD_BSND, whose second part is the layout of the output; bool, int8 and
+uint8 masks; sparse modes 0 to 4; paged caches through ``block_table``; rotary parts of query and key; int8 keys and values
+(``_quantised_cache``), int8 outputs; sinks. Not covered, and refused by name: quantised queries, shared prefixes, padding sizes.
 """
 
 from __future__ import annotations
@@ -24,19 +24,36 @@ from typing import NamedTuple
 
 import torch
 
+from npugraph_ex.operators._attention import attended, log_sum_exp
 from npugraph_ex.operators._packed_attention import packed, per_sequence, unpacked, with_rope
 from npugraph_ex.operators._precision import compute_dtype, unsupported
+from npugraph_ex.operators._quantised_cache import Dequantiser, OutputQuantiser
 
-_LAYOUTS = ("BSH", "BSND", "BNSD", "BNSD_BSND", "TND")
+_LAYOUTS = ("BSH", "BSND", "BNSD", "TND", "NTD")
+_OUTPUTS = ("BSH", "BSND", "BNSD", "NBSD", "TND", "NTD")
 
 
 class Heads(NamedTuple):
-    """How many heads the query and the cache have, and how the query is laid out."""
+    """How many heads the query and the cache have, and how query and output are laid out."""
 
     operator: str
     layout: str
     query: int
     cache: int
+    output: str = ""
+
+    @property
+    def packed(self) -> bool:
+        """Whether the sequences stand one behind the other."""
+        return self.layout in {"TND", "NTD"}
+
+
+class Extras(NamedTuple):
+    """What few calls have: operands and results in int8, and a sink [N]."""
+
+    dequantisers: tuple[Dequantiser, Dequantiser] = (Dequantiser(), Dequantiser())
+    quantiser: OutputQuantiser = OutputQuantiser()
+    sink: torch.Tensor | None = None
 
 
 class Band(NamedTuple):
@@ -57,8 +74,11 @@ class Lengths(NamedTuple):
 
 def checked_heads(operator: str, layout: str, heads: int, cache_heads: int, **only_none: object) -> Heads:
     """The heads of a call; raises for what the formula above does not cover."""
-    if layout not in _LAYOUTS:
-        raise unsupported(operator, "input_layout", layout, ", ".join(_LAYOUTS))
+    given, _, output = layout.partition("_")
+    if given not in _LAYOUTS or (output or given) not in _OUTPUTS:
+        raise unsupported(
+            operator, "input_layout", layout, f"{', '.join(_LAYOUTS)}, and with another layout of the output"
+        )
     for name, value in only_none.items():
         if value is not None:
             raise unsupported(operator, name, "a value", "None")
@@ -67,7 +87,7 @@ def checked_heads(operator: str, layout: str, heads: int, cache_heads: int, **on
         raise ValueError(
             f"{operator}: num_key_value_heads must divide the number of query heads {heads}; it is {cache_heads}."
         )
-    return Heads(operator, layout, heads, cache_heads)
+    return Heads(operator, given, heads, cache_heads, output or given)
 
 
 def join_rope(
@@ -95,48 +115,62 @@ def attend(
     lengths: Lengths,
     pse: torch.Tensor | None = None,
     block_table: torch.Tensor | None = None,
+    extras: Extras = Extras(),  # noqa: B008 - immutable
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``(output, lse)``: output in the layout and dtype of the query, lse [B, N, S, 1] in the dtype of the computation."""
-    _refuse_uncovered(heads.operator, operands, lengths, block_table)
-    if heads.layout == "TND":
-        return _attend_packed(operands, heads, scale, band, lengths, pse, block_table)
+    """``(output, lse)``: output in its layout, of the query's dtype or int8; lse [B, N, S, 1] in the dtype of the computation."""
+    _refuse_uncovered(heads.operator, operands, lengths, block_table, extras)
+    if heads.packed:
+        return _attend_packed(operands, heads, scale, band, lengths, pse, block_table, extras)
     query = operands[0]
     dtype = compute_dtype(*operands)
     q = _by_head(query, heads.layout, heads.query).to(dtype)
-    keys, values = (_cache(operand, heads, block_table).to(dtype) for operand in operands[1:])
+    keys, values = (
+        dequantise(heads.operator, _cache(operand, heads, block_table).to(dtype), block_table)
+        for operand, dequantise in zip(operands[1:], extras.dequantisers, strict=True)
+    )
     output = q.new_zeros((*q.shape[:-1], values.shape[-1]))
     lse = q.new_full((*q.shape[:-1], 1), torch.inf)
     for b in range(q.shape[0]):
         rows = 1 if q.shape[2] == 1 else _length(heads.operator, "query", lengths.query, b, q.shape[2])
         columns = _length(heads.operator, "key", lengths.cache, b, keys.shape[2])
-        shared = heads.query // heads.cache
-        k = keys[b, :, :columns].repeat_interleave(shared, 0)
-        v = values[b, :, :columns].repeat_interleave(shared, 0)
-        scores = q[b, :, :rows] @ k.mT * scale
-        if pse is not None:
-            scores = scores + pse[b if pse.shape[0] > 1 else 0, :, :rows, :columns].to(dtype)
+        part = None if pse is None else pse[b if pse.shape[0] > 1 else 0, :, :rows, :columns]
         excluded = _excluded(heads.operator, band, b, rows, columns, q.shape[2])
-        if excluded is not None:
-            scores = scores.masked_fill(excluded, -torch.inf)
-        output[b, :, :rows] = torch.nan_to_num(torch.softmax(scores, -1)) @ v
-        total = torch.logsumexp(scores, -1, keepdim=True)
-        lse[b, :, :rows] = torch.where(total == -torch.inf, torch.inf, total)
-    return _stored(output, heads.layout).to(query.dtype).contiguous(), lse
+        result = attended(
+            q[b, :, :rows],
+            keys[b, :, :columns],
+            values[b, :, :columns],
+            scale,
+            added=part,
+            excluded=excluded,
+            sink=extras.sink,
+        )
+        output[b, :, :rows] = result.output
+        lse[b, :, :rows] = log_sum_exp(result, unseen=torch.inf)
+    output = extras.quantiser(output)
+    output = output if extras.quantiser.scale is not None else output.to(query.dtype)
+    return _stored(output, heads.output).contiguous(), lse
 
 
 def _refuse_uncovered(
-    operator: str, operands: Sequence[torch.Tensor], lengths: Lengths, block_table: torch.Tensor | None
+    operator: str,
+    operands: Sequence[torch.Tensor],
+    lengths: Lengths,
+    block_table: torch.Tensor | None,
+    extras: Extras,
 ) -> None:
     """Raise for operands whose elements would be taken for other ones."""
-    for name, operand in zip(("query", "key", "value"), operands, strict=True):
-        if not operand.is_floating_point():
-            raise unsupported(operator, name, operand.dtype, "floating-point tensors")
+    known = (False, *(each.scale is not None for each in extras.dequantisers))
+    for name, operand, scaled in zip(("query", "key", "value"), operands, known, strict=True):
+        if not operand.is_floating_point() and not (scaled and operand.dtype == torch.int8):
+            raise unsupported(
+                operator, name, operand.dtype, "floating-point tensors, and int8 keys and values with a scale"
+            )
     if block_table is None:
         return
     if not lengths.cache:
         raise ValueError(f"{operator}: a paged cache needs the lengths of its sequences; there are none.")
-    if operands[1].dim() not in {3, 4}:
-        raise unsupported(operator, "key", tuple(operands[1].shape), "paged caches with 3 or 4 dimensions")
+    if operands[1].dim() not in {3, 4, 5}:
+        raise unsupported(operator, "key", tuple(operands[1].shape), "paged caches with 3, 4 or 5 dimensions")
 
 
 def _attend_packed(
@@ -147,30 +181,35 @@ def _attend_packed(
     lengths: Lengths,
     pse: torch.Tensor | None,
     block_table: torch.Tensor | None,
+    extras: Extras,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``(output, lse)`` as [T, N, D] and [T, N, 1]: the sequences side by side, then packed again."""
+    """``(output, lse)`` as [T, N, D] or [N, T, D], and [T, N, 1]: the sequences side by side, then packed again."""
     if pse is not None:
         raise unsupported(heads.operator, "pse_shift", "a value", "None in layout TND")
     if band.mask is not None and band.mode in {0, 1}:
         raise unsupported(heads.operator, "atten_mask", "a value", "None in layout TND with sparse_mode 0 or 1")
     query, key, value = operands
+    if heads.layout == "NTD":
+        query = query.transpose(0, 1)
+        key, value = (operand.transpose(0, 1) if block_table is None else operand for operand in (key, value))
     rows = per_sequence(heads.operator, "query", lengths.query, query.shape[0])
     if block_table is None:
         columns = per_sequence(heads.operator, "key", lengths.cache, key.shape[0])
         key, value = unpacked(key, columns), unpacked(value, columns)
     else:
         columns = [int(length) for length in lengths.cache or ()]
-    spread = heads._replace(layout="BSND")
-    output, lse = attend(
-        (unpacked(query, rows), key, value), spread, scale, band, Lengths(rows, columns), block_table=block_table
-    )
+    spread = heads._replace(layout="BSND", output="BSND")
+    operands = (unpacked(query, rows), key, value)
+    output, lse = attend(operands, spread, scale, band, Lengths(rows, columns), block_table=block_table, extras=extras)
     total = query.shape[0]
-    return packed(output, rows, total, 0.0), packed(lse.transpose(1, 2), rows, total, torch.inf)
+    output = packed(output, rows, total, 0.0)
+    output = output.transpose(0, 1).contiguous() if heads.output == "NTD" else output
+    return output, packed(lse.transpose(1, 2), rows, total, torch.inf)
 
 
 def _by_head(operand: torch.Tensor, layout: str, heads: int) -> torch.Tensor:
     """``operand`` as [B, N, S, D]."""
-    if layout in {"BNSD", "BNSD_BSND"}:
+    if layout == "BNSD":
         return operand
     if layout == "BSH":
         operand = operand.unflatten(-1, (heads, -1))
@@ -181,14 +220,21 @@ def _stored(heads: torch.Tensor, layout: str) -> torch.Tensor:
     """[B, N, S, D] in the layout of the output."""
     if layout == "BNSD":
         return heads
+    if layout == "NBSD":
+        return heads.transpose(0, 1)
     heads = heads.transpose(1, 2)
     return heads.flatten(2) if layout == "BSH" else heads
 
 
 def _cache(operand: torch.Tensor, heads: Heads, block_table: torch.Tensor | None) -> torch.Tensor:
-    """Keys or values as [B, N, S, D]; a paged cache is [blocks, size, N*D] or [blocks, N, size, D], read by the table's rows."""
+    """Keys or values as [B, N, S, D]; a paged cache is read by the table's rows.
+
+    It is [blocks, size, N*D], [blocks, N, size, D], or in layout NZ [blocks, N, D/E, size, E].
+    """
     if block_table is None:
         return _by_head(operand, heads.layout, heads.cache)
+    if operand.dim() == 5:
+        operand = operand.transpose(2, 3).flatten(3)
     if operand.dim() == 3:
         operand = operand.unflatten(-1, (heads.cache, -1)).transpose(1, 2)
     # A table names blocks only as far as the sequence goes; what stands behind is cut off by its length.

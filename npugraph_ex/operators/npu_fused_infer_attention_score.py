@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from npugraph_ex.operators._infer_attention import Band, Lengths, attend, checked_heads, join_rope
+from npugraph_ex.operators._infer_attention import Band, Extras, Lengths, attend, checked_heads, join_rope
+from npugraph_ex.operators._precision import HALVES
+from npugraph_ex.operators._quantised_cache import Dequantiser, OutputQuantiser, of_both
 from npugraph_ex.operators._record import Call, Operator, call
 
 _NO_LIMIT = 2147483647
@@ -21,6 +23,7 @@ def _example(heads: str, lengths: str) -> Call:
 @Operator(
     name="npu::npu_fused_infer_attention_score",
     source="operator documentation of torch_npu.npu_fused_infer_attention_score",
+    dtypes=HALVES,
     host_arguments=("actual_seq_lengths", "actual_seq_lengths_kv", "actual_shared_prefix_len"),
     workspace="npu::_npu_fused_infer_attention_score_get_max_workspace",
     examples=(lambda: _example("num_heads", "actual_seq_lengths_kv"),),
@@ -81,14 +84,6 @@ def npu_fused_infer_attention_score(
         dequant_scale1=dequant_scale1,
         quant_scale1=quant_scale1,
         dequant_scale2=dequant_scale2,
-        quant_scale2=quant_scale2,
-        quant_offset2=quant_offset2,
-        antiquant_scale=antiquant_scale,
-        antiquant_offset=antiquant_offset,
-        key_antiquant_scale=key_antiquant_scale,
-        key_antiquant_offset=key_antiquant_offset,
-        value_antiquant_scale=value_antiquant_scale,
-        value_antiquant_offset=value_antiquant_offset,
         query_padding_size=query_padding_size,
         kv_padding_size=kv_padding_size,
         key_shared_prefix=key_shared_prefix,
@@ -99,13 +94,21 @@ def npu_fused_infer_attention_score(
     band = Band(atten_mask, sparse_mode, pre_tokens, next_tokens)
     lengths = Lengths(actual_seq_lengths, actual_seq_lengths_kv)
     operands = join_rope(heads, (query, key, value), (query_rope, key_rope), paged=block_table is not None)
-    output, lse = attend(operands, heads, scale, band, lengths, pse_shift, block_table)
+    dequantisers = of_both(antiquant_scale, antiquant_offset, antiquant_mode)
+    if key_antiquant_scale is not None:
+        dequantisers = (
+            Dequantiser(key_antiquant_scale, key_antiquant_offset, key_antiquant_mode),
+            Dequantiser(value_antiquant_scale, value_antiquant_offset, value_antiquant_mode),
+        )
+    extras = Extras(dequantisers, OutputQuantiser(quant_scale2, quant_offset2))
+    output, lse = attend(operands, heads, scale, band, lengths, pse_shift, block_table, extras)
     return output, _given(lse, wanted=softmax_lse_flag)
 
 
 @Operator(
     name="npu::npu_fused_infer_attention_score_v2",
     source="operator documentation of torch_npu.npu_fused_infer_attention_score_v2",
+    dtypes=HALVES,
     host_arguments=("actual_seq_qlen", "actual_seq_kvlen"),
     workspace="npu::_npu_fused_infer_attention_score_v2_get_max_workspace",
     examples=(lambda: _example("num_query_heads", "actual_seq_kvlen"),),
@@ -165,15 +168,8 @@ def npu_fused_infer_attention_score_v2(
         num_query_heads,
         num_key_value_heads,
         dequant_scale_query=dequant_scale_query,
-        dequant_scale_key=dequant_scale_key,
-        dequant_offset_key=dequant_offset_key,
-        dequant_scale_value=dequant_scale_value,
-        dequant_offset_value=dequant_offset_value,
         dequant_scale_key_rope=dequant_scale_key_rope,
-        quant_scale_out=quant_scale_out,
-        quant_offset_out=quant_offset_out,
         quant_scale_p=quant_scale_p,
-        learnable_sink=learnable_sink,
         query_dtype=query_dtype,
         key_dtype=key_dtype,
         value_dtype=value_dtype,
@@ -190,7 +186,12 @@ def npu_fused_infer_attention_score_v2(
     band = Band(atten_mask, sparse_mode, pre_tokens, next_tokens)
     lengths = Lengths(actual_seq_qlen, actual_seq_kvlen)
     operands = join_rope(heads, (query, key, value), (query_rope, key_rope), paged=block_table is not None)
-    output, lse = attend(operands, heads, softmax_scale, band, lengths, pse_shift, block_table)
+    dequantisers = (
+        Dequantiser(dequant_scale_key, dequant_offset_key, key_quant_mode),
+        Dequantiser(dequant_scale_value, dequant_offset_value, value_quant_mode),
+    )
+    extras = Extras(dequantisers, OutputQuantiser(quant_scale_out, quant_offset_out), learnable_sink)
+    output, lse = attend(operands, heads, softmax_scale, band, lengths, pse_shift, block_table, extras)
     return output, _given(lse, wanted=return_softmax_lse)
 
 

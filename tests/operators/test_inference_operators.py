@@ -241,8 +241,8 @@ def test_packed_lengths_are_checked() -> None:
 def test_attention_refuses_what_it_does_not_cover() -> None:
     """A layout, a quantised cache and an impossible length are errors that name the argument."""
     q = torch.ones(1, 1, 2, 4)
-    with pytest.raises(UnsupportedArgumentError, match="input_layout='NTD_TND'"):
-        attention(0, q, q, q, input_layout="NTD_TND")
+    with pytest.raises(UnsupportedArgumentError, match="input_layout='SND'"):
+        attention(0, q, q, q, input_layout="SND")
     with pytest.raises(UnsupportedArgumentError, match="dequant_scale1"):
         attention(0, q, q, q, input_layout="BNSD", dequant_scale1=q)
     with pytest.raises(ValueError, match="2 rows, but its length 0 is 3"):
@@ -320,14 +320,14 @@ def test_grouped_products_by_hand() -> None:
 
 
 def test_what_is_not_covered_is_refused() -> None:
-    """Codes without their scale, caches in fractal blocks and pages without lengths are no numbers to compute with."""
+    """Codes without their scale, caches of no known layout and pages without lengths are no numbers to compute with."""
     codes = torch.ones(1, 2, 4, dtype=torch.int8)
     with pytest.raises(UnsupportedArgumentError, match=r"query=torch\.int8"):
         attention(0, codes, codes, codes)
     query, table = torch.randn(1, 1, 4), torch.zeros(1, 1, dtype=torch.int32)
-    fractal, pages = torch.randn(2, 1, 1, 2, 4), torch.randn(2, 2, 4)
-    with pytest.raises(UnsupportedArgumentError, match="3 or 4 dimensions"):
-        attention(0, query, fractal, fractal, block_table=table, actual_seq_lengths_kv=[1])
+    nested, pages = torch.randn(2, 1, 1, 1, 2, 4), torch.randn(2, 2, 4)
+    with pytest.raises(UnsupportedArgumentError, match="3, 4 or 5 dimensions"):
+        attention(0, query, nested, nested, block_table=table, actual_seq_lengths_kv=[1])
     with pytest.raises(ValueError, match="needs the lengths"):
         attention(0, query, pages, pages, block_table=table)
     grouped, split = OPERATORS["npu::npu_grouped_matmul"].formula, {"group_list": torch.tensor([2]), "group_type": 0}

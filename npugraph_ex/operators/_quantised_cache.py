@@ -1,0 +1,94 @@
+"""Keys and values that are stored in int8, brought back, and results of attention that are handed out in int8.
+
+Formula (operator documentation of ``torch_npu.npu_fused_infer_attention_score``)::
+
+    operand = (stored + offset) * scale         output = round(result * scale + offset)
+
+Whose scale it is, the mode says:
+
+===== ==================================== ==========================================
+mode  each has its own                     shape of scale and offset
+===== ==================================== ==========================================
+0     channel, or none                     [N, D], [N * D], [1, N, 1, D]; [1]
+1     token                                [B, S] or [1, B, S]
+2     head                                 [N]
+3     token and head                       [B, N, S]
+4     token, in pages                      [blocks, size]
+5     token and head, in pages             [blocks, N, size]
+===== ==================================== ==========================================
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from npugraph_ex.operators._precision import round_to_int8, unsupported
+
+__all__ = ["Dequantiser", "OutputQuantiser", "of_both"]
+
+
+class Dequantiser(NamedTuple):
+    """How one operand is brought back."""
+
+    scale: torch.Tensor | None = None
+    offset: torch.Tensor | None = None
+    mode: int = 0
+
+    def __call__(self, operator: str, operand: torch.Tensor, block_table: torch.Tensor | None) -> torch.Tensor:
+        """The operand [B, N, S, D] in its precision, of what was stored."""
+        if self.scale is None:
+            return operand
+        scale, offset = (
+            None if given is None else self._shaped(operator, given.to(operand.dtype), operand, block_table)
+            for given in (self.scale, self.offset)
+        )
+        return (operand if offset is None else operand + offset) * scale
+
+    def _shaped(
+        self, operator: str, given: torch.Tensor, operand: torch.Tensor, block_table: torch.Tensor | None
+    ) -> torch.Tensor:
+        """A scale or offset that broadcasts to [B, N, S, D]."""
+        batch, heads, rows, size = operand.shape
+        if self.mode in {4, 5} and block_table is not None:
+            blocks = block_table.long().clamp(0, given.shape[0] - 1)
+            if self.mode == 4:
+                return given.reshape(given.shape[0], -1)[blocks].reshape(batch, 1, -1, 1)
+            return given[blocks].transpose(1, 2).reshape(batch, heads, -1, 1)
+        if self.mode == 1:
+            return given.reshape(-1, given.shape[-1])[:, None, :rows, None]
+        if self.mode == 3:
+            return given.reshape(batch, heads, -1)[..., :rows].unsqueeze(-1)
+        if self.mode == 2:
+            return given.reshape(heads, 1, 1)
+        if self.mode == 0:
+            return given.reshape(()) if given.numel() == 1 else given.reshape(heads, 1, size)
+        raise unsupported(operator, "antiquant_mode", self.mode, "0 to 5, of which 4 and 5 need a block_table")
+
+
+class OutputQuantiser(NamedTuple):
+    """How the result is stored: ``round(result * scale + offset)`` in int8, each channel [N, D] with its own, or all with one."""
+
+    scale: torch.Tensor | None = None
+    offset: torch.Tensor | None = None
+
+    def __call__(self, result: torch.Tensor) -> torch.Tensor:
+        """The result [B, N, S, D] in int8; unchanged without a scale."""
+        if self.scale is None:
+            return result
+        heads, size = result.shape[1], result.shape[3]
+        scale, offset = (
+            None if given is None else given.to(result.dtype).reshape(() if given.numel() == 1 else (heads, 1, size))
+            for given in (self.scale, self.offset)
+        )
+        quotient = result * scale
+        return round_to_int8(quotient if offset is None else quotient + offset)
+
+
+def of_both(scale: torch.Tensor | None, offset: torch.Tensor | None, mode: int) -> tuple[Dequantiser, Dequantiser]:
+    """The two of a call that gives scale and offset of keys and values one behind the other."""
+    key, value = (
+        Dequantiser(None if scale is None else scale[i], None if offset is None else offset[i], mode) for i in range(2)
+    )
+    return key, value
