@@ -40,11 +40,10 @@ class Dequantiser(NamedTuple):
         """The operand [B, N, S, D] in its precision, of what was stored."""
         if self.scale is None:
             return operand
-        scale, offset = (
-            None if given is None else self._shaped(operator, given.to(operand.dtype), operand, block_table)
-            for given in (self.scale, self.offset)
-        )
-        return (operand if offset is None else operand + offset) * scale
+        scale = self._shaped(operator, self.scale.to(operand.dtype), operand, block_table)
+        if self.offset is not None:
+            operand = operand + self._shaped(operator, self.offset.to(operand.dtype), operand, block_table)
+        return operand * scale
 
     def _shaped(
         self, operator: str, given: torch.Tensor, operand: torch.Tensor, block_table: torch.Tensor | None
@@ -77,13 +76,14 @@ class OutputQuantiser(NamedTuple):
         """The result [B, N, S, D] in int8; unchanged without a scale."""
         if self.scale is None:
             return result
-        heads, size = result.shape[1], result.shape[3]
-        scale, offset = (
-            None if given is None else given.to(result.dtype).reshape(() if given.numel() == 1 else (heads, 1, size))
-            for given in (self.scale, self.offset)
-        )
-        quotient = result * scale
-        return round_to_int8(quotient if offset is None else quotient + offset)
+        quotient = result * self._shaped(self.scale, result)
+        return round_to_int8(quotient if self.offset is None else quotient + self._shaped(self.offset, result))
+
+    @staticmethod
+    def _shaped(given: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        """A scale or offset that broadcasts to [B, N, S, D]."""
+        shape = () if given.numel() == 1 else (result.shape[1], 1, result.shape[3])
+        return given.to(result.dtype).reshape(shape)
 
 
 def of_both(scale: torch.Tensor | None, offset: torch.Tensor | None, mode: int) -> tuple[Dequantiser, Dequantiser]:
