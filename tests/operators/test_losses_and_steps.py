@@ -56,6 +56,41 @@ def test_cross_entropy(reduction: str, weighted: bool, smoothing: float) -> None
     torch.testing.assert_close(run("npu_cross_entropy_loss_backward", g, log_prob, target, weight, **options), expected)
 
 
+def test_softmax_of_attention_in_place() -> None:
+    """The argument becomes the softmax, then the gradient of the scores, which is autograd's."""
+    scores, values = wide(2, 3, 4), torch.randn(2, 4, 5, dtype=torch.float64)
+    output = torch.softmax(scores, -1) @ values
+    g = torch.randn_like(output)
+    (expected,) = torch.autograd.grad(output, scores, g)
+    place = scores.detach().clone()
+    assert run("npu_attn_softmax_", place) is place
+    torch.testing.assert_close(place, torch.softmax(scores, -1).detach())
+    assert run("npu_attn_softmax_backward_", place, g, values) is place
+    torch.testing.assert_close(place, expected)
+
+
+def test_cross_entropy_of_a_shared_vocabulary() -> None:
+    """Two halves of a vocabulary, reduced as two devices would, give torch's loss and softmax; masks by hand."""
+    x, weight, target = wide(3, 4), wide(6, 4), torch.tensor([5, 0, 3])
+    halves = [run("npu_fused_linear_online_max_sum", x, weight[s : s + 3], target, s, s + 2, True) for s in (0, 3)]
+    assert [half[3].tolist() for half in halves] == [[0b10111111], [0b01011111]]
+    assert [half[4].tolist() for half in halves] == [[0, 0, 0], [2, 0, 0]]
+    largest = torch.maximum(halves[0][0], halves[1][0])
+    total = sum(half[1] * torch.exp(half[0] - largest) for half in halves)
+    here = [torch.tensor(kept) for kept in ([False, True, False], [True, False, True])]
+    predicted = sum(
+        torch.where(kept, half[2] + half[0] - largest, 0.0) for kept, half in zip(here, halves, strict=True)
+    )
+    logits = torch.cat([half[5] for half in halves], -1)
+    name = "npu_fused_cross_entropy_loss_with_max_sum"
+    loss, softmax = run(name, largest, total, predicted, vocab_parallel_logits=logits)
+    torch.testing.assert_close(loss, functional.cross_entropy(x @ weight.mT, target, reduction="none").detach())
+    torch.testing.assert_close(softmax, torch.softmax(x @ weight.mT, -1).detach())
+    assert run(name, largest, total, predicted)[1].shape == (0,)
+    with pytest.raises(UnsupportedArgumentError, match=r"label_smoothing=0\.1"):
+        run(name, largest, total, predicted, label_smoothing=0.1)
+
+
 def test_uncovered_losses_are_named() -> None:
     """The z loss and other reductions."""
     x, target = torch.randn(2, 3), torch.tensor([0, 1])

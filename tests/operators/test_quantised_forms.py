@@ -139,3 +139,20 @@ def test_other_outputs_of_operators_that_quantise() -> None:
     quantised, dgamma = run("_npu_rms_norm_backward_quant", dy, x, rstd, torch.ones(8), torch.tensor([0.125]))
     torch.testing.assert_close(quantised * 0.125, exact)  # all gradients are whole eighths
     assert dgamma.tolist() == [1.0, *[0.0] * 7]
+
+
+@pytest.mark.parametrize("axis", [-1, 0])
+def test_blocks_with_powers_of_two_as_scales(axis: int) -> None:
+    """Blocks with largest elements 300, 0.75 and none: exponents 8 - 8 and -1 - 8, bytes 127, 118 and 0; pairs are filled up."""
+    row = torch.zeros(70)
+    row[0], row[1], row[32], row[33] = 300.0, -3.0, 0.75, 2.0**-13
+    x = row[None] if axis == -1 else row[:, None]
+    y, scale = run("npu_dynamic_mx_quant", x, axis=axis, dst_type=24)
+    assert scale.flatten().tolist() == [127, 118, 0, 0]
+    assert scale.shape == ((1, 2, 2) if axis == -1 else (2, 1, 2))
+    # 300 lies between 288 and 320; 0.75 is 384 / 512, and 2^-13 is 1/16 there.
+    assert y.float().flatten()[[0, 1, 32, 33, 69]].tolist() == [288.0, -3.0, 384.0, 0.0625, 0.0]
+    y, scale = run("npu_dynamic_mx_quant", x, axis=axis, dst_type=291)
+    assert scale.flatten().tolist() == [120, 111, 0, 0]
+    with pytest.raises(UnsupportedArgumentError, match="dst_type=296"):
+        run("npu_dynamic_mx_quant", x)
