@@ -23,18 +23,14 @@ _LARGEST_EXPONENT = {torch.float8_e4m3fn: 8, torch.float8_e5m2: 15}
 _BIAS = 127
 
 
-def _target(dst_type: int | torch.dtype, block_size: int, **fixed: object) -> torch.dtype:
-    """The dtype of the output; raises for what the device refuses or the formula does not cover."""
+def covered(operator: str, dst_type: int | torch.dtype, **fixed: object) -> torch.dtype:
+    """The dtype of the output; raises for what no formula of an MX format covers, ``fixed`` being arguments at their defaults."""
     for name, value in fixed.items():
         if value not in {None, 0, "rint"}:
-            raise unsupported(_NAME, name, value, "its default")
-    if block_size <= 0 or block_size % 32 or block_size > 1024:
-        raise refused(_NAME, "block_size", block_size, "a multiple of 32 up to 1024")
-    if dst_type in {296, 297}:
-        raise unsupported(_NAME, "dst_type", dst_type, "the 8-bit floats float8_e4m3fn and float8_e5m2")
-    target = dtype_of(dst_type, _NAME, "dst_type")
+            raise unsupported(operator, name, value, "its default")
+    target = None if dst_type in {296, 297} else dtype_of(dst_type, operator, "dst_type")
     if target not in _LARGEST_EXPONENT:
-        raise unsupported(_NAME, "dst_type", dst_type, "the 8-bit floats float8_e4m3fn and float8_e5m2")
+        raise unsupported(operator, "dst_type", dst_type, "the 8-bit floats float8_e4m3fn and float8_e5m2")
     return target
 
 
@@ -59,16 +55,24 @@ def npu_dynamic_mx_quant(
     max_low_bound: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``(y, scale)``: y like ``input``, of 8 bits; scale uint8, the pairs of blocks along ``axis``, with a last dimension 2."""
-    target = _target(
-        dst_type,
-        block_size,
-        round_mode=round_mode,
-        scale_alg=scale_alg,
-        dst_type_max=dst_type_max,
-        max_low_bound=max_low_bound,
-    )
-    size = input.shape[axis]
-    wide = input.to(compute_dtype(input)).movedim(axis, -1)
+    fixed = {
+        "round_mode": round_mode,
+        "scale_alg": scale_alg,
+        "dst_type_max": dst_type_max,
+        "max_low_bound": max_low_bound,
+    }
+    target = covered(_NAME, dst_type, **fixed)
+    if block_size <= 0 or block_size % 32 or block_size > 1024:
+        raise refused(_NAME, "block_size", block_size, "a multiple of 32 up to 1024")
+    return quantised(input, input.to(compute_dtype(input)), axis, target, block_size)
+
+
+def quantised(
+    like: torch.Tensor, x: torch.Tensor, axis: int, target: torch.dtype, block_size: int = 32
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``(y, scale)`` of ``x``, of the shape of ``like`` and in the precision of the computation; y has the layout of ``like``."""
+    size = x.shape[axis]
+    wide = x.movedim(axis, -1)
     blocks = torch.nn.functional.pad(wide, (0, -size % (2 * block_size))).unflatten(-1, (-1, block_size))
     largest = blocks.abs().amax(-1, keepdim=True)
     _, exponent = torch.frexp(largest)  # the fraction lies in [0.5, 1), so floor(log2) is one less
@@ -76,4 +80,4 @@ def npu_dynamic_mx_quant(
     y = (blocks * torch.exp2(-shared.to(wide.dtype))).flatten(-2)[..., :size].movedim(-1, axis)
     scale = torch.where(largest == 0, 0, shared + _BIAS).squeeze(-1).to(torch.uint8)
     pairs = scale.unflatten(-1, (-1, 2)).movedim(-2, axis - 1 if axis < 0 else axis)
-    return stored_like(input, round_to(target, y), target), pairs.contiguous()
+    return stored_like(like, round_to(target, y), target), pairs.contiguous()

@@ -156,3 +156,17 @@ def test_blocks_with_powers_of_two_as_scales(axis: int) -> None:
     assert scale.flatten().tolist() == [120, 111, 0, 0]
     with pytest.raises(UnsupportedArgumentError, match="dst_type=296"):
         run("npu_dynamic_mx_quant", x)
+
+
+def test_norms_with_powers_of_two_as_scales() -> None:
+    """The parts in turn, in float64; the sum is handed out."""
+    x1, x2, gamma, beta = (torch.randn(shape, dtype=torch.float64) for shape in ((3, 40), (3, 40), (40,), (40,)))
+    n = torch.nn.functional.rms_norm(x1 + x2, (40,), gamma, 1e-6) + beta
+    y, scale = run("npu_dynamic_mx_quant", n, dst_type=24)
+    alone = run("npu_rms_norm_dynamic_mx_quant", x1 + x2, gamma, beta=beta, dst_type=24)
+    fused = run("npu_add_rms_norm_dynamic_mx_quant", x1, x2, gamma, beta=beta, dst_type=24)
+    assert torch.equal(fused[1], x1 + x2)
+    for first, second, rstd in (alone, (fused[0], *fused[2:])):
+        assert torch.equal(first.view(torch.uint8), y.view(torch.uint8))
+        assert torch.equal(second, scale)
+        torch.testing.assert_close(rstd, 1 / ((x1 + x2).square().mean(-1, keepdim=True) + 1e-6).sqrt())
