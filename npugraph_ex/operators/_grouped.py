@@ -26,6 +26,7 @@ class GroupRows(NamedTuple):
 
 def spans(name: str, group_list: torch.Tensor, kind: int | None, rows: int, groups: int) -> list[GroupRows]:
     """The rows of each group. Raises where the list does not fit the rows or the number of groups."""
+    kind = CUMULATIVE if kind is None else kind
     if kind not in {CUMULATIVE, COUNTS, PAIRS}:
         raise refused(name, "group_list_type", kind, "0 (ends), 1 (sizes) or 2 (pairs of group and size)")
     given = group_list.tolist()

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import torch
 
-from npugraph_ex.operators._grouped import Factors, multiplied, spans
+from npugraph_ex.operators._grouped import COUNTS, Factors, multiplied, spans
 from npugraph_ex.operators._precision import compute_dtype, unsupported
 from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators._scalar_types import dtype_of
@@ -87,7 +87,8 @@ def npu_grouped_matmul_finalize_routing(
     wide = compute_dtype(scale, pertoken_scale, logit, shared_input)
     n = w.shape[-1] * (8 if w.dtype == torch.int32 else 1)
     y = torch.zeros(x.shape[0], n, dtype=wide)
-    for group, start, end in spans(_NAME, group_list, group_list_type, x.shape[0], w.shape[0]):
+    kind = COUNTS if group_list_type is None else group_list_type
+    for group, start, end in spans(_NAME, group_list, kind, x.shape[0], w.shape[0]):
         rows = x[start:end]
         each = multiplied(rows, Factors(w[group], *(None if t is None else t[group] for t in (bias, scale)))).to(wide)
         if offset is not None:

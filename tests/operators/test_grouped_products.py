@@ -46,7 +46,7 @@ def test_rows_split_in_each_form_of_the_list() -> None:
     x, weight, bias = (torch.randn(size, dtype=torch.float64) for size in ((6, 4), (3, 4, 5), (3, 5)))
     split = functools.partial(formula("npu_grouped_matmul"), [x], split_item=3, group_type=0)
     expected = by_group(x, weight)
-    for group_list, kind in ((ENDS, 0), (SIZES, 1), (torch.stack([torch.arange(3), SIZES], 1), 2)):
+    for group_list, kind in ((ENDS, 0), (ENDS, None), (SIZES, 1), (torch.stack([torch.arange(3), SIZES], 1), 2)):
         for weights in ([weight], [*weight]):
             torch.testing.assert_close(split(weights, group_list=group_list, group_list_type=kind)[0], expected)
     (out,) = split([weight], bias=[bias], group_list=torch.tensor([[2, 2]]), group_list_type=2)

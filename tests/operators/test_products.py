@@ -225,3 +225,90 @@ def test_packing_int4() -> None:
     assert_equal(formula("npu_convert_weight_to_int4pack")(values.int()), packed(values))
     quantised = formula("npu_quantize")(values.float(), torch.ones(1), None, 16, -1, False)
     assert_equal(quantised, packed(values))
+
+
+ACTIVATIONS = {
+    "relu": torch.relu,
+    "gelu": torch.nn.functional.gelu,
+    "silu": torch.nn.functional.silu,
+    "fastgelu": lambda y: y / (1 + torch.exp(-1.702 * y)),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_two_products_with_an_activation(name: str) -> None:
+    """One pair of weights with biases; a pair for each expert's rows, by numbers and by ends; weights of scaled integers."""
+    x, first, second = (torch.randn(size, dtype=torch.float64) for size in ((5, 8), (2, 8, 4), (2, 4, 6)))
+    biases = {"bias1": torch.randn(2, 4, dtype=torch.float64), "bias2": torch.randn(2, 6, dtype=torch.float64)}
+    act, ffn = ACTIVATIONS[name], formula("npu_ffn")
+
+    def expected(rows: torch.Tensor, expert: int) -> torch.Tensor:
+        hidden = act(rows @ first[expert] + biases["bias1"][expert])
+        return hidden @ second[expert] + biases["bias2"][expert]
+
+    own = {key: bias[0] for key, bias in biases.items()}
+    torch.testing.assert_close(ffn(x[None], first[0], second[0], name, **own), expected(x, 0)[None])
+    each = torch.cat([expected(x[:2], 0), expected(x[2:], 1)])
+    torch.testing.assert_close(ffn(x, first, second, name, expert_tokens=[2, 3], **biases), each)
+    torch.testing.assert_close(ffn(x, first, second, name, expert_tokens_index=[2, 5], **biases), each)
+    weights, scales = (small(8, 4), small(4, 6)), [torch.rand(n, dtype=torch.float64) for n in (4, 6, 4, 6)]
+    real = [(weight + offset) * scale for weight, offset, scale in zip(weights, scales[2:], scales, strict=False)]
+    anti = dict(zip(("scale1", "scale2", "offset1", "offset2"), scales, strict=True))
+    out = ffn(x, *weights, name, **{f"antiquant_{key}": value for key, value in anti.items()})
+    torch.testing.assert_close(out, act(x @ real[0]) @ real[1])
+
+
+def test_two_quantised_products() -> None:
+    """(1, 2) @ (3, 4) + 1 = 12, times 0.5 is 6; times 2 and less 1 it is 11; 11 * 5 times 0.25 is 13.75."""
+    out = formula("npu_ffn")(
+        torch.tensor([[1, 2]], dtype=torch.int8), torch.tensor([[3], [4]], dtype=torch.int8),
+        torch.tensor([[5]], dtype=torch.int8), "relu", bias1=torch.tensor([1]).int(), scale=torch.tensor([2.0]),
+        offset=torch.tensor([-1.0]), deq_scale1=encoded(0.5), deq_scale2=encoded(0.25), output_dtype=torch.bfloat16,
+    )  # fmt: skip
+    assert (out.dtype, out.tolist()) == (torch.bfloat16, [[13.75]])
+    with pytest.raises(UnsupportedArgumentError, match="swiglu"):
+        formula("npu_ffn")(torch.ones(1, 1), torch.ones(1, 2), torch.ones(1, 1), "swiglu")
+
+
+def test_adapters_of_rows() -> None:
+    """Each row takes its own pair of matrices, of one layer, into a part of its columns; the last row has none."""
+    y, x, a, b = (torch.randn(size, dtype=torch.float64) for size in ((3, 6), (3, 8), (2, 3, 5, 8), (2, 3, 4, 5)))
+    indices = torch.tensor([1, 0, 2], dtype=torch.int32)
+    expected = y.clone()
+    for row, adapter in ((0, 1), (1, 0)):
+        expected[row, 1:5] += 0.5 * (b[adapter, 2] @ (a[adapter, 2] @ x[row]))
+    arguments = (x, b, indices, a, 2, 0.5, 1, 4)
+    torch.testing.assert_close(formula("npu_batch_gather_matmul")(y, *arguments), expected)
+    assert formula("npu_batch_gather_matmul_")(y, *arguments) is y
+    torch.testing.assert_close(y, expected)
+
+
+def test_products_of_8_bit_floats() -> None:
+    """Scales of rows and columns, and powers of two for blocks of 32; the second operand in both orders; added to a sum."""
+    x1, x2 = (torch.randint(-4, 5, size).to(torch.float8_e4m3fn) for size in ((3, 2, 64), (2, 64, 4)))
+    rows, columns = torch.rand(3, dtype=torch.float64), torch.rand(4, dtype=torch.float64)
+    product = functools.partial(formula("npu_transpose_quant_batchmatmul"), dtype=6, perm_x1=[1, 0, 2])
+    expected = torch.einsum("mbk,bkn->mbn", x1.double(), x2.double())
+    scaled = expected * rows[:, None, None] * columns
+    torch.testing.assert_close(product(x1, x2, x1_scale=rows, x2_scale=columns), scaled)
+    split = product(x1, x2, x1_scale=rows, x2_scale=columns, batch_split_factor=2)
+    torch.testing.assert_close(split, scaled.transpose(0, 1))
+    left, right = (2.0 ** torch.randint(-3, 4, size) for size in ((3, 2, 1, 2), (2, 1, 4, 2)))
+    by_block = x1.double() * left.double().flatten(2).repeat_interleave(32, 2)
+    weight = x2.double() * right.double().squeeze(1).mT.repeat_interleave(32, 1)
+    scales = {"x1_scale": left.to(torch.float8_e8m0fnu), "x2_scale": right.to(torch.float8_e8m0fnu)}
+    whole = torch.einsum("mbk,bkn->mbn", by_block, weight).float()
+    torch.testing.assert_close(product(x1, x2, **scales), whole)
+    turned = {**scales, "x2_scale": scales["x2_scale"].transpose(1, 2), "perm_x2": [0, 2, 1]}
+    torch.testing.assert_close(product(x1, x2.mT, **turned), whole)
+
+    one, other, y = x1[:, 0].mT, x2[0], torch.randn(3, 4, dtype=torch.float64)
+    add = formula("npu_add_quant_matmul")
+    first, second = torch.tensor([0.5]), torch.tensor([3.0])
+    torch.testing.assert_close(add(y, one, other, second, x1_scale=first), y + 1.5 * expected[:, 0])
+    pair = left[:, 0].transpose(0, 1).to(torch.float8_e8m0fnu), right[0].to(torch.float8_e8m0fnu)
+    torch.testing.assert_close(add(y, one, other, pair[1], x1_scale=pair[0]), y + by_block[:, 0] @ weight[0])
+    bits = [scale.view(torch.uint8) for scale in pair]
+    same = add(y, one, other, bits[1], x1_scale=bits[0], x1_scale_dtype=44, x2_scale_dtype=44)
+    torch.testing.assert_close(same, y + by_block[:, 0] @ weight[0])
+    assert formula("npu_add_quant_matmul_")(y, one, other, second) is y

@@ -1,0 +1,146 @@
+"""Two products with an activation between them, of one pair of weights or of one pair for each expert's rows.
+
+Formula (operator documentation of ``torch_npu.npu_ffn``), for the rows of an expert::
+
+    floating:        y = activation(x @ w1 + b1) @ w2 + b2
+    quantised:       h = activation((x @ w1 + b1) * deq_scale1)
+                     y = (round(h * scale + offset) @ w2 + b2) * deq_scale2
+    anti-quantised:  w = (w + antiquant_offset) * antiquant_scale for both weights, then as floating
+
+``expert_tokens`` has the number of rows of each expert, ``expert_tokens_index`` the row behind the last one of each. Int64
+``deq_scale1`` and ``deq_scale2`` are encoded as by ``npu_trans_quant_param``. ``inner_precise`` chooses a kernel of the device.
+
+Not covered: geglu, swiglu and reglu.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from npugraph_ex.operators._grouped import Factors, Span, multiplied, spans
+from npugraph_ex.operators._integers import matrix_of
+from npugraph_ex.operators._precision import compute_dtype, refused, round_to_int8, unsupported
+from npugraph_ex.operators._record import Operator, call
+from npugraph_ex.operators._scalar_types import dtype_of
+from npugraph_ex.operators.npu_weight_quant_batchmatmul import antiquantised
+
+_NAME = "npu_ffn"
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": torch.relu,
+    "gelu": torch.nn.functional.gelu,
+    "fastgelu": lambda y: y * torch.sigmoid(1.702 * y),
+    "silu": torch.nn.functional.silu,
+}
+
+
+def _halves(*size: int) -> torch.Tensor:
+    return torch.randn(size).half()
+
+
+def _own(given: torch.Tensor | None, expert: int, experts: int) -> torch.Tensor | None:
+    """The part of a tensor that is an expert's: its row where there is one for each."""
+    if given is None or experts == 0 or given.shape[0] != experts:
+        return given
+    return given[expert]
+
+
+@Operator(
+    name="npu::npu_ffn",
+    source="operator documentation of torch_npu.npu_ffn",
+    dtypes=(torch.float16, torch.bfloat16),
+    first_factor=0,
+    examples=(
+        lambda: call(_halves(3, 8), _halves(8, 4), _halves(4, 6), "gelu", bias1=_halves(4), bias2=_halves(6)),
+        lambda: call(_halves(5, 8), _halves(2, 8, 4), _halves(2, 4, 6), "silu", expert_tokens=[2, 3]),
+    ),
+)
+def npu_ffn(
+    x: torch.Tensor,
+    weight1: torch.Tensor,
+    weight2: torch.Tensor,
+    activation: str,
+    *,
+    expert_tokens: Sequence[int] | None = None,
+    expert_tokens_index: Sequence[int] | None = None,
+    bias1: torch.Tensor | None = None,
+    bias2: torch.Tensor | None = None,
+    scale: torch.Tensor | None = None,
+    offset: torch.Tensor | None = None,
+    deq_scale1: torch.Tensor | None = None,
+    deq_scale2: torch.Tensor | None = None,
+    antiquant_scale1: torch.Tensor | None = None,
+    antiquant_scale2: torch.Tensor | None = None,
+    antiquant_offset1: torch.Tensor | None = None,
+    antiquant_offset2: torch.Tensor | None = None,
+    inner_precise: int | None = None,
+    output_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """[..., n2] like x, or float16 or bfloat16 where x is int8. weight1: [k, n1] or [experts, k, n1]; weight2: [.., n1, n2].
+
+    All else: [n] or [experts, n] of its weight; scale and offset: one number, one for each expert, or [experts, n1].
+    """
+    function = _ACTIVATIONS.get(activation)
+    if function is None:
+        raise unsupported(_NAME, "activation", activation, ", ".join(_ACTIVATIONS))
+    target = _target(x, output_dtype)
+    wide = compute_dtype(x, scale, deq_scale1, antiquant_scale1)
+    rows = x.reshape(-1, x.shape[-1])
+    experts = weight1.shape[0] if weight1.dim() == 3 else 0
+    out = torch.zeros(rows.shape[0], weight2.shape[-1], dtype=wide)
+    for expert, start, end in _spans(rows.shape[0], experts, expert_tokens, expert_tokens_index):
+        each = [
+            _own(tensor, expert, experts)
+            for tensor in (
+                bias1, bias2, scale, offset, deq_scale1, deq_scale2,
+                antiquant_scale1, antiquant_scale2, antiquant_offset1, antiquant_offset2,
+            )
+        ]  # fmt: skip
+        first, second = (weight if experts == 0 else weight[expert] for weight in (weight1, weight2))
+        given = rows[start:end]
+        first, second = _floating(first, given, each[6], each[8]), _floating(second, given, each[7], each[9])
+        hidden = function(multiplied(given, Factors(first, each[0], each[4])).to(wide))
+        if scale is None:
+            out[start:end] = multiplied(hidden, Factors(second, each[1]))
+            continue
+        shift = 0.0 if each[3] is None else each[3].to(wide)
+        quantised = round_to_int8(hidden * _number(each[2], wide) + shift)
+        out[start:end] = multiplied(quantised, Factors(second, each[1], each[5]))
+    return out.reshape(*x.shape[:-1], -1).to(target)
+
+
+def _number(scale: torch.Tensor | None, wide: torch.dtype) -> torch.Tensor:
+    return torch.ones((), dtype=wide) if scale is None else scale.to(wide)
+
+
+def _target(x: torch.Tensor, output_dtype: torch.dtype | None) -> torch.dtype:
+    if x.dtype != torch.int8:
+        return x.dtype
+    target = torch.float16 if output_dtype is None else dtype_of(output_dtype, _NAME, "output_dtype")
+    if target not in {torch.float16, torch.bfloat16}:
+        raise unsupported(_NAME, "output_dtype", target, "float16 and bfloat16")
+    return target
+
+
+def _floating(
+    weight: torch.Tensor, rows: torch.Tensor, scale: torch.Tensor | None, offset: torch.Tensor | None
+) -> torch.Tensor:
+    """The weight, made floating where it is anti-quantised."""
+    if scale is None:
+        return weight
+    wide = compute_dtype(rows)
+    shift = None if offset is None else offset.to(wide)
+    k = weight.shape[-2] * (8 if weight.dtype == torch.int32 and weight.stride(-2) == 1 else 1)
+    return antiquantised(matrix_of(weight, k), scale.to(wide), shift)
+
+
+def _spans(rows: int, experts: int, tokens: Sequence[int] | None, index: Sequence[int] | None) -> list[Span]:
+    """The rows of each expert; all rows where there are none."""
+    if tokens and index:
+        raise refused(_NAME, "expert_tokens", list(tokens), "left out where expert_tokens_index is given")
+    if experts == 0:
+        return [Span(0, 0, rows)]
+    if not (tokens or index):
+        raise refused(_NAME, "expert_tokens", None, "given, or expert_tokens_index, where there are weights of experts")
+    return spans(_NAME, torch.tensor(tokens or index), 1 if tokens else 0, rows, experts)
