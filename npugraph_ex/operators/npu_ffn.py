@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from npugraph_ex.operators._grouped import Factors, Span, multiplied, spans
+from npugraph_ex.operators._grouped import Factors, GroupRows, multiplied, spans
 from npugraph_ex.operators._integers import matrix_of
 from npugraph_ex.operators._precision import compute_dtype, refused, round_to_int8, unsupported
 from npugraph_ex.operators._record import Operator, call
@@ -135,12 +135,12 @@ def _floating(
     return antiquantised(matrix_of(weight, k), scale.to(wide), shift)
 
 
-def _spans(rows: int, experts: int, tokens: Sequence[int] | None, index: Sequence[int] | None) -> list[Span]:
+def _spans(rows: int, experts: int, tokens: Sequence[int] | None, index: Sequence[int] | None) -> list[GroupRows]:
     """The rows of each expert; all rows where there are none."""
     if tokens and index:
         raise refused(_NAME, "expert_tokens", list(tokens), "left out where expert_tokens_index is given")
     if experts == 0:
-        return [Span(0, 0, rows)]
+        return [GroupRows(0, 0, rows)]
     if not (tokens or index):
         raise refused(_NAME, "expert_tokens", None, "given, or expert_tokens_index, where there are weights of experts")
     return spans(_NAME, torch.tensor(tokens or index), 1 if tokens else 0, rows, experts)
