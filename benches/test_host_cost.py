@@ -84,7 +84,7 @@ def test_where_the_time_goes(table: Table) -> None:
         "guards and AOT": base["floor"] - base["replay"],
         "launch": base["replay"],
         "two copies": base["floor and copies"] - base["floor"],
-        "keys and hand-out": beyond(base, "steady inputs"),
+        "graph key, results": beyond(base, "steady inputs"),
         "an input that moves": (beyond(inputs, "moving inputs") - beyond(base, "moving inputs")) / 8,
         "an input that stays": (beyond(inputs, "steady inputs") - beyond(base, "steady inputs")) / 8,
         "an output": (beyond(outputs, "steady inputs") - beyond(base, "steady inputs")) / 8,

@@ -124,7 +124,7 @@ def _canary(*, as_json: bool, emulate: bool) -> int:
         import torch_npu
     except ImportError as error:
         raise NpuGraphExError(
-            f"the names are asked of torch and torch_npu, which do not import here: {error}"
+            f"the names come from torch and torch_npu, which cannot be imported here: {error}"
         ) from error
     names = private_names.used()
     gone = private_names.missing(names)

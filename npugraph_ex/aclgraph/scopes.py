@@ -98,7 +98,7 @@ def check_limit(cube: int, vector: int) -> None:
     most = torch.npu.get_device_limit(torch.npu.current_device())
     for kind, count in (("cube_core_num", cube), ("vector_core_num", vector)):
         if count > most[kind]:
-            raise ScopeError(f"a limit of {count} cores ({kind}) was asked for; the device has {most[kind]}")
+            raise ScopeError(f"a limit of {count} cores ({kind}) is more than the device has: {most[kind]}")
 
 
 def vector_cores() -> int:

@@ -45,7 +45,7 @@ MEANING: dict[Code, tuple[Level, str]] = {
     Code.READ_AFTER_WRITE: ("error", "A read may run before the write whose value it needs."),
     Code.WRITE_AFTER_READ: ("error", "A write may run before an earlier read of the same bytes."),
     Code.WRITE_AFTER_WRITE: ("error", "Two writes to the same bytes may run in either order."),
-    Code.MEMORY_REUSED: ("error", "Memory may be handed out again on its stream while another stream still uses it."),
+    Code.MEMORY_REUSED: ("error", "Memory may be reused on its own stream while another stream still uses it."),
     Code.OUTPUT_UNORDERED: ("error", "The caller may read an output before it is computed."),
     Code.WRITE_BACK_UNORDERED: ("error", "The caller may see an input before the graph has written it."),
     Code.NEVER_FORKED: ("error", "A stream's work may run before the graph has begun; it would not be captured."),
