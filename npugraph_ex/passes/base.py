@@ -30,6 +30,7 @@ class PassContext:
         config: what a user's pass receives as its third argument; the options when the caller gave nothing else.
         vector_cores: how many the device has; None where there is none, or where nobody asked.
         numerics: compares values with those of the first graph; None without the option ``check_numerics``.
+        result_views: of each result whether it was a view to autograd before the first pass.
     """
 
     options: Options
@@ -38,6 +39,7 @@ class PassContext:
     config: object = None
     vector_cores: int | None = None
     numerics: NumericCheck | None = None
+    result_views: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True)

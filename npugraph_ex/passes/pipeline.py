@@ -33,6 +33,7 @@ from npugraph_ex.passes import (
     noop_removal,
     redundant_events,
     reinplace,
+    result_views,
     scopes,
     stream_order,
 )
@@ -60,6 +61,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("reinplace_intermediates", reinplace.run_intermediates, option="inplace_pass"),
     Pass("reinplace_inputs", reinplace.run_inputs, option="input_inplace_pass"),
     Pass("final_dead_code", dead_code.run),
+    Pass("result_views", result_views.run),
     Pass("lifetimes", lifetimes.run, recoverable=False),
     Pass("stream_check", stream_order.run, recoverable=False),
     Pass("deadlock_check", deadlock_check.run, option="deadlock_check"),
@@ -181,7 +183,9 @@ def run(  # noqa: PLR0913 - what is optional is named
     check_definitions(gm.graph, "AOT")
     numerics = NumericCheck(gm, builder, values or example_inputs) if options.check_numerics else None
     seen_by_users = options if config is None else config
-    context = PassContext(options, example_inputs, builder, seen_by_users, vector_cores, numerics)
+    context = PassContext(
+        options, example_inputs, builder, seen_by_users, vector_cores, numerics, result_views.kinds(gm.graph)
+    )
     if dumper is not None:
         dumper.graph(gm, "aot")
     # Nodes are many and live on: each full collection would look at all of them for nothing.

@@ -70,7 +70,7 @@ def test_a_mutating_custom_operator_costs_no_copy(update: Any, version: int) -> 
 
     with torch._inductor.config.patch(enable_auto_functionalized_v2=version == 2):
         found = operators(function, random(4, 3), random(4, 3))
-    launched = [name for name in found if name != "aten.as_strided.default"]  # a view
+    launched = [name for name in found if name not in {"aten.as_strided.default", "aten.detach.default"}]  # views
     assert launched == ["aten.add.Tensor", "npugraph_ex_tests.update.default"]
 
 
