@@ -34,6 +34,8 @@ def composite_kernels() -> dict[str, Callable[..., Any]]:
         **{str(op.name()): _composed(op) for op in plain},
         **{str(op.name()): _decomposed(op) for op in (aten.lstm.input, aten.lstm.data, aten.gru.input, aten.gru.data)},
         "aten::lstm_cell": _lstm_cell,
+        # The operator that it calls has the gradient.
+        "npu::npu_ciou": lambda *args, **kwargs: torch.ops.npu._npu_ciou(*args, **kwargs)[0],  # noqa: SLF001 - its name
         "aten::gru_cell": _gru_cell,
     }
 
