@@ -170,3 +170,33 @@ def test_norms_with_powers_of_two_as_scales() -> None:
         assert torch.equal(first.view(torch.uint8), y.view(torch.uint8))
         assert torch.equal(second, scale)
         torch.testing.assert_close(rstd, 1 / ((x1 + x2).square().mean(-1, keepdim=True) + 1e-6).sqrt())
+
+
+def test_quantisation_and_the_largest_magnitude() -> None:
+    """The whole, and groups of one, no and two rows, each with its scale and its maximum."""
+    x = torch.tensor([[1.0, -3.0], [2.0, 0.5], [-5.0, 4.0]])
+    y, amax = run("npu_quant_max", x, torch.tensor([2.0]))
+    assert (y.float().tolist(), amax.tolist()) == ([[2.0, -6.0], [4.0, 1.0], [-10.0, 8.0]], [5.0])
+    y, amax = run("npu_quant_max", x, torch.tensor([2.0, 9.0, 0.5]), dst_dtype=24, group_list=torch.tensor([1, 1, 3]))
+    assert (y.float().tolist(), amax.tolist()) == ([[2.0, -6.0], [1.0, 0.25], [-2.5, 2.0]], [3.0, 0.0, 5.0])
+
+
+@pytest.mark.parametrize("limit", [0.0, 0.7])
+def test_gradients_of_the_weighted_activation(limit: float) -> None:
+    """Autograd's, of the rows that groups have; the last row has none."""
+    x = torch.randn(3, 8, dtype=torch.float64, requires_grad=True)
+    weight = torch.rand(3, 1, dtype=torch.float64, requires_grad=True)
+    a, b = x.chunk(2, -1)
+    if limit:
+        a, b = a.clamp(max=limit), b.clamp(-limit, limit)
+    activated = torch.nn.functional.silu(a) * b
+    g = torch.randn_like(activated)
+    g[2] = 0
+    of_x, of_weight = torch.autograd.grad(activated * weight, (x, weight), g)
+    options = {"weight": weight.detach(), "y_origin": activated.detach(), "group_index": torch.tensor([1, 1])}
+    got = run("npu_swiglu_group_quant_backward", g + 1.0 * (g == 0), x.detach(), clamp_limit=limit, **options)
+    torch.testing.assert_close(got[0], of_x)
+    torch.testing.assert_close(got[1], of_weight)
+    plain, nothing = run("npu_swiglu_group_quant_backward", g, x.detach(), clamp_limit=limit)
+    torch.testing.assert_close(plain, of_x / weight.detach())
+    assert nothing.shape == (0,)
