@@ -107,7 +107,7 @@ def test_transposed_product_refuses_other_permutations() -> None:
         (lambda x: quant_matmul(x.to(torch.int8), x.to(torch.int8), x[0].int()), "scale"),
         (lambda x: quant_matmul(x.to(torch.int8), x.to(torch.int8), x[0], output_dtype=4), "output_dtype"),
         (lambda x: quant_matmul(x.to(torch.int8), x.to(torch.int8), x[0], group_sizes=[1]), "group_sizes"),
-        (lambda x: rotary_mul(x[None, None], x, x, "quarter"), "rotary_mode"),
+        (lambda x: rotary_mul(x[None, None], x, x, "eighth"), "rotary_mode"),
         (lambda x: dtype_cast(x, 296), "dtype"),
         (lambda x: quantize(x, x[0], None, 16), "dtype"),
         (lambda x: quantize(x, x[0], None, 3, -1, False), "dtype"),

@@ -32,28 +32,27 @@ FILES = {"tests.jsonl", "cases.jsonl", "slowest.json", "report.html", "junit.xml
 
 
 RUNS = """
-import contextlib, io, json, sys
+import contextlib, io, json, pathlib, shutil, sys
 import pytest
-answer = []
-for options in json.loads(sys.argv[1]):
+answer, folder = [], pathlib.Path(sys.argv[2])
+for number, options in enumerate(json.loads(sys.argv[1])):
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         status = int(pytest.main(["-p", "no:cacheprovider", *options]))
     answer.append([status, said.getvalue()])
+    shutil.copytree(folder, folder.with_name(f"after-{number}"), dirs_exist_ok=True)
 print(json.dumps(answer), file=sys.__stdout__)
 """
 
 
-def _run(*options: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options]
+def _run_each(folder: Path, *runs: tuple[str, ...], **variables: str) -> list[tuple[int, str]]:
+    """Start pytest with each of the option lists, one after the other in one process; the status and the output of each.
+
+    What is in ``folder`` after run 0, 1 ... lies in ``after-0``, ``after-1`` ... beside it.
+    """
+    command = [sys.executable, "-P", "-c", RUNS, json.dumps(runs), str(folder)]
     environment = {**os.environ, **variables}
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, env=environment)
-
-
-def _run_each(*runs: tuple[str, ...]) -> list[tuple[int, str]]:
-    """Start pytest with each of the option lists, one after the other in one process; the status and the output of each."""
-    command = [sys.executable, "-P", "-c", RUNS, json.dumps(runs)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     return [(status, said) for status, said in json.loads(done.stdout.splitlines()[-1])]
 
@@ -73,33 +72,29 @@ def test_a_second_run_keeps_the_first_and_a_resumed_one_has_every_test(tmp_path:
     folder, plugins = tmp_path / "report", tmp_path / "plugins"
     plugins.mkdir()
     (plugins / "fails.py").write_text(FAILS)
-    report = f"--report-dir={folder}"
-    first = _run(*TWO, report)
-    assert first.returncode == 0, first.stdout[-2000:]
+    folder.mkdir()
     (folder / "notes.txt").write_text("mine")
-    kept = _content(folder)
+    again = (*TWO, f"--report-dir={folder}")
+    runs = _run_each(
+        folder, again, (*again, "-p", "fails"), (*again, "--resume"), (*again, "--resume"), PYTHONPATH=str(plugins)
+    )
+    assert [status for status, _ in runs] == [0, 1, 0, 0], runs
+    first, second, third, fourth = (tmp_path / f"after-{number}" for number in range(4))
+    kept = _content(first)
     assert set(kept) == {*FILES, "notes.txt"}
 
-    second = _run(*TWO, report, "-p", "fails", PYTHONPATH=str(plugins))
-    assert second.returncode == 1, second.stdout[-2000:]
-    assert f"are moved to {folder}/earlier/1" in second.stdout
+    assert f"{folder}/earlier/1" in runs[1][1]
     mine = kept.pop("notes.txt")
-    assert _content(folder / "earlier" / "1") == kept
-    assert (folder / "notes.txt").read_bytes() == mine
-    assert sorted(_outcomes(folder).values()) == ["failure", "passed"]
-    failed = _content(folder)
+    assert _content(second / "earlier" / "1") == kept
+    assert (second / "notes.txt").read_bytes() == mine
+    assert sorted(_outcomes(second).values()) == ["failure", "passed"]
 
-    third = _run(*TWO, report, "--resume")
-    assert third.returncode == 0, third.stdout[-2000:]
-    assert "1 test passed before, not run again" in third.stdout
-    assert sorted(_outcomes(folder).values()) == ["passed", "passed"]
-    assert _content(folder / "earlier" / "2")["tests.jsonl"] == failed["tests.jsonl"]
+    assert "1 test passed before" in runs[2][1]
+    assert sorted(_outcomes(third).values()) == ["passed", "passed"]
+    assert _content(third / "earlier" / "2")["tests.jsonl"] == _content(second)["tests.jsonl"]
 
-    whole = _content(folder)
-    fourth = _run(*TWO, report, "--resume")
-    assert fourth.returncode == 0, fourth.stdout[-2000:]
     for name in FILES - {"report.html"}:  # the page says how long the run took
-        assert _content(folder)[name] == whole[name]
+        assert _content(fourth)[name] == _content(third)[name]
     assert "2 tests passed" in (folder / "report.html").read_text(encoding="utf-8")
     assert not (folder / "earlier" / "3").exists()
 
@@ -123,7 +118,7 @@ def test_what_cannot_run_changes_nothing(tmp_path: Path) -> None:
         (("--mutant=nonesuch", f"--report-dir={run}"), "nonesuch"),
     )
     empty = ((*TWO, "--collect-only", f"--report-dir={run}"), (TWO[0], "-k", "nonesuch", f"--report-dir={run}"))
-    *refused, collected, none = _run_each(*((*TWO, *options) for options, _ in refusals), *empty)
+    *refused, collected, none = _run_each(run, *((*TWO, *options) for options, _ in refusals), *empty)
     assert len(refused) == len(refusals)
     for (status, told), (_, said) in zip(refused, refusals, strict=True):
         assert status == 4, told
@@ -132,7 +127,7 @@ def test_what_cannot_run_changes_nothing(tmp_path: Path) -> None:
         assert "Traceback" not in told
     assert (collected[0], none[0]) == (0, 5), collected[1] + none[1]
     assert _content(run) == before
-    assert {path.name for path in tmp_path.iterdir()} == {"report", "file"}
+    assert {path.name for path in tmp_path.iterdir() if not path.name.startswith("after-")} == {"report", "file"}
 
 
 def _books(folder: Path) -> Any:
