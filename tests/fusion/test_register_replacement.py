@@ -15,6 +15,7 @@ from matchers import half
 from registrations import model, register_as_in_the_specification, replace_fn, search_fn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import npugraph_ex
 from npugraph_ex.fusion import registry
 from npugraph_ex.fusion.registry import register_replacement
 
@@ -131,3 +132,25 @@ def relu(x: Any) -> Any:
 
 def clamped(x: Any) -> Any:
     return torch.clamp_min(x, 0)
+
+
+def _product_of_rows(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (x.reshape(-1) * y.reshape(-1)).sigmoid().view(x.shape)
+
+
+@pytest.mark.parametrize("options", [{"require_capture": True}, {"force_eager": True}], ids=str)
+@pytest.mark.usefixtures("own_registry")
+def test_a_view_that_a_rule_makes_is_no_view_where_it_is_returned(options: dict[str, object]) -> None:
+    """As in eager mode: `detach_` takes the result, whether it is replayed or not."""
+    examples = [torch.empty(4, 8, device="npu") for _ in range(2)]
+    register_replacement(lambda x, y: torch.sigmoid(torch.mul(x, y)), _product_of_rows, examples)
+    compiled = torch.compile(lambda x, y: torch.sigmoid((x + 1) * y), backend="npugraph_ex", options=options)
+    x, y = (torch.randn(4, 8, device="npu") for _ in range(2))
+    with torch.no_grad():
+        for _ in range(2):
+            fused = compiled(x, y)
+            report = npugraph_ex.last_report()
+            assert report is not None
+            assert report.fusions() == 1
+            torch.testing.assert_close(fused.detach_(), torch.sigmoid((x + 1) * y))
+            assert not fused._is_view()
