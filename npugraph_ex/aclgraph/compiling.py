@@ -55,7 +55,7 @@ def compile_graph(  # noqa: PLR0913 - the parts of one graph
     kernels = StaticKernels(gm, example_inputs, options) if options.static_kernel_compile else None
     if options.force_eager:
         return _preparing(scopes.around(gm)(first_run_checked(gm, original)), kernels)
-    updates = UpdatePlan.of(gm)
+    updates = UpdatePlan.from_graph(gm)
     obstacles = find_obstacles(gm, updates)
     if obstacles:
         lines = "\n  ".join(str(obstacle) for obstacle in obstacles)
@@ -65,7 +65,7 @@ def compile_graph(  # noqa: PLR0913 - the parts of one graph
         return _preparing(scopes.around(gm)(first_run_checked(gm, original)), kernels)
     if not any(node.op == "call_function" for node in gm.graph.nodes):
         return gm.forward  # nothing to run on the device
-    plan = InputPlan.of(gm, example_inputs, static, names, updates)
+    plan = InputPlan.from_graph(gm, example_inputs, static, names, updates)
     return CompiledGraph(gm, plan, _sparing_the_backward(gm, options), number, kernels, original)
 
 

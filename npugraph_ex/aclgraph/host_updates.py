@@ -36,7 +36,7 @@ class UpdatePlan:
     values: Callable[..., list[dict[str, Any]]]
 
     @classmethod
-    def of(cls, gm: fx.GraphModule) -> UpdatePlan | None:
+    def from_graph(cls, gm: fx.GraphModule) -> UpdatePlan | None:
         """The plan for a graph after all passes; None where nothing can be updated."""
         calls = {node: names for node in gm.graph.nodes if (names := _varying(node))}
         if not calls:

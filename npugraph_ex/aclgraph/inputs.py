@@ -26,7 +26,7 @@ class Geometry(NamedTuple):
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Geometry:
+    def from_tensor(cls, tensor: torch.Tensor) -> Geometry:
         """Describe ``tensor``."""
         return cls(tuple(tensor.size()), tuple(tensor.stride()), tensor.dtype)
 
@@ -66,7 +66,7 @@ class InputPlan:
     device: int
 
     @classmethod
-    def of(
+    def from_graph(
         cls,
         gm: fx.GraphModule,
         example_inputs: Sequence[Any],
@@ -212,7 +212,7 @@ class Buffer:
     """
 
     def __init__(self, tensor: torch.Tensor, *, adopt: bool) -> None:
-        self.geometry = Geometry.of(tensor)
+        self.geometry = Geometry.from_tensor(tensor)
         self._extent = _extent(tensor)
         if adopt:
             self.tensor = tensor.detach()

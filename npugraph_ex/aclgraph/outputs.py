@@ -30,11 +30,11 @@ class _Part:
     is_whole: bool  # it has the other tensor's geometry, and begins where that begins
 
     @classmethod
-    def of(cls, value: torch.Tensor, whole: torch.Tensor) -> _Part:
+    def from_tensors(cls, value: torch.Tensor, whole: torch.Tensor) -> _Part:
         offset = _first_byte(value) - _first_byte(whole)
         conjugated, negated = value.is_conj() != whole.is_conj(), value.is_neg() != whole.is_neg()
-        alike = Geometry.of(value) == Geometry.of(whole) and not (offset or conjugated or negated)
-        return cls(Geometry.of(value), offset, conjugated, negated, _is_view(value), alike)
+        alike = Geometry.from_tensor(value) == Geometry.from_tensor(whole) and not (offset or conjugated or negated)
+        return cls(Geometry.from_tensor(value), offset, conjugated, negated, _is_view(value), alike)
 
     def view_of(self, whole: torch.Tensor) -> torch.Tensor:
         """The part of ``whole``; they share a version counter."""
@@ -96,11 +96,13 @@ class Outputs:
             key = _torch_private.storage_key(value)
             if key in homes:
                 argument = arguments[homes[key]]
-                self._slots.append(_OfInput(homes[key], None if value is argument else _Part.of(value, argument)))
+                self._slots.append(
+                    _OfInput(homes[key], None if value is argument else _Part.from_tensors(value, argument))
+                )
                 continue
             first = value is roots[key] and key not in given
             given.add(key)
-            self._slots.append(_Fresh(fresh.index(key), None if first else _Part.of(value, roots[key])))
+            self._slots.append(_Fresh(fresh.index(key), None if first else _Part.from_tensors(value, roots[key])))
         self._roots = [roots[key].detach() for key in fresh]
         self._simple = list(map(_fills_its_storage, self._roots))
         self._storages = [root.untyped_storage() for root in self._roots]
@@ -178,7 +180,7 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     flat = _memory(tensor, tensor.dtype)
     if flat.numel() * flat.element_size() != tensor.untyped_storage().nbytes():  # the last bytes are no whole element
         flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
-    view = _view(flat.clone(), Geometry.of(tensor), _first_byte(tensor) // tensor.element_size())
+    view = _view(flat.clone(), Geometry.from_tensor(tensor), _first_byte(tensor) // tensor.element_size())
     return _lazily(view, conjugated=tensor.is_conj(), negated=tensor.is_neg()).data
 
 

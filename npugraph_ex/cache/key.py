@@ -30,7 +30,7 @@ def key_parts(options: Mapping[str, object] | None = None, **further: object) ->
     Raises:
         OptionError: a wrong option.
     """
-    chosen = Options.of(options).changed()
+    chosen = Options.from_mapping(options).changed()
     rules = [_rule(prepared.rule) for prepared in USER_RULES.snapshot()]
     return {
         "npugraph_ex": __version__,

@@ -67,7 +67,7 @@ class CompilerConfig:
 
     def to_options(self) -> Options:
         """Freeze what has been set into the value that the compiler reads."""
-        return Options.of({name: value for name, value in self._values.items() if name not in _GE_SETTINGS})
+        return Options.from_mapping({name: value for name, value in self._values.items() if name not in _GE_SETTINGS})
 
     def as_torchair(self) -> dict[str, object]:
         """What has been set, by TorchAir's paths and in its sense.
@@ -133,9 +133,9 @@ def apply_flat(config: CompilerConfig, options: Mapping[str, object]) -> None:
     """Set options by their flat names, all or none of them.
 
     Raises:
-        OptionError: As `Options.of`; then `config` is unchanged.
+        OptionError: As `Options.from_mapping`; then `config` is unchanged.
     """
-    Options.of(options)
+    Options.from_mapping(options)
     config._values.update(options)  # noqa: SLF001 - this module is the class's own
 
 

@@ -46,7 +46,7 @@ def _row(
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What one compilation was asked to do. Build it with `Options.of`, which judges every name and value."""
+    """What one compilation was asked to do. Build it with `Options.from_mapping`, which judges every name and value."""
 
     mode: str = _row(
         "npugraph_ex",
@@ -218,7 +218,7 @@ class Options:
     private: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
 
     @classmethod
-    def of(cls, given: Mapping[str, object] | None = None) -> Options:
+    def from_mapping(cls, given: Mapping[str, object] | None = None) -> Options:
         """Build the value from `options={...}` as the user wrote it.
 
         Raises:

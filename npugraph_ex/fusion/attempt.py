@@ -51,7 +51,7 @@ class Attempt:
                 progress = (0, loose.kwargs.get("position", 0))
                 self._near_miss(max(reached).name, reached, str(loose), progress)
             return ""
-        site = Site.of(loose)
+        site = Site.from_match(loose)
         unfit = checks.wildcards(self.rule, site) or checks.unnamed_arguments(loose)
         failed = ""
         try:

@@ -39,7 +39,7 @@ class GraphFacts:
     ordering: list[fx.Node] = field(default_factory=list)
 
     @classmethod
-    def of(cls, graph: fx.Graph) -> GraphFacts:
+    def from_graph(cls, graph: fx.Graph) -> GraphFacts:
         """The facts of ``graph`` as it is now."""
         return cls(graph, AliasFacts(graph), [node for node in graph.nodes if orders_work(node)])
 
@@ -68,7 +68,7 @@ class Site:
     bound: dict[str, Any]
 
     @classmethod
-    def of(cls, match: Match) -> Site:
+    def from_match(cls, match: Match) -> Site:
         """The place that ``match`` describes."""
         outputs = tuple(node for node in match.output_nodes() if node is not None)
         return cls(tuple(sorted(set(match.nodes))), outputs, dict(match.kwargs))

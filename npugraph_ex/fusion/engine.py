@@ -86,7 +86,7 @@ class Application:
                 continue
             self.tried.append(rule)
             if may_match(graph, rule.pattern):
-                facts = facts or GraphFacts.of(graph)
+                facts = facts or GraphFacts.from_graph(graph)
                 self._apply_one(rule, rule.pattern, facts, traces)
 
     def _apply_one(self, rule: PreparedRule, pattern: PatternExpr, facts: GraphFacts, traces: TraceCache) -> None:

@@ -57,7 +57,7 @@ def cache_compile(  # noqa: PLR0913 - the signature that TorchAir's users know
 
     del ge_cache
     ranks = {"world": global_rank, "tp": tp_rank, "pp": pp_rank}
-    return CachedFunction.of(
+    return CachedFunction.from_function(
         func,
         config=config,
         options=options,

@@ -130,7 +130,7 @@ class CachedFunction:
         self._lock = threading.RLock()
 
     @classmethod
-    def of(  # noqa: PLR0913 - the arguments of `cache_compile`
+    def from_function(  # noqa: PLR0913 - the arguments of `cache_compile`
         cls,
         func: Callable[..., Any],
         *,

@@ -190,7 +190,7 @@ def run(  # noqa: PLR0913 - what is optional is named
         dumper.graph(gm, "aot")
     # Nodes are many and live on: each full collection would look at all of them for nothing.
     with no_collection():
-        state = _Run(gm, context, Contract.of(gm.graph), Snapshot(gm), dumper)
+        state = _Run(gm, context, Contract.from_graph(gm.graph), Snapshot(gm), dumper)
         for pass_ in passes:
             state.apply(pass_)
         gm.recompile()

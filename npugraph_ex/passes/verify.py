@@ -37,7 +37,7 @@ class Contract:
     collectives: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def of(cls, graph: fx.Graph) -> Contract:
+    def from_graph(cls, graph: fx.Graph) -> Contract:
         """The contract that ``graph`` fulfils as it is."""
         facts = AliasFacts(graph)
         values = output_values(graph)
@@ -50,7 +50,7 @@ class Contract:
     def check(self, graph: fx.Graph, pass_name: str) -> None:
         """Raise ``GraphVerificationError`` unless ``graph`` is sound and still fulfils this contract."""
         check_definitions(graph, pass_name)
-        new = Contract.of(graph)
+        new = Contract.from_graph(graph)
         if len(new.inputs) != len(self.inputs):
             came, went = (", ".join(set_) or "none" for set_ in _differing(self.inputs, new.inputs))
             raise _violation(

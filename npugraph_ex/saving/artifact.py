@@ -46,7 +46,7 @@ class SavedGraph:
     source: str
 
     @classmethod
-    def of(
+    def from_graph(
         cls,
         gm: fx.GraphModule,
         example_inputs: Sequence[Any],
@@ -150,7 +150,7 @@ class SavedGraph:
     def _load_on(self, home: torch.device, compile_graph: Callable[..., Callable[..., Any]]) -> Callable[..., Any]:
         """Make the graph callable with inputs of one device."""
         data = self.data
-        options = Options.of(data["options"])
+        options = Options.from_mapping(data["options"])
         try:
             gm = decode_graph(data["nodes"], home)
         except LookupError as error:

@@ -47,11 +47,11 @@ def test_a_package_that_others_have_installed_stays(cann: StandInCann) -> None:
     """Two processes with one package in CANN's folder: the first to end leaves it, the last removes it."""
     run(3)
     (name,) = cann.installed()
-    with _other_process(f"Lease.of(root).note_installed({name!r})") as other:
+    with _other_process(f"Lease.current(root).note_installed({name!r})") as other:
         end_of_process()
         assert cann.installed() == [name]
         other.kill()
-    Lease.of(root())  # the next process
+    Lease.current(root())  # the next process
     assert cann.installed() == []
 
 
@@ -63,7 +63,7 @@ def test_what_a_killed_process_held_is_cleared_up_by_the_next(cann: StandInCann,
     (folder / "uninstall.sh").write_text('#!/bin/sh\nrm -r "$(dirname "$0")"\n')
     (folder / "uninstall.sh").chmod(0o755)
     text = f"""
-lease = Lease.of(root)
+lease = Lease.current(root)
 lease.kernels.mkdir()
 lease.note_installed("static_kernel_1")
 compiler = Path({str(programs.find_compiler())!r})
@@ -87,15 +87,15 @@ threading.Thread(target=lambda: programs.compile_descriptions(compiler, Path({st
 def test_a_living_process_is_left_alone(cann: StandInCann) -> None:
     """A lease whose process lives is nobody's to clear up, also for a process forked from it."""
     text = """
-mine = Lease.of(root)
+mine = Lease.current(root)
 child = os.fork()
 if child == 0:
     mine.close()  # the parent's: nothing to do
-    os._exit(0 if Lease.of(root).folder != mine.folder and mine.folder.exists() else 1)
+    os._exit(0 if Lease.current(root).folder != mine.folder and mine.folder.exists() else 1)
 assert os.waitpid(child, 0)[1] == 0
 assert mine.folder.exists()
 """
-    mine = Lease.of(root())
+    mine = Lease.current(root())
     with _other_process(text) as other:
         other.communicate("end\n")
     assert other.returncode == 0
@@ -168,6 +168,6 @@ def test_two_processes_at_once_and_one_is_killed(cann: StandInCann) -> None:
     assert len(cann.calls()) == 1
     assert len(cann.installed()) == 1
     end_of_process()
-    Lease.of(root())  # the next process clears up after the one that was killed
+    Lease.current(root())  # the next process clears up after the one that was killed
     assert cann.installed() == []
     assert [folder.name.partition("-")[0] for folder in processes()] == [str(os.getpid())]

@@ -51,14 +51,14 @@ def test_defaults_are_the_contract() -> None:
 
 def test_every_default_is_accepted_and_has_a_meaning() -> None:
     """The table is consistent: each default is a legal, available value and each row says what it means."""
-    assert Options.of({name: row.default for name, row in OPTION_TABLE.items()}) == Options()
+    assert Options.from_mapping({name: row.default for name, row in OPTION_TABLE.items()}) == Options()
     assert all(row.meaning.endswith(".") for row in OPTION_TABLE.values())
 
 
 def test_wrong_name_is_named_with_the_nearest_and_all_others() -> None:
     """A misspelt option is a ValueError with the nearest right name and the whole list."""
     with pytest.raises(UnknownOptionError, match=r"'force_eagre'; did you mean 'force_eager'\?") as caught:
-        Options.of({"force_eagre": True})
+        Options.from_mapping({"force_eagre": True})
     assert isinstance(caught.value, ValueError)
     assert all(name in str(caught.value) for name in OPTION_TABLE)
 
@@ -66,7 +66,7 @@ def test_wrong_name_is_named_with_the_nearest_and_all_others() -> None:
 def test_a_name_like_no_other_gets_no_guess() -> None:
     """No hint is better than a wild one."""
     with pytest.raises(UnknownOptionError) as caught:
-        Options.of({"zzzz": 1})
+        Options.from_mapping({"zzzz": 1})
     assert "did you mean" not in str(caught.value)
 
 
@@ -75,7 +75,7 @@ def test_a_name_like_no_other_gets_no_guess() -> None:
 def test_a_switch_takes_only_a_bool(name: str, value: object) -> None:
     """0 is not False: the message names the option, what is allowed and what came."""
     with pytest.raises(OptionValueError) as caught:
-        Options.of({name: value})
+        Options.from_mapping({name: value})
     assert name in str(caught.value)
     assert "True or False" in str(caught.value)
     assert f"got {value!r} ({type(value).__name__})" in str(caught.value)
@@ -85,27 +85,31 @@ def test_a_switch_takes_only_a_bool(name: str, value: object) -> None:
 def test_capture_limit_is_an_int_from_one(value: object) -> None:
     """capture_limit refuses what is not an int of at least one; True is not one."""
     with pytest.raises(OptionValueError, match=r"capture_limit.*an int >= 1"):
-        Options.of({"capture_limit": value})
+        Options.from_mapping({"capture_limit": value})
 
 
 @given(st.integers(min_value=1))
 def test_capture_limit_takes_any_positive_int(limit: int) -> None:
     """Every positive int is kept as it is."""
-    assert Options.of({"capture_limit": limit}).capture_limit == limit
+    assert Options.from_mapping({"capture_limit": limit}).capture_limit == limit
 
 
 def test_clone_output_has_three_values() -> None:
     """None is the safe default, True and False are promises of their own; 0 is none of them."""
-    assert [Options.of({"clone_output": value}).clone_output for value in (None, True, False)] == [None, True, False]
+    assert [Options.from_mapping({"clone_output": value}).clone_output for value in (None, True, False)] == [
+        None,
+        True,
+        False,
+    ]
     with pytest.raises(OptionValueError, match="None or True or False"):
-        Options.of({"clone_output": 0})
+        Options.from_mapping({"clone_output": 0})
 
 
 def test_pool_handle_is_a_pair_of_ints() -> None:
     """use_graph_pool takes what torch.npu.graph_pool_handle() returns and says so otherwise."""
-    assert Options.of({"use_graph_pool": (0, 7)}).use_graph_pool == (0, 7)
+    assert Options.from_mapping({"use_graph_pool": (0, 7)}).use_graph_pool == (0, 7)
     with pytest.raises(OptionValueError, match="graph_pool_handle"):
-        Options.of({"use_graph_pool": 7})
+        Options.from_mapping({"use_graph_pool": 7})
 
 
 @pytest.mark.parametrize(
@@ -119,49 +123,51 @@ def test_pool_handle_is_a_pair_of_ints() -> None:
 def test_what_this_version_cannot_do_is_refused_not_ignored(name: str, value: object) -> None:
     """A legal value without an implementation raises and says which values work."""
     with pytest.raises(OptionNotAvailableError, match=f"'{name}' = .* is not available yet; "):
-        Options.of({name: value})
+        Options.from_mapping({name: value})
 
 
 @pytest.mark.parametrize("name", ["remove_noop_ops", "remove_cat_ops", "inplace_pass", "input_inplace_pass"])
 def test_switching_an_optional_pass_off_is_always_honoured(name: str) -> None:
     """False asks for less work, which a version without the pass does anyway."""
-    assert getattr(Options.of({name: False}), name) is False
+    assert getattr(Options.from_mapping({name: False}), name) is False
 
 
 def test_private_names_of_vllm_are_kept() -> None:
     """Names that begin `_vllm_` are kept with their values, unjudged, and read-only."""
-    options = Options.of({"_vllm_aclnn_static_kernel_sym_range": [1, 2]})
+    options = Options.from_mapping({"_vllm_aclnn_static_kernel_sym_range": [1, 2]})
     assert options.private == {"_vllm_aclnn_static_kernel_sym_range": [1, 2]}
     assert options.changed() == {"_vllm_aclnn_static_kernel_sym_range": [1, 2]}
 
 
 def test_changed_tells_what_the_user_said() -> None:
     """Only values that differ from the default are listed."""
-    assert Options.of({"force_eager": True, "clone_input": True}).changed() == {"force_eager": True}
+    assert Options.from_mapping({"force_eager": True, "clone_input": True}).changed() == {"force_eager": True}
 
 
 def test_options_must_be_a_mapping() -> None:
     """A list of names is not options."""
     with pytest.raises(OptionError, match=r"takes a dict .* got \['force_eager'\] \(list\)"):
-        Options.of(["force_eager"])  # type: ignore[arg-type]
+        Options.from_mapping(["force_eager"])  # type: ignore[arg-type]
 
 
 def test_fusion_rules_are_switched_by_name() -> None:
     """A dict of names to bools, nothing else; whether a rule has that name is known only when a graph is compiled."""
-    assert Options.of({"fusion_rules": {"add_rms_norm_cast": False}}).fusion_rules == {"add_rms_norm_cast": False}
+    assert Options.from_mapping({"fusion_rules": {"add_rms_norm_cast": False}}).fusion_rules == {
+        "add_rms_norm_cast": False
+    }
     for wrong in ({"add_rms_norm_cast": 0}, ["add_rms_norm_cast"], {1: True}, True):
         with pytest.raises(OptionValueError, match="None or a dict"):
-            Options.of({"fusion_rules": wrong})
+            Options.from_mapping({"fusion_rules": wrong})
 
 
 @pytest.mark.parametrize("name", ["post_grad_custom_pre_pass", "post_grad_custom_post_pass"])
 def test_a_custom_pass_takes_three_arguments(name: str) -> None:
     """A function of another signature is refused when the option is given, not when it is called."""
     for right in (lambda _gm, _inputs, _config: None, lambda *_: None, lambda _a, _b, _c, _more=1: None, print):
-        assert getattr(Options.of({name: right}), name) is right
+        assert getattr(Options.from_mapping({name: right}), name) is right
     for wrong in (lambda _gm: None, lambda _a, _b, _c, _more: None, 3):
         with pytest.raises(OptionValueError, match=rf"'{name}' .* callable fn\(gm, example_inputs, config\)"):
-            Options.of({name: wrong})
+            Options.from_mapping({name: wrong})
 
 
 @pytest.mark.parametrize(
@@ -177,4 +183,4 @@ def test_a_custom_pass_takes_three_arguments(name: str) -> None:
 def test_values_that_contradict_each_other(given: dict[str, object], message: str) -> None:
     """Each is legal alone; together one would silently do nothing."""
     with pytest.raises(OptionValueError, match=message):
-        Options.of(given)
+        Options.from_mapping(given)

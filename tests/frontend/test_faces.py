@@ -38,8 +38,8 @@ def test_arguments_of_the_wrong_kind(call: Callable[[], object], said: str) -> N
 def test_what_is_no_pool(pool: tuple[int, ...]) -> None:
     """A pair that the device would refuse at capture is refused as an option."""
     with pytest.raises(OptionError, match="graph_pool_handle"):
-        Options.of({"use_graph_pool": pool})
-    assert Options.of({"use_graph_pool": torch.npu.graph_pool_handle()}).use_graph_pool
+        Options.from_mapping({"use_graph_pool": pool})
+    assert Options.from_mapping({"use_graph_pool": torch.npu.graph_pool_handle()}).use_graph_pool
 
 
 def test_a_rule_that_does_not_exist() -> None:

@@ -36,7 +36,7 @@ def run(gm: fx.GraphModule, *, passes: tuple[Pass, ...] | None = None, **options
     """Run the pipeline and return the outcomes of its passes."""
     inputs = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
     chosen = pipeline.PIPELINE if passes is None else passes
-    return [record.outcome for record in pipeline.run(gm, inputs, Options.of(options), passes=chosen).passes]
+    return [record.outcome for record in pipeline.run(gm, inputs, Options.from_mapping(options), passes=chosen).passes]
 
 
 def test_a_users_wrong_pass_raises() -> None:

@@ -170,7 +170,7 @@ def test_it_warns_and_never_raises() -> None:
     program.fused("ep", on="side")
     gm = fx.GraphModule({}, program.graph)
     before = [node.format_node() for node in gm.graph.nodes]
-    options = Options.of({"deadlock_check": True, "stream_check": "raise"})
+    options = Options.from_mapping({"deadlock_check": True, "stream_check": "raise"})
     context = PassContext(options, [], vector_cores=_CORES)
     with pytest.warns(CollectiveDeadlockWarning, match="wait for each other"):
         deadlock_check.run(gm, context)

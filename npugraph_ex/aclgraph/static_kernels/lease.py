@@ -33,7 +33,7 @@ _ENDING_LIMIT = 30.0
 
 
 class Lease:
-    """This process's folder; open it with `Lease.of`.
+    """This process's folder; open it with `Lease.current`.
 
     Attributes:
         root: the folder that all processes share.
@@ -49,7 +49,7 @@ class Lease:
         self._descriptor = descriptor
 
     @classmethod
-    def of(cls, root: Path) -> Lease:
+    def current(cls, root: Path) -> Lease:
         """This process's lease on ``root``; made at the first call, after clearing up after the dead."""
         lease = _leases.get((root, os.getpid()))
         if lease is None:

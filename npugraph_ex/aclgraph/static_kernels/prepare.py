@@ -70,7 +70,7 @@ class StaticKernels:
 
     def _prepare(self, inputs: Sequence[Any]) -> None:
         compiler = programs.find_compiler()
-        lease = Lease.of(default_directory() / "static_kernels")
+        lease = Lease.current(default_directory() / "static_kernels")
         work = lease.work()
         try:
             described = describe(operator_calls(self._gm, inputs), work)

@@ -283,7 +283,9 @@ class NpuFxCompiler:
         runner = runner if elsewhere is None else elsewhere.around(runner)
 
         def code() -> str:
-            return SavedGraph.of(latest, example_inputs, options, static=static, names=names, current=current).spelt()
+            return SavedGraph.from_graph(
+                latest, example_inputs, options, static=static, names=names, current=current
+            ).spelt()
 
         compiled = CompiledFxGraph(runner, code, wrapped=not plain)
         return compiled

@@ -32,7 +32,7 @@ def record(  # noqa: PLR0913 - the parts of one compilation
     kernels_before: int,
 ) -> GraphRecord:
     """Make and publish the record of one compiled graph, after all passes."""
-    obstacles = tuple(str(obstacle) for obstacle in find_obstacles(gm, UpdatePlan.of(gm)))
+    obstacles = tuple(str(obstacle) for obstacle in find_obstacles(gm, UpdatePlan.from_graph(gm)))
     made = GraphRecord(
         number=number,
         fate=_fate(gm, compiled, options, obstacles),

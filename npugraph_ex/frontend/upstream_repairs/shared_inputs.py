@@ -70,14 +70,14 @@ class _StoragePosition(NamedTuple):
     base: tuple[int, ...] | None
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> _StoragePosition:
+    def from_tensor(cls, tensor: torch.Tensor) -> _StoragePosition:
         base = _torch_private.autograd_base(tensor)
         shape = None if base is None or not _plain(*base.size()) else tuple(base.size())
         return cls(_known(tensor.storage_offset()), _known(tensor.untyped_storage().nbytes()), shape)
 
     def matches(self, tensor: torch.Tensor) -> bool:
         """Whether ``tensor`` lies at this position of its storage."""
-        return all(known in {None, new} for known, new in zip(self, _StoragePosition.of(tensor), strict=True))
+        return all(known in {None, new} for known, new in zip(self, _StoragePosition.from_tensor(tensor), strict=True))
 
 
 def _known(value: Any) -> int | None:
@@ -113,7 +113,7 @@ class SharedInputs:
         groups = [group for group in sharing.values() if len(group) > 1]
         self._together = groups if writes.bases else []
         self._positions = {
-            position: _StoragePosition.of(tensors[position]) for group in self._together for position in group
+            position: _StoragePosition.from_tensor(tensors[position]) for group in self._together for position in group
         }
         self._written = writes.inputs.union(self._positions)
         # Of inputs that shared a storage without a base, AOT has found that no element of one is an element of another.

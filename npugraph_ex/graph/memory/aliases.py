@@ -151,7 +151,7 @@ class AliasFacts:
         for leaf in tensor_leaves(node):
             root = _torch_private.storage_key(leaf)
             self._tensors[root] = leaf
-            regions.append(Region.of(leaf, root))
+            regions.append(Region.from_tensor(leaf, root))
         return tuple(regions)
 
     def _join_declared_aliases(self, node: fx.Node) -> None:

@@ -75,7 +75,7 @@ class MemoryMap:
 
     def region_of(self, tensor: torch.Tensor) -> Region:
         """Where a view of one of the graph's fake tensors lies."""
-        return self._after_merges(Region.of(tensor, _torch_private.storage_key(tensor)))
+        return self._after_merges(Region.from_tensor(tensor, _torch_private.storage_key(tensor)))
 
     def region(self, node: fx.Node) -> Region | None:
         """Where ``node`` lies, if it is one tensor in one known memory."""

@@ -23,7 +23,7 @@ class Region(NamedTuple):
     stop: int = EVERYWHERE
 
     @classmethod
-    def of(cls, tensor: torch.Tensor, root: int) -> Region:
+    def from_tensor(cls, tensor: torch.Tensor, root: int) -> Region:
         """The bytes from the first to the last element of ``tensor`` in the storage named ``root``.
 
         Elements in between that are not the tensor's count as its own. The whole storage where sizes are symbolic, and

@@ -27,7 +27,7 @@ def share_no_byte(left: torch.Tensor, right: torch.Tensor, *, starts: tuple[int,
     if not (_is_concrete(left) and _is_concrete(right)):
         return False
     here, there = starts or (_offset(left), _offset(right))
-    return _are_apart(_View.of(left, here), _View.of(right, there))
+    return _are_apart(_View.from_tensor(left, here), _View.from_tensor(right, there))
 
 
 def _is_concrete(tensor: torch.Tensor) -> bool:
@@ -47,7 +47,7 @@ class _View(NamedTuple):
     width: int
 
     @classmethod
-    def of(cls, tensor: torch.Tensor, start: int) -> _View:
+    def from_tensor(cls, tensor: torch.Tensor, start: int) -> _View:
         width = tensor.element_size()
         pairs = zip(tensor.stride(), tensor.size(), strict=True)
         return cls(start, tuple((step * width, size) for step, size in pairs if size > 1 and step > 0), width)

@@ -70,7 +70,7 @@ class VllmSettings:
         if self.enable_static_kernel:
             options["static_kernel_compile"] = True
             options["_vllm_aclnn_static_kernel_sym_range"] = list(batch_sizes or ())
-        Options.of(options)
+        Options.from_mapping(options)
         return options
 
     def compiler_config(self, batch_sizes: list[int] | None = None) -> CompilerConfig:
