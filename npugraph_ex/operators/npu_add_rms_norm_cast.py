@@ -24,6 +24,7 @@ from npugraph_ex.operators.npu_rms_norm import normalise
 @Operator(
     name="npu::npu_add_rms_norm_cast",
     source="CANN operator documentation, aclnnAddRmsNormCast; ops-nn, norm/add_rms_norm_cast",
+    dtypes=(torch.float16, torch.bfloat16),
     examples=(lambda: call(torch.randn(3, 16).half(), torch.randn(3, 16).half(), torch.randn(16).half()),),
 )
 def npu_add_rms_norm_cast(

@@ -124,6 +124,7 @@ def _canonical(rank: int, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
 @Operator(
     name="npu::npu_quantize",
     source="operator documentation of torch_npu.npu_quantize; CANN operator documentation, aclnnAscendQuantV3",
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
     before_rounding=before_rounding,
     synonyms={"dtype": {12: 1, 13: 0, 14: 3}},  # qint8, quint8 and qint32 ask for plain int8, uint8 and int32 results
     canonical=_canonical,

@@ -22,6 +22,7 @@ def _example() -> Call:
 @Operator(
     name="npu::npu_scatter_nd_update_",
     source="operator documentation of torch_npu.npu_scatter_nd_update",
+    dtypes=(torch.float16, torch.bfloat16, torch.float32, torch.int64, torch.int8, torch.bool),
     writes_by_index=True,
     examples=(_example,),
 )
@@ -43,6 +44,7 @@ def npu_scatter_nd_update_(input: torch.Tensor, indices: torch.Tensor, updates: 
 @Operator(
     name="npu::npu_scatter_nd_update",
     source="operator documentation of torch_npu.npu_scatter_nd_update",
+    dtypes=(torch.float16, torch.bfloat16, torch.float32, torch.int64, torch.int8, torch.bool),
     writes_by_index=True,
     examples=(_example,),
 )
