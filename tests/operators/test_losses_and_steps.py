@@ -87,6 +87,20 @@ def test_cross_entropy_of_a_shared_vocabulary() -> None:
     torch.testing.assert_close(loss, functional.cross_entropy(x @ weight.mT, target, reduction="none").detach())
     torch.testing.assert_close(softmax, torch.softmax(x @ weight.mT, -1).detach())
     assert run(name, largest, total, predicted)[1].shape == (0,)
+    g = torch.randn(3, dtype=torch.float64)
+    of_x, of_weight = torch.autograd.grad(
+        functional.cross_entropy(x @ weight.mT, target, reduction="none"), (x, weight), g
+    )
+    for given in ({"softmax": softmax}, {"logits_max": largest, "sum_exp_logits": total}):
+        parts = [
+            run(
+                "npu_fused_linear_cross_entropy_loss_with_max_sum_backward", g, x, weight[s : s + 3], *half[3:5],
+                **({"softmax": softmax[:, s : s + 3]} if "softmax" in given else given),
+            )
+            for s, half in zip((0, 3), halves, strict=True)
+        ]  # fmt: skip
+        torch.testing.assert_close(parts[0][0] + parts[1][0], of_x)
+        torch.testing.assert_close(torch.cat((parts[0][1], parts[1][1])), of_weight)
     with pytest.raises(UnsupportedArgumentError, match=r"label_smoothing=0\.1"):
         run(name, largest, total, predicted, label_smoothing=0.1)
 
