@@ -6,7 +6,7 @@ With several rows (``splitfuse``) the rows of all sequences are packed, ``seq_le
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -189,3 +189,53 @@ def _splitfuse(
 ) -> None:
     cached, rows = (length.tolist() for length in lengths)
     attend_packed(query, rows, cached_pairs(*caches, block_table, cached), HeadCounts(*heads), out, mask)
+
+
+def _second_example() -> Call:
+    query, keys, values, _, _, scale, tables, _, out = _example().args
+    how = {"value_cache": values, "num_kv_heads": 1, "num_heads": 2, "scale_value": scale, "out": out}
+    return call(query, keys, tables, [5, 8], mask=torch.randn(2, 1, 8).half(), mask_type=2, **how)
+
+
+@Operator(
+    name="atb::_npu_paged_attention_v2.out",
+    source="op-plugin, ops/atb/PagedAttentionAtbV2.cpp; ATB library, PagedAttention, MASK_TYPE_ALIBI",
+    dtypes=HALVES,
+    host_arguments=("context_lens",),
+    examples=(_second_example,),
+)
+def npu_paged_attention_v2(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    context_lens: Sequence[int],
+    *,
+    value_cache: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+    num_kv_heads: int = 0,
+    num_heads: int = 0,
+    scale_value: float = 1.0,
+    mask_type: int = 0,
+    workspace: torch.Tensor | None = None,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    """``out`` itself; with ``mask_type`` 2 (alibi) the mask [N, 1, S] or [B, N, 1, S] is added to the scores."""
+    if mask_type not in {0, 2}:
+        raise unsupported("_npu_paged_attention_v2", "mask_type", mask_type, "0, none, and 2, alibi")
+    if value_cache is None:
+        raise unsupported("_npu_paged_attention_v2", "value_cache", value_cache, "a tensor")
+    lengths = [int(length) for length in context_lens]
+
+    def alibi(b: int, first: int, rows: int, columns: int) -> tuple[torch.Tensor, None]:
+        del first, rows
+        if mask is None:
+            raise ValueError("_npu_paged_attention_v2: mask_type 2 needs mask, which is None.")
+        one = mask[b if mask.shape[0] > 1 else 0] if mask.dim() == 4 else mask
+        return one[..., :columns], None
+
+    heads, cached = (
+        HeadCounts(num_heads, num_kv_heads, scale_value),
+        cached_pairs(key_cache, value_cache, block_table, lengths),
+    )
+    attend_packed(query, [1] * len(lengths), cached, heads, out, alibi if mask_type else None)
+    return out

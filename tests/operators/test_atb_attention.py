@@ -192,3 +192,41 @@ def test_what_is_not_covered_is_named() -> None:
         formula(
             "_npu_paged_attention_quant", query, query, query, KV, N, 0.3, TABLE, lengths, 2, 1, query, query, query
         )
+
+
+def test_biases_are_added_to_paged_scores() -> None:
+    """Alibi: the second version of paged attention adds its mask head by head, cut at each sequence's length."""
+    (keys, values), query, bias = caches(), torch.randn(2, N, D).double(), torch.randn(N, 1, 9).double()
+    out, how = torch.empty(2, N, D).double(), {"num_kv_heads": KV, "num_heads": N, "scale_value": 0.3}
+    formula(
+        "_npu_paged_attention_v2.out",
+        query,
+        keys,
+        TABLE,
+        [9, 4],
+        value_cache=values,
+        mask=bias,
+        mask_type=2,
+        out=out,
+        **how,
+    )
+    for b, length in enumerate((9, 4)):
+        sequences = sequence(keys, b, length), sequence(values, b, length)
+        torch.testing.assert_close(out[b : b + 1], expected(query[b : b + 1], *sequences, 0.3, bias[..., :length]))
+
+
+def test_latent_attention_joins_both_parts_of_query_and_key() -> None:
+    """The values are the plain part of the keys; the statistics are the logarithms of the summed exponentials."""
+    plain, rope = torch.randn(3, N, D).double(), torch.randn(3, N, 3).double()
+    latent, turned = torch.randn(6, SIZE, 1, D).double(), torch.randn(6, SIZE, 1, 3).double()
+    given = plain, rope, latent, turned, TABLE, [9, 4], N, 0.3, 1
+    output, lse = formula("npu_multi_head_latent_attention.lse", *given, True, qseqlen=[1, 2])
+    for part, b, length in ((slice(0, 1), 0, 9), (slice(1, 3), 1, 4)):
+        query, value = torch.cat((plain, rope), -1)[part], sequence(latent, b, length)
+        key = torch.cat((value, sequence(turned, b, length)), -1)
+        torch.testing.assert_close(output[part], expected(query, key, value, 0.3))
+        scores = query.transpose(0, 1) @ key.mT * 0.3
+        torch.testing.assert_close(lse[part], scores.logsumexp(-1, keepdim=True).transpose(0, 1))
+    assert torch.equal(formula("npu_multi_head_latent_attention", *given, qseqlen=[1, 2]), output)
+    with pytest.raises(UnsupportedArgumentError, match="cache_mode='int8_nzcache'"):
+        formula("npu_multi_head_latent_attention", *given, cache_mode="int8_nzcache")
