@@ -117,8 +117,11 @@ def backend(gm: Any, example_inputs: Any, **kwargs: Any) -> Any:
 def command_line() -> int:
     """Run `npugraph-ex`, whose code is this library's own even where NPUGRAPH_EX=bundled gives the name away."""
     choice = os.environ.pop(SWITCH, None)
-    from npugraph_ex.cli import main
-
+    try:
+        from npugraph_ex.cli import main
+    except KeyboardInterrupt:  # its imports take a while
+        sys.stderr.write("npugraph-ex: stopped by Ctrl-C\n")
+        return 130
     return main(choice=choice)
 
 

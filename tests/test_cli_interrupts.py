@@ -11,9 +11,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+import npugraph_ex_autoload
 from npugraph_ex import cli
 from npugraph_ex.commands.interrupts import Interrupt, end_children, interruptible
 
@@ -267,3 +269,18 @@ def test_children_of_children_end_too() -> None:
     stat = Path(f"/proc/{grandchild}/stat")
     while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] not in "ZX":
         time.sleep(0.01)
+
+
+def test_an_interrupt_while_the_command_is_imported_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Status 130 and no traceback, as later."""
+
+    class Interrupted(ModuleType):
+        @property
+        def main(self) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "npugraph_ex.cli", Interrupted("npugraph_ex.cli"))
+    assert npugraph_ex_autoload.command_line() == 130
+    assert capsys.readouterr().err == "npugraph-ex: stopped by Ctrl-C\n"
