@@ -196,7 +196,7 @@ def test_wrong_levels_are_refused(wrong: Any) -> None:
 
 def test_more_cores_than_the_device_has() -> None:
     """The device's own number is in the message, and nothing was changed."""
-    with pytest.raises(ScopeError, match=r"limit of 25 cores.*the device has 24"), scope.limit_core_num(25, 8):
+    with pytest.raises(ScopeError, match=r"limit of 25 cores.*the device has: 24"), scope.limit_core_num(25, 8):
         pass
 
 

@@ -233,12 +233,14 @@ def test_what_is_no_stream_is_refused(stream: object) -> None:
             function(torch.ones(4, device="npu"))
 
 
-def test_more_cores_than_there_are_are_refused_for_a_stream_without_work() -> None:
+@pytest.mark.parametrize("stream", [None, outside], ids=["the current stream", "another"])
+def test_more_cores_than_there_are_are_refused_for_a_block_without_work(stream: torch.npu.Stream | None) -> None:
     """Compiled as in eager mode."""
 
     def program(x: torch.Tensor) -> torch.Tensor:
-        with scope.limit_core_num(10000, 1, stream=outside):
-            return x + 1
+        with scope.limit_core_num(10000, 1, stream=stream):
+            pass
+        return x + 1
 
     x = torch.ones(3, device="npu")
     for function in (program, torch.compile(program, backend="npugraph_ex")):

@@ -15,6 +15,7 @@ from npugraph_ex.config.compiler_config import apply_flat, given_or_default
 from npugraph_ex.errors import GraphVerificationError, OptionValueError, SavedGraphError
 from npugraph_ex.frontend.entry import current_device, ge
 from npugraph_ex.frontend.entry.compiler import CompiledFxGraph, NpuFxCompiler
+from npugraph_ex.frontend.native_streams import core_limits
 from npugraph_ex.frontend.native_streams import streams as native_streams
 from npugraph_ex.frontend.upstream_repairs import layouts, shared_inputs
 from npugraph_ex.observe.dump import new_dumper
@@ -64,6 +65,7 @@ def get_npu_backend(
         follows = current_device.decides(gm.graph)
         known_inputs = shared_inputs.examples(gm, example_inputs)
         as_traced = native_streams.kept(gm)
+        core_limits.refuse_impossible(gm.graph)
         on_streams = native_streams.lower(gm)
         layouts.keep(gm)
         compile_one = NpuFxCompiler(config, names, dumper)

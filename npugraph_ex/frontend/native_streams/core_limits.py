@@ -30,6 +30,17 @@ class _OpenScope:
     limit: Limit | None
 
 
+def refuse_impossible(graph: fx.Graph) -> None:
+    """Raise ScopeError where a scope of a Dynamo graph limits to more cores than there are, as eager mode does.
+
+    Of a scope without work nothing is left later that the device could refuse.
+    """
+    for node in graph.nodes:
+        if opens_scope(node):
+            said = labels_of(argument(node, 0, "keys"), argument(node, 1, "values"), {})
+            check_limit(*said.get("core_limit", UNLIMITED))
+
+
 def take_out(graph: fx.Graph, stream_at: Callable[[fx.Node], str]) -> dict[fx.Node, Limit]:
     """Remove the core limits from a Dynamo graph's scopes.
 
@@ -40,9 +51,6 @@ def take_out(graph: fx.Graph, stream_at: Callable[[fx.Node], str]) -> dict[fx.No
 
     Returns:
         The limit of each node that has one.
-
-    Raises:
-        ScopeError: a limit is more than the device has.
     """
     limits: dict[fx.Node, Limit] = {}
     opened: list[_OpenScope] = []
@@ -73,7 +81,6 @@ def _without_limit(scope: _OpenScope, end: fx.Node) -> None:
     """Remove the limit of one scope; the whole scope where it says nothing else."""
     if scope.limit is None:
         return
-    check_limit(*scope.limit)  # where the stream has no work, nothing else looks at the limit, which eager mode refuses
     said = zip(argument(scope.node, 0, "keys"), argument(scope.node, 1, "values"), strict=True)
     others = [(key, value) for key, value in said if key not in {CUBE, VECTOR}]
     if others:
