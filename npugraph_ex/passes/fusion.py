@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
-from typing import TypeGuard
 
-import torch
 from torch import fx
 
 from npugraph_ex.errors import GraphVerificationError
@@ -14,7 +11,6 @@ from npugraph_ex.fusion.engine import Application, training_rules
 from npugraph_ex.fusion.registry import USER_RULES
 from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.fusion.rules import chosen_rules
-from npugraph_ex.graph.memory.aliases import is_view, output_values
 from npugraph_ex.graph.snapshot import Snapshot
 from npugraph_ex.passes.base import PassContext
 from npugraph_ex.passes.numerics import NumericCheck
@@ -26,9 +22,7 @@ def run(gm: fx.GraphModule, context: PassContext) -> None:
     switches = context.options.fusion_rules or {}
     registered = USER_RULES.snapshot()
     rules = (*(rule for rule in registered if not rule.training), *chosen_rules(switches))
-    views = list(map(_is_view, output_values(gm.graph)))
     application = _run(gm, context, rules)
-    _return_no_new_views(gm.graph, views)
     known = {rule.rule.name for rule in rules} | context.report.rule_names()
     for rule in registered:
         if rule.rule.name not in known:
@@ -48,21 +42,6 @@ def _run(gm: fx.GraphModule, context: PassContext, rules: Sequence[PreparedRule]
     else:
         application.apply(gm.graph, rules)
     return application
-
-
-def _is_view(value: object) -> TypeGuard[fx.Node]:
-    return isinstance(value, fx.Node) and value.target is not operator.getitem and is_view(value)
-
-
-def _return_no_new_views(graph: fx.Graph, views: Sequence[bool]) -> None:
-    """Detach what the graph returns as a view and returned as none before, for autograd refuses some writes to views."""
-    output = graph.output_node()
-    for value, was_view in zip(output_values(graph), views, strict=True):
-        if _is_view(value) and not was_view:
-            with graph.inserting_before(output):
-                detached = graph.call_function(torch.ops.aten.detach.default, (value,))
-            detached.meta = value.meta.copy()
-            output.replace_input_with(value, detached)
 
 
 def _apply_checked(
