@@ -7,6 +7,7 @@ Formula (operator documentation of ``torch_npu.npu_ffn``), for the rows of an ex
                      y = (round(h * scale + offset) @ w2 + b2) * deq_scale2
     anti-quantised:  w = (w + antiquant_offset) * antiquant_scale for both weights, then as floating
 
+The quantised h and its quotient are rounded to the result's dtype, an anti-quantised float16 weight to float16.
 ``expert_tokens`` has the number of rows of each expert, ``expert_tokens_index`` the row behind the last one of each. Int64
 ``deq_scale1`` and ``deq_scale2`` are encoded as by ``npu_trans_quant_param``. ``inner_precise`` chooses a kernel of the device.
 
@@ -100,12 +101,16 @@ def npu_ffn(
         first, second = (weight if experts == 0 else weight[expert] for weight in (weight1, weight2))
         given = rows[start:end]
         first, second = _floating(first, given, each[6], each[8]), _floating(second, given, each[7], each[9])
-        hidden = function(multiplied(given, Factors(first, each[0], each[4])).to(wide))
+        hidden = multiplied(given, Factors(first, each[0], each[4])).to(wide)
+        if scale is not None and wide != torch.float64:
+            hidden = hidden.to(target)  # what the cube unit hands to the vector unit, which goes on in this dtype
+        hidden = function(hidden)
         if scale is None:
             out[start:end] = multiplied(hidden, Factors(second, each[1]))
             continue
-        shift = 0.0 if each[3] is None else each[3].to(wide)
-        quantised = round_to_int8(hidden * _number(each[2], wide) + shift)
+        quotient = hidden * _number(each[2], hidden.dtype)
+        quotient = quotient if each[3] is None else quotient + each[3].to(hidden.dtype)
+        quantised = round_to_int8(quotient)
         out[start:end] = multiplied(quantised, Factors(second, each[1], each[5]))
     return out.reshape(*x.shape[:-1], -1).to(target)
 
@@ -126,10 +131,10 @@ def _target(x: torch.Tensor, output_dtype: torch.dtype | None) -> torch.dtype:
 def _floating(
     weight: torch.Tensor, rows: torch.Tensor, scale: torch.Tensor | None, offset: torch.Tensor | None
 ) -> torch.Tensor:
-    """The weight, made floating where it is anti-quantised."""
+    """The weight, made floating where it is anti-quantised: in the dtype of the rows, as the vector unit does."""
     if scale is None:
         return weight
-    wide = compute_dtype(rows)
+    wide = rows.dtype if rows.dtype == torch.float16 else compute_dtype(rows)
     shift = None if offset is None else offset.to(wide)
     k = weight.shape[-2] * (8 if weight.dtype == torch.int32 and weight.stride(-2) == 1 else 1)
     return antiquantised(matrix_of(weight, k), scale.to(wide), shift)

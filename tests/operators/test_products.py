@@ -266,6 +266,10 @@ def test_two_quantised_products() -> None:
         offset=torch.tensor([-1.0]), deq_scale1=encoded(0.5), deq_scale2=encoded(0.25), output_dtype=torch.bfloat16,
     )  # fmt: skip
     assert (out.dtype, out.tolist()) == (torch.bfloat16, [[13.75]])
+    # 2049 is 2048 in float16, and so a tie behind the scale and the offset, which goes to 0; unrounded it would be 1.
+    x, ones = torch.tensor([[127] * 16 + [17]], dtype=torch.int8), torch.ones(17, 1, dtype=torch.int8)
+    scales = {"scale": torch.tensor([2.0**-11]), "offset": torch.tensor([-0.5]), "deq_scale1": encoded(1.0)}
+    assert formula("npu_ffn")(x, ones, ones[:1], "relu", deq_scale2=encoded(1.0), **scales).item() == 0
     with pytest.raises(UnsupportedArgumentError, match="swiglu"):
         formula("npu_ffn")(torch.ones(1, 1), torch.ones(1, 2), torch.ones(1, 1), "swiglu")
 
