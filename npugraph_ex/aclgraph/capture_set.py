@@ -49,6 +49,11 @@ class CaptureSet:
             return self._run_poisoning(inputs)
         if self._clone_output is not True:
             for graph in self._aliasing:
+                if graph.outputs.have_moved():
+                    self._clone_output = (
+                        True  # or the caller, who resizes results, would have a new capture at each call
+                    )
+                    return self._run_copying(inputs)
                 if self._clone_output is False or not graph.outputs.has_live_results():
                     graph.replay(inputs)
                     return graph.outputs.alias_results(inputs)

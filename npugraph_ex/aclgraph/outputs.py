@@ -110,6 +110,7 @@ class Outputs:
         self._handles: list[int] = []
         self._owners: list[int] = []
         self._references: list[int] = []
+        self._addresses: list[int] = []
 
     @property
     def fresh_positions(self) -> list[int]:
@@ -121,10 +122,15 @@ class Outputs:
         return [span_of(storage) for storage in self._storages if storage.nbytes()]
 
     def record_baseline_refcounts(self) -> None:
-        """Note the reference counts of each storage while no caller holds a result. Call once, after capture."""
+        """Note the reference counts and the address of each storage while no caller holds a result. Call once, after capture."""
         self._handles = [_torch_private.storage_handle(storage) for storage in self._storages]
         self._owners = list(map(_torch_private.owners_of_storage, self._handles))
         self._references = list(map(getrefcount, self._storages))
+        self._addresses = list(map(torch.UntypedStorage.data_ptr, self._storages))
+
+    def have_moved(self) -> bool:
+        """Whether a caller gave the storage of a result other memory (`resize_`): the graph still writes the memory it had."""
+        return list(map(torch.UntypedStorage.data_ptr, self._storages)) != self._addresses
 
     def has_live_results(self) -> bool:
         """Whether a caller still holds a result of an earlier call, or any view of one."""

@@ -10,6 +10,7 @@ import pytest
 import torch
 from device_helpers import NPU, compiled
 
+from npugraph_ex.report.captures import capture_records, captures_so_far
 from npugraph_ex.testing.oracle.observation import observe, visible_difference
 
 Results = tuple[torch.Tensor, ...]
@@ -81,6 +82,19 @@ def test_what_a_caller_does_with_results(what: str, held: str) -> None:
         results, expected = graph(x), _pair(x)
         kept += [HELD[held](result) for result in results]
         assert TRIES[what](*results) == TRIES[what](*expected), f"call {call}"
+
+
+@pytest.mark.parametrize("clone_output", [None, False])
+@pytest.mark.parametrize("size", [0, 4096])
+def test_a_storage_that_was_resized_is_no_capture_s(size: int, clone_output: bool | None) -> None:
+    """Other memory than the graph writes: the next results are those of eager mode, and nothing is captured at each call."""
+    graph, mark = compiled(_pair, clone_output=clone_output), captures_so_far()
+    for call in range(6):
+        x = torch.full((4, 4), float(call), device=NPU)
+        results = graph(x)
+        assert [result.tolist() for result in results] == [result.tolist() for result in _pair(x)], f"call {call}"
+        results[call % 2].untyped_storage().resize_(size)
+    assert len(capture_records(after=mark)) == 2
 
 
 def _whole_and_parts(x: torch.Tensor) -> Results:
