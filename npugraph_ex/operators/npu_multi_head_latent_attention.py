@@ -37,7 +37,7 @@ def _attend(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``(output, lse)`` [T, N, D] and [T, N, 1] in the precision of the computation."""
     for name, value in refused.items():
-        if value not in {None, "undefined", "calc_type_undefined", "krope_ctkv"}:
+        if value not in {None, "undefined", "calc_type_undefined", "calc_type_ring", "krope_ctkv"}:
             raise unsupported("npu_multi_head_latent_attention", name, value, "None and its default")
     if cache[0].dtype == torch.int8:
         raise unsupported("npu_multi_head_latent_attention", "ctkv", cache[0].dtype, "float16 and bfloat16")

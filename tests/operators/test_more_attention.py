@@ -168,6 +168,10 @@ def test_the_indexer_names_the_best_keys_and_sparse_attention_attends_to_them() 
     for named, mask in ((indices, chosen), (everything, seen)):
         output, *_ = formula("sparse_flash_attention", query, key, key, named, 0.3)
         torch.testing.assert_close(output, attention(*heads, heads[1], mask, scale=0.3).transpose(1, 2))
+    whole = torch.arange(6, dtype=torch.int32).expand(1, 4, 1, 6)  # names keys behind the query too
+    for mode, mask in ((3, seen), (0, None)):
+        output, *_ = formula("sparse_flash_attention", query, key, key, whole, 0.3, sparse_mode=mode)
+        torch.testing.assert_close(output, attention(*heads, heads[1], mask, scale=0.3).transpose(1, 2))
     paged = key.view(3, 2, 1, D)[[1, 2, 0]]
     table, lengths = torch.tensor([[2, 0, 1]]), {"query": torch.tensor([4]), "key": torch.tensor([6])}
     how = {"block_table": table, "layout_query": "TND", "layout_key": "PA_BSND", "sparse_count": 2}
