@@ -62,3 +62,10 @@ def counted() -> int:
     timeline.save("timeline.json")
     counts: dict[str, int] = npu_emulator.kernel_counts()
     return len(log) + counts.get("aten::add", 0) + npu_emulator.launch_count() + npu_emulator.resources().streams
+
+
+def lacking() -> int:
+    """How many calls of operators without a kernel a program makes."""
+    with npu_emulator.missing_kernels() as calls:
+        program()
+    return calls.total()
