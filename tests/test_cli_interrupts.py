@@ -28,7 +28,8 @@ class Command:
 
     def __init__(self, arguments: tuple[str, ...]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-u", "-c", _ENTRY, *arguments],
+            # A test run that was started in the background ignores Ctrl-C, and its children would, too.
+            ["/usr/bin/env", "--default-signal=INT", sys.executable, "-P", "-u", "-c", _ENTRY, *arguments],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )  # fmt: skip
         self.said = ""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from npu_emulator.kernels.registry import DRAWS
+from npu_emulator.kernels.registry import BY_PROGRAMS, DRAWS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,6 +63,7 @@ class MetadataCache:
         """Serve the overload `op`; `compute` stands in, on meta tensors, where `op` has no meta kernel."""
         self._op = op
         self._compute = compute
+        self._is_formula = compute is not None and not any(compute is kernel for kernel in BY_PROGRAMS)
         self._writes = op._schema.is_mutable
         self._known: dict[Any, Any] = {}
 
@@ -86,12 +87,12 @@ class MetadataCache:
         return found
 
     def _on_meta(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Ask the kernel that was brought; the operator's meta kernel where that cannot tell, writes, draws or returns arguments.
+        """Ask the formula of the record; the meta kernel where that cannot tell, writes, draws or returns arguments.
 
         In eager mode on hardware no meta kernel of torch_npu runs, and some of them do not take the arguments of their own
         schema or give other results.
         """
-        if self._compute is not None and not self._writes and not hasattr(self._compute, DRAWS):
+        if self._is_formula and not self._writes and not hasattr(self._compute, DRAWS):
             with contextlib.suppress(Exception):  # a kernel that looks at values cannot run on meta tensors
                 result = self._compute(*args, **kwargs)
                 given = {id(leaf) for leaf in tree_leaves((args, kwargs))}

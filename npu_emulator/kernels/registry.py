@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from torch._ops import OpOverload
 
-__all__ = ["CONSTRAINTS", "DRAWS", "GROUP", "WORK", "Registry", "overload_of"]
+__all__ = ["BY_PROGRAMS", "CONSTRAINTS", "DRAWS", "GROUP", "WORK", "Registry", "overload_of"]
 
 GROUP = "npu_emulator.kernels"
 """Entry-point group: each entry names a mapping from operator name (`npu::npu_rms_norm`) to function or record."""
@@ -40,6 +40,9 @@ WORK = "work"
 """The attribute of a brought kernel which tells, of the arguments of a call, how many operations it takes."""
 _SAID = (DRAWS, CONSTRAINTS, WORK, "writes", "returns_written")
 """What a record says that the function itself may say by attributes of these names."""
+
+BY_PROGRAMS: list[Callable[..., Any]] = []
+"""The kernels that programs registered themselves: each runs when its operator does, and at no other time."""
 
 Kernel = Callable[..., Any]
 Listener = Callable[[str, Kernel], None]
@@ -63,6 +66,7 @@ class Registry:
             )
         if not callable(kernel):
             raise TypeError(f"the kernel of {name} must be a function of CPU tensors, got {type(kernel).__name__}")
+        BY_PROGRAMS.append(kernel)
         self._kernels[name] = kernel
         if self._listener is not None:
             self._listener(name, kernel)

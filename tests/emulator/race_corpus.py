@@ -23,8 +23,9 @@ def main() -> Any:
 
 
 def side() -> Any:
-    """Return a new stream that has waited for the current one."""
-    stream = torch.npu.Stream()
+    """Return a new stream that has waited for the current one, and on which no capture runs: the pool hands out each again."""
+    taken = {main(), torch.npu.graph.default_capture_stream}
+    stream = next(stream for stream in iter(torch.npu.Stream, None) if stream not in taken)
     stream.wait_stream(main())
     return stream
 

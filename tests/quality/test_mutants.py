@@ -81,7 +81,7 @@ def test_a_class_method_is_put_back_as_it_was() -> None:
     """A class method that a mutant replaced is a class method again afterwards."""
     from npugraph_ex.aclgraph.outputs import _Part
 
-    right = _Part.__dict__["of"]
+    right = _Part.__dict__["from_tensors"]
     with mutation.mutant("outputs-forget-offsets"):
-        assert _Part.__dict__["of"] is not right
-    assert _Part.__dict__["of"] is right
+        assert _Part.__dict__["from_tensors"] is not right
+    assert _Part.__dict__["from_tensors"] is right
