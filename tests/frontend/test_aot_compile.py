@@ -104,22 +104,6 @@ def on_a_stream(x: torch.Tensor) -> torch.Tensor:
 SIDE: dict[str, Any] = {}
 
 
-def same_memory(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Writes one of two inputs."""
-    x.add_(1)
-    return x + y
-
-
-def test_what_is_not_saved_runs_and_says_why(tmp_path: Path) -> None:
-    """Inputs that share memory while one is written: nothing would notice that others share it otherwise."""
-    memory = torch.zeros(8, device=NPU)
-    with torch.no_grad():
-        compiled = ahead(same_memory, memory[:4], memory[4:])
-        assert compiled(memory[:4], memory[4:]).tolist() == [1] * 4
-        with pytest.raises(SavedGraphError, match="share memory"):
-            reloaded(compiled, tmp_path)
-
-
 def test_streams_of_this_process_are_not_saved(tmp_path: Path) -> None:
     """The compiled function runs; saving it is refused in one sentence."""
     SIDE["stream"] = torch.npu.Stream()

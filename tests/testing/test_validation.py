@@ -96,7 +96,6 @@ def test_a_wrong_one_is_refuted_by_a_script_that_runs(refuted: Validation) -> No
     assert len(script.read_text(encoding="utf-8").splitlines()) < 60
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
-    assert "WRONG" in done.stdout
 
 
 def test_what_fails_for_one_dtype_blames_the_guard() -> None:
