@@ -92,7 +92,7 @@ class MetadataCache:
         In eager mode on hardware no meta kernel of torch_npu runs, and some of them do not take the arguments of their own
         schema or give other results.
         """
-        if self._is_formula and not self._writes and not hasattr(self._compute, DRAWS):
+        if self._compute is not None and self._is_formula and not self._writes and not hasattr(self._compute, DRAWS):
             with contextlib.suppress(Exception):  # a kernel that looks at values cannot run on meta tensors
                 result = self._compute(*args, **kwargs)
                 given = {id(leaf) for leaf in tree_leaves((args, kwargs))}
