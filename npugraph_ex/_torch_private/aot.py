@@ -4,10 +4,13 @@
 
 from __future__ import annotations
 
+import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import torch
 from torch import fx
@@ -38,6 +41,22 @@ def keeps_results() -> bool:
     import torch._functorch.config as settings
 
     return bool(settings.force_autograd_cache or settings.bundled_autograd_cache)
+
+
+@contextmanager
+def never_from_torchs_cache() -> Iterator[None]:
+    """Compile in any case: AOT's own cache on disk knows neither this library's version, nor its options, rules and passes.
+
+    The key of a graph that torch cannot hash is a number from Python's generator. A program that seeds it would get the
+    graph of another program, so it is seeded by the system meanwhile, and left where it was.
+    """
+    before = random.getstate()
+    random.seed()
+    try:
+        with torch.compiler.config.patch(cache_key_tag=uuid4().hex):  # type: ignore[attr-defined] # torch gives it to the module
+            yield
+    finally:
+        random.setstate(before)
 
 
 def saves_intermediates(graph: fx.Graph) -> bool:

@@ -21,17 +21,16 @@ class KeptOutput(OutputCode):
 
     Args:
         run: the graph, a function of one list of inputs.
-        spell: writes it down; raises where it has no meaning in another process.
+        text: it written down; empty where it has no meaning in another process.
         load: makes what was written down callable. A function of a module, because pickle keeps it by name.
     """
 
-    def __init__(self, run: Boxed, spell: Callable[[], str], load: Callable[[str], Boxed]) -> None:
+    def __init__(self, run: Boxed, text: str, load: Callable[[str], Boxed]) -> None:
         super().__init__()
         self._boxed_call = True  # of the object, whose attributes AOT's wrappers copy
         self._run: Boxed | None = run
-        self._spell: Callable[[], str] | None = spell
         self._load = load
-        self._text = ""
+        self._text = text
 
     def __call__(self, inputs: Any) -> Any:
         """Run the graph."""
@@ -40,10 +39,8 @@ class KeptOutput(OutputCode):
         return self._run(inputs)
 
     def prepare_for_serialization(self) -> None:
-        """Write the graph down; AOT calls this on a shallow copy."""
-        if self._spell is not None:
-            self._text = self._spell()
-        self._run = self._spell = None
+        """Leave the text alone; AOT calls this on a shallow copy, while it compiles."""
+        self._run = None
 
     def post_compile(self, *args: Any, **kwargs: Any) -> None:
         """Load the graph now, not at its first call, so that what is wrong with it is said now."""

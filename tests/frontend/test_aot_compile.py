@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import io
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._functorch._aot_autograd import autograd_cache
 
 from npugraph_ex.errors import SavedGraphError
 from npugraph_ex.report import captures
+from npugraph_ex.report.graphs import graph_records
 from tests.device_helpers import NPU
 
 Ahead = Callable[..., Any]
 
 
-def ahead(function: Callable[..., Any], *example: Any, dynamic: bool = False) -> Ahead:
+def ahead(function: Callable[..., Any], *example: Any, dynamic: bool = False, **options: object) -> Ahead:
     """Compile ahead of time, for such arguments."""
     torch._dynamo.reset()
-    return torch.compile(function, backend="npugraph_ex", fullgraph=True, dynamic=dynamic).aot_compile((example, {}))
+    return torch.compile(function, backend="npugraph_ex", fullgraph=True, dynamic=dynamic, options=options).aot_compile(
+        (example, {})
+    )
 
 
 def reloaded(compiled: Ahead, folder: Path) -> Ahead:
@@ -102,6 +107,65 @@ def on_a_stream(x: torch.Tensor) -> torch.Tensor:
 
 
 SIDE: dict[str, Any] = {}
+
+
+def same_memory(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Writes one of two inputs."""
+    x.add_(1)
+    return x + y
+
+
+def test_what_is_not_saved_runs_and_says_why(tmp_path: Path) -> None:
+    """Inputs that share memory while one is written: nothing would notice that others share it otherwise."""
+    memory = torch.zeros(8, device=NPU)
+    with torch.no_grad():
+        compiled = ahead(same_memory, memory[:4], memory[4:])
+        assert compiled(memory[:4], memory[4:]).tolist() == [1] * 4
+        with pytest.raises(SavedGraphError, match="share memory"):
+            reloaded(compiled, tmp_path)
+
+
+def made_by(options: dict[str, object]) -> str:
+    """What became of the graph of one compilation; none at all where torch's cache gave one that was compiled before."""
+    before = {record.number for record in graph_records()}
+    x = torch.randn(8, 8, device=NPU)
+    with torch.no_grad():
+        ahead(layer, x, x, **options)
+    return " ".join(record.fate for record in graph_records() if record.number not in before)
+
+
+def test_every_compilation_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's own cache on disk gives no graph that was compiled with other options, or by another release of this library."""
+    keys = autograd_cache.AOTAutogradCachePickler
+    monkeypatch.setattr(
+        keys, "get_hash", lambda _self, details: details.cache_key_tag
+    )  # all else is equal in another process
+    for options in ({}, {"force_eager": True}, {}):
+        assert made_by(options) == ("force_eager" if options else "captured")
+
+
+def test_a_seeded_program_compiles_its_own_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key of a graph that torch cannot hash comes from Python's generator, which compiling leaves where it was."""
+
+    def no_hash(_graph: object) -> None:
+        raise RuntimeError("not hashed")
+
+    monkeypatch.setattr(autograd_cache, "check_cacheable", no_hash)
+    for options in ({}, {"force_eager": True}, {}):
+        random.seed(5)
+        state = random.getstate()
+        assert made_by(options) == ("force_eager" if options else "captured")
+        assert random.getstate() == state
+
+
+def test_a_graph_that_has_no_text_runs(tmp_path: Path) -> None:
+    """An option that writes files of this process; saving is refused."""
+    x = torch.randn(8, 8, device=NPU)
+    with torch.no_grad():
+        compiled = ahead(layer, x, x, dump_tensor_data=True, data_dump_dir=str(tmp_path))
+        assert torch.equal(compiled(x, x).cpu(), layer(x, x).cpu())
+        with pytest.raises(SavedGraphError, match="dump_tensor_data"):
+            reloaded(compiled, tmp_path)
 
 
 def test_streams_of_this_process_are_not_saved(tmp_path: Path) -> None:

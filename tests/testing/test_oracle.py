@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from npugraph_ex import testing
+from npugraph_ex import _torch_private, testing
 from npugraph_ex.aclgraph.address_guard import AddressGuard
 from npugraph_ex.aclgraph.compiled_graph import CompiledGraph
 from npugraph_ex.aclgraph.inputs import InputPlan
@@ -136,6 +136,15 @@ def test_version_counters_of_different_calls_are_compared(monkeypatch: pytest.Mo
     source = "def program(x0):\n    return (torch.ops.aten.add.Tensor(x0, 1.0),)\n"
     outcome = testing.check(Case(source, (Input((3, 4)),)))
     assert outcome.failures == ["replay, results of different calls share version counters otherwise than eager mode's"]
+
+
+def test_programs_are_drawn_whose_numeric_check_moves_a_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check that leaves the process's generator elsewhere is found by random programs."""
+    monkeypatch.setattr(numerics, "_on_the_cpu", _torch_private.real_execution)
+    found = testing.find_failure(testing.integer_programs(), examples=32, seed="c", route="graph")
+    assert found is not None
+    assert found[0].options["check_numerics"]
+    assert "compiling moved a random generator" in found[1].failures[0]
 
 
 def test_programs_are_drawn_whose_operators_take_only_some_values(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ def get_npu_backend(
             dumper.graph(gm, "dynamo")
         on_the_host = native_streams.on_the_host(gm)
         if on_the_host is not None:
-            return _unsaveable(on_the_host)
+            return _unsaveable(on_the_host, [_OBJECTS])
         current_device.guard(gm)
         follows = current_device.decides(gm.graph)
         known_inputs = shared_inputs.examples(gm, example_inputs)
@@ -78,17 +78,20 @@ def get_npu_backend(
             made = compile_one(graph, inputs)
             if on_compiled is not None and on_streams is None:
                 on_compiled(made)
-            return made.kept() if _torch_private.keeps_results() else made.boxed()
+            return _for_aot(made, unsaveable)
 
-        compiled: Callable[..., Any] = aot_autograd(
-            fw_compiler=compiler,
-            bw_compiler=_uncompiled,
-            partition_fn=compile_one.partition,
-            decompositions=decompositions,
-            keep_inference_input_mutations=True,
-        )(gm, example_inputs)
+        unsaveable: list[str] = []
+        with _torch_private.never_from_torchs_cache():
+            compiled: Callable[..., Any] = aot_autograd(
+                fw_compiler=compiler,
+                bw_compiler=_uncompiled,
+                partition_fn=compile_one.partition,
+                decompositions=decompositions,
+                keep_inference_input_mutations=True,
+            )(gm, example_inputs)
         compile_one.values = ()  # what is compiled may live longer than they
-        compiled = compiled if on_streams is None else _unsaveable(on_streams(compiled))
+        compiled = _unsaveable(compiled, unsaveable)
+        compiled = compiled if on_streams is None else _unsaveable(on_streams(compiled), [_OBJECTS])
         for shared in watched:
             compiled = shared_inputs.guard(
                 compiled, as_traced, shared, names=names, require_capture=config.to_options().require_capture
@@ -150,16 +153,29 @@ def compile_fx(
     return NpuFxCompiler(config)(gm, inputs)
 
 
-def _unsaveable(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A graph with stream or event objects of this process: `aot_compile` takes what says that it can be saved, or why not."""
+def _for_aot(made: CompiledFxGraph, unsaveable: list[str]) -> Callable[..., Any]:
+    """A compiled graph as AOT takes it; where AOT keeps it and it cannot be saved, the reason is added to ``unsaveable``."""
+    if not _torch_private.keeps_results():
+        return made.boxed()
+    kept, reason = made.kept()
+    if reason:
+        unsaveable.append(reason)
+    return kept
+
+
+_OBJECTS = (
+    "it uses torch.npu streams or events, objects of this process; npugraph_ex.scope.npu_stream_switch names streams"
+)
+
+
+def _unsaveable(function: Callable[..., Any], reasons: Sequence[str]) -> Callable[..., Any]:
+    """A graph that runs in this process only, if there are ``reasons``: `aot_compile` takes what says why it cannot be saved."""
 
     def refuse() -> None:
-        raise SavedGraphError(
-            "this compiled graph cannot be saved: it uses torch.npu streams or events, which are objects of this process. "
-            "Name streams by npugraph_ex.scope.npu_stream_switch, or compile it in every process"
-        )
+        raise SavedGraphError(f"this compiled graph cannot be saved: {'; '.join(reasons)}. Compile it in every process")
 
-    function.serialize = refuse  # type: ignore[attr-defined]
+    if reasons:
+        function.serialize = refuse  # type: ignore[attr-defined]
     return function
 
 

@@ -82,11 +82,20 @@ class CompiledFxGraph:
         function: Callable[[list[Any]], Sequence[Any]] = make_boxed_func(self.runner)
         return function
 
-    def kept(self) -> Callable[[list[Any]], Sequence[Any]]:
-        """The boxed function in the form that AOT can save together with its own wrapper, as `aot_compile` does."""
+    def kept(self) -> tuple[Callable[[list[Any]], Sequence[Any]], str]:
+        """The boxed function in the form that AOT can save together with its own wrapper, as `aot_compile` does.
+
+        Returns:
+            The function, and why it cannot be saved; empty where it can.
+        """
         from npugraph_ex._torch_private.kept_output import KeptOutput
 
-        return KeptOutput(self.boxed(), self._spelt, _boxed_from_text)
+        text, reason = "", self.unsaved if self._code is None else ""
+        try:
+            text = self._code() if self._code is not None else ""
+        except Unsaveable as found:
+            reason = str(found)
+        return KeptOutput(self.boxed(), text, _boxed_from_text), reason
 
     def compiled_again(self) -> None:
         """Forget the text, and tell whoever saved it."""
@@ -99,16 +108,6 @@ class CompiledFxGraph:
         if self._wrapped or self._code is None:
             raise Unsaveable("AOT takes its inputs apart or puts its outputs together, outside the graph")
         return self._code()
-
-    def _spelt(self) -> str:
-        if self._code is None:
-            raise SavedGraphError(f"this compiled graph cannot be saved: {self.unsaved}")
-        try:
-            return self._code()
-        except Unsaveable as reason:
-            raise SavedGraphError(
-                f"this compiled graph cannot be saved: {reason}. It runs in this process; compile it in every other"
-            ) from reason
 
     def get_code(self) -> str | None:
         """The graph as text for `load_artifacts` in another process; None, and why in the log, if it has none."""
