@@ -5,6 +5,7 @@ The tests' own process has a device too: the emulated one, or the real one where
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -26,6 +27,8 @@ os.environ["TORCHINDUCTOR_ERROR_ON_CUSTOM_OP_ALIASING"] = "1"
 # torch_npu loads only beside CANN's libraries. `npu_emulator.activate()` would import torch, and with it settle the
 # very order that a test is about; these lines bring the libraries alone.
 _REFUSAL = pytest.StashKey[str]()
+# Half the time of a short process is the garbage collector's: its passes while torch is imported, and its search at the end.
+_QUICK = "import atexit, gc; gc.set_threshold(50_000, 10, 100); atexit.register(gc.freeze)"
 _LIBRARIES_ONLY = """
 import ctypes, os
 from npu_emulator.build import libraries
@@ -54,6 +57,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker("no_cover")
 
 
+def pytest_collection_finish() -> None:
+    """Let no collection go through what is imported again: each capture begins with one, and many tests make some."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     """Say on which device the tests run."""
     return f"device: {config.stash.get(_REFUSAL, 'emulated')}"
@@ -71,7 +80,7 @@ def ask() -> Callable[..., Any]:
 
     def run(code: str, **variables: str) -> Any:
         libraries = _LIBRARIES_ONLY if npu_emulator.is_active() else ""
-        program = f"{libraries}\n{code}\nimport json\nprint('\\n' + json.dumps(answer))"
+        program = f"{_QUICK}\n{libraries}\n{code}\nimport json\nprint('\\n' + json.dumps(answer))"
         done = subprocess.run(
             [sys.executable, "-P", "-c", program],
             capture_output=True,
@@ -91,7 +100,7 @@ def command() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run `npugraph-ex` as a person would and return the finished process."""
 
     def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        entry = "import sys; from npugraph_ex_autoload import command_line; sys.exit(command_line())"
+        entry = f"{_QUICK}; import sys; from npugraph_ex_autoload import command_line; sys.exit(command_line())"
         return subprocess.run(
             [sys.executable, "-P", "-c", entry, *arguments],
             capture_output=True,

@@ -18,9 +18,10 @@ class _Node:
 
 @pytest.fixture(autouse=True)
 def _as_it_was() -> Iterator[None]:
-    enabled = gc.isenabled()
-    yield
+    enabled, frozen = gc.isenabled(), gc.get_freeze_count()
     gc.unfreeze()
+    yield
+    (gc.freeze if frozen else gc.unfreeze)()
     (gc.enable if enabled else gc.disable)()
 
 
