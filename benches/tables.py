@@ -8,9 +8,10 @@ import platform
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from tabulate import tabulate
+from typing_extensions import Self
 
 Rows = dict[str, list[dict[str, Any]]]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 __all__ = [
     "ActivationError",
@@ -11,6 +12,7 @@ __all__ = [
     "KernelMissingError",
     "MemoryFaultError",
     "RaceError",
+    "add_note",
     "note_a_missing_function",
 ]
 
@@ -42,11 +44,20 @@ class MemoryFaultError(EmulatorError):
     """An operator read memory that nothing has written, or used memory that was freed."""
 
 
+def add_note(error: BaseException, note: str) -> None:
+    """Let an exception say one line more; before Python 3.11, which has notes, in its message."""
+    if sys.version_info >= (3, 11):
+        error.add_note(note)
+    else:
+        error.args = ("\n".join([*map(str, error.args[:1]), note]), *error.args[1:])
+
+
 def note_a_missing_function(error: BaseException) -> None:
     """Add to torch_npu's complaint about a function that it did not find whose lack that is, for the traceback to show."""
     found = _NOT_FOUND.search(str(error))
     if found:
-        error.add_note(
+        add_note(
+            error,
             f"npu_emulator: torch_npu looked for {found[1]}, which the emulated runtime does not have; "
-            "what needs it runs only where CANN is installed"
+            "what needs it runs only where CANN is installed",
         )

@@ -54,7 +54,7 @@ def user_line() -> str:
         if traced or _is_the_users(code.co_filename, frame.f_globals.get("__name__")):
             return f"{traced.partition(' in ')[0] or f'{code.co_filename}:{frame.f_lineno}'}{called}"
         if "/torch" in code.co_filename:
-            called = f" (in {frame.f_globals.get('__name__', '')}.{code.co_qualname})"
+            called = f" (in {frame.f_globals.get('__name__', '')}.{getattr(code, 'co_qualname', code.co_name)})"
         frame = frame.f_back
     return "an unknown line"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-import tomllib
+import sys
 from collections.abc import Iterator
 from configparser import ConfigParser
 from pathlib import Path
@@ -12,6 +12,11 @@ from pathlib import Path
 import pytest
 
 from npugraph_ex.cli import _parser
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
 GUIDES = ["CONTRIBUTING.md", "README.md", "README.zh.md", "docs/architecture.md", "docs/operators.md"]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import assert_type
-
 import torch
+from typing_extensions import assert_type
 
 import npu_emulator
 

@@ -6,10 +6,11 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, assert_type
+from typing import Any
 
 import torch
 from torch import fx
+from typing_extensions import assert_type
 
 import npugraph_ex
 from npugraph_ex.configs import compiler_config

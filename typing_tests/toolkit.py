@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, assert_type
+from typing import Any
 
 import torch
 from torch import fx
+from typing_extensions import assert_type
 
 from npugraph_ex import testing
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from npu_emulator.errors import KernelMissingError
+from npu_emulator.errors import KernelMissingError, add_note
 from npu_emulator.kernels.arguments import is_npu
 from npu_emulator.kernels.metadata import on_meta
 from npu_emulator.kernels.registry import overload_of
@@ -60,8 +60,9 @@ class Missing:
         try:
             likes = op(*tree_map(on_meta, args), **tree_map(on_meta, kwargs))
         except Exception as reason:
-            error.add_note(
-                f"npu_emulator: nor does torch_npu say which shapes its results have ({reason}); the program ends here"
+            add_note(
+                error,
+                f"npu_emulator: nor does torch_npu say which shapes its results have ({reason}); the program ends here",
             )
             raise error from reason
         device = next((leaf.device for leaf in tree_leaves((args, kwargs)) if is_npu(leaf)), torch.device("npu"))

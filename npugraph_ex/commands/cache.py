@@ -51,7 +51,7 @@ def _list(store: Store) -> int:
     unsound = 0
     for path in store.entries():
         status = path.lstat()
-        written = dt.datetime.fromtimestamp(status.st_mtime, tz=dt.UTC)
+        written = dt.datetime.fromtimestamp(status.st_mtime, tz=dt.timezone.utc)
         try:
             read_entry(path)
             verdict = "yes"

@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from threading import Lock
-from typing import Any, Self
+from typing import Any
 
 from torch._inductor.pattern_matcher import Match, PatternExpr, fwd_only
 from torch.fx.experimental.symbolic_shapes import guard_or_false
+from typing_extensions import Self
 
 from npugraph_ex.errors import ReplacementError
 from npugraph_ex.fusion.preparing import name_of, prepare

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import CellType, FunctionType, MethodType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import fx
+from typing_extensions import Self
 
 from npugraph_ex._garbage_collection import no_collection
 from npugraph_ex._own_files import default_directory

@@ -41,6 +41,8 @@ def probe(*, emulate: bool) -> dict[str, object]:
 
 
 if __name__ == "__main__":
+    if not getattr(sys.flags, "safe_path", False):  # Python 3.10 has no -P
+        del sys.path[0]  # this file's folder, whose modules are not to be imported by their bare names
     # Last line of stdout: torch_npu prints warnings there too.
     result = probe(emulate="--emulate" in sys.argv[1:])
     sys.stdout.write("\n" + json.dumps(result) + "\n")

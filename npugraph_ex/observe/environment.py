@@ -136,7 +136,7 @@ def hint(error: BaseException) -> str:
 
 def _ask(*, emulate: bool, choice: str) -> dict[str, str | None]:
     """Run the probe in a fresh interpreter and return its answer."""
-    command = [sys.executable, "-P", str(Path(__file__).with_name("_probe.py")), *(["--emulate"] if emulate else [])]
+    command = [sys.executable, str(Path(__file__).with_name("_probe.py")), *(["--emulate"] if emulate else [])]
     environment = {**os.environ, "NPUGRAPH_EX": choice}
     silence: dict[str, str | None] = {"device": None, "import_name": None, "backend_string": None}
     try:

@@ -7,6 +7,7 @@ a user's pass raises.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -141,7 +142,8 @@ def _add(error: Exception, line: str) -> None:
     elif str(error) == error.args[0]:
         error.args = (f"{error.args[0]}\n{line}", *error.args[1:])
     else:  # a KeyError, say, whose argument is its key
-        error.add_note(line)
+        if sys.version_info >= (3, 11):
+            error.add_note(line)
         logger.error("%s: %s. %s", type(error).__name__, error, line)
 
 

@@ -10,7 +10,7 @@ import json
 import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from enum import StrEnum
+from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,8 +22,11 @@ Level = Literal["error", "warning", "note"]
 """Wrong results are possible; probably not what was meant; does nothing."""
 
 
-class Code(StrEnum):
+class Code(str, Enum):
     """What is wrong, as a word that stays the same from version to version."""
+
+    __str__ = str.__str__  # what `StrEnum` of Python 3.11 adds
+    __format__ = str.__format__  # type: ignore[assignment]  # the names of its arguments differ
 
     READ_AFTER_WRITE = "read-after-write"
     WRITE_AFTER_READ = "write-after-read"

@@ -49,7 +49,7 @@ def profiled(call: Callable[[], object]) -> tuple[set[str], Counter[str]]:
         if event == "c_call":
             called[given.__name__] += 1
         elif event == "call" and not here:
-            called[frame.f_code.co_qualname] += 1
+            called[getattr(frame.f_code, "co_qualname", frame.f_code.co_name)] += 1
 
     earlier = sys.getprofile()
     sys.setprofile(note)

@@ -236,8 +236,7 @@ class Table:
             for old, new in zip((*outputs(expected), *left), (*outputs(actual), *right), strict=True):
                 assert_close(old, new, coarsest(self.specs_of(function)))
         except AssertionError as error:
-            error.add_note(f"in {function.__name__}")
-            raise
+            raise AssertionError(f"in {function.__name__}: {error}") from error
 
 
 class TableTests:

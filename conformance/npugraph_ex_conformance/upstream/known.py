@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import tomllib
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from npugraph_ex.errors import UsageError
 from npugraph_ex_conformance.upstream.outcome import UpstreamOutcome
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 OURS = Path(__file__).with_name("known_differences.toml")
 

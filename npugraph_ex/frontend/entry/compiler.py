@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 from functorch.compile import default_partition, make_boxed_func
 from torch import fx
+from typing_extensions import Self
 
 from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph import CompiledGraph, compile_graph, scopes
