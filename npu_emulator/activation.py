@@ -16,6 +16,7 @@ from npu_emulator.dynamo import leave_us_alone
 from npu_emulator.errors import ActivationError
 from npu_emulator.garbage_collection import without_collector
 from npu_emulator.kernels.registry import Registry
+from npu_emulator.pyacl import offer_pyacl
 from npu_emulator.schedules import is_searching
 from npu_emulator.settings import Settings
 from npu_emulator.warnings_filter import without_cann_warnings, without_padding_warning
@@ -121,6 +122,7 @@ def _start(chosen: Settings, runtime: Runtime) -> Emulator:
     with without_cann_warnings():
         import torch
         import torch_npu  # noqa: F401 - for those who switched torch's autoload off
+    from npu_emulator.extensions import stand_in_for_extensions
     from npu_emulator.kernels.install import Installer
     from npu_emulator.launch import Launcher
     from npu_emulator.recorder import Recorder, write_until_exit
@@ -134,6 +136,8 @@ def _start(chosen: Settings, runtime: Runtime) -> Emulator:
     registry.take_offers()
     installer.install(registry)
     registry.listen(installer.add)
+    offer_pyacl(runtime)
+    stand_in_for_extensions(installer, registry)
     torch.npu._lazy_call(lambda: _settle(chosen, launcher))  # noqa: SLF001 - torch_npu's own way to say "when the device starts"
     return _current
 

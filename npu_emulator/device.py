@@ -133,6 +133,7 @@ class Runtime:
         self.poison_freed = self._declare("emu_poison_freed", None, u64, u64)
         self.stream_id = self._declare("emu_stream_id", i32, pointer)
         self._frees = u64.in_dll(self._held, "emu_frees")
+        self.memcpy = self._declare("aclrtMemcpy", i32, pointer, u64, pointer, u64, i32)
         self.schedule = parse("fifo")
         """The schedule in force; `set_schedule` changes it."""
         self._runner: object = None

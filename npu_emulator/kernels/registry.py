@@ -38,7 +38,7 @@ CONSTRAINTS = "constraints"
 """The attribute of a brought kernel which raises for arguments that the device refuses; they may lie on the device."""
 WORK = "work"
 """The attribute of a brought kernel which tells, of the arguments of a call, how many operations it takes."""
-_SAID = (DRAWS, CONSTRAINTS, WORK, "writes", "returns_written")
+_SAID = (DRAWS, CONSTRAINTS, WORK, "writes", "returns_written", "fake")
 """What a record says that the function itself may say by attributes of these names."""
 
 BY_PROGRAMS: list[Callable[..., Any]] = []

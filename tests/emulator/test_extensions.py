@@ -1,0 +1,85 @@
+"""Modules that CANN or a real device would bring: extensions from their schemas, and `acl`."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from npu_emulator import build
+from npu_emulator.extensions import schemas_in
+
+Program = Callable[..., subprocess.CompletedProcess[str]]
+
+SCHEMAS = (
+    "npu_add_rms_norm_bias(Tensor x1, Tensor x2, Tensor gamma, Tensor? beta=None, float epsilon=1e-6)-> (Tensor, Tensor, Tensor)",
+    "swap_blocks(Tensor! x, Tensor! y, Tensor z) -> ()",
+)
+OTHERS = ("operator()", "bad(Tensr x) -> Tensor", "see docs -> there", "isString() INTERNAL ASSERT -> no")
+
+_USES_IT = """
+import torch
+import vllm_ascend.vllm_ascend_C
+x, ones = torch.arange(8.0, device="npu").reshape(2, 4), torch.ones(4, device="npu")
+ops = torch.ops._C_ascend
+y, rstd, total = ops.npu_add_rms_norm_bias(x, x, ones, ones)
+wanted = 1 + torch.nn.functional.rms_norm(2 * x.cpu(), [4], eps=1e-6)
+print(torch.equal(total.cpu(), 2 * x.cpu()), torch.allclose(y.cpu(), wanted))
+shaped = torch.empty(3, 4, device="meta")
+print([tuple(result.shape) for result in ops.npu_add_rms_norm_bias(shaped, shaped, shaped[0])])
+try:
+    ops.swap_blocks(x, x, x)
+except NotImplementedError as error:
+    print(error)
+"""
+
+_USES_ACL = """
+import sys, torch
+from acl.rt import memcpy
+x, y = torch.arange(4.0, device="npu"), torch.zeros(4, device="npu")
+print(memcpy(y.data_ptr(), 16, x.data_ptr(), 16, 3), y.cpu().tolist(), memcpy(y.data_ptr() + 2**33, 16, x.data_ptr(), 16, 3) != 0)
+import acl
+try:
+    acl.rt.malloc_host
+except AttributeError as error:
+    print(error)
+"""
+
+
+def _library(folder: Path, strings: tuple[str, ...]) -> Path:
+    """A shared object that holds constant strings, and needs a library that nobody has."""
+    source, made = folder / "made.cpp", folder / "vllm_ascend_C.so"
+    lines = (f'extern "C" const char text_{number}[] = "{text}";' for number, text in enumerate(strings))
+    source.write_text(
+        'extern "C" void nobody_has_it(); extern "C" void use() { nobody_has_it(); }\n' + "\n".join(lines)
+    )
+    subprocess.run([*build.compiler(), "-shared", "-fPIC", str(source), "-o", str(made)], check=True)
+    return made
+
+
+def test_schemas_are_read_from_a_file_that_does_not_load(tmp_path: Path) -> None:
+    """What looks like a schema and is none is left out."""
+    assert schemas_in(_library(tmp_path, (*OTHERS, *SCHEMAS, SCHEMAS[0] + " "))) == [*SCHEMAS, SCHEMAS[0] + " "]
+
+
+def test_an_extension_has_its_operators(program: Program, tmp_path: Path) -> None:
+    """Importing it defines them: with the kernel and metadata of a record, or with a refusal at the launch."""
+    package = tmp_path / "vllm_ascend"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    _library(package, SCHEMAS)
+    done = program(_USES_IT, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    values, shapes, refusal = done.stdout.splitlines()
+    assert (values, shapes) == ("True True", "[(3, 4), (3, 1), (3, 4)]")
+    assert "the emulated NPU has no kernel for _C_ascend::swap_blocks" in refusal
+    assert "of its 2 operators 1 have a kernel here" in done.stderr
+
+
+def test_pyacl_copies_and_names_what_it_lacks(program: Program) -> None:
+    """`acl.rt.memcpy` is the runtime's own, faults included; every other name says whose module this is."""
+    done = program(_USES_ACL)
+    assert done.returncode == 0, done.stderr
+    copied, refusal = done.stdout.splitlines()
+    assert copied == "0 [0.0, 1.0, 2.0, 3.0] True"
+    assert refusal.startswith("acl.rt.malloc_host is a function of CANN's Python module, which is not installed")
