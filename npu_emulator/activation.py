@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npu_emulator.build import LIBRARIES, libraries
+from npu_emulator.build import libraries
 from npu_emulator.children import announce, is_ours
+from npu_emulator.compilation import LIBRARIES
 from npu_emulator.device import Runtime
 from npu_emulator.dynamo import leave_us_alone
 from npu_emulator.errors import ActivationError

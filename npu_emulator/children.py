@@ -11,6 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from npu_emulator.compilation import MARK
 from npu_emulator.settings import SWITCH
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def announce(settings: Settings, folder: Path) -> None:
 
 def is_ours(folder: Path) -> bool:
     """Tell whether a folder holds a built emulator rather than CANN."""
-    return (folder / "npu_emulator").exists()
+    return (folder / MARK).exists()
 
 
 def resume() -> None:

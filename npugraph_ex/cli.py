@@ -156,7 +156,9 @@ def _env(*, as_json: bool, emulate: bool, choice: str) -> int:
         table.add_row(package, version or "not installed")
     table.add_row("CANN", found.cann or "not found")
     table.add_row("NPU devices", ", ".join(found.npus) or "none")
-    table.add_row("C++ compiler", found.compiler or "not found (the emulated device needs one)")
+    lacking = "not found, nor needed" if found.shipped else "not found (the emulated device needs one)"
+    table.add_row("emulated device", "came with the wheel" if found.shipped else "compiled on first use")
+    table.add_row("C++ compiler", found.compiler or lacking)
     table.add_row("device", f"{found.device}{f' ({found.device_name})' if found.device_name else ''}")
     table.add_row(_SWITCH, found.choice or "not set: this library")
     table.add_row("import npugraph_ex", found.import_name or "unknown: the imports fail")

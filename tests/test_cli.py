@@ -130,6 +130,7 @@ def test_import_torch_failing_for_want_of_cann_is_recognised(monkeypatch: pytest
 def test_neither_cann_nor_compiler_is_a_failure_with_two_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without CANN and without a compiler nothing runs; both ways out are named."""
     monkeypatch.setattr(environment, "_compiler", lambda: None)
+    monkeypatch.setattr(environment, "_shipped", lambda: False)
     found = _inspect(monkeypatch, NO_CANN, {**NO_CANN, "error": "BuildError: no C++ compiler found"})
     (problem,) = [problem for problem in found.problems if "import torch" in problem.what]
     assert "install CANN" in problem.remedy

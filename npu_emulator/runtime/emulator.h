@@ -1,7 +1,6 @@
 // What the parts of the emulated CANN runtime share: tasks, streams, events, captured graphs, and the one device state.
 //
-// The types of the C interface come from the headers inside the installed torch_npu wheel, so the compiler itself checks
-// that every function here has the signature which that wheel calls.
+// The types of the C interface are those of cann.h, which a test compares with the headers of torch_npu's wheel.
 #pragma once
 
 #include <algorithm>
@@ -20,9 +19,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "acl/acl.h"
-#include "acl/acl_op_compiler.h"
-#include "acl/error_codes/rt_error_codes.h"
+#include "cann.h"
 
 #define EMU_API extern "C" __attribute__((visibility("default")))
 

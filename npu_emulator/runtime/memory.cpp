@@ -5,13 +5,17 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
 #include "emulator.h"
 
-extern "C" uint64_t emu_frees;
+// How often memory was given back: what was checked against the live allocations stays valid until this changes.
+extern "C" {
+__attribute__((visibility("default"))) std::atomic<uint64_t> emu_frees{0};
+}
 
 namespace emu {
 namespace {
@@ -154,9 +158,6 @@ bool is_pinned_host(const void* pointer) {
 }  // namespace emu
 
 using namespace emu;
-
-// How often memory was given back: what was checked against the live allocations stays valid until this changes.
-extern "C" __attribute__((visibility("default"))) uint64_t emu_frees = 0;
 
 EMU_API int emu_is_outside_allocations(uint64_t address, uint64_t bytes) {
     return is_outside_allocations(reinterpret_cast<const void*>(address), bytes);

@@ -11,3 +11,4 @@
 #include "device.cpp"
 #include "static_kernels.cpp"
 #include "python_api.cpp"
+#include "absent.cpp"

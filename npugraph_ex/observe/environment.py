@@ -46,6 +46,7 @@ class Environment:
         cann: Where CANN's toolkit was found, None if nowhere.
         npus: Device files of real NPUs.
         compiler: The C++ compiler that the emulated device would be built with.
+        shipped: Whether the installed wheel brought the emulated device, so that no compiler is needed.
         device: What a program sees: "npu", "emulated" or "none".
         device_name: The chip's name, None without a device.
         choice: The environment variable NPUGRAPH_EX.
@@ -60,6 +61,7 @@ class Environment:
     cann: str | None
     npus: tuple[str, ...]
     compiler: str | None
+    shipped: bool
     device: str
     device_name: str | None
     choice: str
@@ -86,7 +88,7 @@ def inspect(*, emulate: bool = False, choice: str = "") -> Environment:
         choice: What NPUGRAPH_EX was when the program started (the command line takes it out of the environment).
     """
     packages = {name: _version(name) for name in _PACKAGES}
-    compiler = _compiler()
+    compiler, shipped = _compiler(), _shipped()
     # A value that means nothing is reported by itself; the rest is asked as if it were not set.
     asked = choice if choice in _CHOICES else ""
     here = _ask(emulate=emulate, choice=asked)
@@ -96,7 +98,7 @@ def inspect(*, emulate: bool = False, choice: str = "") -> Environment:
     if here["device"] is None and not emulate:
         why = str(here["error"] or "torch_npu found no device")
         fallback = tried[_EMULATED] = _ask(emulate=True, choice=asked)
-        problems.append(_no_device(why, emulator_error=fallback["error"], compiler=compiler))
+        problems.append(_no_device(why, emulator_error=fallback["error"], lacks_compiler=not (compiler or shipped)))
         if fallback["error"] is None:
             here, emulated = fallback, True
     elif here["error"] is not None:
@@ -109,6 +111,7 @@ def inspect(*, emulate: bool = False, choice: str = "") -> Environment:
         cann=cann_home(),
         npus=tuple(str(path) for path in sorted(Path("/dev").glob("davinci[0-9]*"))),
         compiler=compiler,
+        shipped=shipped,
         device="emulated" if emulated else "npu" if here["device"] else "none",
         device_name=here["device"],
         choice=choice,
@@ -163,13 +166,20 @@ def _version(package: str) -> str | None:
 
 def _compiler() -> str | None:
     """The compiler's path, by the emulator's own rule."""
-    from npu_emulator.build import compiler
+    from npu_emulator.compilation import compiler
     from npu_emulator.errors import BuildError
 
     try:
         return shutil.which(compiler()[0])
     except BuildError:
         return None
+
+
+def _shipped() -> bool:
+    """Whether the emulated device is installed, as the emulator sees it."""
+    from npu_emulator.build import shipped
+
+    return shipped()
 
 
 def cann_home() -> str | None:
@@ -204,7 +214,7 @@ def _name_problems(choice: str) -> list[Problem]:
     return [Problem(what, f"{install_command()} --force-reinstall --no-deps", fatal=False)]
 
 
-def _no_device(why: str, *, emulator_error: str | None, compiler: str | None) -> Problem:
+def _no_device(why: str, *, emulator_error: str | None, lacks_compiler: bool) -> Problem:
     """Say why there is no NPU, and what to do: programs can run emulated if the emulator works here."""
     lacks_cann = next((library for library in _CANN_LIBRARIES if library in why), None)
     if lacks_cann is None:
@@ -219,7 +229,7 @@ def _no_device(why: str, *, emulator_error: str | None, compiler: str | None) ->
         return Problem(
             what, f"run on the emulated device: `npugraph-ex run --emulate script.py`; or {real}", fatal=False
         )
-    if compiler is None:
+    if lacks_compiler:
         return Problem(what, f"{real}; or install a C++ compiler (g++), which the emulated device is built with")
     return Problem(what, f"{real}; the emulated device does not work either: {emulator_error}")
 

@@ -1,9 +1,10 @@
-"""The first use: compiling the runtime, alone and in company, and what is said when that cannot be."""
+"""The first use where no wheel brought the runtime: compiling it, alone and in company, and what is said when that cannot be."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,17 +13,35 @@ from pathlib import Path
 
 import pytest
 
-from npu_emulator import build
+from npu_emulator import build, compilation
+from npu_emulator.compilation import LIBRARIES, MARK
 from npu_emulator.errors import BuildError
 
-_START = "import npu_emulator, time; npu_emulator.activate(quiet=True); import torch; print(torch.ones(2).npu().sum().item())"
+_START = """
+import pathlib, npu_emulator
+npu_emulator.build._SHIPPED = pathlib.Path("/nonexistent")
+npu_emulator.activate(quiet=True)
+import torch
+print(torch.ones(2).npu().sum().item())
+"""
+
+
+@pytest.fixture(scope="module")
+def built() -> Path:
+    """The folder of this machine's libraries, shipped or compiled."""
+    return build.libraries()[0].parent
+
+
+@pytest.fixture(autouse=True)
+def _nothing_shipped(built: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As in a checkout, also where these tests run on an installed wheel."""
+    monkeypatch.setattr(build, "_SHIPPED", tmp_path / "nothing")
 
 
 @pytest.fixture
-def copying(tmp_path_factory: pytest.TempPathFactory) -> str:
+def copying(built: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A compiler that takes what it should make from this machine's build: compiling takes seconds, and is done already."""
     path = tmp_path_factory.mktemp("compiler") / "copying-cxx"
-    built = build.libraries()[0].parent
     path.write_text(
         '#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\n'
         f'made={built}/$(basename "$2")\nif [ -e "$made" ]; then sleep 0.2; cat "$made" > "$2"; else : > "$2"; fi\n'
@@ -53,7 +72,7 @@ def test_an_interrupted_build_is_not_taken_for_complete(
     monkeypatch.setenv("NPU_EMULATOR_CACHE", str(tmp_path))
     monkeypatch.setenv("CXX", copying)
     first = build.libraries()
-    (first[0].parent / "npu_emulator").unlink()
+    (first[0].parent / MARK).unlink()
     first[0].write_bytes(b"half a library")
     assert build.libraries() == first
     assert first[0].read_bytes().startswith(b"\x7fELF")
@@ -76,7 +95,7 @@ def test_a_compiler_that_does_not_exist_is_not_replaced(tmp_path: Path, monkeypa
         build.libraries()
     assert not [path for path in tmp_path.iterdir() if path.suffix != ".lock"]
     monkeypatch.setenv("CXX", "env g++")
-    assert build.compiler() == ["env", "g++"]
+    assert compilation.compiler() == ["env", "g++"]
 
 
 def test_a_cache_that_cannot_be_written_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,24 +108,26 @@ def test_a_cache_that_cannot_be_written_is_one_sentence(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("spoil", ["cache", "build", "library"])
 @pytest.mark.parametrize("mode", [0o770, 0o702], ids=["group", "all"])
 def test_a_build_that_others_can_write_is_refused(
-    spoil: str, mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spoil: str, mode: int, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its code would run here: the cache folder, the build's folder and each library must be this user's alone."""
     cache = tmp_path / "cache"
-    built = _copied_build(cache, monkeypatch)
-    assert build.libraries() == built
-    path = {"cache": cache, "build": built[0].parent, "library": built[-1]}[spoil]
+    copied = _copied_build(built, cache, monkeypatch)
+    assert build.libraries() == copied
+    path = {"cache": cache, "build": copied[0].parent, "library": copied[-1]}[spoil]
     path.chmod(mode)
     with pytest.raises(BuildError, match=rf"{path} can be written by others.*NPU_EMULATOR_CACHE"):
         build.libraries()
 
 
 @pytest.mark.parametrize("owned", ["cache", "build", "library"])
-def test_a_build_of_another_user_is_refused(owned: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_of_another_user_is_refused(
+    owned: str, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever owns a folder or a library decides what it holds."""
     cache = tmp_path / "cache"
-    built = _copied_build(cache, monkeypatch)
-    path = {"cache": cache, "build": built[0].parent, "library": built[-1]}[owned]
+    copied = _copied_build(built, cache, monkeypatch)
+    path = {"cache": cache, "build": copied[0].parent, "library": copied[-1]}[owned]
     true_status = Path.stat
 
     def status_of_another(self: Path, **options: bool) -> os.stat_result:
@@ -129,20 +150,26 @@ def test_a_build_is_for_its_owner_whatever_the_umask(
     monkeypatch.setenv("CXX", copying)
     before = os.umask(0)
     try:
-        built = build.libraries()
+        made = build.libraries()
     finally:
         os.umask(before)
-    assert build.libraries() == built
-    assert {path.stat().st_mode & 0o777 for path in (cache, built[0].parent, *built)} == {0o700}
+    assert build.libraries() == made
+    assert {path.stat().st_mode & 0o777 for path in (cache, made[0].parent, *made)} == {0o700}
 
 
-def _copied_build(cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+def _copied_build(built: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """This machine's build, copied into a cache of the test's own."""
-    folder = build.libraries()[0].parent
+    folder = cache / build._key(_wanted())
     cache.mkdir(mode=0o700)
-    shutil.copytree(folder, cache / folder.name)
+    shutil.copytree(built, folder)
+    folder.chmod(0o700)
     monkeypatch.setenv("NPU_EMULATOR_CACHE", str(cache))
-    return [cache / folder.name / name for name in build.LIBRARIES]
+    return [folder / name for name in LIBRARIES]
+
+
+def _wanted() -> set[str]:
+    """What the installed torch_npu links against."""
+    return compilation.wanted(build._consumers(build.torch_npu_folder()))
 
 
 def test_a_broken_compiler_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,43 +190,55 @@ def test_another_platform_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> No
         build.libraries()
 
 
-def test_a_wanted_function_that_is_missing_becomes_a_stub_with_its_name() -> None:
-    """What torch_npu links against and the runtime lacks fails when it is called, naming the function."""
-    paths = build.libraries()
-    provided = build._symbols(paths[0], defined=True)
-    wanted = build._wanted(build._consumers(build.torch_npu_folder()))
-    assert wanted <= provided
-    source = "\n".join(path.read_text() for path in build._SOURCES.iterdir())
-    missing = sorted(name for name in wanted if f" {name}(" not in source)
-    assert missing, "nothing is missing: drop this test and the stubs"
-    library = ctypes.CDLL(str(paths[0]))
-    assert getattr(library, missing[0])() == 207000
+def test_a_function_without_a_body_fails_with_its_name(built: Path) -> None:
+    """All that torch_npu links against is there; what the runtime does not do fails when it is called, naming the function."""
+    library = ctypes.CDLL(str(built / LIBRARIES[0]))
     library.aclGetRecentErrMsg.restype = ctypes.c_char_p
-    assert missing[0] in library.aclGetRecentErrMsg().decode()
+    absent = re.findall(r"EMU_ABSENT\((\w+)\)\n", (compilation.SOURCES / "absent.cpp").read_text())
+    assert _wanted() <= compilation.symbols(built / LIBRARIES[0], defined=True)
+    assert len(absent) > 50
+    for name in absent:
+        assert getattr(library, name)() == 207000
+        assert name in library.aclGetRecentErrMsg().decode()
 
 
-def test_the_stub_text_names_its_function() -> None:
-    """A generated stub hands its own name to the function that reports it."""
-    text = build._stubs({"aclNotHereYet"})
-    assert 'emu_missing("aclNotHereYet")' in text
+def test_a_torch_npu_that_wants_more_has_the_runtime_compiled(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A wheel of tomorrow links against a function that nobody knows: what is shipped does not serve, and a build gets a stub."""
+    monkeypatch.setattr(build, "_SHIPPED", built)
+    assert build.libraries()[0].parent == built
+    monkeypatch.setattr(build, "wanted", lambda _: {*_wanted(), "aclOfTomorrow"})
+    monkeypatch.setenv("NPU_EMULATOR_CACHE", str(tmp_path))
+    assert ctypes.CDLL(str(build.libraries()[0])).aclOfTomorrow() == 207000
+    assert "torch_npu called aclOfTomorrow" in capfd.readouterr().err
 
 
-def test_the_cache_key_follows_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A changed source gives another build."""
-    folder = build.torch_npu_folder()
-    before = build._key(folder)
-    (tmp_path / "runtime.cpp").write_text("// other\n")
-    monkeypatch.setattr(build, "_SOURCES", tmp_path)
-    assert build._key(folder) != before
+def test_changed_sources_are_compiled(
+    built: Path, copying: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who changes a source of the installed package runs the change, not what was shipped with it; each change is a build."""
+    sources = tmp_path / "runtime"
+    shutil.copytree(compilation.SOURCES, sources)
+    monkeypatch.setattr(compilation, "SOURCES", sources)
+    monkeypatch.setattr(build, "_SHIPPED", built)
+    monkeypatch.setenv("NPU_EMULATOR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", copying)
+    folders = {build.libraries()[0].parent}
+    assert folders == {built}
+    for change in ("first", "second"):
+        (sources / "runtime.cpp").write_text(f"// {change}\n")
+        folders.add(build.libraries()[0].parent)
+    assert len(folders) == 3
 
 
-def test_only_a_marked_folder_is_ours(tmp_path: Path) -> None:
+def test_only_a_marked_folder_is_ours(built: Path, tmp_path: Path) -> None:
     """A folder with CANN's libraries is not taken for the emulator."""
     from npu_emulator.children import is_ours
 
     (tmp_path / "libascendcl.so").write_text("")
     assert not is_ours(tmp_path)
-    assert is_ours(build.libraries()[0].parent)
+    assert is_ours(built)
 
 
 def test_cann_on_the_machine_keeps_the_emulator_off(

@@ -14,6 +14,7 @@ import torch
 
 import npu_emulator
 from npu_emulator import build, schedule
+from npu_emulator.compilation import SOURCES
 
 NULL = ctypes.c_void_p()
 
@@ -216,7 +217,7 @@ def _arguments(source: str, start: int) -> list[str]:
 def test_every_error_of_the_runtime_has_a_cause_and_an_advice() -> None:
     """Each place that fails gives its code, why, and what to do: a clause of its own that is no second wording of the cause."""
     calls = []
-    for path in sorted(build._SOURCES.glob("*.cpp")):
+    for path in sorted(SOURCES.glob("*.cpp")):
         source = path.read_text()
         calls += [_arguments(source, match.end()) for match in re.finditer(r"return fail\(", source)]
         given = [_arguments(source, match.end()) for match in re.finditer(r"(?<!aclError )refuse_in_capture\(", source)]
@@ -256,7 +257,7 @@ def test_the_page_lists_every_code() -> None:
     numbers = {}
     for header in headers:
         numbers.update(re.findall(r"\b(ACL_ERROR_\w+)[\s=]+(\d+)", header.read_text(errors="replace")))
-    used = {name for path in build._SOURCES.iterdir() for name in re.findall(r"\bACL_ERROR_\w+", path.read_text())}
+    used = {name for path in SOURCES.iterdir() for name in re.findall(r"\bACL_ERROR_\w+", path.read_text())}
     used.add("ACL_ERROR_RT_AICORE_EXCEPTION")  # launch.py: a kernel that raises
     page = (Path(__file__).parents[2] / "docs" / "emulator-codes.md").read_text()
     listed = dict(re.findall(r"\| (\d{6}) `(\w+)` \|", page))

@@ -7,7 +7,7 @@
 #include <functional>
 #include <numeric>
 
-#include "emulator.h"
+#include "runtime.cpp"
 
 #ifdef PAGE  // a kernel with pages of that size, as they are on many machines with aarch64
 #include <sys/mman.h>
@@ -19,14 +19,6 @@ extern "C" int madvise(void* start, size_t length, int) noexcept {
     return 0;
 }
 #endif
-
-EMU_API void emu_set_schedule(int policy, uint64_t seed, uint32_t depth, const uint32_t* choices, uint64_t count);
-EMU_API void emu_set_memory(uint64_t bytes);
-EMU_API void emu_set_kernel_runner(int (*runner)(uint64_t, const uint64_t*));
-EMU_API int emu_launch(void* handle, uint64_t kernel, uint32_t op);
-EMU_API void emu_spoil(void* handle, uint64_t address, uint64_t bytes, uint64_t how);
-EMU_API void emu_set_logging(int on);
-EMU_API uint64_t emu_take_ran(uint64_t* out, uint64_t capacity);
 
 namespace {
 
