@@ -23,7 +23,7 @@ from npugraph_ex.fusion.arguments import argument_names, effective_arguments
 from npugraph_ex.fusion.pattern import SchemaCall
 from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.graph.effects import has_effect, orders_work
-from npugraph_ex.graph.memory.aliases import AliasFacts, tensor_leaves
+from npugraph_ex.graph.memory.aliases import AliasFacts, is_view, tensor_leaves
 from npugraph_ex.graph.metadata import difference
 
 SCOPE_KEYS = ("stream_label", "core_limit", "deterministic_level")
@@ -57,21 +57,42 @@ class GraphFacts:
 class Site:
     """One place where a rule matches.
 
+    A matched view of an input costs nothing, whoever uses it, and is right as it is: it stays. The replacement's result
+    for it, which may be a copy with other strides, is not used. A match whose outputs are all such views is replaced as
+    a whole, because nothing else is left to be replaced.
+
     Attributes:
-        nodes: the matched nodes, which the replacement makes superfluous, in graph order.
-        outputs: the nodes that the replacement's results take the place of, in the pattern's order.
+        nodes: the matched nodes that the replacement makes superfluous, in graph order.
+        outputs: what the pattern returns, in its order.
         bound: what each wildcard is bound to.
+        kept: the matched nodes that stay, in graph order.
     """
 
     nodes: tuple[fx.Node, ...]
     outputs: tuple[fx.Node, ...]
     bound: dict[str, Any]
+    kept: tuple[fx.Node, ...] = ()
 
     @classmethod
     def from_match(cls, match: Match) -> Site:
         """The place that ``match`` describes."""
         outputs = tuple(node for node in match.output_nodes() if node is not None)
-        return cls(tuple(sorted(set(match.nodes))), outputs, dict(match.kwargs))
+        matched = sorted(set(match.nodes))
+        views = _views_of_inputs(matched)
+        if views.issuperset(outputs):
+            views = set()
+        nodes = tuple(node for node in matched if node not in views)
+        return cls(nodes, outputs, dict(match.kwargs), tuple(sorted(views)))
+
+    @property
+    def replaced(self) -> tuple[fx.Node, ...]:
+        """The outputs whose place the replacement's results take."""
+        return tuple(output for output in self.outputs if output not in self.kept)
+
+    def replaced_by(self, results: Sequence[object]) -> list[tuple[fx.Node, object]]:
+        """The replaced outputs that anyone uses, each with that of ``results``, one for each output, that comes there."""
+        pairs = zip(self.outputs, results, strict=True)
+        return [(output, result) for output, result in pairs if output.users and output not in self.kept]
 
     @property
     def inputs(self) -> list[fx.Node]:
@@ -82,6 +103,15 @@ class Site:
     def name(self) -> str:
         """The last operator of the match, which stands for it in reports."""
         return next(node for node in reversed(self.nodes) if node.target is not operator.getitem).name
+
+
+def _views_of_inputs(matched: Sequence[fx.Node]) -> set[fx.Node]:
+    """Those of ``matched``, which are in graph order, that only name memory of what the match is given."""
+    inside, views = set(matched), set[fx.Node]()
+    for node in matched:
+        if is_view(node) and all(source in views or source not in inside for source in node.all_input_nodes):
+            views.add(node)
+    return views
 
 
 def describe(node: fx.Node) -> str:
@@ -135,7 +165,7 @@ def vanishing_values(site: Site) -> str | None:
     """No value that the replacement does not produce is used outside the match."""
     matched = set(site.nodes)
     for node in site.nodes:
-        if node in site.outputs:
+        if node in site.replaced:
             continue
         for user in node.users:
             if user in matched:
@@ -186,9 +216,7 @@ def undisturbed(site: Site, placements: Sequence[Placement], facts: GraphFacts) 
 
 def same_metadata(site: Site, results: Sequence[object]) -> str | None:
     """Every replaced output that anyone uses keeps shape, dtype, strides and device."""
-    for output, result in zip(site.outputs, results, strict=True):
-        if not output.users:
-            continue
+    for output, result in site.replaced_by(results):
         new = result.meta.get("val") if isinstance(result, fx.Node) else result
         changed = difference(output.meta["val"], new)
         if changed:
@@ -208,17 +236,17 @@ def same_aliasing(site: Site, replacement: fx.Graph, values: Sequence[Any], fact
     inside = AliasFacts(replacement)
     pairs = zip(replacement.find_nodes(op="placeholder"), values, strict=True)
     actual = {placeholder: value for placeholder, value in pairs if isinstance(value, fx.Node)}
-    results = output_nodes(replacement)
+    replaced = site.replaced_by(output_nodes(replacement))
     input_roots = frozenset().union(*(facts.aliases.roots(node) for node in site.inputs))
-    for position, (output, result) in enumerate(zip(site.outputs, results, strict=True)):
-        if not output.users or not isinstance(result, fx.Node):
+    for position, (output, result) in enumerate(replaced):
+        if not isinstance(result, fx.Node):
             continue
         shared = (facts.aliases.roots(source) for twin, source in actual.items() if inside.share_storage(twin, result))
         if frozenset().union(*shared) != facts.aliases.roots(output) & input_roots:
             return f"{describe(output)} would share memory with other inputs than before"
-        for earlier, other in zip(site.outputs[:position], results[:position], strict=True):
+        for earlier, other in replaced[:position]:
             now = isinstance(other, fx.Node) and inside.share_storage(other, result)
-            if earlier.users and now != facts.aliases.share_storage(earlier, output):
+            if now != facts.aliases.share_storage(earlier, output):
                 return f"{describe(output)} and {describe(earlier)} would share memory differently"
     return None
 
@@ -248,7 +276,7 @@ def find_placement(site: Site) -> Placement | str:
     replacement, provided that nothing in between has an effect and the input does not follow from the output itself.
     """
     matched, last = set(site.nodes), site.nodes[-1]
-    users = [user for output in site.outputs for user in output.users if user not in matched]
+    users = [user for output in site.replaced for user in output.users if user not in matched]
     first_user = min(users, default=last)
     if first_user >= last:
         return Placement(last)
@@ -267,7 +295,7 @@ def find_placement(site: Site) -> Placement | str:
 
 def _following(site: Site, first: fx.Node, last: fx.Node) -> dict[fx.Node, None]:
     """The nodes from ``first`` to before ``last`` that follow from a replaced output, matched ones aside."""
-    matched, outputs = set(site.nodes), set(site.outputs)
+    matched, outputs = set(site.nodes), set(site.replaced)
     late: dict[fx.Node, None] = {}
     node = first
     while node is not last:

@@ -103,6 +103,7 @@ def _parts(site: Site, late: Collection[fx.Node], gradients: Collection[str]) ->
             tuple(node for node in site.nodes if (node in late) == backward),
             tuple(node for node in site.outputs if (node in late) == backward),
             site.bound if backward else early,
+            site.kept,
         )
         for backward in (False, True)
     ]

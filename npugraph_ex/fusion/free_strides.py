@@ -40,10 +40,10 @@ def new_values(site: Site, results: Sequence[object], graph: fx.Graph) -> dict[f
         graph: the graph of ``site``.
     """
     start: dict[fx.Node, Any] = {}
-    for output, result in zip(site.outputs, results, strict=True):
+    for output, result in site.replaced_by(results):
         old = output.meta["val"]
         new = result.meta.get("val") if isinstance(result, fx.Node) else result
-        if not output.users or difference(old, new) is None:
+        if difference(old, new) is None:
             continue
         if not _only_strides_differ(old, new):
             return f"{describe(output)} would have {difference(old, new)}"

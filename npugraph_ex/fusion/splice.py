@@ -47,7 +47,7 @@ def splice(
     for placement in (part.placement for part in parts):
         for node in placement.late:
             placement.before.prepend(node)
-    for output, result in zip(site.outputs, output_nodes(replacement), strict=True):
+    for output, result in site.replaced_by(output_nodes(replacement)):
         output.replace_all_uses_with(twins[result] if isinstance(result, fx.Node) else result)  # type: ignore[arg-type]
     _erase(site, graph)
     return _without_dead(new, graph)
@@ -64,12 +64,13 @@ def _inherited(site: Site) -> dict[str, Any]:
 
 
 def _erase(site: Site, graph: fx.Graph) -> None:
-    """Erase the matched nodes, and the unused outputs of matched multi-output operators."""
-    for node in reversed(site.nodes):
+    """Erase the superfluous nodes, the kept ones that nobody uses, and unused outputs of both."""
+    for node in (*reversed(site.nodes), *reversed(site.kept)):
         for user in list(node.users):
             if user.target is operator.getitem and not user.users:
                 graph.erase_node(user)
-        graph.erase_node(node)
+        if not (node in site.kept and node.users):
+            graph.erase_node(node)
 
 
 def _without_dead(new: list[fx.Node], graph: fx.Graph) -> list[fx.Node]:

@@ -2,7 +2,7 @@
 
 What vLLM-Ascend's attention layers compute with a norm per head, with and without a bias after the norm. Both the
 embedding, ``vllm.npu_rotary_embedding``, and the fused operator are vLLM-Ascend's: without them the rule is inactive.
-The value stays what it was, a view of the projection: the fused operator's copy of it is not used.
+The value is a view of the projection and stays that: the fused operator's copy of it is not used.
 
 Constraints (vllm_ascend/ops/triton/linearnorm/split_qkv_rmsnorm_rope.py, and the conditions under which
 vllm_ascend/compilation registers the same rewrite): everything is bfloat16, heads have 128 elements, all of which are
@@ -59,11 +59,11 @@ def _replace_biased(  # noqa: PLR0913, PLR0917 - as above
     qkv: Tensor, q_weight: Tensor, k_weight: Tensor, q_bias: Tensor | None, k_bias: Tensor | None,
     cos_sin_cache: Tensor, positions: Tensor, q_size: int, kv_size: int, head_size: int, eps: float,
 ) -> _ThreeTensors:  # fmt: skip
-    q, k, _ = torch.ops.vllm.qkv_rmsnorm_rope(
+    fused: _ThreeTensors = torch.ops.vllm.qkv_rmsnorm_rope(
         input=qkv, cos_sin_cache=cos_sin_cache, positions=positions, q_weight=q_weight, k_weight=k_weight,
         q_hidden_size=q_size, kv_hidden_size=kv_size, head_dim=head_size, eps=eps, q_bias=q_bias, k_bias=k_bias,
     )  # fmt: skip
-    return q, k, qkv.split([q_size, kv_size, kv_size], dim=-1)[2]
+    return fused
 
 
 def _search(  # noqa: PLR0913, PLR0917 - as above

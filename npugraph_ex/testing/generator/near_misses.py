@@ -31,7 +31,7 @@ _BETWEEN = (("neg.default",), ("mul.Tensor", 2.0), ("abs.default",), ("add.Tenso
 
 def extra_user(builder: Builder, planted: Planted) -> bool:
     """A value that fusion would remove has another user, or is a result."""
-    name = str(builder.pick(planted.vanishing))
+    name = str(builder.pick([name for name in planted.vanishing if name not in planted.views]))
     if builder.chance(50):
         planted.also_returned.append(name)
     else:
@@ -117,7 +117,7 @@ def may_arrive_late(pattern: Pattern, traced: Traced) -> bool:
     *before, last = traced.steps
     early = {ref.name for step in before for ref in refs(step)}
     late = {ref.name for ref in refs(last)} & {argument.name for argument in pattern.arguments} - early
-    made = {name for step in before for name in step.results} & set(traced.outputs)
+    made = {name for step in before for name in step.results} & set(traced.outputs) - traced.views.keys()
     return bool(late) and any(traced.metas[name][1].is_floating_point for name in made)
 
 
@@ -134,12 +134,14 @@ def applicable(pattern: Pattern) -> tuple[str, ...]:
     constraints = operands_of(pattern.name)
     traced = example_trace(pattern)
     excluded = set() if traced.vanishing else {"extra user", "step between", "mutation", "argument mutation"}
+    excluded |= set() if set(traced.vanishing) - traced.views.keys() else {"extra user"}
     excluded |= {"dtype"} if constraints.takes_single else set()
     excluded |= set() if constraints.refused_numbers else {"number"}
     excluded |= {"empty"} if pattern.leading is None or constraints.takes_empty else set()
     excluded |= set() if any(foreign_keywords(step) for step in traced.steps) else {"keyword"}
     excluded |= set() if dropping(traced.steps) else {"dropped keyword"}
     excluded |= set() if turning(traced.steps) else {"wrong dim"}
-    excluded |= set() if len(traced.steps) > 1 else {"stream boundary"}
+    kernels = [step for step in traced.steps if not traced.views.keys() >= {*step.results}]
+    excluded |= set() if len(kernels) > 1 else {"stream boundary"}
     excluded |= set() if may_arrive_late(pattern, traced) else {"late input", "cyclic input"}
     return tuple(name for name in NEAR_MISSES if name not in excluded)

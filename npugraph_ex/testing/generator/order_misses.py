@@ -41,7 +41,8 @@ def on_a_stream(builder: Builder, planted: Planted) -> None:
 def stream_boundary(builder: Builder, planted: Planted) -> bool:
     """The last operators of the pattern run on another stream than the first ones."""
     last = len(planted.steps) - 1
-    at = last if operands_of(planted.pattern.name).contains_another else int(builder.pick(range(last, 0, -1)))
+    started = planted.first_kernel() + 1
+    at = last if operands_of(planted.pattern.name).contains_another else int(builder.pick(range(last, started - 1, -1)))
     planted.steps[at:] = _aside(builder, planted.steps[at:])
     return True
 

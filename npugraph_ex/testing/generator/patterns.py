@@ -14,6 +14,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from npugraph_ex._torch_private import storage_key
 from npugraph_ex.fusion import dispatch_tracer
 from npugraph_ex.fusion.registry import USER_RULES
 from npugraph_ex.fusion.rule import FusionRule
@@ -48,12 +49,15 @@ class Traced:
         steps: their arguments are ``Ref``s to the search function's argument names, and to results.
         outputs: names of what the function returns, in order.
         vanishing: names of tensors between, which a fused operator does not produce.
+        views: names of results that lie in an argument, with that argument: they stay, and anyone may use them. Empty
+            where the function returns nothing else.
         metas: shape and dtype of every result.
     """
 
     steps: tuple[Step, ...]
     outputs: tuple[str, ...]
     vanishing: tuple[str, ...]
+    views: Mapping[str, str]
     metas: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 
@@ -176,6 +180,8 @@ def _steps_of(graph: fx.Graph, arguments: Sequence[str]) -> Traced:
     metas: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
     outputs: tuple[str, ...] = ()
     results: dict[fx.Node, tuple[str, ...]] = {}
+    storages = {storage_key(node.meta["val"]): name for node, name in names.items()}
+    views: dict[str, str] = {}
     for node in graph.nodes:
         if node.op == "output":
             outputs = tuple(names[leaf] for leaf in pytree.tree_leaves(node.args[0]) if isinstance(leaf, fx.Node))
@@ -188,6 +194,8 @@ def _steps_of(graph: fx.Graph, arguments: Sequence[str]) -> Traced:
             results[node] = tuple(f"{node.name}_{position}" for position in range(len(leaves)))
             for name, leaf in zip(results[node], leaves, strict=True):
                 metas[name] = (tuple(int(size) for size in leaf.shape), leaf.dtype)
+                if storage_key(leaf) in storages:
+                    views[name] = storages[storage_key(leaf)]
             if not several:
                 names[node] = results[node][0]
             renaming: Any = lambda source: Ref(names[source])  # noqa: E731 - fx.map_arg's types know only nodes
@@ -195,7 +203,7 @@ def _steps_of(graph: fx.Graph, arguments: Sequence[str]) -> Traced:
             args, kwargs = renamed
             steps.append(Step(_name_of(node.target), tuple(args), tuple(kwargs.items()), results[node]))
     vanishing = tuple(name for name in metas if name not in outputs)
-    return Traced(tuple(steps), outputs, vanishing, metas)
+    return Traced(tuple(steps), outputs, vanishing, {} if set(outputs) <= views.keys() else views, metas)
 
 
 def _with_refs(value: Any, names: Mapping[fx.Node, str]) -> Any:

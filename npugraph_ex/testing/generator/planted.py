@@ -24,6 +24,7 @@ class Planted:
         steps: its steps, not yet appended.
         outputs: names of its results.
         vanishing: names of the tensors that a fused operator would not produce.
+        views: names of results that lie in an argument, with its name; fusion leaves them as they are.
         results: symbolic shape and dtype of each.
         certain: whether the layouts of the arguments certainly allow the fusion.
         burnt_in: whether its steps contain numbers that other sizes would change.
@@ -35,15 +36,15 @@ class Planted:
     steps: list[Step]
     outputs: list[str]
     vanishing: list[str]
+    views: dict[str, str]
     results: dict[str, tuple[tuple[Dim, ...], torch.dtype]]
     certain: bool = True
     burnt_in: bool = False
     also_returned: list[str] = field(default_factory=list)
 
     def value(self, name: str) -> Value:
-        """A result as the builder needs it."""
-        shape, dtype = self.results[name]
-        return Value(shape, dtype)
+        """A result as the builder needs it; one that lies in an argument may be written, which the argument then shows."""
+        return Value(*self.results[name], self.views.get(name), contiguous=name not in self.views)
 
     def between(self) -> list[str]:
         """The vanishing values that a later step of the pattern reads."""
@@ -61,9 +62,13 @@ class Planted:
         return sorted(read - set(self.early())) or sorted(read)
 
     def ready(self) -> list[str]:
-        """The floating-point results that are there before the last operator."""
-        made = {name for step in self.steps[:-1] for name in step.results}
+        """The floating-point results that are there before the last operator and that a fused operator makes late."""
+        made = {name for step in self.steps[:-1] for name in step.results} - self.views.keys()
         return [name for name in self.outputs if name in made and self.results[name][1].is_floating_point]
+
+    def first_kernel(self) -> int:
+        """The position of the first step that fusion replaces: views of arguments stay, on whatever stream."""
+        return next(i for i, step in enumerate(self.steps) if not self.views.keys() >= {*step.results})
 
     def producer(self, name: str) -> int:
         """The position of the step that makes ``name``."""

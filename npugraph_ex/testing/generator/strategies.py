@@ -134,6 +134,9 @@ def _plant(
         steps=steps,
         outputs=[rename[name] for name in traced.outputs],
         vanishing=_spoilable(pattern, [rename[name] for name in traced.vanishing], steps),
+        views={
+            rename[view]: builder.values[names[base]].memory_of or names[base] for view, base in traced.views.items()
+        },
         results={rename[name]: result for name, result in filled.results.items()},
         certain=certain,
         burnt_in=filled.burnt_in,
