@@ -201,14 +201,20 @@ def one_scope(site: Site, facts: GraphFacts) -> str | None:
 
 
 def undisturbed(site: Site, placements: Sequence[Placement], facts: GraphFacts) -> str | None:
-    """Nothing writes what the matched or moved operators read or produce, between their old place and the new one."""
+    """Nothing writes what the matched or moved operators read or produce, between their old place and the new one.
+
+    A matched operator may write memory that the match itself made, as one does that computes in the place of its argument:
+    nobody sees that memory but through the outputs.
+    """
     places = [placement.before for placement in placements]
     first, last = min(site.nodes[0], *places), max(site.nodes[-1], *places)
     late = [node for placement in placements for node in placement.late]
     moved = [source for node in late for source in (node, *node.all_input_nodes)]
     concerned = [*site.inputs, *site.nodes, *moved]
-    for writer in facts.aliases.writers_between(first, last):
-        touched = facts.aliases.touches(writer, concerned)
+    matched = set(site.nodes)
+    others = [writer for writer in facts.aliases.writers_between(first, last) if writer not in matched]
+    for writer in (*site.nodes, *others):
+        touched = facts.aliases.touches(writer, site.inputs if writer in matched else concerned)
         if touched is not None:
             return f"{writer.name} writes {describe(touched)} between the matched operators"
     return None

@@ -17,6 +17,7 @@ from npugraph_ex.fusion import tracing
 from npugraph_ex.fusion.pattern import outputs_of, pattern_of
 from npugraph_ex.fusion.rule import FusionRule, PreparedRule
 from npugraph_ex.graph.memory.aliases import written_by
+from npugraph_ex.graph.undeclared import was_found
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -80,7 +81,7 @@ def _flat(names: Sequence[str], examples: Sequence[Any]) -> tuple[list[tuple[str
 
 def _refuse_writes(rule: FusionRule, gm: fx.GraphModule) -> None:
     for node in gm.graph.nodes:
-        if written_by(node):
+        if written_by(node) and not was_found(node.target):  # AOT took that one for functional too
             raise ReplacementError(
                 f"{rule.name}: the search function contains {node.target}, which writes {written_by(node)[0].name}. "
                 "AOT graphs are functional, so it could never match; search for the functional form."

@@ -43,6 +43,11 @@ def remember(overload: OpOverload, arguments: frozenset[str]) -> bool:
     return not arguments <= known
 
 
+def was_found(target: object) -> bool:
+    """Whether an operator was seen to write or return arguments that its schema says nothing of."""
+    return target in _FOUND
+
+
 def found_in(graph: fx.Graph) -> dict[str, list[str]]:
     """What was remembered of the operators of a graph: arguments by operator."""
     return {str(node.target): sorted(_FOUND[node.target]) for node in graph.nodes if node.target in _FOUND}

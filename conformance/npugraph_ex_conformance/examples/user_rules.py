@@ -27,8 +27,8 @@ _ATEN = torch.ops.aten
 
 
 def user_rule_example(seed: int) -> str:
-    """What is wrong with one example; empty when nothing is. ``seed`` modulo 4 chooses its kind."""
-    kinds = (_registered_again, _of_a_missing_operator, _promoted, _reshaped)
+    """What is wrong with one example; empty when nothing is. ``seed`` modulo 5 chooses its kind."""
+    kinds = (_registered_again, _of_a_missing_operator, _promoted, _reshaped, _copying_a_view)
     try:
         return kinds[seed % len(kinds)](random.Random(seed))
     except Exception as error:  # noqa: BLE001 - whatever a fault makes the library raise is what was found
@@ -51,7 +51,9 @@ def applied(
     report = ReportBuilder()
     apply_rules(gm.graph, [rule for rule in registry.USER_RULES.snapshot() if rule.rule.name in names], report)
     gm.recompile()
-    done, before, after = report.build(), function(*inputs), gm(*inputs)
+    done, before, after = (
+        report.build(), function(*[value.clone() for value in inputs]), gm(*[value.clone() for value in inputs]),
+    )  # fmt: skip
     if done.fusions() != wanted:
         return f"{done.fusions()} fusions instead of {wanted}"
     changed = difference(before, after)
@@ -119,6 +121,43 @@ def _promoted(draw: random.Random) -> str:
     with register_replacement(difference_of, sum_of, [example, example]) as rule:
         same = [inputs[1], inputs[1] * 2]
         return applied(difference_of, same, [rule], 1) or applied(difference_of, inputs, [rule], 0)
+
+
+def _copying_a_view(draw: random.Random) -> str:
+    """A fused operator copies what the pattern returns as a view of its input: the view stays, and is written and read."""
+    (values,) = random_inputs(draw, torch.float32)
+    part = draw.randint(1, values.shape[1] - 1)
+    reads_early = draw.random() < 0.5
+
+    def split(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first, second = x.split([part, x.shape[1] - part], dim=-1)
+        return torch.relu(first), second
+
+    def fused(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first, second = x.split([part, x.shape[1] - part], dim=-1)
+        return torch.clamp_min(first, 0), second.clone(memory_format=torch.contiguous_format)
+
+    def written(x: torch.Tensor) -> torch.Tensor:
+        x = x * 1
+        first, second = split(x)
+        early = second.as_strided((2,), (x.shape[1],), 0) * 1 if reads_early else first
+        second.mul_(3)
+        return torch.cat([first.flatten(), x.flatten(), early.flatten()])
+
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        return x.transpose(0, 1)
+
+    def turned_copy(x: torch.Tensor) -> torch.Tensor:
+        return x.transpose(0, 1).clone(memory_format=torch.preserve_format)
+
+    def written_turned(x: torch.Tensor) -> torch.Tensor:
+        turned(x).mul_(3)
+        return x * 1
+
+    with register_replacement(split, fused, [values]) as rule:
+        wrong = applied(written, [values], [rule], 1)
+    with register_replacement(turned, turned_copy, [values]) as rule:
+        return wrong or applied(written_turned, [values], [rule], 0)
 
 
 def _reshaped(draw: random.Random) -> str:

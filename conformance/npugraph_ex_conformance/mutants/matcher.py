@@ -123,6 +123,14 @@ MUTANTS = (
         f"{_CHECKS}:same_metadata", answering(None), "planted",
     ),
     Mutant(
+        "fusion-copies-views", "a matched view of an input stays, whoever uses it",
+        f"{_CHECKS}:_views_of_inputs", answering(set()), "user rules",
+    ),
+    Mutant(
+        "fusion-ignores-sharing", "every replaced result shares memory with what it shared it with",
+        f"{_CHECKS}:same_aliasing", answering(None), "user rules",
+    ),
+    Mutant(
         "fusion-never-matches", "a pattern that must fuse does fuse",
         "npugraph_ex.fusion.engine:may_match", answering(answer=False), "planted",
     ),

@@ -155,7 +155,12 @@ class AliasFacts:
         return tuple(regions)
 
     def _join_declared_aliases(self, node: fx.Node) -> None:
-        for source in may_alias(node):
+        sources = may_alias(node)
+        known = {region.root for source in sources for region in self._regions[source]}
+        # An operator with several results declares that each lies in some argument: where the tensors say in which, they know.
+        if all(region.root in known for region in self._regions[node]):
+            return
+        for source in sources:
             self._join(self._regions[node], self._regions[source])
 
     def _join(self, left: tuple[Region, ...], right: tuple[Region, ...]) -> None:
