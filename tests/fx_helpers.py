@@ -46,7 +46,7 @@ def blank(value: Any) -> Any:
 
 
 # The passes that these tests are about; what comes after them may put operators in place and has tests of its own.
-NAMES = ("post_grad_custom_pre_pass", "noop_removal", "fusion", "post_grad_custom_post_pass", "dead_code")
+NAMES = ("post_grad_custom_pre_pass", "noop_removal", "lifting", "fusion", "post_grad_custom_post_pass", "dead_code")
 PASSES = tuple(pass_ for pass_ in pipeline.PIPELINE if pass_.name in NAMES)
 
 

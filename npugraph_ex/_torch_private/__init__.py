@@ -9,6 +9,7 @@ from __future__ import annotations
 from npugraph_ex._torch_private.aot import (
     aot_input_position,
     aot_input_value,
+    belongs_to_training,
     boxed,
     dynamo_input_names,
     guard_on_result,
@@ -82,6 +83,7 @@ __all__ = [
     "aot_input_value",
     "auto_functionalized_operators",
     "autograd_base",
+    "belongs_to_training",
     "boxed",
     "call_unwrapped",
     "codegen_of",

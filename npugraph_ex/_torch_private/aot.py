@@ -72,6 +72,18 @@ def saves_intermediates(graph: fx.Graph) -> bool:
     )
 
 
+def belongs_to_training(graph: fx.Graph) -> bool:
+    """Whether ``graph`` is a forward graph that saves anything for its backward, or a backward or joint graph."""
+    from torch._functorch._aot_autograd import descriptors
+
+    saved = (descriptors.SavedForBackwardsAOTOutput, descriptors.SavedForBackwardsNoVcCheckAOTOutput)
+    kinds = graph.output_node().meta.get("desc") or ()
+    inputs = (node.meta.get("desc") for node in graph.find_nodes(op="placeholder"))
+    return any(isinstance(kind, saved) for kind in kinds) or any(
+        isinstance(kind, descriptors.TangentAOTInput) for kind in inputs
+    )
+
+
 def outputs_in_inputs(graph: fx.Graph) -> dict[int, int]:
     """Which outputs of the graph being compiled are an input of it, or a view of one, as AOT knows.
 

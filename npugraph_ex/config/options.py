@@ -147,6 +147,12 @@ class Options:
         "Replace operator combinations by fused operators, the default rules and registered ones.",
         "experimental_config.pattern_fusion_pass",
     )
+    lift: str = _row(
+        "off",
+        choice("off", "exact", "judged"),
+        "Put fused npu operators in the place of their spellings in ATen operators, in inference: where every bit stays "
+        "('exact'), or where the result is no farther from float64 ('judged').",
+    )
     fusion_rules: dict[str, bool] | None = _row(
         None,
         SWITCHES,

@@ -17,6 +17,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
+from npugraph_ex.operators._formats import FORMATS, Format, ulp
 from npugraph_ex.operators._interpreter import CpuInterpreter, cast_to_float64, on_host, on_host_in_float64
 from npugraph_ex.operators._precision import (
     RefusedArgumentError,
@@ -35,10 +36,12 @@ for _module in pkgutil.iter_modules(__path__):
 __all__ = [
     "CODE_OF_DTYPE",
     "DTYPE_OF_CODE",
+    "FORMATS",
     "OPERATORS",
     "Call",
     "Canonical",
     "CpuInterpreter",
+    "Format",
     "Operator",
     "OperatorRecordError",
     "RefusedArgumentError",
@@ -51,5 +54,6 @@ __all__ = [
     "on_host_in_float64",
     "record_of",
     "refused",
+    "ulp",
     "unsupported",
 ]

@@ -69,7 +69,7 @@ class Pass:
 
     def enabled(self, context: PassContext) -> bool:
         """Whether the options switch this pass on."""
-        return self.option is None or bool(getattr(context.options, self.option))
+        return self.option is None or getattr(context.options, self.option) not in {None, False, "off"}
 
     def named(self, context: PassContext) -> str:
         """What errors call this pass: its name and, of a user's, the function with its file and line."""

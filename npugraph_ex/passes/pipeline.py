@@ -31,6 +31,7 @@ from npugraph_ex.passes import (
     functionalized,
     fusion,
     lifetimes,
+    lifting,
     noop_removal,
     redundant_events,
     reinplace,
@@ -48,6 +49,8 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("scope_labels", scopes.label, recoverable=False),
     Pass("events", events.run, recoverable=False),
     Pass("noop_removal", noop_removal.run, option="remove_noop_ops"),
+    # Before fusion, whose rules begin with operators that are lifted here.
+    Pass("lifting", lifting.run, option="lift"),
     Pass("fusion", fusion.run, option="pattern_fusion_pass", replaces_collectives=True),
     user_pass("post_grad_custom_post_pass"),
     Pass("new_scope_labels", scopes.label, recoverable=False),

@@ -40,6 +40,8 @@ class Fusion:
     by: tuple[str, ...]
     source: str = ""
     guards: tuple[str, ...] = ()
+    ulps: tuple[float, float] | None = None
+    """Of a lift: the largest distance from float64 that the judge saw, and eager mode's, in ulps."""
 
 
 @dataclass(frozen=True)
@@ -104,11 +106,18 @@ class PassReport:
             (p.name, p.outcome, f"{p.seconds * 1e3:.1f}", p.nodes_before, p.nodes_after, p.message) for p in self.passes
         ]
         rules = [(r.name, len(r.fusions), len(r.near_misses), r.inactive) for r in self.rules]
+        lifts = [
+            (f.rule, f.replaced[-1], f"{f.ulps[0]:.3g}", f"{f.ulps[1]:.3g}", f.source)
+            for r in self.rules
+            for f in r.fusions
+            if f.ulps is not None
+        ]
         misses = [(m.rule, m.node, m.reason, m.source) for m in self.near_misses()]
         left = [(m.node, m.reason, m.source) for m in self.unfused]
         sections = (
             (passes, ("pass", "outcome", "ms", "nodes before", "after", "note")),
             (rules, ("fusion rule", "fused", "near-misses", "inactive because")),
+            (lifts, ("lifted by", "in place of", "ulps from float64", "eager mode's", "source")),
             (misses, ("near-miss of", "node", "reason", "source")),
             (left, ("norm that no rule came near", "reason", "source")),
         )

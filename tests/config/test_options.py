@@ -33,6 +33,7 @@ def test_defaults_are_the_contract() -> None:
         "input_inplace_pass": True,
         "check_numerics": False,
         "pattern_fusion_pass": True,
+        "lift": "off",
         "fusion_rules": None,
         "post_grad_custom_pre_pass": None,
         "post_grad_custom_post_pass": None,

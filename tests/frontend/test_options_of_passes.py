@@ -58,6 +58,17 @@ def test_pattern_fusion_pass() -> None:
     assert fused == {True: 1, False: 0}
 
 
+@shows("lift")
+def test_lift() -> None:
+    """A norm that is spelled in ATen operators becomes the operator, or stays; in float32 every bit stays too."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
+
+    fused = {how: told(function, (ones(4, 8),), lift=how).graph.report.fusions() for how in ("off", "exact", "judged")}
+    assert fused == {"off": 0, "exact": 1, "judged": 1}
+
+
 @shows("fusion_rules")
 def test_fusion_rules() -> None:
     """One rule is switched off by its name."""

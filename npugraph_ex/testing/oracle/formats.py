@@ -1,63 +1,11 @@
-"""Units in the last place of a floating-point format, for any real number. Plain arithmetic in float64."""
+"""Units in the last place, as the toolkit offers them: an argument of another type is refused at the call."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import torch
-
+from npugraph_ex.operators import FORMATS, Format
+from npugraph_ex.operators import ulp as _ulp
 from npugraph_ex.testing.arguments import checked
 
+__all__ = ["FORMATS", "Format", "ulp"]
 
-@dataclass(frozen=True)
-class Format:
-    """A binary floating-point format.
-
-    Attributes:
-        precision: bits of the significand, the hidden one included.
-        smallest: exponent of the smallest normal number, 2**smallest.
-        largest: the largest finite number.
-    """
-
-    precision: int
-    smallest: int
-    largest: float
-
-    @property
-    def roundoff(self) -> float:
-        """The largest relative error of rounding to nearest."""
-        return 2.0**-self.precision
-
-    @property
-    def tiniest(self) -> float:
-        """The smallest positive number, and so the ulp of everything below the normal range."""
-        return 2.0 ** (self.smallest - self.precision + 1)
-
-
-# IEEE 754-2019, table 3.5; bfloat16 has float32's exponent range and 8 bits of significand.
-FORMATS = {
-    torch.float16: Format(11, -14, torch.finfo(torch.float16).max),
-    torch.bfloat16: Format(8, -126, torch.finfo(torch.bfloat16).max),
-    torch.float32: Format(24, -126, torch.finfo(torch.float32).max),
-    torch.float64: Format(53, -1022, torch.finfo(torch.float64).max),
-}
-
-
-@checked
-def ulp(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The gap between the neighbours of ``value`` in ``dtype``: 2**(exponent - precision + 1), float64.
-
-    A number that lies on a power of two gets the gap above it. Below the normal range the gap is constant; above the
-    largest finite number it is that of the largest.
-
-    Args:
-        value: any shape, any real dtype.
-        dtype: float16, bfloat16, float32 or float64.
-    """
-    shape = FORMATS.get(dtype)
-    if shape is None:
-        raise ValueError(f"ulp is defined for {', '.join(map(str, FORMATS))}; it was asked for {dtype}.")
-    wide = value.to(torch.float64).abs().nan_to_num(posinf=shape.largest).clamp(max=shape.largest)
-    _, exponent = torch.frexp(wide)  # wide = m * 2**exponent with m in [0.5, 1)
-    normal = torch.where(wide > 0, exponent - 1, torch.full_like(exponent, shape.smallest)).clamp(min=shape.smallest)
-    return torch.ldexp(torch.ones_like(wide), normal - shape.precision + 1)
+ulp = checked(_ulp)

@@ -1,0 +1,154 @@
+"""Lifts what the forms propose, where the graph allows it and the judge admits it, and reports the rest.
+
+The questions about the graph are those of fusion: streams, writes in between, metadata, shared memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from npugraph_ex import _torch_private
+from npugraph_ex.fusion import checks
+from npugraph_ex.fusion.checks import GraphFacts, Site
+from npugraph_ex.fusion.forward_backward import MatchPart
+from npugraph_ex.fusion.splice import splice
+from npugraph_ex.fusion.tracing import fresh
+from npugraph_ex.graph.launches import launches
+from npugraph_ex.graph.memory.aliases import tensor_leaves
+from npugraph_ex.graph.metadata import fake_mode_of
+from npugraph_ex.graph.source import source_line
+from npugraph_ex.lifting import repeated
+from npugraph_ex.lifting.forms import FORMS
+from npugraph_ex.lifting.judging import Ruling, judge
+from npugraph_ex.lifting.proposal import Emit, Form, Proposal, Unlike
+from npugraph_ex.lifting.subgraph import Subgraph
+from npugraph_ex.report.passes import Fusion, NearMiss, ReportBuilder
+
+
+def lift(graph: fx.Graph, report: ReportBuilder, *, exact: bool) -> None:
+    """Lift every form wherever it holds.
+
+    Args:
+        graph: an inference graph with fake tensors in ``meta["val"]``; is edited in place.
+        report: learns what was lifted, with its distance from float64, and what was not, with the reason.
+        exact: whether every bit must be eager mode's.
+    """
+    mode = fake_mode_of(graph)
+    if mode is None:
+        return
+    facts = GraphFacts.from_graph(graph)
+    for form in FORMS:
+        report.add_rule(form.name)
+        ends = form.ends_with
+        # The last operators first: what ends a spelling may look like a smaller one by itself.
+        for node in reversed(list(graph.nodes)):
+            if not _torch_private.is_erased(node) and node.op == "call_function" and node.target in ends:
+                with mode:
+                    _Attempt(form, node, facts, report, exact=exact).run()
+    repeated.join(graph, report)
+
+
+def refuse(report: ReportBuilder, why: str) -> None:
+    """Say of every form why it was not tried."""
+    for name in (*(form.name for form in FORMS), repeated.NAME):
+        report.add_rule(name, why)
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """One form at one node."""
+
+    form: Form
+    node: fx.Node
+    facts: GraphFacts
+    report: ReportBuilder
+    exact: bool
+
+    def run(self) -> None:
+        """Lift, or say why not."""
+        found = self.form.read(self.node)
+        if found is None:
+            return
+        if isinstance(found, Unlike):
+            self._near_miss(found.node, found.reason, 1)
+            return
+        reason = self._lift(found)
+        if reason is not None:
+            self._near_miss(self.node, reason, 2)
+
+    def _near_miss(self, node: fx.Node, reason: str, progress: int) -> None:
+        self.report.add_near_miss(NearMiss(self.form.name, node.name, reason, source_line(node)), (progress, 0))
+
+    def _lift(self, proposal: Proposal) -> str | None:
+        """None after a lift, otherwise the first reason against it; cheap questions first."""
+        subgraph = Subgraph.of(proposal)
+        if isinstance(subgraph, str):
+            return subgraph
+        unfit = _unfit(proposal)
+        if unfit is not None:
+            return unfit
+        bound = {str(position): node for position, node in enumerate(proposal.inputs)}
+        whole = Site(subgraph.nodes, subgraph.outputs, bound)
+        placement = checks.find_placement(whole)
+        if isinstance(placement, str):
+            return placement
+        reason = checks.one_scope(whole, self.facts) or checks.undisturbed(whole, [placement], self.facts)
+        if reason is not None:
+            return reason
+        site = Site(subgraph.vanishing, subgraph.outputs, bound)
+        replacement = self._replacement(proposal, site)
+        if isinstance(replacement, str):
+            return replacement
+        saved = sum(map(launches, subgraph.vanishing)) - sum(map(launches, replacement.nodes))
+        if saved <= 0 and len(proposal.outputs) == 1:
+            return "other operators use what is computed on the way, so that nothing would be saved"
+        ruling = judge(proposal, subgraph, replacement, exact=self.exact)
+        if ruling.reason:
+            return ruling.reason
+        names = tuple(node.name for node in subgraph.vanishing)
+        source = source_line(proposal.outputs[-1])
+        new = splice(site, [MatchPart(site, placement)], replacement, proposal.inputs, self.facts)
+        self.report.add_fusion(_record(self.form.name, names, new, source, ruling))
+        return None
+
+    def _replacement(self, proposal: Proposal, site: Site) -> fx.Graph | str:
+        """The first way to make it whose results are like those that it replaces; why the last one is not."""
+        reason = ""
+        for build in proposal.builds:
+            mode = fake_mode_of(self.facts.graph)
+            assert mode is not None  # noqa: S101 - asked before
+            emit = Emit(mode)
+            placeholders = []
+            for position, node in enumerate(proposal.inputs):
+                placeholder = emit.graph.placeholder(f"input_{position}")
+                placeholder.meta["val"] = fresh(node.meta["val"])
+                placeholders.append(placeholder)
+            results = build(emit, *placeholders)
+            emit.graph.output(results)
+            unlike = checks.same_metadata(site, results) or checks.same_aliasing(
+                site, emit.graph, proposal.inputs, self.facts
+            )
+            if unlike is None:
+                return emit.graph
+            reason = unlike
+        return reason
+
+
+def _unfit(proposal: Proposal) -> str | None:
+    """Why npu operators do not take these operands, whatever the form."""
+    values = {node.name: leaf for node in (*proposal.inputs, *proposal.outputs) for leaf in tensor_leaves(node)}
+    for name, value in values.items():
+        if value.device.type != "npu":
+            return f"{name} is on {value.device}"
+        if not statically_known_true(value.numel() > 0):
+            return f"{name} may be empty"
+    return None
+
+
+def _record(name: str, replaced: tuple[str, ...], new: list[fx.Node], source: str, ruling: Ruling) -> Fusion:
+    by = tuple(node.name for node in new if isinstance(node.target, torch._ops.OpOverload))
+    return Fusion(name, replaced, by, source, ulps=(ruling.ulps, ruling.eager_ulps))

@@ -1,0 +1,8 @@
+"""The forms that lifting knows, one a module, in the order in which they are tried: an operator may be part of a later form."""
+
+from __future__ import annotations
+
+from npugraph_ex.lifting.forms import add_rms_norm, rms_norm, rotary
+from npugraph_ex.lifting.proposal import Form
+
+FORMS: tuple[Form, ...] = (rms_norm.FORM, add_rms_norm.FORM, rotary.FORM)

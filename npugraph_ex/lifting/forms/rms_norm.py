@@ -1,0 +1,181 @@
+"""RMS norm => `npu_rms_norm`; with a weight counted from one, as Gemma's, => `npu_gemma_rms_norm`.
+
+::
+
+    y = x * 1 / sqrt(mean(x^2) + epsilon) * w          mean over the last dimension; w or (1 + w) a vector
+
+A norm without a weight gets one of ones. The operators take a weight of the dtype of ``x`` (CANN operator documentation,
+aclnnRmsNorm and aclnnGemmaRmsNorm).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from operator import getitem
+
+import torch
+from torch import fx
+
+from npugraph_ex.lifting import terms
+from npugraph_ex.lifting.proposal import Build, Emit, Proposal, Unlike
+
+_aten = torch.ops.aten
+_TAKEN = (torch.float16, torch.bfloat16, torch.float32)
+
+
+@dataclass(frozen=True)
+class _Root:
+    """A factor that is one divided by a root: the node in the product, and what the root is of."""
+
+    node: fx.Node
+    under: fx.Node
+
+
+@dataclass(frozen=True)
+class _Weight:
+    """What the norm is multiplied by; ``node`` is None for a norm without a weight."""
+
+    node: fx.Node | None
+    from_one: bool = False
+
+
+def _roots(factors: terms.Product) -> Iterator[_Root]:
+    """The inverse roots among the factors."""
+    for node in factors.factors:
+        under = terms.inverse_root_of(_unexpanded(node))
+        if under is not None:
+            yield _Root(node, under)
+    for node in factors.divisors:
+        under = terms.root_of(_unexpanded(node))
+        if under is not None:
+            yield _Root(node, under)
+
+
+def _unexpanded(node: fx.Node) -> fx.Node:
+    """The node before it was repeated along its last dimension, or before it got one."""
+    inner = terms.core(node)
+    while terms.calls(inner, _aten.expand.default) or _gets_a_last_dimension(inner):
+        inner = terms.core(inner.args[0])  # type: ignore[arg-type]
+    return inner
+
+
+def _gets_a_last_dimension(node: fx.Node) -> bool:
+    value = terms.tensor(node)
+    return terms.calls(node, _aten.unsqueeze.default) and value is not None and node.args[1] in {-1, value.dim() - 1}
+
+
+def _epsilon_outside(factors: terms.Product) -> fx.Node | None:
+    """A divisor that is a root of a mean of squares plus a number, where the number should be under the root."""
+    for node in factors.divisors:
+        added = terms.plus_number(node)
+        under = added and terms.root_of(added[0])
+        found = under and terms.mean(under)
+        if found and terms.square_of(found.of) is not None:
+            return terms.core(node)
+    return None
+
+
+def _squared(root: _Root) -> tuple[fx.Node, float] | Unlike | None:
+    """``(x, epsilon)`` of a root of the mean of squares of x; None where it is something else."""
+    added = terms.plus_number(root.under)
+    under, epsilon = added if added is not None else (root.under, 0.0)
+    found = terms.mean(under)
+    x = None if found is None else terms.square_of(found.of)
+    value = terms.tensor(x)
+    if found is None or x is None or value is None:
+        return None
+    if not found.complete:
+        return Unlike(terms.core(root.node), "the squares are added up, and not divided by how many they are")
+    if found.dims != (value.dim() - 1,):
+        return Unlike(
+            terms.core(root.node),
+            f"the mean is over the dimensions {list(found.dims)} of {value.dim()}; the operator normalises the last one",
+        )
+    return x, epsilon
+
+
+def _weight_of(parts: terms.Product, x: fx.Node, root: fx.Node) -> _Weight | str:
+    """What else is in the product besides ``x`` and the root."""
+    rest = [node for node in parts.factors if node is not root]
+    scaled = [node for node in rest if terms.core(node) is terms.core(x)]
+    others = [node for node in rest if node not in scaled]
+    if len(scaled) != 1:
+        return f"the squares are of {x.name}, which is {'not' if not scaled else 'more than once'} in the product"
+    if len(others) > 1 or parts.scale != 1.0 or any(node is not root for node in parts.divisors):
+        return "the norm is multiplied by more than a weight"
+    if not others:
+        return _Weight(None)
+    counted = terms.plus_number(others[0])
+    return _Weight(counted[0], from_one=True) if counted is not None and counted[1] == 1.0 else _Weight(others[0])
+
+
+def _vector(node: fx.Node, size: object, dtype: torch.dtype) -> fx.Node | None:
+    """The vector of this dtype that ``node`` is a reshape of, so that it has one element for each of the last dimension."""
+    value = terms.tensor(node)
+    if value is None or not value.dim() or not terms.same_size(value.shape[-1], size):
+        return None
+    if not all(terms.same_size(other, 1) for other in value.shape[:-1]):
+        return None
+    for source in terms.reshaped_from(node):
+        found = terms.tensor(source)
+        if found is not None and found.dim() == 1 and found.dtype == dtype:
+            return source
+    return None
+
+
+def _build(epsilon: float, *, from_one: bool) -> Build:
+    def build(emit: Emit, x: fx.Node, *weight: fx.Node) -> tuple[fx.Node, ...]:
+        gamma = weight[0] if weight else emit(_aten.new_ones.default, x, [x.meta["val"].shape[-1]])
+        operator = torch.ops.npu.npu_gemma_rms_norm if from_one else torch.ops.npu.npu_rms_norm
+        return (emit(getitem, emit(operator.default, x, gamma, epsilon), 0),)
+
+    return build
+
+
+class _RmsNorm:
+    """The form."""
+
+    name = "lift_rms_norm"
+    ends_with = frozenset({_aten.mul.Tensor, _aten.div.Tensor, _aten._to_copy.default})  # noqa: SLF001 - its name
+
+    def read(self, node: fx.Node) -> Proposal | Unlike | None:
+        """The norm that ends with ``node``."""
+        loose = terms.product(node)
+        refusal: Unlike | None = None
+        for root in _roots(loose):
+            found = _squared(root)
+            answer = self._of(node, root, *found) if isinstance(found, tuple) else found
+            if isinstance(answer, Proposal):
+                return answer
+            refusal = refusal or answer
+        outside = _epsilon_outside(loose)
+        if outside is not None:
+            return Unlike(outside, "epsilon is added to the root; the operator adds it under the root")
+        return refusal
+
+    def _of(self, node: fx.Node, root: _Root, squared: fx.Node, epsilon: float) -> Proposal | Unlike:
+        value, whole = node.meta["val"], terms.core(squared)
+        parts = terms.product(node, lambda one: terms.core(one) is whole or one is root.node)
+        weight = _weight_of(parts, squared, root.node)
+        if isinstance(weight, str):
+            return Unlike(terms.core(root.node), weight)
+        x = terms.of_dtype(squared, value.dtype)
+        if x is None or value.dtype not in _TAKEN:
+            return Unlike(terms.core(root.node), f"the result is {value.dtype} and the input {whole.meta['val'].dtype}")
+        size = value.shape[-1]
+        if not isinstance(size, int):
+            return Unlike(terms.core(root.node), f"the size of the last dimension is the symbol {size}")
+        if weight.node is None:
+            return Proposal((x,), (node,), (_build(epsilon, from_one=False),), (size,))
+        gamma = _vector(weight.node, size, value.dtype)
+        if gamma is None:
+            shown = weight.node.meta["val"]
+            return Unlike(
+                terms.core(root.node),
+                f"the weight is {shown.dtype}{list(shown.shape)}; the operator takes a {value.dtype} vector of {size}",
+            )
+        return Proposal((x, gamma), (node,), (_build(epsilon, from_one=weight.from_one),), (size,))
+
+
+FORM = _RmsNorm()

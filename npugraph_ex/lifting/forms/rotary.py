@@ -1,0 +1,161 @@
+"""Rotary position embedding => `npu_rotary_mul`.
+
+::
+
+    y = x * cos + turned(x) * sin
+
+``turned`` is ``cat(-second_half, first_half)`` of the last dimension, or each pair ``(a, b)`` of it as ``(-b, a)``. The operator
+takes cosines and sines of the dtype of ``x``, and a last dimension that is even and at most 896 (operator documentation of
+``torch_npu.npu_rotary_mul``).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from npugraph_ex.graph.metadata import same_numbers
+from npugraph_ex.lifting import terms
+from npugraph_ex.lifting.proposal import Build, Emit, Proposal, Unlike
+
+_aten = torch.ops.aten
+_TAKEN = (torch.float16, torch.bfloat16, torch.float32)
+_WIDEST = 896
+_RANKS = (3, 4)
+
+
+def _negated(node: object) -> fx.Node | None:
+    """``x`` where ``node`` is ``-x``."""
+    if not isinstance(node, fx.Node):
+        return None
+    node = terms.core(node)
+    times = terms.calls(node, _aten.mul.Tensor) and terms.number(node.args[1]) == -1.0
+    return node.args[0] if times or terms.calls(node, _aten.neg.default) else None  # type: ignore[return-value]
+
+
+def _turned(node: fx.Node) -> tuple[fx.Node, str] | str | None:
+    """``(x, mode)`` where ``node`` is ``x`` turned by a quarter; a reason where it nearly is."""
+    node = terms.core(node)
+    joined = terms.calls(node, _aten.cat.default)
+    stacked = next((one for one in terms.reshaped_from(node) if terms.calls(one, _aten.stack.default)), None)
+    if not joined and stacked is None:
+        return None
+    joint = node if stacked is None else stacked
+    given = terms.arguments(joint)
+    parts, value = given["tensors"], terms.tensor(joint)
+    if value is None or len(parts) != 2 or given.get("dim", 0) % value.dim() != value.dim() - 1:
+        return None
+    flipped = _negated(parts[0])
+    first = terms.part_of(terms.core(flipped)) if flipped is not None else None
+    second = terms.part_of(terms.core(parts[1]))
+    if first is None or second is None:
+        return "the first of the two parts is not the negated one" if _negated(parts[1]) is not None else None
+    if terms.core(first[0]) is not terms.core(second[0]):
+        return "the two parts are of different tensors"
+    return _mode(second[0], first[1:], second[1:], stacked=stacked is not None, whole=node)
+
+
+def _mode(
+    x: fx.Node, first: tuple[int, int, int], second: tuple[int, int, int], *, stacked: bool, whole: fx.Node
+) -> tuple[fx.Node, str] | str:
+    """The name of the turn by where its parts lie in the last dimension."""
+    value, result = terms.tensor(x), terms.tensor(whole)
+    if value is None or result is None or not same_numbers(value.shape, result.shape):
+        return "the turned tensor has another shape"
+    size = value.shape[-1]
+    if not stacked and first == (size // 2, size, 1) and second == (0, size // 2, 1):
+        return x, "half"
+    if stacked and first == (1, size, 2) and second == (0, size, 2):
+        return x, "interleave"
+    return f"the parts are the elements {slice(*first)} and {slice(*second)} of {size}, neither halves nor pairs"
+
+
+def _other_factor(node: object, of: fx.Node) -> fx.Node | None:
+    """``y`` where ``node`` is ``of * y``."""
+    if not isinstance(node, fx.Node):
+        return None
+    node = terms.core(node)
+    if not terms.calls(node, _aten.mul.Tensor):
+        return None
+    left, right = node.args
+    for one, other in ((left, right), (right, left)):
+        if isinstance(one, fx.Node) and isinstance(other, fx.Node) and terms.core(one) is terms.core(of):
+            return other
+    return None
+
+
+def _build(mode: str, *, turned: bool) -> Build:
+    """The operator on tensors of four dimensions; ``turned``: heads and positions change places around it."""
+
+    def build(emit: Emit, *operands: fx.Node) -> tuple[fx.Node, ...]:
+        rank = operands[0].meta["val"].dim()
+        made = []
+        for operand in operands:
+            for _ in range(4 - operand.meta["val"].dim()):
+                operand = emit(_aten.unsqueeze.default, operand, 0)  # noqa: PLW2901 - step by step
+            made.append(emit(_aten.transpose.int, operand, 1, 2) if turned else operand)
+        result = emit(torch.ops.npu.npu_rotary_mul.default, *made, *([] if mode == "half" else [mode]))
+        result = emit(_aten.transpose.int, result, 1, 2) if turned else result
+        return (emit(_aten.squeeze.dim, result, 0) if rank < 4 else result,)
+
+    return build
+
+
+def _unfit(x: torch.Tensor, factor: torch.Tensor) -> str | None:
+    """Why cosines or sines do not fit."""
+    if factor.dim() > x.dim() or not terms.same_size(factor.shape[-1], x.shape[-1]):
+        return f"cosines or sines are {list(factor.shape)} and x {list(x.shape)}"
+    pairs = zip(reversed(factor.shape), reversed(x.shape), strict=False)
+    if not all(terms.same_size(size, 1) or terms.same_size(size, whole) for size, whole in pairs):
+        return f"cosines or sines of {list(factor.shape)} do not broadcast to x, {list(x.shape)}"
+    return None
+
+
+class _Rotary:
+    """The form."""
+
+    name = "lift_rotary"
+    ends_with = frozenset({_aten.add.Tensor, _aten._to_copy.default})  # noqa: SLF001 - the operator's name
+
+    def read(self, node: fx.Node) -> Proposal | Unlike | None:
+        """The embedding that ends with ``node``."""
+        total = terms.core(node)
+        if not terms.calls(total, _aten.add.Tensor) or total.kwargs.get("alpha", 1) != 1:
+            return None
+        for turned, plain in (total.args, total.args[::-1]):
+            product = terms.core(turned) if isinstance(turned, fx.Node) else None
+            if not terms.calls(product, _aten.mul.Tensor):
+                continue
+            for factor, sine in (product.args, product.args[::-1]):
+                if not isinstance(factor, fx.Node) or not isinstance(sine, fx.Node):
+                    continue
+                found = _turned(factor)
+                if found is not None:
+                    return Unlike(total, found) if isinstance(found, str) else _embedding(node, plain, found, sine)
+        return None
+
+
+def _embedding(node: fx.Node, plain: object, turned: tuple[fx.Node, str], sine: fx.Node) -> Proposal | Unlike:
+    total, value = terms.core(node), node.meta["val"]
+    cosine = _other_factor(plain, turned[0])
+    if cosine is None:
+        return Unlike(total, f"the other term is no product with {turned[0].name}, which is turned in this one")
+    found = [terms.of_dtype(operand, value.dtype) for operand in (turned[0], cosine, sine)]
+    operands = [operand for operand in found if operand is not None]
+    if len(operands) < len(found) or value.dtype not in _TAKEN:
+        dtypes = ", ".join(str(operand.meta["val"].dtype) for operand in (turned[0], cosine, sine))
+        return Unlike(total, f"x, cosines and sines are {dtypes}; the operator takes {value.dtype} for all three")
+    x, cosines, sines = (operand.meta["val"] for operand in operands)
+    size = x.shape[-1]
+    if x.dim() not in _RANKS or not isinstance(size, int) or size % 2 or size > _WIDEST:
+        return Unlike(
+            total, f"x is {list(x.shape)}; the operator takes 4 dimensions, the last even and up to {_WIDEST}"
+        )
+    unfit = _unfit(x, cosines) or _unfit(x, sines)
+    if unfit is not None:
+        return Unlike(total, unfit)
+    builds = (_build(turned[1], turned=False), _build(turned[1], turned=True))
+    return Proposal(tuple(operands), (node,), builds, (size, size // 2))
+
+
+FORM = _Rotary()

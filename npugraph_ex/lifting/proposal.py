@@ -1,0 +1,73 @@
+"""What a form answers: a proposal to put an operator in the place of a subgraph, or why it is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import fx
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from npugraph_ex.graph import metadata
+
+
+class Emit:
+    """Makes the nodes of a replacement, each with its metadata, in a graph of its own."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self.graph = fx.Graph()
+        self._mode = mode
+
+    def __call__(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """Add a call."""
+        node = self.graph.call_function(target, args, kwargs)
+        node.meta["val"] = metadata.derive(node, self._mode)
+        return node
+
+
+Build = Callable[..., tuple[fx.Node, ...]]
+"""``build(emit, *inputs)``: makes the replacement, and returns one node for each output."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """An operator in the place of a subgraph.
+
+    Attributes:
+        inputs: the nodes that the replacement reads; the subgraph reads these and no others.
+        outputs: the nodes whose place its results take.
+        builds: ways to make it, of which the first is taken whose results have the metadata of the outputs.
+        rounds_alike: whether the operator rounds where the spelling does; then every bit must be eager mode's.
+        sizes: those that trials keep as they are, such as the one that is normalised over.
+    """
+
+    inputs: tuple[fx.Node, ...]
+    outputs: tuple[fx.Node, ...]
+    builds: tuple[Build, ...]
+    sizes: tuple[Any, ...] = ()
+    rounds_alike: bool = False
+
+
+@dataclass(frozen=True)
+class Unlike:
+    """Why a subgraph that looks like the form is none, and the node that stands for it in the report."""
+
+    node: fx.Node
+    reason: str
+
+
+class Form(Protocol):
+    """One form. Its module in ``forms`` holds it as ``FORM``."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the report."""
+
+    @property
+    def ends_with(self) -> Collection[OpOverload]:
+        """The operators that the last node of a spelling calls."""
+
+    def read(self, node: fx.Node) -> Proposal | Unlike | None:
+        """The form that ends with ``node``; None where nothing resembles it."""

@@ -1,0 +1,80 @@
+"""Computes a value once that the program computes several times, such as the position of a token in each layer.
+
+Every bit stays. A value stays its own where it is written, leaves the graph, is drawn at random, or where what it reads may have
+been written since the first time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+
+from npugraph_ex.fusion.checks import GraphFacts, Site, one_scope
+from npugraph_ex.graph.effects import has_effect
+from npugraph_ex.graph.launches import launches
+from npugraph_ex.graph.memory.aliases import output_values, tensor_leaves
+from npugraph_ex.graph.metadata import difference
+from npugraph_ex.graph.source import source_line
+from npugraph_ex.operators import record_of
+from npugraph_ex.report.passes import Fusion, ReportBuilder
+
+NAME = "lift_repeated"
+
+
+def join(graph: fx.Graph, report: ReportBuilder) -> None:
+    """Let equal values come from the first operator that computes them, in place."""
+    report.add_rule(NAME)
+    facts = GraphFacts.from_graph(graph)
+    leaving = [value for value in output_values(graph) if isinstance(value, fx.Node)]
+    names: dict[fx.Node, object] = {}  # equal for what is computed alike
+    first: dict[object, fx.Node] = {}
+    for node in list(graph.nodes):
+        key = _key(node, names)
+        earlier = first.setdefault(key, node)
+        names[node] = earlier
+        if earlier is node or not launches(node):
+            continue
+        # An earlier operator whose values may be others by now is not asked again.
+        if any(facts.aliases.share_storage(value, one) for value in leaving for one in (node, earlier)) or not _same(
+            earlier, node, facts
+        ):
+            first[key] = names[node] = node
+            continue
+        source = source_line(node)
+        node.replace_all_uses_with(earlier)
+        graph.erase_node(node)
+        report.add_fusion(Fusion(NAME, (node.name,), (earlier.name,), source))
+
+
+def _key(node: fx.Node, names: Mapping[fx.Node, object]) -> object:
+    """Equal for two calls that compute alike; the node itself where there is no telling."""
+    if node.op != "call_function" or has_effect(node) or not tensor_leaves(node) or _is_random(node):
+        return node
+    leaves, structure = pytree.tree_flatten((node.args, dict(node.kwargs)))
+    parts = tuple((names[leaf],) if isinstance(leaf, fx.Node) else (type(leaf), str(leaf)) for leaf in leaves)
+    return node.target, str(structure), parts
+
+
+def _is_random(node: fx.Node) -> bool:
+    record = record_of(node.target)
+    tags = node.target.tags if isinstance(node.target, OpOverload) else ()
+    return torch.Tag.nondeterministic_seeded in tags or (record is not None and record.draws_random_numbers is not None)
+
+
+def _same(earlier: fx.Node, node: fx.Node, facts: GraphFacts) -> bool:
+    """Whether the two hold the same elements whenever they are read."""
+    if facts.aliases.is_written(earlier) or facts.aliases.is_written(node) or _differ(earlier, node):
+        return False
+    if one_scope(Site((earlier, node), (node,), {}), facts) is not None:
+        return False
+    read = [*earlier.all_input_nodes, *node.all_input_nodes]
+    return all(facts.aliases.touches(writer, read) is None for writer in facts.aliases.writers_between(earlier, node))
+
+
+def _differ(earlier: fx.Node, node: fx.Node) -> Any:
+    return difference(earlier.meta["val"], node.meta["val"])

@@ -1,0 +1,89 @@
+"""The subgraph that a proposal is about: its nodes, which of them vanish, and a copy of it that runs by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import fx
+
+from npugraph_ex.graph.effects import has_effect
+from npugraph_ex.graph.memory.aliases import tensor_leaves
+from npugraph_ex.lifting.proposal import Proposal
+
+
+@dataclass(frozen=True)
+class Subgraph:
+    """The nodes between the inputs and the outputs of a proposal.
+
+    Attributes:
+        inputs: the proposal's, then numbers such as symbolic sizes.
+        nodes: all that the outputs are computed by, in graph order.
+        vanishing: those of them that nobody else uses.
+        outputs: the proposal's.
+    """
+
+    inputs: tuple[fx.Node, ...]
+    nodes: tuple[fx.Node, ...]
+    vanishing: tuple[fx.Node, ...]
+    outputs: tuple[fx.Node, ...]
+
+    @classmethod
+    def of(cls, proposal: Proposal) -> Subgraph | str:
+        """The subgraph; a reason where the outputs depend on something else than the inputs."""
+        inside: set[fx.Node] = set()
+        numbers: dict[fx.Node, None] = {}
+        waiting = list(proposal.outputs)
+        while waiting:
+            node = waiting.pop()
+            if node in inside or node in proposal.inputs:
+                continue
+            if not tensor_leaves(node):
+                numbers[node] = None
+            elif node.op != "call_function":
+                return f"it also reads {node.name}"
+            elif has_effect(node) or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+                return f"{node.name} does more than compute its result"
+            else:
+                inside.add(node)
+                waiting.extend(node.all_input_nodes)
+        nodes = tuple(sorted(inside))
+        return cls((*proposal.inputs, *numbers), nodes, _vanishing(nodes, proposal.outputs), proposal.outputs)
+
+    def alone(self, size: Callable[[Any], Any]) -> fx.GraphModule:
+        """A copy whose placeholders are the inputs. ``size`` translates the sizes that are written in its views."""
+        graph = fx.Graph()
+        twins = {node: graph.placeholder(f"input_{position}") for position, node in enumerate(self.inputs)}
+        for node in self.nodes:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), twins.__getitem__)
+            twins[node] = graph.call_function(node.target, _translated(node, args, size), kwargs)  # type: ignore[arg-type]
+        graph.output(tuple(twins[node] for node in self.outputs))
+        return fx.GraphModule({}, graph)
+
+
+def _vanishing(nodes: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> tuple[fx.Node, ...]:
+    """The outputs, and what is used by these only."""
+    found = set(outputs)
+    for node in reversed(nodes):
+        if all(user in found or (user.target is getitem and not user.users) for user in node.users):
+            found.add(node)
+    return tuple(sorted(found))
+
+
+_SIZED = frozenset(
+    {
+        torch.ops.aten.view.default,
+        torch.ops.aten.reshape.default,
+        torch.ops.aten._unsafe_view.default,  # noqa: SLF001 - the operator's name
+        torch.ops.aten.expand.default,
+    }
+)
+
+
+def _translated(node: fx.Node, args: tuple[Any, ...], size: Callable[[Any], Any]) -> tuple[Any, ...]:
+    if node.target not in _SIZED:
+        return args
+    return (args[0], [one if isinstance(one, fx.Node) else size(one) for one in args[1]], *args[2:])

@@ -1,0 +1,282 @@
+"""Reads arithmetic in normal form: what a value is over the real numbers, however the program spells it.
+
+A cast between floating-point dtypes changes nothing there, nor does a copy; products have no order; a quotient is a product
+with an inverse. What roundings these make is for the judge.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from npugraph_ex.graph.memory.aliases import named_arguments
+from npugraph_ex.graph.metadata import same_numbers
+
+_aten = torch.ops.aten
+
+_CASTS = frozenset(
+    {
+        _aten._to_copy.default,  # noqa: SLF001 - the operator's name
+        torch.ops.prims.convert_element_type.default,
+        _aten.clone.default,
+        _aten.alias.default,
+        _aten.detach.default,
+    }
+)
+_PRODUCTS = frozenset({_aten.mul.Tensor, _aten.mul.Scalar})
+_QUOTIENTS = frozenset({_aten.div.Tensor, _aten.div.Scalar})
+_SUMS = frozenset({_aten.add.Tensor, _aten.add.Scalar})
+_RESHAPES = frozenset(
+    {
+        _aten.view.default,
+        _aten.reshape.default,
+        _aten._unsafe_view.default,  # noqa: SLF001 - the operator's name
+        _aten.unsqueeze.default,
+        _aten.squeeze.dim,
+    }
+)
+_SQUARE, _ROOT, _INVERSE_ROOT = 2, 0.5, -0.5
+_DEEPEST = 6
+"""Products in products that are taken apart: the longest spelling of a norm has five."""
+
+
+def calls(node: object, *targets: OpOverload) -> TypeGuard[fx.Node]:
+    """Whether ``node`` calls one of these operators."""
+    return isinstance(node, fx.Node) and node.op == "call_function" and node.target in targets
+
+
+def tensor(node: object) -> torch.Tensor | None:
+    """The fake tensor of a node that makes one; None for anything else."""
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def arguments(node: fx.Node) -> dict[str, Any]:
+    """What a call passes, by the names of the operator's schema."""
+    return named_arguments(node.target, node.args, node.kwargs)  # type: ignore[arg-type]
+
+
+def casts(node: fx.Node) -> Iterator[fx.Node]:
+    """The node and what it is a copy or a floating-point cast of, on the same device, down to what is neither."""
+    yield node
+    while calls(node, *_CASTS) and isinstance(node.args[0], fx.Node):
+        new, old = tensor(node), tensor(node.args[0])
+        if new is None or old is None or not (new.is_floating_point() and old.is_floating_point()):
+            return
+        if new.device != old.device:
+            return
+        node = node.args[0]
+        yield node
+
+
+def core(node: fx.Node) -> fx.Node:
+    """What ``node`` is a cast or a copy of."""
+    return list(casts(node))[-1]
+
+
+def of_dtype(node: fx.Node, dtype: torch.dtype) -> fx.Node | None:
+    """The first of ``casts(node)`` that has this dtype."""
+    return next((one for one in casts(node) if one.meta["val"].dtype == dtype), None)
+
+
+def reshaped_from(node: fx.Node) -> Iterator[fx.Node]:
+    """The node and what it is a cast or a reshape of: the same elements in the same order."""
+    yield node
+    while True:
+        inner = core(node)
+        source = inner.args[0] if calls(inner, *_RESHAPES) else None
+        if inner is not node:
+            yield inner
+        if not isinstance(source, fx.Node):
+            return
+        yield source
+        node = source
+
+
+def number(value: object) -> float | None:
+    """A plain number; None for anything else, a symbol or a bool too."""
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+@dataclass(frozen=True)
+class Product:
+    """``scale * product(factors) / product(divisors)``."""
+
+    scale: float
+    factors: tuple[fx.Node, ...]
+    divisors: tuple[fx.Node, ...] = ()
+
+    def times(self, other: Product) -> Product:
+        """The product of the two."""
+        return Product(self.scale * other.scale, self.factors + other.factors, self.divisors + other.divisors)
+
+    def inverse(self) -> Product:
+        """One divided by it."""
+        return Product(1 / self.scale if self.scale else math.nan, self.divisors, self.factors)
+
+
+def product(value: object, is_whole: Callable[[fx.Node], bool] = lambda _: False, depth: int = _DEEPEST) -> Product:
+    """``value`` as a product of nodes that are none themselves.
+
+    Args:
+        value: a node, or a number.
+        is_whole: nodes that are not taken apart.
+        depth: how many products in products are taken apart.
+    """
+    if not isinstance(value, fx.Node):
+        known = number(value)
+        return Product(math.nan if known is None else known, ())
+    inner = core(value)
+    if not depth or is_whole(value) or is_whole(inner):
+        return Product(1.0, (value,))
+    first, *others = (product(part, is_whole, depth - 1) for part in inner.args[:2]) if _is_product(inner) else (None,)
+    if first is None:
+        return Product(1.0, (value,))
+    if calls(inner, _aten.neg.default):
+        return Product(-first.scale, first.factors, first.divisors)
+    if calls(inner, _aten.reciprocal.default):
+        return first.inverse()
+    return first.times(others[0].inverse() if calls(inner, *_QUOTIENTS) else others[0])
+
+
+def _is_product(node: fx.Node) -> bool:
+    one = calls(node, _aten.reciprocal.default, _aten.neg.default)
+    return one or calls(node, *_PRODUCTS) or (calls(node, *_QUOTIENTS) and not node.kwargs)
+
+
+def plus_number(node: fx.Node) -> tuple[fx.Node, float] | None:
+    """``(x, c)`` where ``node`` is ``x + c`` or ``c + x``; None where it is no such sum."""
+    node = core(node)
+    if not calls(node, *_SUMS) or node.kwargs.get("alpha", 1) != 1 or len(node.args) > 2:
+        return None
+    left, right = node.args
+    if isinstance(left, fx.Node) and number(right) is not None:
+        return left, float(right)  # type: ignore[arg-type]
+    if isinstance(right, fx.Node) and number(left) is not None:
+        return right, float(left)  # type: ignore[arg-type]
+    return None
+
+
+def square_of(node: fx.Node) -> fx.Node | None:
+    """``x`` where ``node`` is its square."""
+    node = core(node)
+    if calls(node, _aten.pow.Tensor_Scalar) and node.args[1] == _SQUARE:
+        return node.args[0]  # type: ignore[return-value]
+    if calls(node, _aten.square.default):
+        return node.args[0]  # type: ignore[return-value]
+    if calls(node, _aten.mul.Tensor) and all(isinstance(argument, fx.Node) for argument in node.args):
+        left, right = node.args
+        return left if core(left) is core(right) else None  # type: ignore[arg-type,return-value]
+    return None
+
+
+def root_of(node: fx.Node) -> fx.Node | None:
+    """``x`` where ``node`` is its square root."""
+    node = core(node)
+    power = calls(node, _aten.pow.Tensor_Scalar) and node.args[1] == _ROOT
+    return node.args[0] if power or calls(node, _aten.sqrt.default) else None  # type: ignore[return-value]
+
+
+def inverse_root_of(node: fx.Node) -> fx.Node | None:
+    """``x`` where ``node`` is one divided by its square root, in one operator."""
+    node = core(node)
+    power = calls(node, _aten.pow.Tensor_Scalar) and node.args[1] == _INVERSE_ROOT
+    return node.args[0] if power or calls(node, _aten.rsqrt.default) else None  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean of ``of`` over ``dims``, counted from 0; ``complete`` where a sum is divided by as many as it adds."""
+
+    of: fx.Node
+    dims: tuple[int, ...]
+    complete: bool
+
+
+def mean(node: fx.Node) -> Mean | None:
+    """``node`` as a mean, or as a sum with a factor; None where it is neither, or changes the order of elements."""
+    node = core(node)
+    if calls(node, *_RESHAPES):
+        return _kept(node)
+    if calls(node, _aten.mean.dim):
+        return _reduced(node, scale=None)
+    if calls(node, _aten.sum.dim_IntList):
+        return _reduced(node, scale=1.0)
+    parts = product(node)
+    if len(parts.factors) == 1 and not parts.divisors and calls(core(parts.factors[0]), _aten.sum.dim_IntList):
+        return _reduced(core(parts.factors[0]), scale=parts.scale)
+    return None
+
+
+def _kept(node: fx.Node) -> Mean | None:
+    """A mean that lost its dimension and gets it back: ``mean(-1).unsqueeze(-1)``."""
+    source = next(one for one in reshaped_from(node) if not calls(core(one), *_RESHAPES))
+    found, new, old = mean(source), tensor(node), tensor(source)
+    if found is None or new is None or old is None:
+        return None
+    return found if same_numbers(new.shape, (*old.shape, 1)) or same_numbers(new.shape, old.shape) else None
+
+
+def _reduced(node: fx.Node, scale: float | None) -> Mean | None:
+    """A reduction; ``scale`` is None for one that divides by itself."""
+    given = arguments(node)
+    source = given["self"]
+    value = tensor(source)
+    if value is None:
+        return None
+    dims = given.get("dim")
+    dims = range(value.dim()) if dims is None else [dims] if isinstance(dims, int) else dims
+    positions = tuple(sorted({dim % max(value.dim(), 1) for dim in dims}))
+    if scale is None:
+        return Mean(source, positions, complete=True)
+    size = math.prod(value.shape[dim] for dim in positions)
+    complete = isinstance(size, int) and size > 0 and math.isclose(scale * size, 1.0, rel_tol=1e-12)
+    return Mean(source, positions, complete)
+
+
+def part_of(node: fx.Node) -> tuple[fx.Node, int, int, int] | None:
+    """``(x, start, stop, step)`` where ``node`` is a slice of the last dimension of ``x``, counted from 0.
+
+    Slices, and the parts of a split or a chunk.
+    """
+    if calls(node, _aten.slice.Tensor):
+        return _slice(node)
+    if node.target is not operator.getitem or not isinstance(node.args[0], fx.Node):
+        return None
+    source, position = node.args[0], node.args[1]
+    whole = tensor(source.args[0]) if source.args else None
+    given = arguments(source) if calls(source, _aten.split.Tensor, _aten.split_with_sizes.default) else None
+    parts = source.meta.get("val")
+    if given is None or whole is None or not isinstance(parts, (list, tuple)) or not isinstance(position, int):
+        return None
+    if given.get("dim", 0) % whole.dim() != whole.dim() - 1:
+        return None
+    sizes = [part.shape[-1] for part in parts]
+    if not all(isinstance(size, int) for size in sizes):
+        return None
+    start = sum(sizes[:position])
+    return source.args[0], start, start + sizes[position], 1  # type: ignore[return-value]
+
+
+def _slice(node: fx.Node) -> tuple[fx.Node, int, int, int] | None:
+    given = arguments(node)
+    source, whole = given["self"], tensor(given["self"])
+    if whole is None or given.get("dim", 0) % whole.dim() != whole.dim() - 1 or not isinstance(whole.shape[-1], int):
+        return None
+    bounds = (given.get("start"), given.get("end"), given.get("step", 1))
+    if not all(bound is None or isinstance(bound, int) for bound in bounds):
+        return None
+    return (source, *slice(*bounds).indices(whole.shape[-1]))
+
+
+def same_size(left: object, right: object) -> bool:
+    """Whether two sizes are equal for all values of their symbols."""
+    return statically_known_true(left == right)

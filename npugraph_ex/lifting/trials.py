@@ -1,0 +1,128 @@
+"""Inputs on which a subgraph and the operator in its place are compared: ordinary ones, and the ranges where roundings go wrong.
+
+Shapes are those of the graph. Where it has symbols, several sizes stand for each. Very large tensors are cut: sizes that the
+proposal does not name become small ones, each its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+_MOST_ELEMENTS = 1 << 15
+_SMALLEST_CUT = 3
+_SYMBOL_SIZES = (2, 5)
+_KINDS = (
+    ("ordinary", True), ("large", False), ("tiny", False), ("subnormal", False), ("special", False), ("zero", False),
+    ("large", True), ("special", True),
+)  # fmt: skip
+"""Each with whether all inputs are of the kind, or the first alone and the others ordinary."""
+_FINE = 1e-4
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Numbers in place of sizes; ``symbols`` and ``cut`` are what stands for what."""
+
+    symbols: tuple[tuple[Any, int], ...] = ()
+    cut: tuple[tuple[int, int], ...] = ()
+
+    def of(self, size: Any) -> Any:
+        """The number for one size; -1, as views have it, stays."""
+        if isinstance(size, torch.SymInt):
+            size = int(size.node.expr.xreplace(dict(self.symbols)))
+        return dict(self.cut).get(size, size)
+
+
+def sizes(inputs: Sequence[fx.Node], kept: Sequence[Any]) -> Iterator[Sizes]:
+    """The sizes to try: the graph's own, or the sizes compiled for and others where they are symbols."""
+    symbols: dict[Any, int] = {}
+    for number in _numbers(inputs):
+        if isinstance(number, torch.SymInt):
+            known = number.node.shape_env.backed_var_to_val
+            symbols |= {symbol: int(known.get(symbol, _SYMBOL_SIZES[1])) for symbol in _free(number)}
+    ways = [symbols, *({symbol: size + at for at, symbol in enumerate(symbols)} for size in _SYMBOL_SIZES if symbols)]
+    for way in ways:
+        own = Sizes(tuple(way.items()))
+        yield Sizes(own.symbols, _cut(inputs, own, {own.of(size) for size in kept}))
+
+
+def _free(number: torch.SymInt) -> list[Any]:
+    return sorted(number.node.expr.free_symbols, key=str)
+
+
+def _numbers(inputs: Sequence[fx.Node]) -> Iterator[Any]:
+    """All sizes and strides, and the numbers that are inputs themselves."""
+    for value in (node.meta["val"] for node in inputs):
+        if isinstance(value, torch.Tensor):
+            yield from (*value.shape, *value.stride())
+        else:
+            yield value
+
+
+def _cut(inputs: Sequence[fx.Node], own: Sizes, kept: set[int]) -> tuple[tuple[int, int], ...]:
+    shapes = [
+        [own.of(size) for size in node.meta["val"].shape]
+        for node in inputs
+        if isinstance(node.meta["val"], torch.Tensor)
+    ]
+    if max((torch.Size(shape).numel() for shape in shapes), default=0) <= _MOST_ELEMENTS:
+        return ()
+    large = sorted({size for shape in shapes for size in shape if size > _SMALLEST_CUT and size not in kept})
+    return tuple((size, min(size, _SMALLEST_CUT + at)) for at, size in enumerate(large))
+
+
+def drawn(inputs: Sequence[fx.Node], at: Sizes, *, few: bool) -> Iterator[tuple[str, list[Any]]]:
+    """Inputs of each kind, in words too, on the CPU; ``few``: the first and the last kind only."""
+    for kind, everywhere in _KINDS[:: len(_KINDS) - 1] if few else _KINDS:
+        generator = torch.Generator().manual_seed(len(kind))
+        kinds = (kind if everywhere or not position else "ordinary" for position in range(len(inputs)))
+        values: dict[fx.Node, Any] = {}  # a node that is two inputs has one value
+        for node, one in zip(inputs, kinds, strict=True):
+            values.setdefault(node, _drawn(node.meta["val"], one, at, generator))
+        yield f"{kind} {'inputs' if everywhere else 'values in the first input'}", [values[node] for node in inputs]
+
+
+def _drawn(value: Any, kind: str, at: Sizes, generator: torch.Generator) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return at.of(value) if isinstance(value, torch.SymInt) else value
+    shape = [at.of(size) for size in value.shape]
+    if value.dtype == torch.bool:
+        return torch.rand(shape, generator=generator) < 0.25
+    if not value.is_floating_point():
+        return torch.randint(0, 3, shape, generator=generator).to(value.dtype)
+    dense = _FLOATS[kind](torch.randn(shape, generator=generator, dtype=torch.float64), torch.finfo(value.dtype))
+    return _laid_out(dense.to(value.dtype), value)
+
+
+def _special(values: torch.Tensor, limits: torch.finfo) -> torch.Tensor:
+    """One value in eight is none of the ordinary ones, and not every row has one."""
+    odd = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, limits.max, limits.tiny], dtype=values.dtype)
+    flat = values.flatten()
+    places = torch.arange(0, len(flat), 8)
+    flat[places[::3]] = odd.repeat(len(places) // len(odd) + 1)[: len(places[::3])]
+    return flat.view(values.shape)
+
+
+_FLOATS: dict[str, Callable[[torch.Tensor, torch.finfo], torch.Tensor]] = {
+    "ordinary": lambda values, _: values,
+    "large": lambda values, limits: (values * (limits.max / 8)).clamp(-limits.max, limits.max),
+    "tiny": lambda values, _: values * _FINE,
+    "subnormal": lambda values, limits: values * limits.tiny / 2,
+    "special": _special,
+    "zero": lambda values, _: values * 0.0,
+}
+
+
+def _laid_out(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The values in the memory order of ``like``, without its gaps."""
+    order = sorted(range(values.dim()), key=lambda dim: -_hint(like.stride(dim)))
+    return values.permute(order).contiguous().permute([order.index(dim) for dim in range(values.dim())])
+
+
+def _hint(number: Any) -> int:
+    return number if isinstance(number, int) else int(number.node.hint or 1)

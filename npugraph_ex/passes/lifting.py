@@ -1,0 +1,17 @@
+"""The lifting pass: fused operators in place of their spellings in ATen operators. What it promises is in `npugraph_ex.lifting`."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from npugraph_ex import _torch_private
+from npugraph_ex.lifting import engine
+from npugraph_ex.passes.base import PassContext
+
+
+def run(gm: fx.GraphModule, context: PassContext) -> None:
+    """The pass. A graph of training is left as it is: its backward expects the values of the spelling."""
+    if _torch_private.belongs_to_training(gm.graph):
+        engine.refuse(context.report, "the graph has a backward; lifting is for inference")
+        return
+    engine.lift(gm.graph, context.report, exact=context.options.lift == "exact")

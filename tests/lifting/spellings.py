@@ -1,0 +1,218 @@
+"""Spellings of the forms, and what nearly is one: plain functions, by name. ``NORM_SPECS`` and ``ROTARY_SPECS`` are the shapes of their inputs."""
+
+# The small undocumented functions are graphs to be traced; their names say what is in them.
+# ruff: noqa: D103
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+WIDTH, HEADS = 64, 4
+EPSILON = 1e-5
+
+
+def llama_norm(x: Any, w: Any) -> Any:
+    wide = x.to(torch.float32)
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPSILON)
+    return w * wide.to(x.dtype)
+
+
+def weight_in_float32(x: Any, w: Any) -> Any:
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, True) + EPSILON) * w.float()).type_as(x)
+
+
+def of_torch(x: Any, w: Any) -> Any:
+    return functional.rms_norm(x, (WIDTH,), w, EPSILON)
+
+
+def quotient_by_a_root(x: Any, w: Any) -> Any:
+    wide = x.float()
+    return ((wide / torch.sqrt((wide * wide).mean(dim=-1, keepdim=True) + EPSILON)) * w).to(x.dtype)
+
+
+def inverse_of_a_root(x: Any, w: Any) -> Any:
+    wide = x.float()
+    return (w * (wide * (1 / (EPSILON + wide**2).mean(-1, True).sqrt()))).to(x.dtype)
+
+
+def power_of_minus_a_half(x: Any, w: Any) -> Any:
+    wide = x.float()
+    return (torch.pow(EPSILON + wide.pow(2).mean(-1, True), -0.5) * (w * wide)).to(x.dtype)
+
+
+def sum_over_size(x: Any, w: Any) -> Any:
+    wide = x.float()
+    return w * (wide * torch.rsqrt(wide.pow(2).sum(-1, keepdim=True) / WIDTH + EPSILON)).to(x.dtype)
+
+
+def dimension_put_back(x: Any, w: Any) -> Any:
+    wide = x.float()
+    return w * (wide * torch.rsqrt(wide.pow(2).mean(-1) + EPSILON).unsqueeze(-1)).to(x.dtype)
+
+
+def weight_reshaped(x: Any, w: Any) -> Any:
+    wide = x.float()
+    return w.view(1, -1).unsqueeze(0) * (wide * torch.rsqrt(wide.pow(2).mean(2, True) + EPSILON)).to(x.dtype)
+
+
+def twice_upcast(x: Any, w: Any) -> Any:
+    variance = x.float().pow(2).mean(-1, keepdim=True)
+    return w * (x.float() * torch.rsqrt(variance + EPSILON)).to(x.dtype)
+
+
+def without_weight(x: Any, w: Any) -> Any:
+    del w
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, True) + EPSILON)).to(x.dtype)
+
+
+def rounded_all_along(x: Any, w: Any) -> Any:
+    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + EPSILON) * w
+
+
+NORMS: tuple[Callable[..., Any], ...] = (
+    llama_norm, weight_in_float32, of_torch, quotient_by_a_root, power_of_minus_a_half, sum_over_size,
+    dimension_put_back, weight_reshaped, twice_upcast, without_weight, rounded_all_along,
+)  # fmt: skip
+
+
+def gemma_norm(x: Any, w: Any) -> Any:
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPSILON) * (1.0 + w.float())).type_as(x)
+
+
+def epsilon_outside(x: Any, w: Any) -> Any:
+    wide = x.float()
+    return (w * wide / (torch.sqrt(wide.pow(2).mean(-1, True)) + EPSILON)).to(x.dtype)
+
+
+def mean_over_rows(x: Any, w: Any) -> Any:
+    wide = x.float()
+    return w * (wide * torch.rsqrt(wide.pow(2).mean(1, True) + EPSILON)).to(x.dtype)
+
+
+def mean_over_all(x: Any, w: Any) -> Any:
+    wide = x.float()
+    return w * (wide * torch.rsqrt(wide.pow(2).mean() + EPSILON)).to(x.dtype)
+
+
+def sum_not_divided(x: Any, w: Any) -> Any:
+    wide = x.float()
+    return w * (wide * torch.rsqrt(wide.pow(2).sum(-1, True) + EPSILON)).to(x.dtype)
+
+
+def divided_by_another_size(x: Any, w: Any) -> Any:
+    wide = x.float()
+    return w * (wide * torch.rsqrt(wide.pow(2).sum(-1, True) / (WIDTH - 1) + EPSILON)).to(x.dtype)
+
+
+def squares_of_another(x: Any, w: Any) -> Any:
+    wide = x.float()
+    return w * ((wide + 1) * torch.rsqrt(wide.pow(2).mean(-1, True) + EPSILON)).to(x.dtype)
+
+
+def epsilon_in_the_mean(x: Any, w: Any) -> Any:
+    return inverse_of_a_root(x, w)
+
+
+NOT_NORMS: dict[Callable[..., Any], str] = {
+    epsilon_outside: "epsilon is added to the root",
+    mean_over_rows: "the mean is over the dimensions [1] of 3",
+    mean_over_all: "",
+    sum_not_divided: "not divided by how many",
+    divided_by_another_size: "not divided by how many",
+    squares_of_another: "which is not in the product",
+    epsilon_in_the_mean: "",
+}
+
+
+def _half(x: Any) -> Any:
+    first, second = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
+    return torch.cat((-second, first), dim=-1)
+
+
+def _half_by_chunks(x: Any) -> Any:
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((second * -1, first), dim=-1)
+
+
+def _pairs(x: Any) -> Any:
+    return torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
+
+
+def rotated_halves(x: Any, cos: Any, sin: Any) -> Any:
+    return x * cos + _half(x) * sin
+
+
+def rotated_chunks(x: Any, cos: Any, sin: Any) -> Any:
+    return sin * _half_by_chunks(x) + cos * x
+
+
+def rotated_in_float32(x: Any, cos: Any, sin: Any) -> Any:
+    wide = x.float()
+    return (wide * cos.float() + _half(wide) * sin.float()).to(x.dtype)
+
+
+def rotated_pairs(x: Any, cos: Any, sin: Any) -> Any:
+    return x * cos + _pairs(x) * sin
+
+
+def rotated_heads_behind(x: Any, cos: Any, sin: Any) -> Any:
+    """As `transformers` has it: heads and positions change places in memory."""
+    x = x.transpose(1, 2)
+    return x * cos.transpose(1, 2) + _half(x) * sin.transpose(1, 2)
+
+
+def rotated_by_cosines_of_rank_two(x: Any, cos: Any, sin: Any) -> Any:
+    return x * cos[0, :, 0].unsqueeze(1) + _half(x) * sin[0, :, 0].unsqueeze(1)
+
+
+ROTARY: tuple[Callable[..., Any], ...] = (
+    rotated_halves, rotated_chunks, rotated_in_float32, rotated_pairs, rotated_heads_behind,
+    rotated_by_cosines_of_rank_two,
+)  # fmt: skip
+
+
+def sign_on_the_other_half(x: Any, cos: Any, sin: Any) -> Any:
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((second, -first), dim=-1) * sin
+
+
+def halves_the_other_way_round(x: Any, cos: Any, sin: Any) -> Any:
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-first, second), dim=-1) * sin
+
+
+def halves_of_two_tensors(x: Any, cos: Any, sin: Any) -> Any:
+    first, second = x.chunk(2, dim=-1)[0], (x + 1).chunk(2, dim=-1)[1]
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+def pairs_joined_as_halves(x: Any, cos: Any, sin: Any) -> Any:
+    return x * cos + torch.cat((-x[..., 1::2], x[..., ::2]), dim=-1) * sin
+
+
+def cosines_of_another(x: Any, cos: Any, sin: Any) -> Any:
+    return (x + 1) * cos + _half(x) * sin
+
+
+def scaled_sum(x: Any, cos: Any, sin: Any) -> Any:
+    return torch.add(x * cos, _half(x) * sin, alpha=2)
+
+
+NOT_ROTARY: dict[Callable[..., Any], str] = {
+    sign_on_the_other_half: "is not the negated one",
+    halves_the_other_way_round: "neither halves nor pairs",
+    halves_of_two_tensors: "of different tensors",
+    pairs_joined_as_halves: "neither halves nor pairs",
+    cosines_of_another: "is no product with",
+    scaled_sum: "",
+}
+
+NORM_SPECS = ((2, 3, WIDTH), (WIDTH,))
+ROTARY_SPECS = ((2, 3, HEADS, 16), (2, 3, 1, 16), (2, 3, 1, 16))
