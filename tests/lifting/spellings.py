@@ -1,4 +1,4 @@
-"""Spellings of the forms, and what nearly is one: plain functions, by name. ``NORM_SPECS`` and ``ROTARY_SPECS`` are the shapes of their inputs."""
+"""Spellings of the forms, and what nearly is one: plain functions, by name, and the shapes of their inputs."""
 
 # The small undocumented functions are graphs to be traced; their names say what is in them.
 # ruff: noqa: D103

@@ -141,7 +141,14 @@ def test_a_built_in_broken_pass_is_rolled_back(broken: Callable[[fx.GraphModule]
     for old, new in zip(expected, evaluate(gm, *inputs), strict=True):
         torch.testing.assert_close(new, old)
     torch.testing.assert_close(inputs[0], values[0] + values[1])
-    assert [p.outcome for p in report.passes[1:]] == ["skipped", "unchanged", "unchanged", "skipped", "unchanged"]
+    assert [p.outcome for p in report.passes[1:]] == [
+        "skipped",
+        "unchanged",
+        "skipped",
+        "unchanged",
+        "skipped",
+        "unchanged",
+    ]
 
 
 def test_a_new_write_to_an_input_is_a_violation() -> None:
