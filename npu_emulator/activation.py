@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npu_emulator.build import libraries
-from npu_emulator.children import announce, is_ours
+from npu_emulator.children import announce, announced, is_ours
 from npu_emulator.compilation import LIBRARIES
 from npu_emulator.device import Runtime
 from npu_emulator.dynamo import leave_us_alone
@@ -101,7 +101,7 @@ def resume_in_child() -> None:
         if chosen.kernel_log:
             chosen = replace(chosen, kernel_log=f"{chosen.kernel_log}.{os.getpid()}")
         with without_collector():
-            _start(chosen, _load(libraries(), chosen))
+            _start(chosen, _load(announced() or libraries(), chosen))
 
 
 def _load(paths: list[Path], chosen: Settings) -> Runtime:

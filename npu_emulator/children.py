@@ -11,13 +11,13 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from npu_emulator.compilation import MARK
+from npu_emulator.compilation import LIBRARIES, MARK
 from npu_emulator.settings import SWITCH
 
 if TYPE_CHECKING:
     from npu_emulator.settings import Settings
 
-__all__ = ["announce", "is_ours", "resume"]
+__all__ = ["announce", "announced", "is_ours", "resume"]
 
 _PATH = "LD_LIBRARY_PATH"
 
@@ -32,6 +32,17 @@ def announce(settings: Settings, folder: Path) -> None:
         os.environ[f"{SWITCH}_{field.name.upper()}"] = str(int(value) if isinstance(value, bool) else value)
     others = [entry for entry in os.environ.get(_PATH, "").split(os.pathsep) if entry and not is_ours(Path(entry))]
     os.environ[_PATH] = os.pathsep.join([str(folder), *others])
+
+
+def announced() -> list[Path]:
+    """Return the libraries that the parent announced; none where no parent did.
+
+    A child may find another copy of this package than its parent did, with libraries of its own. The loader has taken the
+    parent's for torch_npu already, and a second device would have other memory.
+    """
+    entries = os.environ.get(_PATH, "").split(os.pathsep)
+    folder = next((Path(entry) for entry in entries if entry and is_ours(Path(entry))), None)
+    return [] if folder is None else [folder / name for name in LIBRARIES]
 
 
 def is_ours(folder: Path) -> bool:
