@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from npu_emulator.device import CAPTURE_FORBIDS, RUN_NOW, SKIP
 from npu_emulator.errors import EmulatorError
 from npu_emulator.frames import python_line, user_frames, user_line
+from npu_emulator.host_state import HostState, without_autocast
 from npu_emulator.interrupts import Interrupts
 from npu_emulator.memory.bounds import INVALID_ADDRESS, first_outside
 from npu_emulator.operator_records import OperatorRecords
@@ -56,7 +57,7 @@ class Launch(NamedTuple):
 class Queued:
     """A kernel that waits for its turn, or that a captured graph runs again and again."""
 
-    __slots__ = ("body", "frees", "line", "name", "reads", "writes")
+    __slots__ = ("body", "frees", "line", "name", "reads", "state", "writes")
 
     def __init__(
         self,
@@ -68,6 +69,7 @@ class Queued:
     ) -> None:
         self.name = name
         self.body = body
+        self.state = HostState()
         self.line = python_line()
         self.reads = reads
         self.writes = writes
@@ -219,7 +221,7 @@ class Launcher:
         answer = self.runtime.begin(stream, number)
         if answer == RUN_NOW:
             try:
-                body()
+                without_autocast(body)
             finally:
                 self.runtime.end()
         elif answer != SKIP:
@@ -299,8 +301,8 @@ class Launcher:
             queued.frees = frees
         # A replay may happen inside autograd, autocast or a dispatch mode of the caller; a device knows none of them.
         try:
-            with torch._C._AutoDispatchBelowAutograd(), _disable_current_modes():  # noqa: SLF001
-                queued.body()
+            with _disable_current_modes():
+                queued.state.run(queued.body)
         except KeyboardInterrupt:  # from a handler of the program's own
             self.runtime.interrupt()
             return 0

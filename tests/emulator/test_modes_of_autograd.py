@@ -55,3 +55,45 @@ def test_every_mode_runs_the_same(name: str) -> None:
             assert len(log.of("npu.npu_fusion_attention_v3*")) == 1, mode
     assert seen["no_grad"] == seen["grad"]
     assert seen["inference"] == seen["grad"]
+
+
+def _of_inference() -> torch.Tensor:
+    """A copy into a host tensor that was made in inference mode, which no code outside that mode may write."""
+    with torch.inference_mode():
+        return torch.empty(4, pin_memory=True).copy_(torch.arange(4.0).npu(), non_blocking=True)
+
+
+def _under_autocast() -> torch.Tensor:
+    """A product beside host code under autocast, which is not about the device."""
+    matrix = torch.eye(4).npu() * 1.001
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return matrix @ matrix
+
+
+def _in_float64() -> torch.Tensor:
+    """A quotient whose dtype is the default of its launch."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        return torch.arange(4).npu() / 7
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("launched", "expected"),
+    [
+        (_of_inference, torch.arange(4.0)),
+        (_under_autocast, torch.eye(4) * 1.001 * 1.001),
+        (_in_float64, torch.arange(4.0, dtype=torch.float64) / 7),
+    ],
+)
+@pytest.mark.parametrize("schedule", ["fifo", "lazy"])
+def test_work_runs_as_it_was_launched(
+    schedule: str, launched: Callable[[], torch.Tensor], expected: torch.Tensor
+) -> None:
+    """Whenever a kernel runs, the host's state at its launch counts, and CPU autocast never."""
+    with npu_emulator.schedule(schedule):
+        result = launched()
+        torch.npu.synchronize()
+    torch.testing.assert_close(result.cpu(), expected, rtol=0, atol=0)
+    assert torch.get_default_dtype() == torch.float32
