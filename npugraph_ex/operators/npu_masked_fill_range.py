@@ -16,7 +16,8 @@ from npugraph_ex.operators._record import Operator, call
 
 @Operator(
     name="npu::npu_masked_fill_range",
-    source="op-plugin, dtypes=(torch.float16, torch.float32), aclops/MaskedFillRangeKernelNpu.cpp",
+    source="op-plugin, aclops/MaskedFillRangeKernelNpu.cpp",
+    dtypes=(torch.float16, torch.float32),
     examples=(
         lambda: call(
             torch.randn(2, 3, 6),

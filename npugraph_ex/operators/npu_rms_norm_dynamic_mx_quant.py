@@ -7,16 +7,16 @@ Formula (CANN operator documentation, aclnnRmsNormDynamicMxQuant and aclnnAddRms
     n        = x * rstd * gamma + beta
     y, scale = n quantised as by npu_dynamic_mx_quant, in blocks of 32 along the last dimension
 
-The sum is rounded in the output only. What is not covered, ``npu_dynamic_mx_quant`` says.
+The sum is rounded in the output only.
 """
 
 from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._microscaling import block_quantisation, quantised
 from npugraph_ex.operators._precision import HALVES, compute_dtype
 from npugraph_ex.operators._record import Operator, call
-from npugraph_ex.operators.npu_dynamic_mx_quant import covered, quantised
 from npugraph_ex.operators.npu_rms_norm import normalise
 
 _NORM, _ADD = "npu_rms_norm_dynamic_mx_quant", "npu_add_rms_norm_dynamic_mx_quant"
@@ -49,9 +49,9 @@ def npu_rms_norm_dynamic_mx_quant(
     dst_type: int = 296,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """``(y, scale, rstd)``: y and scale as in ``npu_dynamic_mx_quant``; rstd as in ``npu_rms_norm``."""
-    target = covered(_NORM, dst_type, scale_alg=scale_alg, round_mode=round_mode)
+    how = block_quantisation(_NORM, dst_type, scale_alg=scale_alg, round_mode=round_mode)
     n, rstd = _normalised(x.to(compute_dtype(x, gamma, beta)), gamma, beta, epsilon)
-    return (*quantised(x, n, -1, target), rstd)
+    return (*quantised(x, n, -1, how, _NORM), rstd)
 
 
 @Operator(
@@ -72,9 +72,9 @@ def npu_add_rms_norm_dynamic_mx_quant(
     dst_type: int = 296,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """``(y, x, scale, rstd)``: y and scale as in ``npu_dynamic_mx_quant``; x, the sum, like ``x1``; rstd as in ``npu_rms_norm``."""
-    target = covered(_ADD, dst_type, scale_alg=scale_alg, round_mode=round_mode)
+    how = block_quantisation(_ADD, dst_type, scale_alg=scale_alg, round_mode=round_mode)
     dtype = compute_dtype(x1, x2, gamma, beta)
     total = x1.to(dtype) + x2.to(dtype)
     n, rstd = _normalised(total, gamma, beta, epsilon)
-    y, scale = quantised(x1, n, -1, target)
+    y, scale = quantised(x1, n, -1, how, _ADD)
     return y, torch.empty_like(x1).copy_(total), scale, rstd

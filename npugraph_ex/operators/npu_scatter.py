@@ -14,7 +14,8 @@ from npugraph_ex.operators._record import Operator, call
 
 @Operator(
     name="npu::npu_scatter",
-    source="op-plugin, dtypes=(torch.float16, torch.float32), aclops/ScatterV1KernelNpu.cpp",
+    source="op-plugin, aclops/ScatterV1KernelNpu.cpp",
+    dtypes=(torch.float16, torch.float32),
     examples=(lambda: call(torch.randn(2, 3, 4), torch.randint(3, (2, 4), dtype=torch.int32), torch.randn(2, 4), 1),),
 )
 def npu_scatter(

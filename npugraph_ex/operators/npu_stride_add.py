@@ -16,7 +16,8 @@ _BLOCK = 16
 
 @Operator(
     name="npu::npu_stride_add",
-    source="op-plugin, dtypes=(torch.float16, torch.float32), aclops/StrideAddKernelNpu.cpp",
+    source="op-plugin, aclops/StrideAddKernelNpu.cpp",
+    dtypes=(torch.float16, torch.float32),
     examples=(lambda: call(torch.randn(2, 3, 1, 1, 4).half(), torch.randn(2, 4, 1, 1, 4).half(), 0, 2, 2),),
 )
 def npu_stride_add(

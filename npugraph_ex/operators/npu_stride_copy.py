@@ -9,7 +9,8 @@ from npugraph_ex.operators._record import Operator, call
 
 @Operator(
     name="npu::npu_stride_copy",
-    source="op-plugin, dtypes=(torch.float16, torch.bfloat16, torch.float32), aclops/AsStridedKernelNpu.cpp",
+    source="op-plugin, aclops/AsStridedKernelNpu.cpp",
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
     examples=(lambda: call(torch.randn(4, 5), [2, 3], [1, 6], 2),),
 )
 def npu_stride_copy(

@@ -1,0 +1,140 @@
+"""MX formats: 4-bit and 8-bit elements with a power of two for each block, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from npugraph_ex.operators import OPERATORS
+from npugraph_ex.operators._microscaling import E1M2, E2M1, Element, pack, unpack
+
+FP4, FP8 = 296, 24
+E2M1_VALUES = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+
+
+def run(name: str, *args: Any, **kwargs: Any) -> Any:
+    """The formula of ``npu::name``."""
+    return OPERATORS[f"npu::{name}"].formula(*args, **kwargs)
+
+
+def row(*first: float, size: int = 64) -> torch.Tensor:
+    """A row with these numbers, and zeros behind them."""
+    return torch.nn.functional.pad(torch.tensor([first]), (0, size - len(first)))
+
+
+def numbers(packed: torch.Tensor, count: int) -> list[float]:
+    """The first 4-bit numbers of a packed row."""
+    return unpack(packed, E2M1, torch.float32)[0, :count].tolist()
+
+
+@pytest.mark.parametrize(("element", "values"), [(E2M1, E2M1_VALUES), (E1M2, [code / 4 for code in range(8)])])
+def test_four_bit_elements_there_and_back(element: Element, values: list[float]) -> None:
+    """Every code, the first of two in the lower bits, with its sign in the highest."""
+    signed = torch.tensor([*values, *(-value for value in values)])
+    packed = pack(signed, element)
+    assert packed.tolist() == [low | (low + 1) << 4 for low in range(0, 16, 2)]
+    assert torch.equal(unpack(packed, element, torch.float32), signed)
+
+
+@pytest.mark.parametrize(
+    ("round_mode", "expected"),
+    [
+        ("rint", [6.0, 4.0, 2.0, 2.0, 0.0, -1.0, -4.0, 0.0]),
+        ("round", [6.0, 6.0, 3.0, 2.0, 0.5, -1.0, -6.0, 0.0]),
+        ("floor", [6.0, 4.0, 2.0, 1.5, 0.0, -1.0, -6.0, -0.5]),
+    ],
+)
+def test_ties_between_four_bit_elements(round_mode: str, expected: list[float]) -> None:
+    """Halfway: to the even code, away from zero, down. The block's largest number is 6, so its scale is 1."""
+    x = row(6.0, 5.0, 2.5, 1.75, 0.25, -0.75, -5.0, -0.125)
+    y, scale = run("npu_dynamic_mx_quant", x, dst_type=FP4, round_mode=round_mode)
+    assert (numbers(y, 8), scale.tolist()) == (expected, [[[127, 0]]])
+
+
+@pytest.mark.parametrize(
+    ("x", "scale", "first", "how"),
+    [
+        (7.0, 127, 6.0, {"dst_type": FP4}),
+        (7.0, 128, 4.0, {"dst_type": FP4, "scale_alg": 2}),
+        (6.0, 127, 6.0, {"dst_type": FP4, "scale_alg": 2}),
+        (7.0, 127, 6.0, {"dst_type": FP4, "scale_alg": 2, "dst_type_max": 7.0}),
+        (12.5, 128, 6.0, {"dst_type": FP4, "scale_alg": 2, "dst_type_max": 12.0}),
+        (1.5, 127, 1.5, {"dst_type": 297}),
+        (480.0, 127, 448.0, {"dst_type": FP8}),
+        (480.0, 128, 240.0, {"dst_type": FP8, "scale_alg": 1}),
+        (448.0, 127, 448.0, {"dst_type": FP8, "scale_alg": 1}),
+        (1.0, 127, 1.0, {"dst_type": FP8, "scale_alg": 1, "max_low_bound": 448.0}),
+    ],
+)
+def test_scales_of_a_block(x: float, scale: int, first: float, how: dict[str, Any]) -> None:
+    """Floor of the exponent saturates, ceiling does not; a bound for the largest number; other largest numbers."""
+    y, scales = run("npu_dynamic_mx_quant", row(x), **how)
+    values = y.float() if how["dst_type"] == FP8 else unpack(y, E1M2 if how["dst_type"] == 297 else E2M1, torch.float32)
+    assert (scales.tolist(), values[0, 0].item()) == ([[[scale, 0]]], first)
+
+
+def test_refusals_of_a_block() -> None:
+    """What the device refuses, with its code."""
+    for wrong in (
+        {"dst_type": FP8, "round_mode": "floor"},
+        {"dst_type": FP8, "scale_alg": 2},
+        {"dst_type": 297, "scale_alg": 2},
+        {"dst_type": FP4, "dst_type_max": 6.0},
+        {"dst_type": FP4, "scale_alg": 2, "dst_type_max": 13.0},
+        {"dst_type": FP4, "block_size": 48},
+    ):
+        with pytest.raises(RuntimeError, match="161002"):
+            run("npu_dynamic_mx_quant", row(1.0), **wrong)
+    with pytest.raises(RuntimeError, match="even"):
+        run("npu_dynamic_mx_quant", torch.ones(2, 3))
+
+
+def test_two_axes_squares_and_groups() -> None:
+    """Each is the plain operator on a part: the transposed matrix, one square at a time, the rows of one group."""
+    x = (torch.randn(70, 66) * torch.exp2(torch.randint(-9, 9, (70, 66)))).half()
+    y1, s1, y2, s2 = run("npu_dynamic_mx_quant_with_dual_axis", x, dst_type=FP8)
+    for (y, s), of in (((y1, s1), x), ((y2.t(), s2.transpose(0, 1)), x.t())):
+        plain, scales = run("npu_dynamic_mx_quant", of, dst_type=FP8)
+        assert torch.equal(y.view(torch.uint8), plain.view(torch.uint8))
+        assert torch.equal(s.reshape(len(of), -1), scales.flatten(1))
+    y, of_rows, of_columns = run("npu_dynamic_block_mx_quant", x, dst_type=FP8)
+    assert (of_rows.shape, of_columns.shape) == ((70, 2, 2), (2, 66, 2))
+    by_row, by_column = of_rows.flatten(1), of_columns.transpose(1, 2).flatten(0, 1)
+    for i, rows in enumerate(x.split(32)):
+        for j, square in enumerate(rows.split(32, 1)):
+            exponent = int(square.abs().max().double().log2().floor()) - 8
+            part = y[32 * i : 32 * i + 32, 32 * j : 32 * j + 32].double() * 2.0**exponent
+            assert (part - square.double()).abs().max() <= square.abs().max().double() / 8
+            assert set(by_row[32 * i : 32 * i + 32, j].tolist()) == {exponent + 127}
+            assert set(by_column[i, 32 * j : 32 * j + 32].tolist()) == {exponent + 127}
+    ends = torch.tensor([5, 5, 70], dtype=torch.int32)
+    y, scale = run("npu_grouped_dynamic_mx_quant", x, ends, dst_type=FP8)
+    assert scale.shape == (70 // 64 + 3, 66, 2)
+    for start, end, first in ((0, 5, 0), (5, 70, 2)):
+        plain, scales = run("npu_dynamic_mx_quant", x[start:end], axis=0, dst_type=FP8)
+        assert torch.equal(y[start:end].view(torch.uint8), plain.view(torch.uint8))
+        assert torch.equal(scale[first : first + len(scales)], scales)
+    assert not scale[1].any()
+    with pytest.raises(RuntimeError, match="161002"):
+        run("npu_grouped_dynamic_mx_quant", x, ends[:2])
+
+
+def test_two_levels_of_scales_and_the_way_back() -> None:
+    """The largest of 512 numbers becomes 6; powers of two undo what they did; every number comes back within its step."""
+    x = torch.nn.functional.pad(torch.tensor([[12.0, 1.0]]), (0, 598), value=0.5)
+    y, level_0, level_1 = run("npu_dynamic_dual_level_mx_quant", x, smooth_scale=torch.full((600,), 0.5))
+    assert level_0.tolist() == [[1.0, pytest.approx(0.25 / 6)]]
+    assert level_1.flatten()[[0, 1, 16, 18, 19]].tolist() == [127, 123, 127, 127, 0]
+    assert numbers(y, 3) == [6.0, 0.5, 0.0]
+    back = run("npu_anti_mx_quant", y, level_1, src_type=FP4, dst_type=6)
+    assert back[0, [0, 1, 2, 32, 512, 599]].tolist() == [6.0, 0.5, 0.0, 0.25, 6.0, 6.0]
+    wide = torch.randn(40, 5)
+    y, scale = run("npu_dynamic_mx_quant", wide, axis=0, dst_type=FP8)
+    steps = torch.exp2(torch.stack([scale[0, :, i // 32] for i in range(40)]).float() - 127)
+    for dtype in (torch.float32, torch.bfloat16):
+        back = run("npu_anti_mx_quant", y, scale, axis=0, src_type=FP8, dst_type=dtype)
+        assert torch.equal(back, (y.float() * steps).to(dtype))
+    with pytest.raises(RuntimeError, match="src_type"):
+        run("npu_anti_mx_quant", y, scale, src_type=FP4)
