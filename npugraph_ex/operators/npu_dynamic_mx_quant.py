@@ -106,7 +106,7 @@ def npu_dynamic_block_mx_quant(
     scale_alg: int = 0,
     dst_type_max: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``(y, scale1, scale2)`` of [..., M, N]: scale1 [..., M, N / 64, 2] for each row, scale2 [..., M / 64, N, 2] for each column."""
+    """``(y, scale1, scale2)``: y [..., M, N], scale1 [..., M, N / 64, 2] of each row, scale2 [..., M / 64, N, 2] of each column."""
     name = "npu_dynamic_block_mx_quant"
     how = block_quantisation(name, dst_type, round_mode=round_mode, scale_alg=scale_alg, dst_type_max=dst_type_max)
     if how.element.packed and input.shape[-1] % 2:
