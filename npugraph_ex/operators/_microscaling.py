@@ -170,14 +170,14 @@ def quantised(
 
 def pairs(scale: torch.Tensor, axis: int) -> torch.Tensor:
     """Scales of an even number of blocks in the last dimension, as pairs of neighbours along ``axis``."""
-    turned = scale.unflatten(-1, (-1, 2)).movedim(-2, axis - 1 if axis < 0 else axis)
+    turned: torch.Tensor = scale.unflatten(-1, (-1, 2)).movedim(-2, axis - 1 if axis < 0 else axis)
     return turned.clone(memory_format=torch.contiguous_format)
 
 
 def scale_values(scale: torch.Tensor, wide: torch.dtype) -> torch.Tensor:
     """Scales as numbers: bytes, of whichever dtype, are exponents."""
     if scale.element_size() == 1:
-        return scale.view(torch.float8_e8m0fnu).to(wide)
+        scale = scale.view(torch.float8_e8m0fnu)
     return scale.to(wide)
 
 

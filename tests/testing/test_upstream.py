@@ -202,8 +202,9 @@ def test_our_known_differences_can_be_read(tmp_path: Path) -> None:
 
 
 def test_a_process_that_waits_for_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither running nor using the processor for so many looks is the end; a process that runs slowly goes on."""
-    looks = iter([(1, False, 0)] * 3 + [(2, False, 0)] + [(2, True, 0)] * 9 + [(2, False, 0)] * 9)
+    """Nothing but polls for so many looks is the end; a process that runs slowly, or now and then for longer, goes on."""
+    polls = [(30 + tick, False, 0) for tick in range(9)]
+    looks = iter([(1, False, 0)] * 3 + [(30, False, 0)] + [(30, True, 0)] * 9 + polls)
     ended: list[int] = []
     monkeypatch.setattr(process, "_LOOKS_IDLE", 4)
     monkeypatch.setattr(process, "_use_of", lambda _: next(looks))

@@ -22,7 +22,10 @@ _MOST_CRASHES = 5
 _LOOK = 0.25
 """Seconds between two looks at a process; they decide nothing but how late its end is noticed."""
 _LOOKS_IDLE = 240
-"""So many looks in a row at which the process neither ran nor wanted to: it waits for something that does not come."""
+"""After so many looks at which the process neither wanted to run nor, in all, ran longer than a poll now and then takes, it waits
+for something that does not come."""
+_TICKS_IDLE = 10
+"""Processor ticks that such polls may take in all: a process group that waits for a dead rank asks again and again."""
 _MOST_MEMORY = 8 << 30
 """Bytes of resident memory."""
 
@@ -126,11 +129,13 @@ def _one_process(
 
 def _watched(nursery: Nursery, process: int, limits: ProcessLimits) -> tuple[str, int]:
     """Wait for the end of a process; why it was early, or nothing, and its exit status."""
-    idle, before, why = 0, -1, ""
+    idle, before, why = 0, 0, ""
     while (status := nursery.ended(_LOOK)) is None:
         ticks, running, memory = _use_of(process)
-        idle = idle + 1 if ticks == before and not running else 0
-        before = ticks
+        if running or ticks > before + _TICKS_IDLE:
+            idle, before = 0, ticks
+        else:
+            idle += 1
         if idle > _LOOKS_IDLE:
             why = "waits for something that does not come"
         elif memory > _MOST_MEMORY:
