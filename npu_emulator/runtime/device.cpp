@@ -61,10 +61,12 @@ EMU_API void emu_set_l2(uint64_t bytes) { l2_bytes = bytes; }
 // torch_npu picks formats and operators by the exact name while it starts; afterwards only people read it.
 EMU_API void emu_name_says_emulated() { soc_name += " (emulated)"; }
 
-EMU_API aclError aclInit(const char*) { return ACL_SUCCESS; }
+EMU_API aclError aclInit(const char*) { return start_python(); }
 EMU_API aclError aclFinalize() { return ACL_SUCCESS; }
 EMU_API const char* aclrtGetSocName() { return soc_name.c_str(); }
 EMU_API aclError aclrtGetDeviceCount(uint32_t* count) {
+    const aclError started = start_python();
+    if (started != ACL_SUCCESS) return started;
     *count = device_count;
     return ACL_SUCCESS;
 }

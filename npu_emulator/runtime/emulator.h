@@ -257,5 +257,6 @@ extern int (*python_kernel)(uint64_t kernel, const uint64_t* seeds);
 extern void (*python_seeds)(uint64_t graph, uint64_t* seeds);
 extern void (*python_capture_ends)(uint64_t graph);
 extern void (*python_line)(char* text, uint64_t capacity);
+aclError start_python();
 
 }  // namespace emu

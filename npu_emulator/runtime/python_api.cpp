@@ -1,9 +1,33 @@
 // What the Python half of the emulator calls: launching kernels, running them at once when nothing is in the way, counters.
+#include <dlfcn.h>
+
 #include <cstring>
 
 #include "emulator.h"
 
 using namespace emu;
+
+namespace {
+
+template <typename Function>
+Function* of_python(const char* name) {
+    return reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
+}
+
+}  // namespace
+
+// A child of an emulated process may start its device before anything gave operators their kernels: where it imports
+// torch_npu before torch, or has torch's autoload off.
+aclError emu::start_python() {
+    auto* run = of_python<int(const char*)>("PyRun_SimpleString");
+    if (python_kernel != nullptr || run == nullptr) return ACL_SUCCESS;
+    const int held = of_python<int()>("PyGILState_Ensure")();
+    const int failed = run("__import__('npu_emulator.children', fromlist=['resume']).resume()");
+    of_python<void(int)>("PyGILState_Release")(held);
+    if (failed == 0) return ACL_SUCCESS;
+    return fail(ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "aclInit: this process cannot give operators their kernels",
+                "see the traceback above; a child of an emulated process must find the package npu_emulator");
+}
 
 EMU_API void emu_set_kernel_runner(int (*runner)(uint64_t, const uint64_t*)) { python_kernel = runner; }
 EMU_API void emu_set_seed_giver(void (*giver)(uint64_t, uint64_t*)) { python_seeds = giver; }
