@@ -3,7 +3,7 @@
 `python -m npu_emulator script.py` runs any torch_npu program on a machine without CANN and without an NPU. Programs that
 start themselves call `npu_emulator.activate()` before they import torch. Nothing here imports torch until then.
 
-PYTEST_DONT_REWRITE: this package may be there before pytest, which would warn that it cannot rewrite it.
+PYTEST_DONT_REWRITE: this package may be imported before pytest, which would warn that it cannot rewrite it.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def launch_count() -> int:
 
 @contextmanager
 def null_kernels() -> Iterator[None]:
-    """Run no kernel bodies inside the block, so that only host cost remains. Results are then meaningless."""
+    """Run no kernel bodies inside the block, so that only the host's cost remains. Results are then meaningless."""
     runtime = current().runtime
     before = runtime.null_kernels()
     runtime.set_null_kernels(1)
@@ -109,15 +109,15 @@ def null_kernels() -> Iterator[None]:
 
 @contextmanager
 def schedule(text: str, *, poison: bool | None = None) -> Iterator[None]:
-    """Run queued work inside the block by another schedule, for instance `lazy` or `random:7`; see `schedules`.
+    """Run queued work inside the block under another schedule, for instance `lazy` or `random:7`; see `schedules`.
 
-    Blocks nest: each goes back to the schedule around it.
+    Blocks nest: each restores the outer schedule.
 
     Args:
         text: the schedule.
-        poison: fill memory with 0xFF bytes when it is handed out and freed, so that work in a wrong order finds no right
-            values left there. None: as the setting `poison` says, by default under every schedule but fifo. A block
-            around this one that watches memory has said so already.
+        poison: fill memory with 0xFF bytes when it is allocated and when it is freed, so that work in a wrong order finds no
+            old right values. None: the setting `poison`, by default on under every schedule except fifo. An outer block that
+            watches memory decides for this one too.
     """
     emulator = current()
     wanted = emulator.settings.poison if poison is None else poison
@@ -128,14 +128,14 @@ def schedule(text: str, *, poison: bool | None = None) -> Iterator[None]:
 def every_order(program: Callable[[], Any], *, limit: int = 10_000) -> Iterator[tuple[str, Any]]:
     """Run a small program under every legal order of its device work; yield (schedule string, result) for each.
 
-    Memory is poisoned meanwhile (see `schedule`), and the race detector looks on, unless a timeline or a race check is open.
+    Memory is poisoned (see `schedule`), and the race detector runs too, unless a timeline or a race check is open.
 
     Args:
         program: launches work and waits for it; called once for each order, so it must start from the same state.
         limit: raise EmulatorError after so many runs.
 
     Raises:
-        RaceError: after the last order: all of them gave the same result, and yet the program has a race.
+        RaceError: after the last order, if all orders gave the same result but the program has a race.
     """
     emulator = current()
     with _poisoning(emulator, emulator.settings.poison is not False), ExitStack() as stack:
@@ -151,7 +151,7 @@ def every_order(program: Callable[[], Any], *, limit: int = 10_000) -> Iterator[
 
 @contextmanager
 def _poisoning(emulator: Emulator, wanted: bool) -> Iterator[None]:  # noqa: FBT001
-    """Poison memory inside the block if that is wanted and nobody watches memory already."""
+    """Poison memory inside the block if `wanted`, unless something already watches memory."""
     from npu_emulator.memory import poisoning
 
     with poisoning(emulator.launcher) if wanted else nullcontext():
@@ -162,8 +162,8 @@ def _poisoning(emulator: Emulator, wanted: bool) -> Iterator[None]:  # noqa: FBT
 def detect_races(*, stop_at_first: bool = False) -> Iterator[list[Race]]:
     """Look for data races between streams inside the block; yield the list that fills with them.
 
-    Graphs must be captured inside the block for their replays to be looked at. Not together with `timeline`, and not
-    inside another such block.
+    Only replays of graphs captured inside the block are checked. Not together with `timeline`, and not inside another such
+    block.
 
     Args:
         stop_at_first: raise RaceError at the Python line that launches the second side of the first race.
@@ -178,12 +178,12 @@ def detect_races(*, stop_at_first: bool = False) -> Iterator[list[Race]]:
 
 @contextmanager
 def check_memory(*, poison: bool = True, stop_at_first: bool = False) -> Iterator[list[MemoryFault]]:
-    """Look for reads of memory that nothing wrote and for replays over freed memory; yield the list that fills with them.
+    """Look for reads of unwritten memory and for replays over freed memory; yield the list that fills with them.
 
-    Memory allocated before the block is taken as written. Graphs must be captured inside the block to be looked at.
+    Memory allocated before the block counts as written. Only graphs captured inside the block are checked.
 
     Args:
-        poison: also fill memory with 0xFF bytes (not a number; -1) when it is handed out and when it is freed.
+        poison: also fill memory with 0xFF bytes (not a number; -1) when it is allocated and when it is freed.
         stop_at_first: raise MemoryFaultError: at once in eager work, at the next synchronisation in queued work.
     """
     from npu_emulator.memory import watching
@@ -194,7 +194,7 @@ def check_memory(*, poison: bool = True, stop_at_first: bool = False) -> Iterato
 
 
 def resources() -> Resources:
-    """Return how many streams and events are in use, how many there are, and what each captured graph holds."""
+    """Return the numbers of streams and events, in use and in all, and the resources of each captured graph."""
     return current().runtime.resources()
 
 
@@ -203,10 +203,10 @@ def kernel_log(name: str = "*") -> Iterator[KernelLog]:
     """Log what the device runs inside the block, in order; yield the log, a sequence of `recorder.Ran`.
 
     Eager work, work inside replays (of graphs captured before the block too), copies and fills, each with its stream, launch,
-    replay, tensors and Python line. It goes together with `timeline`, `detect_races` and other logs.
+    replay, tensors and Python line. It can be combined with `timeline`, `detect_races` and other logs.
 
     Args:
-        name: log only what has such a name, for instance `aten.mm*`, `npu.*` or `memcpy`.
+        name: log only names of this pattern, for instance `aten.mm*`, `npu.*` or `memcpy`.
     """
     from npu_emulator.recorder import listening
 
@@ -216,13 +216,13 @@ def kernel_log(name: str = "*") -> Iterator[KernelLog]:
 
 @contextmanager
 def missing_kernels() -> Iterator[Counter[str]]:
-    """Let a program go on where an operator has no kernel; yield the calls of such operators, by name, as they come.
+    """Let a program continue without an operator's kernel; yield the calls of such operators, by name.
 
-    Their results are zeros of the shapes that torch_npu says, and nothing is written to what they would write. What follows
-    is good for finding out which operators a program needs, and for nothing else.
+    Their results are zeros with torch_npu's shapes, and they write nothing. Use the rest of the run only to find the
+    operators that a program needs.
 
     Raises:
-        KernelMissingError: at a call for which torch_npu says no shapes.
+        KernelMissingError: torch_npu does not give the shapes of a call.
     """
     from npu_emulator.kernels.missing import noting
 
@@ -236,8 +236,8 @@ def missing_kernels() -> Iterator[Counter[str]]:
 def timeline() -> Iterator[Timeline]:
     """Follow the block's work on a modelled clock; yield the timeline, whose `save` writes a Chrome trace.
 
-    Times are a roofline model of the chip (see `npu_emulator.chips`), not measurements. Graphs must be captured inside the
-    block for their replays to be seen. Not together with `detect_races`.
+    Times are a roofline model of the chip (see `npu_emulator.chips`), not measurements. Only replays of graphs captured
+    inside the block are seen. Not together with `detect_races`.
 
     Raises:
         EmulatorError: the chip's figures are not public.

@@ -32,7 +32,7 @@ Each option is also an environment variable: --memory-gb 16 is NPU_EMULATOR_MEMO
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Parse the emulator's own options, activate it, and become the program."""
+    """Parse the emulator's own options, activate it, and run the program in this process."""
     parser = argparse.ArgumentParser(
         prog="python -m npu_emulator",
         description="Run a torch_npu program on an emulated Ascend NPU: no CANN, no hardware.",
@@ -89,15 +89,15 @@ def main(argv: list[str] | None = None) -> None:
         activate(quiet=options.quiet, **settings)
     except EmulatorError as error:
         sys.exit(f"npu_emulator: {error}")
-    # All there is so far was imported and stays. No collection goes through it again: each capture begins with one, and the
-    # last one, when the program ends, would take a second.
+    # Every object so far comes from imports and stays. Exclude all of them from later garbage collections: each capture
+    # begins with one, and the last one, at the program's end, would take a second.
     gc.freeze()
     try:
         _run(options.program, options.arguments, module=options.module)
     except SyntaxError as error:
         if error.filename != options.program:
             raise
-        sys.exit("".join(traceback.format_exception_only(error)).rstrip())  # as Python says it, without frames
+        sys.exit("".join(traceback.format_exception_only(error)).rstrip())  # Python's own message, without frames
     except RuntimeError as error:
         note_a_missing_function(error)
         raise
@@ -119,7 +119,8 @@ def _refuse_what_is_not_there(parser: argparse.ArgumentParser, program: str, *, 
     path = Path(program)
     if not module and not path.is_file() and not (path / "__main__.py").is_file():
         parser.error(f"there is no file {program!r} (a module needs -m before its name)")
-    # Only the first part of a dotted name: looking further would import it, and torch perhaps, before the device is there.
+    # Only the first part of a dotted name, because a search for the rest would import it, and perhaps torch, before the
+    # device exists.
     first = program.partition(".")[0]
     sys.path.insert(0, "")
     if module and importlib.util.find_spec(first) is None:

@@ -1,4 +1,4 @@
-"""Switching the emulator on: load the runtime under CANN's names, import torch, give every operator a kernel."""
+"""Activates the emulator: loads the runtime under CANN's names, imports torch, gives every operator a kernel."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Emulator:
 
 _current: Emulator | None = None
 _starting: tuple[Settings, Runtime] | None = None
-"""What `activate` has chosen, while its import of torch ends in `resume_in_child`."""
+"""The settings of `activate` while its import of torch runs, which ends in `resume_in_child`."""
 
 
 def current() -> Emulator:
@@ -106,9 +106,9 @@ def resume_in_child() -> None:
 
 def _load(paths: list[Path], chosen: Settings) -> Runtime:
     """Load the runtime under CANN's names."""
-    # A work queue of torch_npu's own would launch from a second thread, where the emulator could not stay deterministic.
+    # torch_npu's own work queue would launch from a second thread, and the emulator would not be deterministic.
     os.environ["TASK_QUEUE_ENABLE"] = "0"
-    # MKL chooses its kernels by the alignment of addresses, and they round differently; the device's products do not.
+    # MKL selects kernels by the alignment of addresses, and these round differently; the device's products do not.
     os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
     for path in paths:
         ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
@@ -144,10 +144,11 @@ def _start(chosen: Settings, runtime: Runtime) -> Emulator:
 
 
 def _settle(chosen: Settings, launcher: Launcher) -> None:
-    """Do what can be done only once torch_npu has started the device."""
+    """Finish the steps that need a started device."""
     import torch
 
-    # torch_npu chooses formats by the chip's name when it starts; from now on the name is for people, and says what this is.
+    # torch_npu selects formats by the chip's name at its start. From now on only people read the name, so it says that the
+    # device is emulated.
     launcher.runtime.name_says_emulated()
     with without_padding_warning():
         torch.empty(1, device="npu")
@@ -167,7 +168,7 @@ def _refuse_if_too_late() -> None:
 
 
 def _refuse_if_real() -> None:
-    """Never hide a real device."""
+    """Raise ActivationError if there is a real device or CANN, unless `force` is set."""
     devices = sorted(Path("/dev").glob("davinci[0-9]*"))
     reason = f"a real NPU is present ({devices[0]})" if devices else None
     if reason is None and _loadable(LIBRARIES[0]):

@@ -1,7 +1,7 @@
-"""Finds the compiled CANN runtime: what the installed wheel brought, or what was compiled here on first use.
+"""Finds the compiled CANN runtime: the libraries in the installed wheel, or those compiled here on first use.
 
-A wheel's libraries are trusted as the package itself is. A build in the per-user cache is loaded only if nobody else can
-have written it.
+A wheel's libraries are as trustworthy as the package. A build in the per-user cache is loaded only if no other user can have
+written it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 __all__ = ["libraries", "shipped", "torch_npu_folder"]
 
 _SHIPPED = Path(__file__).parent / "compiled"
-"""Where a wheel has the libraries. A checkout, and so an editable installation, has no such folder."""
+"""The folder of the libraries in a wheel. A checkout, and so an editable installation, has no such folder."""
 
 
 def torch_npu_folder() -> Path:
-    """Return where torch_npu is installed, without importing it."""
+    """Return the folder of the installed torch_npu, without importing it."""
     spec = importlib.util.find_spec("torch_npu")
     if spec is None or spec.origin is None:
         raise BuildError("torch_npu is not installed; `pip install torch_npu` (its version must match torch's)")
@@ -39,7 +39,7 @@ def torch_npu_folder() -> Path:
 
 
 def libraries() -> list[Path]:
-    """Return the paths of the libraries in loading order, compiling them first if need be (a few seconds, once)."""
+    """Return the paths of the libraries in loading order; compile them first if necessary (a few seconds, once)."""
     if sys.platform != "linux" or platform.machine() not in {"x86_64", "aarch64"}:
         raise BuildError(
             f"the emulator runs where torch_npu has wheels: Linux on x86_64 or aarch64, not {platform.platform()}"
@@ -50,16 +50,16 @@ def libraries() -> list[Path]:
 
 
 def shipped(functions: Iterable[str] = ()) -> bool:
-    """Tell whether the package came with libraries that have these functions, and its sources are still theirs."""
+    """Tell whether the package contains libraries with these functions, built from the present sources."""
     return is_complete(_SHIPPED) and symbols(_SHIPPED / LIBRARIES[0], defined=True).issuperset(functions)
 
 
 def _compiled(functions: set[str]) -> Path:
-    """Return the folder of the user's build, compiling it first if need be."""
+    """Return the folder of the user's build; compile it first if necessary."""
     folder = _cache_folder() / _key(functions)
     _refuse_foreign([folder.parent])  # before a compiler writes into it
     if not (folder / MARK).exists():
-        # The lock file stays: removing it would let a third process lock a file that nobody else sees.
+        # The lock file stays: without it a third process would lock a new file that no other process sees.
         with _lock_file(folder).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (folder / MARK).exists():
@@ -69,21 +69,21 @@ def _compiled(functions: set[str]) -> Path:
 
 
 def _compile(folder: Path, functions: set[str]) -> None:
-    """Compile beside the final folder and rename, so that an interrupted build leaves nothing half done."""
-    compiler()  # before anything is said
+    """Compile beside the final folder and rename, so that an interrupted build leaves no incomplete folder."""
+    compiler()  # before the message on stderr
     sys.stderr.write("npu_emulator: compiling the emulated device (once, a few seconds) ...\n")
     with tempfile.TemporaryDirectory(dir=folder.parent) as name:
         work = Path(name) / folder.name
         work.mkdir()
         build(work, extra=functions)
         for made in (work, *work.iterdir()):
-            made.chmod(0o700)  # whatever the umask; `libraries` loads nothing that others can write
+            made.chmod(0o700)  # for any umask; `libraries` loads nothing that others can write
         shutil.rmtree(folder, ignore_errors=True)
         work.rename(folder)
 
 
 def _refuse_foreign(paths: Iterable[Path]) -> None:
-    """Raise BuildError if anyone but this user can have written one of the paths: their code would run in this process."""
+    """Raise BuildError if another user can have written one of the paths, because its code would run in this process."""
     for path in paths:
         if not path.exists():
             continue
@@ -95,7 +95,7 @@ def _refuse_foreign(paths: Iterable[Path]) -> None:
 
 
 def _lock_file(folder: Path) -> Path:
-    """Return a file beside `folder` that can be written, or say that the cache cannot."""
+    """Return a writable file beside `folder`, or raise an error that names the cache."""
     lock = folder.parent / f"{folder.name}.lock"
     try:
         lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -117,7 +117,7 @@ def _cache_folder() -> Path:
 
 
 def _key(functions: Iterable[str]) -> str:
-    """Name a build by what it is made of: our sources, the functions that torch_npu wants, the compiler."""
+    """Name a build by its inputs: our sources, the functions that torch_npu needs, the compiler."""
     made_of = [digest_of_sources(), *sorted(functions), platform.machine(), os.environ.get("CXX", "")]
     return hashlib.sha256(" ".join(made_of).encode()).hexdigest()[:16]
 

@@ -1,7 +1,8 @@
 """Children of an emulated process (DataLoader workers, compile workers, `subprocess`) are emulated too.
 
-A child is told through its environment: `NPU_EMULATOR=1`, the settings, and the folder of the runtime in LD_LIBRARY_PATH, so
-that its own `import torch` can load torch_npu at all. That import then ends in `resume`, through an entry point of torch's.
+A child learns this from its environment: `NPU_EMULATOR=1`, the settings, and the folder of the runtime in LD_LIBRARY_PATH,
+without which its own `import torch` could not load torch_npu. That import then calls `resume`, through one of torch's entry
+points.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ _PATH = "LD_LIBRARY_PATH"
 
 
 def announce(settings: Settings, folder: Path) -> None:
-    """Write into this process's environment what its children need."""
+    """Write the settings for children into this process's environment."""
     os.environ[SWITCH] = "1"
     for field in fields(settings):
         value = getattr(settings, field.name)
         if value is None:
-            continue  # not set here either: a child finds its default as this process has
+            continue  # not set here either, so a child finds the same default as this process
         os.environ[f"{SWITCH}_{field.name.upper()}"] = str(int(value) if isinstance(value, bool) else value)
     others = [entry for entry in os.environ.get(_PATH, "").split(os.pathsep) if entry and not is_ours(Path(entry))]
     os.environ[_PATH] = os.pathsep.join([str(folder), *others])
 
 
 def announced() -> list[Path]:
-    """Return the libraries that the parent announced; none where no parent did.
+    """Return the libraries that the parent announced; empty without an emulated parent.
 
-    A child may find another copy of this package than its parent did, with libraries of its own. The loader has taken the
-    parent's for torch_npu already, and a second device would have other memory.
+    A child may find another copy of this package, with other libraries. But the loader has already loaded the parent's
+    libraries for torch_npu, and a second device would have separate memory.
     """
     entries = os.environ.get(_PATH, "").split(os.pathsep)
     folder = next((Path(entry) for entry in entries if entry and is_ours(Path(entry))), None)
@@ -46,7 +47,7 @@ def announced() -> list[Path]:
 
 
 def is_ours(folder: Path) -> bool:
-    """Tell whether a folder holds a built emulator rather than CANN."""
+    """Tell whether a folder contains a built emulator rather than CANN."""
     return (folder / MARK).exists()
 
 

@@ -1,4 +1,4 @@
-"""Chips whose figures are public: what a device of that name has, and what the modelled clock reckons with.
+"""Chips with public figures: the resources of such a device, and the rates for the modelled clock.
 
 Every figure is that of the chip's platform file in the public sources of CANN's runtime, folder src/platform/platform_config/cann
 of https://github.com/hicann/runtime (mirrored from https://gitcode.com/cann/runtime), file `<name>.ini`:
@@ -11,7 +11,7 @@ of https://github.com/hicann/runtime (mirrored from https://gitcode.com/cann/run
   no frequency for them; the cubes' is taken, which is an assumption.
 
 A check from outside the files: the 310P3 comes to 69 TFLOPS in float16 and 207 GB/s, where its cards are sold as 70 and 204.8.
-A chip that is not here has no figures here: its device keeps the default's budgets, and its clock is not modelled.
+A device of any other chip has the default's budgets, and its clock is not modelled.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ __all__ = ["CHIPS", "DEFAULT", "Chip", "with_figures"]
 
 _GIB, _MIB = 1 << 30, 1 << 20
 _CUBE = 16 * 16 * 16
-"""Multiply-adds in float16 that a cube does in a cycle."""
+"""Multiply-adds in float16 of one cube in a cycle."""
 _VECTOR_BYTES = 256
-"""Bytes that a vector unit computes on in a cycle."""
+"""Bytes that a vector unit processes in a cycle."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class Chip:
     """Bytes of the second-level cache."""
     streams: int
     half_flops: float
-    """Floating-point operations a second in float16 of all cube cores, a multiply-add counted as two."""
+    """Floating-point operations a second of all cube cores in float16; a multiply-add counts as two."""
     vector_bytes: float
-    """Bytes a second that all vector units compute on."""
+    """Bytes a second that all vector units process."""
     bandwidth: float
     """Bytes a second from and to device memory."""
     events: int | None = None
-    """None where the file names no number."""
+    """None if the file gives no number."""
 
 
 def _split(name: str, cores: int, megahertz: int, *, memory: int, l2: int) -> Chip:
@@ -83,14 +83,14 @@ _ALL = (
         streams=1024,
         half_flops=8 * 1.06e9 * 2 * _CUBE,
         vector_bytes=(8 * 1.06e9 + 7 * 1.0e9) * _VECTOR_BYTES,  # its AI cores have vector units too
-        bandwidth=8 * 1.06e9 * 17 + 7 * 1.0e9 * 9,  # each kind of core has a rate of its own
+        bandwidth=8 * 1.06e9 * 17 + 7 * 1.0e9 * 9,  # each kind of core has its own rate
         events=1024,  # max_hardware_eventid_num
     ),
 )
 CHIPS = {chip.name: chip for chip in _ALL}
-"""The chips by the names that torch_npu knows them by."""
+"""The chips by torch_npu's names."""
 DEFAULT = CHIPS["Ascend910B2"]
-"""24 cube and 48 vector cores, 64 GiB: what an emulated device is unless told otherwise."""
+"""24 cube and 48 vector cores, 64 GiB: the default of an emulated device."""
 
 
 def with_figures(name: str) -> Chip:

@@ -1,7 +1,7 @@
-"""Compiles the emulated CANN runtime: into a wheel when that is built, into a user's cache where no wheel brought it.
+"""Compiles the emulated CANN runtime: into a wheel during its build, or into a user's cache.
 
-The libraries carry the names that torch_npu links against. One holds the code; the others are empty and depend on it, so
-that a function is found whichever library torch_npu asks for it.
+The libraries have the names that torch_npu links against. One contains the code; the others are empty and depend on it, so
+that torch_npu finds a function in any of them.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ LIBRARIES = (
     "libopapi.so",
     "libatb.so",
 )
-"""The names under which CANN's code is looked for, the one that holds it all first."""
+"""The names of CANN's libraries; the first one contains all code."""
 
 MARK = "npu_emulator"
-"""A file of this name says that a folder holds a complete build, of which sources, and that it is ours and not CANN's."""
+"""A file of this name marks a folder with a complete build of ours, and names its sources."""
 SOURCES = Path(__file__).parent / "runtime"
 _PREFIXES = ("acl", "rt", "Msprof", "Hccl", "_ZN3atb")
-"""How CANN's C functions begin, and those of namespace atb in C++."""
+"""The prefixes of CANN's C functions, and of those of namespace atb in C++."""
 _SYMBOL = struct.Struct("<IBBHQQ")
 """A symbol of ELF's 64-bit form: place of its name, info, other, section, value, size."""
 
 
 def compiler() -> list[str]:
-    """Return the command of the C++ compiler: what CXX says, which must exist, or the first that is installed."""
+    """Return the command of the C++ compiler: the one in CXX, which must exist, or the first that is installed."""
     chosen = shlex.split(os.environ.get("CXX", ""))
     if chosen:
         if shutil.which(chosen[0]) is None:
@@ -71,7 +71,7 @@ def digest_of_sources() -> str:
 
 
 def is_complete(folder: Path) -> bool:
-    """Tell whether a folder holds a whole build of the sources as they are now."""
+    """Tell whether a folder contains a complete build of the present sources."""
     mark = folder / MARK
     return mark.exists() and mark.read_text() == digest_of_sources()
 
@@ -80,9 +80,9 @@ def build(folder: Path, *, extra: Collection[str] = (), standalone: bool = False
     """Compile the runtime into an empty folder. The same sources and compiler give the same bytes.
 
     Args:
-        folder: the libraries come here, and the mark at last.
-        extra: functions that must be there. Those that the runtime lacks become stubs that fail with their own name.
-        standalone: link the C++ library in, for machines whose own may be older.
+        folder: gets the libraries, and the mark at the end.
+        extra: functions that must exist. Those that the runtime lacks become stubs that fail with their own name.
+        standalone: link the C++ library statically, for machines with an older one.
 
     Raises:
         BuildError: there is no compiler, or it fails.
@@ -121,19 +121,19 @@ def _run(command: list[str]) -> None:
 
 
 def wanted(consumers: Iterable[Path]) -> set[str]:
-    """Return the CANN functions without which these shared objects do not load."""
+    """Return the CANN functions that these shared objects need to load."""
     names = set().union(*(symbols(path, defined=False) for path in consumers))
     return {name for name in names if name.startswith(_PREFIXES)}
 
 
 def symbols(path: Path, *, defined: bool) -> set[str]:
-    """Return the dynamic symbols that a shared object provides (`defined`) or wants from elsewhere."""
+    """Return the dynamic symbols that a shared object provides (`defined`) or needs from elsewhere."""
     from elftools.elf.elffile import ELFFile
 
     with path.open("rb") as file:
         elf = ELFFile(file)
         table, names = (elf.get_section_by_name(name).data() for name in (".dynsym", ".dynstr"))
-    # Tens of thousands of symbols, looked through at each start: the library's own objects would take half a second.
+    # Each start reads tens of thousands of symbols, for which pyelftools' own objects would take half a second.
     starts = [
         place
         for place, info, _, section, _, _ in _SYMBOL.iter_unpack(table)

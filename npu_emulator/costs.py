@@ -1,4 +1,4 @@
-"""What captured graphs cost, as a table: `python -m npu_emulator --costs program`."""
+"""The costs of captured graphs, as a table: `python -m npu_emulator --costs program`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HEADER = ("graphs", "streams", "events", "kernels", "other tasks", "pool MiB", 
 
 
 def cost_table(resources: Resources, settings: Settings) -> str:
-    """Return a table of all graphs captured so far, equal ones in one row, dearest in streams first."""
+    """Return a table of all captured graphs; equal ones share a row, those with most streams come first."""
     device = (
         f"{settings.soc} (emulated): "
         f"{counted(resources.streams, 'stream')}, {counted(resources.events, 'event')}, {settings.memory_gb} GiB; "

@@ -1,8 +1,8 @@
-"""The Python face of the compiled runtime: one object, one method a C function, no logic.
+"""The Python interface of the compiled runtime: one object with one method for each C function, without logic.
 
-Why ctypes: the runtime is compiled at the user's, where there may be a C++ compiler and no `Python.h`. nanobind, pybind11 and
-the compiled mode of cffi need that header. The other mode of cffi needs the C declarations as a text of their own, which saves
-nothing, and gives up the GIL at every call; most calls here keep it, because they never wait.
+Why ctypes: the runtime is compiled on the user's machine, which may have a C++ compiler but no `Python.h`. nanobind, pybind11
+and the compiled mode of cffi need that header. The other mode of cffi needs the C declarations as a text of their own, which
+saves nothing, and gives up the GIL at every call; most calls here keep it, because they never wait.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["RUN_NOW", "SKIP", "GraphCost", "Note", "NoteKind", "Resources", "Runtime"]
 
 RUN_NOW, QUEUE, SKIP = 0, 1, 2
-"""What `Runtime.begin` answers: run the kernel here and now, hand it to the queue, or run nothing (null kernels)."""
+"""The results of `Runtime.begin`: run the kernel now, queue it, or run nothing (null kernels)."""
 
 CAPTURE_FORBIDS = 107030
 """CANN's code for an operation that is not permitted while a stream is being captured."""
@@ -33,23 +33,23 @@ _CUBE_CORE, _VECTOR_CORE = 0, 1  # ACL_RT_DEV_RES_CUBE_CORE, ACL_RT_DEV_RES_VECT
 
 
 class GraphCost(NamedTuple):
-    """What one captured graph holds for as long as it lives."""
+    """The resources of one captured graph during its life."""
 
     id: int
     streams: int
     events: int
-    """Events that are recorded inside it."""
+    """Events recorded inside it."""
     kernels: int
     other_tasks: int
     """Records, waits, copies and host functions."""
     pool_bytes: int
-    """Device memory that its capture took for its pool; 0 if it found room in a pool that it shares."""
+    """Device memory that its capture added to its pool; 0 if a shared pool had enough."""
     alive: int
-    """Whether it still holds them."""
+    """Whether it still has them."""
 
 
 class Resources(NamedTuple):
-    """What the device has a limited number of."""
+    """The limited resources of the device."""
 
     streams_used: int
     streams: int
@@ -74,7 +74,7 @@ class Resources(NamedTuple):
 
 
 class NoteKind(IntEnum):
-    """What a line of the log tells."""
+    """The kind of a line of the log."""
 
     KERNEL = 0
     COPY = 1
@@ -88,7 +88,7 @@ class NoteKind(IntEnum):
 
 
 class Note(NamedTuple):
-    """One line of the log; the meaning of the numbers is in runtime/trace.cpp."""
+    """One line of the log; runtime/trace.cpp gives the meaning of the numbers."""
 
     kind: int
     stream: int
@@ -107,7 +107,7 @@ class Runtime:
     """
 
     def __init__(self, path: Path) -> None:
-        """Bind the functions of the library at `path`, which must have been loaded globally before."""
+        """Bind the functions of the library at `path`, which must already be loaded globally."""
         self._held = ctypes.PyDLL(str(path))
         self._freed = ctypes.CDLL(str(path))
         u64, i32, pointer = ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p
@@ -148,7 +148,7 @@ class Runtime:
         return function  # type: ignore[no-any-return]
 
     def configure(self, settings: Settings) -> None:
-        """Tell the runtime what device to be. Devices and memory must be set before torch_npu first looks."""
+        """Set the properties of the device. Devices and memory must be set before torch_npu first reads them."""
         self._held.emu_set_devices(ctypes.c_uint32(settings.devices), settings.soc.encode())
         self._held.emu_set_memory(ctypes.c_uint64(settings.memory_gb << 30))
         self._held.emu_set_budgets(ctypes.c_uint64(settings.streams), ctypes.c_uint64(settings.events))
@@ -158,17 +158,17 @@ class Runtime:
         self.set_null_kernels(int(settings.null_kernels))
 
     def set_schedule(self, schedule: Schedule) -> None:
-        """Choose when queued work runs, after finishing what is queued."""
+        """Set the schedule of queued work; first finish the work in the queue."""
         count = len(schedule.choices)
         choices = (ctypes.c_uint32 * max(count, 1))(*schedule.choices)
-        # The lock may be waited for, so the GIL is given up.
+        # The call may wait for the lock, so it releases the GIL.
         self._freed.emu_set_schedule(
             schedule.policy, ctypes.c_uint64(schedule.seed), schedule.depth, choices, ctypes.c_uint64(count)
         )
         self.schedule = schedule
 
     def decisions(self) -> list[tuple[int, int]]:
-        """Return (decided, among how many) for each decision since the schedule was set."""
+        """Return (chosen number, number of choices) for each decision since the schedule was set."""
         self._held.emu_decisions.restype = ctypes.c_uint64
         count = self._held.emu_decisions(None, ctypes.c_uint64(0))
         numbers = (ctypes.c_uint32 * (2 * count))()
@@ -176,7 +176,7 @@ class Runtime:
         return list(zip(numbers[::2], numbers[1::2], strict=True))
 
     def set_kernel_runner(self, runner: Callable[[int, int | None], int]) -> None:
-        """Give the function that runs queued kernel number n and returns an ACL status.
+        """Set the function that runs queued kernel number n and returns an ACL status.
 
         Its second argument is the address of the replay's seeds, 64 bits for each generator; None outside replays.
         """
@@ -184,17 +184,17 @@ class Runtime:
         self._held.emu_set_kernel_runner(self._runner)
 
     def set_seed_giver(self, giver: Callable[[int, int], None]) -> None:
-        """Give the function that writes the seeds of a replay of graph number n to an address, when it is launched."""
+        """Set the function that writes the seeds of a replay of graph number n to an address at its launch."""
         self._seed_giver = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_void_p)(giver)
         self._held.emu_set_seed_giver(self._seed_giver)
 
     def set_capture_watcher(self, watcher: Callable[[int], None]) -> None:
-        """Give the function that is told the number of a graph that draws random numbers, just before its capture ends."""
+        """Set the function that gets the number of a graph with random operators, just before its capture ends."""
         self._watcher = ctypes.CFUNCTYPE(None, ctypes.c_uint64)(watcher)
         self._held.emu_set_capture_watcher(self._watcher)
 
     def set_line_finder(self, find: Callable[[], str]) -> None:
-        """Give the function that names the Python line which led to the runtime: each error's text ends in it."""
+        """Set the function that names the Python line of a call into the runtime; each error's text ends with it."""
 
         def write(text: int, capacity: int) -> None:
             line = f". Python line: {find()}".encode()[: capacity - 1]
@@ -205,12 +205,12 @@ class Runtime:
         atexit.register(self._held.emu_set_line_finder, None)
 
     def set_operator_recorder(self, recorder: Callable[[bytes | None], None]) -> None:
-        """Give the function that is told into which folder to describe operators from now on; None: no more."""
+        """Set the function that gets the folder for descriptions of operators from now on; None ends the descriptions."""
         self._recorder = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(recorder)
         self._held.emu_set_operator_recorder(self._recorder)
 
     def describe_failure(self, message: str) -> None:
-        """Keep the text that the next synchronisation reports for the kernel that is failing now."""
+        """Set the text that the next synchronisation reports for the failing kernel."""
         self._describe_failure(message.encode())
 
     def wait(self, stream: int) -> int:
@@ -230,11 +230,11 @@ class Runtime:
         return base.value, size.value
 
     def frees(self) -> int:
-        """Return how often device memory was given back."""
+        """Return how often device memory was freed."""
         return self._frees.value
 
     def take_released(self) -> list[int]:
-        """Return numbers of queued kernels that nothing can run any more."""
+        """Return and remove the numbers of queued kernels that can no longer run."""
         numbers = (ctypes.c_uint64 * 4096)()
         self._held.emu_take_released.restype = ctypes.c_uint64
         count = self._held.emu_take_released(numbers, ctypes.c_uint64(len(numbers)))
@@ -245,15 +245,15 @@ class Runtime:
         self._held.emu_set_tracing(int(on))
 
     def take_notes(self) -> list[Note]:
-        """Take what the log holds."""
+        """Return the lines of the log and empty it."""
         return self._take(self._held.emu_take_notes)
 
     def set_logging(self, *, on: bool) -> None:
-        """Start or stop the log of what runs, which begins empty."""
+        """Start or stop the log of kernels that run, which begins empty."""
         self._held.emu_set_logging(int(on))
 
     def take_ran(self) -> list[Note]:
-        """Take what ran, in order; of work inside a replay `task` and `edge` say which replay and which lane."""
+        """Return the kernels that ran, in order, and empty the log; inside a replay `task` is the replay and `edge` the lane."""
         return self._take(self._held.emu_take_ran)
 
     @staticmethod
@@ -268,11 +268,11 @@ class Runtime:
                 return found
 
     def set_cores(self, *, cube: int, vector: int) -> None:
-        """Change how many cores of each kind a device has; core limits lie below."""
+        """Set a device's number of cores of each kind; core limits must not exceed it."""
         self._held.emu_set_cores(ctypes.c_uint32(cube), ctypes.c_uint32(vector))
 
     def cores(self, stream: int) -> tuple[int, int]:
-        """Return how many cube and vector cores a stream, by its raw handle, may use: its limits, its device's, or all."""
+        """Return the numbers of cube and vector cores of a stream (a raw handle): its limits, its device's limits, or all cores."""
         found = []
         for kind in (_CUBE_CORE, _VECTOR_CORE):
             limit = ctypes.c_uint32()
@@ -281,7 +281,7 @@ class Runtime:
         return found[0], found[1]
 
     def resources(self) -> Resources:
-        """Return what is in use and what there is."""
+        """Return the resources in use and in all."""
         numbers = (ctypes.c_uint64 * 5)()
         self._held.emu_resources(numbers)
         self._held.emu_costs.restype = ctypes.c_uint64
@@ -292,7 +292,7 @@ class Runtime:
         return Resources(numbers[0], numbers[1], numbers[2], numbers[3], costs)
 
     def counts(self) -> list[int]:
-        """Return how many kernels ran so far, by operator number."""
+        """Return the number of kernels so far, by operator number."""
         self._held.emu_counts.restype = ctypes.c_uint64
         size = self._held.emu_counts(None, ctypes.c_uint64(0))
         numbers = (ctypes.c_uint64 * size)()

@@ -1,8 +1,8 @@
-"""Keeps torch.compile out of the emulator: kernels are the device's inside, not part of the user's program.
+"""Keeps torch.compile out of the emulator: kernels belong to the device and not to the user's program.
 
-A compiled frame that breaks runs operators between its parts, and Dynamo would trace the Python of their kernels as if the
-user had written it. It asks `torch._dynamo.trace_rules` which packages to leave alone; importing that costs most of a second,
-so programs that never compile do not pay for it: the rule is added when Dynamo is first imported.
+A compiled frame with a graph break runs operators between its parts, and Dynamo would trace the Python code of their kernels.
+`torch._dynamo.trace_rules` lists the packages that Dynamo does not trace. Its import takes most of a second, so this module
+adds its rule only when Dynamo is first imported.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RULES = "torch._dynamo.trace_rules"
 
 
 def leave_us_alone() -> None:
-    """Add this package to those that Dynamo does not trace, now or as soon as Dynamo is there."""
+    """Add this package to those that Dynamo does not trace, now or at Dynamo's import."""
     rules = sys.modules.get(_RULES)
     if rules is not None:
         rules.add("npu_emulator")
@@ -32,12 +32,12 @@ def leave_us_alone() -> None:
 
 
 class _RulesFinder(MetaPathFinder):
-    """Finds nothing itself: it lets the others find Dynamo's rules and adds one when they have been loaded."""
+    """Adds a rule when Dynamo's rules have been loaded; other finders find the module."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Wrap the loader of the one module that matters, and go."""
+        """Wrap the loader of Dynamo's rules, and remove this finder."""
         del path, target
         if fullname != _RULES:
             return None

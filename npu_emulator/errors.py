@@ -16,12 +16,13 @@ __all__ = [
     "note_a_missing_function",
 ]
 
-# What torch_npu says of a function that it looks up when it needs it. Those it links against are stubs that report themselves.
+# torch_npu's message about a missing function that it loads by name. Functions that it links against are stubs with their own
+# message.
 _NOT_FOUND = re.compile(r"Failed to find function (\w+)")
 
 
 class EmulatorError(RuntimeError):
-    """Anything that the emulator itself, rather than the emulated device, reports."""
+    """An error of the emulator itself, rather than of the emulated device."""
 
 
 class ActivationError(EmulatorError):
@@ -37,7 +38,7 @@ class KernelMissingError(EmulatorError, NotImplementedError):
 
 
 class RaceError(EmulatorError):
-    """Two pieces of device work touch the same bytes, one of them writing, and nothing orders them."""
+    """Two pieces of device work touch the same bytes, one of them writes, and nothing orders them."""
 
 
 class MemoryFaultError(EmulatorError):
@@ -45,7 +46,7 @@ class MemoryFaultError(EmulatorError):
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Let an exception say one line more; before Python 3.11, which has notes, in its message."""
+    """Add a line to an exception: as a note, or before Python 3.11 in its message."""
     if sys.version_info >= (3, 11):
         error.add_note(note)
     else:
@@ -53,7 +54,7 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def note_a_missing_function(error: BaseException) -> None:
-    """Add to torch_npu's complaint about a function that it did not find whose lack that is, for the traceback to show."""
+    """Add a note to torch_npu's error about a missing function: the emulated runtime lacks it."""
     found = _NOT_FOUND.search(str(error))
     if found:
         add_note(

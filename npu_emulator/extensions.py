@@ -1,8 +1,8 @@
-"""Compiled extensions of other packages, whose code is for a real device: their operators, from the schemas that they carry.
+"""Compiled extensions for a real device: their operators are defined from the schemas in their files.
 
-Such an extension links CANN and one release of torch, so it is not loaded. Its schemas are read from its file instead, and each
-operator gets the kernel that was registered or offered for it; the others refuse when they are launched. A program that imports the
-extension goes on as if it were loaded, and one line on stderr says what happened.
+Such an extension links CANN and one release of torch, so it is not loaded. Its schemas are read from its file instead, and
+each operator gets its registered or offered kernel; an operator without one raises at its launch. A program that imports the
+extension continues as if it were loaded, and one line on stderr says so.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BEGINS_LIKE_A_SCHEMA = re.compile(rb"\w+(\.\w+)?\s*\(")
 
 
 def schemas_in(library: Path) -> list[str]:
-    """The operator schemas among the constant strings of a shared object, without duplicates, in their order there."""
+    """The operator schemas among the constant strings of a shared object, in their order, without duplicates."""
     from elftools.elf.elffile import ELFFile
 
     with library.open("rb") as file:
@@ -52,7 +52,7 @@ def _is_schema(text: bytes) -> bool:
 
 
 class _StandIn(MetaPathFinder, Loader):
-    """Takes the place of the extensions at their import."""
+    """Replaces the extensions at their import."""
 
     def __init__(self, installer: Installer, registry: Registry) -> None:
         self._installer = installer
@@ -71,7 +71,7 @@ class _StandIn(MetaPathFinder, Loader):
         return ModuleSpec(fullname, self, origin=real.origin)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Define the extension's operators, and give those a kernel that have one."""
+        """Define the extension's operators and install the known kernels."""
         spec = module.__spec__
         assert spec is not None  # noqa: S101 - ours
         assert spec.origin is not None  # noqa: S101 - as found
@@ -87,7 +87,7 @@ class _StandIn(MetaPathFinder, Loader):
         )
 
     def _give_kernel(self, name: str, library: torch.library.Library) -> bool:
-        """Install the kernel of one operator, which also says what its results look like; or a refusal."""
+        """Install the kernel of one operator, which also computes its metadata, or a function that raises."""
         compute = self._registry.added.get(name) or self._registry.offered.get(name)
         if compute is None:
             library.impl(name.partition("::")[2], Missing(name), "PrivateUse1")

@@ -1,9 +1,9 @@
-"""Which lines of the user's program led to a launch, and in which of its modules they stand.
+"""The lines of the user's program, and its modules, that led to a launch.
 
-Frames of torch, torch_npu and this package tell nothing, and neither do those of a package that runs other people's code: it
-says so by `__npu_emulator_hides__ = True` in its `__init__`. What runs an FX graph, by interpreting it or by its generated
-code, is replaced by the lines that the running node was traced from. So a kernel of compiled code names the model's line,
-whether it was captured or not, and whoever compiled it needs to tell the emulator nothing.
+Frames of torch, torch_npu and this package are skipped. So are those of a package that runs other people's code and says so
+with `__npu_emulator_hides__ = True` in its `__init__`. A frame that runs an FX graph (an interpreter or generated code) is
+replaced by the lines from which the running node was traced. So a kernel of compiled code names the model's line, captured or
+not, without help from the compiler.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _STEP = re.compile(r"_modules\['([^']+)'\]|\['?([^\]']+)'?\]")
 
 
 def python_line() -> str:
-    """Name the innermost line of the user's program that led here, and its module."""
+    """Return the innermost line of the user's program on the stack, and its module."""
     frames = user_frames(1)
     return frames[0] if frames else "an unknown line"
 
@@ -45,7 +45,7 @@ def split_frame(frame: str) -> tuple[str, str]:
 
 
 def user_line() -> str:
-    """Name the line of the user's program that led here, and the function of torch or torch_npu that it called, if any."""
+    """Return the innermost line of the user's program on the stack, and the function of torch or torch_npu that it called."""
     frame: Any = sys._getframe(1)  # noqa: SLF001 - as in _walk
     called = ""
     while frame is not None:
@@ -60,9 +60,9 @@ def user_line() -> str:
 
 
 def user_frames(limit: int = 6) -> tuple[str, ...]:
-    """Name the lines of the user's program that led here, innermost first, as `file:line in function`.
+    """Return the lines of the user's program on the stack, innermost first, as `file:line in function`.
 
-    The first ends in ` of layers.0.norm` where a module of torch.nn runs there: its path from the outermost module.
+    The first ends in ` of layers.0.norm`, the path from the outermost module, if a module of torch.nn runs there.
     """
     found, modules, node = _walk(limit)
     if not found:
@@ -83,7 +83,7 @@ def _walk(limit: int) -> tuple[list[str], list[torch.nn.Module], fx.Node | None]
         if code is _CALLS_A_MODULE:
             modules.append(frame.f_locals["self"])
         elif node is not None:
-            runner = frame.f_locals["self"]  # a subclass of the interpreter is no part of the program that it runs
+            runner = frame.f_locals["self"]  # a subclass of the interpreter is not part of the program that it runs
             lines = [line for line in lines if line[0] is None or line[0].f_locals.get("self") is not runner]
             lines += [(None, line) for line in _traced_from(node)]
             if running is None:
@@ -97,7 +97,7 @@ def _walk(limit: int) -> tuple[list[str], list[torch.nn.Module], fx.Node | None]
 
 @cache
 def _is_the_users(file: str, module: str | None) -> bool:
-    """Whether the code of a file is the program's own."""
+    """Whether a file is part of the user's program."""
     package = sys.modules.get(module.partition(".")[0]) if module else None
     return not any(part in file for part in _NOT_THE_USERS) and not getattr(package, _HIDES, False)
 
@@ -118,7 +118,7 @@ def _node_of(frame: Any) -> fx.Node | None:
 
 
 def _traced_from(node: fx.Node | None) -> Iterator[str]:
-    """The lines of the program that a graph's node remembers, innermost first."""
+    """The lines of the program in a graph node's metadata, innermost first."""
     trace = node.meta.get("stack_trace") or "" if node is not None else ""
     for file, line, name in reversed(_FRAME.findall(trace)):
         if not any(part in file for part in _NOT_THE_USERS):
@@ -139,7 +139,7 @@ _names: WeakKeyDictionary[torch.nn.Module, dict[int, str]] = WeakKeyDictionary()
 
 
 def _path_of(modules: Sequence[torch.nn.Module]) -> str:
-    """The path of the last of some modules, each of which calls the next, from the first one."""
+    """The path from the first of some modules, each of which calls the next, to the last."""
     path: list[str] = []
     parent: torch.nn.Module | None = None
     for module in modules:
@@ -149,12 +149,12 @@ def _path_of(modules: Sequence[torch.nn.Module]) -> str:
             name = _name_in(parent, module)
             path = [*path, name] if name is not None else []
         parent = module
-    # What torch.compile puts around a module is no part of the model.
+    # The wrapper of torch.compile around a module is not part of the model.
     return ".".join(part for part in ".".join(path).split(".") if part not in {"", "_orig_mod"})
 
 
 def _name_in(parent: torch.nn.Module, child: torch.nn.Module) -> str | None:
-    """The path of a module below another; None if it is not there."""
+    """The path of a module below another; None if there is none."""
     for fresh in (False, True):
         if fresh or parent not in _names:
             _names[parent] = {id(module): name for name, module in parent.named_modules()}

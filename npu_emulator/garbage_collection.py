@@ -1,7 +1,7 @@
-"""Python's cyclic garbage collector, told to stay out of the way while modules are imported.
+"""Switches Python's cyclic garbage collector off during imports.
 
-Importing makes a million objects and hardly any garbage. The collector goes through all of them again and again as their
-number grows, which is a sixth of the time that torch, torch_npu and the emulator take to start.
+Imports make a million objects and hardly any garbage. The collector would visit all of them again and again, which takes a
+sixth of the start of torch, torch_npu and the emulator.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ __all__ = ["without_collector"]
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Collect nothing inside the block; afterwards go on as before, with what the block made counted among the old objects.
+    """Collect nothing inside the block. Afterwards the new objects count among the old ones.
 
-    A program that switched the collector off, or froze objects of its own, finds it so.
+    The collector's switch and the program's own frozen objects do not change.
     """
     if not gc.isenabled():
         yield
@@ -30,7 +30,7 @@ def without_collector() -> Iterator[None]:
         yield
     finally:
         if gc.get_freeze_count() == 0:
-            # Frozen and thawed, objects land in the oldest generation without one pass over them; they stay collectable.
+            # Freeze and unfreeze put objects into the oldest generation without a pass over them; they stay collectable.
             gc.freeze()
             gc.unfreeze()
         gc.enable()

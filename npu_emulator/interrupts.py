@@ -1,9 +1,9 @@
-"""Ctrl-C while the device runs a queued kernel: the kernel is finished, and the interrupt surfaces behind the replay.
+"""Ctrl-C while the device runs a queued kernel: the kernel finishes, and the interrupt is raised after the replay.
 
-A queued kernel is Python that the runtime calls from C++, through which no exception can travel; and a kernel that is torn in
-two would leave memory that no hardware ever shows. So an interrupt that arrives inside one is only noted, and the runtime
-raises it again, by PyErr_SetInterrupt, when it is about to return to the program. In a callback of torch_npu's,
-which swallows exceptions, it waits until the frame behind the callback goes on.
+The runtime calls a queued kernel, which is Python, from C++, and no exception can pass through C++. A kernel that stops in
+the middle would also leave memory in a state that hardware never shows. So an interrupt inside a kernel is only noted, and
+the runtime raises it again, by PyErr_SetInterrupt, before it returns to the program. A callback of torch_npu swallows
+exceptions, so there the interrupt waits until the callback's caller continues.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Interrupts"]
 
 
 class Interrupts:
-    """Defers SIGINT inside some functions, and whatever they call."""
+    """Defers SIGINT inside some functions and everything that they call."""
 
     def __init__(self, inside: Sequence[CodeType], note: Callable[[], object], *, behind: CodeType) -> None:
         """Call `note` for an interrupt that arrives while a frame of one of `inside` is on the stack.
@@ -34,7 +34,7 @@ class Interrupts:
         self._installed = False
 
     def install(self) -> None:
-        """Take Python's own handler's place, once, from the main thread; a handler of the program's is left alone."""
+        """Replace Python's own handler, once, from the main thread. A handler of the program stays."""
         if self._installed or threading.current_thread() is not threading.main_thread():
             return
         self._installed = True
@@ -55,7 +55,7 @@ class Interrupts:
 
 
 def _raise_in(frame: FrameType) -> None:
-    """Raise KeyboardInterrupt at the next step of a frame that waits for what it has called."""
+    """Raise KeyboardInterrupt at the next step of a frame that waits for a call."""
     before, before_in_frame = sys.gettrace(), frame.f_trace
 
     def surface(stepping: FrameType, event: str, value: object) -> Any:
@@ -69,4 +69,4 @@ def _raise_in(frame: FrameType) -> None:
 
 
 def _ignore(frame: FrameType, event: str, value: object) -> None:
-    """Trace nothing: a frame's own function is asked only while there is one of the thread."""
+    """Trace nothing. A frame's own trace function runs only if the thread has one."""

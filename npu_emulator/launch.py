@@ -1,8 +1,8 @@
-"""Launching: from "this operator, on these tensors" to a task on the current stream.
+"""Launches: turns an operator on tensors into a task on the current stream.
 
 A kernel body is a Python function without arguments that computes on CPU tensors which share the device's memory. If the
-schedule lets it, it runs at once; otherwise it is queued under a number, and the runtime asks for that number when its
-turn comes (many times, if it was captured).
+schedule allows it, the body runs immediately. Otherwise it is queued under a number, and the runtime calls that number when
+the task runs (many times, if it was captured).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _VIEWS_KEPT = 16384
 
 
 class Launch(NamedTuple):
-    """What a checker is told of one launch."""
+    """The facts about one launch for a checker."""
 
     name: str
     frames: tuple[str, ...]
@@ -51,11 +51,11 @@ class Launch(NamedTuple):
     stream: int
     """The raw handle."""
     work: Callable[[], tuple[float, float]] | None = None
-    """Gives the operations of its matrix products and of vector cores, where its kernel tells them."""
+    """Returns the numbers of matrix and of vector operations, if its kernel reports them."""
 
 
 class Queued:
-    """A kernel that waits for its turn, or that a captured graph runs again and again."""
+    """A kernel in the queue, or a kernel of a captured graph."""
 
     __slots__ = ("body", "frees", "line", "name", "reads", "state", "writes")
 
@@ -73,27 +73,27 @@ class Queued:
         self.line = python_line()
         self.reads = reads
         self.writes = writes
-        self.frees = frees  # how often memory had been given back when all of it was last known to be somebody's
+        self.frees = frees  # the number of frees when all of its memory was last known to be allocated
 
 
 class Observer(Protocol):
-    """A checker that wants to see launches."""
+    """A checker that observes launches."""
 
     def launching(self, key: int, launch: Launch) -> None:
-        """Learn what kernel number `key` is, before it is launched."""
+        """Receive kernel number `key` before its launch."""
 
     def launched(self) -> None:
-        """Look at the log: a kernel was launched."""
+        """Read the log after a launch."""
 
     def synchronised(self) -> None:
-        """Look at the log: the host has waited."""
+        """Read the log after a wait of the host."""
 
 
 class Launcher:
-    """Puts kernels on streams, counts them, and gives their memory as CPU tensors."""
+    """Launches kernels on streams, counts them, and provides their memory as CPU tensors."""
 
     def __init__(self, runtime: Runtime) -> None:
-        """Become the function that the runtime calls to run queued kernels."""
+        """Register with the runtime, which calls this object to run queued kernels."""
         import torch_npu
         from torch_npu.utils._npu_trace import CallbackRegistry
 
@@ -110,8 +110,8 @@ class Launcher:
         self._views: dict[tuple[object, ...], torch.Tensor] = {}
         self._output_views: dict[tuple[int, Like], torch.Tensor] = {}
         self._bases: dict[int, int] = {}
-        self._suspicious = False  # a view was made of memory that is nobody's
-        self._frees = 0  # how often memory had been given back when the remembered views were made
+        self._suspicious = False  # a view of memory that is not allocated
+        self._frees = 0  # the number of frees when the cached views were made
         self._records: OperatorRecords | None = None
         self.draws = Draws(runtime)
         runtime.set_kernel_runner(self._run_queued)
@@ -120,7 +120,7 @@ class Launcher:
         runtime.set_line_finder(user_line)
         runtime.set_operator_recorder(self._record_operators)
         inside = (self._run_queued.__func__.__code__, self.draws.reserve.__func__.__code__)
-        # torch_npu prints what is raised where it tells of its allocations, and goes on.
+        # torch_npu prints an exception from an allocation callback, and continues.
         self._interrupts = Interrupts(inside, runtime.interrupt, behind=CallbackRegistry.fire_callbacks.__code__)
 
     # -- memory ---------------------------------------------------------------------------------------------------------
@@ -136,14 +136,14 @@ class Launcher:
         if flat is None:
             flat = self._flatten(device, dtype)
         view = flat.as_strided(tensor.size(), tensor.stride(), (address - self._bases[device]) // dtype.itemsize)
-        if self.runtime.is_outside_allocations(address, 1):  # torch sees to it that a tensor stays inside its storage
+        if self.runtime.is_outside_allocations(address, 1):  # torch ensures that a tensor stays inside its storage
             self._suspicious = True
         if dtype.is_complex and tensor.is_conj():
             view = view.conj()
         return torch._neg_view(view) if tensor.is_neg() else view  # noqa: SLF001 - as above: a flag of the view, not of the memory
 
     def shared_view(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return such a view, the same object for the same memory and metadata: the caller must not resize it."""
+        """Return a cached view, the same object for equal memory and metadata. The caller must not resize it."""
         if tensor.dtype.is_complex or tensor.is_neg():
             return self.view(tensor)
         key = (tensor.data_ptr(), tensor.dtype, tensor.size(), tensor.stride())
@@ -157,7 +157,7 @@ class Launcher:
         return found
 
     def output_view(self, tensor: torch.Tensor, like: Like) -> torch.Tensor:
-        """Return the shared view of a tensor that was just allocated as `like`: no flags to ask for, a cheap key."""
+        """Return the cached view of a tensor just allocated as `like`, which has no flags, so that the key is cheap."""
         key = (tensor.data_ptr(), like)
         found = self._output_views.get(key)
         if found is None:
@@ -186,7 +186,7 @@ class Launcher:
     # -- launching ------------------------------------------------------------------------------------------------------
 
     def number(self, name: str) -> int:
-        """Return the number under which the runtime counts an operator's kernels."""
+        """Return the runtime's number for an operator, under which it counts kernels."""
         known = self._numbers.get(name)
         if known is None:
             known = self._numbers[name] = len(self._numbers)
@@ -207,8 +207,8 @@ class Launcher:
     ) -> None:
         """Put a kernel on the device's current stream.
 
-        `reads` and `writes` are the CPU views of the device memory that `body` will read and write; `fresh` says that the
-        memory written was allocated for this launch; `work` is for `Launch`.
+        `reads` and `writes` are the CPU views of the device memory that `body` will read and write. `fresh` tells whether the
+        written memory was allocated for this launch; `work` is for `Launch`.
         """
         stream = self._raw_stream(device)
         self.launches += 1
@@ -233,9 +233,9 @@ class Launcher:
                 self.observer.launched()
 
     def _check_memory(self, name: str, stream: int, touched: Iterable[torch.Tensor]) -> None:
-        """Raise if the kernel about to be launched would touch memory that is nobody's.
+        """Raise if the next kernel would touch memory that is not allocated.
 
-        Views are looked at when they are made; when memory was given back since, all of them are forgotten and made anew.
+        A view is checked when it is made. After a free all cached views are dropped and made again.
         """
         self._frees = self.runtime.frees()
         self._views.clear()
@@ -281,9 +281,9 @@ class Launcher:
         return self._bodies[key]
 
     def sweep(self) -> None:
-        """Forget queued kernels whose graph was destroyed or that ran for the only time."""
+        """Forget queued kernels that have run, and those of destroyed graphs."""
         if self.recorder is not None:
-            self.recorder.deliver()  # it asks what ran
+            self.recorder.deliver()  # it needs the kernels that ran
         for key in self.runtime.take_released():
             self._bodies.pop(key, None)
 
@@ -299,11 +299,11 @@ class Launcher:
                 )
                 return INVALID_ADDRESS
             queued.frees = frees
-        # A replay may happen inside autograd, autocast or a dispatch mode of the caller; a device knows none of them.
+        # A replay may run inside the caller's autograd, autocast or dispatch mode, none of which applies on a device.
         try:
             with _disable_current_modes():
                 queued.state.run(queued.body)
-        except KeyboardInterrupt:  # from a handler of the program's own
+        except KeyboardInterrupt:  # from the program's own handler
             self.runtime.interrupt()
             return 0
         except BaseException as error:  # noqa: BLE001 - no exception may unwind through the runtime's C++ frames
@@ -314,7 +314,7 @@ class Launcher:
         return 0
 
     def wait(self, device: int, what: str) -> None:
-        """Wait for the current stream because the host is about to read device memory."""
+        """Wait for the current stream before the host reads device memory."""
         status = self.runtime.wait(self._raw_stream(device))
         if status == CAPTURE_FORBIDS:
             raise RuntimeError(
@@ -327,7 +327,7 @@ class Launcher:
             self.observer.synchronised()
 
     def refuse_in_capture(self, device: int, what: str) -> None:
-        """Raise if a capture forbids an operation that blocks the host; nothing is waited for."""
+        """Raise if a capture forbids an operation that blocks the host. It does not wait."""
         if self.runtime.may_not_block(self._raw_stream(device)):
             raise RuntimeError(
                 f"{what} blocks the host, which is not permitted while a stream is being captured (ACL error "

@@ -1,7 +1,7 @@
 """The descriptions of launched operators that CANN writes between `aclopStartDumpArgs` and `aclopStopDumpArgs`.
 
-One JSON file for each operator and set of shapes, in a folder whose name ends in `_opcompile`, as CANN names it. What the
-files say follows CANN's documentation: the operator's type, and format, dtype and shape of its inputs and outputs.
+One JSON file for each operator and set of shapes, in a folder whose name ends in `_opcompile`, as CANN names it. Their
+contents follow CANN's documentation: the operator's type, and format, dtype and shape of its inputs and outputs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""CANN's Python module `acl` (pyACL), for programs that import it: the functions that the emulated device has, and no others.
+"""CANN's Python module `acl` (pyACL), for programs that import it: with exactly the functions of the emulated device.
 
-Where a real `acl` is installed it is found first, and this one is not used.
+An installed real `acl` has precedence.
 """
 
 from __future__ import annotations

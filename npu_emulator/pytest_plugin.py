@@ -1,7 +1,7 @@
 """pytest plugin: `pytest --npu=emulated` gives a test suite that uses `device="npu"` an emulated one.
 
-`--npu=hardware` runs the same suite on a real NPU and stops with one sentence where there is none. Without `--npu` the plugin
-only says where `--npu=emulated` would help: where tests cannot be imported because CANN is not installed.
+`--npu=hardware` runs the same suite on a real NPU and stops with one sentence if there is none. Without `--npu` the plugin
+only adds a hint if tests cannot be imported because CANN is not installed.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-# hookwrapper, not wrapper: this plugin is loaded by whatever pytest is installed, older ones too.
+# hookwrapper, not wrapper: any installed pytest loads this plugin, older ones too.
 @pytest.hookimpl(tryfirst=True, hookwrapper=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, Any, None]:
-    """Start the device before any conftest can import torch; say what to do where a conftest cannot."""
+    """Start the device before any conftest can import torch; add a hint if a conftest cannot import it."""
     _start(early_config.known_args_namespace)
     outcome = yield
     if outcome.excinfo is not None:
@@ -54,10 +54,10 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
 
 
 def _start(options: argparse.Namespace) -> None:
-    """Start the device that the options ask for.
+    """Start the device of the options.
 
     Raises:
-        pytest.UsageError: there is no such device, or an option would do nothing.
+        pytest.UsageError: there is no such device, or an option would have no effect.
     """
     _refuse_what_would_do_nothing(options)
     if options.npu == "emulated" and not is_active():
@@ -94,7 +94,7 @@ def _refuse_what_would_do_nothing(options: argparse.Namespace) -> None:
 
 
 def _hint(text: str) -> str:
-    """What to do about an error; empty where it is not that torch_npu lacks CANN's libraries."""
+    """A hint for an error; empty unless torch_npu lacks CANN's libraries."""
     lacking = _NOT_LOADED.search(text)
     if lacking is None or "torch_npu" not in text or _is_emulated():
         return ""
@@ -105,7 +105,7 @@ def _hint(text: str) -> str:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Below errors for want of CANN, once, what to do."""
+    """Print the hint once, below errors from missing CANN."""
     reports = [*terminalreporter.stats.get("error", ()), *terminalreporter.stats.get("failed", ())]
     hint = next(filter(None, (_hint(report.longreprtext) for report in reports)), "")
     if hint:
@@ -113,7 +113,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """Say which device runs."""
+    """Name the device."""
     if is_active():
         from npu_emulator import current
         from npu_emulator.plurals import counted

@@ -1,7 +1,7 @@
-"""The log of what the device ran: every kernel, copy and fill in the order in which it ran, eager or inside a replay.
+"""The log of the device: every kernel, copy and fill in the order of execution, eager or inside a replay.
 
-The runtime notes what it runs (runtime/trace.cpp); what a kernel is, the launcher knows, which keeps it as long as it may run.
-So the log tells the same under every schedule and with null kernels, and costs nothing while nobody listens.
+The runtime notes the numbers of kernels that run (runtime/trace.cpp); the launcher has the kernels, as long as they may run.
+So the log has the same contents under every schedule and with null kernels, and costs nothing without a listener.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Operand(NamedTuple):
     """A tensor that a kernel reads or writes.
 
     Attributes:
-        dtype: as torch names it, without `torch.`.
+        dtype: torch's name without `torch.`.
         shape: its sizes.
-        bytes: how much memory it stands on; an expanded tensor stands on less than its shape says.
+        bytes: the size of its memory; an expanded tensor has less memory than elements.
     """
 
     dtype: str
@@ -50,15 +50,15 @@ class Ran(NamedTuple):
     """One kernel, copy or fill that the device ran.
 
     Attributes:
-        number: its place in the log, from 1.
+        number: its position in the log, from 1.
         name: the operator, `memcpy` or `memset`.
-        stream: the number of the stream; of a replay, the one that it was launched on.
+        stream: the number of the stream; for a replay, the stream of its launch.
         launch: the number of the launch by the host; a captured kernel keeps it in each replay. 0: a copy or a fill.
         graph: the graph in whose replay it ran; None for eager work.
         replay: which replay of that graph, from 1; None for eager work.
         lane: which of the graph's captured streams; None for eager work.
-        reads: what it reads.
-        writes: what it writes.
+        reads: the tensors that it reads.
+        writes: the tensors that it writes.
         line: the Python line of the launch: for captured kernels that of the capture, for compiled ones the model's; empty for
             copies and fills.
         module: the path of the module of torch.nn that launched it, from the outermost one; empty if there is none.
@@ -78,12 +78,12 @@ class Ran(NamedTuple):
 
     @property
     def read_bytes(self) -> int:
-        """How many bytes it reads."""
+        """The number of bytes that it reads."""
         return sum(operand.bytes for operand in self.reads)
 
     @property
     def written_bytes(self) -> int:
-        """How many bytes it writes."""
+        """The number of bytes that it writes."""
         return sum(operand.bytes for operand in self.writes)
 
     def as_json(self) -> str:
@@ -105,7 +105,7 @@ class Ran(NamedTuple):
 
 
 class KernelLog(Sequence[Ran]):
-    """What ran while the log was open, in order. It may be read while it is open: it is then as long as it is by then."""
+    """The work that ran while the log was open, in order. It may be read while it is open."""
 
     def __init__(self, refresh: Callable[[], None], name: str) -> None:
         self._refresh = refresh
@@ -113,7 +113,7 @@ class KernelLog(Sequence[Ran]):
         self._found: list[Ran] = []
 
     def take(self, ran: Ran) -> None:
-        """Add what ran, if the log asks for its name."""
+        """Add work that ran, if the log selects its name."""
         if fnmatchcase(ran.name, self._name):
             self._found.append(ran._replace(number=len(self._found) + 1))
 
@@ -130,7 +130,7 @@ class KernelLog(Sequence[Ran]):
         return self._found[place]
 
     def of(self, name: str = "*", *, stream: int | None = None, graph: int | None = None) -> list[Ran]:
-        """Return what ran under a name (a pattern: `aten.mm*`), on a stream, in the replays of a graph; all of them hold."""
+        """Return the work with a name (a pattern: `aten.mm*`), on a stream, and in replays of a graph; all conditions apply."""
         return [
             ran
             for ran in self
@@ -145,15 +145,15 @@ class KernelLog(Sequence[Ran]):
 
 
 class Recorder:
-    """Turns the runtime's notes into `Ran` and hands each to whoever listens."""
+    """Turns the runtime's notes into `Ran` and passes each to the listeners."""
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
         self._listeners: list[Callable[[Ran], None]] = []
-        self._lock = RLock()  # two threads that deliver at once would mix up the order
+        self._lock = RLock()  # two threads that deliver at the same time would change the order
 
     def add(self, listener: Callable[[Ran], None]) -> None:
-        """Hand what runs from now on to `listener`."""
+        """Pass later work to `listener`."""
         self.deliver()
         if not self._listeners:
             self._launcher.runtime.set_logging(on=True)
@@ -161,7 +161,7 @@ class Recorder:
         self._listeners.append(listener)
 
     def remove(self, listener: Callable[[Ran], None]) -> None:
-        """Hand it what has run, and no more."""
+        """Pass it the work so far, then stop."""
         self.deliver()
         self._listeners.remove(listener)
         if not self._listeners:
@@ -169,7 +169,7 @@ class Recorder:
             self._launcher.runtime.set_logging(on=False)
 
     def deliver(self) -> None:
-        """Hand out what has run since the last time."""
+        """Pass on the work since the last call."""
         if not self._listeners:
             return
         with self._lock:
@@ -203,7 +203,7 @@ def _operands(tensors: Sequence[torch.Tensor]) -> tuple[Operand, ...]:
 
 @contextmanager
 def listening(recorder: Recorder, name: str) -> Iterator[KernelLog]:
-    """Log inside the block what runs under a name."""
+    """Log the work with a name inside the block."""
     log = KernelLog(recorder.deliver, name)
     recorder.add(log.take)
     try:
@@ -213,7 +213,7 @@ def listening(recorder: Recorder, name: str) -> Iterator[KernelLog]:
 
 
 def write_until_exit(recorder: Recorder, path: Path) -> None:
-    """Write what runs from now on to a file, a line each; a process that is forked from this one writes nothing."""
+    """Write later work to a file, one line each. A forked child writes nothing."""
     file: TextIO = path.open("w", buffering=1, encoding="utf-8")  # a fork inherits no half-written buffer
     owner, numbers = os.getpid(), count(1)
 

@@ -1,15 +1,16 @@
 """Schedules: the orders in which the device may run queued work, as strings that replay a run.
 
     fifo              all work at its launch, in launch order (the default)
-    lazy              nothing before something waits for it
+    lazy              nothing until something waits for it
     random:SEED       any legal interleaving
     pct:SEED:DEPTH    random stream priorities that change at DEPTH - 1 points: finds deep orderings sooner
     choices:0.2.1     the n-th decision between several ready tasks takes the n-th number; `exhaustive` writes these
 
 The same program under the same string runs in the same order, in this process or another.
 
-A racy program often reads memory that an earlier run left right values in, and gives the right result in a wrong order. So
-all schedules but fifo poison memory (npu_emulator/memory), and a search through every order also asks the race detector.
+A program with a race often finds the right values of an earlier run in memory, and so gives the right result in a wrong
+order. Therefore all schedules except fifo poison memory (npu_emulator/memory), and a search through every order also uses the
+race detector.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _GRAMMAR = "'fifo', 'lazy', 'random:SEED', 'pct:SEED:DEPTH' or 'choices:N.N...'"
 
 
 class Schedule(NamedTuple):
-    """A schedule in the form that the runtime takes."""
+    """A schedule in the runtime's form."""
 
     policy: int
     seed: int = 0
@@ -57,7 +58,7 @@ def parse(text: str) -> Schedule:
 
 @contextmanager
 def switched(runtime: Runtime, text: str) -> Iterator[None]:
-    """Run the block under a schedule, then go back to the one before it. Queued work is finished at both ends."""
+    """Run the block under a schedule, then restore the earlier one. Queued work is finished at both ends."""
     before = runtime.schedule
     runtime.set_schedule(parse(text))
     try:
@@ -67,12 +68,12 @@ def switched(runtime: Runtime, text: str) -> Iterator[None]:
 
 
 def is_searching(text: str) -> bool:
-    """Tell whether a schedule is one to look for races with: any but fifo."""
+    """Tell whether a schedule searches for races: any except fifo."""
     return parse(text).policy != 0
 
 
 def same_values(left: object, right: object) -> bool:
-    """Tell whether two results hold the same numbers, not-a-number included; of objects that it does not know, equality tells."""
+    """Tell whether two results have the same numbers, not-a-number included; unknown objects are compared with `==`."""
     import torch
     from torch.utils._pytree import tree_flatten
 
@@ -91,7 +92,7 @@ def same_values(left: object, right: object) -> bool:
 def exhaust(runtime: Runtime, program: Callable[[], Result], limit: int) -> Iterator[tuple[str, Result]]:
     """Run `program` once under every order of its queued work; yield (schedule string, result).
 
-    The program must wait for its results itself, and decide nothing by what a query answers. Raises EmulatorError after
+    The program must wait for its results itself, and must not depend on the result of a query. Raises EmulatorError after
     `limit` runs: such a program is too large to exhaust.
     """
     prefix: list[int] = []

@@ -16,12 +16,12 @@ from npu_emulator.schedules import parse
 __all__ = ["SOCS", "SWITCH", "Settings"]
 
 SWITCH = "NPU_EMULATOR"
-"""The variable that tells a child that its parent was emulated (children.py)."""
+"""The variable in a child's environment that marks an emulated parent (children.py)."""
 _PREFIX = f"{SWITCH}_"
 _OURS = "NPUEMULAT"
-"""With what a variable begins, in capitals and without underscores, that is one of ours or means to be."""
+"""The prefix, in capitals and without underscores, of a variable that is ours or looks like ours."""
 _NOT_FIELDS = ("NPU_EMULATOR_CACHE",)
-"""Variables that are read elsewhere: where the built runtime lies (build.py)."""
+"""Variables that other modules read: the folder of the built runtime (build.py)."""
 
 SOCS = (
     *("Ascend910A", "Ascend910B", "Ascend910ProA", "Ascend910ProB", "Ascend910PremiumA"),
@@ -33,47 +33,47 @@ SOCS = (
     *(f"Ascend950PR_{number}" for number in ("9579", "957b", "957c", "957d", "9589", "958b", "9599")),
     *(f"Ascend950DT_95{number}" for number in (*range(71, 79), *range(81, 89), 91, 92, 95, 96, "A1", "A2")),
 )
-"""Chips that torch_npu 2.13 knows by name; it refuses to start on any other. Of the 950 generation the emulator has the operators
-and dtypes, not the core kinds and formats."""
+"""Chips that torch_npu 2.13 knows by name; it refuses to start on any other. For the 950 generation the emulator has the
+operators and dtypes, but not the core kinds and formats."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What kind of device to emulate and how it behaves.
+    """The emulated device and its behaviour.
 
     Each field is also an environment variable: `null_kernels` is `NPU_EMULATOR_NULL_KERNELS`.
     """
 
     devices: int = 1
-    """How many devices there are."""
+    """The number of devices."""
     memory_gb: int = DEFAULT.memory >> 30
-    """Memory of each device in GiB; address space is reserved, pages are taken as they are touched."""
+    """Memory of each device in GiB; address space is reserved, pages are allocated at their first use."""
     streams: int = DEFAULT.streams
-    """How many streams a device has; a captured graph holds one for each of its lanes while it lives."""
+    """The number of streams of a device; a captured graph owns one for each of its lanes."""
     events: int = 65536
-    """How many events a device has."""
+    """The number of events of a device."""
     cube_cores: int = DEFAULT.cube_cores
-    """How many cube cores (AIC) a device has. A program can ask for the number; no core limit may exceed it."""
+    """The number of cube cores (AIC) of a device. A program can read it; no core limit may exceed it."""
     vector_cores: int = DEFAULT.vector_cores
-    """How many vector cores (AIV) a device has, likewise."""
+    """The number of vector cores (AIV) of a device, likewise."""
     soc: str = DEFAULT.name
-    """The chip. torch_npu decides by its name which operators and formats exist; where its figures are public (chips.py) it
-    also sets memory, streams, events and cores, unless they are set themselves, and the modelled clock."""
+    """The chip. torch_npu selects operators and formats by its name. A chip with public figures (chips.py) also
+    sets memory, streams, events and cores, unless they have their own setting, and the modelled clock."""
     schedule: str = "fifo"
     """When queued work runs; see `npu_emulator.schedules`."""
     null_kernels: bool = False
-    """Launch, capture and replay as always but run no kernel bodies. Only host cost remains."""
+    """Launch, capture and replay as usual but run no kernel bodies. Only the host's cost remains."""
     poison: bool | None = None
-    """Fill device memory with 0xFF bytes when it is allocated and when it is freed. None does so under every schedule but fifo."""
+    """Fill device memory with 0xFF bytes when it is allocated and when it is freed. None: under all schedules except fifo."""
     check_memory: bool = False
-    """Fail at reads of memory that nothing has written, and at replays over freed memory."""
+    """Fail at reads of unwritten memory, and at replays over freed memory."""
     kernel_log: str = ""
     """File that gets a JSON line for each kernel, copy and fill that ran; child processes add their number to its name."""
     force: bool = False
     """Emulate even where CANN or a real NPU is present."""
 
     def __post_init__(self) -> None:
-        """Reject values that no device could have."""
+        """Reject impossible values."""
         if not 1 <= self.devices <= 16:
             raise EmulatorError(f"{_PREFIX}DEVICES must lie in 1..16, got {self.devices}")
         if self.memory_gb < 1:
@@ -95,7 +95,7 @@ class Settings:
 
     @classmethod
     def from_environment(cls, **overrides: Any) -> Settings:
-        """Read the `NPU_EMULATOR_*` variables; keyword arguments that are not None win over them, and both over the chip."""
+        """Read the `NPU_EMULATOR_*` variables; keyword arguments that are not None override them, and both override the chip."""
         _refuse_unknown_variables({_PREFIX + field.name.upper() for field in fields(cls)})
         found: dict[str, Any] = {}
         for field in fields(cls):
@@ -112,7 +112,7 @@ class Settings:
 
 
 def _of_the_chip(name: str) -> dict[str, int]:
-    """The settings that follow from a chip's figures; none for a chip without."""
+    """The settings from a chip's figures; none for a chip without figures."""
     chip = CHIPS.get(name)
     if chip is None:
         return {}
@@ -127,7 +127,7 @@ def _of_the_chip(name: str) -> dict[str, int]:
 
 
 def _refuse_unknown_variables(known: set[str]) -> None:
-    """A mistyped variable would otherwise be a setting that silently does nothing; so would one mistyped in its prefix."""
+    """Reject unknown variables, because a misspelt one would silently have no effect, even one with a misspelt prefix."""
     every = sorted({*known, *_NOT_FIELDS})
     for name in sorted(os.environ):
         plain = name.upper().replace("_", "")

@@ -1,6 +1,6 @@
-"""Drops the lines that torch_npu prints because there is no CANN: under the emulator they tell nothing and worry people.
+"""Drops the lines that torch_npu prints because there is no CANN: under the emulator they are meaningless.
 
-Exactly the known lines are dropped; everything else that is printed meanwhile goes through unchanged.
+Only the known lines are dropped; all other output passes unchanged.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """A modelled clock: how long work would take on a named chip. Nothing here is a measurement.
 
-`roofline` prices a kernel, `timeline` follows the runtime's log with those prices, `summary` gives the numbers of a
-timeline, `picture` and `trace` write it as an HTML page and as a Chrome trace.
+`roofline` computes the time of a kernel, `timeline` applies these times to the runtime's log, `summary` gives the figures of
+a timeline, `picture` and `trace` write it as an HTML page and as a Chrome trace.
 """

@@ -1,7 +1,7 @@
-"""A modelled timeline as one HTML page that needs nothing else: no script, no font, no network.
+"""A modelled timeline as one HTML page without scripts, fonts or network access.
 
-One lane a stream; filled boxes are work, hatched ground is waiting, curves are events. Wide timelines scroll sideways, with
-the lanes' names staying in sight, so that the page serves a phone as well as a desk.
+Each stream has a lane; filled boxes are work, hatched areas are idle time, curves are events. Wide timelines scroll sideways
+and the lanes' names stay visible, so that the page is readable on a phone too.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 __all__ = ["picture"]
 
 _ROW, _TRACK_TOP, _TRACK = 56, 22, 26
-"""Pixels of a lane, of the name above its track, and of the track; the style sheet says the same."""
+"""Pixels of a lane, of the name above its track, and of the track; as in the style sheet."""
 
 _MOST_SPANS = 4000
 _MOST_ROWS = 40
 _PIXELS_A_SPAN, _WIDEST = 44, 20_000
-"""Pixels that half of the boxes have at least, on a narrow screen; and where that ends."""
+"""The least width of half of the boxes on a narrow screen, in pixels, and the largest width of the page."""
 
 
 def picture(timeline: Timeline, *, title: str) -> str:
     """Draw a timeline.
 
     Args:
-        timeline: after the block that it follows.
+        timeline: the timeline, after its block.
         title: the page's heading.
 
     Returns:
@@ -106,7 +106,7 @@ class _Scale:
         return 100 * (time - self.begin) / self.length
 
     def ticks(self, count: int) -> Iterable[float]:
-        """Round times, at most so many of them."""
+        """At most `count` round times."""
         rough = self.length / count
         power = 10.0 ** math.floor(math.log10(rough))
         step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
@@ -128,7 +128,7 @@ def _box(span: Span, scale: _Scale, *, critical: bool) -> str:
 
 
 def _curves(arrows: Sequence[Arrow], places: dict[str, int], scale: _Scale) -> str:
-    """The events: a curve from the end of one lane's work to another lane, and a dot where it arrives."""
+    """The events: a curve from the end of one lane's work to another lane, and a dot at its end."""
     height = _ROW * len(places)
     paths, heads = [], []
     for arrow in arrows:

@@ -1,12 +1,12 @@
-"""How long a kernel takes at least: the largest of its memory, matrix and vector time, and what a launch costs.
+"""The least time of a kernel: the largest of its memory, matrix and vector times, plus the cost of a launch.
 
-The chip's figures and where they are from are in `npu_emulator.chips`. Two more are assumptions of ours, for want of a public
-one: a task costs 2 us to start, and float32 products run at a quarter of float16's rate.
+`npu_emulator.chips` has the chip's figures and their sources. Two more are our assumptions, because no public figure exists:
+a task takes 2 us to start, and float32 products run at a quarter of float16's rate.
 
-A matrix product is priced by the cube cores that its stream may use, everything else by the vector cores: one operation for
-each element of the largest tensor, which is the least that it can be. A kernel that tells its work, such as attention, is priced
-by the slower of both, which run side by side. A stream that is limited to some of the cores has, by
-assumption, the whole bandwidth all the same.
+The time of a matrix product follows from the cube cores of its stream, the time of every other kernel from the vector cores:
+one operation for each element of the largest tensor, which is a lower bound. A kernel that reports its operations, such as
+attention, takes the longer of its two times, because both kinds of cores run side by side. By assumption a stream that is
+limited to some cores still has the whole bandwidth.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 __all__ = ["LAUNCH_US", "Roofline", "bytes_of"]
 
 LAUNCH_US = 2.0
-"""Microseconds that starting a task costs."""
+"""Microseconds to start a task."""
 _FIRST_FACTORS: Mapping[str, int] = MappingProxyType(
     {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
 )
-"""torch's matrix products, and which tensor is the first factor: its last dimension is summed over."""
+"""torch's matrix products, and the position of the first factor, over whose last dimension the product sums."""
 _RATE = {torch.int8: 2.0, torch.float16: 1.0, torch.bfloat16: 1.0, torch.float32: 0.25}
 _NARROWEST = 2
-"""Bytes of the narrowest element that vector units compute on: bytes are widened first."""
+"""Bytes of the narrowest element for vector units; they widen single bytes first."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Roofline:
 
     Attributes:
         chip: its figures.
-        first_factors: the matrix products besides torch's own, and which tensor is the first factor.
+        first_factors: the matrix products besides torch's own, and the position of the first factor.
     """
 
     chip: Chip
@@ -64,9 +64,9 @@ class Roofline:
         cube_cores: int | None = None,
         vector_cores: int | None = None,
     ) -> float:
-        """Return the modelled microseconds of a kernel by what it reads and writes, on so many of the cores or on all.
+        """Return the modelled microseconds of a kernel from its reads and writes, on the given number of cores or on all.
 
-        `work` holds the operations of its matrix products and those on single elements, for a kernel that tells them.
+        `work` has the numbers of its matrix operations and of its operations on single elements, if the kernel reports them.
         """
         chip = self.chip
         moved = sum(bytes_of(tensor) for tensor in (*reads, *writes))
@@ -87,7 +87,7 @@ class Roofline:
     def _product_operations(
         self, name: str, reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor]
     ) -> float | None:
-        """Return the operations of a matrix product as if they were in float16; None for what is no product."""
+        """Return the operations of a matrix product, in float16 operations; None for another kernel."""
         operator = "::".join(name.split(".")[:2])
         position = self.first_factors.get(operator, _FIRST_FACTORS.get(operator))
         if position is None or position >= len(reads) or not writes:
@@ -97,11 +97,11 @@ class Roofline:
 
 
 def bytes_of(tensor: torch.Tensor) -> int:
-    """Return how many bytes a tensor stands on: an expanded one is read once."""
+    """Return the bytes of memory under a tensor; an expanded tensor is read once."""
     kept = [extent for extent, step in zip(tensor.size(), tensor.stride(), strict=True) if step != 0]
     return 0 if tensor.numel() == 0 else math.prod(kept) * tensor.element_size()
 
 
 def _computed_bytes(tensor: torch.Tensor) -> int:
-    """Return how many bytes vector units go through for a tensor: an expanded one is computed on in full."""
+    """Return the bytes that vector units process for a tensor; an expanded tensor is processed in full."""
     return tensor.numel() * max(tensor.element_size(), _NARROWEST)

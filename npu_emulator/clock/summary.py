@@ -1,4 +1,4 @@
-"""What a modelled timeline comes to, in numbers: how much of it the streams save, and how much of it they wait."""
+"""The figures of a modelled timeline: how much time the streams save, and how much they idle."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Share:
     """A part of the work.
 
     Attributes:
-        title: which part.
-        kernels: how many pieces of work it has, replays counted each time.
+        title: the name of the part.
+        kernels: its number of kernels; each replay counts.
         busy: modelled microseconds in which any of it runs.
-        serial: modelled microseconds that it would take on one stream.
+        serial: its modelled microseconds on one stream.
     """
 
     title: str
@@ -36,7 +36,7 @@ class Share:
 
     @property
     def speed_up(self) -> float:
-        """How many times faster than on one stream; 1 where nothing overlaps."""
+        """How many times faster than on one stream; 1 if nothing overlaps."""
         return self.serial / self.busy if self.busy else 1.0
 
 
@@ -47,7 +47,7 @@ class Lane:
     Attributes:
         name: as in `Span.stream`.
         spans: its work, in order.
-        idle: the part of the whole time, that of all lanes, in which it runs nothing, 0 to 1.
+        idle: the fraction, 0 to 1, of the time of all lanes in which it runs nothing.
     """
 
     name: str
@@ -57,13 +57,13 @@ class Lane:
 
 @dataclass(frozen=True)
 class Summary:
-    """All of a timeline in numbers; times in modelled microseconds.
+    """The figures of a timeline; times in modelled microseconds.
 
     Attributes:
         whole: all work.
         graphs: the replays of each captured graph.
         lanes: one a stream, in the order of first use.
-        critical: the work that makes the end as late as it is.
+        critical: the work that determines the end.
     """
 
     whole: Share
@@ -83,7 +83,7 @@ class Summary:
 
 
 def summarise(timeline: Timeline) -> Summary:
-    """Sum up a timeline."""
+    """Compute the figures of a timeline."""
     lanes: dict[str, list[Span]] = {}
     graphs: dict[str, list[Span]] = {}
     for span in timeline.spans:
@@ -104,13 +104,13 @@ def _share(title: str, spans: Sequence[Span]) -> Share:
 
 
 def idle(spans: Sequence[Span], everything: Sequence[Span]) -> float:
-    """Return the part of the time from the first of `everything` to its end in which none of `spans` runs, 0 to 1."""
+    """Return the fraction, 0 to 1, of the time of `everything` in which none of `spans` runs."""
     length = max(span.start + span.duration for span in everything) - min(span.start for span in everything)
     return 1 - covered(spans) / length if length else 0.0
 
 
 def covered(spans: Iterable[Span]) -> float:
-    """How long at least one of the spans runs."""
+    """The time in which at least one of the spans runs."""
     total, reached = 0.0, 0.0
     for span in sorted(spans, key=lambda span: span.start):
         end = span.start + span.duration

@@ -1,7 +1,7 @@
 """A modelled timeline per stream, and the file that Perfetto and chrome://tracing open.
 
-Launches, events, replays and synchronisations come from the runtime's log. A stream's work starts when the work before it,
-and what it waits for, has ended; the host launches in no time, and after a synchronisation nothing starts before its end.
+Launches, events, replays and synchronisations come from the runtime's log. A stream's work starts when its earlier work and
+the awaited work have ended. The host launches in no time, and nothing starts before the end of an earlier synchronisation.
 Streams do not slow each other down: they share neither cores nor bandwidth in this model.
 """
 
@@ -41,7 +41,7 @@ class Arrow(NamedTuple):
 
 
 class _Moment(NamedTuple):
-    """A time, and the number of the span whose end it is; -1: the beginning. The later of two is their maximum."""
+    """A time, and the number of the span that ends then (-1: the beginning). The maximum of two is the later one."""
 
     time: float = 0.0
     cause: int = -1
@@ -63,10 +63,10 @@ class _Lanes:
 
 
 class Timeline:
-    """The work of a span of a program on a modelled clock. Everything here is modelled; nothing is measured."""
+    """The work of a part of a program on a modelled clock. Everything here is modelled; nothing is measured."""
 
     def __init__(self, runtime: Runtime, model: Roofline) -> None:
-        """Read the log of `runtime`, whose work takes as long as `model` says."""
+        """Read the log of `runtime`; `model` gives the times."""
         self.model = model
         self.spans: list[Span] = []
         self.arrows: list[Arrow] = []
@@ -79,7 +79,7 @@ class Timeline:
 
     @property
     def end(self) -> float:
-        """When the last work ends, in modelled microseconds."""
+        """The end of the last work, in modelled microseconds."""
         return max((span.start + span.duration for span in self.spans), default=0.0)
 
     @property
@@ -93,7 +93,7 @@ class Timeline:
         return path[::-1]
 
     def launching(self, key: int, launch: Launch) -> None:
-        """Price kernel number `key` on the cores that its stream has now."""
+        """Compute the time of kernel number `key` on its stream's present cores."""
         line = launch.frames[0] if launch.frames else ""
         cube, vector = self._runtime.cores(launch.stream)
         work = None if launch.work is None else launch.work()
@@ -113,7 +113,7 @@ class Timeline:
     synchronised = launched
 
     def _follow(self, lanes: _Lanes, note: Note, record: int, awaited: int) -> None:
-        """Advance one stream; `record` and `awaited` say under which number events are known here."""
+        """Advance one stream; `record` and `awaited` give the event numbers."""
         now = max(lanes.ends.get(note.stream, _BEGINNING), self._host)
         match note.kind:
             case NoteKind.KERNEL | NoteKind.COPY | NoteKind.FILL:
@@ -143,7 +143,7 @@ class Timeline:
 
     def _price(self, note: Note) -> tuple[str, float, str]:
         if note.kind == NoteKind.KERNEL:
-            # A captured kernel is priced again at each replay; an eager one runs once.
+            # A captured kernel takes its time at each replay; an eager kernel runs once.
             take = self._works.get if note.graph else self._works.pop
             return take(note.first, ("launched before the timeline began", LAUNCH_US, ""))
         return ("memset" if note.kind == NoteKind.FILL else "memcpy", self.model.copy_us(note.third), "")

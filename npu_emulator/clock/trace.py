@@ -1,8 +1,8 @@
-"""A timeline as a Chrome trace (the Trace Event Format): one complete event a span, one pair of flow events an arrow.
+"""A timeline as a Chrome trace (the Trace Event Format): spans are complete events, arrows are pairs of flow events.
 
 Perfetto counts whole nanoseconds, drops a span that overlaps the one before it, and binds an arrow's end to the span that
-encloses it. So times are rounded to nanoseconds first, and an arrow leaves from inside the last span before its event and
-arrives at the first span behind its wait; where there is none, nothing was ordered, and no arrow is drawn.
+encloses it. So times are rounded to nanoseconds first. An arrow starts inside the last span before its event and ends at the
+first span after its wait. Without such spans nothing was ordered, and there is no arrow.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Track:
 
 
 def chrome_trace(timeline: Timeline) -> dict[str, Any]:
-    """Return what `json.dump` writes: `ts` and `dur` in modelled microseconds, one `tid` for each stream."""
+    """Return an object for `json.dump`: `ts` and `dur` in modelled microseconds, one `tid` for each stream."""
     title = f"modelled: {timeline.model.name}"
     rows: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": 0, "args": {"name": title}}]
     tracks: dict[str, _Track] = {}

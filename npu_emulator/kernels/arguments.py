@@ -1,6 +1,6 @@
-"""One pass over an operator's arguments: CPU tensors on the same memory, what output metadata depends on, which device.
+"""One pass over an operator's arguments: CPU tensors on the same memory, the key of the output's metadata, the device.
 
-It runs for every operator, so it looks at each argument once and takes no detour through pytrees.
+It runs for every operator, so it visits each argument once and does not use pytrees.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Bound(NamedTuple):
     kwargs: dict[str, Any]
     """Keyword arguments, likewise."""
     key: Any
-    """Hashable: all that the operator's output metadata may depend on. None if an argument is of an unknown kind."""
+    """A hashable key of everything on which the output's metadata may depend. None if an argument has an unknown type."""
     device: int
-    """Index of the first device tensor's device, else of the device asked for, else -1."""
+    """Index of the first device tensor's device, else of a device argument, else -1."""
     reads: list[torch.Tensor]
-    """The CPU tensors that lie on device memory."""
+    """The CPU tensors on device memory."""
     mixed: bool
-    """Whether tensors of the device and of the host meet, scalar tensors of the host apart."""
+    """Whether tensors of the device and of the host are mixed, apart from scalar tensors of the host."""
 
 
 def is_npu(value: object) -> bool:
@@ -88,7 +88,7 @@ class _Walk:
         return converted
 
     def _other(self, value: Any) -> Any:
-        """Convert what is neither a number nor a tensor."""
+        """Convert an argument that is neither a number nor a tensor."""
         if isinstance(value, (list, tuple)):  # torch.Size and named tuples included
             kinds = tuple(map(type, value))
             self.parts.append(kinds)
@@ -105,13 +105,13 @@ class _Walk:
         return value
 
     def _tensor(self, value: torch.Tensor) -> torch.Tensor:
-        index = value.get_device()  # -1 on the host; far cheaper than asking for the device object
+        index = value.get_device()  # -1 on the host; much cheaper than the device object
         on_device = index >= 0
-        # A CPU scalar tensor promotes differently from a device tensor, so where it lies is part of the key.
+        # A CPU scalar tensor promotes differently from a device tensor, so its device is part of the key.
         self.parts.extend((value.dtype, value.size(), value.stride(), on_device))
         if not on_device:
             self.host = self.host or value.dim() > 0
-            return value.clone()  # read now, as on hardware: the program may change it before the kernel's turn comes
+            return value.clone()  # read now, as on hardware: the program may change it before the kernel runs
         if self.device < 0:
             self.device = index
         seen = self.view(value)

@@ -1,6 +1,6 @@
-"""Operators whose CPU kernel leaves out auxiliary results that the device's kernel gives, completed.
+"""Completes auxiliary results that the device's kernel returns and the CPU's kernel leaves out.
 
-A backward operator reads those results by their announced sizes; what the CPU left out would be read as unwritten memory.
+A backward operator reads those results in their full sizes, so it would read unwritten memory.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ __all__ = ["COMPLETED"]
 
 
 def _completed(bags: Callable[..., tuple[torch.Tensor, ...]]) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """Give `bags`, a form of `_embedding_bag`, the bag of each index [indices] and one size for each offset [offsets]."""
+    """Complete `bags`, a form of `_embedding_bag`: the bag of each index [indices] and one size for each offset [offsets]."""
 
     def run(
         weight: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, ...]:
         out, bag_of_index, sizes, largest = bags(weight, indices, offsets, *args, **kwargs)
-        if bag_of_index.numel() != indices.numel():  # a quick path of the CPU's, which needs none
+        if bag_of_index.numel() != indices.numel():  # a fast path of the CPU, which leaves them out
             places = torch.arange(indices.numel(), dtype=offsets.dtype)
             bag_of_index = torch.searchsorted(offsets, places, right=True) - 1
-        if sizes.numel() != offsets.numel():  # the last offset, if it is given, is an end and begins no bag
+        if sizes.numel() != offsets.numel():  # the optional last offset is an end and begins no bag
             sizes = torch.nn.functional.pad(sizes, (0, offsets.numel() - sizes.numel()))
         return out, bag_of_index, sizes, largest
 

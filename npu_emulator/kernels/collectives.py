@@ -1,7 +1,8 @@
 """The functional collectives of torch.distributed between emulated processes on one machine, with gloo underneath.
 
-Each is a kernel like any other: a task on the stream where it was called, captured and replayed, that meets the other
-processes when its turn comes. A group whose backend is HCCL gets a twin of the same processes on gloo, at its first collective.
+Each is a kernel like any other: a task on the caller's stream, which may be captured and replayed. It communicates with the
+other processes when it runs. A group with the backend HCCL gets a second group of the same processes on gloo at its first
+collective.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _twins: dict[str, tuple[Any, Any]] = {}
 
 
 def collective_kernels(launcher: Launcher) -> dict[str, Callable[..., Any]]:
-    """Return the kernels by operator name; none where torch was built without torch.distributed."""
+    """Return the kernels by operator name; none if torch was built without torch.distributed."""
     if not torch.distributed.is_available():
         return {}
     started = _Started()
@@ -49,13 +50,13 @@ def collective_kernels(launcher: Launcher) -> dict[str, Callable[..., Any]]:
 
 
 class _Started:
-    """What was started and not yet waited for: a wait on another stream has to come after it."""
+    """Collectives without a wait so far: a wait on another stream has to come after them."""
 
     def __init__(self) -> None:
         self._events: dict[int, tuple[int, torch.npu.Event]] = {}
 
     def note(self, results: object) -> None:
-        """Remember that what the current stream was given last computes these tensors."""
+        """Note that the current stream's last work computes these tensors."""
         stream = torch.npu.current_stream()
         event = torch.npu.Event()
         event.record(stream)
@@ -72,14 +73,14 @@ class _Started:
 
 
 class _Collective(Kernel):
-    """A kernel that meets other processes."""
+    """A kernel that communicates with other processes."""
 
     def __init__(self, op: OpOverload, launcher: Launcher, compute: Callable[..., Any], started: _Started) -> None:
         super().__init__(op, launcher, compute)
         self._started = started
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Start the collective; its result is there once it was waited for."""
+        """Start the collective; its result is valid after a wait."""
         results = super().__call__(*args, **kwargs)
         self._started.note(results)
         return results
@@ -89,7 +90,7 @@ class _Collective(Kernel):
 
 
 def _on_host(group: Any) -> Any:
-    """The processes of a group, which is given by itself or by name, in a group that can send CPU tensors."""
+    """A group of the same processes that can send CPU tensors; `group` is an object or a name."""
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import _resolve_process_group
 
@@ -169,7 +170,7 @@ class _Send:
         self._underway: list[tuple[Any, torch.Tensor]] = []
 
     def __call__(self, tensor: torch.Tensor, dst: int, tag: int, group_name: Any) -> torch.Tensor:
-        """Send a tensor to the process of rank `dst`; return a token, for which nobody need wait."""
+        """Send a tensor to the process of rank `dst`; return a token, which needs no wait."""
         view = self._launcher.view(tensor)
 
         def body() -> None:
@@ -185,7 +186,7 @@ class _Send:
 
 
 class _Receive:
-    """`irecv`: fills the tensor that it is given and returns it, though its schema does not say so."""
+    """`irecv`: fills its argument and returns it, although its schema does not say so."""
 
     def __init__(self, launcher: Launcher, started: _Started) -> None:
         self._launcher = launcher
@@ -209,7 +210,7 @@ class _Receive:
 
 
 def _batch(send: _Send, receive: _Receive) -> Callable[..., list[torch.Tensor]]:
-    """`batch_p2p_ops`: several of both; sends never wait for their peer, so the order in which peers list them is free."""
+    """`batch_p2p_ops`: several of both. Sends never wait for their peer, so peers may list them in any order."""
 
     def run(
         op_list: list[str], peer_list: list[int], tag_list: list[int], tensors: list[torch.Tensor], group_name: Any
@@ -225,7 +226,7 @@ def _batch(send: _Send, receive: _Receive) -> Callable[..., list[torch.Tensor]]:
 
 
 def _rank_in(group: Any, rank: int) -> int:
-    """The operators name peers by their rank among all processes."""
+    """A peer's rank in the group; the operators name peers by their rank among all processes."""
     import torch.distributed as dist
 
     return int(dist.get_group_rank(_on_host(group), rank))
@@ -241,7 +242,7 @@ def _each(one: Callable[..., torch.Tensor]) -> Callable[..., list[torch.Tensor]]
 
 
 def _out(one: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """The form of a collective that writes into a tensor that it is given."""
+    """The form of a collective that writes into an argument."""
 
     def into(*args: Any, out: torch.Tensor) -> torch.Tensor:
         return out.copy_(one(*args))

@@ -1,8 +1,8 @@
-"""Operators that torch composes of others and torch_npu replaces by fused ones: here they are composed again.
+"""Operators that torch composes of others and torch_npu replaces by fused ones. The emulator composes them again.
 
-torch_npu takes recurrent layers at its autograd key and calls fused operators with gradients of their own (`npu_lstm`,
-`npu_gru`, ...), and a few others (`slogdet`, `fill_diagonal_`, ...) directly on CANN. Composed of plain operators they are
-captured, replayed and differentiated like everything else.
+torch_npu takes recurrent layers at its autograd key and calls fused operators with their own gradients (`npu_lstm`,
+`npu_gru`, ...), and a few others (`slogdet`, `fill_diagonal_`, ...) directly on CANN. As compositions of plain operators they
+are captured, replayed and differentiated like every other operator.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["composite_kernels"]
 
 
 def composite_kernels() -> dict[str, Callable[..., Any]]:
-    """Return the compositions by operator name; they belong at the autograd key as well."""
+    """Return the compositions by operator name; they are registered at the autograd key too."""
     aten = torch.ops.aten
     plain = (
         aten.slogdet.default,
@@ -34,7 +34,7 @@ def composite_kernels() -> dict[str, Callable[..., Any]]:
         **{str(op.name()): _composed(op) for op in plain},
         **{str(op.name()): _decomposed(op) for op in (aten.lstm.input, aten.lstm.data, aten.gru.input, aten.gru.data)},
         "aten::lstm_cell": _lstm_cell,
-        # The operator that it calls has the gradient.
+        # The called operator has the gradient.
         "npu::npu_ciou": lambda *args, **kwargs: torch.ops.npu._npu_ciou(*args, **kwargs)[0],  # noqa: SLF001 - its name
         "aten::gru_cell": _gru_cell,
     }

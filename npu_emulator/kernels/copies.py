@@ -52,19 +52,19 @@ class _Copies:
         else:
             # The host may change pageable memory as soon as this returns; pinned memory is read when the task runs.
             pinned = non_blocking and source.is_pinned()
-            # Here torch_npu, or CANN for pageable memory, synchronises the stream, which no capture permits.
+            # Here torch_npu, or CANN for pageable memory, synchronises the stream, which a capture forbids.
             if not pinned:
                 self._launcher.refuse_in_capture(index, "aten.copy_.default from the host")
             origin = source if pinned else source.clone()
             if pinned:
-                reads.append(origin)  # two streams may race for a pinned buffer as well
+                reads.append(origin)  # two streams may also race for a pinned buffer
         self._launcher.launch("aten.copy_.default", self._number, index, lambda: target.copy_(origin), reads, [target])
         return destination
 
     def _between_devices(
         self, destination: torch.Tensor, source: torch.Tensor, target: torch.Tensor, origin: torch.Tensor
     ) -> torch.Tensor:
-        """Copy behind the work of both devices' current streams and in front of what follows on both, as torch does."""
+        """Copy after the earlier work of both devices' current streams and before their later work, as torch does."""
         here, there = (torch.npu.current_stream(tensor.device) for tensor in (destination, source))
         here.wait_stream(there)
         self._launcher.launch(
@@ -97,7 +97,7 @@ class _Copies:
         return destination
 
     def copy_from(self, source: torch.Tensor, destination: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:  # noqa: FBT001, FBT002
-        """Copy with the operands the other way round."""
+        """Copy with the operands in the other order."""
         return self.copy_(destination, source, non_blocking)
 
     def copy_from_and_resize(self, source: torch.Tensor, destination: torch.Tensor) -> torch.Tensor:
@@ -121,7 +121,7 @@ class _Copies:
         like = torch.empty_strided(source.size(), source.stride(), dtype=source.dtype, device="meta")
         shape = torch.ops.aten._to_copy.default(like, dtype=dtype, layout=layout, memory_format=memory_format)  # noqa: SLF001
         target = device or source.device
-        # torch asks for pinned memory where a copy to the host must not wait.
+        # torch uses pinned memory if a copy to the host must not wait.
         pinned = pin_memory or (non_blocking and is_npu(source) and target.type == "cpu")
         out = torch.empty_strided(
             shape.size(), shape.stride(), dtype=shape.dtype, device=target, pin_memory=pinned or False
@@ -135,7 +135,7 @@ class _Copies:
     def contiguous(
         self, source: torch.Tensor, *, memory_format: torch.memory_format = torch.contiguous_format
     ) -> torch.Tensor:
-        """Return the tensor itself if its strides are right already, else a copy."""
+        """Return the tensor itself if its strides are right, else a copy."""
         if source.is_contiguous(memory_format=memory_format):
             return source
         return self.to_copy(source, memory_format=memory_format)
@@ -153,7 +153,7 @@ class _Copies:
         return found[0] if found else seen.item()  # with null kernels nothing was read
 
     def pin_memory(self, source: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
-        """Copy a host tensor to page-locked memory (of the runtime, so that it is recognised again)."""
+        """Copy a host tensor to page-locked memory of the runtime, which can recognise it later."""
         del device
         out = torch.empty_strided(source.size(), source.stride(), dtype=source.dtype, pin_memory=True)
         return out.copy_(source)

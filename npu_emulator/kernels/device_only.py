@@ -1,8 +1,8 @@
-"""ATen operators that devices have and the CPU has not, as functions of CPU tensors.
+"""ATen operators with a device kernel and no CPU kernel, as functions of CPU tensors.
 
-Matrix products with another result type, the parts of batch normalisation that processes share (`torch.nn.SyncBatchNorm`), and
-two small ones. Small floats are computed in float32 and rounded once. Batch statistics are float32, over all dimensions but the
-second; `count` holds how many values each process had.
+Matrix products with another result type, the parts of batch normalisation across processes (`torch.nn.SyncBatchNorm`), and
+two small ones. Small floats are computed in float32 and rounded once. Batch statistics are float32, over all dimensions
+except the second; `count` is the number of values of each process.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _gathered(  # noqa: PLR0913, PLR0917 - the operator's own arguments
     eps: float,
     counts: _Tensor,
 ) -> tuple[_Tensor, _Tensor]:
-    """Mean and inverse deviation of all processes together, from theirs [processes, C]; running statistics are written."""
+    """Mean and inverse deviation over all processes, from those of each process [processes, C]; writes running statistics."""
     del x
     share = counts.to(mean.dtype).reshape(-1, 1)
     total = share.sum()

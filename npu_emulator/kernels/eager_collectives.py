@@ -1,6 +1,7 @@
-"""Refuses what `dist.all_reduce(x)` and its like call outside compiled code on a group of HCCL, at once and on every rank.
+"""Makes `dist.all_reduce(x)` and the like fail outside compiled code on a group of HCCL, immediately and on every rank.
 
-HCCL is not emulated. Left alone, torch_npu would fail on the rank that names the communicator and let the others wait for it.
+HCCL is not emulated. Without this module torch_npu would fail only on the rank that names the communicator, and the others
+would wait.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ __all__ = ["eager_collective_kernels"]
 
 
 def eager_collective_kernels() -> dict[str, Callable[..., Any]]:
-    """Return the kernels by operator name; none where torch was built without torch.distributed."""
+    """Return the kernels by operator name; none if torch was built without torch.distributed."""
     if not torch.distributed.is_available():
         return {}
     listed = torch._C._dispatch_get_registrations_for_dispatch_key("PrivateUse1")  # noqa: SLF001 - no public list of kernels
@@ -26,7 +27,7 @@ def eager_collective_kernels() -> dict[str, Callable[..., Any]]:
 
 
 class _Eager:
-    """A collective on tensors of the device: refused for a group of HCCL, else what it was."""
+    """A collective on tensors of the device: raises for a group of HCCL, else calls the original."""
 
     def __init__(self, name: str) -> None:
         self._name = name.removeprefix("c10d::").strip("_")
@@ -36,7 +37,7 @@ class _Eager:
         self._original = torch.library.get_kernel(packet.default, "PrivateUse1")
 
     def __call__(self, keys: torch.DispatchKeySet, *args: Any) -> Any:
-        """Run the collective, or say that it cannot be run here and what can."""
+        """Run the collective, or raise an error that names an alternative."""
         group = torch.distributed.ProcessGroup.unbox(args[self._group])
         if group._get_backend(torch.device("npu")).name() == "hccl":  # noqa: SLF001 - there is no public way to ask
             raise KernelMissingError(

@@ -1,7 +1,7 @@
-"""Memory formats: the emulated device has one, so a cast between formats changes nothing but where a tensor lies.
+"""Memory formats: the emulated device has one, so a cast between formats only copies the tensor.
 
-On hardware `npu_format_cast(x, 29)` stores x in fractal order (FRACTAL_NZ) for the cube unit. Values, shapes and strides
-that a program can see stay the same there, and so they do here; `get_npu_format` goes on answering ND.
+On hardware `npu_format_cast(x, 29)` stores x in fractal order (FRACTAL_NZ) for the cube unit. A program sees the same values,
+shapes and strides there, and also here; `get_npu_format` always returns ND.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def format_kernels() -> dict[str, Callable[..., Any]]:
 
 
 def _copied(source: torch.Tensor, *ignored: object, **also_ignored: object) -> torch.Tensor:
-    """Return a copy: the result of a cast is memory of its own."""
+    """Return a copy: the result of a cast has its own memory."""
     del ignored, also_ignored
     return source.clone()
 

@@ -1,4 +1,4 @@
-"""The kernel that serves almost every operator: metadata now, values as a task on the stream.
+"""The kernel of almost every operator: metadata at the call, values as a task on the stream.
 
 Shapes come from the operator's meta kernel, memory from torch_npu's own allocator, and values from the operator's CPU
 kernel (or a reference function) on CPU tensors that share the device's memory.
@@ -43,9 +43,9 @@ _OVERWRITERS = frozenset(
         "aten::_foreach_copy_",
     ]
 )
-"""In-place operators that do not look at what they overwrite."""
+"""In-place operators that do not read the overwritten elements."""
 _INDEXING = frozenset({"aten::index", "aten::_unsafe_index"})
-"""Tagged as if their shape always depended on values; it does for masks alone, whose elements have to be counted."""
+"""Operators whose tag says that their shape depends on values. That is true only for masks, whose elements have to be counted."""
 _TAKING_HOST_TENSORS = frozenset(
     [
         "aten::index",
@@ -59,14 +59,14 @@ _TAKING_HOST_TENSORS = frozenset(
         "aten::_pack_padded_sequence_backward",
     ]
 )
-"""ATen operators for which torch allows indices, sections or lengths on the host beside tensors of the device."""
+"""ATen operators that take indices, sections or lengths on the host together with tensors of the device."""
 _NUMBERS = (bool, int, float, complex)
 _MASKS = frozenset({torch.bool, torch.uint8})
 _DEVICES = [torch.device("npu", index) for index in range(16)]
 
 
 def _index(bound: Bound) -> int:
-    """Return the device that the arguments live on or ask for, else the current one."""
+    """Return the device of the arguments, else the current one."""
     return bound.device if bound.device >= 0 else torch.npu.current_device()
 
 
@@ -77,10 +77,10 @@ def _has_mask(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _not_numbers(op: OpOverload) -> frozenset[int]:
-    """The positions of tensors that may come as numbers, which the operator refuses.
+    """The positions of tensor arguments that may arrive as numbers although the operator refuses numbers.
 
-    torch's dispatcher gives a Python kernel a number where another operator passes one as a tensor, as the overload for a scalar
-    does (`x.bitwise_or_(6)`). Most operators take it, as `add` does.
+    torch's dispatcher passes a number to a Python kernel if another operator passed it as a tensor, as the scalar overload
+    does (`x.bitwise_or_(6)`). Most operators accept it, for example `add`.
     """
     packet = op.overloadpacket
     takes_numbers = torch._C._should_allow_numbers_as_tensors  # noqa: SLF001 - torch's own list of those that take them
@@ -93,7 +93,7 @@ def _not_numbers(op: OpOverload) -> frozenset[int]:
 
 
 def _without_numbers(args: tuple[Any, ...], places: frozenset[int]) -> tuple[Any, ...]:
-    """The arguments, with a scalar tensor for each number in one of the places: exact beside float64, else of the usual type."""
+    """The arguments with a scalar tensor for each number at these positions: float64 beside float64, else of the default type."""
     if not any(isinstance(args[place], _NUMBERS) for place in places if place < len(args)):
         return args
     exact = any(isinstance(value, torch.Tensor) and value.dtype == torch.float64 for value in args)
@@ -109,7 +109,7 @@ class Kernel:
     """One operator overload on the emulated device.
 
     `compute` has the operator's signature, takes CPU tensors and returns CPU tensors; by default it is the operator itself,
-    whose CPU kernel then does the work. An operator that writes to an argument writes to the shared memory directly.
+    whose CPU kernel then computes. An operator that writes to an argument writes to the shared memory directly.
     """
 
     def __init__(self, op: OpOverload, launcher: Launcher, compute: Callable[..., Any] | None = None) -> None:
@@ -123,16 +123,16 @@ class Kernel:
         self._launcher = launcher
         self._number = launcher.number(self.name)
         self._metadata = MetadataCache(op, compute)
-        schema = op._schema  # the public door to a schema
+        schema = op._schema  # the public access to a schema
         self._written = [
             (position, argument.name)
             for position, argument in enumerate(schema.arguments)
             if argument.alias_info is not None and argument.alias_info.is_write
         ]
-        # An out variant resizes what it writes, where the shape of the result is known or the function resizes it.
+        # An out variant resizes its output if the shape of the result is known or the function resizes it.
         self._is_out_variant = any(argument.is_out for argument in schema.arguments)
         self._overwritten = [place for place in self._written if place[1] == "out" or schema.arguments[place[0]].is_out]
-        # Batch norm and its like write to an argument and return something else; most writers return what they wrote.
+        # Batch norm and the like write to an argument and return other tensors; most writers return the written argument.
         self._returns_written = all(value.alias_info is not None for value in schema.returns)
         self._takes_host = not schema.name.startswith("aten::") or schema.name in _TAKING_HOST_TENSORS
         self._indexes = schema.name in _INDEXING
@@ -157,22 +157,22 @@ class Kernel:
             return self._run_on_host(bound, args, kwargs)
         try:
             likes = self._metadata.outputs(bound.key, args, kwargs)
-        except RuntimeError:  # NotImplementedError included: no meta kernel, or one that needs values
+        except RuntimeError:  # includes NotImplementedError: no meta kernel, or one that needs values
             if torch.npu.is_current_stream_capturing():
                 raise
             return self._run_on_host(bound, args, kwargs)
         return self._launch_pure(bound, args, kwargs, likes)
 
     def _bind(self, bound: Bound, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:  # noqa: ARG002 - for subclasses
-        """Return what computes this one launch."""
+        """Return the function that computes this launch."""
         return self.compute
 
     def _work_of(self, bound: Bound) -> Callable[[], tuple[float, float]] | None:
-        """Return what gives the operations of this one launch, if its kernel tells them."""
+        """Return the function that counts the operations of this launch, if its kernel has one."""
         return None if self._work is None else partial(self._work, *bound.args, **bound.kwargs)
 
     def _refuse_mixed(self, bound: Bound) -> None:
-        """Say what torch says on hardware, where a kernel cannot reach the host's memory."""
+        """Raise torch's error on hardware, where a kernel cannot access the host's memory."""
         if not self._takes_host:
             raise RuntimeError(
                 f"Expected all tensors to be on the same device, but found at least two devices, npu:{bound.device} and "
@@ -198,7 +198,7 @@ class Kernel:
             self._launcher.launch(self.name, self._number, index, body, bound.reads, targets, fresh=fresh, work=work)
             return made[0] if likes.single else tuple(made)
         outputs = tree_map(lambda like: _allocate(like, device), likes, is_leaf=lambda item: isinstance(item, Like))
-        # A masked output (a gradient that nobody wants) is None, and keeps its place.
+        # A masked output (an unwanted gradient) is None, and keeps its position.
         places = [
             self._launcher.shared_view(leaf) if isinstance(leaf, torch.Tensor) else None
             for leaf in tree_leaves(outputs)
@@ -219,7 +219,7 @@ class Kernel:
     def _launch_writing(self, args: Any, kwargs: Any) -> Any:
         if self._is_out_variant and not self._resize_outputs(args, kwargs) and self._can_write_from_host():
             return self._write_from_host(args, kwargs)
-        # Fresh views: a CPU kernel may resize what it writes to, and a view shared between launches must stay as it is.
+        # New views: a CPU kernel may resize its output, but a view shared between launches must not change.
         bound = bind(args, kwargs, self._launcher.view)
         if bound.mixed:
             self._refuse_mixed(bound)
@@ -243,7 +243,7 @@ class Kernel:
         return written[0] if self._returns == 1 else tuple(written[: self._returns])
 
     def _reads(self, bound: Bound, targets: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the device memory whose values matter: an out variant and a fill do not read what they overwrite."""
+        """Return the device memory that is read: an out variant and a fill do not read what they overwrite."""
         if not self._only_overwrites:
             if not self._overwritten:
                 return bound.reads
@@ -251,7 +251,7 @@ class Kernel:
         return [seen for seen in bound.reads if all(seen is not target for target in targets)]
 
     def _resize_outputs(self, args: Any, kwargs: Any) -> bool:
-        """Give `out=` arguments the shape of the result, as every out variant does; tell whether the shape is known."""
+        """Resize `out=` arguments to the shape of the result, as every out variant does; tell whether the shape is known."""
         if self._brought:
             self._resize_as_brought(args, kwargs)
             return True
@@ -259,7 +259,7 @@ class Kernel:
             likes = self._metadata.outputs(None, args, kwargs)
         except NotImplementedError:
             return False  # no meta kernel
-        except RuntimeError:  # one in Python may be stricter than the kernels: these decide, and refuse
+        except RuntimeError:  # a meta kernel in Python may be stricter than the kernels, which decide
             if torch.npu.is_current_stream_capturing():
                 raise
             return False
@@ -271,7 +271,7 @@ class Kernel:
         return True
 
     def _resize_as_brought(self, args: Any, kwargs: Any) -> None:
-        """Give `out=` arguments the shapes that the brought function gives their meta twins; none, if it cannot run on those."""
+        """Resize `out=` arguments as the registered function does with meta tensors; not at all if it cannot run on those."""
         meta_args, meta_kwargs = tree_map(on_meta, args), tree_map(on_meta, kwargs)
         try:
             self.compute(*meta_args, **meta_kwargs)
@@ -288,7 +288,7 @@ class Kernel:
         return plain and not torch.npu.is_current_stream_capturing()
 
     def _write_from_host(self, args: Any, kwargs: Any) -> Any:
-        """Serve an out variant whose shapes nothing tells beforehand: compute first, then resize and fill what is given."""
+        """Run an out variant with unknown shapes: compute first, then resize and fill the arguments."""
         outs = [argument_of(args, kwargs, *place) for place in self._written]
         names = [name for _, name in self._written]
         results = {name: torch.empty(0, dtype=out.dtype) for name, out in zip(names, outs, strict=True)}
@@ -307,7 +307,7 @@ class Kernel:
             out.resize_(result.size()).copy_(result)
         return outs[0] if self._returns == 1 else tuple(outs[: self._returns])
 
-    # -- operators whose result the host has to see ---------------------------------------------------------------------
+    # -- operators whose result the host has to read ---------------------------------------------------------------------
 
     def _run_on_host(self, bound: Bound, args: Any, kwargs: Any) -> Any:
         """Wait for the inputs, compute, and copy the results to new device memory."""
@@ -334,7 +334,7 @@ class Kernel:
 
 
 class _PureBody:
-    """What a pure operator does when its turn comes: compute on CPU tensors, store to device memory."""
+    """The body of a pure operator: compute on CPU tensors, store to device memory."""
 
     __slots__ = ("args", "compute", "kwargs", "likes", "targets")
 
@@ -361,7 +361,7 @@ class _PureBody:
 
 
 def argument_of(args: Any, kwargs: Any, position: int, name: str) -> Any:
-    """Return one argument of a call, given by place or by name."""
+    """Return one argument of a call, passed by position or by name."""
     return args[position] if position < len(args) else kwargs.get(name)
 
 
@@ -376,9 +376,9 @@ def _tensors(values: list[Any]) -> list[torch.Tensor]:
 
 
 def _store(results: Sequence[Any], targets: Sequence[torch.Tensor | None]) -> bool:
-    """Write what the CPU computed to device memory; tell whether each target got a result of its size.
+    """Write the CPU's results to device memory; tell whether each target got a result of its size.
 
-    Some operators return fewer or smaller auxiliary outputs on the CPU than their meta kernel announces (batch norm's saved
+    Some operators return fewer or smaller auxiliary outputs on the CPU than their meta kernel does (batch norm's saved
     statistics in evaluation, embedding_bag's indices); nothing reads those.
     """
     fits = len(results) == len(targets)

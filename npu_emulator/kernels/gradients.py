@@ -1,4 +1,4 @@
-"""Gradients that torch_npu has as operators of their own and the CPU has not, by their derivatives."""
+"""Gradient operators of torch_npu without a CPU kernel, from their derivatives."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 __all__ = ["GRADIENTS"]
 
 _MEAN = 1
-"""torch's number for `reduction="mean"`; "none" and "sum" pass the gradient on as it is."""
+"""torch's number for `reduction="mean"`; "none" and "sum" do not change the gradient."""
 
 
 def _matmul(
     grad: torch.Tensor, left: torch.Tensor, right: torch.Tensor, mask: Sequence[bool]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Return the gradients of `left @ right`, of any ranks and with broadcast batches, as far as `mask` wants them."""
+    """Return the gradients of `left @ right`, of any ranks and with broadcast batches; `mask` selects them."""
     rows = left.unsqueeze(0) if left.dim() == 1 else left
     columns = right.unsqueeze(-1) if right.dim() == 1 else right
     if left.dim() == 1:
@@ -51,7 +51,7 @@ def _kl_div(
 def _kl_div_target(
     grad: torch.Tensor, given: torch.Tensor, target: torch.Tensor, reduction: int = _MEAN, *, log_target: bool = False
 ) -> torch.Tensor:
-    """Return the derivative by the target; where that is not positive, log(target) counts as if it were constant."""
+    """Return the derivative by the target; where that is not positive, log(target) counts as constant."""
     if log_target:
         return _reduced(grad * target.exp() * (target - given + 1), reduction)
     return _reduced(grad * (torch.where(target > 0, torch.log(target) + 1, 0) - given), reduction)

@@ -71,11 +71,11 @@ _TORCH_NPUS_OWN = frozenset(
 """Operators that allocate or describe memory and compute nothing: torch_npu's kernels for them need no CANN operator."""
 
 _WITHOUT_GRADIENT = frozenset({"aten::one_hot"})
-"""Operators without a gradient whose CANN kernel torch_npu calls from its autograd key, above the one overridden here; out
-variants, which have none either, are the others."""
+"""Operators without a gradient whose CANN kernel torch_npu calls at its autograd key, which comes before the key
+overridden here. Out variants are treated in the same way."""
 
 _NPU_WITHOUT_COMPUTE = (
-    # They compose copies, events and host functions, or speak to the runtime.
+    # They compose copies, events and host functions, or call the runtime.
     "print_npugraph_tensor",
     "save_npugraph_tensor",
     "super_kernel_scope",
@@ -98,8 +98,8 @@ class Installer:
         self._libraries: dict[str, torch.library.Library] = {}
 
     def install(self, registry: Registry) -> int:
-        """Register all kernels and return their number; `registry` holds those that others bring."""
-        # A package may know operators of libraries that are not loaded, or not of this version.
+        """Register all kernels and return their number; `registry` has the kernels of other packages."""
+        # A package may offer operators of libraries that are not loaded, or of another version.
         brought = {name: kernel for name, kernel in registry.offered.items() if overload_of(name) is not None}
         with _unwarned():
             return self._install({**brought, **registry.added})
@@ -139,7 +139,7 @@ class Installer:
         return count + len(brought)
 
     def _by_the_cpu(self, name: str, op: OpOverload) -> Kernel | Missing:
-        """Return the kernel that computes as the CPU does, or one that says that the CPU cannot either (`mm.dtype`)."""
+        """Return the kernel that computes on the CPU, or one that raises because the CPU has none (`mm.dtype`)."""
         if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU"):  # noqa: SLF001
             return Missing(name)
         return (RandomKernel if is_random(op) else Kernel)(op, self._launcher)
@@ -171,7 +171,7 @@ class Installer:
 
 
 def _is_out_form(out: OpOverload, op: OpOverload) -> bool:
-    """Tell whether `out` takes what `op` takes, and one tensor to write the result to."""
+    """Tell whether `out` has the arguments of `op` plus one tensor for the result."""
     *same, last = out._schema.arguments
     plain = [argument.name for argument in same] == [argument.name for argument in op._schema.arguments]
     return op._overloadname == "default" and plain and last.is_out and str(last.type) == "Tensor"
@@ -189,7 +189,7 @@ def _into(compute: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _refusing_gradients(op: OpOverload, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what stands at the autograd key: the kernel, and for an out variant torch's refusal of tensors that need gradients."""
+    """Return the function for the autograd key: the kernel; for an out variant it first rejects tensors that need gradients."""
     if not any(argument.is_out for argument in op._schema.arguments):
         return kernel
 
@@ -207,14 +207,14 @@ def _refusing_gradients(op: OpOverload, kernel: Callable[..., Any]) -> Callable[
 
 @contextmanager
 def _unwarned() -> Iterator[None]:
-    """Override kernels inside: that is the purpose, and needs no warning."""
+    """Override kernels inside the block without torch's warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def _without_formula(name: str) -> Callable[..., Any]:
-    """Return the kernel of an operator that nobody brought: none is needed to give a workspace."""
+    """Return the kernel of an operator without a formula; a workspace needs none."""
     return no_workspace if "workspace" in name else Missing(name)
 
 
@@ -224,9 +224,9 @@ def _registered(prefix: str, key: str = "PrivateUse1") -> list[str]:
 
 
 def _aten_names() -> Iterable[str]:
-    """Every ATen operator that torch_npu has a kernel for, or the CPU and not torch itself by composing others.
+    """Every ATen operator with a kernel in torch_npu, or with a CPU kernel and no composition in torch.
 
-    What torch composes is differentiated through its parts; a kernel of its own would cost it its gradient.
+    A composition is differentiated through its parts; with a kernel of its own it would lose its gradient.
     """
     listed = torch._C._dispatch_get_registrations_for_dispatch_key  # noqa: SLF001
     cpu = set(listed("CPU")) - set(listed("CompositeImplicitAutograd"))

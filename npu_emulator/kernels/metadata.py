@@ -1,4 +1,4 @@
-"""What an operator's outputs look like, without computing them: the meta kernel's answer, remembered by argument metadata."""
+"""The metadata of an operator's outputs, from the meta kernel and cached by the metadata of the arguments."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Like(NamedTuple):
 
 @dataclass(frozen=True)
 class Given:
-    """An output that is one of the arguments itself, the one at `leaf` among the leaves of `(args, kwargs)`."""
+    """An output that is an argument itself: number `leaf` of the leaves of `(args, kwargs)`."""
 
     leaf: int
 
 
 class Likes:
-    """What an operator gives that returns one tensor, or a tuple of tensors: nearly every operator."""
+    """The outputs of an operator that returns one tensor or a tuple of tensors, as nearly every operator does."""
 
     __slots__ = ("confirmed", "each", "single")
 
@@ -46,7 +46,7 @@ class Likes:
         self.each = each
         self.single = single
         self.confirmed = False
-        """Whether a run has shown that the CPU's results have these sizes, so that later runs need not look."""
+        """Whether a run has shown that the CPU's results have these sizes, so that later runs need no check."""
 
 
 def on_meta(value: object) -> object:
@@ -60,7 +60,7 @@ class MetadataCache:
     """Output metadata of one operator overload, by the metadata of its arguments."""
 
     def __init__(self, op: OpOverload, compute: Callable[..., Any] | None = None) -> None:
-        """Serve the overload `op`; `compute` stands in, on meta tensors, where `op` has no meta kernel."""
+        """Serve the overload `op`; `compute` runs on meta tensors if `op` has no meta kernel."""
         self._op = op
         self._compute = compute
         self._is_formula = compute is not None and not any(compute is kernel for kernel in BY_PROGRAMS)
@@ -70,8 +70,8 @@ class MetadataCache:
     def outputs(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the outputs as `Likes`, or, if lists or arguments are among them, with `Like` or `Given` for every tensor.
 
-        `key` describes the arguments (see `Bound.key`); None means that nothing may be remembered. Raises whatever the meta
-        kernel raises: wrong arguments fail here, at launch, as they do on hardware.
+        `key` describes the arguments (see `Bound.key`); None means that nothing may be cached. Errors of the meta kernel pass
+        through: wrong arguments fail here, at launch, as they do on hardware.
         """
         found = self._known.get(key) if key is not None else None
         if found is None:
@@ -87,10 +87,10 @@ class MetadataCache:
         return found
 
     def _on_meta(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Ask the formula of the record; the meta kernel where that cannot tell, writes, draws or returns arguments.
+        """Run the record's formula on meta tensors; the meta kernel if the formula fails, writes, draws or returns arguments.
 
-        In eager mode on hardware no meta kernel of torch_npu runs, and some of them do not take the arguments of their own
-        schema or give other results.
+        In eager mode on hardware no meta kernel of torch_npu runs, and some of them refuse arguments of their own schema or
+        return other metadata.
         """
         if self._compute is not None and self._is_formula and not self._writes and not hasattr(self._compute, DRAWS):
             with contextlib.suppress(Exception):  # a kernel that looks at values cannot run on meta tensors
@@ -114,7 +114,7 @@ class MetadataCache:
             ) from error
 
     def _with_arguments(self, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Put a `Given` for each output that is an argument, if not only the meta kernel but also `compute` returns it."""
+        """Put a `Given` for each output that is an argument, if both the meta kernel and `compute` return it."""
         leaves = tree_leaves((args, kwargs))
         places = {id(leaf): place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
         if self._compute is None or not any(id(leaf) in places for leaf in tree_leaves(result)):

@@ -1,4 +1,4 @@
-"""What stands where an operator has no kernel: a refusal that says how to give it one, or a note and zeros in its place."""
+"""The stand-in for a missing kernel: it raises and says how to add one, or it notes the call and returns zeros."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 __all__ = ["Missing", "noting"]
 
 _notes: list[Counter[str]] = []
-"""Where missing kernels are noted now, the innermost last."""
+"""The active collections of missing kernels, the innermost last."""
 
 
 @contextmanager
 def noting(found: Counter[str]) -> Iterator[None]:
-    """Inside the block, count calls of operators without a kernel in `found`, and let the program go on with zeros."""
+    """Inside the block, count calls of operators without a kernel in `found`; the program continues with zeros."""
     _notes.append(found)
     try:
         yield
@@ -34,14 +34,14 @@ def noting(found: Counter[str]) -> Iterator[None]:
 
 
 class Missing:
-    """Stands where an operator has no kernel yet, and says so when it is launched."""
+    """Stands in for a missing kernel, and raises at a launch."""
 
     def __init__(self, name: str) -> None:
         """Stand in for an operator."""
         self.name = name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse; where calls are noted, give what is written as it is, and zeros for the other results."""
+        """Raise; if calls are noted, return written arguments unchanged, and zeros for the other results."""
         error = KernelMissingError(
             f"the emulated NPU has no kernel for {self.name}; "
             f"give it one with npu_emulator.register_kernel({self.name!r}, function_of_cpu_tensors)"

@@ -1,7 +1,7 @@
 """Random operators: numbers come from the device's generator, advance it, and differ from replay to replay.
 
-A kernel seeds the CPU's generator for the time of its run, so the same seed gives the same numbers and the host's own random
-numbers are not disturbed.
+A kernel seeds the CPU's generator during its run and restores it, so equal seeds give equal numbers and the host's own random
+numbers do not change.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def is_random(op: OpOverload) -> bool:
 
 
 def kernel_with(op: OpOverload, launcher: Launcher, compute: Callable[..., Any]) -> Kernel:
-    """Return the kernel of an operator that others bring.
+    """Return the kernel of another package's operator.
 
     It draws random numbers, from torch's generator, if `compute` has an attribute `draws_random_numbers`: a function of the
-    operator's arguments which tells whether a call does. By `writes` it names arguments that it writes, undeclared.
+    operator's arguments which tells whether a call draws. Its attribute `writes` names undeclared written arguments.
     """
     if getattr(compute, "writes", ()):
         return UndeclaredWriter(op, launcher, compute)
@@ -43,7 +43,7 @@ def kernel_with(op: OpOverload, launcher: Launcher, compute: Callable[..., Any])
 
 
 class RandomKernel(Kernel):
-    """A kernel that draws from the device's generator. `random_seeds.py` gives each launch and each replay its seed."""
+    """A kernel that draws from the device's generator. `random_seeds` gives each launch and each replay its seed."""
 
     def _bind(self, bound: Bound, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
         return seeded(self._launcher, self.compute, bound.device, args, kwargs)
@@ -52,9 +52,9 @@ class RandomKernel(Kernel):
 def seeded(
     launcher: Launcher, compute: Callable[..., Any], device: int, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[..., Any]:
-    """Return what computes one launch on a device (below 0: the current one): it takes its numbers from the device's generator.
+    """Return the function of one launch on a device (below 0: the current one), with numbers from the device's generator.
 
-    That advances the generator, unless `compute` says by `draws_random_numbers` that this call draws none.
+    This advances the generator, unless `draws_random_numbers` of `compute` says that this call draws none.
     """
     draws = getattr(compute, DRAWS, None)
     if draws is not None and not draws(*args, **kwargs):

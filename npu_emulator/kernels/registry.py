@@ -1,14 +1,14 @@
-"""Kernels that others bring: npu operators of torch_npu, and custom operators of any library.
+"""Kernels from other packages: npu operators of torch_npu, and custom operators of any library.
 
 A kernel is a plain function with the operator's signature that takes CPU tensors and returns CPU tensors. Packages offer a
 mapping of such functions in the entry-point group `npu_emulator.kernels`; programs call `register_kernel`.
 
-In place of a function an offer may hold a record: any object with the function as `formula` (None: no kernel) and, where they say
-something, `first_factor`, the position of a matrix product's first factor among the tensors that it reads, and functions of the
-operator's arguments, which a kernel's function may have as attributes, too: `draws_random_numbers` tells whether a call does,
-`constraints` raises for a call that the device refuses, `work` gives the operations of matrix products and of vector cores, two
-numbers. An offer with a method
-`listen(callback)` calls back with the name and record of each operator that comes later.
+Instead of a function an offer may contain a record: any object with the function as `formula` (None: no kernel). Its other
+attributes are optional. `first_factor` is the position of a matrix product's first factor among the tensors that it reads.
+Three are functions of the operator's arguments, which a kernel's function may have as attributes too: `draws_random_numbers`
+tells whether a call draws, `constraints` raises for a call that the device refuses, `work` returns the numbers of matrix
+operations and of vector operations. An offer with a method `listen(callback)` calls back with the name and record of each
+later operator.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ GROUP = "npu_emulator.kernels"
 """Entry-point group: each entry names a mapping from operator name (`npu::npu_rms_norm`) to function or record."""
 
 DRAWS = "draws_random_numbers"
-"""The attribute of a brought kernel which tells, of the arguments of a call, whether it draws."""
+"""The attribute of a kernel: a function of a call's arguments that tells whether the call draws."""
 CONSTRAINTS = "constraints"
-"""The attribute of a brought kernel which raises for arguments that the device refuses; they may lie on the device."""
+"""The attribute of a kernel: a function that raises for arguments that the device refuses; they may be on the device."""
 WORK = "work"
-"""The attribute of a brought kernel which tells, of the arguments of a call, how many operations it takes."""
+"""The attribute of a kernel: a function of a call's arguments that counts the operations."""
 _SAID = (DRAWS, CONSTRAINTS, WORK, "writes", "returns_written", "fake")
-"""What a record says that the function itself may say by attributes of these names."""
+"""Attributes of a record that the function itself may have too."""
 
 BY_PROGRAMS: list[Callable[..., Any]] = []
-"""The kernels that programs registered themselves: each runs when its operator does, and at no other time."""
+"""The kernels that programs registered: each runs exactly when its operator runs."""
 
 Kernel = Callable[..., Any]
 Listener = Callable[[str, Kernel], None]
@@ -72,7 +72,7 @@ class Registry:
             self._listener(name, kernel)
 
     def offer(self, name: str, kernel: Any) -> None:
-        """Take the kernel that a package offers, a function or a record; what `add` was given goes before it."""
+        """Add a package's kernel, a function or a record. A kernel from `add` has precedence."""
         first_factor = getattr(kernel, "first_factor", None)
         if first_factor is not None:
             self._first_factors[name] = first_factor
@@ -83,11 +83,11 @@ class Registry:
         if self._listener is not None and name not in self._kernels:
             try:
                 self._listener(name, function)
-            except KernelMissingError as error:  # whoever describes an operator may never run it here
+            except KernelMissingError as error:  # a program may describe an operator and never run it here
                 warnings.warn(str(error), RuntimeWarning, stacklevel=4)
 
     def take_offers(self) -> None:
-        """Take the kernels that installed packages offer."""
+        """Add the kernels that installed packages offer."""
         for entry in importlib.metadata.entry_points(group=GROUP):
             try:
                 offered = entry.load()
@@ -119,12 +119,12 @@ class Registry:
         return MappingProxyType(self._first_factors)
 
     def listen(self, listener: Listener) -> None:
-        """Call `listener` for each kernel that comes from now on."""
+        """Call `listener` for each later kernel."""
         self._listener = listener
 
 
 def overload_of(name: str) -> OpOverload | None:
-    """The overload that a name means, `namespace::operator` or `namespace::operator.overload`; None where there is none."""
+    """The overload of a name `namespace::operator` or `namespace::operator.overload`; None if there is none."""
     import torch
 
     namespace, _, rest = name.partition("::")
@@ -134,7 +134,7 @@ def overload_of(name: str) -> OpOverload | None:
 
 
 def _function_of(kernel: Any) -> Kernel | None:
-    """The function of a kernel that a package offers, with what its record says of calls as attributes."""
+    """The function of a kernel that a package offers, with its record's functions as attributes."""
     function: Kernel | None = getattr(kernel, "formula", kernel)
     if function is None or function is kernel:
         return function

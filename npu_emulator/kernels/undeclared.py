@@ -1,8 +1,7 @@
-"""Operators that write arguments without a word in their schema, and hand some of them out again as results.
+"""Operators that write arguments without a declaration in their schema, and return some of them.
 
-What they write, the brought kernel says by its attribute `writes` (names of arguments), and by `returns_written` which results are
-those arguments themselves (positions, in the order of `writes`). torch_npu does the same on hardware: the results are the very
-tensors that were given.
+The kernel's attribute `writes` names the written arguments. `returns_written` gives the positions of results that are these
+arguments, in the order of `writes`. On hardware torch_npu returns the same tensors too.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ __all__ = ["UndeclaredWriter"]
 
 
 class UndeclaredWriter(Kernel):
-    """One such operator; its metadata is that of the meta function, which allocates every result."""
+    """One such operator; its meta function allocates every result."""
 
     def __init__(self, op: OpOverload, launcher: Launcher, compute: Callable[..., Any]) -> None:
         """Prepare a kernel; `compute` has the attributes that the module describes."""
@@ -37,7 +36,7 @@ class UndeclaredWriter(Kernel):
         self._given = dict(zip(getattr(compute, "returns_written", ()), self._places, strict=False))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Launch the operator; return new tensors, and the written arguments where they are results."""
+        """Launch the operator; return new tensors, and written arguments that are results."""
         bound = bind(args, kwargs, self._launcher.view)
         each: Any = self._metadata.outputs(bound.key, args, kwargs) if self._returns else ()
         single = each.single if type(each) is Likes else type(each) is Given

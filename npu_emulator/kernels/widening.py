@@ -1,10 +1,10 @@
-"""Data types that the CPU's kernels lack and a device's have: computed in a wider type, and rounded once at the end.
+"""Dtypes that the CPU's kernels lack: computes them in a wider dtype and rounds once at the end, as a device does.
 
-The CPU refuses, for example, histograms of integers and some reductions of float16, by an error that names the type. Then every
-tensor of that type is widened, the operator is computed again, and what it writes is rounded to where it belongs. float16 and
-bfloat16 become float32, in which a device's vector units compute them; bool becomes int64, and integers become float64, which
-holds them exactly up to 2 ** 53. A few CPU kernels take small floats and round them in between; they get float32, too. Indices
-of int32, which devices take everywhere, become int64.
+The CPU refuses, for example, histograms of integers and some reductions of float16, with an error that names the dtype. Then
+every tensor of that dtype is widened, the operator runs again, and its written results are rounded. float16 and bfloat16
+become float32, in which a device's vector units compute them; bool becomes int64, and integers become float64, which
+represents them exactly up to 2 ** 53. A few CPU kernels accept small floats and round intermediate values; they get float32
+too. Indices of int32, which devices accept everywhere, become int64.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["widened"]
 
 _LACKING = re.compile(r"not (?:implemented|supported) for '(\w+)'|Unsupported datatype for \w+: ?(?:c10::)?(\w+)")
 _INDEX = re.compile(r"\bLong(?:Tensor)?\b|[Ll]ong tensor|int64")
-"""What the CPU says of indices that are not int64."""
+"""The CPU's error about indices that are not int64."""
 _IMPRECISE = (
     *(
         "aten::addbmm",
@@ -40,7 +40,7 @@ _IMPRECISE = (
     *("aten::_upsample_", "aten::_adaptive_avg_pool", "aten::adaptive_avg_pool", "aten::slow_conv_transpose"),
     *("aten::binary_cross_entropy", "aten::soft_margin_loss"),
 )
-"""How the names of operators begin whose CPU kernels round small floats in between, where a device rounds once."""
+"""Prefixes of operators whose CPU kernels round intermediate small floats, where a device rounds once."""
 _TYPES: Mapping[str, tuple[torch.dtype, torch.dtype]] = MappingProxyType(
     {
         "Half": (torch.float16, torch.float32),
@@ -53,13 +53,13 @@ _TYPES: Mapping[str, tuple[torch.dtype, torch.dtype]] = MappingProxyType(
         "Long": (torch.int64, torch.float64),
     }
 )
-"""By the name that an error gives: what is lacking, and what takes its place."""
+"""By the dtype's name in an error: the missing dtype and its wider replacement."""
 
 
 def widened(op: OpOverload) -> Callable[..., Any]:
-    """Return what computes an operator on CPU tensors, in a wider type where the CPU has no kernel for the one given.
+    """Return a function that computes an operator on CPU tensors, in a wider dtype if the CPU lacks a kernel.
 
-    What it writes keeps its type; what it returns anew may have the wider one.
+    Written arguments keep their dtype; new results may have the wider one.
     """
     plain = op._op  # noqa: SLF001 - as calling the overload, without its Python frame
     is_imprecise = op._schema.name.startswith(_IMPRECISE)
@@ -94,13 +94,13 @@ def widened(op: OpOverload) -> Callable[..., Any]:
 
 
 def _small_floats(given: Any) -> tuple[torch.dtype, torch.dtype] | None:
-    """The small float type among the arguments, and float32; None if there is none."""
+    """The small float dtype among the arguments, and float32; None if there is none."""
     found = {getattr(leaf, "dtype", leaf) for leaf in tree_leaves(given)}
     return next((types for types in (_TYPES["Half"], _TYPES["BFloat16"]) if types[0] in found), None)
 
 
 def _types_for(error: Exception, given: Any) -> tuple[torch.dtype, torch.dtype] | None:
-    """The type that the CPU lacks and the wider one, by the error's text; None if that is not what it says of these arguments."""
+    """The dtype that the CPU lacks and the wider one, from the error's text; None for any other error."""
     lacking = _LACKING.search(str(error))
     types = _TYPES.get(lacking[1] or lacking[2]) if lacking is not None else None
     if types is None and _INDEX.search(str(error)) is not None:
@@ -112,7 +112,7 @@ def _types_for(error: Exception, given: Any) -> tuple[torch.dtype, torch.dtype] 
 
 
 def _widen(narrow: torch.dtype, wide: torch.dtype, value: Any) -> Any:
-    """A tensor of the one type as one of the other, and the type itself; everything else as it is."""
+    """A tensor or dtype `narrow` as `wide`; everything else unchanged."""
     if isinstance(value, torch.Tensor):
         return value.to(wide) if value.dtype == narrow else value
     return wide if value is narrow else value

@@ -1,8 +1,8 @@
-"""The `.out` forms of operators that others bring, and the two operators that prepare the call of one with a workspace.
+"""The `.out` forms of other packages' operators, and the two operators that prepare a call with a workspace.
 
 torch_npu captures inference attention as `X.out(..., workspace=, out=[...])` in a task group, so that its host arguments can
-change between replays; before that it asks `_X_get_max_workspace` and `_X_infer_output` for the memory. All three follow
-from X itself: no workspace is needed here.
+change between replays. Before that it calls `_X_get_max_workspace` and `_X_infer_output` for the memory. All three follow
+from X itself, because the emulator needs no workspace.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["no_workspace", "workspace_kernels"]
 
 
 def workspace_kernels(name: str, compute: Callable[..., Any], launcher: Launcher) -> dict[str, Callable[..., Any]]:
-    """Return the kernels that `namespace::operator` brings along; none if it has no `.out` form."""
+    """Return the further kernels of `namespace::operator`; none if it has no `.out` form."""
     namespace, _, operator = name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), operator, None)
     if packet is None or "out" not in packet.overloads():
@@ -50,7 +50,7 @@ def workspace_kernels(name: str, compute: Callable[..., Any], launcher: Launcher
 
 
 class _OutKernel:
-    """Computes the operator and stores what it gives to the tensors of `out`, or of several arguments beyond the operator's own."""
+    """Computes the operator and stores its results in the tensors of `out`, or of several additional arguments."""
 
     def __init__(self, packet: OpOverloadPacket, compute: Callable[..., Any], launcher: Launcher) -> None:
         self._name = str(packet.out)
@@ -85,7 +85,7 @@ class _OutKernel:
 
 
 class _InferOutput:
-    """Allocates an operator's outputs from its query and value alone."""
+    """Allocates an operator's outputs from its query and value."""
 
     def __init__(self, op: OpOverload) -> None:
         self._op = op
@@ -99,6 +99,6 @@ class _InferOutput:
 
 
 def no_workspace(query: torch.Tensor, *ignored: object, **also_ignored: object) -> torch.Tensor:
-    """Return the workspace of any call: nothing, since kernels of the emulated device need none."""
+    """Return the workspace of any call, which is empty, because kernels of the emulated device need none."""
     del ignored, also_ignored
     return torch.empty(0, dtype=torch.uint8, device=query.device)

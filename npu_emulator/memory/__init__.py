@@ -1,4 +1,4 @@
-"""Memory that tells: reads of bytes that nothing wrote, use of freed memory, and poison that makes both show."""
+"""Checks of memory: reads of unwritten bytes, use of freed memory, and poison that makes both visible."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def start_watching(launcher: Launcher, *, poison: bool, check: bool, stop_at_fir
 
 @contextmanager
 def watching(launcher: Launcher, *, poison: bool, check: bool, stop_at_first: bool) -> Iterator[MemoryWatch]:
-    """Watch inside the block, then go back to who watched before."""
+    """Watch inside the block, then restore the earlier watch."""
     import torch
 
     torch.npu.init()
@@ -60,7 +60,7 @@ def watching(launcher: Launcher, *, poison: bool, check: bool, stop_at_first: bo
 
 @contextmanager
 def poisoning(launcher: Launcher) -> Iterator[None]:
-    """Poison memory inside the block, unless somebody watches it already and has said whether to."""
+    """Poison memory inside the block, unless an active watch already decides about poison."""
     if _feed().watch is not None:
         yield
         return

@@ -1,7 +1,7 @@
-"""Hears from torch_npu's caching allocator what it hands out and takes back.
+"""Receives the allocations and frees of torch_npu's caching allocator.
 
-torch_npu tells this for its own stream sanitizer, by address alone and to every listener for the rest of the process; the
-size of a block is what the allocator's running total grew by.
+torch_npu reports them for its own stream sanitizer, to every listener for the rest of the process. It reports only addresses;
+the size of a block is the growth of the allocator's total.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 __all__ = ["AllocatorFeed"]
 
 _STREAM_MODE = 0
-"""torch_npu's number for the kind of trace that tells of streams and memory."""
+"""torch_npu's number for traces of streams and memory."""
 
 
 class AllocatorFeed:
-    """Passes what the allocator tells to the watch of the moment; one for the life of the process."""
+    """Passes the allocator's reports to the active watch; one object for the life of the process."""
 
     def __init__(self) -> None:
         """Subscribe. torch_npu has no way to unsubscribe, so each allocation costs a Python call from now on."""
@@ -39,7 +39,7 @@ class AllocatorFeed:
         gc.callbacks.append(_let_import)
 
     def start(self, watch: MemoryWatch) -> None:
-        """Tell `watch` from now on."""
+        """Pass reports to `watch` from now on."""
         import torch
 
         self._totals = {device: self._total(device) for device in range(torch.npu.device_count())}
@@ -64,10 +64,10 @@ class AllocatorFeed:
 
 
 def _let_import(phase: str, info: object) -> None:
-    """Let torch_npu tell of tensors that a garbage collection is about to free.
+    """Make torch_npu's report possible during a garbage collection.
 
-    It imports a module to do so, by the builtins of whatever frame the collection interrupts; inside the constructor of a
-    named tuple those are empty, and the news would be lost in an error message.
+    torch_npu imports a module for a report, with the builtins of the interrupted frame. Inside the constructor of a named
+    tuple these are empty, and the report would be lost.
     """
     del info
     interrupted = sys._getframe().f_back  # noqa: SLF001 - None when the interpreter ends

@@ -1,4 +1,4 @@
-"""What torch_npu's allocator has handed out and taken back, by address, with the Python lines of both."""
+"""The blocks of torch_npu's allocator, by address, with the Python lines of allocation and free."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Block", "Blocks"]
 
 @dataclass(eq=False)
 class Block:
-    """One piece of device memory that the caching allocator handed out."""
+    """One piece of device memory from the caching allocator."""
 
     start: int
     size: int
@@ -18,7 +18,7 @@ class Block:
     stream: int
     """Raw handle of the stream that it was allocated for."""
     captured: bool
-    """Whether a capture was under way: a graph then owns the memory, and uses it long after its tensor is gone."""
+    """Whether it was allocated during a capture: then a graph owns the memory, and uses it long after the tensor is gone."""
     frames: tuple[str, ...]
     freed: tuple[str, ...] | None = None
 
@@ -29,15 +29,15 @@ class Block:
 
 
 class Blocks:
-    """All blocks, live or freed and not handed out again."""
+    """All blocks that are live, or freed and not yet reused."""
 
     def __init__(self) -> None:
-        """Start empty: memory allocated earlier is not known, and nothing is said about it."""
+        """Start empty: memory allocated earlier is unknown and not checked."""
         self._starts: list[int] = []
         self._blocks: dict[int, Block] = {}
 
     def add(self, block: Block) -> None:
-        """Remember a new block, and forget the freed ones whose place it takes."""
+        """Add a new block, and remove the freed blocks that it overlaps."""
         first = bisect_right(self._starts, block.start)
         if first and self._blocks[self._starts[first - 1]].end > block.start:
             first -= 1
@@ -50,7 +50,7 @@ class Blocks:
         self._blocks[block.start] = block
 
     def holding(self, address: int) -> Block | None:
-        """Return the block that an address lies in; None if the memory is unknown."""
+        """Return the block of an address; None if the memory is unknown."""
         place = bisect_right(self._starts, address)
         if not place:
             return None

@@ -1,4 +1,4 @@
-"""Whether what a kernel touches still belongs to somebody: memory that was given back to the device may not be touched."""
+"""Checks that a kernel touches only allocated memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["INVALID_ADDRESS", "extent_bytes", "first_outside"]
 
 INVALID_ADDRESS = 507011
-"""The code with which a graph fails that touches freed device memory (ACL_ERROR_RT_MODEL_EXECUTE)."""
+"""The error code of a graph that touches freed device memory (ACL_ERROR_RT_MODEL_EXECUTE)."""
 
 
 def extent_bytes(tensor: torch.Tensor) -> int:

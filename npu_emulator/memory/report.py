@@ -1,4 +1,4 @@
-"""A use of memory that holds nothing, as people read it."""
+"""A faulty use of memory, as text."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ __all__ = ["FaultKind", "MemoryFault"]
 
 
 class FaultKind(Enum):
-    """What is wrong."""
+    """The kind of fault."""
 
     UNWRITTEN = "reads memory that nothing has written"
     FREED = "uses memory that was freed"
-    REUSED = "uses memory that was freed and then handed out again"
+    REUSED = "uses memory that was freed and then reused"
     OUTSIDE = "reaches past the end of its memory"
 
 
 @dataclass(frozen=True)
 class MemoryFault:
-    """One operator that used device memory which holds nothing for it."""
+    """One operator's faulty use of device memory."""
 
     kind: FaultKind
     operator: str
     frames: tuple[str, ...]
-    """Where it was launched, innermost Python line first."""
+    """The Python lines of its launch, innermost first."""
     stream: int
     """The runtime's number of its stream."""
     address: int
     bytes: int
-    """How many bytes were never written, or the size of the whole access."""
+    """The number of unwritten bytes, or the size of the whole access."""
     allocated: tuple[str, ...]
-    """Where the memory was allocated; empty if that was before the check began."""
+    """The Python lines of the allocation; empty if that was before the check began."""
     freed: tuple[str, ...] = ()
 
     def __str__(self) -> str:

@@ -1,13 +1,13 @@
-"""Which operators do not look at all the memory they are given: without these rules the check would cry wolf."""
+"""Operators that do not read all of their arguments; without these rules the check would report false faults."""
 
 from __future__ import annotations
 
 __all__ = ["is_copy", "may_skip_reads", "overwrites_in_part"]
 
 _OVERWRITE_IN_PART = ("index_put", "index_copy", "index_fill", "scatter", "masked_fill", "put_", "fill_diagonal")
-"""In-place operators that store to some elements and leave the rest alone, whatever it holds: a cache is filled so."""
+"""In-place operators that write some elements and keep the rest, whatever its contents, for example to fill a cache."""
 _SKIP_READS = ("index", "gather", "embedding", "attention", "take", "masked_select", "where", "grouped_matmul")
-"""Operators whose other arguments say which elements they look at; they are told only of memory that holds nothing at all."""
+"""Operators whose other arguments select the elements to read; the check reports them only if no byte was written."""
 
 
 def _operator(name: str) -> str:
@@ -16,15 +16,15 @@ def _operator(name: str) -> str:
 
 
 def is_copy(name: str) -> bool:
-    """Tell whether an operator moves memory without looking at it."""
+    """Tell whether an operator only copies memory."""
     return name == "aten.copy_.default"
 
 
 def overwrites_in_part(name: str) -> bool:
-    """Tell whether an in-place operator leaves some of what it writes to as it was."""
+    """Tell whether an in-place operator keeps some elements of its output."""
     return any(part in _operator(name) for part in _OVERWRITE_IN_PART)
 
 
 def may_skip_reads(name: str) -> bool:
-    """Tell whether an operator may leave parts of what it reads unread."""
+    """Tell whether an operator may skip parts of its inputs."""
     return any(part in _operator(name) for part in _SKIP_READS)

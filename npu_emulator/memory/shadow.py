@@ -1,7 +1,7 @@
-"""Which bytes of device memory nothing has written since they were handed out: a shadow byte for each byte.
+"""The bytes of device memory that are unwritten since their allocation: a shadow byte for each byte.
 
-The runtime keeps it (runtime/shadow.cpp), so that its own copies and fills count as writes; here it is seen as tensors that
-lie over the shadow as a view lies over the memory.
+The runtime keeps it (runtime/shadow.cpp), so that its own copies and fills count as writes; this module makes tensors on the
+shadow with the layout of views on the memory.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Watches every kernel's use of memory, in the order in which the device runs them.
 
-torch_npu's allocator tells of each block it hands out and takes back. Handing out becomes a part of the last task on the
-block's stream, which marks its bytes as unwritten (and poisons them), so the marks are in order with the work around them:
-inside a captured graph too, whose replays then mark its intermediate results anew.
+torch_npu's allocator reports each allocation and free. An allocation becomes a part of the last task on the block's stream,
+which marks its bytes as unwritten (and poisons them). So the marks are in order with the other work, also inside a captured
+graph, whose replays mark its intermediate results again.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 __all__ = ["MemoryWatch"]
 
 _POISON, _MARK_UNWRITTEN = 1, 2
-"""How `Runtime.spoil` spoils memory. Poison is 0xFF bytes: not a number in every floating-point dtype, -1 in every integer."""
+"""The modes of `Runtime.spoil`. Poison is 0xFF bytes: not a number in every floating-point dtype, -1 in every integer."""
 
 
 class _Use(NamedTuple):
-    """One launch, as its checks need it."""
+    """The facts about one launch that its checks need."""
 
     name: str
     frames: tuple[str, ...]
@@ -44,10 +44,10 @@ class _Use(NamedTuple):
 
 
 class MemoryWatch:
-    """The checks of a span of a program."""
+    """The checks of a part of a program."""
 
     def __init__(self, launcher: Launcher, shadow: Shadow | None, *, poison: bool, stop_at_first: bool) -> None:
-        """Watch what `launcher` launches; `poison` fills memory with 0xFF bytes when it is handed out and taken back.
+        """Watch what `launcher` launches; `poison` fills memory with 0xFF bytes when it is allocated and freed.
 
         Without a `shadow` nothing is checked, and launches need not be shown.
         """
@@ -59,30 +59,30 @@ class MemoryWatch:
         self._blocks = Blocks()
         self._seen: set[object] = set()
 
-    # -- what the allocator tells ---------------------------------------------------------------------------------------
+    # -- the allocator's reports ---------------------------------------------------------------------------------------
 
     def allocated(self, address: int, size: int) -> None:
-        """The allocator handed out `size` bytes for the current stream."""
+        """The allocator allocated `size` bytes for the current stream."""
         stream = self._launcher.current_stream()
         self._blocks.add(Block(address, size, stream, self._launcher.is_capturing(stream), self._frames()))
         how = (_POISON if self._poison else 0) | (_MARK_UNWRITTEN if self._shadow is not None else 0)
         self._launcher.runtime.spoil(stream, address, size, how)
 
     def freed(self, address: int) -> None:
-        """The allocator takes a block back."""
+        """The allocator freed a block."""
         block = self._blocks.holding(address)
         if block is None or sys.is_finalizing():
             return
         block.freed = self._frames()
-        # What a capture frees is its graph's, and so it stays; replays spoil it themselves.
+        # Memory freed during a capture belongs to the graph; replays spoil it themselves.
         if self._poison and not block.captured and not torch.npu.is_current_stream_capturing():
             self._launcher.runtime.poison_freed(block.start, block.size)
 
     def take_stock(self, segments: Iterable[Mapping[str, Any]]) -> None:
-        """Learn what the allocator holds, and poison what of it is free: it may hold right values of an earlier run.
+        """Read the allocator's blocks and poison the free ones, which may contain right values of an earlier run.
 
         Args:
-            segments: what `torch.npu.memory_snapshot` gives. Memory of graphs' pools, which replays use, is left alone.
+            segments: the result of `torch.npu.memory_snapshot`. Memory of graphs' pools, which replays use, is skipped.
         """
         for segment in segments:
             captured = tuple(segment["segment_pool_id"]) != (0, 0)
@@ -107,7 +107,7 @@ class MemoryWatch:
         reads: Sequence[torch.Tensor],
         writes: Sequence[torch.Tensor],
     ) -> Callable[[], object]:
-        """Return `body` between its checks: before it what it uses, after it what it has written."""
+        """Return `body` with a check of its reads before it and a mark of its writes after it."""
         shadow = self._shadow
         if shadow is None:
             return body
@@ -128,7 +128,7 @@ class MemoryWatch:
         return guarded
 
     def _check_launch(self, use: _Use) -> None:
-        """At its launch a kernel's memory must be alive and large enough, whatever becomes of it until the kernel runs."""
+        """Check that a kernel's memory is allocated and large enough at its launch."""
         for tensor, block in use.blocks:
             size = extent_bytes(tensor)
             if block.freed is not None:
@@ -137,10 +137,10 @@ class MemoryWatch:
                 self._report(use, FaultKind.OUTSIDE, tensor, block, size)
 
     def _check_blocks(self, use: _Use) -> None:
-        """Memory that a captured kernel met must be the same allocation at every replay, unless the graph owns it."""
+        """Check that a captured kernel's memory is the same allocation at every replay, unless the graph owns it."""
         for tensor, block in use.blocks:
             if not use.captured or block.captured:
-                continue  # eager work uses freed memory legally: what is queued on its stream comes before a new owner
+                continue  # eager work may use freed memory: its stream runs the queued work before a new owner's
             now = self._blocks.holding(tensor.data_ptr())
             if now is block and block.freed is None:
                 continue
@@ -163,7 +163,7 @@ class MemoryWatch:
 
     @staticmethod
     def _mark(use: _Use, shadow: Shadow) -> None:
-        """Mark what was written as written; a copy within the device copies the marks."""
+        """Mark written bytes; a copy within the device copies the marks."""
         sources = [shadow.over(tensor) for tensor in use.reads] if is_copy(use.name) else []
         for target in use.writes:
             marks = shadow.over(target)

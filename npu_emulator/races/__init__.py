@@ -1,10 +1,10 @@
-"""The race detector: which launches touch the same bytes without an order between them.
+"""The race detector: finds launches that touch the same bytes without an order between them.
 
-- `access`: what a kernel touches, and whether two of them share a byte.
-- `clocks`: what is known to have happened before what (vector clocks), and the memory of past accesses.
+- `access`: the bytes that a kernel touches, and whether two accesses share a byte.
+- `clocks`: the happens-before order (vector clocks), and past accesses.
 - `detector`: feeds both from the runtime's log, through captures and replays.
-- `report`: a race as people read it.
+- `report`: a race as text.
 
-Order is decided by launches, records, waits and synchronisations, not by when work happens to run: a program's races are
-found under any schedule, `fifo` included.
+Launches, records, waits and synchronisations decide the order, not the time of execution. So the detector finds a program's
+races under any schedule, also `fifo`.
 """

@@ -1,4 +1,4 @@
-"""What a kernel touches in device memory, and whether two of them share a byte."""
+"""The bytes of device memory that a kernel touches, and whether two accesses share a byte."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Access(NamedTuple):
 
     @property
     def is_dense(self) -> bool:
-        """Whether every byte from `start` to `end` is touched."""
+        """Whether it touches every byte from `start` to `end`."""
         count = 1
         for extent, step in sorted(zip(self.size, self.stride, strict=True), key=lambda pair: pair[1]):
             if extent == 1 or step == 0:
@@ -37,7 +37,7 @@ class Access(NamedTuple):
 
 
 def of_tensor(tensor: torch.Tensor, *, writes: bool) -> Access | None:
-    """Return what a CPU view of device memory covers; None if it is empty."""
+    """Return the bytes of a CPU view of device memory; None if it is empty."""
     if tensor.numel() == 0:
         return None
     size, stride, itemsize = tuple(tensor.size()), tuple(tensor.stride()), tensor.element_size()

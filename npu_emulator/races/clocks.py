@@ -1,7 +1,7 @@
-"""Vector clocks over streams, and the memory of which operation touched what.
+"""Vector clocks over streams, and the past accesses of operations.
 
 A clock maps a stream to the number of its last operation that is known to have happened. Operation B comes after A if B's
-stream knew A's number when B was launched.
+stream knew A's number at B's launch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PAGE_BITS = 20  # past accesses are looked up by 1 MiB pages
 
 
 def join(clock: Clock, other: Clock) -> None:
-    """Let `clock` know all that `other` knows."""
+    """Add everything in `other` to `clock`."""
     for stream, number in other.items():
         if clock.get(stream, 0) < number:
             clock[stream] = number
@@ -36,7 +36,7 @@ class Operation:
     stream: int
     number: int
     fresh: bool = False
-    """It writes to memory that was allocated for it."""
+    """Whether it writes to memory that was allocated for it."""
 
 
 class Domain:
@@ -47,11 +47,11 @@ class Domain:
         self._pages: dict[int, list[tuple[Access, Operation]]] = {}
 
     def clock(self, stream: int) -> Clock:
-        """Return what a stream knows; change it to let the stream know more."""
+        """Return a stream's clock; the caller may change it to add knowledge."""
         return self._clocks.setdefault(stream, {})
 
     def everything(self) -> Clock:
-        """Return what all streams together know."""
+        """Return the joined clocks of all streams."""
         known: Clock = {}
         for clock in self._clocks.values():
             join(known, clock)
@@ -69,7 +69,7 @@ class Domain:
         accesses: Iterable[Access],
         found: Callable[[Operation, Access, Operation, Access, int], None],
     ) -> None:
-        """Note an operation's accesses; call `found` for each earlier access that they race with."""
+        """Add an operation's accesses; call `found` for each earlier access that races with one."""
         known = self.clock(operation.stream)
         for access in accesses:
             for page in range(access.start >> _PAGE_BITS, (access.end - 1 >> _PAGE_BITS) + 1):
@@ -87,7 +87,7 @@ class Domain:
 
 
 def _replaces(later: Access, earlier: Access) -> bool:
-    """Tell whether whoever races with `earlier` races with `later` too, so that only the later need be remembered."""
+    """Tell whether every race with `earlier` is also one with `later`, so that only the later need be kept."""
     if earlier.writes and not later.writes:
         return False
     same = later[:5] == earlier[:5]

@@ -20,7 +20,7 @@ __all__ = ["Detector"]
 
 @dataclass
 class _Captured:
-    """What the detector knows of one graph."""
+    """The detector's facts about one graph."""
 
     domain: Domain = field(default_factory=Domain)
     records: dict[int, Clock] = field(default_factory=dict)
@@ -32,13 +32,13 @@ class _Captured:
 
 
 class Detector:
-    """Collects the races of a span of a program.
+    """Collects the races of a part of a program.
 
-    The host is taken for one thread: what one Python thread has waited for, all are taken to know.
+    The host counts as one thread: a wait of one Python thread counts for all.
     """
 
     def __init__(self, runtime: Runtime, *, stop_at_first: bool) -> None:
-        """Read the log of `runtime`; `stop_at_first` raises RaceError where the second side is launched."""
+        """Read the log of `runtime`; `stop_at_first` raises RaceError at the launch of the second side."""
         self.races: list[Race] = []
         self._runtime = runtime
         self._stop = stop_at_first
@@ -49,10 +49,10 @@ class Detector:
         self._launches: dict[int, tuple[Launch, list[Access]]] = {}
         self._seen: set[object] = set()
 
-    # -- what the launcher tells ----------------------------------------------------------------------------------------
+    # -- calls from the launcher ----------------------------------------------------------------------------------------
 
     def launching(self, key: int, launch: Launch) -> None:
-        """Remember what kernel number `key` touches."""
+        """Note the accesses of kernel number `key`."""
         accesses = [of_tensor(tensor, writes=True) for tensor in launch.writes]
         accesses += [of_tensor(tensor, writes=False) for tensor in launch.reads]
         self._launches[key] = (launch._replace(reads=(), writes=()), [access for access in accesses if access])
@@ -67,7 +67,7 @@ class Detector:
 
     synchronised = launched
 
-    # -- what the log tells ---------------------------------------------------------------------------------------------
+    # -- lines of the log ---------------------------------------------------------------------------------------------
 
     def _follow(self, note: Note) -> None:
         if note.graph:
@@ -128,7 +128,7 @@ class Detector:
     # -- graphs ---------------------------------------------------------------------------------------------------------
 
     def _follow_captured(self, note: Note) -> None:
-        """A captured task: its lane stands for a stream, its edge for an event."""
+        """Process a captured task: its lane is a stream, its edge an event."""
         graph = self._graphs.setdefault(note.graph, _Captured())
         clock = graph.domain.clock(note.stream)
         match note.kind:
@@ -146,7 +146,7 @@ class Detector:
                 self._touch(graph.domain, note.stream, name, frames, accesses, graph=note.graph)
 
     def _replay(self, note: Note) -> None:
-        """Against the rest of the program a replay is one operation of its stream that touches all that its tasks touch."""
+        """Process a replay: for the rest of the program it is one operation of its stream with all accesses of its tasks."""
         graph = self._graphs.get(note.first)
         if graph is None:
             return  # captured before the detector was switched on

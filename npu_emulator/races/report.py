@@ -1,4 +1,4 @@
-"""A race as people read it: both sides, the edge that is missing, and what to write."""
+"""A race as text: both sides, the missing edge, and the repair."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["Race"]
 
 @dataclass(frozen=True)
 class Race:
-    """Two operations that share bytes, one of them writing, with nothing to order them."""
+    """Two operations that share bytes, of which at least one writes, without an order between them."""
 
     first: Operation
-    """The one launched first."""
+    """The first launched operation."""
     first_access: Access
     second: Operation
     second_access: Access
     shared_bytes: int
     graph: int | None = None
-    """The graph inside which both are captured, if so; streams are then the graph's own, counted from 0."""
+    """The graph that contains both, if one does; streams are then the graph's own, counted from 0."""
 
     def __str__(self) -> str:
         where = f" inside captured graph {self.graph}" if self.graph is not None else ""
@@ -40,7 +40,7 @@ class Race:
     def _repair(self) -> str:
         if self.second.fresh and self.second_access.writes:
             return (
-                "the memory was freed while the first could still run, and handed out again; call "
+                "the memory was freed while the first could still run, and then reused; call "
                 "tensor.record_stream(stream) on the freed tensor with the stream that used it, or keep it alive until "
                 "the streams have joined"
             )

@@ -1,6 +1,6 @@
 """Capture and replay: an optimised FX graph becomes ACLGraphs, one for each combination of sizes and addresses.
 
-This package touches the device and knows no pattern. `compile_graph` is its door.
+This package touches the device and knows no pattern. The other packages call `compile_graph`.
 """
 
 from npugraph_ex.aclgraph.compiled_graph import CompiledGraph as CompiledGraph

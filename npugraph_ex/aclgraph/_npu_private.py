@@ -1,4 +1,4 @@
-"""The private parts of torch_npu that this library uses; apart from torch's own, because passes may not import torch_npu."""
+"""Private parts of torch_npu. Those of torch stand in `_torch_private`, because passes may not import torch_npu."""
 
 # ruff: noqa: SLF001 - reaching behind underscores is this module's whole purpose
 
@@ -15,9 +15,9 @@ from npugraph_ex.errors import StaticKernelError
 
 
 def set_deterministic_level(level: int) -> Callable[[], None]:
-    """Set torch_npu's deterministic level, with the torch switch that it goes by, and return what puts both back.
+    """Set torch_npu's deterministic level and the torch switch that belongs to it; return a function that restores both.
 
-    Its public setter warns at every call about the very switch that it sets, and there is no public getter.
+    torch_npu's public setter warns at every call about the switch that it sets itself, and there is no public getter.
     """
     import torch_npu
 
@@ -41,16 +41,16 @@ def set_deterministic_level(level: int) -> Callable[[], None]:
 
 
 def deterministic_level() -> int:
-    """The deterministic level in force; torch_npu's own answer without the switch of torch is not asked for."""
+    """The deterministic level in force: torch_npu's level, or 1 where only torch's switch is on."""
     import torch_npu
 
     return int(torch_npu.npu._get_deterministic_level()) or int(torch.are_deterministic_algorithms_enabled())
 
 
 def without_ownership(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor at the same address that does not keep the memory alive; a tensor on the host as it is.
+    """A tensor at the same address that does not keep the memory alive; a tensor on the host is returned unchanged.
 
-    What a captured call reads may be freed and reused later in the same graph; an update of the call needs its address.
+    The graph may free and reuse the memory that a captured call reads; an update of the call needs only the address.
     """
     import torch_npu
 
@@ -60,7 +60,7 @@ def without_ownership(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def describing_operators(folder: Path) -> Iterator[None]:
-    """Have CANN write a description of every operator that runs in the block into a folder under ``folder``."""
+    """Make CANN describe every operator that runs in the block, in a folder under ``folder``."""
     import torch_npu
 
     try:
@@ -74,14 +74,14 @@ def describing_operators(folder: Path) -> Iterator[None]:
 
 
 def cann_version() -> str:
-    """Which CANN is here; empty where it does not say."""
+    """The version of CANN; empty if CANN does not say."""
     import torch_npu
 
     return str(torch_npu.npu.utils.get_cann_version())
 
 
 def kernels_in_a_folder() -> bool:
-    """Whether CANN takes compiled kernels from a folder of the process's own: since 9.1."""
+    """Whether CANN (since 9.1) can load compiled kernels from a folder that belongs to one process."""
     import torch_npu
 
     knows = hasattr(torch_npu.npu, "_aclnn_reselect_static_kernel_with_path")
@@ -89,7 +89,7 @@ def kernels_in_a_folder() -> bool:
 
 
 def choose_kernels_anew(folder: Path | None) -> None:
-    """Have CANN choose among the installed kernels; those in ``folder``, or in its own folder."""
+    """Make CANN choose kernels again, from ``folder`` or else from CANN's own folder."""
     import torch_npu
 
     try:
@@ -105,11 +105,11 @@ def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
 
 
-# The following are asked at every call of a compiled function: they give torch_npu's own function, without a wrapper.
+# Every call of a compiled function uses the following, so each returns torch_npu's own function without a wrapper.
 
 
 def stream_question() -> Callable[[int], tuple[int, int, int]]:
-    """A function that tells the current stream of a device from others: id, device, device type; no Stream object is made."""
+    """A function that identifies a device's current stream by id, device and device type, without a Stream object."""
     import torch_npu
 
     ask: Callable[[int], tuple[int, int, int]] = torch_npu._C._npu_getCurrentStream
@@ -119,7 +119,7 @@ def stream_question() -> Callable[[int], tuple[int, int, int]]:
 def address_comparison() -> Callable[[list[Any], list[int | None], list[int]], bool]:
     """A function of inputs, addresses and positions: whether the tensors at these positions have these addresses.
 
-    One call for all of them; asked one by one, the parameters of a deep model cost more than the replay.
+    It compares all addresses in one call: one call for each parameter of a deep model would cost more than the replay.
     """
     import torch_npu
 
@@ -128,6 +128,6 @@ def address_comparison() -> Callable[[list[Any], list[int | None], list[int]], b
 
 
 def launcher(graph: torch.npu.NPUGraph) -> Callable[[], None]:
-    """The replay of a captured graph; torch_npu's method around it writes a line to the debug log and does nothing else."""
+    """The replay of a captured graph, without torch_npu's method around it, which only writes to the debug log."""
     launch: Callable[[], None] = super(torch.npu.NPUGraph, graph).replay
     return launch

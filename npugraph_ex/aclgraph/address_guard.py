@@ -1,4 +1,4 @@
-"""Guards on addresses: whether a call's inputs are where an earlier call's were. Every call asks, so the answer takes few steps."""
+"""Guards on addresses: whether the inputs have the addresses of an earlier call. Each call runs a guard, so it must be fast."""
 
 from __future__ import annotations
 
@@ -15,38 +15,40 @@ _STRIDE = torch.Tensor.stride
 
 
 def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """A function that picks the values at ``positions``, in one call into C where it can: models have hundreds of inputs."""
+    """A function that picks the values at ``positions``, if possible in one call into C, because models have hundreds of inputs."""
     if len(positions) > 1:
         return itemgetter(*positions)
     return lambda inputs: [inputs[position] for position in positions]
 
 
 class AddressGuard:
-    """Matches inputs at known addresses.
+    """Matches inputs that have known addresses.
 
     Args:
-        positions: of the inputs.
-        addresses: of their first elements, in the same order.
+        positions: the positions of the inputs.
+        addresses: the addresses of their first elements, in the same order.
     """
 
     def __init__(self, positions: Sequence[int], addresses: Sequence[int]) -> None:
         known = dict(zip(positions, addresses, strict=False))
         self._positions = list(known)
-        # By position, as the comparison in C wants them.
+        # By position, because the comparison in C takes them so.
         self._addresses = [known.get(position) for position in range(max(known, default=-1) + 1)]
         self._are_equal = _npu_private.address_comparison()
 
     def matches(self, inputs: list[Any]) -> bool:
-        """Whether the inputs of this call are at the same addresses."""
+        """Whether the inputs of this call have the same addresses."""
         return self._are_equal(inputs, self._addresses, self._positions)
 
 
 class FrozenAddressGuard:
-    """Matches frozen parameters by identity, and other inputs by address: `frozen_parameter` promises that parameters stay.
+    """Matches frozen parameters by identity and other inputs by address.
+
+    The option `frozen_parameter` promises that parameters do not move.
 
     Args:
         frozen: the positions of the frozen parameters.
-        inputs: the earlier call's.
+        inputs: the inputs of the earlier call.
         others: the guard on the other inputs.
     """
 
@@ -55,7 +57,7 @@ class FrozenAddressGuard:
         self._pick = picker(frozen)
         parameters = self._pick(inputs)
         self._identities: list[int] | None = list(map(id, parameters))
-        # A new tensor may get the id of a freed one, so the first that is freed ends all matches.
+        # A new tensor may get the id of a freed one. So once a parameter is freed, nothing matches any more.
         self._alive = [weakref.ref(parameter, self._forget) for parameter in parameters]
 
     def _forget(self, _: object) -> None:
@@ -67,11 +69,11 @@ class FrozenAddressGuard:
 
 
 class LayoutGuard:
-    """Matches tensors at the same addresses with the same strides; the graph key has compared their sizes.
+    """Matches tensors with the same addresses and strides. The graph key compares their sizes.
 
     Args:
-        positions: of the tensors.
-        inputs: the earlier call's.
+        positions: the positions of the tensors.
+        inputs: the inputs of the earlier call.
     """
 
     def __init__(self, positions: Sequence[int], inputs: Sequence[Any]) -> None:

@@ -1,4 +1,4 @@
-"""`CaptureCache`: the captures of one compiled graph by graph key, and why a call needs a new one."""
+"""`CaptureCache`: the captures of one compiled graph by graph key, and why a call needs a new capture."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from npugraph_ex.observe.logger import logger
 
 
 class GraphKey(NamedTuple):
-    """What decides which captures serve a call.
+    """The values that select the captures for a call.
 
     Attributes:
         numbers: sizes, scalars, storage offsets, and the scopes in force.
-        addresses: of the inputs that the graph uses in place.
+        addresses: the addresses of the inputs that the graph uses in place.
     """
 
     numbers: tuple[Any, ...]
@@ -31,11 +31,11 @@ class KeyRunner(Protocol):
 
 
 class CaptureCache:
-    """At most `capture_limit` keys; the least recently used one is dropped for a new one.
+    """Captures for at most `capture_limit` keys. A new key replaces the least recently used one.
 
     Args:
-        plan: gives the names of the inputs, for reasons.
-        limit: how many keys are kept.
+        plan: has the names of the inputs, for the reasons.
+        limit: the largest number of keys.
         pool: takes the captures that are dropped.
     """
 
@@ -52,18 +52,18 @@ class CaptureCache:
         return reversed(self._runners)
 
     def get(self, key: GraphKey) -> KeyRunner | None:
-        """What runs the calls of ``key``, which is now the most recently used."""
+        """The runner of ``key``, or None. The key becomes the most recently used one."""
         runner = self._runners.get(key)
         if runner is not None:
             self._runners.move_to_end(key)
         return runner
 
     def add(self, key: GraphKey, make: Callable[[str], KeyRunner]) -> KeyRunner:
-        """Add a key, in place of its earlier captures where it has some.
+        """Add a key, or replace the captures that it has.
 
         Args:
             key: the key.
-            make: makes what runs its calls, given the reason for the capture.
+            make: makes the key's runner; its argument is the reason for the capture.
         """
         known = self._runners.pop(key, None)
         reason = self._reason(key) if known is None else "the option force_recapture"
@@ -75,7 +75,7 @@ class CaptureCache:
         return runner
 
     def clear(self) -> int:
-        """Drop all captures; return how many keys had some."""
+        """Drop all captures; return how many keys had captures."""
         count = len(self._runners)
         self._pool.retire(self._runners.values())
         self._runners.clear()
@@ -93,7 +93,7 @@ class CaptureCache:
             )
 
     def _reason(self, key: GraphKey) -> str:
-        """Why no known key serves a call; where only addresses differ, the inputs with new ones."""
+        """Why no known key serves a call. If only addresses differ, it names the inputs that moved."""
         if not self._runners:
             return "invalidate() having dropped the earlier graphs" if self._was_cleared else "the first call"
         moved = [self._moved(key, known) for known in self._runners if known.numbers == key.numbers]

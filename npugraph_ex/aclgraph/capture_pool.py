@@ -16,7 +16,7 @@ import torch
 from npugraph_ex.errors import CaptureError
 
 PoolHandle = tuple[int, int]
-"""How torch_npu names a memory pool."""
+"""torch_npu's name of a memory pool."""
 
 Capture = TypeVar("Capture")
 
@@ -44,20 +44,20 @@ class CapturePool:
         self._retired: list[object] = []
 
     def capture(self, record: Callable[[PoolHandle], Capture]) -> Capture:
-        """Capture into the pool; where the device has no stream left, free what is no longer used and try again.
+        """Capture into the pool. If the device has no stream left, free unused graphs and try again.
 
         Args:
             record: captures into the pool of the given handle.
 
         Raises:
-            CaptureNotBegunError: the device refused to begin, the second time too; a caller's pool is tried once.
+            CaptureNotBegunError: the device refused to begin twice, or once with a caller's pool.
         """
         try:
             return self._join(record)
         except CaptureNotBegunError:
             if self._is_callers:
                 raise
-            # The graphs of dropped models may hold the streams, and wait for a collection.
+            # Graphs of deleted models may still own the streams until the garbage collector runs.
             self._retired.clear()
             gc.collect()
             return self._join(record)
@@ -70,7 +70,7 @@ class CapturePool:
             capture = record(self.handles[-1])
         except BaseException as error:
             if opens:
-                self.handles.pop()  # the pool is gone with its only graph
+                self.handles.pop()  # torch_npu freed the pool with its only graph
             elif isinstance(error, CaptureNotBegunError):
                 self._can_join = self._is_callers
             raise
@@ -86,6 +86,6 @@ class CapturePool:
         self._retired.clear()
 
     def free(self) -> None:
-        """Free the retired captures, which were the last. None of them may still run; a caller's pool can be joined again."""
+        """Free the retired captures, where no other capture is left. None of them may still run. A caller's pool stays joinable."""
         self._retired.clear()
         self._can_join = self._is_callers and self._shared

@@ -1,4 +1,4 @@
-"""`CaptureSet`: the captures of one graph key. It picks one for a call so that no result that somebody holds changes."""
+"""`CaptureSet`: the captures of one graph key. It selects one for a call, so that no live result changes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from npugraph_ex.config.options import Options
 _MAX_ALIASING = 2
 """How many captures of one key may have live results in their own memory before results are copied.
 
-Two, because `out = model(out)` holds one result while the next is computed.
+Two, because in `out = model(out)` one result lives while the next is computed.
 """
 
 
@@ -24,10 +24,10 @@ class CaptureSet:
 
     Args:
         capturer: makes the captures.
-        options: `clone_output` and `poison_results` are read.
+        options: it reads `clone_output` and `poison_results`.
         numbers: the sizes and scalars of the key.
         plan: what happens to each input.
-        reason: why the first capture is made.
+        reason: the reason for the first capture.
     """
 
     def __init__(
@@ -39,19 +39,19 @@ class CaptureSet:
         self._numbers = numbers
         self._plan = plan
         self._reason = reason
-        self._returned: list[torch.Tensor] = []  # the last call's results, to be poisoned
+        self._returned: list[torch.Tensor] = []  # the last call's results, which the next call poisons
         self._aliasing: list[CapturedGraph] = []
         self._copying: CapturedGraph | None = None
 
     def run(self, inputs: list[Any]) -> list[Any]:
-        """Replay with ``inputs``; results of earlier calls that somebody still holds do not change."""
+        """Replay with ``inputs``. Live results of earlier calls do not change."""
         if self._poison:
             return self._run_poisoning(inputs)
         if self._clone_output is not True:
             for graph in self._aliasing:
                 if graph.outputs.have_moved():
                     self._clone_output = (
-                        True  # or the caller, who resizes results, would have a new capture at each call
+                        True  # otherwise a caller who resizes results would cause a capture at each call
                     )
                     return self._run_copying(inputs)
                 if self._clone_output is False or not graph.outputs.has_live_results():
@@ -67,14 +67,14 @@ class CaptureSet:
         return self._run_copying(inputs)
 
     def release(self) -> None:
-        """Retire the captures and free their memory, except results that callers hold; no capture may still run."""
+        """Retire the captures and free their memory, except live results. No capture may still run."""
         captures = [*self._aliasing, *([] if self._copying is None else [self._copying])]
         for graph in captures:
             graph.spans.retire()
         self._aliasing.clear()
         self._copying = None
         self._returned.clear()
-        # torch_npu's graph keeps the pool alive and none of its memory.
+        # torch_npu's graph keeps the pool alive, but none of the pool's memory.
         self._capturer.pool.retire([graph.graph for graph in captures])
 
     def _run_copying(self, inputs: Sequence[Any]) -> list[Any]:
@@ -84,13 +84,13 @@ class CaptureSet:
         return self._copying.outputs.copy_results(inputs)
 
     def _run_poisoning(self, inputs: Sequence[Any]) -> list[Any]:
-        """Overwrite the last call's results, which `clone_output=False` gives up, and return copies."""
+        """Overwrite the last call's results, which `clone_output=False` allows, and return copies."""
         for result in self._returned:
             has_nan = result.dtype.is_floating_point or result.dtype.is_complex
             result.fill_(torch.nan if has_nan else torch.iinfo(result.dtype).max)
         results = self._run_copying(inputs)
         own = self._copying.outputs.fresh_positions if self._copying is not None else []
-        # `.data`, because what AOT makes results of its autograd function may not be written, even behind a detach.
+        # `.data`: results of AOT's autograd function refuse writes, even through a detached tensor.
         self._returned = [results[position].data for position in own if results[position].dtype != torch.bool]
         return results
 

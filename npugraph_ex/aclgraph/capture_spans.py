@@ -20,13 +20,13 @@ from npugraph_ex.aclgraph.capture_pool import PoolHandle
 from npugraph_ex.graph.memory.aliases import tensor_leaves
 
 _MAX_RECAPTURES = 3
-"""How often a graph is captured again to move its results; once is enough except for kernels with much scratch memory."""
+"""How often a graph is captured again to move its results. Once is enough, except for kernels with much scratch memory."""
 
 _MAX_BLOCKS = 256
-"""How many unsuitable blocks of the allocator are occupied for one result."""
+"""How many unsuitable blocks of the allocator one result may occupy."""
 
 Span = tuple[int, int]
-"""Addresses, from the first byte to the one after the last."""
+"""The address of the first byte, and the address after the last byte."""
 
 
 def span_of(storage: torch.UntypedStorage) -> Span:
@@ -48,16 +48,16 @@ class AvoidSpans:
         self._spans = spans
 
     def occupy(self, node: fx.Node) -> list[torch.Tensor]:
-        """Occupy the blocks that ``node`` could get for its results and must not get.
+        """Occupy the blocks that the allocator could give ``node`` for its results but must not.
 
         Args:
             node: about to run, under capture.
 
         Returns:
-            The occupied blocks. Hold them until the node has run.
+            The occupied blocks. Keep them referenced until the node has run.
         """
         occupied: list[torch.Tensor] = []
-        suitable: list[torch.Tensor] = []  # the operator gets these blocks: they are freed last, and fit
+        suitable: list[torch.Tensor] = []  # the operator gets these blocks, because they fit and are freed last
         for size in self._sizes.get(node, ()):
             for _ in range(_MAX_BLOCKS):
                 block = torch.empty(size, dtype=torch.uint8, device="npu")
@@ -85,11 +85,11 @@ class CaptureSpans:
             _alive.add(self)
 
     def has_overwritten_results(self) -> bool:
-        """Whether a replay of another living capture writes over these results."""
+        """Whether a replay of another capture overwrites these results."""
         return any(_overlaps(span, self._results) for span in _written_in(self.pool, self))
 
     def avoid_spans(self) -> AvoidSpans:
-        """What another capture of the same graph needs, to have its results where no other capture writes."""
+        """The addresses that a new capture of the same graph must avoid, so that no other capture overwrites its results."""
         sizes: dict[fx.Node, list[int]] = {}
         for span in self._results:
             for node in self.written.get(span, ()):
@@ -101,7 +101,7 @@ class CaptureSpans:
         return [node for span in self._results for node in self.written.get(span, ())]
 
     def retire(self) -> None:
-        """Leave these addresses out of account: the capture will not be replayed."""
+        """Ignore these addresses from now on, because the capture will not be replayed."""
         with _lock:
             _alive.discard(self)
 
@@ -109,12 +109,12 @@ class CaptureSpans:
 def predict_avoid_spans(
     graph: fx.Graph, nodes: Sequence[fx.Node], inputs: Sequence[object], pool: PoolHandle
 ) -> AvoidSpans | None:
-    """As `CaptureSpans.avoid_spans`, but before a capture: a new size then takes one capture and not two.
+    """Predict `CaptureSpans.avoid_spans` before a capture, so that a new size takes one capture and not two.
 
     Args:
-        graph: about to be captured with ``inputs``.
-        nodes: those of its nodes that returned results in an earlier capture, of other sizes perhaps.
-        inputs: the call's.
+        graph: the graph that is captured next, with ``inputs``.
+        nodes: its nodes that returned results in an earlier capture, perhaps of other sizes.
+        inputs: the call's inputs.
         pool: the memory pool that the capture will join.
     """
     others = _written_in(pool)
@@ -134,14 +134,14 @@ def _symbols(graph: fx.Graph, inputs: Sequence[object]) -> Iterator[tuple[sympy.
 
 
 def _bytes(node: fx.Node, values: Mapping[sympy.Expr, int]) -> list[int]:
-    """The bytes of a node's storages, as far as the symbols tell."""
+    """The bytes of a node's storages, as far as the symbols give them."""
     sizes = [leaf.untyped_storage().nbytes() for leaf in tensor_leaves(node)]
     known = [size if isinstance(size, int) else size.node.expr.xreplace(values) for size in sizes]
     return [int(size) for size in known if isinstance(size, int) or size.is_number]
 
 
 def _written_in(pool: PoolHandle, besides: CaptureSpans | None = None) -> list[Span]:
-    """The addresses that the living captures of a pool write, one of them left out."""
+    """The addresses that the captures of a pool write, except those of the capture ``besides``."""
     with _lock:
         captures = [spans for spans in _alive if spans is not besides and spans.pool == pool]
     return [span for spans in captures for span in spans.written]
@@ -150,7 +150,7 @@ def _written_in(pool: PoolHandle, besides: CaptureSpans | None = None) -> list[S
 _lock = threading.Lock()
 
 _alive: weakref.WeakSet[CaptureSpans] = weakref.WeakSet()
-"""Those of all captures that can still be replayed; callers may put graphs of several functions into one pool."""
+"""The spans of all captures that can still be replayed. Callers may put graphs of several functions into one pool."""
 
 
 def _overlaps(span: Span, others: Iterable[Span]) -> bool:
@@ -158,7 +158,7 @@ def _overlaps(span: Span, others: Iterable[Span]) -> bool:
 
 
 class HasSpans(Protocol):
-    """A capture, as far as this module knows it."""
+    """The part of a capture that this module uses."""
 
     @property
     def spans(self) -> CaptureSpans:
@@ -174,11 +174,11 @@ def recapture_until_disjoint(capture: Capture, recapture: Callable[[AvoidSpans],
     A rejected capture is kept until the end, so that its results keep their memory and the next capture gets other memory.
 
     Args:
-        capture: not replayed yet.
-        recapture: captures the graph again, with its results outside of the given addresses.
+        capture: a capture that was not replayed yet.
+        recapture: captures the graph again, with its results outside the given addresses.
 
     Returns:
-        The last one tried where all have results that are overwritten.
+        The last capture, if every capture has results that are overwritten.
     """
     rejected: list[Capture] = []
     while capture.spans.has_overwritten_results() and len(rejected) < _MAX_RECAPTURES:

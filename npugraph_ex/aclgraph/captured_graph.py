@@ -33,15 +33,15 @@ class CapturedGraph:
     """A graph captured for one combination of sizes and addresses.
 
     Args:
-        recording: runs the optimised graph; called once, under capture.
+        recording: runs the optimised graph once, under capture.
         inputs: the caller's inputs at the call that captures.
         plan: what happens to each of them.
-        options: `clone_input` and `capture_error_mode` are read.
-        stream: where to capture and to launch updates; not the current stream.
+        options: it reads `clone_input` and `capture_error_mode`.
+        stream: captures, and launches updates; not the current stream.
         pool: the memory pool that the capture joins.
 
     Attributes:
-        graph: torch_npu's graph, which keeps the memory pool alive and nothing else.
+        graph: torch_npu's graph, which keeps only the memory pool alive.
         outputs: the results.
         spans: the addresses that the graph writes.
 
@@ -84,20 +84,20 @@ class CapturedGraph:
     ) -> Sequence[Any]:
         current, stream = torch.npu.current_stream(), self._stream
         stream.wait_stream(current)
-        # A collection inside the capture could free tensors whose release asks the device something.
+        # Garbage collection inside the capture could free tensors, and freeing them could call the device.
         with torch.npu.stream(stream), no_collection():
             self._begin(pool, error_mode)
             try:
                 values = recording(*arguments)
-            except BaseException as error:  # Ctrl-C too must not leave the device capturing
-                with contextlib.suppress(RuntimeError):  # the capture is invalid already; the cause is what matters
+            except BaseException as error:  # Ctrl-C must also end the capture
+                with contextlib.suppress(RuntimeError):  # the capture is already invalid; only the first cause matters
                     self.graph.capture_end()
                 if isinstance(error, BrokenPromiseError) or not isinstance(error, Exception):
                     raise
                 raise CaptureError(f"the device refused to capture {recording.location}: {error}") from error
             try:
                 self.graph.capture_end()
-            except RuntimeError as error:  # something refused before, and the operator kept it to itself
+            except RuntimeError as error:  # an operator failed before and did not say so
                 raise CaptureError(
                     "the device refused to end the capture (where other threads use the device meanwhile: "
                     f"options={{'capture_error_mode': 'thread_local'}}): {error}"
@@ -123,5 +123,5 @@ class CapturedGraph:
                 self._updates.apply(inputs, self._stream)
             self._launch()
         except RuntimeError as error:
-            refuse_in_a_capture(error)  # asked only now: each call would pay for the question
+            refuse_in_a_capture(error)  # only now, so that other calls do not pay for the check
             raise

@@ -31,7 +31,7 @@ class Capturer:
         around: prepares streams and scopes for a run of the graph, see `scopes.around`.
         options: the validated options.
         number: the compiled graph's number in `report.graphs`.
-        kernels: compiles static kernels before a capture; None without the option.
+        kernels: compiles static kernels before a capture; None if the option is off.
 
     Attributes:
         pool: the memory pools of the captures.
@@ -59,7 +59,7 @@ class Capturer:
 
         Args:
             plan: what happens to each input.
-            inputs: the call's.
+            inputs: the call's inputs.
             numbers: the sizes and scalars of the graph key, for the record.
             reason: why no earlier capture serves the call, for the record.
 

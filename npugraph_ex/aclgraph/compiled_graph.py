@@ -1,7 +1,7 @@
-"""`CompiledGraph`: what a caller calls. It owns the state of a call; docs/a-call.md draws the states.
+"""`CompiledGraph`: the function that a caller calls. It owns the state of a call; docs/a-call.md draws the states.
 
-Each call goes one of three ways: the captures of the last call run again, captures are found or made by graph key, or the
-graph runs operator by operator.
+Each call goes one of three ways: it replays the captures of the last call, it finds or makes captures by graph key, or it
+runs the graph operator by operator.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from npugraph_ex.report import graphs
 
 
 class _LastCall(NamedTuple):
-    """The captures that served the last call. They serve the next one if it has these numbers and the guard matches."""
+    """The captures that served the last call. They serve the next call if it has these numbers and the guard matches."""
 
     numbers: tuple[Any, ...]
     guard: AddressGuard | FrozenAddressGuard
@@ -53,9 +53,10 @@ class _Unboxed:
 
 
 def invalidate() -> int:
-    """Drop every captured graph of this process; each is captured anew when it is next called.
+    """Drop every captured graph of this process; each graph is captured again at its next call.
 
-    For those who changed what a capture baked in and nothing here can see, such as memory behind a custom operator.
+    For a program that changed something which a capture contains and which the library cannot see, such as memory behind a
+    custom operator.
 
     Returns:
         How many graph keys were dropped.
@@ -74,19 +75,19 @@ def pool_bytes() -> dict[int, int]:
 
 
 _alive: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
-"""Every compiled graph that somebody can still call: for `invalidate`, which only empties their caches."""
+"""Every compiled graph that somebody can still call, for `invalidate`. It only empties their caches."""
 
 
 class CompiledGraph:
-    """A captured and replayed FX graph. Safe to call from several threads; calls then run one after another.
+    """A captured and replayed FX graph. Several threads may call it; their calls run one after another.
 
     Args:
         gm: the optimised graph.
         plan: what happens to each input.
         options: the validated options.
         number: the graph's number in `report.graphs`.
-        kernels: compiles static kernels before a capture; None without the option.
-        original: the graph before the passes, for a graph that has to be compiled again; None where that is not known.
+        kernels: compiles static kernels before a capture; None if the option is off.
+        original: the graph before the passes, from which the graph may have to be compiled again; None if it is unknown.
 
     Attributes:
         pool: the memory pools of its captures.
@@ -113,7 +114,7 @@ class CompiledGraph:
         self._cache = CaptureCache(plan, options.capture_limit, self.pool)
         self._churn = ScalarChurn(plan, number)
         self._last: _LastCall | None = None
-        # What runs all calls: once the device has refused a capture, or this graph has been compiled again.
+        # Runs all calls after the device has refused a capture, or after this graph was compiled again.
         self._instead: KeyRunner | None = None
         self._current_stream = _npu_private.stream_question()
         self._last_stream: tuple[int, int, int] | None = None
@@ -129,7 +130,7 @@ class CompiledGraph:
             return self._cache.clear()
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
-        """Run the graph; results are as in eager mode, and stay as they are whatever is called later."""
+        """Run the graph. Results equal those of eager mode, and no later call changes them."""
         return self.run(list(inputs))
 
     @_torch_private.boxed
@@ -161,7 +162,7 @@ class CompiledGraph:
         return self.run(inputs)
 
     def _find(self, numbers: tuple[Any, ...], inputs: list[Any]) -> KeyRunner:
-        """What runs the calls of this key; new captures where there are none."""
+        """The runner of this key; a new one if the key has none."""
         key = GraphKey(numbers, self.plan.addresses(inputs))
         runner = self._cache.get(key)
         if runner is None and not self._options.require_capture and self._churn.should_run_eagerly(key, self._cache):
@@ -175,14 +176,14 @@ class CompiledGraph:
         return runner
 
     def _new_runner(self, numbers: tuple[Any, ...], reason: str) -> KeyRunner:
-        """Captures nothing yet: the first run does."""
+        """The runner of a new key. Its first run captures."""
         make = partial(CaptureSet, self._capturer, self._options, numbers)
         return (
             StableInputs(self.plan, make, reason) if self._options.stable_inputs_in_place else make(self.plan, reason)
         )
 
     def _guard(self, inputs: list[Any], addresses: tuple[int, ...]) -> AddressGuard | FrozenAddressGuard:
-        """The guard that the next call is compared with before its graph key is computed."""
+        """The guard that the next call checks before it computes its graph key."""
         frozen = self.plan.frozen_parameters(inputs) if self._options.frozen_parameter else ()
         if not frozen:
             return AddressGuard(self.plan.in_place, addresses)
@@ -191,7 +192,7 @@ class CompiledGraph:
         return FrozenAddressGuard(frozen, inputs, guard)
 
     def _wait_for_last_call(self, stream: tuple[int, int, int]) -> None:
-        """Order this call after the last one, which ran on another stream: they share buffers and memory."""
+        """Order this call after the last one, which ran on another stream, because the two share buffers and memory."""
         current = torch.npu.current_stream(self.plan.device)
         if self._last_stream is not None:
             stream_id, device_index, device_type = self._last_stream
@@ -200,7 +201,7 @@ class CompiledGraph:
         self._last_stream = stream
 
     def _give_up(self, refusal: CaptureError) -> None:
-        """Run operator by operator from now on; the captures for other sizes are freed, and their results stay."""
+        """Run operator by operator from now on, and free the captures for other sizes. Their results stay."""
         graphs.refused(self.number, str(refusal))
         logger.warning(
             "Graph %d runs operator by operator from now on, because %s\nnpugraph_ex.invalidate() tries again; "
@@ -212,12 +213,15 @@ class CompiledGraph:
         self._instead = self._eager
 
     def _compile_again(self, effect: UndeclaredEffectError, original: Original) -> None:
-        """Let a graph that knows what the operator does stand for this one; nothing of the capture has run."""
+        """Compile the graph again, now that the operator's effect is known, and use that graph instead.
+
+        Nothing of the capture has run.
+        """
         effect.remember()
         self._drop_captures()
         self._instead = _Unboxed(original.compile())
 
     def _drop_captures(self) -> None:
         self.invalidate()
-        torch.npu.current_stream(self.plan.device).synchronize()  # a graph must not be destroyed while it runs
+        torch.npu.current_stream(self.plan.device).synchronize()  # a graph must not be freed while it runs
         self.pool.free()

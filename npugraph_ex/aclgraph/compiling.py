@@ -1,4 +1,4 @@
-"""`compile_graph`: an optimised graph becomes callable, captured where that is possible and operator by operator where not."""
+"""`compile_graph`: an optimised graph becomes callable, by capture, or operator by operator where capture is impossible."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ def compile_graph(  # noqa: PLR0913 - the parts of one graph
         example_inputs: its inputs, fake or real.
         options: the validated options.
         static: positions of inputs whose address does not change from call to call.
-        names: what messages call each input; the placeholders' names when None.
-        number: under which `report.graphs` knows the graph.
-        original: the graph before the passes, for one whose operators turn out to do what their schemas do not say.
+        names: the input names for messages; None for the placeholders' names.
+        number: the graph's number in `report.graphs`.
+        original: the graph before the passes, in case an operator turns out to have an effect that its schema does not
+            declare.
 
     Returns:
         A function of the graph's inputs that returns its outputs: captured and replayed, or, with ``force_eager`` and
@@ -64,20 +65,20 @@ def compile_graph(  # noqa: PLR0913 - the parts of one graph
         logger.warning("This graph cannot be captured and runs operator by operator:\n  %s", lines)
         return _preparing(scopes.around(gm)(first_run_checked(gm, original)), kernels)
     if not any(node.op == "call_function" for node in gm.graph.nodes):
-        return gm.forward  # nothing to run on the device
+        return gm.forward  # the device has nothing to run
     plan = InputPlan.from_graph(gm, example_inputs, static, names, updates)
     return CompiledGraph(gm, plan, _sparing_the_backward(gm, options), number, kernels, original)
 
 
 def _sparing_the_backward(gm: fx.GraphModule, options: Options) -> Options:
-    """`clone_output=False` gives up results that the caller knows of, not tensors that AOT keeps for a backward."""
+    """The options for this graph: `clone_output=False` does not apply to tensors that AOT saves for a backward."""
     if options.clone_output is False and _torch_private.saves_intermediates(gm.graph):
         return replace(options, clone_output=None, poison_results=False)
     return options
 
 
 def _preparing(function: scopes.GraphFunction, kernels: StaticKernels | None) -> scopes.GraphFunction:
-    """The function, with static kernels prepared first for the sizes of each call."""
+    """The function, which now prepares static kernels for the sizes of each call first."""
     if kernels is None:
         return function
 
@@ -89,13 +90,13 @@ def _preparing(function: scopes.GraphFunction, kernels: StaticKernels | None) ->
 
 
 def _refuse_subclasses(example_inputs: Sequence[Any], names: Sequence[str] | None) -> None:
-    """A captured graph replays kernels on plain memory; what a subclass does in Python would happen at capture only."""
+    """Refuse tensor subclasses: a replay runs kernels only, so a subclass's Python code would run at capture alone."""
     for position, value in enumerate(example_inputs):
         if isinstance(value, torch.Tensor) and _has_dispatch_of_its_own(value):
             name = names[position] if names else f"input {position}"
             raise CaptureError(
                 f"{name} is a {type(value).__name__}, a tensor subclass; this compiler takes plain tensors. "
-                "Compile with torch.compile, which takes the subclass apart first"
+                "Use torch.compile, which splits the subclass into plain tensors first"
             )
 
 

@@ -1,8 +1,8 @@
 """Runs a graph operator by operator and writes what every node computed: the option `dump_tensor_data`.
 
 Each call gets a folder `<data_dump_dir>/npugraph_ex_data/pid_<pid>/graph__<number>/call__<n>/`. Every value is one file
-`NNN_<node>.pt` for `torch.load`, written under another name first and then renamed, so that no file is ever half
-written; `index.json` says which file is which operator, where it was written, and what each input is called.
+`NNN_<node>.pt` for `torch.load`, written under another name first and then renamed, so that no file is ever incomplete.
+`index.json` gives the operator of each file, its source line, and the names of its inputs.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from npugraph_ex.observe.logger import logger
 
 
 class DumpedGraph:
-    """A graph that is run uncaptured and dumps each value; call it like the graph's forward.
+    """A graph that runs without a capture and dumps each value. Call it like the graph's forward.
 
     Args:
         gm: the graph to run, optimised or not.
-        names: what the user calls each input.
-        directory: the option `data_dump_dir`; made if it is not there.
-        number: of the compiled graph, for the folder's name.
+        names: the user's name of each input.
+        directory: the option `data_dump_dir`; the folder is created if necessary.
+        number: the compiled graph's number, for the folder's name.
     """
 
     def __init__(self, gm: fx.GraphModule, names: Sequence[str], directory: str, number: int) -> None:
@@ -44,7 +44,7 @@ class DumpedGraph:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise NpuGraphExError(
-                f"data_dump_dir={directory!r} cannot be written: {error}. Name a folder that can"
+                f"data_dump_dir={directory!r} cannot be written: {error}. Choose another folder"
             ) from error
         self._calls = itertools.count()
         logger.warning("dump_tensor_data: graph %d runs uncaptured and writes into %s", number, self.directory)
@@ -62,7 +62,7 @@ class DumpedGraph:
 
 
 class _Dumping(fx.Interpreter):
-    """Writes the value of each node as soon as it is computed: a later operator may overwrite it."""
+    """Writes the value of each node as soon as it is computed, because a later operator may overwrite it."""
 
     def __init__(self, gm: fx.GraphModule, folder: Path, names: Sequence[str]) -> None:
         super().__init__(gm)
@@ -74,7 +74,7 @@ class _Dumping(fx.Interpreter):
         value = super().run_node(n)
         if n.op == "output":
             return value
-        # An operator that writes an argument and returns nothing would otherwise leave no trace.
+        # Otherwise an operator that writes an argument and returns nothing would leave no file.
         shown = value if value is not None else tuple(self.env[node] for node in written_by(n))
         if any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(shown)):
             self._write(n, shown)
@@ -95,7 +95,7 @@ class _Dumping(fx.Interpreter):
 
 
 def _replace(path: Path, write: Any) -> None:
-    """Write a file so that it is either whole or not there."""
+    """Write a file that is either complete or absent."""
     part = path.with_name(f".{path.name}.part")
     write(part)
     part.replace(path)

@@ -1,7 +1,7 @@
-"""The first run of a graph that is not captured: its foreign operators are checked, and what they spoil is put right.
+"""The first run of a graph that is not captured: checks foreign operators and undoes their undeclared effects.
 
-A capture is checked before anything is computed; here the operators do run. So the memory that they can reach from outside
-of the graph is kept until they have shown that they do what they declare.
+A capture is checked before anything is computed, but here the operators do run. So this module keeps a copy of all memory
+outside the graph that they can access, until each has run and done only what it declares.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from npugraph_ex.graph.memory.aliases import AliasFacts
 
 @dataclass(frozen=True)
 class Original:
-    """A graph before the passes, for one that has to be compiled again.
+    """A graph before the passes, from which it can be compiled again.
 
     Attributes:
-        gm: as AOT gave it, to be run operator by operator.
-        compile: compiles it again, with what is known of operators by then.
+        gm: the graph from AOT, to be run operator by operator.
+        compile: compiles it again, with the operators' effects that are known by then.
     """
 
     gm: fx.GraphModule
@@ -33,7 +33,7 @@ class Original:
 
 
 class _Contents:
-    """What the inputs of a call hold and where the generator stands, to be put back."""
+    """The contents of a call's inputs and the state of the random generator, to restore both."""
 
     def __init__(self, positions: Sequence[int], inputs: Sequence[Any]) -> None:
         given = [inputs[position] for position in positions]
@@ -48,7 +48,7 @@ class _Contents:
 
 
 def _reached_by_foreign(graph: fx.Graph) -> tuple[int, ...]:
-    """The positions of the tensor inputs that the graph writes or hands to a foreign operator."""
+    """The positions of the tensor inputs that the graph writes or that a foreign operator takes."""
     facts = AliasFacts(graph)
     reached = {
         root
@@ -66,12 +66,12 @@ def _reached_by_foreign(graph: fx.Graph) -> tuple[int, ...]:
 
 
 def first_run_checked(gm: fx.GraphModule, original: Original | None = None) -> GraphFunction:
-    """The graph's forward; where the graph has foreign operators, a run that checks them in place of the first call.
+    """The graph's forward; if the graph has foreign operators, its first call checks them.
 
     Args:
         gm: the graph after the passes.
-        original: it before the passes, which gives the results where an operator does what it did not declare; None where
-            it is not known, so that this is an error. It is one too inside of a capture of the caller's, which cannot be undone.
+        original: the graph before the passes. It computes the results if an operator has an undeclared effect. Such an effect
+            is an error if `original` is None, and inside a capture of the caller, which cannot be undone.
     """
     if not any(is_foreign(node.target) for node in gm.graph.nodes):
         return gm.forward

@@ -1,7 +1,7 @@
-"""Which operators take arguments from the host that may change between replays, and which arguments: a registry by name.
+"""A registry, by operator name, of host arguments that may change between replays.
 
-A captured kernel keeps the host arguments that it was launched with. For the operators named here a replay gives it new
-ones instead (see `host_updates`), so that the lengths of an attention step make no new graph.
+A captured kernel keeps the host arguments of its launch. For registered operators a replay gives the kernel new host
+arguments (see `host_updates`), so that new lengths in an attention step need no new capture.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ class HostArguments:
 
 _lock = threading.Lock()
 _registered: dict[str, HostArguments] = {}
-"""Those that users register. Of others their records tell, see ``_recorded``."""
+"""The operators that users register. Other operators have a record, see ``_recorded``."""
 
 
 def register_host_arguments(operator: str, names: Sequence[str], *, workspace: str = "") -> None:
-    """Say that an operator's host arguments may be updated between replays instead of being captured.
+    """Register host arguments that replays update, so that the capture does not fix their values.
 
-    The operator must write into memory that it is given, or have an ``.out`` overload that does: an update launches it
-    again, for the same memory. It must start the same number of kernels whatever the values. Saying the same twice does
-    nothing; graphs that are compiled already are not concerned.
+    The operator must write into memory that it is given, or have an ``.out`` overload that does: an update launches the
+    operator again for the same memory. It must start the same number of kernels for all values. A second, equal registration
+    does nothing. Graphs compiled earlier do not change.
 
     Args:
         operator: its name with namespace, as in ``"my_library::my_attention"``.
-        names: the arguments: whole numbers, lists of them, or tensors on the CPU.
+        names: the names of the arguments, which are whole numbers, lists of them, or tensors on the CPU.
         workspace: the operator that allocates its workspace, if it takes one.
 
     Raises:
@@ -68,7 +68,7 @@ def register_host_arguments(operator: str, names: Sequence[str], *, workspace: s
 
 
 def registered(overload: object) -> HostArguments | None:
-    """What is registered for an operator; None for any other."""
+    """The registration of an operator, or None."""
     if not isinstance(overload, OpOverload):
         return None
     name = _torch_private.schema(overload).name
@@ -76,7 +76,7 @@ def registered(overload: object) -> HostArguments | None:
 
 
 def _recorded(name: str) -> HostArguments | None:
-    """What the operator's record says of its host arguments."""
+    """The host arguments in the operator's record."""
     record = OPERATORS.get(name)
     if record is None or not record.host_arguments:
         return None
@@ -84,7 +84,7 @@ def _recorded(name: str) -> HostArguments | None:
 
 
 def relaunched(overload: OpOverload, entry: HostArguments) -> OpOverload:
-    """The overload that writes only into memory that it is given: the operator itself, or its ``.out`` form.
+    """The overload that writes only into its arguments' memory: the operator itself, or its ``.out`` form.
 
     Raises:
         HostArgumentError: there is none, or the operator does not take the arguments of ``entry``.
@@ -104,7 +104,7 @@ def relaunched(overload: OpOverload, entry: HostArguments) -> OpOverload:
     if not isinstance(out, OpOverload):
         raise HostArgumentError(
             f"{entry.operator} returns new memory and has no .out overload, so it cannot be launched again for the same "
-            "memory; give it one, or let it write into an argument"
+            "memory; add one, or let the operator write into an argument"
         )
     return out
 

@@ -1,4 +1,4 @@
-"""Scalars that the caller holds in CPU tensors: a capture bakes them in, so their values are part of the graph's key.
+"""Scalars in CPU tensors. A capture fixes their values, so the values are part of the graph key.
 
 Dynamo passes a float that it does not specialise, such as an attribute of a module under `dynamic=True`, as a CPU tensor
 without dimensions.
@@ -15,9 +15,9 @@ from npugraph_ex.graph.memory.aliases import AliasFacts, tensor_leaves
 
 
 def host_scalars(graph: fx.Graph) -> frozenset[fx.Node]:
-    """The placeholders that hold such a scalar, and what the graph computes on the host from nothing else.
+    """The placeholders of such scalars, and the nodes that the host computes from these alone.
 
-    Empty if the graph returns one of them: what a caller is given must not be the constant of a capture.
+    Empty if the graph returns one of them, because a result must not be a constant of the capture.
     """
     if not any(map(_is_scalar, graph.find_nodes(op="placeholder"))):
         return frozenset()
@@ -25,7 +25,7 @@ def host_scalars(graph: fx.Graph) -> frozenset[fx.Node]:
     for node in graph.nodes:
         computed = node.op == "call_function" and node.all_input_nodes and found.issuperset(node.all_input_nodes)
         if computed and node.is_impure():
-            continue  # `rand_like(scalar)` gives another number at every call
+            continue  # `rand_like(scalar)` returns a new number at each call
         if (node.op == "placeholder" or computed) and _is_scalar(node) and not facts.is_written(node):
             found.add(node)
     returned = graph.output_node().all_input_nodes
@@ -38,5 +38,5 @@ def _is_scalar(node: fx.Node) -> bool:
 
 
 def values(inputs: Sequence[Any], positions: Sequence[int]) -> tuple[str, ...]:
-    """The scalars at ``positions``, such that equal keys mean equal values: -0.0 is not 0.0, and NaN is NaN."""
+    """Keys of the scalars at ``positions``. Equal keys mean equal values: -0.0 differs from 0.0, and NaN equals NaN."""
     return tuple([repr(inputs[position].item()) for position in positions])

@@ -1,6 +1,6 @@
-"""Which calls of a graph take host arguments that replays update, and which inputs therefore make no new graph.
+"""The calls whose host arguments replays update, and the inputs that therefore need no new capture.
 
-Facts of the graph alone; `updates` does the updating.
+These are facts of the graph; the module `updates` performs the updates.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class UpdatePlan:
     """The host arguments of one graph that replays update.
 
     Attributes:
-        calls: the calls that take them, each with the names of its arguments that vary.
-        hosts: the numbers and CPU tensors that nothing but these arguments depends on.
+        calls: each call that takes such arguments, with the names of those that vary.
+        hosts: the numbers and CPU tensors on which only these arguments depend.
         positions: the inputs among them, which are no part of a graph key.
-        values: from the graph's inputs, the arguments of each call by name, in the order of ``calls``.
+        values: a function of the graph's inputs; it returns the arguments of each call by name, in the order of ``calls``.
     """
 
     calls: dict[fx.Node, tuple[str, ...]]
@@ -37,14 +37,14 @@ class UpdatePlan:
 
     @classmethod
     def from_graph(cls, gm: fx.GraphModule) -> UpdatePlan | None:
-        """The plan for a graph after all passes; None where nothing can be updated."""
+        """The plan for a graph after all passes; None if replays can update nothing."""
         calls = {node: names for node in gm.graph.nodes if (names := _varying(node))}
         if not calls:
             return None
         hosts = _used_by_updates_alone(gm.graph, calls)
         placeholders = gm.graph.find_nodes(op="placeholder")
         positions = frozenset(position for position, node in enumerate(placeholders) if node in hosts)
-        # Where every number is also baked into other kernels, new numbers mean a new graph in any case.
+        # If other kernels use every number too, a new number needs a new capture in any case.
         return cls(calls, hosts, positions, _evaluator(gm, calls)) if positions else None
 
 
@@ -64,7 +64,7 @@ def _varying(node: fx.Node) -> tuple[str, ...]:
 
 
 def _given(call: fx.Node) -> dict[str, Any]:
-    """What a call of an operator passes, by the names of its schema."""
+    """The arguments of a call by the names of its schema."""
     return named_arguments(call.target, call.args, call.kwargs) if isinstance(call.target, OpOverload) else {}
 
 
@@ -73,7 +73,7 @@ def _nodes(value: object) -> Iterator[fx.Node]:
 
 
 def _used_by_updates_alone(graph: fx.Graph, calls: dict[fx.Node, tuple[str, ...]]) -> frozenset[fx.Node]:
-    """Host values that reach nothing but updated arguments, and whose symbols are in no tensor's shape."""
+    """Host values that only updated arguments use, and whose symbols are in no tensor's shape."""
     baked = shape_symbols(graph)
     hosts: set[fx.Node] = set()
     for node in reversed(graph.nodes):

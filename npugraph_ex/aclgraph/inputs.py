@@ -1,4 +1,4 @@
-"""What happens to each input of a captured graph: used where it is, copied into a buffer, or part of the graph's key."""
+"""The treatment of each input of a captured graph: used in place, copied into a buffer, or part of the graph key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from npugraph_ex.graph.memory.aliases import AliasFacts, inputs_left_behind, mut
 
 
 class Geometry(NamedTuple):
-    """Shape, strides and dtype of a tensor: what a captured kernel knows of it besides its address."""
+    """Shape, strides and dtype of a tensor: all that a captured kernel knows of it besides its address."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -39,17 +39,17 @@ class InputPlan:
     """The class of every input, by position.
 
     Attributes:
-        names: what messages call each input.
+        names: the input names for messages.
         in_place: tensors that the graph reads or writes at the caller's address: parameters, buffers, mutated inputs,
-            and views around which it uses more of their memory.
-        written: those of them that it writes.
+            and views, if the graph uses more of their storage than the view covers.
+            written: the in-place inputs that it writes.
         copied: device tensors that are copied into buffers of the captured graph before each replay.
-        keyed: numbers (sizes, scalars) that are baked into the captured kernels.
-        scalars: CPU tensors without dimensions, which are baked in too.
-        updates: the numbers and CPU tensors that captured kernels are given anew before a replay; None without any.
+        keyed: numbers (sizes, scalars) that a capture fixes.
+        scalars: CPU tensors without dimensions, which a capture fixes too.
+        updates: the numbers and CPU tensors that a replay updates in the captured kernels; None if there are none.
         unshaped_scalars: which of `numbers` are in no tensor's shape, with their names; each value needs its own capture.
-        dimensions: (position, dimension) of sizes that no number among the inputs tells.
-        offsets: tensors around which the graph uses memory, which begins where their storage does.
+        dimensions: (position, dimension) of sizes that no number among the inputs gives.
+        offsets: tensors of whose storage the graph uses more than the tensor covers; their storage offset is part of the key.
         device: the index of the device that the graph runs on.
     """
 
@@ -80,8 +80,8 @@ class InputPlan:
             gm: the graph, after all passes.
             example_inputs: its inputs, fake or real.
             static: positions of inputs whose address does not change from call to call.
-            names: what messages call each input; the placeholders' names when None.
-            updates: what replays give to captured kernels.
+            names: the input names for messages; None for the placeholders' names.
+            updates: the host arguments that replays update.
         """
         nodes = gm.graph.find_nodes(op="placeholder")
         updated = updates.positions if updates is not None else frozenset()
@@ -123,7 +123,7 @@ class InputPlan:
         )
 
     def numbers(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """The part of the graph key that is made of values: sizes, scalars, and where in their storage some tensors begin."""
+        """The values of the graph key: sizes, scalars, and the storage offsets of some tensors."""
         keyed = tuple(self._of_keyed(inputs)) if self.keyed else ()
         if self.scalars:
             keyed += scalar_values(inputs, self.scalars)
@@ -134,7 +134,7 @@ class InputPlan:
         return keyed + tuple([inputs[position].size(dimension) for position, dimension in self.dimensions])
 
     def frozen_parameters(self, inputs: Sequence[Any]) -> tuple[int, ...]:
-        """The positions of parameters that are only read. A buffer is not among them: programs assign them anew."""
+        """The positions of parameters that are only read. Buffers are not included, because programs replace them."""
         return tuple(
             position
             for position in self.in_place
@@ -142,11 +142,11 @@ class InputPlan:
         )
 
     def addresses(self, inputs: Sequence[Any]) -> tuple[int, ...]:
-        """The part of the graph key that is made of addresses."""
+        """The addresses of the graph key."""
         return tuple(map(_ADDRESS, self._of_in_place(inputs)))
 
     def reading_in_place(self, positions: Collection[int]) -> InputPlan:
-        """The same plan, but with the inputs at ``positions``, which are copied here, read where they are."""
+        """The same plan, except that it reads the inputs at ``positions`` in place instead of copying them."""
         return replace(self, copied=tuple(position for position in self.copied if position not in positions))
 
     @cached_property
@@ -179,7 +179,7 @@ def _unnamed_dimensions(example_inputs: Sequence[Any], numbers: Sequence[int]) -
 
 
 def _device_index(gm: fx.GraphModule) -> int:
-    """The one device of the graph's tensors; the current one where the graph has none."""
+    """The one device of the graph's tensors; the current device if the graph has no tensors."""
     for node in gm.graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and value.device.type == "npu" and value.device.index is not None:
@@ -188,7 +188,7 @@ def _device_index(gm: fx.GraphModule) -> int:
 
 
 def size_key(example_inputs: Sequence[Any]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """What tells the sizes of a graph's inputs from those of another call: the numbers among them first.
+    """A function that returns the sizes of a call's inputs, those that are numbers first.
 
     Args:
         example_inputs: the inputs, fake or real, with symbols where sizes vary.
@@ -221,17 +221,17 @@ class Buffer:
             self.load(tensor)
 
     def load(self, tensor: torch.Tensor) -> None:
-        """Copy the caller's values in. The shapes are equal: the graph key or Dynamo's guards have seen to it."""
+        """Copy the caller's values in. The graph key or Dynamo's guards have checked that the shapes are equal."""
         if self._extent is None:
             self.tensor.copy_(tensor)
         elif self._extent:
-            # Elements that share memory (expanded, sliding windows) cannot be written one by one: copy the memory.
+            # Elements that share memory (expanded tensors, sliding windows) cannot be written one by one, so copy the memory.
             flat = self.tensor.as_strided((self._extent,), (1,))
             flat.copy_(tensor.as_strided((self._extent,), (1,)))
 
 
 def _extent(tensor: torch.Tensor) -> int | None:
-    """None when each element has memory of its own without gaps; else how many elements the tensor spans."""
+    """None if each element has its own memory without gaps; otherwise the number of elements that the tensor spans."""
     if tensor.numel() == 0:
         return 0
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))

@@ -1,4 +1,4 @@
-"""Operations that a capture forbids, found before the capture and named with their source line."""
+"""Operations that a capture forbids. They are found before the capture, with their source lines."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _BRANCHES = (torch.ops.higher_order.cond, torch.ops.higher_order.while_loop)
 
 @dataclass(frozen=True)
 class Obstacle:
-    """One operation that cannot be captured: the node, why, and where the user wrote it."""
+    """One operation that cannot be captured: the node, the reason, and the user's source line."""
 
     node: str
     reason: str
     source: str
 
     def __str__(self) -> str:
-        """Say it in one line."""
+        """One line for a message."""
         return f"{self.node}: {self.reason}" + (f" ({self.source})" if self.source else "")
 
 
 def find_obstacles(gm: fx.GraphModule, updates: UpdatePlan | None = None) -> list[Obstacle]:
-    """Everything in ``gm`` that keeps it from being captured, in graph order; what ``updates`` deals with does not."""
+    """All obstacles to a capture of ``gm``, in graph order. Host values that ``updates`` covers are no obstacle."""
     return list(_obstacles(gm, updates.hosts if updates is not None else frozenset()))
 
 
@@ -41,7 +41,7 @@ def _obstacles(gm: fx.GraphModule, updated: frozenset[fx.Node]) -> Iterator[Obst
     home: torch.device | None = None
     known = updated | host_scalars(gm.graph)
     for node in gm.graph.nodes:
-        # What a record gives is a token, not data.
+        # The result of a record is a token, not data.
         if node.op == "output" or node.target in RECORDS or node in known:
             continue
         reason = _reason(node, home)
@@ -54,23 +54,23 @@ def _reason(node: fx.Node, home: torch.device | None) -> str:
     """Why ``node`` keeps the graph from being captured on the device ``home``; empty if it does not."""
     if isinstance(node.meta.get("val"), torch.Generator):
         return (
-            "a random generator, as AOT passes for what torch.utils.checkpoint draws again in the backward; "
-            "each replay would draw the numbers of the capture"
+            "a random generator, with which torch.utils.checkpoint repeats its random numbers in the backward; "
+            "each replay would repeat the numbers of the capture"
         )
     if node.target in _BRANCHES:
-        return "the host has to read from the device which way to go"
+        return "the host has to read a condition from the device"
     if _HOST_READS & set(getattr(node.target, "tags", ())) and not _indexes_by_number(node):
-        return "the host has to read its result, or the shape of it, from the device"
+        return "the host has to read its result, or the result's shape, from the device"
     for leaf in tensor_leaves(node):
         if leaf.device.type != "npu":
             return f"a tensor on device {leaf.device.type!r} would be read once, at capture, and never again"
         if home is not None and leaf.device != home:
-            return f"it lies on {leaf.device} and the graph began on {home}; a captured graph belongs to one device"
+            return f"it is on {leaf.device} but the graph began on {home}; a captured graph belongs to one device"
     return ""
 
 
 def _indexes_by_number(node: fx.Node) -> bool:
-    """Whether this is `x[i]` with whole numbers, whose shape is known; only a mask has to be counted first."""
+    """Whether this is `x[i]` with whole numbers, so that the shape is known; only a mask has to be counted first."""
     if node.target not in _INDEXING:
         return False
     indices = [value.meta.get("val") for value in node.all_input_nodes[1:]]

@@ -3,8 +3,8 @@
 The passes rely on these contracts. A broken one gives wrong values that no other check can see. So each such operator is
 compared with its contract where a graph runs for the first time: at every capture, and at the first uncaptured run.
 
-An operator that returns or writes an argument undeclared is taken at its deed: a capture has computed nothing yet, so it is
-given up, a first run is undone (`first_run`), and the graph is compiled again.
+If an operator returns or writes an argument without declaring it, the graph is compiled again with that effect. A capture has
+computed nothing yet, so it is dropped; a first run is undone (`first_run`).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from npugraph_ex.observe.logger import logger
 _SHIPPED = frozenset(
     {"aten", "prims", "prim", "npu", "atb", "npugraph_ex", "air", "_c10d_functional", "c10d_functional"}
 )
-"""Operators of torch, of torch_npu and of this library are not checked: their users cannot mend them.
+"""Operators of torch, of torch_npu and of this library are not checked, because users cannot change them.
 
-What the schemas of torch.distributed's collectives leave out, `graph.collectives` knows.
+`graph.collectives` knows what the schemas of torch.distributed's collectives leave out.
 """
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-"""What has memory to look at; fake tensors and other subclasses have not."""
+"""Tensors with memory; fake tensors and other subclasses have none."""
 
 
 def is_foreign(target: object) -> bool:
@@ -44,7 +44,7 @@ def is_foreign(target: object) -> bool:
 
 
 class UndeclaredEffectError(BrokenPromiseError):
-    """An operator wrote or returned an argument, undeclared: what a graph can be compiled again for.
+    """An operator wrote or returned an argument without declaring it. The graph can be compiled again with that effect.
 
     Attributes:
         operator: which one.
@@ -57,10 +57,10 @@ class UndeclaredEffectError(BrokenPromiseError):
         self.arguments = arguments
 
     def remember(self) -> None:
-        """Take the operator at its deed from now on, and say so once in a process."""
+        """Record the operator's effect for all later compilations, and warn once in a process."""
         if learn(self.operator, self.arguments):
             logger.warning(
-                "%s. From now on %s is taken to write and return %s, and the graphs that call it are compiled again",
+                "%s. From now on the library assumes that %s writes and returns %s, and compiles the graphs that call it again",
                 self, self.operator, " and ".join(sorted(self.arguments)),
             )  # fmt: skip
 
@@ -70,38 +70,38 @@ class ContractInterpreter(fx.Interpreter):
 
     Args:
         gm: the graph.
-        is_original: whether no pass has touched it. Then an undeclared effect does no harm, and is noted only.
+        is_original: whether no pass has changed it. Then an undeclared effect does no harm, and is only noted.
 
     Attributes:
-        found: the undeclared effects that were noted.
+        found: the undeclared effects.
 
     Raises:
-        UndeclaredEffectError: an operator wrote or returned an argument undeclared.
-        BrokenPromiseError: an operator does not keep its contract otherwise.
+        UndeclaredEffectError: an operator wrote or returned an argument without declaring it.
+        BrokenPromiseError: an operator breaks its contract in another way.
     """
 
     def __init__(self, gm: fx.GraphModule, *, is_original: bool = False) -> None:
         super().__init__(gm)
-        self.extra_traceback = False  # messages name the node themselves
+        self.extra_traceback = False  # the messages already name the node
         self.found: list[UndeclaredEffectError] = []
         self._is_original = is_original
         self._at: fx.Node | None = None
 
     @property
     def location(self) -> str:
-        """The operator that ran last and where the user wrote it, for a message."""
+        """The last operator and its source line, for a message."""
         if self._at is None:
             return "the graph"
         source = source_line(self._at)
         return f"{self._at.name} ({self._at.target})" + (f" at {source}" if source else "")
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run one node, and know which one it is."""
+        """Run one node, and remember which one it is."""
         self._at = n
         return super().run_node(n)
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call an operator; a foreign one is checked."""
+        """Call an operator; check a foreign one."""
         given = _tensors((args, kwargs)) if is_foreign(target) else []
         if not given or any(type(tensor) not in _PLAIN for tensor in given):
             return super().call_function(target, args, kwargs)
@@ -127,7 +127,7 @@ class ContractInterpreter(fx.Interpreter):
             self._refuse("returned two results in one memory, undeclared", "return a clone")
         broken = _difference(_declared(target, args, kwargs), result)
         if broken:
-            self._refuse(broken, "mend the function given to register_fake")
+            self._refuse(broken, "correct the function given to register_fake")
         return result
 
     def _refuse(self, what: str, remedy: str) -> None:
@@ -140,7 +140,7 @@ class ContractInterpreter(fx.Interpreter):
         self.found.append(effect)
 
     def _message(self, what: str, remedy: str) -> str:
-        return f"{self.location} {what}. The graph was rewritten on the strength of its word; {remedy}"
+        return f"{self.location} {what}. The passes relied on the schema; {remedy}"
 
 
 def _tensors(value: object) -> list[torch.Tensor]:
@@ -148,7 +148,7 @@ def _tensors(value: object) -> list[torch.Tensor]:
 
 
 def _left_alone(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, list[torch.Tensor]]:
-    """By argument, the tensors that are not known to be written, and whose writes torch counts."""
+    """By argument: the tensors that no known effect writes and whose writes torch counts."""
     arguments = _torch_private.schema(target).arguments
     written = {a.name for a in arguments if (a.alias_info and a.alias_info.is_write) or writes_undeclared(target, a)}
     given = named_arguments(target, args, kwargs)
@@ -160,7 +160,7 @@ def _left_alone(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _declared(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What the fake function says of these arguments; None where it needs their elements to tell."""
+    """The fake function's results for these arguments; None if it needs the elements."""
     with FakeTensorMode() as mode:
         fakes = pytree.tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
         try:
@@ -170,11 +170,11 @@ def _declared(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _difference(declared: object, result: object) -> str:
-    """How the tensors of a result differ from the declared ones; empty if they do not."""
+    """The difference between a result's tensors and the declared ones; empty if there is none."""
     for fake, real in zip(_tensors(declared), _tensors(result), strict=False):
         for name, old, new in _facts(fake, real):
             if old != new:
-                return f"returned a tensor {name} {new}, and its fake function says {old}"
+                return f"returned a tensor {name} {new}, but its fake function says {old}"
     return ""
 
 
@@ -188,7 +188,7 @@ def _facts(fake: torch.Tensor, real: torch.Tensor) -> Iterator[tuple[str, object
 
 
 def _moving(tensor: torch.Tensor) -> Iterator[int]:
-    """The strides that say where elements are."""
+    """The strides that matter for the addresses of elements."""
     return (stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True) if size != 1)
 
 
@@ -199,7 +199,7 @@ def _declares_aliases(target: OpOverload) -> bool:
 def _returned_undeclared(
     target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], results: Sequence[torch.Tensor]
 ) -> list[str]:
-    """The arguments in whose memory a result lies that is declared to be new, as far as that is not known."""
+    """The arguments that share memory with a result although the schema declares it as new, except known cases."""
     if _declares_aliases(target):
         return []
     theirs = set(map(_torch_private.storage_key, results))
@@ -213,7 +213,7 @@ def _returned_undeclared(
 
 
 def _share_memory(target: OpOverload, given: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> bool:
-    """Whether two results that are declared to be new lie in one memory, which is no argument's."""
+    """Whether two results that the schema declares as new share memory that belongs to no argument."""
     theirs = set(map(_torch_private.storage_key, given))
     keys = [key for key in map(_torch_private.storage_key, results) if key not in theirs]
     return not _declares_aliases(target) and len(set(keys)) < len(keys)

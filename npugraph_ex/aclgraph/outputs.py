@@ -1,7 +1,7 @@
-"""The results of a call: aliases of the capture's memory, or copies of them where an earlier result is still held.
+"""The results of a call: aliases of the capture's memory, or copies while an earlier result is live.
 
-Either way they are ordinary tensors, as the operators of the graph would have returned them. What is no view to autograd
-has a version counter of its own; a view is a view of the same tensor as at the capture.
+Both are ordinary tensors, as the operators of the graph would return them. A result that is no view has its own version
+counter; a view is a view of the same tensor as at the capture.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class _Part:
 
     geometry: Geometry
     offset: int  # bytes, from the other tensor's own first element
-    conjugated: bool  # lazily, and the other tensor is not; or the other way round
-    negated: bool  # likewise
-    is_view: bool  # to autograd; `detach` gives what is none
-    is_whole: bool  # it has the other tensor's geometry, and begins where that begins
+    conjugated: bool  # one of the two tensors is lazily conjugated, the other is not
+    negated: bool  # likewise negated
+    is_view: bool  # autograd's view; the result of `detach` is none
+    is_whole: bool  # it has the other tensor's geometry and first element
 
     @classmethod
     def from_tensors(cls, value: torch.Tensor, whole: torch.Tensor) -> _Part:
@@ -37,7 +37,7 @@ class _Part:
         return cls(Geometry.from_tensor(value), offset, conjugated, negated, _is_view(value), alike)
 
     def view_of(self, whole: torch.Tensor) -> torch.Tensor:
-        """The part of ``whole``; they share a version counter."""
+        """This part of ``whole``, as a view that shares its version counter."""
         if self.is_whole and not self.is_view:
             return whole.detach()
         start = (_first_byte(whole) + self.offset) // self.geometry.dtype.itemsize
@@ -71,12 +71,12 @@ class _Constant:
 class Outputs:
     """The outputs of one captured graph.
 
-    Of the outputs in one storage of the graph's own, one is the root, in whose memory the others lie: the first that is no
-    view; where all are views, what they are views of, which is not handed out itself.
+    Each storage of the graph has one root tensor, of which the other outputs in this storage are parts. The root is the first
+    output that is no view. If all are views, the root is their base, which the caller does not get.
 
     Args:
         values: what the graph returned while it was captured.
-        arguments: what it was called with, by position: the caller's tensors and the graph's buffers.
+        arguments: its arguments by position: the caller's tensors and the graph's buffers.
     """
 
     def __init__(self, values: Sequence[Any], arguments: Sequence[Any]) -> None:
@@ -129,14 +129,14 @@ class Outputs:
         self._addresses = list(map(torch.UntypedStorage.data_ptr, self._storages))
 
     def have_moved(self) -> bool:
-        """Whether a caller gave the storage of a result other memory (`resize_`): the graph still writes the memory it had."""
+        """Whether a caller gave a result's storage other memory (`resize_`). The graph still writes the earlier memory."""
         return list(map(torch.UntypedStorage.data_ptr, self._storages)) != self._addresses
 
     def has_live_results(self) -> bool:
         """Whether a caller still holds a result of an earlier call, or any view of one."""
         if list(map(_torch_private.owners_of_storage, self._handles)) != self._owners:
             return True
-        # `result.untyped_storage()` returns this very object: a caller who keeps only that is no further owner.
+        # `result.untyped_storage()` returns this same object, so a caller who keeps only the storage adds no owner.
         return list(map(getrefcount, self._storages)) != self._references
 
     def alias_results(self, inputs: Sequence[Any]) -> list[Any]:
@@ -162,9 +162,9 @@ class Outputs:
 
 
 def _roots(values: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
-    """By the key of each storage of ``values``, the tensor in whose memory the others lie."""
+    """The root tensor of each storage of ``values``, by the storage's key."""
     found: dict[int, torch.Tensor] = {}
-    for value in sorted(values, key=_is_view):  # what is no view comes first
+    for value in sorted(values, key=_is_view):  # tensors that are no views come first
         base, key = _torch_private.autograd_base(value), _torch_private.storage_key(value)
         found.setdefault(key, value if base is None or _torch_private.storage_key(base) != key else base)
     return found
@@ -182,7 +182,7 @@ def _fills_its_storage(tensor: torch.Tensor) -> bool:
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of a tensor and of all its storage; the copy is no view."""
+    """A copy of a tensor with all of its storage; the copy is no view."""
     flat = _memory(tensor, tensor.dtype)
     if flat.numel() * flat.element_size() != tensor.untyped_storage().nbytes():  # the last bytes are no whole element
         flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
@@ -191,12 +191,12 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _first_byte(tensor: torch.Tensor) -> int:
-    """Where a tensor begins in its storage; asked of the address, one without elements would not say."""
+    """The offset of a tensor in its storage, in bytes. Computed without the address, which is 0 for a tensor without elements."""
     return int(tensor.storage_offset()) * tensor.element_size()
 
 
 def _memory(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The storage of ``tensor`` as a flat view of it, with the elements of ``dtype`` as they are in memory."""
+    """The storage of ``tensor`` as a flat view, with its bytes read as elements of ``dtype``."""
     plain = _lazily(tensor, conjugated=tensor.is_conj(), negated=tensor.is_neg())
     size = max(plain.element_size(), dtype.itemsize)
     count = plain.untyped_storage().nbytes() // size * size // plain.element_size()
@@ -204,7 +204,7 @@ def _memory(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _view(tensor: torch.Tensor, geometry: Geometry, offset: int) -> torch.Tensor:
-    """Memory of ``tensor`` from the element ``offset`` of its storage on, in the shape and dtype of ``geometry``."""
+    """A view of the storage of ``tensor`` from element ``offset`` on, in the shape and dtype of ``geometry``."""
     size, stride, dtype = geometry
     if dtype == tensor.dtype:
         return tensor.as_strided(size, stride, offset)
@@ -213,6 +213,6 @@ def _view(tensor: torch.Tensor, geometry: Geometry, offset: int) -> torch.Tensor
 
 
 def _lazily(tensor: torch.Tensor, *, conjugated: bool, negated: bool) -> torch.Tensor:
-    """A view that is read conjugated or negated, or no longer so; ``tensor`` itself where it is neither."""
+    """A view that flips the lazy conjugation or negation; ``tensor`` itself if neither flips."""
     view = tensor.conj() if conjugated else tensor
     return _torch_private.negative_view(view) if negated else view

@@ -1,4 +1,4 @@
-"""Runs a graph under capture, node by node, so that what the device refuses can be named, and groups what replays update."""
+"""Runs a graph under capture, node by node, so that an error can name the node; makes the task groups that replays update."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Recording(ContractInterpreter):
 
     Args:
         gm: the graph.
-        plan: the calls that take host arguments anew at each replay.
+        plan: the calls whose host arguments replays update.
         around: prepares streams and scopes for the run, see `scopes.around`.
-        avoid: addresses where no result may lie; None without any.
+        avoid: addresses where no result may lie; None if there are none.
 
     Attributes:
-        updates: the task groups made so far; None where nothing is updated.
+        updates: the task groups made so far; None if replays update nothing.
         written: the addresses of everything that the operators returned, with the nodes that returned it.
     """
 
@@ -52,7 +52,7 @@ class Recording(ContractInterpreter):
         try:
             return self._around(partial(self.run, enable_io_processing=False))(*inputs)
         finally:
-            self.env.clear()  # or this object would count as a reference to the results
+            self.env.clear()  # otherwise this object would count as a reference to the results
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node, and note where its result lies."""
@@ -66,7 +66,7 @@ class Recording(ContractInterpreter):
         return result
 
     def _run_node(self, n: fx.Node) -> Any:
-        """Run one node; a call that is updated becomes a task group."""
+        """Run one node. A call that replays update becomes a task group."""
         names, entry = self._calls.get(n), registered(n.target)
         if self.updates is None or names is None or entry is None or not isinstance(n.target, OpOverload):
             return super().run_node(n)

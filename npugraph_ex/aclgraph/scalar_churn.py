@@ -1,6 +1,6 @@
-"""Notices a scalar that differs at every call, such as a step or a learning rate, and that a capture bakes in.
+"""Notices a scalar that differs at every call, such as a step or a learning rate, and whose value a capture fixes.
 
-A capture for each value would cost more than it ever saves. Sizes are not counted: they come again.
+A capture for each value would cost more than it ever saves. Sizes are not counted, because they repeat.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from npugraph_ex.aclgraph.inputs import InputPlan
 from npugraph_ex.observe.logger import logger
 
 MAX_CAPTURES_WITHOUT_HIT = 16
-"""How many captures in a row are made for new values of such scalars while no captured value comes again."""
+"""How many captures in a row new values of such scalars may cause while no captured value repeats."""
 
 
 class ScalarChurn:
@@ -21,8 +21,8 @@ class ScalarChurn:
         graph: the graph's number in `report.graphs`.
 
     Attributes:
-        captures_without_hit: captures since a captured value came again, each of which differs from an earlier one in
-            such scalars alone.
+        captures_without_hit: captures since a captured value was last used again. Each of these captures differs from an
+            earlier one only in such scalars.
     """
 
     def __init__(self, plan: InputPlan, graph: int) -> None:
@@ -35,7 +35,7 @@ class ScalarChurn:
         """Whether a call that needs a new capture should run operator by operator.
 
         Args:
-            key: the call's.
+            key: the call's graph key.
             known: the keys that have captures.
         """
         scalars = self._plan.unshaped_scalars
@@ -53,7 +53,7 @@ class ScalarChurn:
             names = [name for index, name in scalars.items() if key.numbers[index] != similar.numbers[index]]
             logger.warning(
                 "Graph %d was captured for %d values of %s in a row, none of which came again; for further new values it runs "
-                "operator by operator. Hand the number over as a tensor on the device, which needs one capture",
+                "operator by operator. Pass the number as a tensor on the device, which needs only one capture",
                 self._graph,
                 MAX_CAPTURES_WITHOUT_HIT + 1,
                 ", ".join(names),

@@ -1,8 +1,8 @@
-"""What scopes do when they run: the stream, its core limits, the process's deterministic level.
+"""The effect of scopes at run time: the stream, its core limits, the process's deterministic level.
 
-They are set at `scope_enter` and put back at `scope_exit`, in eager mode as well as while a graph is captured or run
-operator by operator. A limit is that of the stream which is current at `scope_enter`. A capture inherits what is in force
-around the call, for the current stream and for the user's streams in the graph; that is part of the graph's key.
+`scope_enter` sets them and `scope_exit` restores them, in eager mode, under a capture and in a run operator by operator. A
+limit applies to the stream that is current at `scope_enter`. A capture inherits the limits and the level that are in force
+around the call, for the current stream and for the user's streams in the graph. They are part of the graph key.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ GraphFunction = Callable[..., Sequence[Any]]
 
 
 class _Opened(NamedTuple):
-    """An open scope: how to put back what was before, and what all open scopes together say.
+    """An open scope: how to restore the earlier state, and the settings of all open scopes together.
 
     Attributes:
-        restore: to call in this order.
+        restore: functions to call in this order.
         limits: stream -> cube and vector cores.
-        level: the deterministic level, None where no scope names one.
+        level: the deterministic level; None if no scope sets one.
     """
 
     restore: tuple[Callable[[], None], ...] = ()
@@ -56,10 +56,10 @@ def enter(keys: Sequence[str], values: Sequence[str]) -> None:
         values: one for each key.
 
     Raises:
-        ScopeError: a key or value that means nothing, or a limit that the device does not have.
+        ScopeError: an unknown key or value, or a limit beyond the device's cores.
     """
     around = here.opened[-1] if here.opened else _Opened()
-    new = labels_of(keys, values, {})  # what it keeps of a limit is on the stream
+    new = labels_of(keys, values, {})  # a limit is kept on the stream
     restore: list[Callable[[], None]] = []
     limits = around.limits
     try:
@@ -79,7 +79,7 @@ def enter(keys: Sequence[str], values: Sequence[str]) -> None:
 
 
 def key() -> tuple[object, ...]:
-    """What a run or a capture inherits from the scopes around it: limits of the streams that it uses, and the level."""
+    """The limits of the streams and the level that a run or a capture inherits from the scopes around it."""
     if not here.opened:
         return ()
     _, limits, level = here.opened[-1]
@@ -126,7 +126,7 @@ implement(
         "wait": side_streams.wait,
         "record_stream": side_streams.record_stream,
         "keep_alive": side_streams.keep_alive,
-        # Eager code runs in the order in which it is written; compiled code has records and waits in their place.
+        # Eager code runs in program order; compiled code has records and waits instead.
         "tagged_event_record": _nothing_to_do,
         "tagged_event_wait": _nothing_to_do,
     }
@@ -134,7 +134,7 @@ implement(
 
 
 def _switch(stream: torch.npu.Stream | None) -> Callable[[], None]:
-    """Make a stream the current one, and return what makes the earlier one current; None changes nothing."""
+    """Make a stream the current one, and return a function that restores the earlier one. None changes nothing."""
     earlier = torch.npu.current_stream()
     if stream is not None:
         torch.npu.set_stream(stream)
@@ -142,7 +142,7 @@ def _switch(stream: torch.npu.Stream | None) -> Callable[[], None]:
 
 
 def _limit(stream: torch.npu.Stream, cube: int, vector: int) -> Callable[[], None]:
-    """Set a stream's core limits, and return what puts the earlier ones back."""
+    """Set a stream's core limits, and return a function that restores the earlier ones."""
     check_limit(cube, vector)
     earlier = torch.npu.get_stream_limit(stream)
     torch.npu.reset_stream_limit(stream)
@@ -166,9 +166,9 @@ def _limit_of(stream: torch.npu.Stream) -> tuple[int, int]:
 
 @contextmanager
 def inherited(streams: Mapping[str, torch.npu.Stream]) -> Iterator[None]:
-    """Give a graph's streams, by label, the core limits of the user's streams for which they stand, for a run or a capture.
+    """Give a graph's streams, by label, the core limits of the user's streams that they replace, for a run or a capture.
 
-    Those that stand for none have the current stream's.
+    The other streams get the limits of the current stream.
     """
     current, native = torch.npu.current_stream(), side_streams.native()
     with ExitStack() as stack:
@@ -178,9 +178,9 @@ def inherited(streams: Mapping[str, torch.npu.Stream]) -> Iterator[None]:
 
 
 def around(gm: fx.GraphModule) -> Callable[[GraphFunction], GraphFunction]:
-    """A decorator that prepares streams and scopes for each run of a graph. Make one for a graph: it owns the graph's streams.
+    """A decorator that prepares streams and scopes for each run of one graph.
 
-    Where the graph has scopes, an exception leaves none open; where it has side streams, they are there.
+    It owns the graph's streams. An exception leaves no scope of the graph open.
     """
     sides = side_streams.SideStreams(gm.graph)
     has_scopes = any(gm.graph.find_nodes(op="call_function", target=target) for target in ENTERS)
@@ -193,14 +193,15 @@ def around(gm: fx.GraphModule) -> Callable[[GraphFunction], GraphFunction]:
 
 
 def _on_streams(function: GraphFunction, sides: side_streams.SideStreams) -> GraphFunction:
-    """The function, with the side streams that its scopes name; works under a capture and without one."""
+    """The function with the side streams that its scopes name, with or without a capture."""
 
     def run(*args: Any, **kwargs: Any) -> Sequence[Any]:
         with sides.running(), inherited(sides.streams):
             results = function(*args, **kwargs)
         if not torch.npu.is_current_stream_capturing():
             for result in results:
-                if isinstance(result, torch.Tensor):  # perhaps allocated on a side stream, and the caller's from now on
+                # It may be allocated on a side stream, and belongs to the caller from now on.
+                if isinstance(result, torch.Tensor):
                     result.record_stream(torch.npu.current_stream())
         return results
 
@@ -208,7 +209,7 @@ def _on_streams(function: GraphFunction, sides: side_streams.SideStreams) -> Gra
 
 
 def closing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, such that scopes which an exception left open are closed."""
+    """The function; it closes scopes that an exception leaves open."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         depth = len(here.opened)

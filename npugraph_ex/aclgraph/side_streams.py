@@ -1,7 +1,7 @@
-"""The side streams of one compiled graph, and what records and waits do while it runs or is captured.
+"""The side streams of one compiled graph, and its records and waits while it runs or is captured.
 
-A graph's tags are names in that graph alone: each `SideStreams` has streams of its own. What runs outside of any, such as
-eager code, stays on the current stream, where order needs no events.
+A tag is a name within one graph, so each `SideStreams` has its own streams. Code outside a graph, such as eager code, stays
+on the current stream, where order needs no events.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from npugraph_ex.graph.streams.labels import MAIN, labels_of
 from npugraph_ex.graph.streams.ops import ENTERS, argument
 
 _POOLED = 64
-"""More draws than torch_npu has streams in its pool of one priority; then two tags have to share one."""
+"""More draws than torch_npu has streams of one priority. After so many draws two tags have to share a stream."""
 
 
 class _RunState:
-    """One run or capture of a graph: the events that were recorded and the memory that is kept."""
+    """One run or capture of a graph: its recorded events and the memory that it keeps."""
 
     def __init__(self, streams: Mapping[str, torch.npu.Stream]) -> None:
         self.streams = streams
@@ -31,7 +31,7 @@ class _RunState:
 
 
 class _ThreadState(threading.local):
-    """The run that is going on in this thread, if any, and the user's streams for which a graph's labels stand."""
+    """The current run of this thread, if any, and the user's streams that a graph's labels replace."""
 
     def __init__(self) -> None:
         self.run: _RunState | None = None
@@ -68,9 +68,9 @@ class SideStreams:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Let stream scopes, records and waits of this thread mean this graph's, with the current stream as the main one.
+        """Make stream scopes, records and waits of this thread apply to this graph. The current stream is its main stream.
 
-        Events and kept memory are given back at the end; a stream goes back to torch_npu's pool with this object.
+        Events and kept memory are released at the end. The streams return to torch_npu's pool when this object is freed.
         """
         main = torch.npu.current_stream()
         earlier, here.run = here.run, _RunState({**self._made(main), MAIN: main})
@@ -90,9 +90,9 @@ class SideStreams:
 
 
 def draw(priority: int, taken: set[torch.npu.Stream]) -> torch.npu.Stream:
-    """A stream that is none of those taken, nor one of the user's in the graph, as far as torch_npu's pool has one.
+    """A stream that is neither taken nor one of the user's streams in the graph, if torch_npu's pool has such a stream.
 
-    The pool hands out its streams in turn: a stream of the user's comes again, and core limits are those of a stream.
+    The pool returns its streams in turn, so a user's stream comes again. Core limits belong to a stream and must not mix.
     """
     taken = {*taken, *native().values()}
     for _ in range(_POOLED):
@@ -104,7 +104,7 @@ def draw(priority: int, taken: set[torch.npu.Stream]) -> torch.npu.Stream:
 
 @contextmanager
 def standing_for(native: Mapping[str, torch.npu.Stream]) -> Iterator[None]:
-    """Say for which of the user's streams the labels of a graph stand, during a call of it."""
+    """Set, for one call, the user's streams that the labels of a graph replace."""
     earlier, here.native = here.native, native
     try:
         yield
@@ -141,7 +141,7 @@ def record() -> torch.Tensor:
 
 
 def wait(tensors: Sequence[torch.Tensor]) -> None:
-    """Make the current stream wait for the events that tokens stand for."""
+    """Make the current stream wait for the events of the tokens."""
     run = here.run
     if run is not None:
         for token in tensors:
@@ -149,16 +149,16 @@ def wait(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def record_stream(tensor: torch.Tensor, label: str) -> None:
-    """Keep a tensor's memory from other use until the stream of a label is through with what it was given so far."""
+    """Keep a tensor's memory from other use until the label's stream has finished its work so far."""
     run = here.run
     if run is None or label not in run.streams:  # a stream whose work was all dead code uses nothing
         return
     if torch.npu.is_current_stream_capturing():
-        run.kept.append(tensor)  # the allocator's own way has to ask events, which a capture forbids
+        run.kept.append(tensor)  # the allocator's own method queries events, which a capture forbids
     else:
         tensor.record_stream(run.streams[label])
 
 
 def keep_alive(tensors: Sequence[torch.Tensor]) -> None:
-    """Do nothing: that the tensors are still referenced here is all."""
+    """Do nothing. The call only keeps the tensors referenced until here."""
     del tensors

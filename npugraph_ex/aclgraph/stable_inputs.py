@@ -1,9 +1,9 @@
-"""Inputs that come from one address call after call: the captures of a graph key read them in place and do not copy them.
+"""Inputs that come from one address call after call. The captures of a graph key read them in place, without a copy.
 
-A decode loop passes its static buffers to the compiled function at every step. To copy them into the graph's own buffers
-is useless work, and the launches of the copies are the largest part of a call's host time. So addresses are watched. Where
-some stay, a capture that reads these inputs in place replaces the one that copies them. Where they move after all, the
-copying one is captured again.
+A decode loop passes its static buffers to the compiled function at every step. Copies into the graph's own buffers would be
+useless, and their launches are the largest part of a call's host time. So this module watches the addresses. If some stay, a
+new capture that reads these inputs in place replaces the capture that copies them. If they move later, the copying capture is
+made again.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ WATCHED_CALLS = 8
 """How many calls an input must come from one address before it counts as stable."""
 
 MAX_CAPTURES = 4
-"""How often one graph key is captured anew for inputs that had become stable at yet another address."""
+"""How often one graph key is captured again because inputs became stable at another address."""
 
 MAX_PAUSE = 1024
-"""At most so many calls are not watched. Each watch that finds nothing stable doubles the pause before the next one, so
-that inputs which always move cost no watching."""
+"""The longest pause between two watches, in calls. A watch that finds nothing stable doubles the pause before the next one,
+so that inputs which always move cost no watching."""
 
 _Layout = tuple[int, tuple[int, ...]]
 
@@ -39,9 +39,9 @@ class StableInputs:
     """The captures of one graph key: a set that copies inputs, and one that reads stable inputs in place.
 
     Args:
-        plan: what happens to each input while nothing is known of its address.
-        make: makes a capture set for a plan, given the reason for its first capture.
-        reason: why the key is captured at all.
+        plan: what happens to each input whose address is not known to be stable.
+        make: makes a capture set for a plan and the reason for its first capture.
+        reason: the reason for the key's first capture.
     """
 
     def __init__(self, plan: InputPlan, make: Callable[[InputPlan, str], CaptureSet], reason: str) -> None:
@@ -49,7 +49,7 @@ class StableInputs:
         self._make = make
         self._copying: CaptureSet | None = make(plan, reason)
         self._reading: CaptureSet | None = None
-        self._stable: tuple[int, ...] = ()  # what `_reading` reads in place
+        self._stable: tuple[int, ...] = ()  # the inputs that `_reading` reads in place
         self._guard: LayoutGuard | None = None
         self._captures_left = MAX_CAPTURES if plan.copied else 0
         self._pause = WATCHED_CALLS
@@ -61,7 +61,7 @@ class StableInputs:
         self._moved: set[int] = set()
 
     def run(self, inputs: list[Any]) -> list[Any]:
-        """Run with ``inputs``; the stable ones are read in place if they are where they were at the capture."""
+        """Run with ``inputs``; read the stable ones in place if they have the addresses of the capture."""
         if self._reading is not None and self._guard is not None and self._guard.matches(inputs):
             return self._reading.run(inputs)
         stable = self._watch(inputs) if self._captures_left else ()
@@ -77,9 +77,9 @@ class StableInputs:
         """Replace all captures with one that reads the inputs at ``stable`` in place."""
         self._captures_left -= 1
         reason = f"{WATCHED_CALLS} calls having had {self._names(stable)} at the same address, to read without a copy"
-        # A graph must not be destroyed while it runs, nor its memory be given away, and earlier replays may still be queued.
+        # Earlier replays may still be queued. A graph that runs must keep its memory and must not be freed.
         torch.npu.current_stream().synchronize()
-        # The new capture may have that memory.
+        # The new capture may use that memory.
         for captures in (self._copying, self._reading):
             if captures is not None:
                 captures.release()
@@ -93,7 +93,7 @@ class StableInputs:
         return ", ".join(self._plan.names[position] for position in positions)
 
     def _watch(self, inputs: Sequence[Any]) -> tuple[int, ...]:
-        """Note where the inputs are. After enough calls, return the positions of those that have not moved."""
+        """Note the inputs' addresses. After enough calls, return the positions of the inputs that have not moved."""
         self._calls += 1
         if self._calls <= 0:
             return ()
@@ -116,7 +116,7 @@ class StableInputs:
         return stable
 
     def _shares_memory(self, inputs: Sequence[Any], position: int) -> bool:
-        """Whether the graph might write what it would read: the copy is what keeps the two apart."""
+        """Whether the graph might write memory that it would read in place. Then only a copy keeps the input unchanged."""
         storage = _storage(inputs[position])
         return any(_storage(inputs[other]) == storage for other in self._plan.in_place)
 

@@ -2,7 +2,7 @@
 
 At capture each call of a registered operator becomes a task group. Before a replay with other values the call is made
 again inside an update of its group, which replaces the captured kernel and runs nothing. The update waits for the replays
-that were queued before it and the next replay waits for the update, so that no replay sees another's values.
+that were queued before it and the next replay waits for the update, so that no replay sees the values of another.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Task:
         return any(not _equal(value, host[name]) for name, value in self._host.items())
 
     def update(self, host: dict[str, Any], stream: torch.npu.Stream) -> None:
-        """Make the call again, on the current stream, for new values, which then are the captured kernel's."""
+        """Make the call again, on the current stream, so that the captured kernel gets new values."""
         torch.npu.graph_task_update_begin(stream, self._handle)
         try:
             self._call(**self._given, **host)
@@ -48,7 +48,7 @@ def _equal(old: Any, new: Any) -> bool:
 
 
 def _kept(value: Any) -> Any:
-    """The value as it is now: a caller may write to a tensor later."""
+    """A copy of the value, because a caller may write to a tensor later."""
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
@@ -56,7 +56,7 @@ class Updates:
     """The task groups of one captured graph. No other graph shares them.
 
     Args:
-        plan: which calls they are.
+        plan: the calls that become task groups.
     """
 
     def __init__(self, plan: UpdatePlan) -> None:
@@ -75,10 +75,10 @@ class Updates:
 
         Args:
             target: the operator.
-            entry: what is registered for it.
+            entry: the operator's registration.
             names: its arguments that vary.
-            args: what it is called with.
-            kwargs: likewise.
+            args: the call's positional arguments.
+            kwargs: the call's named arguments.
         """
         call, given, results = _relaunchable(target, entry, args, kwargs)
         stream = torch.npu.current_stream()
@@ -93,8 +93,8 @@ class Updates:
         """Give the captured kernels the host arguments among ``inputs``, for the next replay on the current stream.
 
         Args:
-            inputs: of the graph.
-            stream: where to launch updates; not the current one.
+            inputs: the graph's inputs.
+            stream: launches the updates; not the current stream.
         """
         values = self._plan.values(*inputs)
         changed = [(task, host) for task, host in zip(self._tasks, values, strict=True) if task.differs(host)]
@@ -109,10 +109,10 @@ class Updates:
 
 
 def _without(given: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """What stays the same in each update.
+    """The arguments that stay the same in each update.
 
-    Later kernels of the graph may reuse memory that the call has read, so only its address is kept; but the workspace
-    stays the call's own for as long as the graph lives.
+    Later kernels of the graph may reuse memory that the call has read, so only addresses are kept. The workspace is kept as
+    long as the graph lives.
     """
     return {
         name: value
@@ -126,7 +126,7 @@ def _without(given: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
 def _relaunchable(
     target: OpOverload, entry: HostArguments, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[OpOverload, dict[str, Any], Any]:
-    """The call that writes only into given memory, its arguments by name, and the results if that memory is new."""
+    """The call's form that writes only into its arguments, its arguments by name, and the results if their memory is new."""
     given = named_arguments(target, args, kwargs)
     call = relaunched(target, entry)
     if call is target:
@@ -146,7 +146,7 @@ def _relaunchable(
 
 
 def _allocate(target: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Memory for what a functional call returns."""
+    """Memory for the results of a functional call."""
     with FakeTensorMode() as mode:
         fakes = pytree.tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
         results = target(*fakes[0], **fakes[1])

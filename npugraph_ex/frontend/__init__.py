@@ -1,5 +1,5 @@
-"""The way of a graph into the library.
+"""From a call of `torch.compile` to a compiled graph.
 
-`entry` is what `torch.compile` and AOT compilers call. `native_streams` turns torch_npu's streams and events into nodes
+`torch.compile` and AOT compilers call `entry`. `native_streams` turns torch_npu's streams and events into nodes
 of the graph. `upstream_repairs` holds one module for each fault of Dynamo or AOT that this library works around.
 """

@@ -1,5 +1,5 @@
 """Operator fusion: a registry of replacement rules and the checked matcher that applies them.
 
-What the matcher promises is in README.md beside this file. ``engine.run`` is the pass,
-``registry.register_replacement`` is how a user adds a rule, ``rules`` holds the default ones.
+README.md beside this file says what the matcher promises. ``passes.fusion`` calls ``engine``,
+``registry.register_replacement`` adds a user's rule, and ``rules`` contains the built-in ones.
 """

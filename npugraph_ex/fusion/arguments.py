@@ -1,7 +1,7 @@
-"""What a node effectively passes for each argument of its operator's schema.
+"""The effective value of each schema argument of a node.
 
-Two calls of one operator do the same exactly when these values are equal. It does not matter whether an argument is omitted or
-written out, positional or by keyword, a dtype or its code, ``None`` or the value that ``None`` stands for.
+Two calls of one operator do the same exactly when these values are equal. An omitted argument equals its written default, a
+positional one equals the same keyword, a dtype equals its code, and ``None`` equals its meaning.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from npugraph_ex.operators import CODE_OF_DTYPE, OPERATORS, Operator, record_of
 
 
 class _Slot:
-    """One schema argument, prepared for reading it off many nodes."""
+    """One schema argument, prepared for fast reads from many nodes."""
 
     __slots__ = ("default", "is_code", "name", "positional", "synonyms")
 
@@ -54,7 +54,7 @@ def _canonicaliser(overload: OpOverload) -> Canonicaliser | None:
 
 
 def _forget(name: str, record: Operator) -> None:  # noqa: ARG001 - a listener takes both
-    """A record has come: what was prepared without it is out of date."""
+    """Forget prepared values that are out of date because a record was added."""
     _slots.cache_clear()
     _canonicaliser.cache_clear()
 

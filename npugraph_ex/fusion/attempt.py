@@ -1,4 +1,4 @@
-"""One rule at one node: asks all questions in turn, and replaces the match if every answer allows it."""
+"""One rule at one node: runs all checks in order, and replaces the match if every check allows it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ConditionFailedError(ReplacementError):
 
 @dataclass(frozen=True)
 class Attempt:
-    """One rule at one node; ``near_missed`` collects the names of nodes whose reasons the report has."""
+    """One rule at one node; ``near_missed`` collects the names of nodes with a reason in the report."""
 
     rule: PreparedRule
     anchor: fx.Node
@@ -43,7 +43,7 @@ class Attempt:
     near_missed: set[str]
 
     def run(self) -> str:
-        """Replace, or say why not. The answer is empty, or why the rule must not be tried again in this graph."""
+        """Replace the match or report a reason. The result is empty, or the reason why this graph must not try the rule again."""
         assert self.rule.pattern is not None  # noqa: S101 - inactive rules are not attempted
         loose, reached = match_at(self.rule.pattern, self.anchor)
         if not is_match(loose):
@@ -67,7 +67,7 @@ class Attempt:
         self.report.add_near_miss(NearMiss(self.rule.rule.name, name, reason, source_line(max(nodes))), progress)
 
     def _judge(self, loose: Match, site: Site) -> str | None:
-        """None after a replacement, otherwise the first reason against it; cheap questions first."""
+        """None after a replacement, otherwise the first reason against it; cheap checks come first."""
         return checks.vanishing_values(site) or checks.one_scope(site, self.facts) or self._judge_precisely(loose, site)
 
     def _judge_precisely(self, loose: Match, site: Site) -> str | None:
@@ -102,7 +102,7 @@ class Attempt:
             ) from error
 
     def _example(self, name: str, value: Any) -> Any:
-        """A fresh fake tensor like the node that the wildcard ``name`` is bound to; other values unchanged."""
+        """A new fake tensor like the node bound to the wildcard ``name``; other values unchanged."""
         if not isinstance(value, fx.Node):
             return value
         example = tracing.fresh(value.meta["val"])
@@ -111,15 +111,15 @@ class Attempt:
         return example
 
     def _unlike_search(self, site: Site, examples: list[Any]) -> str | None:
-        """How a match of a hand-written pattern differs from what the search function gives for the same inputs.
+        """The difference between a match of a hand-written pattern and the search function's results for the same inputs.
 
-        Such a pattern may ignore arguments that decide the shape; the search function does not.
+        Such a pattern may ignore arguments that determine the shape; the search function does not.
         """
         results = self.traces.search_results(self.rule, examples)
         if isinstance(results, str):
             return results
         if len(results) != len(site.outputs):
-            return None  # the search function only stands in for the pattern
+            return None  # the pattern decides, not the search function
         for output, result in zip(site.outputs, results, strict=True):
             changed = difference(result, output.meta["val"])
             if changed:
@@ -159,7 +159,7 @@ class Attempt:
         new = splice(site, parts, replacement.graph, arguments, self.facts)
         free_strides.apply_new_values(relaid, new)
         by = tuple(node.name for node in new if isinstance(node.target, OpOverload))
-        # All texts first: guarding on one condition may make the next one plainly true.
+        # Make all texts first, because a guard on one condition may simplify the next one to True.
         guards = (*replacement.guards, *map(str, assumed))
         for condition in assumed:
             bool(condition)
@@ -169,7 +169,7 @@ class Attempt:
     def _fit(
         self, site: Site, parts: Sequence[MatchPart], replacement: fx.Graph, arguments: Sequence[Any]
     ) -> dict[fx.Node, Any] | str:
-        """The nodes whose metadata the replacement changes, which is none for most rules; a reason if it may not."""
+        """The nodes whose metadata the replacement changes (for most rules none), or a reason against it."""
         results = checks.output_nodes(replacement)
         relaid: dict[fx.Node, Any] | str = {}
         if self.rule.rule.free_strides:
@@ -187,7 +187,7 @@ class Attempt:
 
 
 def _arguments(site: Site, replacement: fx.Graph, values: list[Any]) -> list[Any]:
-    """What the placeholders of ``replacement`` stand for: ``values``, then tangents, which a joint graph has too."""
+    """The values of the placeholders of ``replacement``: ``values``, then tangents in a joint graph."""
     flat = pytree.tree_leaves(values)
     further = replacement.find_nodes(op="placeholder")[len(flat) :]
     return [*flat, *(site.bound[node.name] for node in further)]

@@ -1,7 +1,7 @@
 """Finds the nodes where a pattern could match, and gives every output that the pattern returns exactly one ``getitem``.
 
-AOT drops the ``getitem`` of an unused output. It is added for the matching, and removed afterwards if it is still unused.
-Several ``getitem`` of one output are merged and stay merged.
+AOT drops the ``getitem`` of an unused output. This module adds it for the match, and removes it afterwards if it is still
+unused. Several ``getitem`` of one output are merged and stay merged.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def explicit_outputs(graph: fx.Graph, pattern: PatternExpr, aliases: AliasFacts)
 
 
 def _item(node: fx.Node, index: int) -> fx.Node | None:
-    """A new ``getitem`` when ``node`` has none for ``index``; several are merged into the first."""
+    """A new ``getitem`` if ``node`` has none for ``index``; several are merged into the first."""
     items = sorted(user for user in node.users if user.target is operator.getitem and user.args[1] == index)
     for double in items[1:]:
         double.replace_all_uses_with(items[0])
@@ -54,7 +54,7 @@ def _item(node: fx.Node, index: int) -> fx.Node | None:
 
 
 def may_match(graph: fx.Graph, pattern: PatternExpr) -> bool:
-    """Whether the operator at which matching starts occurs at all; costs no more than a look-up."""
+    """Whether the first operator of a match occurs in the graph at all; as fast as a look-up."""
     first = outputs_of(pattern)[0]
     source = getitem_source(first)
     targets = [source[0]] if source is not None else getattr(first, "fns", ())

@@ -1,4 +1,4 @@
-"""One canonical form for arguments that can be written in several ways, where the form depends on the node.
+"""One canonical form for arguments that can be written in several ways and whose meaning depends on the node.
 
 ``transpose(x, -2, 0)`` of a batch of matrices is ``transpose(x, 0, 1)``; ``view(x, [-1, h])`` is ``view(x, [rows, h])``.
 Each function here rewrites the argument values of one node to the canonical form.
@@ -19,7 +19,7 @@ Canonicaliser = Callable[[fx.Node, list[Any]], None]
 
 
 def _rank(node: fx.Node) -> int | None:
-    """The number of dimensions of the node's first argument; None when the graph does not say."""
+    """The number of dimensions of the node's first argument; None if the graph does not know it."""
     source = node.args[0] if node.args else None
     value = source.meta.get("val") if isinstance(source, fx.Node) else None
     return value.dim() if isinstance(value, torch.Tensor) else None
@@ -30,7 +30,7 @@ def _from_zero(dim: Any, rank: int) -> Any:
 
 
 def _sizes(node: fx.Node, values: list[Any]) -> None:
-    """A view's sizes are those of its result: no -1, and symbols however the graph computed them."""
+    """The sizes of a view, from its result: without -1, and with symbols instead of computed nodes."""
     result = node.meta.get("val")
     if isinstance(result, torch.Tensor):
         values[1] = tuple(result.shape)
@@ -65,7 +65,7 @@ def _split_dimension(node: fx.Node, values: list[Any]) -> None:
 
 
 def from_record(canonical: Canonical, names: Sequence[str]) -> Canonicaliser:
-    """What the record of an operator says of its arguments ``names``."""
+    """The canonical form in an operator's record for its arguments ``names``."""
 
     def canonicalise(node: fx.Node, values: list[Any]) -> None:
         rank = _rank(node)
@@ -91,4 +91,4 @@ CANONICALISERS: Mapping[str, Canonicaliser] = MappingProxyType(
         "aten.split.Tensor": _split_dimension,
     }
 )
-"""For torch's own operators, by ``str(overload)``. ``from_record`` makes those of other operators from their records."""
+"""For torch's own operators, by ``str(overload)``. ``from_record`` makes the functions of other operators from their records."""

@@ -1,6 +1,6 @@
-"""When a structural match may be replaced: each check answers None, or the reason why not.
+"""The checks of a structural match: each returns None if the match may be replaced, or the reason against it.
 
-The checks know graphs, not operators. What is particular to a rule is in the rule's condition.
+The checks know graphs, not operators. A rule's own conditions are in the rule.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from npugraph_ex.graph.memory.aliases import AliasFacts, is_view, tensor_leaves
 from npugraph_ex.graph.metadata import difference
 
 SCOPE_KEYS = ("stream_label", "core_limit", "deterministic_level")
-"""The ``node.meta`` keys that say where and how a node runs; a fused node can have only one of each."""
+"""The ``node.meta`` keys for stream, limits and level of a node; a fused node has one value of each."""
 
 
 @dataclass
 class GraphFacts:
-    """What the checks ask about the graph that is being rewritten."""
+    """The facts about the graph that the checks use."""
 
     graph: fx.Graph
     aliases: AliasFacts
@@ -40,11 +40,11 @@ class GraphFacts:
 
     @classmethod
     def from_graph(cls, graph: fx.Graph) -> GraphFacts:
-        """The facts of ``graph`` as it is now."""
+        """The facts of ``graph`` in its present state."""
         return cls(graph, AliasFacts(graph), [node for node in graph.nodes if orders_work(node)])
 
     def ordering_between(self, matched: Sequence[fx.Node]) -> fx.Node | None:
-        """A scope, event, record or collective between the first and the last of ``matched`` and not one of them."""
+        """A scope, event or collective between the first and the last of ``matched`` that is not one of them."""
         for node in self.ordering[bisect_left(self.ordering, matched[0]) :]:
             if node >= matched[-1]:
                 return None
@@ -55,16 +55,16 @@ class GraphFacts:
 
 @dataclass(frozen=True)
 class Site:
-    """One place where a rule matches.
+    """One match of a rule.
 
-    A matched view of an input costs nothing, whoever uses it, and is right as it is: it stays. The replacement's result
-    for it, which may be a copy with other strides, is not used. A match whose outputs are all such views is replaced as
-    a whole, because nothing else is left to be replaced.
+    A matched view of an input costs nothing and stays, whatever uses it. The replacement's result for it, which may be a copy
+    with other strides, is not used. If all outputs of a match are such views, the whole match is replaced, because nothing
+    else remains.
 
     Attributes:
-        nodes: the matched nodes that the replacement makes superfluous, in graph order.
-        outputs: what the pattern returns, in its order.
-        bound: what each wildcard is bound to.
+        nodes: the matched nodes that the replacement makes unnecessary, in graph order.
+        outputs: the pattern's results, in order.
+        bound: the value of each wildcard.
         kept: the matched nodes that stay, in graph order.
     """
 
@@ -75,7 +75,7 @@ class Site:
 
     @classmethod
     def from_match(cls, match: Match) -> Site:
-        """The place that ``match`` describes."""
+        """The site of ``match``."""
         outputs = tuple(node for node in match.output_nodes() if node is not None)
         matched = sorted(set(match.nodes))
         views = _views_of_inputs(matched)
@@ -86,11 +86,11 @@ class Site:
 
     @property
     def replaced(self) -> tuple[fx.Node, ...]:
-        """The outputs whose place the replacement's results take."""
+        """The outputs that the replacement's results replace."""
         return tuple(output for output in self.outputs if output not in self.kept)
 
     def replaced_by(self, results: Sequence[object]) -> list[tuple[fx.Node, object]]:
-        """The replaced outputs that anyone uses, each with that of ``results``, one for each output, that comes there."""
+        """The replaced outputs with users, each with its member of ``results``, which has one member for each output."""
         pairs = zip(self.outputs, results, strict=True)
         return [(output, result) for output, result in pairs if output.users and output not in self.kept]
 
@@ -101,12 +101,12 @@ class Site:
 
     @property
     def name(self) -> str:
-        """The last operator of the match, which stands for it in reports."""
+        """The last operator of the match, which names it in reports."""
         return next(node for node in reversed(self.nodes) if node.target is not operator.getitem).name
 
 
 def _views_of_inputs(matched: Sequence[fx.Node]) -> set[fx.Node]:
-    """Those of ``matched``, which are in graph order, that only name memory of what the match is given."""
+    """The nodes of ``matched`` (in graph order) that are only views of the match's inputs."""
     inside, views = set(matched), set[fx.Node]()
     for node in matched:
         if is_view(node) and all(source in views or source not in inside for source in node.all_input_nodes):
@@ -115,14 +115,14 @@ def _views_of_inputs(matched: Sequence[fx.Node]) -> set[fx.Node]:
 
 
 def describe(node: fx.Node) -> str:
-    """``node`` as a person would call it: ``output 1 of npu_add_rms_norm`` rather than ``getitem_1``."""
+    """A readable name of ``node``: ``output 1 of npu_add_rms_norm`` rather than ``getitem_1``."""
     if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
         return f"output {node.args[1]} of {node.args[0].name}"
     return node.name
 
 
 def wildcards(rule: PreparedRule, site: Site) -> str | None:
-    """Tensor wildcards are bound to tensors, number wildcards to numbers."""
+    """Check that tensor wildcards are bound to tensors, and number wildcards to numbers."""
     for name in rule.flat_names:
         if name not in site.bound:
             return f"nothing in the match is called {name}"
@@ -136,7 +136,7 @@ def wildcards(rule: PreparedRule, site: Site) -> str | None:
 
 
 def sizes(match: Match, symbols: Mapping[str, torch.SymInt]) -> str | None:
-    """Where the pattern computes with a symbolic size of its inputs, the graph has that size and no other number."""
+    """Check that the graph has the same size wherever the pattern uses a symbolic size of its inputs."""
     for name, symbol in symbols.items():
         bound = match.kwargs.get(name, symbol)
         value = bound.meta.get("val") if isinstance(bound, fx.Node) else bound
@@ -146,7 +146,7 @@ def sizes(match: Match, symbols: Mapping[str, torch.SymInt]) -> str | None:
 
 
 def unnamed_arguments(match: Match) -> str | None:
-    """In a pattern written by hand, an argument that it does not name has the schema's default on the node."""
+    """Check that an argument without a name in a hand-written pattern has the schema's default on the node."""
     for part, node in match.ctx.pattern_to_node.items():
         if not isinstance(part, CallFunction) or isinstance(part, SchemaCall) or not isinstance(node, fx.Node):
             continue
@@ -162,7 +162,7 @@ def unnamed_arguments(match: Match) -> str | None:
 
 
 def vanishing_values(site: Site) -> str | None:
-    """No value that the replacement does not produce is used outside the match."""
+    """Check that values which the replacement does not produce have no users outside the match."""
     matched = set(site.nodes)
     for node in site.nodes:
         if node in site.replaced:
@@ -188,7 +188,7 @@ def _scope(node: fx.Node) -> tuple[object, ...]:
 
 
 def one_scope(site: Site, facts: GraphFacts) -> str | None:
-    """All matched operators run on one stream, under one core limit and one deterministic level."""
+    """Check that all matched operators run on one stream, under one core limit and one deterministic level."""
     operators = [node for node in site.nodes if node.target is not operator.getitem]
     for node in operators[1:]:
         if _scope(node) != _scope(operators[0]):
@@ -201,10 +201,10 @@ def one_scope(site: Site, facts: GraphFacts) -> str | None:
 
 
 def undisturbed(site: Site, placements: Sequence[Placement], facts: GraphFacts) -> str | None:
-    """Nothing writes what the matched or moved operators read or produce, between their old place and the new one.
+    """Check that nothing writes the reads or results of matched or moved operators between their old and new positions.
 
-    A matched operator may write memory that the match itself made, as one does that computes in the place of its argument:
-    nobody sees that memory but through the outputs.
+    A matched operator may write memory that the match itself allocates, for example in place of its argument, because only
+    the outputs show that memory.
     """
     places = [placement.before for placement in placements]
     first, last = min(site.nodes[0], *places), max(site.nodes[-1], *places)
@@ -221,7 +221,7 @@ def undisturbed(site: Site, placements: Sequence[Placement], facts: GraphFacts) 
 
 
 def same_metadata(site: Site, results: Sequence[object]) -> str | None:
-    """Every replaced output that anyone uses keeps shape, dtype, strides and device."""
+    """Check that every replaced output with users keeps shape, dtype, strides and device."""
     for output, result in site.replaced_by(results):
         new = result.meta.get("val") if isinstance(result, fx.Node) else result
         changed = difference(output.meta["val"], new)
@@ -231,13 +231,13 @@ def same_metadata(site: Site, results: Sequence[object]) -> str | None:
 
 
 def same_aliasing(site: Site, replacement: fx.Graph, values: Sequence[Any], facts: GraphFacts) -> str | None:
-    """Every replaced output shares memory with the same inputs, and the same other outputs, as before.
+    """Check that every replaced output shares memory with the same inputs and the same other outputs as before.
 
     Args:
         site: the match.
-        replacement: what comes in its place.
-        values: what each of its placeholders stands for.
-        facts: of the graph.
+        replacement: the traced replacement.
+        values: the values of its placeholders.
+        facts: the graph's facts.
     """
     inside = AliasFacts(replacement)
     pairs = zip(replacement.find_nodes(op="placeholder"), values, strict=True)
@@ -258,13 +258,13 @@ def same_aliasing(site: Site, replacement: fx.Graph, values: Sequence[Any], fact
 
 
 def output_nodes(replacement: fx.Graph) -> list[object]:
-    """What the replacement returns, flat."""
+    """The replacement's results, as a flat list."""
     return tracing.output_leaves(replacement)
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the replacement goes.
+    """The position of the replacement.
 
     Attributes:
         before: the node in front of which it is inserted.
@@ -276,10 +276,10 @@ class Placement:
 
 
 def find_placement(site: Site) -> Placement | str:
-    """A place after every input and before every user of an output; a reason when there is none.
+    """A position after every input and before every user of an output, or a reason if there is none.
 
-    When an input is defined only after a user of an output, that user, with what follows from it, moves behind the
-    replacement, provided that nothing in between has an effect and the input does not follow from the output itself.
+    If an input is defined after a user of an output, that user and the nodes that depend on it move behind the replacement.
+    That is possible if nothing in between has an effect and the input does not depend on the output.
     """
     matched, last = set(site.nodes), site.nodes[-1]
     users = [user for output in site.replaced for user in output.users if user not in matched]
@@ -292,7 +292,7 @@ def find_placement(site: Site) -> Placement | str:
     for node in site.inputs:
         if node in late:
             return f"{node.name} depends on a replaced output through {first_user.name}: fusing would close a cycle"
-    # Internal matched nodes need no check: they depend on inputs and on each other only.
+    # Internal matched nodes need no check, because they depend only on inputs and each other.
     effect = next((node for node in late if has_effect(node)), None)
     if effect is not None:
         return f"{effect.name} uses a replaced output, has an effect, and comes before an input is defined"
@@ -300,7 +300,7 @@ def find_placement(site: Site) -> Placement | str:
 
 
 def _following(site: Site, first: fx.Node, last: fx.Node) -> dict[fx.Node, None]:
-    """The nodes from ``first`` to before ``last`` that follow from a replaced output, matched ones aside."""
+    """The nodes from ``first`` to before ``last`` that depend on a replaced output, except matched nodes."""
     matched, outputs = set(site.nodes), set(site.replaced)
     late: dict[fx.Node, None] = {}
     node = first

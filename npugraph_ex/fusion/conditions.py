@@ -1,7 +1,7 @@
-"""Conditions on what a match binds, as rules and users write them. A condition answers None, or the reason against.
+"""Conditions on the values that a match binds, for rules and users. Each returns None, or the reason against the match.
 
-With symbolic sizes a condition holds for every value of the symbols, or it is *assumed*: it holds for the sizes that are
-compiled for, becomes a guard of the compiled code when the match is replaced, and appears in the report.
+With symbolic sizes a condition holds for every value of the symbols, or it is *assumed*: it holds for the sizes of this
+compilation, it becomes a guard of the compiled code if the match is replaced, and it appears in the report.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _assumptions: ContextVar[list[torch.SymBool] | None] = ContextVar("assumptions",
 
 @contextmanager
 def collected_assumptions() -> Iterator[list[torch.SymBool]]:
-    """Within the block, what ``holds`` assumed; the caller guards on it when it uses the answer."""
+    """The assumptions of ``holds`` within the block; a caller who uses the answer must add the guards."""
     assumed: list[torch.SymBool] = []
     token = _assumptions.set(assumed)
     try:
@@ -33,7 +33,7 @@ def collected_assumptions() -> Iterator[list[torch.SymBool]]:
 
 
 def holds(condition: bool | torch.SymBool) -> bool:  # noqa: FBT001 - a question, not a switch
-    """Whether ``condition`` is true for all values of its symbols, or for the sizes compiled for, and is then assumed."""
+    """Whether ``condition`` is true for all values of its symbols, or (then assumed) for the sizes of this compilation."""
     if statically_known_true(condition):
         return True
     assumed = _assumptions.get()
@@ -46,19 +46,19 @@ def holds(condition: bool | torch.SymBool) -> bool:  # noqa: FBT001 - a question
 
 
 def same_sizes(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether two tensors have one shape, as ``holds`` answers it: equal sizes under different symbols are assumed."""
+    """Whether two tensors have equal shapes, by ``holds``: equal sizes with different symbols are assumed."""
     return left.dim() == right.dim() and all(holds(a == b) for a, b in zip(left.shape, right.shape, strict=True))
 
 
 def value_of(match: Match, name: str) -> torch.Tensor | None:
-    """The fake tensor that the wildcard ``name`` is bound to; None when there is no such tensor in this variant."""
+    """The fake tensor bound to the wildcard ``name``; None if this variant has no such tensor."""
     node = match.kwargs.get(name)
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     return value if isinstance(value, torch.Tensor) else None
 
 
 def first_of(*conditions: Condition) -> Condition:
-    """All of ``conditions``, asked in order; the answer is the first reason against."""
+    """A condition that checks all ``conditions`` in order and returns the first reason against the match."""
 
     def condition(match: Match) -> str | None:
         return next((reason for one in conditions if (reason := one(match)) is not None), None)
@@ -75,7 +75,7 @@ class ShapeRange:
         dim: the dimension; negative from the end.
         at_least: the smallest size allowed.
         at_most: the largest size allowed; None for no limit.
-        multiple_of: what divides the size.
+        multiple_of: the size is a multiple of this number.
     """
 
     argument: str
@@ -89,7 +89,7 @@ class ShapeRange:
         return self.reason_against(match) is None
 
     def reason_against(self, match: Match) -> str | None:
-        """None when the condition holds, otherwise what it found and what it wants."""
+        """None if the condition holds, otherwise the found and the required size."""
         value = value_of(match, self.argument)
         if value is None or not -value.dim() <= self.dim < value.dim():
             return f"{self.argument} has no dimension {self.dim}"

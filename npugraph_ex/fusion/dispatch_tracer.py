@@ -29,10 +29,10 @@ class _UnrecordableError(Exception):
 def forward(
     function: Callable[..., Any], args: Sequence[Any], *, get_decomp_fn: Callable[[], Mapping[Any, Any]] = dict
 ) -> fx.GraphModule:
-    """The graph of ``function(*args)``, as ``fwd_only`` of torch's pattern matcher traces it for inference.
+    """The graph of ``function(*args)``, equal to that of ``fwd_only`` of torch's pattern matcher.
 
     Args:
-        function: of tensors, numbers, and lists and dictionaries of them.
+        function: takes tensors, numbers, and lists and dictionaries of them.
         args: fake tensors of one mode, which is active; a symbolic number becomes an input of the graph.
         get_decomp_fn: makes a table of decompositions.
     """
@@ -75,10 +75,10 @@ class _Recorder(TorchDispatchMode):
         self._nodes: dict[int, fx.Node] = {}
         self._symbols: dict[str, fx.Node] = {}
         self._sizes: dict[str, tuple[fx.Node, int]] = {}
-        self._alive: list[torch.Tensor] = []  # so that no other tensor gets the id of one that has a node
+        self._alive: list[torch.Tensor] = []  # so that no other tensor gets the id of one with a node
 
     def add_input(self, value: Any) -> None:
-        """A new input, whose value is known."""
+        """A new input with its value."""
         node = self.graph.placeholder(f"arg{len(self.graph.nodes)}_1")
         if isinstance(value, (torch.Tensor, torch.SymInt)):
             node.meta["val"] = value
@@ -91,7 +91,7 @@ class _Recorder(TorchDispatchMode):
                     self._sizes.setdefault(str(size), (node, dim))
 
     def nodes(self, value: Any) -> Any:
-        """Arguments or results with nodes in place of tensors and symbolic numbers."""
+        """Arguments or results with nodes instead of tensors and symbolic numbers."""
         return pytree.tree_map(self._node_of, value)
 
     def __torch_dispatch__(

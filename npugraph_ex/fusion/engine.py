@@ -1,7 +1,7 @@
 """The fusion pass: tries every rule at every node, replaces matches that pass all checks, and reports the others.
 
 User rules come first, in the order of their registration, then the default rules. A user's rule is more specific, and a
-default rule may match its result. ``attempt`` holds the questions for one node. A rule whose condition raises, or whose
+default rule may match its result. ``attempt`` contains the checks for one node. A rule whose condition raises, or whose
 values are wrong, is switched off for the graph; the other rules go on.
 """
 
@@ -33,13 +33,13 @@ def training_rules() -> tuple[PreparedRule, ...]:
 
 
 def check_switches(switches: Mapping[str, bool] | None) -> None:
-    """Refuse switches of rules that do not exist.
+    """Reject switches of rules that do not exist.
 
     Args:
         switches: the option ``fusion_rules``.
 
     Raises:
-        OptionValueError: neither a built-in rule nor one that is registered now has that name.
+        OptionValueError: neither a built-in nor a registered rule has that name.
     """
     names = {*RULE_NAMES, *(rule.rule.name for rule in USER_RULES.snapshot())}
     for name in switches or {}:
@@ -47,18 +47,18 @@ def check_switches(switches: Mapping[str, bool] | None) -> None:
             near = difflib.get_close_matches(name, names, n=1, cutoff=0.7)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise OptionValueError(
-                f"option 'fusion_rules' names {name!r}, and no rule has that name; {hint}The rules are: "
+                f"option 'fusion_rules' names {name!r}, but no rule has that name; {hint}The rules are: "
                 f"{', '.join(sorted(names))}"
             )
 
 
 def apply_rules(graph: fx.Graph, rules: Sequence[PreparedRule], report: ReportBuilder) -> None:
-    """Apply ``rules``, in order, wherever they hold; each is tried everywhere before the next.
+    """Apply ``rules`` in order; each is tried at all nodes before the next.
 
     Args:
-        graph: is edited in place.
-        rules: prepared.
-        report: learns what was replaced, what nearly was, and which norms no rule came near.
+        graph: edited in place.
+        rules: prepared rules.
+        report: records replacements, near-misses, and norms without a near-miss.
     """
     application = Application(report)
     application.apply(graph, rules)
@@ -67,7 +67,7 @@ def apply_rules(graph: fx.Graph, rules: Sequence[PreparedRule], report: ReportBu
 
 @dataclass
 class Application:
-    """Rules being applied to one graph; ``mode`` and ``switches`` are the options' values."""
+    """The application of rules to one graph; ``mode`` and ``switches`` are the options' values."""
 
     report: ReportBuilder
     switches: Mapping[str, bool] = field(default_factory=dict)
@@ -101,17 +101,17 @@ class Application:
             self.give_up(rule, failure)
 
     def give_up(self, rule: PreparedRule, reason: str) -> None:
-        """Say, in the report and once in the log, that a rule failed and is not used further."""
+        """Record in the report, and once in the log, that a rule failed and is not used further."""
         self.report.add_rule(rule.rule.name, reason)
         warn_once(rule.rule.name, reason)
 
     def _switched_off(self, rule: PreparedRule) -> str:
-        """Why the options do not want the rule; empty when they do."""
+        """The reason why the options switch the rule off; empty if they do not."""
         if not self.switches.get(rule.rule.name, True):
             return "the option fusion_rules switches it off"
         return f"it does not apply in mode {self.mode!r}" if self.mode in rule.rule.not_in_modes else ""
 
     def explain(self, graph: fx.Graph) -> None:
-        """Report the norms that no rule came near."""
+        """Report the norms without a near-miss."""
         for explanation in explanations(graph, self.tried, self.near_missed):
             self.report.add_unfused(explanation)

@@ -20,14 +20,14 @@ from npugraph_ex.graph.memory.aliases import AliasFacts, mutated_inputs
 
 @dataclass(frozen=True)
 class MatchPart:
-    """The forward or the backward part of a match, and where its replacement goes."""
+    """The forward or the backward part of a match, and the position of its replacement."""
 
     site: Site
     placement: Placement
 
 
 def backward_nodes(nodes: Iterable[fx.Node], gradients: Collection[fx.Node]) -> set[fx.Node]:
-    """Those of ``nodes``, which are in graph order, that take one of ``gradients`` or were traced in the backward."""
+    """The members of ``nodes`` (in graph order) that take one of ``gradients`` or were traced in the backward."""
     found: set[fx.Node] = set()
     for node in nodes if gradients else ():
         takes_one = any(source in found or source in gradients for source in node.all_input_nodes)
@@ -37,7 +37,7 @@ def backward_nodes(nodes: Iterable[fx.Node], gradients: Collection[fx.Node]) -> 
 
 
 def backward_of(parts: Sequence[MatchPart], replacement: fx.Graph) -> set[fx.Node]:
-    """The nodes of ``replacement`` that go where the backward part of a match goes."""
+    """The nodes of ``replacement`` for the backward part of a match."""
     gradients = parts[-1].site.bound.keys() - parts[0].site.bound.keys()
     placeholders = replacement.find_nodes(op="placeholder")
     return backward_nodes(replacement.nodes, [node for node in placeholders if node.name in gradients])
@@ -46,17 +46,17 @@ def backward_of(parts: Sequence[MatchPart], replacement: fx.Graph) -> set[fx.Nod
 def backward_reads_overwritten_input(
     parts: Sequence[MatchPart], replacement: fx.Graph, values: Sequence[Any], facts: GraphFacts
 ) -> str | None:
-    """The backward reads no input that is written after the forward, unless it did so before.
+    """Check that the backward reads no input that is written after the forward, unless the original did so too.
 
     Args:
-        parts: of the match.
-        replacement: what comes in its place.
-        values: what each of its placeholders stands for.
-        facts: of the graph.
+        parts: the match's parts.
+        replacement: the traced replacement.
+        values: the values of its placeholders.
+        facts: the graph's facts.
     """
     if len(parts) == 1:
         return None
-    # AOT puts the copies that end the forward behind the backward: the graph's order does not say when they run.
+    # AOT puts the copies at the end of the forward behind the backward, so graph order does not show when they run.
     placeholders = facts.graph.find_nodes(op="placeholder")
     written = [placeholders[position] for position in mutated_inputs(facts.graph, facts.aliases)]
     written += _torch_private.inputs_written_afterwards(facts.graph)
@@ -77,7 +77,7 @@ def _read_from_outside(nodes: Collection[fx.Node]) -> set[fx.Node]:
 
 
 def place_parts(site: Site, wildcards: Collection[str]) -> list[MatchPart] | str:
-    """The parts of ``site``, the forward one first, each with its place; a reason when one has none.
+    """The parts of ``site`` with their positions, the forward part first, or a reason if one has no position.
 
     Args:
         site: the match.

@@ -1,4 +1,4 @@
-"""Decides whether a result may have other strides than before, because nobody can tell.
+"""Decides whether a result may have other strides than before because no program can see them.
 
 A rule with ``free_strides`` returns the same elements in another memory order: a fused matrix product writes the transposed
 result densely, where the original made a transposed view. Code that reads strides would notice. So the new strides are
@@ -28,15 +28,15 @@ _READS_LAYOUT = (
     "as_strided", "as_strided_copy", "as_strided_scatter", "contiguous", "reshape", "_reshape_alias", "resize", "resize_as",
     "set", "to_dlpack", "new_empty_strided",
 )  # fmt: skip
-"""Operators whose elements, or whose sharing of memory, depend on the strides of what they are given."""
+"""Operators whose elements, or whose sharing of memory, depend on the strides of their arguments."""
 
 
 def new_values(site: Site, results: Sequence[object], graph: fx.Graph) -> dict[fx.Node, Any] | str:
-    """The metadata of every node that the new strides of the outputs of ``site`` reach; a reason when one may not.
+    """The metadata of every node that depends on the new strides of the outputs of ``site``, or a reason against them.
 
     Args:
         site: the match.
-        results: what takes the place of each output: nodes of the traced replacement.
+        results: the node of the traced replacement for each output.
         graph: the graph of ``site``.
     """
     start: dict[fx.Node, Any] = {}
@@ -52,9 +52,9 @@ def new_values(site: Site, results: Sequence[object], graph: fx.Graph) -> dict[f
 
 
 def apply_new_values(values: Mapping[fx.Node, Any], new: Sequence[fx.Node]) -> None:
-    """Write the new metadata down, and drop copies that made dense what the new nodes already hand out dense.
+    """Store the new metadata, and drop copies that only made a result dense which now is dense.
 
-    Such a copy goes only when it is the sole user of a fresh result, so that nobody can tell the two memories apart.
+    A copy is dropped only if it is the only user of a new result, so that no program can see the difference.
     """
     for node, value in values.items():
         node.meta["val"] = value
@@ -83,7 +83,7 @@ def _only_strides_differ(old: object, new: object) -> bool:
 
 
 class _StridePropagation:
-    """The nodes that new strides reach, in graph order."""
+    """The nodes that depend on new strides, in graph order."""
 
     def __init__(self, site: Site, graph: fx.Graph, start: Mapping[fx.Node, Any]) -> None:
         self._matched = frozenset(site.nodes)
@@ -95,7 +95,7 @@ class _StridePropagation:
             self._push_users(node)
 
     def follow(self) -> dict[fx.Node, Any] | str:
-        """Every reached node with its new value, or why one may not be reached."""
+        """Every affected node with its new value, or a reason against the strides."""
         while self._due:
             node = heapq.heappop(self._due)
             reason = self._reach(node)
@@ -134,11 +134,11 @@ class _StridePropagation:
 
 
 def _is_indifferent(node: fx.Node) -> bool:
-    """Whether the operator's elements follow from its arguments' elements alone, whatever their strides."""
+    """Whether the operator's elements depend only on its arguments' elements and not on their strides."""
     if node.target is operator.getitem:
         return True
     if not isinstance(node.target, OpOverload) or node.target.namespace not in _NAMESPACES:
         return False
     if torch.Tag.nondeterministic_seeded in node.target.tags or node.target is torch.ops.aten.view.dtype:
-        return False  # random numbers are dealt out in memory order
+        return False  # random numbers are drawn in memory order
     return node.target.overloadpacket.__name__.removesuffix("_") not in _READS_LAYOUT

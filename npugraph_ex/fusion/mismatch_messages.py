@@ -1,6 +1,6 @@
 """Turns the reasons of torch's matcher into sentences for the report.
 
-``SchemaCall`` in ``pattern`` words most differences itself.
+``SchemaCall`` in ``pattern`` writes most reasons itself.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from torch._inductor.pattern_matcher import CallFunction, FailedMatch, PatternEx
 
 
 class Mismatch(FailedMatch):
-    """A failed match with a sentence for the report, which is built only when it is read.
+    """A failed match. It builds the sentence for the report only when the report is read.
 
     Args:
-        cause: what torch's matcher answered.
+        cause: the answer of torch's matcher.
         outputs: the pattern's results; matching begins at the first.
         bound: the node that each part of the pattern had matched, or None.
     """
@@ -66,4 +66,4 @@ _WORDS = {
     "non_list": "a single value is where the pattern has a list",
     "list: no_match": "no member of a list is what the pattern has",
 }
-"""Format strings of torch (2.13; 2.14 adds those of `get_attr`) and our words; both are filled with the same arguments."""
+"""Format strings of torch (2.13; 2.14 adds those of `get_attr`) and ours; both take the same arguments."""

@@ -1,11 +1,10 @@
 """Turns a traced search function into a pattern of torch's matcher, stricter where torch's is loose.
 
-torch's ``CallFunction`` compares the arguments that happen to be written in the traced graph: it ignores keywords that
-the pattern does not name, and fails when one side omits a default that the other writes. ``SchemaCall`` compares what
-each side *effectively* passes for every argument of the schema. It is the one class here that overrides a method of
-torch's pattern classes.
+torch's ``CallFunction`` compares the arguments as the traced graph writes them: it ignores keywords that the pattern does not
+name, and it fails if only one side writes a default. ``SchemaCall`` compares what each side *effectively* passes for every
+argument of the schema. It is the one class here that overrides a method of torch's pattern classes.
 
-User counts are not part of a pattern: who else uses a matched value is decided in ``checks``, with a reason.
+User counts are not part of a pattern; ``checks`` judges other users of a matched value, with a reason.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class SchemaCall(CallFunction):
                 failed = FailedMatch("differs")
             if failed is not None and failed.format_string == "differs":
                 text = "{}: {} is {}, the pattern has {}"
-                # The position tells a report how far matching came.
+                # A report uses the position to say how far the match went.
                 return FailedMatch(text, node, name, value, pattern, position=position)
             if failed is not None:
                 return failed
@@ -75,7 +74,7 @@ class SchemaCall(CallFunction):
 class OutputOf(CallFunction):
     """Matches one output of a multi-output call, ``getitem(source, index)``.
 
-    As torch's, except that a failure says which output it found.
+    As torch's class, but a failure names the output that it found.
     """
 
     def __init__(self, source: PatternExpr, index: int) -> None:
@@ -100,7 +99,7 @@ class OutputOf(CallFunction):
 
 
 def _match_value(pattern: Any, value: Any, ctx: MatchContext, match: Match) -> FailedMatch | None:
-    """Match one argument; what it binds is added to ``match``. None when it matched."""
+    """Match one argument and add its bindings to ``match``. None if it matched."""
     if isinstance(pattern, PatternExpr):
         child = ctx.match(pattern, value)
         if not is_match(child):
@@ -116,7 +115,7 @@ def _match_value(pattern: Any, value: Any, ctx: MatchContext, match: Match) -> F
 
 
 def _same_constant(pattern: Any, value: Any) -> bool:
-    """Whether two constants are equal; symbols are when they are for all their values."""
+    """Whether two constants are equal; symbols must be equal for all their values."""
     if isinstance(pattern, torch.SymInt) or isinstance(value, torch.SymInt):
         numbers = isinstance(value, (int, torch.SymInt)) and isinstance(pattern, (int, torch.SymInt))
         return numbers and statically_known_true(value == pattern)
@@ -124,7 +123,7 @@ def _same_constant(pattern: Any, value: Any) -> bool:
 
 
 def _promotes_otherwise(pattern: Any, value: Any, node: fx.Node, position: int) -> bool:
-    """Whether equal numbers, as 2 and 2.0 are, make results of different dtypes: beside integers and bools they do."""
+    """Whether equal numbers, such as 2 and 2.0, give results of different dtypes, as they do with integers and bools."""
     if type(value) is type(pattern) or not {type(value), type(pattern)} <= {bool, int, float}:
         return False
     if not isinstance(node.target._schema.arguments[position].type, (torch.NumberType, torch.TensorType)):  # type: ignore[union-attr]
@@ -134,7 +133,7 @@ def _promotes_otherwise(pattern: Any, value: Any, node: fx.Node, position: int) 
 
 
 class _Converter:
-    """Patterns of a traced graph's nodes, in the making."""
+    """Builds the patterns of a traced graph's nodes."""
 
     def __init__(self, names: Sequence[str], scalars: Mapping[float, str], *, loose: bool) -> None:
         self._names = iter(names)
@@ -154,7 +153,7 @@ class _Converter:
         return Ignored() if self._loose and type(value) in _SHAPE_LIKE else value
 
     def add(self, node: fx.Node) -> None:
-        """Take in the next node of the graph, which is not its output."""
+        """Add the next node of the graph, except its output."""
         if node.op == "placeholder":
             self._known[node] = KeywordArg(next(self._names, node.name))
         elif node.op != "call_function":
@@ -171,7 +170,7 @@ class _Converter:
             self._known[node] = CallFunction(node.target, *map(self.value, node.args), _users=MULTIPLE)
 
     def result(self, returned: Any) -> PatternExpr:
-        """The whole pattern, from what the graph returns."""
+        """The whole pattern, from the graph's results."""
         outputs = pytree.tree_map(lambda leaf: self._known.get(leaf) if isinstance(leaf, fx.Node) else None, returned)
         return _with_outputs(outputs)
 
@@ -183,10 +182,10 @@ def pattern_of(
 
     Args:
         graph: placeholders are the wildcards.
-        names: what the match calls them, in order; further placeholders keep their own names.
+        names: their names in a match, in order; further placeholders keep their own names.
         scalars: constants that are wildcards too, and the names that the match gives them.
-        loose: ignore numbers, dtypes and devices, which tracing burns in from the example inputs. A loose match must
-            be checked again with a pattern traced on the actual inputs.
+        loose: ignore numbers, dtypes and devices, which a trace copies from the example inputs. A loose match must be checked
+            again with a pattern traced on the actual inputs.
     """
     converter = _Converter(names, scalars or {}, loose=loose)
     for node in graph.nodes:
@@ -209,19 +208,19 @@ def _with_outputs(result: Any) -> PatternExpr:
 
 
 def outputs_of(pattern: PatternExpr) -> list[PatternExpr | None]:
-    """The output patterns, of which the first is where matching starts."""
+    """The output patterns; matching starts at the first."""
     return list(pattern.outputs) if isinstance(pattern, MultiOutputPattern) else [pattern]
 
 
 def getitem_source(pattern: PatternExpr | None) -> tuple[OpOverload, int] | None:
-    """``(overload, index)`` when the pattern is one output of a multi-output operator."""
+    """``(overload, index)`` if the pattern is one output of a multi-output operator."""
     if not isinstance(pattern, OutputOf) or not isinstance(pattern.source, SchemaCall):
         return None
     return pattern.source.overload, pattern.index
 
 
 def match_at(pattern: PatternExpr, node: fx.Node) -> tuple[Match | FailedMatch, list[fx.Node]]:
-    """Match ``pattern`` at ``node``; also which operator calls had matched when it failed or succeeded."""
+    """Match ``pattern`` at ``node``; return the result and the operator calls that matched until then."""
     ctx = MatchContext(outputs_of(pattern), graph=node.graph)
     try:
         result = ctx.match(pattern, node)

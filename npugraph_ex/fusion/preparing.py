@@ -1,4 +1,4 @@
-"""Prepares a declared rule for matching: traces it once, and refuses what can never match or never be replaced."""
+"""Prepares a declared rule for matching: traces it once, and rejects a rule that can never match or never be replaced."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _flat(names: Sequence[str], examples: Sequence[Any]) -> tuple[list[tuple[str
 
 def _refuse_writes(rule: FusionRule, gm: fx.GraphModule) -> None:
     for node in gm.graph.nodes:
-        if written_by(node) and not was_found(node.target):  # AOT took that one for functional too
+        if written_by(node) and not was_found(node.target):  # AOT too treats that one as functional
             raise ReplacementError(
                 f"{rule.name}: the search function contains {node.target}, which writes {written_by(node)[0].name}. "
                 "AOT graphs are functional, so it could never match; search for the functional form."
@@ -127,7 +127,7 @@ def _shown(value: object) -> str:
 
 @dataclass(frozen=True, eq=False)
 class _Same:
-    """Equal for one and the same object, which it keeps: no other object gets its number meanwhile."""
+    """Equal only for the same object. It keeps the object alive, so that no other object gets the same id."""
 
     value: object
 
@@ -139,7 +139,7 @@ class _Same:
 
 
 def _identity_of(function: object) -> object:
-    """Equal for two functions with the same code, captured values and defaults, as two models register them."""
+    """A value that is equal for two functions with the same code, captured values and defaults, which two models may register."""
     code = getattr(function, "__code__", None)
     if code is None:
         return function
@@ -150,11 +150,12 @@ def _identity_of(function: object) -> object:
 
 
 def prepare(rule: FusionRule, judge: object = None) -> PreparedRule:
-    """Trace ``rule``; ``judge`` is the user's function behind the condition, for recognising duplicates.
+    """Trace ``rule``; ``judge`` is the user's function in the condition, by which duplicates are recognised.
 
     Raises:
         ReplacementError: the search function cannot be traced or cannot be a pattern, or the replacement does not
-            fit it. A replacement that merely cannot be traced *here* makes the rule inactive instead.
+            fit it. A replacement that cannot be traced *here*, for example without an operator, makes the rule inactive
+            instead.
     """
     names = _parameter_names(rule)
     with ExitStack() as stack:
@@ -201,7 +202,7 @@ def prepare(rule: FusionRule, judge: object = None) -> PreparedRule:
 
 
 def unusable(rule: FusionRule, reason: str) -> PreparedRule:
-    """A rule that cannot be prepared, for the report to say so."""
+    """A rule that cannot be prepared, for the report."""
     return PreparedRule(
         rule,
         (),

@@ -1,7 +1,6 @@
-"""Where replacement rules are registered, and ``register_replacement``, the public way to do so.
+"""The registry of replacement rules, and ``register_replacement``, the public function for it.
 
-A compile takes a snapshot of the registry when it starts; registering or removing rules meanwhile, in this thread or
-another, does not reach it.
+A compilation takes a snapshot of the registry when it starts. Later changes of the registry, in any thread, do not affect it.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class _Entry:
 
 @dataclass(frozen=True)
 class Registration:
-    """A registered rule; ``remove`` takes it back. Usable as a context manager for scoped registration."""
+    """A registered rule; ``remove`` unregisters it. Usable as a context manager for scoped registration."""
 
     name: str
     _registry: RuleRegistry
@@ -39,7 +38,7 @@ class Registration:
     _alive: list[bool] = field(default_factory=lambda: [True])
 
     def remove(self) -> None:
-        """Unregister; the rule goes when every registration of it was removed. A second call does nothing."""
+        """Unregister. The rule disappears when all its registrations are removed. A second call does nothing."""
         if self._alive.pop() if self._alive else False:
             self._registry.release(self.key)
 
@@ -58,7 +57,7 @@ class RuleRegistry:
         self._entries: dict[tuple[object, ...], _Entry] = {}
 
     def add(self, prepared: PreparedRule) -> Registration:
-        """Register; the same rewrite registered before is counted, not duplicated."""
+        """Register a rule. A second registration of the same rewrite is counted, not duplicated."""
         with self._lock:
             entry = self._entries.get(prepared.key)
             if entry is None:
@@ -78,7 +77,7 @@ class RuleRegistry:
                 del self._entries[key]
 
     def snapshot(self) -> tuple[PreparedRule, ...]:
-        """The rules as they are now, in the order in which they were registered."""
+        """The present rules in the order of registration."""
         with self._lock:
             return tuple(entry.prepared for entry in self._entries.values())
 
@@ -88,7 +87,7 @@ USER_RULES = RuleRegistry()
 
 @lru_cache(maxsize=256)
 def warn_once(rule: str, reason: str) -> None:
-    """Log that ``rule`` cannot be used, the first time that it is said; the reason may be a whole sentence, or none."""
+    """Log once that ``rule`` cannot be used; the reason may be a whole sentence, or empty."""
     said = reason.rstrip(".")
     logger.warning("Fusion rule %s is not used: %s. The graph keeps its original operators.", rule, said)
 
@@ -98,7 +97,7 @@ def _return_true(match: Match) -> bool:  # noqa: ARG001 - an extra_check takes t
 
 
 def _condition_of(extra_check: Callable[[Match], Any]) -> Callable[[Match], str | None]:
-    """A user's boolean check as a condition with a reason; one such as ``ShapeRange`` has its own reasons."""
+    """A user's boolean check as a condition with a reason. ``ShapeRange`` and the like have their own reasons."""
     explained: Callable[[Match], str | None] | None = getattr(extra_check, "reason_against", None)
     if explained is not None:
         return explained
@@ -113,7 +112,7 @@ def _condition_of(extra_check: Callable[[Match], Any]) -> Callable[[Match], str 
 def _refuse_wrong_kinds(
     search: object, replace: object, trace_fn: object, extra_check: object, pattern: object
 ) -> None:
-    """Raise for what is no function, and for a pattern that is none."""
+    """Raise for an argument that is no function, or for a pattern of a wrong type."""
     functions = {"search_fn": search, "replace_fn": replace, "trace_fn": trace_fn, "extra_check": extra_check}
     for argument, function in functions.items():
         if not callable(function):
@@ -135,23 +134,23 @@ def register_replacement(  # noqa: PLR0913, PLR0917 - the signature is the speci
     scalar_workaround: Mapping[str, float] | None = None,
     skip_duplicates: bool = False,  # noqa: ARG001, FBT001, FBT002 - the specification's
 ) -> Registration:
-    """Replace the operators of ``search_fn`` by those of ``replace_fn`` wherever that changes nothing.
+    """Replace the operators of ``search_fn`` by those of ``replace_fn`` wherever the results stay the same.
 
     Args:
         search_fn: the computation to look for. Its arguments are wildcards.
-        replace_fn: what to compute instead, with the same arguments and as many results.
+        replace_fn: the replacement, with the same arguments and the same number of results.
         example_inputs: a tuple or list of one example for each argument, fake or real; sizes do not matter.
         trace_fn: traces both functions; ``fwd_only`` traces for inference.
         extra_check: called with the ``Match`` (``match.kwargs[name]`` is a node, its ``meta["val"]`` a fake tensor);
-            a false answer refuses the match, and a ``ShapeRange`` also says why. One that raises is reported with
-            the match, and the rule is not tried again in that graph.
+            a false answer refuses the match, and a ``ShapeRange`` also says why. If it raises, the report says so with the
+            match, and the rule is not tried again in that graph.
         search_fn_pattern: a pattern to match in place of ``search_fn``, as ``MultiOutputPattern`` defines it.
-        scalar_workaround: numeric arguments of ``search_fn``, with the value that stands for each while tracing;
-            they become wildcards and get no entry in ``example_inputs``.
-        skip_duplicates: accepted for compatibility. Registering the same rewrite again never is an error.
+        scalar_workaround: numeric arguments of ``search_fn``, each with a value for the trace. They become wildcards and get
+            no entry in ``example_inputs``.
+        skip_duplicates: accepted for compatibility. A second registration of the same rewrite is never an error.
 
     Returns:
-        A handle; ``handle.remove()``, or leaving ``with handle:``, takes the rule back.
+        A handle; ``handle.remove()``, or the end of ``with handle:``, unregisters the rule.
 
     Raises:
         ReplacementError: one of the functions or arguments is wrong; the message says which.

@@ -1,4 +1,4 @@
-"""A fusion rule: what it looks for, what it puts there, and when that is right. Not how it is matched.
+"""A fusion rule: its search, its replacement and its condition. Not how it is matched.
 
 ``FusionRule`` is the declaration, one small frozen object. ``preparing.prepare`` makes a ``PreparedRule`` of it, which
 holds no state of any compile, so that many compiles may share it.
@@ -19,7 +19,7 @@ Condition = Callable[[Match], str | None]
 
 
 def always(match: Match) -> str | None:  # noqa: ARG001 - a condition takes the match
-    """The condition of a rule that needs none."""
+    """The condition of a rule without conditions."""
     return None
 
 
@@ -29,15 +29,14 @@ class FusionRule:
 
     Attributes:
         name: appears in the report.
-        search: the function whose traced operators are looked for. Its arguments are wildcards.
-        replace: the function whose traced operators take their place; same arguments, same number of results.
+        search: the function whose traced operators the rule searches. Its arguments are wildcards.
+        replace: the function whose traced operators replace them; same arguments, same number of results.
         example_inputs: makes one example for each argument that is not in ``scalars``, under a fake mode.
-        condition: None to allow a match, otherwise the reason why not.
-        scalars: numbers that are wildcards too, with the value that stands for each while tracing. A value that no
-            operator has as a default.
+        condition: returns None to allow a match, otherwise the reason against it.
+        scalars: numbers that are wildcards too, each with a value for the trace that no operator has as a default.
         trace_fn: as in ``torch._inductor.pattern_matcher``.
-        pattern: used for matching in place of the traced ``search``.
-        free_strides: results may have other strides than before where nobody can tell, see ``free_strides``.
+        pattern: matched instead of the traced ``search``.
+        free_strides: results may have other strides than before if no program can see that, see ``free_strides``.
         not_in_modes: the values of the option ``mode`` in which the rule does not apply.
     """
 
@@ -61,13 +60,13 @@ class PreparedRule:
         rule: the declaration.
         arguments: the search function's argument names.
         flat_arguments: for each argument, the names of its tensors and numbers: one, or several for a list.
-        specs: for each argument, how its flat values are put together.
-        tensors: the flat names that stand for tensors.
-        with_gradient: those of them whose examples require a gradient.
-        training: whether the pattern holds a backward too, so that only a joint graph can match.
+        specs: for each argument, the structure of its flat values.
+        tensors: the flat names of tensors.
+        with_gradient: the tensors whose examples require a gradient.
+        training: whether the pattern contains a backward, so that only a joint graph can match.
         outputs: the positions of the results that a match replaces, see ``tracing.matched_outputs``.
         pattern: the loose pattern; None when the rule is inactive.
-        inactive: why the rule cannot be used here, for example a missing operator.
+        inactive: the reason why the rule cannot be used here, for example a missing operator.
         key: equal for two registrations of the same rewrite.
     """
 
@@ -89,7 +88,7 @@ class PreparedRule:
         return [name for names in self.flat_arguments for name in names]
 
     def structured(self, bound: Mapping[str, Any]) -> list[Any]:
-        """One value for each argument, from the flat values that a match bound."""
+        """One value for each argument, from the flat values of a match."""
         return [
             pytree.tree_unflatten([bound[name] for name in names], spec)
             for names, spec in zip(self.flat_arguments, self.specs, strict=True)

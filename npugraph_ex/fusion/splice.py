@@ -20,10 +20,10 @@ def splice(
 
     Args:
         site: the match.
-        parts: its parts, with their places; what takes a gradient goes where the last one goes.
+        parts: its parts with their positions; nodes that take a gradient go to the last position.
         replacement: traced on inputs like ``values``.
-        values: what each of its placeholders stands for.
-        facts: of the graph.
+        values: the values of its placeholders.
+        facts: the graph's facts.
 
     Returns:
         The new nodes that call something.
@@ -54,7 +54,7 @@ def splice(
 
 
 def _inherited(site: Site) -> dict[str, Any]:
-    """Source and scope metadata of the last matched operator that has each."""
+    """Source and scope metadata, each from the last matched operator that has it."""
     inherited: dict[str, Any] = {}
     for node in site.nodes:
         if node.target is not operator.getitem:
@@ -64,7 +64,7 @@ def _inherited(site: Site) -> dict[str, Any]:
 
 
 def _erase(site: Site, graph: fx.Graph) -> None:
-    """Erase the superfluous nodes, the kept ones that nobody uses, and unused outputs of both."""
+    """Erase the unnecessary nodes, the kept ones without users, and unused outputs of both."""
     for node in (*reversed(site.nodes), *reversed(site.kept)):
         for user in list(node.users):
             if user.target is operator.getitem and not user.users:
@@ -74,7 +74,7 @@ def _erase(site: Site, graph: fx.Graph) -> None:
 
 
 def _without_dead(new: list[fx.Node], graph: fx.Graph) -> list[fx.Node]:
-    """Erase new nodes that nobody came to use, such as outputs that the match does not need."""
+    """Erase new nodes without users, such as outputs that the match does not need."""
     kept = []
     for node in reversed(new):
         if node.users:

@@ -1,8 +1,8 @@
 """Caches the traces of a rule's functions for given inputs, for one run of the fusion pass.
 
 The layers of a model repeat, and tracing is by far the slowest step of a match. Two matches with the same metadata and
-numbers share their traces, which nobody edits. Traces of built-in rules for sizes without symbols outlive the run, because
-the functions of these rules depend on nothing else.
+numbers share their traces, which are never edited. Traces of built-in rules for sizes without symbols are kept after the run,
+because they depend only on the arguments.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from npugraph_ex.graph.metadata import fake_mode_of
 
 @dataclass
 class TracedReplacement:
-    """A replacement for particular inputs, and the assumptions on symbolic sizes that tracing it made."""
+    """A replacement for particular inputs, and the trace's assumptions on symbolic sizes."""
 
     graph: fx.Graph
     guards: tuple[str, ...]
     _used: bool = False
 
     def on(self, examples: Sequence[Any]) -> TracedReplacement:
-        """The same with metadata of its own on ``examples``, whose fake mode is active; itself the first time there.
+        """A copy with new metadata for ``examples``, whose fake mode is active; the first time this object itself.
 
-        A second match with the same tensors would seem to have its results in the memory of the first one's.
+        Without a copy, the results of a second match would seem to share memory with those of the first.
         """
         if not self._used and fake_mode_of(self.graph) is active_fake_mode():
             self._used = True
             return self
         leaves = pytree.tree_leaves(list(examples))
-        # A joint graph has tangents as well, of which nobody has examples.
+        # A joint graph has tangents too, and these have no examples.
         tangents = self.graph.find_nodes(op="placeholder")[len(leaves) :]
         given = iter([*leaves, *[tracing.fresh(tangent.meta["val"]) for tangent in tangents]])
         graph, twins = fx.Graph(), dict[fx.Node, fx.Node]()
@@ -60,7 +60,7 @@ class TracedReplacement:
 
 @dataclass
 class TraceCache:
-    """The traces of one run; a ``str`` in place of a trace says why there is none."""
+    """The traces of one run; a ``str`` instead of a trace is the reason why there is none."""
 
     _patterns: dict[object, PatternExpr | str] = field(default_factory=dict)
     _replacements: dict[object, TracedReplacement | str] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class TraceCache:
         return self._patterns[key]
 
     def search_results(self, rule: PreparedRule, examples: Sequence[Any]) -> list[Any] | str:
-        """What the search function returns for inputs like ``examples``, as fake tensors."""
+        """The search function's results for inputs like ``examples``, as fake tensors."""
         key = (rule.rule, _signature(examples))
         if key not in self._results:
             self._results[key] = _search_results(rule, examples)
@@ -95,9 +95,9 @@ _KEPT: OrderedDict[object, Any] = OrderedDict()
 
 
 def _kept(trace: Callable[[PreparedRule, Sequence[Any]], _T], rule: PreparedRule, examples: Sequence[Any]) -> _T:
-    """``trace(rule, examples)``, from an earlier run where that is allowed.
+    """``trace(rule, examples)``, from an earlier run if possible.
 
-    Not for a rule of the user's, whose functions may look at anything, and not with symbols, which belong to one
+    It is not possible for a user's rule, whose functions may depend on anything, or with symbols, which belong to one
     compilation.
     """
     if rule.rule not in BUILT_IN or tracing.symbols_of(examples):
@@ -112,12 +112,12 @@ def _kept(trace: Callable[[PreparedRule, Sequence[Any]], _T], rule: PreparedRule
 
 
 def forget() -> None:
-    """Trace everything anew: operators came or went, and what was traced calls those that were there."""
+    """Forget all traces, because operators were added or removed."""
     _KEPT.clear()
 
 
 def _signature(examples: Sequence[Any]) -> tuple[object, ...]:
-    """Equal for inputs that trace alike; symbols of one graph are told apart by their expressions."""
+    """A value that is equal for inputs with the same trace; symbols of one graph differ by their expressions."""
     leaves, spec = pytree.tree_flatten(list(examples))
     parts: list[object] = [str(spec)]
     for leaf in leaves:

@@ -1,7 +1,7 @@
-"""TraceCache search and replacement functions into FX graphs, at registration and again for each possible match.
+"""Traces search and replacement functions into FX graphs, at registration and again for each possible match.
 
-Tracing sees fresh fake tensors only, one for each argument: the same tensor passed twice as an example must not make
-the pattern demand the same tensor twice.
+A trace has new fake tensors only, one for each argument: one tensor as the example of two arguments must not make the pattern
+require one tensor for both.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ TraceFn = Callable[..., fx.GraphModule]
 
 
 def _no_decompositions() -> dict[Any, Any]:
-    """AOT graphs reach fusion with their operators as they are, so patterns must keep theirs."""
+    """No decompositions: the operators of AOT graphs are not decomposed, so those of patterns must not be either."""
     return {}
 
 
 def fresh(value: Any) -> Any:
     """A new fake tensor with the metadata of ``value``, under the active fake mode; other values unchanged.
 
-    It requires a gradient when ``value`` does, which a ``trace_fn`` for training looks at.
+    It requires a gradient if ``value`` does, because a ``trace_fn`` for training reads that.
     """
     if not isinstance(value, torch.Tensor):
         return value
@@ -44,14 +44,14 @@ def fresh(value: Any) -> Any:
 
 
 def registration_mode(stack: ExitStack) -> FakeTensorMode:
-    """Enter a fake mode of our own, whatever mode or compilation the caller is in."""
+    """Enter a new fake mode, whatever mode or compilation is active in the caller."""
     stack.enter_context(unset_fake_temporarily())
     stack.enter_context(tracing(None))
     return stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
 
 
 def _keywords(trace_fn: TraceFn) -> dict[str, Any]:
-    """What to pass to ``trace_fn`` besides function and arguments; a user's own may take less."""
+    """The keywords for ``trace_fn``; a user's own function may take fewer."""
     wanted = {"get_decomp_fn": _no_decompositions, "run_functional_passes": False}
     parameters = inspect.signature(trace_fn).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -60,7 +60,7 @@ def _keywords(trace_fn: TraceFn) -> dict[str, Any]:
 
 
 def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function in place of a method, a module or a partial, of which torch's tracing counts the arguments wrongly."""
+    """A function that calls a method, a module or a partial, whose arguments torch's tracer counts wrongly."""
     if inspect.isfunction(function):
         return function
 
@@ -79,12 +79,12 @@ def trace(function: Callable[..., Any], args: Sequence[Any], trace_fn: TraceFn =
 
 
 def matched_outputs(graph: fx.Graph, arguments: int) -> tuple[int, ...]:
-    """The positions of the outputs that an operator makes: all, or in a joint graph those that are not mere gradients.
+    """The positions of the outputs that operators compute: all, or in a joint graph those that are not incoming gradients.
 
     Args:
-        graph: of a search function.
-        arguments: how many of its inputs are the function's; any further one is an incoming gradient. A joint graph
-            returns one as it is for an argument that is only added, and None for one that needs no gradient.
+        graph: the graph of a search function.
+        arguments: the number of the function's arguments; further inputs are incoming gradients. For an argument
+            that is only added, a joint graph returns an incoming gradient; for one without a gradient it returns None.
     """
     results = output_leaves(graph)
     gradients = graph.find_nodes(op="placeholder")[arguments:]
@@ -93,14 +93,14 @@ def matched_outputs(graph: fx.Graph, arguments: int) -> tuple[int, ...]:
 
 
 def output_leaves(graph: fx.Graph) -> list[object]:
-    """What ``graph`` returns, flat."""
+    """The results of ``graph``, as a flat list."""
     return list(
         pytree.tree_leaves(next(iter(graph.find_nodes(op="output"))).args[0], is_leaf=lambda leaf: leaf is None)
     )
 
 
 def keep_outputs(graph: fx.Graph, positions: Sequence[int]) -> None:
-    """Let ``graph`` return the outputs at ``positions`` only; one that returns all stays as it is."""
+    """Make ``graph`` return only the outputs at ``positions``."""
     results = output_leaves(graph)
     if len(positions) == len(results):
         return
@@ -121,15 +121,15 @@ def symbols_of(args: Sequence[Any]) -> list[torch.SymInt]:
 
 
 def named_symbols(args: Sequence[Any]) -> dict[str, torch.SymInt]:
-    """``symbols_of(args)`` by the names that they have in a pattern, whose matches bind each to a size of the graph."""
+    """``symbols_of(args)`` by their names in a pattern, whose matches bind each to a size of the graph."""
     return {f"symbol_{number}": symbol for number, symbol in enumerate(symbols_of(args))}
 
 
 def trace_with_symbols(function: Callable[..., Any], args: Sequence[Any], trace_fn: TraceFn) -> fx.GraphModule:
     """As ``trace``, with the symbols of ``args`` as leading inputs.
 
-    Otherwise the traced graph would compute them with ``sym_size`` nodes, which the graph to be matched, having
-    symbols among its inputs, does not contain.
+    Otherwise the trace would compute them with ``sym_size`` nodes. The compiled graph has none, because its inputs include
+    the symbols.
     """
     symbols = symbols_of(args)
 
@@ -144,7 +144,7 @@ def trace_with_symbols(function: Callable[..., Any], args: Sequence[Any], trace_
 
 
 def _drop_gradients_of(symbols: int, inputs: int, graph: fx.Graph) -> None:
-    """Take the gradients of the leading symbols, all None, out of the results of a joint graph."""
+    """Remove the gradients of the leading symbols, all None, from the results of a joint graph."""
     results = len(output_leaves(graph))
     forward = results - inputs
     keep_outputs(graph, [*range(forward), *range(forward + symbols, results)])

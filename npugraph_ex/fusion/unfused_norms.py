@@ -1,7 +1,7 @@
-"""Explains the norms that no rule came near: which operators follow them, and which ones the rules need.
+"""Explains norms without a match or near-miss: which operators follow them, and which operators the rules need.
 
-Matching begins at a pattern's last operator. A norm whose result goes to another operator has no near-miss, but its
-author asks why it was not fused.
+Matching begins at a pattern's last operator. So a norm with another operator after it has no near-miss, but its author needs
+to know why it was not fused.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def explanations(graph: fx.Graph, rules: Iterable[PreparedRule], near_missed: Co
     """One explanation for each norm of ``graph`` that is in no near-miss, in graph order.
 
     Args:
-        graph: after the rules were applied.
-        rules: those that were tried.
-        near_missed: the names of the nodes of matches that were refused, whose reasons the report already has.
+        graph: the graph after fusion.
+        rules: the rules that were tried.
+        near_missed: the names of nodes in near-misses, whose reasons the report already has.
     """
     wanted: dict[str, dict[str, set[str]]] | None = None
     for node in graph.nodes:
@@ -44,7 +44,7 @@ def explanations(graph: fx.Graph, rules: Iterable[PreparedRule], near_missed: Co
 
 
 def _wanted(rules: Iterable[PreparedRule]) -> dict[str, dict[str, set[str]]]:
-    """For each operator that takes nothing but wildcards: rule name -> the operators that the rule wants to follow it."""
+    """For each operator that takes only wildcards: rule name -> the operators that must follow it."""
     found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for rule in rules:
         seen: set[int] = set()
@@ -54,7 +54,7 @@ def _wanted(rules: Iterable[PreparedRule]) -> dict[str, dict[str, set[str]]]:
 
 
 def _follow(part: Any, user: str, rule: str, found: dict[str, dict[str, set[str]]], seen: set[int]) -> None:
-    """Note ``part`` as followed by the operator ``user``, and what it takes as followed by itself."""
+    """Record that ``user`` follows ``part``, and that ``part`` follows its own arguments."""
     if isinstance(part, (tuple, list)):
         for item in part:
             _follow(item, user, rule, found, seen)

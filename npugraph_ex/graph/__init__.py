@@ -1,7 +1,6 @@
-"""Facts of a graph: what its nodes do to memory, in what order they run, and where in the user's code they come from.
+"""Facts of a graph: what its nodes do to memory, in what order they run, and from which line of the user's code they come.
 
-Every room above asks here, and none keeps an answer of its own. Nothing here edits a graph for a purpose of its own or
-touches a device.
+Every package above takes its facts from here and computes none itself. Nothing here touches a device.
 
 | module | answers |
 |---|---|

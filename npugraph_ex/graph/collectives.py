@@ -1,8 +1,8 @@
-"""Facts about collectives: which nodes communicate, in which group, and from where to where they touch memory.
+"""Facts about collectives: which nodes communicate, in which group, and how long they use memory.
 
-The functional collectives of torch.distributed are asynchronous: one starts at its node and is over at the `wait_tensor` of
-its result. Until then it reads its inputs and writes its results, whatever stands between. The operators of torch_npu that
-compute and communicate at once run where they stand, like any kernel.
+The functional collectives of torch.distributed are asynchronous: a collective starts at its node and is over at the
+`wait_tensor` of its result. All that time it reads its inputs and writes its results. The operators of torch_npu that compute
+and communicate together run at their place, like any kernel.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from npugraph_ex import _torch_private
 _ASYNCHRONOUS = frozenset({"_c10d_functional", "c10d_functional", "_c10d_functional_autograd"})
 _RECEIVING = frozenset({"irecv", "batch_p2p_ops"})
 _GROUPS = frozenset({"group_name", "group", "group_ep", "group_tp", "hcom", "process_group"})
-"""What schemas call the argument that says who takes part."""
+"""The names of the group argument in schemas."""
 
 
 @functools.cache
 def _group_argument(target: OpOverload) -> tuple[int, str] | None:
-    """The place and the name of the argument that names the group; None for what does not communicate."""
+    """The position and the name of the group argument; None for an operator that does not communicate."""
     schema = _torch_private.schema(target)
     for position, argument in enumerate(schema.arguments):
         is_number = isinstance(argument.type, torch.IntType)  # the groups of a normalisation
@@ -39,18 +39,18 @@ def communicates(target: OpOverload) -> bool:
 
 
 def is_collective(node: fx.Node) -> bool:
-    """Whether ``node`` communicates with other processes, and so has to run as often and in the same order as there."""
+    """Whether ``node`` communicates with other processes. Then it must run as often and in the same order as there."""
     return isinstance(node.target, OpOverload) and communicates(node.target)
 
 
 def sequence(graph: fx.Graph) -> tuple[tuple[str, str], ...]:
-    """The collectives of ``graph`` in order: what each does, and in which group."""
+    """The collectives of ``graph`` in order: each one's operation and group."""
     return tuple((str(node.target), group_of(node)) for node in graph.nodes if is_collective(node))
 
 
 @functools.cache
 def _operator(target: OpOverload) -> str:
-    """What an operator of torch.distributed is called; empty for every other."""
+    """The name of an operator of torch.distributed; empty for every other operator."""
     namespace, _, name = _torch_private.schema(target).name.partition("::")
     return name if namespace in _ASYNCHRONOUS else ""
 
@@ -61,17 +61,17 @@ def is_wait(node: fx.Node) -> bool:
 
 
 def fills_its_argument(node: fx.Node) -> bool:
-    """Whether ``node`` receives into its arguments and returns them, which no schema says."""
+    """Whether ``node`` receives into its arguments and returns them, which no schema declares."""
     return isinstance(node.target, OpOverload) and _operator(node.target) in _RECEIVING
 
 
 def is_asynchronous(node: fx.Node) -> bool:
-    """Whether ``node`` is a collective that runs on until its result is waited for."""
+    """Whether ``node`` is a collective that runs until a wait for its result."""
     return is_collective(node) and isinstance(node.target, OpOverload) and node.target.namespace in _ASYNCHRONOUS
 
 
 def group_of(node: fx.Node) -> str:
-    """The group in which a collective communicates, as its argument says it."""
+    """The group argument of a collective."""
     argument = _group_argument(node.target) if isinstance(node.target, OpOverload) else None
     if argument is None:
         return ""
@@ -80,13 +80,13 @@ def group_of(node: fx.Node) -> str:
 
 
 def waits_of(collective: fx.Node) -> list[fx.Node]:
-    """The nodes that wait for an asynchronous collective, in graph order; none if nothing in the graph does."""
+    """The nodes that wait for an asynchronous collective, in graph order."""
     users = [user for part in (collective, *_parts(collective)) for user in part.users]
     return sorted({user for user in users if is_wait(user)})
 
 
 def awaited_by(wait: fx.Node) -> fx.Node | None:
-    """The collective that a node waits for; None if it stands outside the graph, and for a node that is no such wait."""
+    """The collective that a node waits for; None for a collective outside the graph, or for another node."""
     source = wait.args[0] if is_wait(wait) and wait.args else None
     while isinstance(source, fx.Node) and source.target is operator.getitem:
         source = source.args[0]

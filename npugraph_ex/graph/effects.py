@@ -1,4 +1,4 @@
-"""Which nodes do something besides producing their result: they write memory, or they order work."""
+"""Which nodes have an effect besides their result: they write memory, or they order work."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ ORDERING_NAMESPACES = frozenset({"air", "npugraph_ex"})
 
 
 def orders_work(node: fx.Node) -> bool:
-    """Whether ``node`` opens or closes a scope, records or awaits an event, or meets other processes."""
+    """Whether ``node`` opens or closes a scope, records or awaits an event, or communicates with other processes."""
     if not isinstance(node.target, OpOverload):
         return False
     return node.target.namespace in ORDERING_NAMESPACES or is_collective(node) or is_wait(node)
 
 
 def has_effect(node: fx.Node) -> bool:
-    """Whether ``node`` does something besides producing its result."""
+    """Whether ``node`` has an effect besides its result."""
     return node.is_impure() or orders_work(node) or bool(written_by(node))

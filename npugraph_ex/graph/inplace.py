@@ -1,4 +1,4 @@
-"""Which operator is the in-place form of which: asked of the dispatcher's schemas, not listed by hand."""
+"""The in-place form of an operator, from the dispatcher's schemas and not from a list."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from npugraph_ex import _torch_private
 from npugraph_ex.graph.collectives import communicates
 
 _CHANGE_METADATA = frozenset({"set", "resize", "resize_as"})
-"""Operators whose in-place forms change what a tensor is rather than what it holds."""
+"""Operators whose in-place forms change a tensor's metadata and not its elements."""
 
 
 @functools.cache
 def inplace_overload(functional: OpOverload) -> OpOverload | None:
-    """The overload that computes the same into its first argument and has a kernel on the device; None without one.
+    """The overload that computes the same into its first argument and has a kernel on the device; None if there is none.
 
     An in-place overload without a device kernel would fall back to the CPU, which costs more than it saves.
     """
@@ -29,7 +29,7 @@ def inplace_overload(functional: OpOverload) -> OpOverload | None:
     ):
         return None
     namespace, _, operator = schema.name.partition("::")
-    if operator in _CHANGE_METADATA or communicates(functional):  # what one process sends another may still be reading
+    if operator in _CHANGE_METADATA or communicates(functional):  # another process may still be reading the sent data
         return None
     packet = getattr(getattr(torch.ops, namespace), f"{operator}_", None)
     candidate = getattr(packet, functional._overloadname, None) if packet is not None else None
@@ -43,7 +43,7 @@ def inplace_overload(functional: OpOverload) -> OpOverload | None:
 
 
 def _same_arguments(functional: OpOverload, candidate: OpOverload) -> bool:
-    """Whether the candidate takes the same arguments and writes its first one and nothing else."""
+    """Whether the candidate takes the same arguments and writes only the first."""
     plain, writing = functional._schema.arguments, candidate._schema.arguments
     if [(a.name, str(a.type)) for a in plain] != [(a.name, str(a.type)) for a in writing]:
         return False

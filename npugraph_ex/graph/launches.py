@@ -11,7 +11,7 @@ _NOT_KERNELS = frozenset({"air", "npugraph_ex", "prim", "prims", "_operator"})
 
 
 def launches(node: fx.Node) -> bool:
-    """Whether a node starts work on the device: it calls an operator that is no mere view and orders nothing."""
+    """Whether a node starts work on the device: it calls an operator that is no view and does not order work."""
     target = node.target
     if not isinstance(target, OpOverload) or target.namespace in _NOT_KERNELS:
         return False
@@ -19,5 +19,5 @@ def launches(node: fx.Node) -> bool:
 
 
 def count_kernels(graph: fx.Graph) -> int:
-    """How many nodes of ``graph`` start work on the device."""
+    """The number of nodes of ``graph`` that start work on the device."""
     return sum(1 for node in graph.nodes if launches(node))

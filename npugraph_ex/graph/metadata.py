@@ -1,4 +1,4 @@
-"""Keeps ``node.meta["val"]`` true: compares metadata, and derives it anew for nodes that were added or changed.
+"""Keeps ``node.meta["val"]`` correct: compares metadata, and derives it for nodes that were added or changed.
 
 Fake execution happens under the graph's own fake mode, so symbolic shapes stay symbolic.
 """
@@ -24,9 +24,9 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def fake_mode_of(graph: fx.Graph) -> FakeTensorMode | None:
-    """The fake mode that the graph's own metadata lives in; None for a graph without tensor metadata.
+    """The fake mode of the graph's own metadata; None for a graph without tensor metadata.
 
-    The graph's, not the ambient one: a caller may compile under a fake mode of its own.
+    Not the active fake mode, because a caller may compile under its own fake mode.
     """
     for node in graph.nodes:
         for leaf in tensor_leaves(node):
@@ -45,7 +45,7 @@ def _same_number(left: object, right: object) -> bool:
 
 
 def _is_one_expression(left: torch.SymInt, right: torch.SymInt) -> bool:
-    """Whether two sizes are written alike, which is most often so and quickly seen."""
+    """Whether two sizes have the same text. That is usually so, and fast to check."""
     return left.node.shape_env is right.node.shape_env and bool(left.node.expr == right.node.expr)
 
 
@@ -56,7 +56,7 @@ def same_numbers(left: Iterable[object], right: Iterable[object]) -> bool:
 
 
 def difference(old: object, new: object) -> str | None:
-    """How ``new`` differs from ``old`` in kind, or what of tensors differs besides their elements; None when nothing does."""
+    """The difference between two values in kind, or between two tensors apart from their elements; None if there is none."""
     if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
         return _difference_of_tensors(old, new)
     if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
@@ -93,7 +93,7 @@ def _value_of(node: fx.Node) -> Any:
 
 
 def derive(node: fx.Node, mode: FakeTensorMode | None) -> Any:
-    """What ``node`` produces, by fake execution on the metadata of its arguments."""
+    """The value of ``node``, by fake execution on the metadata of its arguments."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), _value_of)
     try:
         return executed(node.target, args, kwargs, mode)
@@ -105,7 +105,7 @@ def derive(node: fx.Node, mode: FakeTensorMode | None) -> Any:
 
 
 def executed(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode: FakeTensorMode | None) -> Any:
-    """What a call of ``target`` on fake tensors of ``mode`` returns."""
+    """The result of ``target`` on fake tensors of ``mode``."""
     with _torch_private.fake_execution(mode, symbolic=getattr(mode, "shape_env", None) is not None):
         if mode is not None and isinstance(target, OpOverload):
             return _torch_private.run_meta_kernel(mode, target, args, kwargs)
@@ -119,14 +119,14 @@ def _described(value: object) -> object:
 
 
 def _can_be_derived(node: fx.Node) -> bool:
-    """False where fake execution would invent new unbacked symbols or needs a subgraph: the old value is kept."""
+    """False if fake execution would make new unbacked symbols or needs a subgraph; then the old value stays."""
     if node.op != "call_function" or "unbacked_bindings" in node.meta:
         return False
     return "val" not in node.meta or not isinstance(node.target, HigherOrderOperator)
 
 
 def shares_memory(node: fx.Node) -> bool:
-    """Whether a result of ``node`` lies in an argument's memory, so that it must follow a new argument."""
+    """Whether a result of ``node`` lies in an argument's memory, so that a new argument changes it."""
     if node.target is operator.getitem:
         return True
     schema = schema_of(node)
@@ -134,14 +134,14 @@ def shares_memory(node: fx.Node) -> bool:
 
 
 def _of_returned_argument(node: fx.Node, old: object) -> torch.Tensor | None:
-    """The value of a node that returns what it writes, where that is like what it returned before: nothing is run."""
+    """The value of a node that returns the argument that it writes, if that has the earlier metadata; without execution."""
     argument = returned_argument(node)
     value = argument.meta.get("val") if argument is not None else None
     return value if isinstance(value, torch.Tensor) and old is not None and difference(old, value) is None else None
 
 
 def _lies_elsewhere(old: object, new: object) -> bool:
-    """Whether views of a value have to follow it: it is not the same place in the same storage."""
+    """Whether the value has another storage or offset, so that its views change too."""
     if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
         return True
     same = _torch_private.storage_key(old) == _torch_private.storage_key(new)
@@ -149,12 +149,12 @@ def _lies_elsewhere(old: object, new: object) -> bool:
 
 
 def refresh(graph: fx.Graph, changed: Iterable[fx.Node], *, trusting: bool = False) -> None:
-    """Derive the metadata of ``changed`` nodes, and of nodes that follow from them, as far as it really changes.
+    """Derive the metadata of ``changed`` nodes, and of the nodes that depend on a change.
 
     Args:
         graph: its nodes' ``meta["val"]`` is set.
         changed: nodes that are new or were edited.
-        trusting: an operator that returns what it writes, like what it returned before, accepts its arguments.
+        trusting: whether an operator that returns the argument that it writes is assumed to accept its arguments.
     """
     stale = set(changed)
     if not stale:
@@ -175,9 +175,9 @@ def refresh(graph: fx.Graph, changed: Iterable[fx.Node], *, trusting: bool = Fal
 
 
 def only_renamed(node: fx.Node, old_args: tuple[Any, ...], old_kwargs: Mapping[str, Any]) -> bool:
-    """Whether all that changed in a call is which nodes it takes, and these are like the old ones.
+    """Whether a call differs only in its argument nodes, and these have the metadata of the old ones.
 
-    Then its metadata stays what it was, unless it lies in an argument's memory.
+    Then the call's metadata does not change, unless its result lies in an argument's memory.
     """
     if shares_memory(node):
         return False

@@ -1,15 +1,15 @@
-"""Removes nodes that only rename or only copy their input, where nobody could tell.
+"""Removes nodes that only rename or copy their input, if no program can see the difference.
 
-Two cases, by what the node declares:
+There are two cases:
 
-* An *identity view* (``view`` to the same shape, a ``slice`` of everything, ``alias``, ...) lies at the same bytes
-  with the same shape, strides and dtype. Input and result are two names for one thing at every moment, so writes do not
-  matter. It stays when it is itself a graph output, because a caller may ask whether that output *is* the input. So does
-  an ``as_strided`` that counts from the beginning of an input's storage: the input of another call may begin elsewhere.
-* An *identity copy* (``clone``, ``_to_copy`` to the same dtype and device, a pad by nothing, ...) has memory of its own.
-  It goes only when nothing in the graph ever writes either memory, and its own does not leave the graph through an output.
+* An *identity view* (``view`` to the same shape, a ``slice`` of everything, ``alias``, ...) has the same bytes, shape,
+* strides and dtype. Input and result are always the same values, so writes do not matter. It stays if it is itself a graph
+* output, because a caller may ask whether that output *is* the input. An ``as_strided`` with an offset from the beginning of
+* an input's storage stays too, because another call's input may have another offset. An *identity copy* (``clone``,
+* ``_to_copy`` to the same dtype and device, a pad by nothing, ...) has its own memory. It is removed only if nothing in the
+* graph writes either memory and its own memory is in no output.
 
-Parts of a value that are taken out a second time are those that were taken before: `repeated_parts`.
+`repeated_parts` joins operators that take the same parts of a value twice.
 
 Arithmetic such as ``x + 0`` is never removed: it turns -0.0 into 0.0.
 """
@@ -60,30 +60,30 @@ def _is_identity(node: fx.Node, source: fx.Node) -> bool:
     if node.target is _aten.constant_pad_nd.default:
         amounts = named_arguments(node.target, node.args, node.kwargs)["pad"]
         if any(amount != 0 for amount in amounts):
-            return False  # one element more in front and one less behind give the same shape
+            return False  # padding by one in front and by minus one behind keeps the shape
     old, new = tensor_leaves(source), tensor_leaves(node)
     if len(old) != 1 or len(new) != 1 or difference(old[0], new[0]) is not None:
         return False
     offset = new[0].storage_offset() if node.target in IDENTITY_VIEWS else old[0].storage_offset()
-    # A symbolic offset that is not literally the same is not known to be the same.
+    # Symbolic offsets are equal only if their text is equal.
     return offset is old[0].storage_offset() or str(offset) == str(old[0].storage_offset())
 
 
 def _copy_is_invisible(node: fx.Node, source: fx.Node, facts: AliasFacts, leaving: list[fx.Node]) -> bool:
-    """Whether no write and no output could tell the copy from its source."""
+    """Whether no write and no output makes the copy differ from its source."""
     if facts.is_written(node) or facts.is_written(source):
         return False
     return not any(facts.share_storage(output, node) for output in leaving)
 
 
 def _inputs_that_may_begin_elsewhere(graph: fx.Graph, facts: AliasFacts) -> frozenset[int]:
-    """The memory of the inputs; but a base that AOT made up always is a whole storage."""
+    """The memory of the inputs, except bases that AOT made, which always are whole storages."""
     nodes = [node for node in graph.find_nodes(op="placeholder") if not _torch_private.is_synthetic_base(node)]
     return frozenset(root for node in nodes for root in facts.roots(node))
 
 
 def remove(graph: fx.Graph) -> None:
-    """Remove every identity of ``graph`` that the module's rules allow, and every operator that takes out parts again."""
+    """Remove every identity of ``graph`` that the module's rules allow, and join repeated parts."""
     facts = AliasFacts(graph)
     leaving = [value for value in output_values(graph) if isinstance(value, fx.Node)]
     outputs = set(leaving)

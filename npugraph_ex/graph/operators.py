@@ -1,6 +1,6 @@
-"""What one node does to memory, from its operator's schema and its own metadata: what it reads, writes and views.
+"""What one node reads, writes and views, from its operator's schema and its own metadata.
 
-Facts of single nodes; `aliases` joins them to facts of a graph.
+These are facts of single nodes; `aliases` joins them to facts of a graph.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def tensor_leaves(node: fx.Node) -> list[torch.Tensor]:
 
 
 def schema_of(node: fx.Node) -> torch.FunctionSchema | None:
-    """The schema of the operator that ``node`` calls, if it calls an ATen-style one."""
+    """The schema of the operator that ``node`` calls, if the operator has one."""
     return _torch_private.schema(node.target) if isinstance(node.target, OpOverload) else None
 
 
 def named_arguments(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What a call passes, by the names of the operator's schema; what it leaves out is not there."""
+    """The arguments of a call by the names of the operator's schema, without defaults."""
     positional = [argument.name for argument in _torch_private.schema(target).arguments if not argument.kwarg_only]
     return {**dict(zip(positional, args, strict=False)), **kwargs}
 
@@ -57,45 +57,45 @@ _ASK_FOR_THE_SHAPE = frozenset(
         "new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full",
     )
 )  # fmt: skip
-"""Operators that want to know of a tensor how large it is, and not what is in it."""
+"""Operators that read a tensor's size and not its elements."""
 
-_OFFSET_OF_AS_STRIDED = 3  # its place among the arguments
+_OFFSET_OF_AS_STRIDED = 3  # its position among the arguments
 
 _OVERWRITE = frozenset({torch.ops.aten.copy, torch.ops.aten.copy_, torch.ops.aten.fill_, torch.ops.aten.zero_})
-"""Operators that do not read their first argument, which they overwrite or (`copy`) give a successor of the same layout."""
+"""Operators that do not read the elements of their first argument: they overwrite it, or (`copy`) take only its layout."""
 
 
 def is_filled(overload: OpOverload, argument: torch.Argument) -> bool:
-    """Whether an argument is an ``out``: written as a whole, whatever it held.
+    """Whether an argument is an ``out``, which the operator overwrites completely.
 
-    Any operator may declare a keyword-only argument that it writes, such as a cache of which it changes some rows. Torch
-    and whoever else tags an operator says that it has an ``out``; torch_npu tags those with such a cache too.
+    A keyword-only argument that an operator writes need not be one: it may be a cache of which the operator changes some
+    rows. Torch's tag marks operators with an ``out``, but torch_npu tags operators with such a cache too.
     """
     named = overload.namespace != "npu" or overload._overloadname.startswith("out")
     return (argument.is_out and named and torch.Tag.out in overload.tags) or is_undeclared_out(overload, argument)
 
 
 class _Parameter(NamedTuple):
-    """A schema argument: its place among the positional ones, if it is one, and its name."""
+    """A schema argument: its position, if it is positional, and its name."""
 
     position: int | None
     name: str
 
     def of(self, node: fx.Node) -> object:
-        """What ``node`` passes for it; None when it is left out."""
+        """The value that ``node`` passes for it; None if the call leaves it out."""
         if self.position is not None and self.position < len(node.args):
             return node.args[self.position]
         return node.kwargs.get(self.name)
 
 
 class _Traits(NamedTuple):
-    """What a schema declares about memory, and what it ought to.
+    """What a schema declares about memory, with corrections.
 
     Attributes:
-        written: the arguments that are written.
-        aliased: the arguments that a result may lie in.
+        written: the arguments that the operator writes.
+        aliased: the arguments in whose memory a result may lie.
         is_view: every result lies in an argument and nothing is written.
-        read: the arguments that are not merely filled; None where that is all of them.
+        read: the arguments that the operator reads; None for all of them.
     """
 
     written: tuple[_Parameter, ...]
@@ -113,7 +113,7 @@ def _traits(overload: OpOverload) -> _Traits:
     ]
     slots = [(slot, argument.alias_info) for slot, argument in every if argument.alias_info is not None]
     results = [result.alias_info for result in schema.returns]
-    # The alias set of a list result, ``Tensor(a)[]``, is not kept: it may be any argument's.
+    # torch drops the alias set of a list result, ``Tensor(a)[]``, so the list may lie in any argument.
     aliased = [
         slot
         for slot, info in slots
@@ -132,7 +132,7 @@ def _traits(overload: OpOverload) -> _Traits:
 
 
 def learn(overload: OpOverload, arguments: frozenset[str]) -> bool:
-    """Take arguments of an operator for written and returned from now on, whatever its schema says.
+    """Treat arguments of an operator as written and returned from now on, whatever its schema declares.
 
     Returns:
         Whether that was not known before.
@@ -144,7 +144,7 @@ def learn(overload: OpOverload, arguments: frozenset[str]) -> bool:
 
 
 def written_by(node: fx.Node) -> tuple[fx.Node, ...]:
-    """The argument nodes whose memory ``node`` writes, by its schema; all of them where there is no schema."""
+    """The argument nodes whose memory ``node`` writes, by its schema; all of them if there is no schema."""
     if isinstance(node.target, OpOverload):
         if fills_its_argument(node):
             return tuple(node.all_input_nodes)
@@ -158,23 +158,23 @@ def written_by(node: fx.Node) -> tuple[fx.Node, ...]:
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether ``node`` only names memory of its arguments: it starts no work and reads no element."""
+    """Whether ``node`` is only a view of its arguments: it starts no work and reads no element."""
     if node.target is operator.getitem:
         return True
     if not isinstance(node.target, OpOverload) or not _traits(node.target).is_view:
         return False
-    # `reshape` and `contiguous` declare an alias and may copy all the same: the tensors know.
+    # `reshape` and `contiguous` declare an alias but may copy, so the tensors decide.
     sources = {_torch_private.storage_key(leaf) for source in node.all_input_nodes for leaf in tensor_leaves(source)}
     return all([_torch_private.storage_key(leaf) in sources for leaf in tensor_leaves(node)])  # noqa: C419 - a list is faster
 
 
 def read_by(node: fx.Node) -> tuple[fx.Node, ...]:
-    """The argument nodes whose elements ``node`` may read: all of them, but none for a view, nor what it only fills."""
+    """The argument nodes whose elements ``node`` may read: none for a view, else all except those that it only fills."""
     if not isinstance(node.target, OpOverload):
         return () if node.target is operator.getitem else tuple(node.all_input_nodes)
     if node.target.overloadpacket in _ASK_FOR_THE_SHAPE or is_view(node):
         return ()
-    if is_wait(node):  # until here the collective has read its inputs
+    if is_wait(node):  # the collective reads its inputs until here
         started = awaited_by(node)
         return tuple(node.all_input_nodes) + (tuple(started.all_input_nodes) if started is not None else ())
     slots = _traits(node.target).read
@@ -185,7 +185,7 @@ def read_by(node: fx.Node) -> tuple[fx.Node, ...]:
 
 @functools.cache
 def _returned(overload: OpOverload) -> _Parameter | None:
-    """The argument that is written and is itself the one result; None for operators that change what a tensor is."""
+    """The argument that an operator writes and returns as its only result; None if the operator changes metadata."""
     schema = _torch_private.schema(overload)
     if len(schema.returns) != 1 or torch.Tag.inplace_view in overload.tags:
         return None
@@ -196,7 +196,7 @@ def _returned(overload: OpOverload) -> _Parameter | None:
 
 
 def counts_from_the_storage(node: fx.Node) -> bool:
-    """Whether ``node`` is an `as_strided` that says where in the storage it begins, wherever in it its input does."""
+    """Whether ``node`` is an `as_strided` with an offset from the beginning of the storage, whatever its input's offset."""
     return node.target is torch.ops.aten.as_strided.default and (
         len(node.args) > _OFFSET_OF_AS_STRIDED or "storage_offset" in node.kwargs
     )

@@ -1,6 +1,7 @@
 """Functional forms of writes into a part of a tensor: which operators they are, and which part each writes.
 
-AOT turns `x[4:].copy_(y)` into `slice_scatter(x, y, 0, 4)`: new memory, with all of `x` but for the part, which is `y`.
+AOT turns `x[4:].copy_(y)` into `slice_scatter(x, y, 0, 4)`: new memory with the elements of `x`, except for the part, which
+has those of `y`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SCATTERS: dict[object, OpOverload] = {
     _aten.slice_scatter.default: _aten.slice.Tensor,
     _aten.diagonal_scatter.default: _aten.diagonal.default,
 }
-"""`x_scatter(base, source, *where)` is `x(base, *where).copy_(source)` on a base that nobody needs any more."""
+"""`x_scatter(base, source, *where)` is `x(base, *where).copy_(source)` on a base that nothing else needs."""
 
 _WRITERS: dict[object, OpOverload] = {**SCATTERS, _aten.as_strided_scatter.default: _aten.as_strided.default}
 
@@ -34,31 +35,31 @@ _BY_INDEX = frozenset(
         "scatter", "scatter_add", "scatter_reduce", "put",
     )
 )  # fmt: skip
-"""torch's operators that change elements which only their index tensors tell. Of others their records tell."""
+"""torch's operators that write elements by index tensors. Other operators have this fact in their records."""
 
 MADE_COPY = "made_copy"
-"""The key of ``node.meta`` that marks a copy of what a custom operator writes in place: the program made no copy."""
+"""The key of ``node.meta`` that marks a copy which the compiler made because a custom operator writes in place."""
 
 
 def writes_a_part(node: fx.Node) -> bool:
-    """Whether ``node`` is a functional write into a part that its arguments tell."""
+    """Whether ``node`` is a functional write into a part, which its arguments give."""
     return node.target in _WRITERS and len(node.args) > 1
 
 
 def writes_by_index(node: fx.Node) -> bool:
-    """Whether ``node`` writes elements that are known only when it runs, in place or into a copy."""
+    """Whether ``node`` writes elements that are known only at run time, in place or into a copy."""
     schema, record = schema_of(node), record_of(node.target)
     by_index = schema is not None and schema.name.removesuffix("_") in _BY_INDEX
     return (by_index or (record is not None and record.writes_by_index)) and isinstance(node.args[0], fx.Node)
 
 
 def is_made_copy(node: fx.Node) -> bool:
-    """Whether ``node`` copies what the program writes in place."""
+    """Whether ``node`` is a copy that the compiler made for a write in place."""
     return MADE_COPY in node.meta and node.target is _aten.clone.default
 
 
 def part_written(node: fx.Node, mode: FakeTensorMode | None, into: fx.Node | None = None) -> torch.Tensor:
-    """The part that such a node writes, as a view of the fake tensor of its base, or of ``into``, a value like it."""
+    """The part that such a node writes, as a view of its base's fake tensor, or of the similar value ``into``."""
     base, _, *where = node.args
     base = base if into is None else into
     args, kwargs = fx.map_arg(((base, *where), node.kwargs), lambda argument: argument.meta["val"])

@@ -1,6 +1,6 @@
-"""One spelling of arguments: what may be passed by position is, so that passes find it where the schema has it.
+"""Passes arguments by position if the schema allows it, so that passes find each argument at its position.
 
-AOT's graphs are like that. A user's pass, and graphs that come from elsewhere, may pass the same arguments by keyword.
+AOT's graphs already do that. A user's pass and graphs from elsewhere may pass arguments by keyword.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["make_positional"]
 
 
 def make_positional(nodes: Iterable[fx.Node]) -> None:
-    """Move keyword arguments that have a place to their positional; the defaults go where one before them is left out."""
+    """Turn keyword arguments into positional ones; defaults fill the gaps before them."""
     for node in nodes:
         if node.kwargs and isinstance(node.target, OpOverload):
             _move_to_positions(node, _positional(node.target))

@@ -1,9 +1,8 @@
-"""Makes one operator of those that take the same value into the same parts, as AOT's functionalization writes them.
+"""Joins operators that split the same value into the same parts, as AOT's functionalization writes them.
 
-A program says `q, k, v = x.split(...)` once. After a write of `x`, functionalization splits it anew for each of the three
-that is used, and takes the views that lead to what is split anew as well, so that a pattern with one split would not be found.
-All of them name the same bytes at every moment, so writes in between do not matter. A part that is itself a graph output
-stays a tensor of its own.
+A program says `q, k, v = x.split(...)` once. After a write of `x`, functionalization splits it again for each of the three,
+and repeats the views before the split. A pattern with one split would not match. All of them are always the same bytes, so
+writes in between do not matter. A part that is itself a graph output stays a tensor of its own.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from npugraph_ex.graph.memory.aliases import is_view
 
 
 def join(graph: fx.Graph) -> None:
-    """Let equal parts of one value, or of equal views of it, come from one operator, in place."""
+    """Make equal parts of one value, or of equal views of it, results of one operator; edits the graph in place."""
     if sum(map(_takes_apart, graph.nodes)) <= 1:
         return
     outputs = set(graph.output_node().all_input_nodes)
-    names: dict[fx.Node, object] = {}  # equal for what is the same view of the same value
+    names: dict[fx.Node, object] = {}  # equal for the same view of the same value
     numbers: dict[object, int] = {}
     first: dict[object, fx.Node] = {}
     for node in graph.nodes:
@@ -37,7 +36,7 @@ def join(graph: fx.Graph) -> None:
 
 
 def _same_view_key(node: fx.Node, names: Mapping[fx.Node, object]) -> object:
-    """A view's operator and arguments, the values among them by their names; any other node is itself alone."""
+    """A view's operator and arguments, with nodes by name; any other node equals only itself."""
     if node.op != "call_function" or not is_view(node):
         return node
     leaves, structure = pytree.tree_flatten((node.args, node.kwargs))

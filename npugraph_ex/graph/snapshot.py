@@ -1,7 +1,7 @@
-"""A cheap record of a graph, from which changes are found and the graph can be brought back.
+"""A cheap record of a graph. It finds later changes and can restore the graph.
 
-Node arguments are immutable tuples that are replaced, never edited, so remembering the tuple is enough to notice a
-change by identity and to restore it. Taking a record is linear, with a small constant, and copies no tensor.
+Node arguments are immutable tuples that are replaced, never edited, so the tuple is enough to notice a change by identity and
+to restore it. A record takes linear time, with a small constant, and copies no tensor.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _NodeRecord(NamedTuple):
     name: str
 
     def still_true(self) -> bool:
-        """Whether the node is still what it was when it was recorded."""
+        """Whether the node has not changed since the record."""
         node = self.node
         return node.args is self.args and node.kwargs is self.kwargs and node.target is self.target
 
@@ -45,7 +45,7 @@ class Snapshot:
         return len(self._records)
 
     def changed_nodes(self, gm: fx.GraphModule) -> Iterator[fx.Node]:
-        """The nodes of ``gm`` that are new, or call something else, or with arguments unlike the old, in graph order."""
+        """The nodes of ``gm`` that are new, or have another target or other arguments, in graph order."""
         for node in gm.graph.nodes:
             record = self._records.get(node)
             if record is None or record.target is not node.target:
@@ -65,7 +65,7 @@ class Snapshot:
         )
 
     def restore(self, gm: fx.GraphModule) -> None:
-        """Give ``gm`` the recorded graph back, as new nodes of the same names and metadata."""
+        """Restore the recorded graph in ``gm``, as new nodes with the same names and metadata."""
         graph = fx.Graph(owning_module=gm)
         twins: dict[fx.Node, fx.Node] = {}
         for record in self._records.values():

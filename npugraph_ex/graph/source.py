@@ -13,7 +13,7 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
 def source_line(node: fx.Node) -> str:
-    """``file:line`` of the user code that ``node`` came from; empty when the graph does not know."""
+    """``file:line`` of the user code of ``node``; empty if the graph does not know it."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     users = [frame for frame in frames if not frame[0].startswith(_THIS_LIBRARY)]
     file, line = (users or frames or [("", "")])[-1]

@@ -1,7 +1,7 @@
-"""What schemas leave out: arguments that an operator writes, and returns, without saying so.
+"""Undeclared effects: arguments that an operator writes and returns although its schema does not say so.
 
-Those of torch_npu are in the operators' records (``Operator.writes``), with their source. Those of other libraries are found
-out while a graph is captured, or first runs, and remembered for the process.
+For torch_npu they stand in the operators' records (``Operator.writes``), with their source. For other libraries they are
+found during a capture or the first run of a graph, and kept for the process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from npugraph_ex.operators import OPERATORS, record_of
 __all__ = ["is_undeclared_out", "keep_writers", "remember", "writes_undeclared"]
 
 _FOUND: dict[OpOverload, frozenset[str]] = {}
-"""The arguments that operators of other libraries were seen to write or to return."""
+"""The arguments that operators of other libraries wrote or returned."""
 
 
 def writes_undeclared(overload: OpOverload, argument: torch.Argument) -> bool:
@@ -26,13 +26,13 @@ def writes_undeclared(overload: OpOverload, argument: torch.Argument) -> bool:
 
 
 def is_undeclared_out(overload: OpOverload, argument: torch.Argument) -> bool:
-    """Whether an argument is the ``Tensor[] out`` of an operator with several results, which no such schema marks."""
+    """Whether an argument is the ``Tensor[] out`` of an operator with several results, which schemas never mark."""
     of_npu = overload.namespace == "npu" and torch.Tag.out in overload.tags
     return of_npu and argument.name == "out" and argument.alias_info is None
 
 
 def remember(overload: OpOverload, arguments: frozenset[str]) -> bool:
-    """Take an operator's arguments for written and returned from now on.
+    """Treat an operator's arguments as written and returned from now on.
 
     Returns:
         Whether that was not known before.
@@ -44,17 +44,17 @@ def remember(overload: OpOverload, arguments: frozenset[str]) -> bool:
 
 
 def was_found(target: object) -> bool:
-    """Whether an operator was seen to write or return arguments that its schema says nothing of."""
+    """Whether an undeclared effect of an operator was found."""
     return target in _FOUND
 
 
 def found_in(graph: fx.Graph) -> dict[str, list[str]]:
-    """What was remembered of the operators of a graph: arguments by operator."""
+    """The undeclared effects found for the operators of a graph: arguments by operator."""
     return {str(node.target): sorted(_FOUND[node.target]) for node in graph.nodes if node.target in _FOUND}
 
 
 def keep_writers() -> None:
-    """Tell torch that these operators do something where nobody uses their results; AOT would drop the calls."""
+    """Register with torch that these operators have effects; otherwise AOT would drop calls with unused results."""
     for record in OPERATORS.values():
         overload = record.overload if record.writes else None
         if overload is not None:

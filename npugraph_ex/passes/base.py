@@ -1,4 +1,4 @@
-"""What a pass is, and what it is given. Not what any pass does, and not how passes are run."""
+"""What a pass is, and what its context holds. `pipeline` runs the passes."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PassContext:
-    """What every pass may ask for.
+    """Everything that a pass may read.
 
     Attributes:
         options: the validated compile options.
         example_inputs: the graph's inputs, fake or real, in the order of its placeholders.
-        report: where a pass says what it did.
-        config: what a user's pass receives as its third argument; the options when the caller gave nothing else.
-        vector_cores: how many the device has; None where there is none, or where nobody asked.
+        report: the record of what each pass did.
+        config: what a user's pass receives as its third argument; by default the options.
+        vector_cores: the device's number of vector cores; None if it is unknown.
         numerics: compares values with those of the first graph; None without the option ``check_numerics``.
-        result_views: of each result whether it was a view to autograd before the first pass.
+        result_views: for each result, whether it was a view before the first pass.
     """
 
     options: Options
@@ -52,12 +52,12 @@ class Pass:
     Attributes:
         name: unique in a pipeline; appears in reports, dumps and errors.
         run: the rewrite.
-        option: the name of the option that switches it on; None when it always runs.
-        recoverable: whether the graph is still right without it, so that a failure is undone and reported instead
-            of raised. Never true of a user's pass: the user must learn of it.
-        by_user: whether the user's own function runs, which may call the module or print its code.
-        replaces_collectives: whether it may put other collectives in the place of some, on the user's word that all
-            processes do the same.
+        option: the name of the option that switches it on; None if it always runs.
+        recoverable: whether the graph is still right without it. Then the pipeline undoes and reports a failure instead of
+            raising. Never true of a user's pass, because the user must see the failure.
+        by_user: whether it runs a user's function, which may call the module or print its code.
+        replaces_collectives: whether it may replace collectives by others. The user guarantees that all processes do the
+            same.
     """
 
     name: str
@@ -72,16 +72,16 @@ class Pass:
         return self.option is None or getattr(context.options, self.option) not in {None, False, "off"}
 
     def named(self, context: PassContext) -> str:
-        """What errors call this pass: its name and, of a user's, the function with its file and line."""
+        """The name of this pass in errors; for a user's pass also the function with its file and line."""
         if not self.by_user:
             return self.name
         return f"{self.name} ({described(getattr(context.options, self.name))})"
 
 
 def described(function: object) -> str:
-    """A callable as its author knows it: what it is called, and where it is written.
+    """A callable's name and its place in the source, for a message.
 
-    Of a partial, a method and a decorated function it is the function inside; of an object, what calling it runs.
+    For a partial, a method or a decorated function this is the inner function; for an object, its `__call__`.
     """
     while isinstance(function, functools.partial):
         function = function.func
@@ -96,7 +96,7 @@ def described(function: object) -> str:
 
 
 def user_pass(option: str) -> Pass:
-    """The pass that calls the function which the user put into ``option``: ``fn(gm, example_inputs, config)``."""
+    """The pass that calls the user's function in ``option``: ``fn(gm, example_inputs, config)``."""
 
     def run(gm: fx.GraphModule, context: PassContext) -> None:
         function = getattr(context.options, option)

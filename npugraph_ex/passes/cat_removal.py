@@ -1,9 +1,9 @@
-"""Computes the members of a concatenation where they will lie, so that `cat` copies nothing.
+"""Computes the members of a concatenation directly in its memory, so that `cat` copies nothing.
 
-`cat([a, b])` becomes one allocation; each member that an operator with an `out` form computes, and that only the `cat`
-uses, is computed into its slice, and the others are copied there. That pays only where the slices are contiguous, since a
-kernel writes elsewhere first if they are not; other concatenations stay as they are. A member on another stream than the
-`cat` is copied: writing it in place would need events between its stream and the one that allocates.
+`cat([a, b])` becomes one allocation. A member is computed into its slice if its operator has an `out` form and only the `cat`
+uses it; other members are copied there. That saves work only if the slices are contiguous, because for other slices a kernel
+writes into temporary memory first. So other concatenations do not change. A member on another stream than the `cat` is
+copied, because a write in place would need events between the two streams.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _aten = torch.ops.aten
 
 
 def run(gm: fx.GraphModule, context: PassContext) -> None:
-    """Take apart every concatenation of ``gm.graph`` that gains by it."""
+    """Replace every concatenation of ``gm.graph`` for which that saves work."""
     del context
     order = {node: position for position, node in enumerate(gm.graph.nodes)}
     for node in gm.graph.find_nodes(op="call_function", target=_aten.cat.default):
@@ -58,7 +58,7 @@ def _take_apart(graph: fx.Graph, cat: fx.Node, order: dict[fx.Node, int]) -> Non
     _fill(graph, cat, whole, kept, direct, dimension)
     cat.replace_all_uses_with(whole)
     graph.erase_node(cat)
-    for member in direct:  # which nobody else used; while they are arguments of `cat`, each removal copies them all
+    for member in direct:  # after `cat`, whose arguments each removal would copy
         graph.erase_node(member)
 
 
@@ -81,7 +81,7 @@ def _fill(
                 new = graph.call_function(_aten.copy_.default, (part, member))
         _label(part, anchor)
         _label(new, anchor)
-        new.meta["val"] = member.meta["val"]  # what it returns is like this, in another place
+        new.meta["val"] = member.meta["val"]  # its result has this metadata, at another address
         start = stop
 
 
@@ -103,7 +103,7 @@ def _slices_are_contiguous(result: torch.Tensor, dimension: int) -> bool:
 
 
 def _is_legacy_empty(member: fx.Node, result: torch.Tensor) -> bool:
-    """Whether a member is the one-dimensional empty tensor that `cat` skips whatever the shapes."""
+    """Whether a member is the one-dimensional empty tensor, which `cat` skips whatever the other shapes."""
     value = member.meta["val"]
     return value.dim() == 1 and value.numel() == 0 and result.dim() != 1
 

@@ -1,8 +1,7 @@
-"""Removes nodes whose results nobody uses and that do nothing else.
+"""Removes nodes without an effect whose results nobody uses.
 
-Kept: writes to memory, random operators, anything torch knows to have side effects, collectives, without which other
-processes would wait for ever, and the scope, event and record nodes of streams, which order work although they produce
-nothing.
+It keeps writes to memory, random operators, operators with side effects that torch knows, collectives (without them other
+processes would wait for ever), and the scopes and events of streams, which order work.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The deadlock check: collectives that may run at once and together need more vector cores than there are.
+"""The deadlock check: collectives that may run at the same time and together need more vector cores than the device has.
 
-A collective holds its cores until its peers have come. Where two that no event orders do not fit onto the device together,
-one process may start the one first and another process the other, and each waits for ever for its peer to begin. Kernels that
-do not communicate end by themselves, so they count for nothing here.
+A collective occupies its cores until its peers take part. If no event orders two collectives and the device has not enough
+cores for both, one process may start the first and another process the second. Then each waits for ever for its peer. Kernels
+that do not communicate end by themselves and do not count.
 
-How many cores a collective will take only CANN knows; the most it may take is the limit of its scope, or else all of them.
+Only CANN knows how many cores a collective takes. It takes at most the limit of its scope, or all cores without a limit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from npugraph_ex.stream_check.repair_hints import location
 
 
 class _CollectiveCall(NamedTuple):
-    """A collective, the queue that it runs in, the vector cores that it may take, and the nodes before which it is over."""
+    """A collective, its queue, the vector cores that it may take, and the nodes before which it is over."""
 
     node: fx.Node
     queue: tuple[str, str]
@@ -35,7 +35,7 @@ class _CollectiveCall(NamedTuple):
 
 
 def run(gm: fx.GraphModule, context: PassContext) -> None:
-    """Add what is found in the final graph to the report, and warn; nothing is ever raised or changed."""
+    """Add the findings of the final graph to the report, and warn. It raises nothing and changes nothing."""
     if context.vector_cores is None:
         return
     found = analyse(gm.graph, context.vector_cores)
@@ -47,14 +47,14 @@ def run(gm: fx.GraphModule, context: PassContext) -> None:
 
 
 def analyse(graph: fx.Graph, vector_cores: int) -> Findings:
-    """Find collectives that may run at once and do not fit.
+    """Find collectives that may run at the same time and need too many cores.
 
     Args:
         graph: labelled, with ``record`` and ``wait`` nodes as in `events`.
-        vector_cores: how many the device has.
+        vector_cores: the device's number of vector cores.
 
     Returns:
-        For each collective at most one finding, with the earlier one that needs most cores of those it meets.
+        For each collective at most one finding: the set of earlier collectives that needs most cores.
     """
     order = Order(graph)
     collectives = [_described(node, vector_cores) for node in graph.nodes if is_collective(node) and _takes_cores(node)]
@@ -68,20 +68,20 @@ def analyse(graph: fx.Graph, vector_cores: int) -> Findings:
 
 
 def _takes_cores(node: fx.Node) -> bool:
-    """Whether a collective runs on vector cores: those of torch.distributed do unless HCCL is told otherwise."""
+    """Whether a collective runs on vector cores, as torch.distributed's do unless HCCL is configured differently."""
     return not is_asynchronous(node) or os.environ.get("HCCL_OP_EXPANSION_MODE", "AIV") == "AIV"
 
 
 def _described(node: fx.Node, vector_cores: int) -> _CollectiveCall:
     _, limit = node.meta.get("core_limit", (KEPT, KEPT))
     cores = vector_cores if limit == KEPT else min(limit, vector_cores)
-    if is_asynchronous(node):  # a stream of its group's own, whichever stream it is started from
+    if is_asynchronous(node):  # its group's own stream, whichever stream starts it
         return _CollectiveCall(node, ("group", group_of(node)), cores, waits_of(node))
     return _CollectiveCall(node, ("stream", stream_of(node)), cores, [node])
 
 
 def _ordered(first: _CollectiveCall, second: _CollectiveCall, order: Order) -> bool:
-    """Whether ``first`` is over before ``second`` begins, on every schedule; it stands before it in the list."""
+    """Whether ``first``, which is earlier in the list, is over before ``second`` begins, on every schedule."""
     if first.queue == second.queue:
         return True
     return any(end is second.node or order.proves(end, second.node) for end in first.ends)
@@ -90,13 +90,15 @@ def _ordered(first: _CollectiveCall, second: _CollectiveCall, order: Order) -> b
 def _too_many(
     others: Sequence[_CollectiveCall], chosen: list[_CollectiveCall], vector_cores: int, order: Order
 ) -> Iterator[list[_CollectiveCall]]:
-    """Sets of collectives that may run at once and need too many cores, those with the fewest and largest members first.
+    """Sets of collectives that may run at the same time and together need too many cores.
+
+    The sets with the fewest and largest members come first.
 
     Args:
-        others: what may still be chosen: nothing orders one of them with one of ``chosen``.
-        chosen: what was chosen so far.
-        vector_cores: how many there are.
-        order: of the graph.
+        others: the candidates; no event orders one of them with one of ``chosen``.
+        chosen: the collectives chosen so far.
+        vector_cores: the device's number of vector cores.
+        order: the graph's order.
     """
     needed = sum(one.cores for one in chosen)
     if needed > vector_cores:
@@ -106,7 +108,7 @@ def _too_many(
     for one in others:
         most[one.queue] = max(most[one.queue], one.cores)
     if needed + sum(most.values()) <= vector_cores:
-        return  # whatever is chosen, it fits
+        return  # every choice fits
     for one in sorted(others, key=lambda other: -other.cores):
         rest = [
             other
@@ -123,8 +125,8 @@ def _finding(together: Sequence[_CollectiveCall], vector_cores: int) -> Finding:
     share = vector_cores // len(together)
     return Finding(
         Code.COLLECTIVES_EXCEED_CORES,
-        f"{names} may run at once and need {needed} vector cores; the device has {vector_cores}, so that each may hold "
-        "what another waits for",
+        f"{names} may run at once and need {needed} vector cores; the device has {vector_cores}, so that each may occupy "
+        "cores that another waits for",
         location(others[0].node),
         location(last.node),
         f"{others[0].node.name} before {last.node.name}",

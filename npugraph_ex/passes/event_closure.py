@@ -1,11 +1,10 @@
 """Closes the events of a graph: every side stream begins after something, and everything is over before the results are.
 
-* A side stream whose first node waits for nothing is made to wait for what stands before it on the main stream: the fork.
-  Without one its work would not belong to a capture.
-* Before the results, the main stream waits for every stream whose work it does not yet know to be over: the join. It
-  comes before the copies that write mutated inputs back, because any stream may still read those inputs.
+* The fork: a side stream whose first node waits for nothing gets a wait for the earlier work of the main stream. Without a
+* fork its work would not belong to a capture. The join: before the results, the main stream waits for every stream whose work
+* may not be over yet. The join stands before the copies into mutated inputs, because any stream may still read those inputs.
 
-What is already ordered gets no event. The nodes that this inserts carry `meta["event_closure"]`.
+Work that is already ordered gets no event. The inserted nodes carry `meta["event_closure"]`.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def _fork(graph: fx.Graph) -> None:
 
 
 def _join(graph: fx.Graph, sides: list[str]) -> None:
-    """Make the main stream wait for all others before results are written to inputs or handed out."""
+    """Make the main stream wait for all others before the graph writes results to inputs or returns."""
     end = epilogue(graph)
     clocks = known_before(graph, end)
     late = [label for label in sides if not clocks.knows(MAIN, clocks.now(label))]
@@ -69,7 +68,7 @@ def _join(graph: fx.Graph, sides: list[str]) -> None:
 
 
 def epilogue(graph: fx.Graph) -> fx.Node:
-    """The first of the copies into inputs with which the graph ends on the main stream; the output where there is none."""
+    """The first of the copies into inputs at the end of the graph on the main stream; the output if there is none."""
     end: fx.Node = next(iter(graph.find_nodes(op="output")))
     node = end.prev
     while node.op == "call_function" and stream_of(node) == MAIN and not orders_streams(node):
@@ -87,7 +86,7 @@ def _writes_back(node: fx.Node) -> bool:
 
 
 def known_before(graph: fx.Graph, end: fx.Node) -> Clocks:
-    """What each stream knows to be over when the walk through `graph` comes to `end`."""
+    """The work that each stream knows to be over at `end`."""
     clocks = Clocks()
     recorded: dict[fx.Node, Moment] = {}
     for node in graph.nodes:

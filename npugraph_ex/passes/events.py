@@ -1,8 +1,8 @@
-"""From the ways in which events are written to the one that passes read: `record` nodes, and `wait` nodes that name them.
+"""Lowers all forms of events to the one form that passes read: `record` nodes, and `wait` nodes with records as arguments.
 
-`tagged_event_wait(tag)` waits for the latest record of its event before it, in the order of the program. A `wait` on
-tensors waits for what computes them. What a program does wrong with its events can be seen here only, because in the
-result each wait has its records; it becomes a finding of the report.
+`tagged_event_wait(tag)` waits for the latest earlier record of its event, in program order. A `wait` on tensors waits for the
+nodes that compute them. Only here can the compiler see a program's mistakes with events, because in the result each wait has
+its records. A mistake becomes a finding of the report.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from npugraph_ex.stream_check.repair_hints import at, location, tagged
 
 @dataclass
 class _Event:
-    """A tagged event on the way through a graph."""
+    """A tagged event during the pass over a graph."""
 
     name: str
     record: fx.Node | None = None
@@ -101,7 +101,7 @@ class _Lowering:
         _replaced(self.graph, node, WAITS[0], ([event.record],))
 
     def _without_record(self, wait: fx.Node, tag: str) -> Finding:
-        """A wait before its record is wrong; one without any in this graph may be for what ran before the graph."""
+        """A wait without an earlier record is wrong if a record follows; otherwise it may concern earlier work."""
         edge, later = f"a record of event {tag!r} before {wait.name}", self.to_come.get(tag)
         if later:
             text = f"Event {tag!r} is recorded only after this wait, which therefore waits for nothing"
@@ -110,8 +110,8 @@ class _Lowering:
             )
             return Finding(Code.WAIT_WITHOUT_RECORD, text, location(wait), location(later[0]), edge, repair)
         text = (
-            f"No line of this graph records event {tag!r}: what was recorded before the graph began, as on the other side "
-            "of a graph break, is over here without the wait, and if nothing was, the wait waits for nothing"
+            f"No line of this graph records event {tag!r}: work that was recorded before the graph began, as before a graph "
+            "break, is over without the wait, and without such work the wait waits for nothing"
         )
         repair = (
             f"if the record was forgotten, add `{tagged(wait, 'record')}` on the stream to wait for, before {at(wait)}"
@@ -119,7 +119,7 @@ class _Lowering:
         return Finding(Code.WAIT_FOR_OUTSIDE, text, location(wait), None, edge, repair)
 
     def _wait_for_producers(self, node: fx.Node) -> None:
-        """Make a wait on tensors a wait on records that follow what computes them."""
+        """Replace a wait on tensors by a wait on records, one after each node that computes a tensor."""
         records: dict[fx.Node, None] = {}
         for tensor in awaited(node):
             if is_record(tensor):
@@ -128,13 +128,13 @@ class _Lowering:
             for producer in producers(tensor):
                 records[insert_record(self.graph, producer, stream_of(producer))] = None
         if not records:
-            self.graph.erase_node(node)  # inputs of the graph are there from the start
+            self.graph.erase_node(node)  # inputs of the graph are ready from the start
         elif tuple(records) != awaited(node):
             node.args, node.kwargs = (list(records),), {}
 
 
 def _replaced(graph: fx.Graph, node: fx.Node, target: object, args: tuple[object, ...]) -> fx.Node:
-    """Put a call in the place of a node, on the same stream."""
+    """Replace a node by a call on the same stream."""
     with graph.inserting_before(node):
         new = graph.call_function(target, args)  # type: ignore[arg-type]
     new.meta = {key: value for key, value in node.meta.items() if key not in {"val", "tensor_meta"}}
@@ -143,7 +143,7 @@ def _replaced(graph: fx.Graph, node: fx.Node, target: object, args: tuple[object
 
 
 def described(node: fx.Node) -> str:
-    """A node as errors name it."""
+    """The node's name in errors."""
     source = source_line(node)
     return f"{node.name} ({source})" if source else node.name
 

@@ -1,7 +1,7 @@
-"""Unwraps custom operators that mutate: AOT hides them behind `auto_functionalized`, which no device can capture.
+"""Unwraps custom operators that mutate: AOT wraps them in `auto_functionalized`, which no device can capture.
 
-The wrapper stands for "copy what is mutated, call the operator on the copies, return them". This pass writes exactly
-that, always, whatever the options; reinplacing then removes the copies that nobody needs.
+The wrapper means "copy the mutated arguments, call the operator on the copies, return them". This pass writes exactly that,
+with any options. Reinplacing then removes the unnecessary copies.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def run(gm: fx.GraphModule, context: PassContext) -> None:
 
 
 def _unwrap(graph: fx.Graph, node: fx.Node) -> None:
-    """Replace one wrapper by the nodes that it stands for."""
+    """Replace one wrapper by the nodes that it means."""
     _refuse_lost_contents(node)
     arguments = node.all_input_nodes
     values = [argument.meta["val"] for argument in arguments]
@@ -60,7 +60,7 @@ def _unwrap(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _refuse_lost_contents(node: fx.Node) -> None:
-    """Raise where torch has replaced a cache, which an operator changes in part, by new memory for it to fill."""
+    """Raise if torch replaced a cache by new memory, although the operator writes only a part of the cache."""
     target = node.args[0]
     if not isinstance(target, OpOverload):
         return

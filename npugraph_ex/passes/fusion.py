@@ -1,4 +1,4 @@
-"""The fusion passes: which rules a graph is offered, and the numeric check of each rule where the option asks for it."""
+"""The fusion passes: which rules apply to a graph, and the optional numeric check of each rule."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(gm: fx.GraphModule, context: PassContext) -> None:
 
 
 def run_on_joint_graph(gm: fx.GraphModule, context: PassContext) -> None:
-    """The pass over a joint graph of forward and backward: apply the registered rules whose pattern holds a backward."""
+    """The pass over a joint graph of forward and backward: apply the registered rules whose pattern contains a backward."""
     _run(gm, context, training_rules())
 
 
@@ -47,7 +47,7 @@ def _run(gm: fx.GraphModule, context: PassContext, rules: Sequence[PreparedRule]
 def _apply_checked(
     gm: fx.GraphModule, rules: Sequence[PreparedRule], application: Application, values: NumericCheck
 ) -> None:
-    """Apply one rule after the other and compare the graph's values after each; a rule that changes them is undone."""
+    """Apply one rule after the other and compare the graph's values after each. Undo a rule that changes them."""
     for rule in rules:
         name, report = rule.rule.name, application.report
         before, mark, earlier = Snapshot(gm), report.mark(), len(report.fusions_of(rule.rule.name))

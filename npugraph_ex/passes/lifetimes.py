@@ -1,10 +1,10 @@
-"""Keeps memory from being handed out again on its own stream while another stream still uses it.
+"""Prevents the allocator from reusing memory on its own stream while another stream still uses it.
 
-A value's memory returns to the stream on which it was allocated as soon as the last node that uses it was launched. If
-that node is on another stream, the memory's own stream may get it back before the use is over. In eager mode variables
-live longer than that, and `Tensor.record_stream` is for the rest; in a graph, the compiler sees every use. Where the order
-of events does not already protect a value, its life is lengthened: up to the first work of its own stream that is ordered
-after all uses, or else to the end of the graph.
+A value's memory returns to the stream on which it was allocated as soon as the last node that uses it was launched. If that
+node is on another stream, the memory's own stream may reuse the memory before the use is over. In eager mode variables live
+longer, and `Tensor.record_stream` covers the rest. In a graph the compiler sees every use. If events do not already protect a
+value, this pass extends its life up to the first work of its own stream that is ordered after all uses, or to the end of the
+graph.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class _Life:
     """The memory of one or more values, from its allocation to its last use.
 
     Attributes:
-        birth: what allocates it, perhaps one of several results.
-        value: a tensor that lies in it.
-        uses: in the order of the list.
+        birth: the node that allocates it, perhaps with several results.
+        value: a tensor in this memory.
+        uses: the nodes that use it, in graph order.
     """
 
     birth: fx.Node
@@ -42,7 +42,7 @@ class _Life:
 
 
 def run(gm: fx.GraphModule, context: PassContext) -> None:
-    """Lengthen the lives in `gm.graph` that need it."""
+    """Extend the lives in `gm.graph` that end too early."""
     del context
     graph = gm.graph
     if not has_several_streams(graph):
@@ -59,7 +59,7 @@ def run(gm: fx.GraphModule, context: PassContext) -> None:
 
 
 def _lives(graph: fx.Graph) -> list[_Life]:
-    """The lives of all memory that the graph allocates and does not hand out."""
+    """The lives of all memory that the graph allocates and does not return."""
     facts = AliasFacts(graph)
     lives: dict[int, _Life] = {}
     for node in graph.nodes:
@@ -79,7 +79,7 @@ def _lives(graph: fx.Graph) -> list[_Life]:
 
 
 def _protect(graph: fx.Graph, life: _Life, away: list[fx.Node], order: Order, work: list[fx.Node]) -> None:
-    """Lengthen one life as far as it must be."""
+    """Extend one life as far as necessary."""
     last = life.uses[-1]
     home = stream_of(life.birth)
     after = [node for node in work if node > last]
@@ -87,7 +87,7 @@ def _protect(graph: fx.Graph, life: _Life, away: list[fx.Node], order: Order, wo
     if after and safe is after[0]:
         return
     if safe is None and not after and home == MAIN:
-        return  # the join before the graph's results orders whatever comes next on the main stream
+        return  # the join before the graph's results orders all later work of the main stream
     if safe is not None:
         with graph.inserting_before(safe):
             keep = graph.call_function(KEEP_ALIVES[0], ([life.value],))

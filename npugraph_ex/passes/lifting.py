@@ -1,4 +1,4 @@
-"""The lifting pass: fused operators in place of their spellings in ATen operators. What it promises is in `npugraph_ex.lifting`."""
+"""The lifting pass: fused operators in place of their spellings in ATen operators. `npugraph_ex.lifting` says what it promises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Removes nodes that only rename or only copy their input, where nobody could tell. The rules are in `graph.noops`."""
+"""Removes nodes that only rename or copy their input, if no program can see the difference. `graph.noops` has the rules."""
 
 from __future__ import annotations
 

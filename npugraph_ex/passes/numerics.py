@@ -1,13 +1,11 @@
 """The numeric check of a pass: the graph before and after it, run on the same inputs on the CPU, and compared.
 
-Off by default (option `check_numerics`), because it runs the whole graph for each pass that changes something. It finds
-what the contract cannot see: a rewrite that keeps every shape and computes something else. The inputs are those of the
-call that is compiled for, where they are known, and random ones. Where the graph as AOT made it does not run on the CPU,
-nothing is compared, and the report says why.
+Off by default (option `check_numerics`), because it runs the whole graph for each pass that changes something. It finds what
+the contract cannot see: a rewrite that keeps every shape and computes other values. The inputs are those of the current call,
+if they are known, and random ones. If AOT's graph does not run on the CPU, nothing is compared, and the report says why.
 
-A fused operator rounds less often than the operators that it replaces, and one rounding can change everything that
-follows: int8 sums wrap at it, and float16 overflows at it. So a difference counts where it remains when both graphs
-compute in float64.
+A fused operator rounds less often than the operators that it replaces, and one rounding can change all later values: an int8
+sum wraps around, a float16 value overflows. So a difference counts only if it remains when both graphs compute in float64.
 """
 
 from __future__ import annotations
@@ -38,23 +36,23 @@ The coarsest dtype anywhere in the graph decides: a float32 scale of float16 val
 """
 
 _WIDE_TOLERANCE = 1e-4
-"""Of float64, where a formula may still keep a scale in float32."""
+"""The tolerance in float64, where a formula may still keep a scale in float32."""
 
 _NO_KERNEL = (UnsupportedArgumentError, NotImplementedError)
-"""What an operator raises that the CPU does not have."""
+"""The exceptions of an operator without a CPU kernel."""
 
 
 class _NotRunError(Exception):
-    """A graph does not run on the CPU with some inputs; the message says where it stopped, and why."""
+    """A graph does not run on the CPU with some inputs. The message names the node and the cause."""
 
 
 @dataclass(frozen=True)
 class _Trial:
-    """Inputs, in words too, and what the graph computed from them when it was last known to be right.
+    """Inputs, and the graph's results for them when the graph was last known to be right.
 
     Attributes:
-        what: the inputs are.
-        inputs: of the graph, on the CPU.
+        what: the inputs, in words for a message.
+        inputs: the graph's inputs, on the CPU.
         expected: the outputs, then the inputs after the call.
         tolerance: relative to the largest element.
         wide: whether floating-point numbers are float64.
@@ -67,7 +65,7 @@ class _Trial:
     wide: bool = False
 
     def problem(self, gm: fx.GraphModule, names: Sequence[str]) -> GraphVerificationError | None:
-        """How ``gm`` differs from the graph that was right, if it does; its cause is what an operator raised."""
+        """The difference between ``gm`` and the correct graph, if there is one, and the exception of an operator that raised."""
         try:
             results = _run(gm.graph, gm, self.inputs, wide=self.wide)
         except _NotRunError as error:
@@ -82,12 +80,12 @@ class _Trial:
 
 
 class NumericCheck:
-    """What one graph computed from some inputs when it was last known to be right.
+    """The results of one graph for some inputs when it was last known to be right.
 
     Args:
-        gm: the graph as AOT made it.
-        report: learns what cannot be compared.
-        values: what the call that is compiled for gives to the placeholders, as far as that is known.
+        gm: AOT's graph.
+        report: records what cannot be compared.
+        values: the placeholders' values in the current call, as far as they are known.
     """
 
     def __init__(self, gm: fx.GraphModule, report: ReportBuilder, values: Sequence[Any] = ()) -> None:
@@ -109,14 +107,14 @@ class NumericCheck:
             self._try(gm, "random inputs", drawn_inputs(gm))
 
     def check(self, gm: fx.GraphModule, pass_name: str) -> None:
-        """Raise ``GraphVerificationError`` if ``gm`` now computes something else, outputs or contents of inputs."""
+        """Raise ``GraphVerificationError`` if ``gm`` now computes other outputs or other contents of inputs."""
         gm.recompile()
         with _on_the_cpu():
             for trial in self._trials:
                 self._check(gm, trial, pass_name)
 
     def _try(self, gm: fx.GraphModule, what: str, several: Iterable[list[Any]]) -> None:
-        """Keep the first inputs with which the graph runs; random ones need not be what its operators take."""
+        """Keep the first inputs with which the graph runs, because its operators may refuse random ones."""
         reason = ""
         for inputs in several:
             try:
@@ -141,7 +139,7 @@ class NumericCheck:
             ) from problem.__cause__
 
     def _is_rounding(self, gm: fx.GraphModule, trial: _Trial) -> bool:
-        """Whether the two graphs agree in float64; False where nothing was rounded, or the first does not run so."""
+        """Whether the two graphs agree in float64; False if nothing was rounded, or if the first graph does not run in float64."""
         if not self._tolerance:
             return False
         inputs = in_float64(trial.inputs)
@@ -157,7 +155,7 @@ class NumericCheck:
 
 
 def _run(graph: fx.Graph, gm: fx.GraphModule, inputs: Sequence[Any], *, wide: bool = False) -> list[Any]:
-    """What ``graph`` computes with the constants of ``gm``: the outputs, then the inputs after the call.
+    """The results of ``graph`` with the constants of ``gm``: the outputs, then the inputs after the call.
 
     Raises:
         _NotRunError: an operator raised; its exception is the cause.
@@ -181,7 +179,7 @@ def _copy_of(graph: fx.Graph) -> fx.Graph:
 
 @contextmanager
 def _on_the_cpu() -> Iterator[None]:
-    """Compute real values on the CPU, whatever modes are in force, and leave every generator of the process as it was."""
+    """Compute real values on the CPU outside all active modes, and restore every random generator of the process."""
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - what user code draws from
     npu = torch.get_device_module("npu")
     devices = range(npu.device_count()) if npu.is_initialized() else ()
@@ -215,7 +213,7 @@ def _difference(want: Any, have: Any, tolerance: float) -> str | None:
         same = want.isnan() & have.isnan() | (want == have)
         worst = error.masked_fill(same, 0).nan_to_num(float("inf")).max().item()
         return None if worst <= tolerance else f"relative error {worst:.2g}"
-    if want.dtype == torch.int8:  # quantised: a tie may fall either way
+    if want.dtype == torch.int8:  # quantised: a tie may round either way
         worst = (want.int() - have.int()).abs().max().item()
         return None if worst <= 1 else f"quantised values differ by {worst}"
     return None if torch.equal(want, have) else "integers differ"

@@ -1,8 +1,8 @@
-"""Runs the passes in order and lets none of them break a graph.
+"""Runs the passes in order, and verifies the graph after each.
 
-``PIPELINE`` is the order, as data. Around every pass: time it, find what it changed, derive metadata for that, verify
-the graph against the contract that it had at the start, dump it. A recoverable pass that fails is undone and reported;
-a user's pass raises.
+``PIPELINE`` is the order, as data. For every pass the pipeline measures the time, finds the changed nodes, derives their
+metadata, verifies the graph against its contract from the start, and dumps it. It undoes and reports a recoverable pass that
+fails; a user's pass raises.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("scope_labels", scopes.label, recoverable=False),
     Pass("events", events.run, recoverable=False),
     Pass("noop_removal", noop_removal.run, option="remove_noop_ops"),
-    # Before fusion, whose rules begin with operators that are lifted here.
+    # Before fusion, because some rules match operators that lifting makes.
     Pass("lifting", lifting.run, option="lift"),
     Pass("fusion", fusion.run, option="pattern_fusion_pass", replaces_collectives=True),
     user_pass("post_grad_custom_post_pass"),
     Pass("new_scope_labels", scopes.label, recoverable=False),
     Pass("new_events", events.run, recoverable=False),
-    # Before reinplacing, which then removes the copies that unwrapping brought.
+    # Before reinplacing, which then removes the copies from unwrapping.
     Pass("functionalized_operators", functionalized.run, recoverable=False),
     Pass("canonical_views", canonical_views.run, option="remove_noop_ops"),
     Pass("cat_removal", cat_removal.run, option="remove_cat_ops"),
     Pass("dead_code", dead_code.run),
-    # Reinplacing asks what the events prove, those of the closure included.
+    # After the closure, because reinplacing needs the order that all events prove.
     Pass("event_closure", event_closure.run, recoverable=False),
     Pass("reinplace_intermediates", reinplace.run_intermediates, option="inplace_pass"),
     Pass("reinplace_inputs", reinplace.run_inputs, option="input_inplace_pass"),
@@ -77,12 +77,12 @@ JOINT_PIPELINE: tuple[Pass, ...] = (
     Pass("joint_noop_removal", noop_removal.run, option="remove_noop_ops"),
     Pass("joint_fusion", fusion.run_on_joint_graph, option="pattern_fusion_pass", replaces_collectives=True),
 )
-"""Over the joint graph of forward and backward, before AOT cuts it in two."""
+"""Over the joint graph of forward and backward, before AOT splits it."""
 
 
 @dataclass
 class _Run:
-    """One graph on its way through the pipeline."""
+    """One graph in the pipeline."""
 
     gm: fx.GraphModule
     context: PassContext
@@ -91,7 +91,7 @@ class _Run:
     dumper: GraphDumper | None
 
     def apply(self, pass_: Pass) -> None:
-        """Run one pass, with everything the pipeline owes it."""
+        """Run one pass: time, metadata, verification, dump."""
         before, start = len(self.snapshot), time.perf_counter()
         outcome: PassOutcome = "skipped"
         message = ""
@@ -114,7 +114,7 @@ class _Run:
                 positional_arguments.make_positional(self.gm.graph.nodes)
             if not self.snapshot.differs(self.gm):
                 if not pass_.recoverable:
-                    self.snapshot = Snapshot(self.gm)  # it may have written metadata alone, a stream label say
+                    self.snapshot = Snapshot(self.gm)  # the pass may have changed only metadata, such as a stream label
                 return "unchanged", ""
             metadata.refresh(self.gm.graph, self.snapshot.changed_nodes(self.gm), trusting=pass_.recoverable)
             contract = self.contract
@@ -139,12 +139,12 @@ class _Run:
 
 
 def _add(error: Exception, line: str) -> None:
-    """Let an exception say one line more, in its message: of its notes Dynamo shows none."""
+    """Add a line to an exception's message. Dynamo shows no notes of an exception."""
     if not error.args:
         error.args = (line,)
     elif str(error) == error.args[0]:
         error.args = (f"{error.args[0]}\n{line}", *error.args[1:])
-    else:  # a KeyError, say, whose argument is its key
+    else:  # such as a KeyError, whose argument is its key
         if sys.version_info >= (3, 11):
             error.add_note(line)
         logger.error("%s: %s. %s", type(error).__name__, error, line)
@@ -170,13 +170,13 @@ def run(  # noqa: PLR0913 - what is optional is named
         options: which passes are on.
         config: the third argument of a user's pass; ``options`` when None.
         passes: the order, for tests and for callers with passes of their own.
-        dumper: where to write the graphs; made afresh when None and TORCH_COMPILE_DEBUG=1.
-        so_far: goes on in the report; what happened to the joint graph that ``gm`` was cut from, say.
-        vector_cores: how many the device has, for the deadlock check; it says nothing when None.
-        values: what the call that is compiled for gives to the placeholders, for ``check_numerics``; empty where unknown.
+        dumper: writes the graphs; None makes a new one if TORCH_COMPILE_DEBUG=1.
+        so_far: the earlier part of the report, for example of the joint graph that AOT split.
+        vector_cores: the device's number of vector cores, for the deadlock check; None switches the check off.
+        values: the placeholders' values in the current call, for ``check_numerics``; empty if unknown.
 
     Returns:
-        What happened. ``report.passes.last_report`` answers the same until the next graph.
+        The report. ``report.passes.last_report`` returns the same until the next graph.
 
     Raises:
         GraphVerificationError: a user's pass broke the graph, or the graph was broken from the start.
@@ -193,7 +193,7 @@ def run(  # noqa: PLR0913 - what is optional is named
     )
     if dumper is not None:
         dumper.graph(gm, "aot")
-    # Nodes are many and live on: each full collection would look at all of them for nothing.
+    # There are many nodes and all stay alive, so each full garbage collection would visit all of them for nothing.
     with no_collection():
         state = _Run(gm, context, Contract.from_graph(gm.graph), Snapshot(gm), dumper)
         for pass_ in passes:

@@ -1,6 +1,6 @@
-"""Drops events that order nothing: what is known to be over anyway is not waited for, and what nobody awaits not recorded.
+"""Drops events that order nothing: waits for work that is over anyway, and records that nothing waits for.
 
-Run it last: passes after it that add work could need what it took away. The order of execution stays what it was.
+It must run last, because a later pass that adds work could need a dropped event. The order of execution does not change.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from npugraph_ex.passes.base import PassContext
 
 
 class _EventEdge(NamedTuple):
-    """One event that one wait names, and what is over when it is."""
+    """One event of one wait, and all work that is over once the event is."""
 
     wait: fx.Node
     record: fx.Node
     moment: Moment
 
     def implies(self, other: _EventEdge) -> bool:
-        """Whether who waits for this need not wait for the other."""
+        """Whether a wait for this event makes a wait for ``other`` unnecessary."""
         mine = self.moment.clock
         return all(mine.get(stream, 0) >= number for stream, number in other.moment.clock.items())
 
@@ -51,7 +51,7 @@ class _EventWalk:
                 self.clocks.step(stream)
 
     def _settle(self, stream: str) -> None:
-        """The stream goes on: decide which of the events that it waits for tell it something new."""
+        """Decide, before the stream's next work, which of its events it has to wait for."""
         edges = [edge for edge in self.pending.pop(stream, ()) if not self.clocks.knows_all(stream, edge.moment.clock)]
         kept: list[_EventEdge] = []
         for edge in edges:
@@ -66,14 +66,14 @@ def run(gm: fx.GraphModule, context: PassContext) -> None:
     """Drop the events of `gm.graph` that order nothing, and report how many."""
     waits = records = 0
     while sum(dropped := _drop(gm.graph)):
-        # A stream whose record went may have waited for the sake of that record alone. Such a wait would draw the stream
-        # into a capture that it is never joined to.
+        # A stream that lost its record may have waited only for that record. Such a wait would take the stream into a capture
+        # that it never joins again.
         waits, records = waits + dropped[0], records + dropped[1]
     context.report.add_dropped_events(waits, records)
 
 
 def _drop(graph: fx.Graph) -> tuple[int, int]:
-    """Drop what one walk finds to order nothing; how many waits and records that are."""
+    """Drop the events that order nothing, found in one walk; return the number of waits and of records."""
     walk = _EventWalk()
     walk.over(graph)
     waits = records = 0

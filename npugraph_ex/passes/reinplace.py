@@ -1,4 +1,4 @@
-"""Makes operators write into memory that is no longer needed: an argument's, or that of an input which is overwritten.
+"""Makes operators write into memory that is no longer needed: that of an argument, or of an input that the graph overwrites.
 
 `y = relu(x)` becomes `relu_(x)` when nothing reads the bytes of `x` afterwards. For an input that the graph writes, AOT
 ends with `copy_(input, value)`; when the value can be computed in the input's own memory, that copy disappears, which
@@ -7,17 +7,17 @@ restores the in-place operators that the user wrote.
 A destination qualifies only if
 
 * the result has its shape, dtype, strides and device;
-* no later node reads any of its bytes through any alias, and the graph's outputs do not, unless they are written anew first;
-* no other argument of the operator lies in its bytes (`a + a.t()`);
-* whatever is written there later comes after the last read of the result;
-* if the result is an output, the destination is an allocation of its own: an output lies in no larger memory than eager's;
-* it is no input, or an input that the graph itself overwrites afterwards;
+* no later node reads any of its bytes through any alias, and no output of the graph does, unless the bytes are written again
+* first; no other argument of the operator lies in its bytes (`a + a.t()`);
+* every later write to these bytes comes after the last read of the result;
+* if the result is an output, the destination is a whole allocation, so that an output's memory is no larger than in eager
+* mode; it is no input, or an input that the graph itself overwrites afterwards;
 * the in-place overload has a kernel on the device.
 
-With work on several streams order is not what the node list says. There, in addition, everything that touched the
-destination must be proven to be over before the operator, and whatever is written there later proven to come after all
-uses of the result. An operator that writes a part of the destination alone asks so of that part: as the program, which
-wrote disjoint parts on several streams without an event.
+With several streams the node list is not the order of execution. Then two more facts must be proven: all earlier accesses to
+the destination are over before the operator, and all later writes to it come after all uses of the result. An operator that
+writes only a part of the destination needs this only for that part, because a program may write disjoint parts on several
+streams without an event.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class _Reinplacer:
     graph: fx.Graph
     memory: MemoryMap
     inputs: bool  # destinations are inputs that the graph overwrites; otherwise intermediates
-    order: Order | None  # None where one stream runs in the order of the list
+    order: Order | None  # None if there is one stream, which runs in list order
 
     def __post_init__(self) -> None:
-        # Asked before the first rewrite: a view of what was put elsewhere looks like a copy until its metadata is refreshed.
+        # Computed before the first rewrite, because a view of moved memory looks like a copy until its metadata is refreshed.
         self._computing = {node for node in self.graph.nodes if computes(node)}
 
     def run(self) -> None:
@@ -89,7 +89,7 @@ class _Reinplacer:
         )
 
     def _is_unread(self, node: fx.Node, region: Region, position: int) -> bool:
-        """Whether no later node reads what is in the destination now; of an input, none before it is written anew."""
+        """Whether no later node reads the destination's present contents; for an input, no node before the next write."""
         reads = self.memory.reads_after(region, position)
         read = next((read for read in reads if not self._puts_back(read.node, node, region)), None)
         if read is None or not self.inputs:
@@ -98,7 +98,7 @@ class _Reinplacer:
         return anew is not None and anew < read.position
 
     def _puts_back(self, outer: fx.Node, node: fx.Node, region: Region) -> bool:
-        """Whether an outer scatter only reads around the part that ``node``, a view of a view written, is: it writes that."""
+        """Whether an outer scatter writes the part ``node`` and only reads the bytes around it."""
         if outer.target not in SCATTERS or node.target not in SCATTERS or outer.args[1] is not node:
             return False
         return region.is_exact and self.memory.region_of(part_written(outer, fake_mode_of(self.graph))) == region
@@ -119,7 +119,7 @@ class _Reinplacer:
         )
 
     def _result_is_done_before(self, own: Region, first: MemoryAccess | None, position: int) -> bool:
-        """Whether the result is neither read nor written once ``first``, if it is there, overwrites the destination."""
+        """Whether nothing reads or writes the result after ``first``, if given, overwrites the destination."""
         if first is None:
             return True
         late = [*self.memory.reads_after(own, position), *self.memory.writes_after(own, position)]
@@ -131,7 +131,7 @@ class _Reinplacer:
         return True
 
     def _is_ordered(self, node: fx.Node, target: fx.Node, region: Region) -> bool:
-        """Whether the streams' events order ``node`` with all that touches the destination, as the list does."""
+        """Whether events order ``node`` with every access to the destination in the same way as the list."""
         if self.order is None:
             return True
         position = self.memory.position[node]
@@ -159,13 +159,13 @@ class _Reinplacer:
             self._write_part(node, target)
             return
         overload = inplace_overload(node.target)
-        if overload is None:  # _is_candidate asked the same
+        if overload is None:  # _is_candidate checks the same
             return
         node.target = overload
         self.memory.wrote(node, target)
 
     def _write_part(self, node: fx.Node, target: fx.Node) -> None:
-        """Turn a scatter into a view of the base and a copy into it; later nodes use the base itself."""
+        """Replace a scatter by a view of the base and a copy into the view; later nodes use the base itself."""
         _, given, *where = node.args
         source = self._what_is_copied(given, node, target)
         with self.graph.inserting_before(node):
@@ -176,7 +176,7 @@ class _Reinplacer:
             self.memory.position[new] = self.memory.position[node]
         part.meta["val"] = derive(part, fake_mode_of(self.graph))
         if isinstance(source, fx.Node):
-            copy.meta["val"] = source.meta["val"]  # what it returns is most often like this, in another place
+            copy.meta["val"] = source.meta["val"]  # its result usually has this metadata, at another address
         self.memory.add(part)
         self.memory.no_longer_reads(node, target)
         self.memory.wrote(node, part)
@@ -186,9 +186,10 @@ class _Reinplacer:
             self.graph.erase_node(given)
 
     def _what_is_copied(self, source: fx.node.Argument, node: fx.Node, target: fx.Node) -> fx.node.Argument:
-        """Skip the functional `copy(base, values)` that AOT writes for an assignment: copying `values` says the same.
+        """Skip the functional `copy(base, values)` that AOT writes for an assignment: a copy of `values` does the same.
 
-        Not where they lie in the bytes that are written, as in `x[1:] = x[:-1].clone()`: there it keeps the two apart.
+        Do not skip it if the values lie in the written bytes, as in `x[1:] = x[:-1].clone()`, because there it separates the
+        two.
         """
         if not isinstance(source, fx.Node) or source.target is not _aten.copy.default or len(source.args) != 2:
             return source
@@ -201,12 +202,12 @@ class _Reinplacer:
         if self.order is not None:
             if stream_of(source) != stream_of(node):
                 return source
-            stop = len(self.memory.position)  # a write that stands later may still come first
+            stop = len(self.memory.position)  # a write later in the list may run first
         writes = (next(self.memory.writes_after(region, start), None) for region in self.memory.regions(values))
         return source if any(write is not None and write.position < stop for write in writes) else values
 
     def _part(self, view: fx.node.Argument, node: fx.Node, target: fx.Node) -> fx.Node:
-        """The part of ``target`` that a scatter writes: ``view`` where it is just that, or all of it."""
+        """The part of ``target`` that a scatter writes: ``view`` if that is exactly the part, or the whole target."""
         if not isinstance(view, fx.Node) or view.target is not SCATTERS[node.target]:
             return target
         base, *where = view.args
@@ -221,7 +222,7 @@ def _times_given(node: fx.Node, value: fx.Node) -> int:
 
 
 def _same_layout(node: fx.Node, target: fx.Node) -> bool:
-    """Whether the result is a tensor like the destination, each of whose elements has memory of its own."""
+    """Whether the result is a tensor like the destination and no two of its elements share memory."""
     new, old = tensor_leaves(node), tensor_leaves(target)
     if len(new) != 1 or len(old) != 1 or difference(old[0], new[0]) is not None:
         return False
@@ -229,7 +230,7 @@ def _same_layout(node: fx.Node, target: fx.Node) -> bool:
 
 
 def _copies_whole(read: MemoryAccess, write: MemoryAccess) -> bool:
-    """Whether one node reads the result and overwrites the destination as one copy of equal layout does: `copy_(x, y)`."""
+    """Whether one node reads the result and overwrites the destination in equal layout, as `copy_(x, y)` does."""
     node = write.node
     return (
         read.node is node
@@ -251,14 +252,14 @@ def remove_self_copies(graph: fx.Graph, memory: MemoryMap) -> None:
             continue
         writers = writers or _Writers(graph)
         if memory.is_input(destination) and not writers.others_write(node):
-            continue  # `x.copy_(x.clone())`: callers were told that the graph writes this input
+            continue  # `x.copy_(x.clone())`: callers rely on the fact that the graph writes this input
         writers.forget(node)
         node.replace_all_uses_with(destination)
         graph.erase_node(node)
 
 
 class _Writers:
-    """Who writes what, by the memory written, so that asking for one copy does not look at all the others."""
+    """The writers by written memory, so that a look-up for one copy does not visit all others."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self._facts = AliasFacts(graph)
@@ -271,12 +272,12 @@ class _Writers:
         return {region.root for region in self._facts.writes(writer)}
 
     def forget(self, writer: fx.Node) -> None:
-        """Take out a node that is about to be erased."""
+        """Forget a node before it is erased."""
         for root in self._roots(writer):
             self._by_root[root].remove(writer)
 
     def others_write(self, copy: fx.Node) -> bool:
-        """Whether another node than ``copy`` writes to what it writes."""
+        """Whether a node other than ``copy`` writes the same memory."""
         roots = self._roots(copy)
         asked = self._by_root if UNKNOWN in roots else (*roots, UNKNOWN)
         written = written_by(copy)

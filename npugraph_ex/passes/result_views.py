@@ -1,7 +1,7 @@
-"""Results that were no views stay none: a pass that puts a view in the place of new memory changes what autograd calls it.
+"""Keeps results that were no views from becoming views: a pass that replaces new memory by a view changes autograd's answer.
 
-`detach_()` refuses a view, and a view shares its version with its base. The bytes are the same either way, so what is put
-before such a result is `detach`, which gives a tensor of its own in the same memory and starts no work.
+`detach_()` refuses a view, and a view shares its version with its base. The bytes are the same in both cases. So this pass
+puts `detach` before such a result, which makes a tensor of its own in the same memory and starts no work.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _detach = torch.ops.aten.detach.default
 
 
 def kinds(graph: fx.Graph) -> tuple[bool, ...]:
-    """Of each result whether it is a view to autograd."""
+    """For each result, whether it is a view to autograd."""
     return tuple(isinstance(value, fx.Node) and _is_view(value) for value in output_values(graph))
 
 

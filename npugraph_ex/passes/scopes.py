@@ -1,8 +1,8 @@
 """Scopes in a graph: from `scope_enter` and `scope_exit` nodes to labels on nodes, and back.
 
-While passes work, a node's scope is in its metadata: `core_limit` (cube cores, vector cores), `deterministic_level`,
-`stream_label`. Labels travel with nodes that move, and fusion refuses to join nodes that differ in them; enclosing
-nodes in the list could not say that. At the end streams, limits and levels become enclosing nodes again, for the run.
+During the passes a node's scope is in its metadata: `core_limit` (cube cores, vector cores), `deterministic_level`,
+`stream_label`. A label moves with its node, and fusion joins only nodes with equal labels; enclosing nodes could not do that.
+At the end streams, limits and levels become enclosing nodes again for the run.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from npugraph_ex.passes.base import PassContext
 
 
 def label(gm: fx.GraphModule, context: PassContext) -> None:
-    """Turn enclosing nodes into labels. A label that a node already has came from further inside, and stays.
+    """Turn enclosing nodes into labels. A node keeps a label that it already has, because that comes from an inner scope.
 
     Raises:
-        ScopeError: a scope is closed that was not opened, or left open at the end of the graph.
+        ScopeError: a scope is closed but was not opened, or is still open at the end of the graph.
     """
     del context
     opened: list[tuple[fx.Node, Labels]] = []
@@ -50,7 +50,7 @@ def label(gm: fx.GraphModule, context: PassContext) -> None:
 
 
 def lower(gm: fx.GraphModule, context: PassContext) -> None:
-    """Enclose each run of nodes under one stream, core limit and level, so that running the graph sets and resets them."""
+    """Enclose each sequence of nodes with one stream, core limit and level in scope nodes, which set and reset them at run time."""
     del context
     of_stream = priorities(gm.graph)
     current: tuple[tuple[str, str], ...] = ()
@@ -70,7 +70,7 @@ def lower(gm: fx.GraphModule, context: PassContext) -> None:
 
 
 def _spelt(node: fx.Node, of_stream: Mapping[str, int]) -> tuple[tuple[str, str], ...]:
-    """The stream, the limits and the level of a node as `scope_enter` takes them; events need the stream alone."""
+    """The stream, the limits and the level of a node in the form of `scope_enter`; an event needs only the stream."""
     said: list[tuple[str, str]] = []
     if stream_of(node) != MAIN:
         said += [(STREAM, stream_of(node)), (PRIORITY, str(of_stream[stream_of(node)]))]

@@ -23,11 +23,11 @@ def run(gm: fx.GraphModule, context: PassContext) -> None:
     if all(stream_of(node) == MAIN for node in gm.graph.nodes):
         found = Findings()
     else:
-        found = analyse(gm.graph, idle_waits_go=True)  # by the pass `redundant`, which comes after
+        found = analyse(gm.graph, idle_waits_go=True)  # by the later pass `redundant`
         if what == "repair" and found.errors:
             repair(gm.graph, found)
             found = found.as_repaired() + analyse(gm.graph, idle_waits_go=True)
-        else:  # what the program does not know of is never left to chance, whatever the option says
+        else:  # races that the program cannot know are always repaired, whatever the option says
             repair(gm.graph, Findings(found.of(Code.MADE_DEPENDENT)))
             found = found.as_repaired(Code.MADE_DEPENDENT)
     if what == "off":
@@ -48,11 +48,11 @@ def _text(wrong: tuple[Finding, ...], hint: str) -> str:
 
 
 def repair(graph: fx.Graph, findings: Findings) -> None:
-    """Insert every edge that ``findings`` of ``graph`` miss; those that miss none are left.
+    """Insert every missing edge of ``findings``, and return the findings without a missing edge.
 
     Args:
-        graph: the graph that was analysed, not changed since.
-        findings: what `analyse` found in it.
+        graph: the analysed graph, without later changes.
+        findings: the result of `analyse`.
     """
     nodes, start = {node.name: node for node in graph.nodes}, begin(graph)
     for finding in findings:

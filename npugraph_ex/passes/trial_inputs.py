@@ -1,7 +1,7 @@
-"""Values on the CPU with which a graph can be tried: those of the call that is compiled for, and drawn ones.
+"""Values on the CPU for a trial run of a graph: those of the current call, and random ones.
 
-A call's own values lie where the operators of the graph accept them. Drawn ones need not: an index, a probability and a
-positive definite matrix are only some numbers. So there are several ways to draw, the most general first.
+The operators of the graph accept the call's own values. They may refuse random ones, because some need an index, a
+probability or a positive definite matrix. So there are several ways to draw, the most general first.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from npugraph_ex import _torch_private
 
 _SIZE_WITHOUT_HINT = 8
 _INTEGERS = 3
-"""Drawn integers are below it: they are indices of most things."""
+"""Random integers are below this limit, so that most of them are valid indices."""
 
 
 def own_inputs(gm: fx.GraphModule, values: Sequence[Any]) -> list[Any] | None:
-    """A copy of the values of the call that ``gm`` is compiled for; None where some of them are not known.
+    """A copy of the current call's values; None if some of them are unknown.
 
     Args:
-        gm: the graph as AOT made it.
-        values: of its placeholders, in their order; what is no tensor with elements, a fake one say, is not known.
+        gm: AOT's graph.
+        values: the values of its placeholders, in order. A tensor without elements, such as a fake tensor, is unknown.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
     if len(values) != len(placeholders):
@@ -47,7 +47,7 @@ def _own(fake: Any, value: Any) -> Any:
 
 
 def drawn_inputs(gm: fx.GraphModule) -> Iterator[list[Any]]:
-    """Random inputs, the same ones at each call: of any sign, and then ever closer to what every operator takes."""
+    """Random inputs, equal at each call: first of any sign, then closer and closer to what every operator accepts."""
     values = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
     for gentle in (False, True):
         for integers in (_INTEGERS, 1):
@@ -57,14 +57,14 @@ def drawn_inputs(gm: fx.GraphModule) -> Iterator[list[Any]]:
 
 
 def copies(values: Sequence[Any]) -> list[Any]:
-    """The values, tensors in new memory: with the same strides, and in shared memory where they share it."""
+    """The values with tensors in new memory, with the same strides; tensors that share memory still share it."""
     return _in_memory(values, values)
 
 
 def in_float64(values: Sequence[Any]) -> list[Any]:
     """As ``copies``, with float64 for every floating-point dtype, and each number a little closer to zero.
 
-    By up to a thousandth, so that none lies on a tie between two integers, as round numbers do.
+    The change is at most a thousandth. It avoids ties between two integers, which round numbers would cause.
     """
     generator = torch.Generator().manual_seed(0)
     return _in_memory([_widened(value, generator) for value in values], values)
@@ -92,7 +92,7 @@ def _drawn(value: Any, generator: torch.Generator, *, gentle: bool, integers: in
 
 
 def _probabilities(size: Sequence[int], generator: torch.Generator) -> torch.Tensor:
-    """Numbers between 0 and 1; square matrices are symmetric and positive definite, because their diagonal outweighs."""
+    """Numbers between 0 and 1. Square matrices are symmetric and positive definite, because their diagonal dominates."""
     values = torch.rand(size, generator=generator, dtype=torch.float32)
     if len(size) < 2 or size[-1] != size[-2] or 0 in size:
         return values
@@ -100,9 +100,9 @@ def _probabilities(size: Sequence[int], generator: torch.Generator) -> torch.Ten
 
 
 def _in_memory(values: Sequence[Any], templates: Sequence[Any]) -> list[Any]:
-    """Copies of ``values`` with the strides of ``templates``, in shared memory where the templates share it.
+    """Copies of ``values`` with the strides of ``templates``; they share memory if the templates do.
 
-    Where elements share memory, the last tensor has its values, and in it the first of them. Gaps are zeros.
+    If elements share memory, the last tensor's values win, and within it the first element. Gaps are zeros.
     """
     groups: dict[int, list[int]] = defaultdict(list)
     for position, template in enumerate(templates):
@@ -118,7 +118,7 @@ def _in_memory(values: Sequence[Any], templates: Sequence[Any]) -> list[Any]:
 
 
 def _end(value: torch.Tensor, template: torch.Tensor) -> int:
-    """How many bytes of the memory there are up to the last element."""
+    """The number of bytes up to the last element."""
     last = sum((size - 1) * step for size, step in zip(value.shape, _strides(template), strict=True))
     return (_hint(template.storage_offset()) + last + 1) * value.element_size() if value.numel() else 0
 
@@ -136,7 +136,7 @@ def _strides(template: torch.Tensor) -> list[int]:
 
 
 def _hint(number: int | torch.SymInt) -> int:
-    """The size that a symbol stands for in the example inputs."""
+    """The value of a symbolic size in the example inputs."""
     if isinstance(number, int):
         return number
     hint = number.node.hint

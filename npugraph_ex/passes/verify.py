@@ -1,6 +1,6 @@
-"""What must be true of a graph after every pass, checked; a violation names the pass and the node.
+"""Checks what must be true of a graph after every pass. An error names the pass and the node.
 
-The contract is taken once, from the graph as AOT made it: the metadata of its outputs, which inputs and earlier
+The contract comes from AOT's graph: the metadata of its outputs, which inputs and earlier
 outputs each output shares memory with, and which inputs the graph writes. Not checked here: values.
 """
 
@@ -19,15 +19,15 @@ from npugraph_ex.graph.metadata import difference
 
 @dataclass(frozen=True)
 class Contract:
-    """What callers of a graph rely on, whatever happens inside it.
+    """What callers of a graph rely on.
 
     Attributes:
         inputs: the names of the placeholders.
         outputs: the fake value, or the constant, of each output.
-        sharing: for each output, the positions of the inputs and, shifted by ``inputs``, of the earlier outputs
-            that lie in the same memory.
+        sharing: for each output, the positions of the inputs in the same memory, and of the earlier outputs in the same
+            memory (shifted by the number of inputs).
         written: the positions of the inputs that the graph writes.
-        collectives: what the graph does together with other processes, in order: the others do the same.
+        collectives: the graph's collectives in order; the other processes run the same ones.
     """
 
     inputs: tuple[str, ...]
@@ -38,7 +38,7 @@ class Contract:
 
     @classmethod
     def from_graph(cls, graph: fx.Graph) -> Contract:
-        """The contract that ``graph`` fulfils as it is."""
+        """The contract of ``graph`` in its present state."""
         facts = AliasFacts(graph)
         values = output_values(graph)
         metadata = tuple(value.meta.get("val") if isinstance(value, fx.Node) else value for value in values)
@@ -102,7 +102,7 @@ class Contract:
 
 
 def _differing(old: Sequence[str], new: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The names that came, and those that went."""
+    """The new names, and the missing names."""
     return [name for name in new if name not in old], [name for name in old if name not in new]
 
 
@@ -122,7 +122,7 @@ def _sharing(graph: fx.Graph, facts: AliasFacts, values: list[object]) -> tuple[
         roots = facts.roots(value) if isinstance(value, fx.Node) else frozenset()
         result.append(frozenset(holder for root in roots for holder in holders.get(root, ())))
         for root in roots:
-            # The first output in a memory stands for the later ones.
+            # The first output in a memory represents the later ones.
             holders.setdefault(root, [first_output + position])
     return tuple(result)
 

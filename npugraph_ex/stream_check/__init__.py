@@ -1,5 +1,5 @@
 """The happens-before analysis of streams: accesses to memory, the order that events prove, and what is missing.
 
-`analysis.analyse` is the door; it takes a graph and returns findings, and edits nothing. `repair_hints` words the line that
-mends a finding in the API that the program uses.
+`analysis.analyse` takes a graph and returns findings; it edits nothing. `repair_hints` writes the line that repairs a
+finding, in the API that the program uses.
 """

@@ -1,6 +1,6 @@
-"""Who touched which bytes so far: the memory of a walk through a graph, for the one question which accesses conflict.
+"""The accesses to memory so far in a walk through a graph, to find those that conflict.
 
-Where values lie and what nodes read and write comes from `graph.memory.aliases`; here is only what needs order.
+`graph.memory.aliases` gives the memory of values and the reads and writes of nodes; this module adds the order.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ class Touch(NamedTuple):
     region: Region
     tensor: torch.Tensor | None
     is_dense: bool
-    """Whether every byte of the region is touched."""
+    """Whether it touches every byte of the region."""
     writes: bool = False
     fresh: bool = False
-    """It is memory that the node allocates."""
+    """Whether the node allocates this memory."""
     restored: bool = False
-    """The memory is that of the program as it was written: see `restored`."""
+    """Whether the memory is that of the program before functionalization: see `restored`."""
     whole: bool = True
-    """Whether it may be all of ``value``; otherwise it is a part of it, which the region may not tell."""
+    """Whether it may be all of ``value``; otherwise it is a part, although the region may not show that."""
 
     def conflicts(self, other: Touch) -> bool:
-        """Whether the two may have a byte in common, one of them writing."""
+        """Whether the two may have a byte in common and one of them writes."""
         if not (self.writes or other.writes) or not self.region.overlaps(other.region):
             return False
         if self.tensor is None or other.tensor is None or not (self.region.is_exact and other.region.is_exact):
@@ -48,16 +48,16 @@ class Touch(NamedTuple):
         return not share_no_byte(self.tensor, other.tensor, starts=(self.region.start, other.region.start))
 
     def _includes(self, other: Touch) -> bool:
-        """Whether every byte of ``other``, whichever it has, is known to be one of these."""
+        """Whether every byte of ``other`` is known to be in this touch."""
         return (self.whole and self.value is other.value) or (self.is_dense and self.region.covers(other.region))
 
     def stands_for(self, earlier: Touch) -> bool:
-        """Whether whatever conflicts with ``earlier`` conflicts with this too."""
+        """Whether everything that conflicts with ``earlier`` also conflicts with this touch."""
         return (self.writes or not earlier.writes) and self._includes(earlier)
 
 
 class Past(NamedTuple):
-    """A touch, and when it was."""
+    """A touch and its moment."""
 
     node: fx.Node
     touch: Touch
@@ -65,7 +65,7 @@ class Past(NamedTuple):
 
 
 def works(node: fx.Node) -> bool:
-    """Whether ``node`` starts work that reads or writes memory: what only asks for a size does not."""
+    """Whether ``node`` starts work that reads or writes memory; a query of a size does not."""
     schema = schema_of(node)
     return computes(node) and (bool(tensor_leaves(node)) or schema is None or schema.is_mutable)
 
@@ -74,7 +74,7 @@ class Touches:
     """What each node of a graph reads and writes.
 
     Args:
-        facts: where the values of the graph lie.
+        facts: the memory of the graph's values.
     """
 
     def __init__(self, facts: AliasFacts | MemoryMap) -> None:
@@ -82,7 +82,7 @@ class Touches:
         self._tensors: dict[fx.Node, tuple[Touch, ...]] = {}
 
     def of(self, node: fx.Node) -> list[Touch]:
-        """What ``node`` reads, writes in place, and writes into memory of its own, in this order."""
+        """The touches of ``node``: its reads, its writes in place, then its writes into new memory."""
         found = [touch for value in read_by(node) for touch in self.of_value(value)]
         found += [touch._replace(writes=True) for value in written_by(node) for touch in self.of_value(value)]
         given = {touch.region.root for argument in node.all_input_nodes for touch in self.of_value(argument)}
@@ -114,7 +114,7 @@ def _is_empty(tensor: torch.Tensor | None) -> bool:
 
 
 class TouchHistory:
-    """The touches of a walk so far, without those that a later one stands for."""
+    """The touches of a walk so far, without those that a later one covers."""
 
     def __init__(self) -> None:
         self._past: dict[int, list[Past]] = defaultdict(list)
@@ -126,7 +126,7 @@ class TouchHistory:
                 yield past
 
     def note(self, node: fx.Node, touch: Touch, moment: Moment) -> None:
-        """Remember that ``node`` touches bytes at ``moment``; forget what that makes superfluous."""
+        """Add a touch of ``node`` at ``moment``; remove touches that it covers."""
         root = touch.region.root
         self._past[root] = [
             past
@@ -136,7 +136,7 @@ class TouchHistory:
         self._past[root].append(Past(node, touch, moment))
 
     def writers(self, roots: frozenset[int]) -> Iterator[Past]:
-        """The remembered writes to any of some memories."""
+        """The writes so far to any of some memories."""
         for root in roots:
             yield from (past for past in self._past.get(root, ()) if past.touch.writes)
 

@@ -1,9 +1,9 @@
 """Memory that a graph frees on one stream while another may still use it.
 
-The caching allocator hands a block out again on the stream for which it was allocated, as soon as the host has dropped
-it: after its last use in the node list, whatever other streams are still doing. `record_stream` tells it of another
-stream. Allocations of up to 1 MiB and larger ones come from different pools; which block of a pool comes next is the allocator's
-affair, so any that is free is taken for possible.
+The caching allocator reuses a block on the stream for which it was allocated, as soon as the host has freed it: after its
+last use in the node list, whatever other streams still do. `record_stream` registers another stream with the allocator.
+Allocations of up to 1 MiB and larger ones come from different pools. The allocator may choose any free block of a pool, so
+the check assumes that every free block is possible.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _SMALL = 1 << 20
 
 @dataclass
 class _Allocation:
-    """One allocation: where it may be reused, from which position in the list on, and who else used it."""
+    """One allocation: the stream and the position from which it may be reused, and the other streams that used it."""
 
     value: fx.Node
     is_small: bool | None
     freed_at: int
     uses: dict[str, Past] = field(default_factory=dict)
-    """The last use on each other stream that the allocator was not told of."""
+    """The last use on each other stream without `record_stream`."""
     recorded_streams: set[str] = field(default_factory=set)
 
 
 class Allocations:
-    """The allocations of one graph, while it is walked in the order of its list.
+    """The allocations of one graph, during a walk in list order.
 
     Args:
         graph: its nodes carry fake tensors in ``meta["val"]``.
@@ -64,7 +64,7 @@ class Allocations:
         self._blocks[root] = (stream, block)
 
     def used(self, past: Past) -> None:
-        """A node touches memory; only what it does to another stream's memory counts."""
+        """A node touches memory. Only touches of another stream's memory count."""
         owner, block = self._blocks.get(past.touch.region.root, ("", None))
         stream = past.moment.stream
         if block is None or stream == owner or stream in block.recorded_streams:
@@ -74,7 +74,7 @@ class Allocations:
         block.uses[stream] = past
 
     def record_stream(self, value: fx.Node, stream: str) -> None:
-        """The allocator is told that ``stream`` uses ``value``."""
+        """A `record_stream` registers with the allocator that ``stream`` uses ``value``."""
         for root in self._facts.roots(value):
             if root in self._blocks:
                 block = self._blocks[root][1]
@@ -82,7 +82,7 @@ class Allocations:
                 block.uses.pop(stream, None)
 
     def reused(self, node: fx.Node, touch: Touch, stream: str, clocks: Clocks) -> Iterator[tuple[fx.Node, Past]]:
-        """Allocations that ``node`` may be given for ``touch`` although another stream may still use them, each once.
+        """Freed allocations that ``node`` may get for ``touch`` although another stream may still use them, each once.
 
         Yields:
             The value that lay in the block, and its use that may not be over.

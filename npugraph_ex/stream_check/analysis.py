@@ -1,12 +1,12 @@
-"""The stream check: whether every order that a graph's results depend on is one that its events enforce.
+"""The stream check: whether a graph's events enforce every order on which its results depend.
 
-A walk in the order of the node list, which is the order that the program means. Each stream has a vector clock; a node's
-accesses are compared with those before it that touch the same bytes and are not known to be over. Where one conflicts, the
-walk reports the missing edge and goes on as if it were there: so each finding is one edge, together they are enough, and
-a graph that has them all is clean.
+It walks the nodes in list order, which is the program's intended order. Each stream has a vector clock. The walk compares a
+node's accesses with earlier accesses to the same bytes that are not known to be over. If two conflict, it reports the missing
+edge and continues as if the edge were there. So each finding is one edge, and a graph with all these edges has no findings.
 
-Races are the program's own, so they are looked for in the program as it was written (`restored`). What functional forms of
-its writes make dependent besides is not the program's affair: it becomes a note, whose edge the compiler always inserts.
+Races belong to the program, so the check looks for them in the program before functionalization (`restored`). Functional
+forms of writes add dependences that the program does not have. These become notes, and the compiler always inserts their
+edges.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from npugraph_ex.stream_check.restored import Restored
 
 
 def analyse(graph: fx.Graph, *, idle_waits_go: bool = False) -> Findings:
-    """Find what is wrong with the order of streams in ``graph``, as it is.
+    """Find the faults in the order of streams in ``graph``.
 
     Args:
         graph: labelled, with ``record``, ``wait`` and ``record_stream`` nodes as in `events`, and fake tensors in
             ``meta["val"]``. It is not changed.
-        idle_waits_go: a wait after the last work of its stream will be dropped, so nobody need join it.
+        idle_waits_go: whether a later pass drops waits after the last work of their stream, so that no join is needed.
 
     Returns:
         The findings in graph order; none for a graph on one stream.
@@ -64,25 +64,25 @@ class _StreamAnalysis:
         self.found: list[Finding] = []
         self._idle_waits_go = idle_waits_go
         self._facts = AliasFacts(graph)
-        self._clocks = Clocks()  # with every edge that was found missing
-        self._as_it_is = Clocks()  # without: what the graph's own events achieve
-        self._enforced = Clocks()  # without, but with every edge that the compiler inserts
+        self._clocks = Clocks()  # with every missing edge that was found
+        self._as_it_is = Clocks()  # without these edges: the order from the graph's own events
+        self._enforced = Clocks()  # without these edges, but with every edge that the compiler inserts
         self._touches = Touches(self._facts)
         self._restored = Restored(graph)
-        self._history = TouchHistory()  # of the program as it was written
-        self._graphs_history = TouchHistory()  # of the graph as it is, where that is another
+        self._history = TouchHistory()  # of the program before functionalization
+        self._graphs_history = TouchHistory()  # of the graph itself, if that differs
         self._allocations = Allocations(graph, self._facts)
         self._spelling = RepairHints(graph)
         start = begin(graph)
         self._begin = replace(location(start if start.op != "root" else start.next), does="the graph begins")
         self._records: dict[fx.Node, _Moments] = {}
-        self._collectives: dict[fx.Node, _Moments] = {}  # those that may still be waited for
+        self._collectives: dict[fx.Node, _Moments] = {}  # the records for which a wait may still come
         self._records_on: dict[str, list[fx.Node]] = defaultdict(list)
         self._last: dict[str, tuple[fx.Node, Moment]] = {}
-        self._waits_at_end: dict[str, list[fx.Node]] = {}  # nothing stands after them on their stream so far
+        self._waits_at_end: dict[str, list[fx.Node]] = {}  # the last nodes of their streams so far
 
     def visit(self, node: fx.Node) -> None:
-        """Follow one node."""
+        """Process one node."""
         if is_record(node):
             self._record(node)
         elif is_wait(node):
@@ -107,7 +107,7 @@ class _StreamAnalysis:
             edge, repair = f"a record before {node.name}", self._spelling.unrecorded(node)
             self.found.append(Finding(Code.WAIT_WITHOUT_RECORD, text, location(node), None, edge, repair))
         elif all(self._as_it_is.knows_all(stream, self._records[event].as_it_is.clock) for event in events):
-            self._superfluous(node, "what it waits for is over in any case")
+            self._superfluous(node, "its work is over in any case")
         else:
             self._waits_at_end.setdefault(stream, []).append(node)
         for event in events:
@@ -130,7 +130,7 @@ class _StreamAnalysis:
 
     def _superfluous(self, node: fx.Node, reason: str) -> None:
         if MARK in node.meta:
-            return  # nobody wrote it
+            return  # the compiler wrote it
         text, edge = f"{node.name} orders nothing: {reason}", f"none: {reason}"
         record, repair = max(awaited(node)), self._spelling.superfluous(node)
         self.found.append(Finding(Code.WAIT_ORDERS_NOTHING, text, location(record), location(node), edge, repair))
@@ -139,7 +139,7 @@ class _StreamAnalysis:
         stream = stream_of(node)
         self._waits_at_end.pop(stream, None)
         collective = awaited_by(node)
-        if collective is not None:  # the device orders the two, whichever streams they stand on
+        if collective is not None:  # the device orders the two, whatever their streams
             self._learn(stream, self._collectives[collective])
         if not self._clocks.knows(stream, BEGIN):
             self._never_forked(node, stream)
@@ -160,7 +160,7 @@ class _StreamAnalysis:
         self._note(node, now, touched, meant)
 
     def _note(self, node: fx.Node, now: _Moments, touched: list[Touch], meant: list[Touch]) -> None:
-        """Remember what a node touches, in the graph and in the program."""
+        """Add a node's touches, in the graph and in the program."""
         for touch in meant:
             self._history.note(node, touch, now.known)
         for touch in touched:
@@ -184,7 +184,7 @@ class _StreamAnalysis:
             edge = needed[latest]
             if self._enforced.knows(stream, edge.moment):
                 continue
-            text = f"{node.name} depends on {latest.name} by the functional form of writes in place alone"
+            text = f"{node.name} depends on {latest.name} only because writes in place have a functional form"
             record = self._record_after(edge.moment)
             self.found.append(
                 self._lacking(Code.MADE_DEPENDENT, text, edge, record, "none: the compiler inserts the event")
@@ -193,7 +193,7 @@ class _StreamAnalysis:
             self._enforced.learn(stream, clock)
 
     def _races(self, node: fx.Node, stream: str, touched: list[Touch]) -> None:
-        """Report each edge that ``node`` lacks; the latest of the others first, since it may bring the earlier ones."""
+        """Report each edge that ``node`` lacks; the latest first, because it may imply the earlier ones."""
         conflicts = [
             (past, touch)
             for touch in touched
@@ -226,7 +226,7 @@ class _StreamAnalysis:
         self._clocks.learn(MAIN if edge.second.op == "output" else stream_of(edge.second), clock)
 
     def _lacking(self, code: Code, text: str, edge: _Edge, record: fx.Node | None, repair: str) -> Finding:
-        """A finding about an edge; ``record`` serves it."""
+        """A finding about a missing edge that can use ``record``."""
         first, second = location(edge.first, edge.first_touch), location(edge.second, edge.second_touch)
         return Finding(
             code,
@@ -241,7 +241,7 @@ class _StreamAnalysis:
         )
 
     def _record_after(self, step: Moment) -> fx.Node | None:
-        """The record that serves: right after ``step`` on its stream, or the next one there that nobody waits for."""
+        """A record for the missing edge: right after ``step`` on its stream, or the next one there without a wait."""
         records = self._records_on[step.stream]
         index = bisect_left(records, step.number, key=lambda record: self._records[record].known.number)
         if index == len(records):
@@ -252,7 +252,7 @@ class _StreamAnalysis:
     def _reused(self, node: fx.Node, stream: str, value: fx.Node, use: Past) -> None:
         other = use.moment.stream
         text = (
-            f"{node.name} may be given the memory of {value.name}, which {stream_name(stream)} has freed, while "
+            f"{node.name} may get the memory of {value.name}, which {stream_name(stream)} has freed, while "
             f"{use.node.name} on {stream_name(other)} may still be {doing(use.touch)}"
         )
         first, second = location(use.node, use.touch), location(node)
@@ -262,7 +262,7 @@ class _StreamAnalysis:
         )  # fmt: skip
 
     def _end(self, output: fx.Node) -> None:
-        """Every stream must be over, and known to be, when the graph ends."""
+        """Every stream must be known to be over when the graph ends."""
         for stream, waits in self._waits_at_end.items():
             for wait in waits if stream != MAIN else ():
                 self._superfluous(wait, f"nothing runs on {stream_name(stream)} after it")
@@ -276,7 +276,7 @@ class _StreamAnalysis:
             self._missing(code, text, _Edge(last, moment, output))
 
     def _what_is_lost(self, outputs: list[fx.Node], inputs: list[fx.Node], stream: str) -> tuple[Code, str]:
-        """What goes wrong if the graph ends before ``stream`` is through; the text is empty if no value is concerned."""
+        """The fault if the graph ends before ``stream`` is over; the text is empty if no value is affected."""
         writer = self._unordered_writer(outputs, stream)
         if writer is not None:
             return Code.OUTPUT_UNORDERED, f"{writer.name} computes an output, and the graph may end before it is over"
@@ -306,7 +306,7 @@ class _Moments(NamedTuple):
 
 
 class _Edge(NamedTuple):
-    """An order that a graph lacks: of a step of one stream before a node of another."""
+    """An order that a graph lacks: a step of one stream before a node of another."""
 
     first: fx.Node
     moment: Moment
@@ -319,7 +319,7 @@ _SEVERITY = {Code.READ_AFTER_WRITE: 0, Code.WRITE_AFTER_WRITE: 1, Code.WRITE_AFT
 
 
 def _kind(past: Past, touch: Touch) -> Code:
-    """What a conflict of two accesses is called."""
+    """The kind of a conflict of two accesses."""
     if not touch.writes:
         return Code.READ_AFTER_WRITE
     return Code.WRITE_AFTER_WRITE if past.touch.writes else Code.WRITE_AFTER_READ

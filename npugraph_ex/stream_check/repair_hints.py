@@ -1,4 +1,4 @@
-"""How findings are worded: what a node does, and the line that mends it in the words of the API that the program uses."""
+"""The text of findings: what a node does, and the line that repairs the fault in the API that the program uses."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from npugraph_ex.report.findings import Location, stream_name
 from npugraph_ex.stream_check.accesses import Touch
 
 _NATIVE = "torch.npu.Stream "
-"""How the labels of streams begin that the program made with ``torch.npu.Stream``."""
+"""The prefix of labels of streams that the program made with ``torch.npu.Stream``."""
 
 
 def location(node: fx.Node, touch: Touch | None = None) -> Location:
-    """One side of a finding, with what it does to memory where that is the point."""
+    """One side of a finding; ``touch`` adds its access to memory."""
     does = ""
     if node.op.startswith("call_"):
         does = str(node.target) if touch is None else f"{node.target} {verb(touch)}"
@@ -25,12 +25,12 @@ def location(node: fx.Node, touch: Touch | None = None) -> Location:
 
 
 def verb(touch: Touch) -> str:
-    """What an access does, as "reads x"."""
+    """An access in words, such as "reads x"."""
     return f"{'writes' if touch.writes else 'reads'} {touch.value.name}"
 
 
 def doing(touch: Touch) -> str:
-    """The same, as "reading x"."""
+    """An access in words, such as "reading x"."""
     if touch.fresh:
         return "computing it"
     return f"{'writing' if touch.writes else 'reading'} {touch.value.name}"
@@ -41,17 +41,17 @@ def _stream(node: fx.Node) -> str:
 
 
 def at(node: fx.Node) -> str:
-    """A node by its line, or by its name where the graph does not know the line."""
+    """A node's line, or its name if the graph does not know the line."""
     if node.op == "output":
         return "the graph's end"
     return source_line(node) or f"node {node.name}"
 
 
 class RepairHints:
-    """The repairs of one graph, in the words of tagged events, of native ones, or of nodes that a pass inserts.
+    """The repairs of one graph, written with tagged events, with native events, or as nodes that a pass inserts.
 
     Args:
-        graph: its records say how they were written.
+        graph: its records show which API the program uses.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
@@ -61,7 +61,7 @@ class RepairHints:
         self._is_pass = bool(records) and not self._is_native and not any(TAG in record.meta for record in records)
 
     def missing(self, first: fx.Node, second: fx.Node, record: fx.Node | None) -> str:
-        """The lines that make ``second`` wait for ``first``; one of them where ``record`` is there already."""
+        """The lines that make ``second`` wait for ``first``; only the wait if ``record`` exists."""
         wait = f"before {at(second)} add `{self._wait(record)}` on {stream_name(_stream(second))}"
         if record is not None:
             return wait
@@ -73,7 +73,7 @@ class RepairHints:
         return f"{on_main}, and after it `{self._wait(None)}` on {stream_name(_stream(node))}"
 
     def superfluous(self, wait: fx.Node) -> str:
-        """What to do about a wait that orders nothing."""
+        """The advice for a wait that orders nothing."""
         return f"remove the wait at {at(wait)}, or move it to where it should order something"
 
     def unrecorded(self, wait: fx.Node) -> str:
@@ -114,7 +114,7 @@ _TAGGED = re.compile(r"^\s*([\w.]*npu_tagged_event_)(?:record|wait)(\(.*\))\s*(?
 
 
 def tagged(node: fx.Node, verb: str) -> str:
-    """A record of, or a wait for, the tagged event of a node, spelt as the program spells that node.
+    """A record of, or a wait for, a node's tagged event, in the program's own form.
 
     Args:
         node: a record or a wait.

@@ -1,8 +1,8 @@
-"""What nodes touch in the program as it was written, where its graph has functional forms of writes in place.
+"""The nodes' touches in the program before functionalization gave writes in place a functional form.
 
 AOT makes `x[4:].copy_(y)` a `slice_scatter`, which reads all of `x` and returns new memory. Two streams that write disjoint
-halves of one buffer then depend on each other, though no line of the program makes them. Whether the program itself has a
-race is therefore asked here: each functional write is put back into the memory that the program wrote.
+halves of one buffer then depend on each other, although no line of the program says so. To find the races of the program
+itself, this module moves each functional write back into the memory that the program wrote.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from npugraph_ex.stream_check.accesses import Touch, Touches, is_dense, works
 
 
 class Restored:
-    """The accesses of a graph with its functional writes put back. False where the graph has none.
+    """The accesses of a graph with its functional writes moved back. False if the graph has none.
 
-    A functional write is put back where nothing reads the old contents afterwards, as after AOT nothing does. One whose
-    result has other strides than the memory written, as a part of a part may, writes there all the same. Where the old
-    contents are read later, a write changes its part of new memory alone: the rest of that is a copy that the program does
-    not make. So no access is taken for the program's that may not be one.
+    A functional write is moved back if nothing reads the old contents later; after AOT nothing does. That also holds if its
+    result has other strides than the written memory, as a part of a part may. If something does read the old contents later,
+    the write changes only its part of new memory; the rest is a copy that the program does not make. So every access counted
+    here is one of the program's.
 
     Args:
         graph: its nodes carry fake tensors in ``meta["val"]``. It is not changed.
@@ -35,7 +35,7 @@ class Restored:
 
     def __init__(self, graph: fx.Graph) -> None:
         self._into: dict[fx.Node, fx.Node] = {}  # functional write -> the value whose memory it writes; itself, if new
-        self._base: dict[fx.Node, fx.Node] = {}  # functional write put back -> the value that the program has written
+        self._base: dict[fx.Node, fx.Node] = {}  # functional write moved back -> the value that the program wrote
         self._made_of: dict[int, fx.Node] = {}  # memory -> the functional write that computes it, if it has a copy
         writes = [node for node in graph.nodes if _is_functional_write(node)]
         if not writes:
@@ -68,7 +68,7 @@ class Restored:
             self._base[node] = self._base.get(target, target)
 
     def _is_needed_later(self, node: fx.Node, old: Region) -> bool:
-        """Whether what ``node`` leaves in the old memory is read, before all of it is written anew."""
+        """Whether a node reads the old contents that ``node`` leaves, before all of them are overwritten."""
         position = self._memory.position[node]
         again = [self._memory.written_anew(old, position)]
         again += [write.position for write in self._memory.writes_after(old, position) if self._copies_back(write.node)]
@@ -80,7 +80,7 @@ class Restored:
         )
 
     def _copies_back(self, node: fx.Node) -> bool:
-        """Whether ``node`` copies the result of a functional write to where that, in the program, has written it."""
+        """Whether ``node`` copies the result of a functional write into the memory that the program wrote."""
         if node.target is not torch.ops.aten.copy_.default:
             return False
         target, source = node.args[:2]
@@ -90,7 +90,7 @@ class Restored:
         return self._is_put_back(source, part) or (self._memory.is_same(source, target) and self._lies_at(source, part))
 
     def _overwrites(self, access: MemoryAccess, write: fx.Node, region: Region) -> bool:
-        """Whether a read is that of an outer scatter, which reads all but the part that ``write`` makes: a view of a view."""
+        """Whether a read is by an outer scatter (a view of a view), which reads everything except the part that ``write`` makes."""
         node = access.node
         if not writes_a_part(node) or access.value is not node.args[0]:
             return False
@@ -117,23 +117,23 @@ class Restored:
             return [self._marked(touch) for touch in self._touches.of(node)]
         part = part_written(node, self._mode, into)
         if into is not node and (self._lies_at(node.args[1], part) or self._is_put_back(node.args[1], part)):
-            return []  # an outer part, whose inner part was written already
+            return []  # an outer part, whose inner part is already written
         return [*self._sources(node), self._write(into, self._memory.region_of(part), part)]
 
     def _sources(self, node: fx.Node) -> list[Touch]:
-        """What a write reads besides the memory that it changes."""
+        """The reads of a write, apart from the memory that it changes."""
         target, *others = node.args
         read = [value for value in read_by(node) if value is not target or value in others]
         return [self._marked(touch) for value in read for touch in self._touches.of_value(value)]
 
     def _write(self, into: fx.Node, region: Region, part: torch.Tensor | None) -> Touch:
-        """A write into a part; None where it is not known which bytes of ``region`` that is."""
+        """A write into a part; None if its bytes in ``region`` are unknown."""
         return Touch(
             self._base.get(into, into), region, part, is_dense(region, part), writes=True, restored=True, whole=False
         )
 
     def _lies_at(self, value: Any, part: torch.Tensor) -> bool:
-        """Whether a value lies just where a part does."""
+        """Whether a value has exactly the bytes of a part."""
         if not isinstance(value, fx.Node):
             return False
         there = self._memory.region(value)
@@ -142,9 +142,9 @@ class Restored:
         return there.is_exact or value in self._base
 
     def _is_put_back(self, value: Any, part: torch.Tensor) -> bool:
-        """Whether a value is a functional write with other strides than the memory written, or a view of it, of just a part.
+        """Whether a value is exactly a part of a functional write, or a view of one, with other strides than the memory.
 
-        The views of the result are taken of the memory written, to see which bytes are meant.
+        It applies the result's views to the written memory, to find their bytes.
         """
         region = self._memory.region(value) if isinstance(value, fx.Node) else None
         write = None if region is None else self._made_of.get(region.root)
@@ -161,12 +161,12 @@ class Restored:
             try:
                 seen = executed(view.target, (seen, *view.args[1:]), view.kwargs, self._mode)
             except RuntimeError:
-                return False  # the memory written has no such view
+                return False  # the written memory has no such view
         there = self._memory.region_of(seen)
         return there.is_exact and there == self._memory.region_of(part) and difference(seen, part) is None
 
     def _marked(self, touch: Touch) -> Touch:
-        """A touch of memory that functional writes were put back into, by the name that all versions of a value share."""
+        """A touch of memory with functional writes moved back, under the name that all versions of a value share."""
         if touch.region.root not in self._roots:
             return touch
         return touch._replace(value=self._base.get(touch.value, touch.value), restored=True)

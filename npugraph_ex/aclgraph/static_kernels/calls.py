@@ -1,4 +1,4 @@
-"""Which operators a graph calls on which shapes, for given inputs; found on fake tensors, so that nothing is computed."""
+"""The operators and shapes that a graph calls for given inputs. They are found on fake tensors, so nothing is computed."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ from npugraph_ex.graph.streams.labels import CUBE, LEVEL, VECTOR
 from npugraph_ex.graph.streams.ops import ENTERS, EXITS, NAMESPACES
 
 _OF_CANN = frozenset({"aten", "npu", "npu_inference"})
-"""The namespaces whose operators CANN implements. Another's may do anything when it runs, count its calls say."""
+"""The namespaces whose operators CANN implements.
+
+An operator of another namespace may do anything when it runs, for example count its calls.
+"""
 
 _NOT_ALONE = frozenset(
     {torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 )
-"""Operators that would move the random generator on, or whose shapes depend on values."""
+"""Operators that would advance the random generator, or whose shapes depend on values."""
 
 Scope = tuple[tuple[str, str], ...]
 """Core limits and the deterministic level around a call, as `scope_enter` takes them."""
@@ -33,13 +36,13 @@ Scope = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class OperatorCall:
-    """One operator on certain shapes.
+    """One operator on specific shapes.
 
     Attributes:
         target: the operator.
         args: its arguments, fake tensors among them.
         kwargs: likewise.
-        scope: the core limits and the level it runs under.
+        scope: the core limits and the deterministic level around it.
     """
 
     target: OpOverload
@@ -49,7 +52,7 @@ class OperatorCall:
 
     @property
     def signature(self) -> tuple[object, ...]:
-        """Equal for two calls that CANN would describe alike."""
+        """A value that is equal for two calls with the same description by CANN."""
         leaves, spec = pytree.tree_flatten((self.args, dict(self.kwargs)))
         return (str(self.target), str(spec), self.scope, *map(_spelt, leaves))
 
@@ -65,10 +68,10 @@ def operator_calls(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[OperatorCa
 
     Args:
         gm: the graph, after all passes.
-        inputs: real ones, of which only the metadata is looked at.
+        inputs: real tensors, of which only the metadata is read.
 
     Returns:
-        One call a signature, up to the first operator whose result has a shape that only running it would tell.
+        One call for each signature, up to the first operator whose result's shape depends on values.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     walk = _CallCollector(gm, mode)
@@ -84,7 +87,7 @@ def _fake(mode: FakeTensorMode, value: Any) -> Any:
 
 
 class _CallCollector(fx.Interpreter):
-    """Runs a graph on fake tensors and takes down the calls."""
+    """Runs a graph on fake tensors and collects the calls."""
 
     def __init__(self, gm: fx.GraphModule, mode: FakeTensorMode) -> None:
         super().__init__(gm)
@@ -94,7 +97,7 @@ class _CallCollector(fx.Interpreter):
         self._scopes: list[Scope] = []
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run one node; scopes are followed, and what orders streams does nothing on fake tensors."""
+        """Run one node. Scopes are tracked; events do nothing on fake tensors."""
         if n.op == "get_attr":
             return _fake(self._mode, super().run_node(n))
         if n.target in ENTERS:
@@ -121,6 +124,6 @@ class _CallCollector(fx.Interpreter):
 
 
 def _on_device(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether an argument lies on the device; a factory has none, and no shape that another kernel would serve."""
+    """Whether an argument is on the device. A factory has no such argument, and needs no kernel for its shape."""
     leaves = pytree.tree_leaves((args, dict(kwargs)))
     return any(isinstance(leaf, torch.Tensor) and leaf.device.type == "npu" for leaf in leaves)

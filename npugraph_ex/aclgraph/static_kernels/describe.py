@@ -1,8 +1,7 @@
-"""CANN's own descriptions of operators: it writes them while an operator runs, so each runs once, on memory of its own.
+"""CANN's own descriptions of operators: CANN writes one while an operator runs, so each operator runs once, on new memory.
 
-Which kernels an operator of torch becomes, with which formats and attributes, only CANN knows; nobody else could write what
-`op_compiler` reads. The memory is new and zero: the program's tensors are neither read nor written, and no operator of the
-program's own runs.
+Only CANN knows the kernels, formats and attributes of a torch operator, so only CANN can write the input of `op_compiler`.
+The memory is new and zero. So the program's tensors are neither read nor written, and no custom operator runs.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from npugraph_ex.observe.logger import logger
 
 
 def describe(calls: Sequence[OperatorCall], folder: Path) -> list[Path]:
-    """Have CANN describe operators.
+    """Make CANN describe operators.
 
     Args:
-        calls: what to describe; one that cannot run on zeros, or for which there is no memory, is left out.
-        folder: where CANN makes a folder of its own.
+        calls: the calls to describe. A call that cannot run on zeros, or for which memory is short, is left out.
+        folder: CANN makes its own folder in it.
 
     Returns:
         The files, in no order.
@@ -43,7 +42,7 @@ def describe(calls: Sequence[OperatorCall], folder: Path) -> list[Path]:
                 _describe(call, folder)
     finally:
         torch.npu.set_rng_state(drawn)
-    for ending in ("_opcompile", "_debug"):  # the latter of a CANN that knows no better
+    for ending in ("_opcompile", "_debug"):  # some versions of CANN raise the latter
         files = [file for made in folder.glob(f"*{ending}") for file in made.glob("*.json")]
         if files:
             return files
@@ -74,7 +73,7 @@ def _left_out(call: OperatorCall, why: Exception) -> None:
 
 
 def _on_scratch(call: OperatorCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with real tensors of zeros for fake ones; one tensor that is passed twice stays one."""
+    """The arguments with tensors of zeros instead of fake tensors. A tensor that is passed twice stays one tensor."""
     made: dict[int, torch.Tensor] = {}
 
     def scratch(fake: FakeTensor) -> torch.Tensor:
@@ -87,7 +86,7 @@ def _on_scratch(call: OperatorCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _zeros_like(fake: torch.Tensor) -> torch.Tensor:
-    """Zeros with the shape and strides of a tensor, which may overlap, in no more memory than it spans."""
+    """Zeros with the shape and strides of a tensor, in no more memory than the tensor spans; its elements may overlap."""
     span = 1 + sum((size - 1) * stride for size, stride in zip(fake.size(), fake.stride(), strict=True))
     flat = torch.zeros(span if fake.numel() else 0, dtype=fake.dtype, device=fake.device)
     return flat.as_strided(fake.size(), fake.stride())

@@ -1,4 +1,4 @@
-"""Putting compiled kernels in place for this process: in a folder of its own where CANN can, else in CANN's."""
+"""Installs compiled kernels for this process: in its own folder if CANN supports that, else in CANN's folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LIMIT = 300.0  # seconds that a package may take to install itself
 
 
 def install(packages: Sequence[Path], lease: Lease) -> None:
-    """Install packages and have CANN choose kernels anew.
+    """Install packages and make CANN choose kernels again.
 
     Raises:
         StaticKernelError: a package failed, or installed nothing.
@@ -28,10 +28,10 @@ def install(packages: Sequence[Path], lease: Lease) -> None:
             programs.run([package, f"--install-path={lease.kernels}", "-q"], log=log, limit=_LIMIT)
             installed = sum(1 for _ in lease.kernels.rglob("*")) > before
         else:
-            # CANN keeps one index of all packages there, which two installations at once would spoil.
+            # CANN has one index of all packages there, and two installations at the same time would corrupt it.
             with everything_locked(lease.root):
                 lease.note_installed(package.stem)
-                if not uninstallers(package.stem):  # another process may have it there already
+                if not uninstallers(package.stem):  # another process may have installed it
                     programs.run([package], log=log, limit=_LIMIT)
                 installed = bool(uninstallers(package.stem))
         if not installed:

@@ -1,13 +1,13 @@
-"""What one process holds of static kernels, written down so that the next process can clear up after one that was killed.
+"""The static kernels of one process, listed in files, so that the next process can remove those of a killed process.
 
 Each process has a folder `<root>/processes/<pid>-<random>`:
 
 * `lease` is locked for as long as the process lives;
-* `kernels` has the kernels that are installed for it alone, and `work-…` what is being made;
-* `installed` names the packages that it had installed in CANN's own folder, one a line, written before they are;
-* `compiler` says which process is compiling for it.
+* `kernels` has the kernels that only this process uses, and `work-…` has unfinished files;
+* `installed` names the packages in CANN's own folder, one in each line, written before the installation;
+* `compiler` has the id of its running compiler.
 
-Whoever opens a lease first clears up after every process whose lease is no longer locked.
+A process that opens a lease first removes the files of every process whose lease is no longer locked.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from npugraph_ex.errors import StaticKernelError
 from npugraph_ex.observe.logger import logger
 
 _CLEARING_LIMIT = 600.0
-"""Seconds: how long one process may hold the lock of the whole folder, to install or to clear up."""
+"""Seconds that a process waits for the lock of the whole folder, to install or to clear up."""
 _UNINSTALL_LIMIT = 60.0
 _ENDING_LIMIT = 30.0
 """Seconds that a process waits for that lock at its end."""
@@ -38,7 +38,7 @@ class Lease:
     Attributes:
         root: the folder that all processes share.
         folder: this process's own.
-        have: what this process has kernels for already, as digests.
+        have: digests of the descriptions that have a kernel in this process.
     """
 
     def __init__(self, root: Path, folder: Path, descriptor: int) -> None:
@@ -50,7 +50,7 @@ class Lease:
 
     @classmethod
     def current(cls, root: Path) -> Lease:
-        """This process's lease on ``root``; made at the first call, after clearing up after the dead."""
+        """This process's lease on ``root``; the first call makes it, after the files of ended processes are removed."""
         lease = _leases.get((root, os.getpid()))
         if lease is None:
             with everything_locked(root):
@@ -63,7 +63,7 @@ class Lease:
         return lease
 
     def work(self) -> Path:
-        """A new folder to make things in; it goes with the lease."""
+        """A new folder for unfinished files; it is removed with the lease."""
         return Path(tempfile.mkdtemp(prefix="work-", dir=self.folder))
 
     @property
@@ -72,40 +72,40 @@ class Lease:
         return self.folder / "kernels"
 
     def note_installed(self, name: str) -> None:
-        """Write down that a package is about to be installed in CANN's folder."""
+        """Note the name of a package before its installation in CANN's folder."""
         with (self.folder / "installed").open("a", encoding="utf-8") as file:
             file.write(f"{name}\n")
 
     def note_compiler(self, pid: int) -> None:
-        """Write down which process compiles, so that it can be stopped should this one be killed."""
+        """Note the compiler's process id, so that another process can stop it if this process is killed."""
         (self.folder / "compiler").write_text(f"{pid} {_start_of(pid)}", encoding="ascii")
 
     def close(self) -> None:
-        """Uninstall and remove what this process holds; nothing to do in a process forked from it."""
+        """Uninstall and remove this process's kernels. A forked child does nothing."""
         if self._pid != os.getpid() or _leases.pop((self.root, self._pid), None) is None:
             return
         try:
             with everything_locked(self.root, _ENDING_LIMIT):
                 _clear(self.root, self.folder)
                 os.close(self._descriptor)
-        except (OSError, StaticKernelError) as error:  # the next process to come will do it
+        except (OSError, StaticKernelError) as error:  # the next process will do it
             logger.warning("Static kernels of this process are not cleared up: %s", error)
 
 
 _leases: dict[tuple[Path, int], Lease] = {}
-"""By folder and process: one that was forked has none of its own yet."""
+"""By folder and process id, because a forked child has no lease yet."""
 
 
 def everything_locked(root: Path, limit: float = _CLEARING_LIMIT) -> contextlib.AbstractContextManager[None]:
-    """Keep every other process from installing, clearing up and starting a lease under ``root`` for a block."""
+    """Prevent installations, clean-ups and new leases of all other processes under ``root`` during a block."""
     (root / "processes").mkdir(parents=True, exist_ok=True, mode=0o700)
     return locked(root / "lock", limit)
 
 
 def _collect(root: Path) -> None:
-    """Clear up after every process that has died."""
+    """Remove the files of every process that has ended."""
     for folder in sorted((root / "processes").iterdir()):
-        descriptor = open_for_lock(folder / "lease")  # not there if the process was killed while it opened the lease
+        descriptor = open_for_lock(folder / "lease")  # missing if the process was killed at the start
         try:
             if try_lock(descriptor):
                 logger.info("Clearing up static kernels of process %s, which has ended", folder.name.partition("-")[0])
@@ -115,7 +115,7 @@ def _collect(root: Path) -> None:
 
 
 def _clear(root: Path, folder: Path) -> None:
-    """Undo everything that one process did, but for packages in CANN's folder that others have too."""
+    """Undo everything that one process did, except packages in CANN's folder that other processes use too."""
     _stop_compiler(folder / "compiler")
     others = {name for other in (root / "processes").iterdir() if other != folder for name in _installed(other)}
     for name in _installed(folder) - others:
@@ -135,17 +135,17 @@ def _installed(folder: Path) -> set[str]:
 
 
 def uninstallers(name: str) -> list[Path]:
-    """The programs that remove a package from CANN's folder; none where it is not installed."""
+    """The programs that remove a package from CANN's folder; none if it is not installed."""
     home = os.environ.get("ASCEND_HOME_PATH")
     if not home:
         return []
-    # CANN's folder is one of several versions side by side, with links among them.
+    # CANN's folder may have several versions beside it, with links between them.
     found = Path(home).resolve().parent.glob(f"*/opp/static_kernel/ai_core/{name}/uninstall.sh")
     return sorted({script.resolve() for script in found})
 
 
 def _stop_compiler(noted: Path) -> None:
-    """Kill the compiler of a process that died while it ran; its number may be another's by now, so compare the start."""
+    """Kill the compiler of a process that ended during compilation. Compare the start times, because the id may be reused."""
     try:
         pid, start = noted.read_text(encoding="ascii").split()
     except (FileNotFoundError, ValueError):
@@ -156,7 +156,7 @@ def _stop_compiler(noted: Path) -> None:
 
 
 def _start_of(pid: int) -> str:
-    """When a process began, in the system's ticks; empty if there is none."""
+    """The start time of a process in the system's ticks; empty if the process does not exist."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:

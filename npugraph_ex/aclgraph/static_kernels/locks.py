@@ -1,8 +1,8 @@
-"""Locks between processes, on files. The system frees them when their process ends, however it ends.
+"""Locks between processes, on files. The system frees a lock when its process ends, in whatever way.
 
-filelock, which torch brings along, was tried in place of this module. Up to release 3 at least, a forked child that drops the
-lock object frees the lock of its parent: a lease would end while its process lives. torch asks for no later release, and this
-package would become shorter by 20 lines only.
+Why not filelock, which torch installs? In its releases up to 3 at least, a forked child that drops the lock object also frees
+the lock of its parent, so a lease would end while its process lives. torch requires no later release, and this package would
+become only 20 lines shorter.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _LOOK_AGAIN = 0.05  # seconds
 
 
 def open_for_lock(path: Path) -> int:
-    """A descriptor for `try_lock`; whoever closes it gives the lock up. Programs that are started do not inherit it."""
+    """A descriptor for `try_lock`. Closing it releases the lock. Child programs do not inherit it."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def try_lock(descriptor: int) -> bool:
-    """Take the lock if nobody has it."""
+    """Take the lock if no other process has it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -36,7 +36,7 @@ def try_lock(descriptor: int) -> bool:
 
 @contextmanager
 def locked(path: Path, limit: float) -> Iterator[None]:
-    """Hold a lock for a block.
+    """Take a lock for a block.
 
     Raises:
         StaticKernelError: another process held it for ``limit`` seconds.

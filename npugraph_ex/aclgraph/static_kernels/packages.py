@@ -1,4 +1,4 @@
-"""Built packages, kept for every process that asks for the same kernels: one builds, the others wait and reuse."""
+"""Built packages, kept for every process that needs the same kernels: one process builds, the others wait and reuse."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from npugraph_ex.errors import SavedGraphError, StaticKernelError
 from npugraph_ex.observe.logger import logger
 
 _MANIFEST = "manifest.json"
-_SPARE = 60.0  # seconds that a build takes besides the compiler
+_SPARE = 60.0  # seconds of a build besides the compiler
 
 
 def obtain(root: Path, key: str, build: Callable[[], list[Path]], *, limit: float) -> list[Path]:
-    """The packages for a key: those that are there, or new ones.
+    """The packages for a key: existing ones, or new ones.
 
     Args:
         root: the folder that all processes share.
-        key: of what they are made from, and for which machine.
-        build: makes them, somewhere on the same file system.
-        limit: seconds that a build may take.
+        key: the digest of their sources and of the machine.
+        build: makes them, on the same file system.
+        limit: the largest number of seconds for a build.
 
     Raises:
         StaticKernelError: the build failed, here or in the process that this one waited for.
@@ -36,7 +36,7 @@ def obtain(root: Path, key: str, build: Callable[[], list[Path]], *, limit: floa
         if found:
             return found
         failure = root / "packages" / f"{key}.failed"
-        if failure.exists() and failure.stat().st_mtime > came:  # while this process waited: it need not wait again
+        if failure.exists() and failure.stat().st_mtime > came:  # another process built them while this one waited
             raise StaticKernelError(failure.read_text(encoding="utf-8"))
         try:
             made = build()
@@ -48,7 +48,7 @@ def obtain(root: Path, key: str, build: Callable[[], list[Path]], *, limit: floa
 
 
 def _keep(folder: Path, made: list[Path]) -> list[Path]:
-    """Move packages to their place, so that the folder is whole or not there."""
+    """Move packages to their folder, so that the folder is complete or absent."""
     staging = made[0].parent / "kept"
     staging.mkdir()
     for package in made:
@@ -62,7 +62,7 @@ def _keep(folder: Path, made: list[Path]) -> list[Path]:
 
 
 def _sound(folder: Path) -> list[Path]:
-    """The packages of a folder; none if it is not there, or if one is not as it was written: it would be run."""
+    """The packages of a folder. Empty if the folder is missing or a package fails its checksum, because packages are executed."""
     if not folder.exists():
         return []
     try:

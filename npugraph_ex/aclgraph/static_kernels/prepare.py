@@ -1,4 +1,4 @@
-"""From a graph and its sizes to installed kernels; the one place that knows all the steps and in which order they come."""
+"""From a graph and its sizes to installed kernels. This module alone knows all steps and their order."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from npugraph_ex.errors import StaticKernelError
 from npugraph_ex.observe.logger import logger
 
 SIZES = "_vllm_aclnn_static_kernel_sym_range"
-"""vLLM's option: the sizes that are worth static kernels. Absent or None: all of them."""
+"""vLLM's option: the sizes that get static kernels. Absent or None: all sizes."""
 
 _one_at_a_time = threading.Lock()
-"""CANN describes the operators of the whole process, whichever thread starts them."""
+"""CANN describes the operators of all threads of the process."""
 
 
 class StaticKernels:
@@ -51,12 +51,12 @@ class StaticKernels:
         self._seen: set[tuple[Any, ...]] = set()
 
     def prepare(self, inputs: Sequence[Any]) -> None:
-        """Have kernels for inputs of these sizes; the first call for each combination works, and may take minutes.
+        """Prepare kernels for inputs of these sizes. The first call for each combination compiles, and may take minutes.
 
-        Where it is not possible, one warning says why, and the graph runs with the kernels that CANN has.
+        If that is impossible, one warning says why, and the graph runs with CANN's own kernels.
         """
         sizes = self._sizes(inputs)
-        # An engine that captures has run the graph before; under its capture nothing can be described.
+        # An engine that captures has run the graph before. During its capture CANN cannot describe operators.
         if sizes in self._seen or torch.npu.is_current_stream_capturing():
             return
         self._seen.add(sizes)
@@ -66,7 +66,7 @@ class StaticKernels:
             with _one_at_a_time:
                 self._prepare(inputs)
         except (StaticKernelError, OSError) as error:
-            _warn(f"No static kernels were made, and the graph runs with those that CANN has: {error}")
+            _warn(f"No static kernels were made, and the graph runs with CANN's own kernels: {error}")
 
     def _prepare(self, inputs: Sequence[Any]) -> None:
         compiler = programs.find_compiler()
@@ -99,7 +99,7 @@ class StaticKernels:
 
 
 def _about(compiler: Path) -> dict[str, str]:
-    """What decides besides an operator's description which kernel is made from it."""
+    """What a kernel depends on besides the operator's description."""
     return {
         "soc": torch.npu.get_device_name().split()[0],
         "cann": _npu_private.cann_version(),
@@ -109,7 +109,7 @@ def _about(compiler: Path) -> dict[str, str]:
 
 
 def _copy_new(described: Sequence[Path], into: Path, have: set[str], about: dict[str, str]) -> set[str]:
-    """Copy the descriptions for which this process has no kernel yet, each once; return their digests."""
+    """Copy each description that has no kernel in this process yet; return the digests."""
     new: set[str] = set()
     said = json.dumps(about, sort_keys=True).encode()
     for file in described:
@@ -128,5 +128,5 @@ def _made_here(made: list[Path]) -> list[Path]:
 
 @functools.cache
 def _warn(text: str) -> None:
-    """Say it once."""
+    """Warn once."""
     logger.warning("%s", text)

@@ -1,4 +1,4 @@
-"""Running the programs of others: CANN's compiler, and the packages it makes. Each has a limit, and leaves no process."""
+"""Runs CANN's compiler and the packages that it makes. Each has a time limit and leaves no process."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 from npugraph_ex.errors import StaticKernelError
 
 COMPILER = "op_compiler"
-_SHOWN = 300  # characters of what a program said before it failed
+_SHOWN = 300  # characters of a failed program's output
 
 
 def find_compiler() -> Path:
     """CANN's ``op_compiler``: the first on PATH, else the one of the CANN that ASCEND_HOME_PATH names.
 
     Raises:
-        StaticKernelError: there is none.
+        StaticKernelError: there is no compiler.
     """
     home = os.environ.get("ASCEND_HOME_PATH")
     found = shutil.which(COMPILER) or (home and shutil.which(COMPILER, path=str(Path(home) / "bin")))
@@ -69,12 +69,12 @@ def run(
 
     Args:
         command: the program and its arguments.
-        log: the file that gets what it says. No pipe: a process that it leaves behind could keep that open for ever.
+        log: the file for its output. Not a pipe, because a process that it leaves behind could keep a pipe open for ever.
         limit: seconds after which the whole group is killed.
         started: called with the process id.
 
     Raises:
-        StaticKernelError: it cannot be started, failed, or took too long; with the end of what it said.
+        StaticKernelError: it cannot be started, failed, or took too long. The message has the end of its output.
     """
     name = Path(str(command[0])).name
     with log.open("wb") as output:
@@ -99,6 +99,6 @@ def run(
 
 
 def _said(log: Path) -> str:
-    """The end of what a program said, for a message."""
+    """The end of a program's output, for a message."""
     text = " ".join(log.read_text(encoding="utf-8", errors="replace").split())[-_SHOWN:]
     return f"; it said: {text}" if text else ""

@@ -1,1 +1,1 @@
-"""The entry: what `torch.compile` and AOT compilers call, and the way from a traced graph to a compiled one."""
+"""The functions that `torch.compile` and AOT compilers call, and the steps from a traced graph to a compiled one."""

@@ -32,10 +32,10 @@ def get_npu_backend(
     """Make a backend for ``torch.compile(model, backend=...)``.
 
     Args:
-        compiler_config: the options; the defaults when None. Read at each compilation, so later changes count.
+        compiler_config: the options; None for the defaults. Each compilation reads them, so later changes have an effect.
         custom_decompositions: decompositions, by operator overload, that AOT applies before the passes.
-        on_compiled: called with each graph that was compiled, for those who save it; not with one that uses native streams,
-            because those objects are this process's.
+        on_compiled: called with each compiled graph, so that the caller can save it; not with one that uses native streams,
+            because such objects belong to this process.
 
     Returns:
         ``backend(gm, example_inputs)``, which compiles one Dynamo graph.
@@ -89,7 +89,7 @@ def get_npu_backend(
                 decompositions=decompositions,
                 keep_inference_input_mutations=True,
             )(gm, example_inputs)
-        compile_one.values = ()  # what is compiled may live longer than they
+        compile_one.values = ()  # the compiled graph may live longer than the examples
         compiled = _unsaveable(compiled, unsaveable)
         compiled = compiled if on_streams is None else _unsaveable(on_streams(compiled), [_OBJECTS])
         for shared in watched:
@@ -108,10 +108,10 @@ def npugraph_ex(
     options: Mapping[str, object] | None = None,
     mode: str | None = None,
 ) -> Callable[..., Any]:
-    """Compile one Dynamo graph: what the string in ``torch.compile(backend="npugraph_ex", options=...)`` stands for.
+    """Compile one Dynamo graph: the backend of ``torch.compile(backend="npugraph_ex", options=...)``.
 
     Raises:
-        OptionError: a wrong option name or value, or a ``mode``, which this backend has no use for.
+        OptionError: a wrong option name or value, or a ``mode``, which this backend takes as an option.
     """
     if mode not in {None, "default"}:
         raise OptionValueError(
@@ -130,11 +130,11 @@ def get_compiler(compiler_config: CompilerConfig | None = None) -> NpuFxCompiler
 def compile_fx(
     gm: fx.GraphModule, example_inputs: Sequence[Any] | None = None, options: Mapping[str, object] | None = None
 ) -> Callable[..., Any]:
-    """Compile an ATen graph, as AOT or ``make_fx`` give it.
+    """Compile an ATen graph from AOT or ``make_fx``.
 
     Args:
         gm: the graph; its nodes carry fake tensors in ``meta["val"]``. Edited in place.
-        example_inputs: its inputs, fake or real; taken from the placeholders' metadata when None.
+        example_inputs: its inputs, fake or real; None for the placeholders' metadata.
         options: as in ``torch.compile(options=...)``.
 
     Returns:
@@ -154,7 +154,7 @@ def compile_fx(
 
 
 def _for_aot(made: CompiledFxGraph, unsaveable: list[str]) -> Callable[..., Any]:
-    """A compiled graph as AOT takes it; where AOT keeps it and it cannot be saved, the reason is added to ``unsaveable``."""
+    """A compiled graph in AOT's form. If AOT keeps it and it cannot be saved, the reason is added to ``unsaveable``."""
     if not _torch_private.keeps_results():
         return made.boxed()
     kept, reason = made.kept()
@@ -169,7 +169,7 @@ _OBJECTS = (
 
 
 def _unsaveable(function: Callable[..., Any], reasons: Sequence[str]) -> Callable[..., Any]:
-    """A graph that runs in this process only, if there are ``reasons``: `aot_compile` takes what says why it cannot be saved."""
+    """A graph that runs only in this process if there are ``reasons``; `aot_compile` raises them when it saves."""
 
     def refuse() -> None:
         raise SavedGraphError(f"this compiled graph cannot be saved: {'; '.join(reasons)}. Compile it in every process")
@@ -180,7 +180,7 @@ def _unsaveable(function: Callable[..., Any], reasons: Sequence[str]) -> Callabl
 
 
 def _uncompiled(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Leave a backward graph as it is: it runs operator by operator."""
+    """Return a backward graph without compilation: it runs operator by operator."""
     if _torch_private.keeps_results():
         from npugraph_ex._torch_private.kept_output import uncompiled
 

@@ -36,11 +36,11 @@ from npugraph_ex.saving.values import Unsaveable
 
 @dataclass
 class CompiledFxArtifacts:
-    """A saved graph on its way between processes: its text, which the holder may write to a file of its own.
+    """A saved graph for another process: its text, which a client may write to its own file.
 
     Attributes:
-        version: of the text's format, for the holder's information; the text itself says it too.
-        py_code: the text, as `CompiledFxGraph.get_code` gives it.
+        version: the version of the text's format, for the client; the text contains it too.
+        py_code: the text from `CompiledFxGraph.get_code`.
     """
 
     version: str = "1"
@@ -51,14 +51,14 @@ class CompiledFxGraph:
     """A compiled graph: call it with the graph's inputs, get the list of its outputs.
 
     Args:
-        runner: what a call does.
-        code: gives the graph as text, or raises `Unsaveable`; None where nothing can be saved.
-        wrapped: whether AOT takes inputs apart or puts outputs together outside the graph, so that its text is not all.
+        runner: runs a call.
+        code: returns the graph as text, or raises `Unsaveable`; None if nothing can be saved.
+        wrapped: whether AOT changes inputs or outputs outside the graph, so that the text is not complete.
 
     Attributes:
-        unsaved: why `get_code` gave None.
-        changed: called when the graph was compiled again, for operators that do what their schemas do not say; a text
-            that was saved before is refused where it is loaded.
+        unsaved: the reason why `get_code` returned None.
+        changed: called when the graph is compiled again because of an undeclared effect. A text that was saved earlier is then
+            refused when it is loaded.
     """
 
     unsaved = "nothing of it can be saved"
@@ -77,17 +77,17 @@ class CompiledFxGraph:
         return self.runner(*inputs)
 
     def boxed(self) -> Callable[[list[Any]], Sequence[Any]]:
-        """The same function, but of one list of inputs: what AOT calls, and what a captured graph takes as it is."""
+        """The same function of one list of inputs, which AOT calls."""
         if isinstance(self.runner, CompiledGraph):
             return self.runner.run
         function: Callable[[list[Any]], Sequence[Any]] = make_boxed_func(self.runner)
         return function
 
     def kept(self) -> tuple[Callable[[list[Any]], Sequence[Any]], str]:
-        """The boxed function in the form that AOT can save together with its own wrapper, as `aot_compile` does.
+        """The boxed function in a form that AOT can save with its own wrapper, as `aot_compile` does.
 
         Returns:
-            The function, and why it cannot be saved; empty where it can.
+            The function, and the reason why it cannot be saved, or an empty text.
         """
         from npugraph_ex._torch_private.kept_output import KeptOutput
 
@@ -99,19 +99,19 @@ class CompiledFxGraph:
         return KeptOutput(self.boxed(), text, _boxed_from_text), reason
 
     def compiled_again(self) -> None:
-        """Forget the text, and tell whoever saved it."""
+        """Forget the text, and inform the client that saved it."""
         self._text = None
         if self.changed is not None:
             self.changed()
 
     def _whole(self) -> str:
-        """The graph as text, where that is all there is to the function that AOT was given."""
+        """The graph as text, if the text is the complete function."""
         if self._wrapped or self._code is None:
-            raise Unsaveable("AOT takes its inputs apart or puts its outputs together, outside the graph")
+            raise Unsaveable("AOT changes its inputs or outputs outside the graph")
         return self._code()
 
     def get_code(self) -> str | None:
-        """The graph as text for `load_artifacts` in another process; None, and why in the log, if it has none."""
+        """The graph as text for `load_artifacts` in another process; None, with the reason in the log, if it cannot be saved."""
         if self._text is None and self._code is not None:
             try:
                 self._text = self._whole()
@@ -125,14 +125,14 @@ class CompiledFxGraph:
         """Make a saved graph callable.
 
         Args:
-            artifacts: with the text in ``py_code``; from this process or another.
+            artifacts: the saved graph, with the text in ``py_code``, from this or another process.
 
         Raises:
             SavedGraphError: the text is damaged, foreign or of another version, or needs an operator that is missing.
         """
         text = artifacts.py_code
         if not isinstance(text, str):
-            raise SavedGraphError(f"py_code takes the text that get_code() gave, got {text!r}")
+            raise SavedGraphError(f"py_code takes the text from get_code(), got {text!r}")
         saved = SavedGraph.read(text)
         return cls(saved.load(compile_graph), lambda: text)
 
@@ -144,10 +144,9 @@ def _boxed_from_text(text: str) -> Callable[[list[Any]], Sequence[Any]]:
 
 @dataclass
 class Compilation:
-    """One graph on its way through the compiler: what the passes are given besides the graph, and what they report.
+    """The compilation of one graph: what the passes get besides the graph, and what they report.
 
-    ``so_far`` is the report on the joint graph that the graph was cut from, if it was; ``values`` are the call's own, as
-    far as they are known.
+    ``so_far`` is the report on the joint graph, if AOT split one; ``values`` are the call's values, as far as they are known.
     """
 
     config: CompilerConfig
@@ -174,7 +173,7 @@ def optimise(gm: fx.GraphModule, example_inputs: Sequence[Any], compilation: Com
 
 
 def _list_outputs(gm: fx.GraphModule) -> None:
-    """Let a graph of one bare output, as `make_fx` gives it, return a list of it, as AOT's do."""
+    """Make a graph with one bare output, as from `make_fx`, return a list, as AOT's graphs do."""
     output = gm.graph.output_node()
     value = output.args[0]
     if isinstance(value, fx.Node):
@@ -182,7 +181,7 @@ def _list_outputs(gm: fx.GraphModule) -> None:
         gm.recompile()
     elif not isinstance(value, (list, tuple)) or any(isinstance(leaf, (list, tuple, dict)) for leaf in value):
         raise GraphVerificationError(
-            f"the graph returns {value!r}; this compiler takes graphs that return one flat list of values, as AOT gives them"
+            f"the graph returns {value!r}; this compiler takes graphs that return one flat list of values, as AOT's graphs do"
         )
 
 
@@ -190,12 +189,12 @@ class NpuFxCompiler:
     """Compiles AOT graphs.
 
     Args:
-        compiler_config: the options; read at each compilation.
-        names: what the user calls each input, by its position in the Dynamo graph.
-        dumper: where to write the graphs; made afresh when None and TORCH_COMPILE_DEBUG=1.
+        compiler_config: the options; each compilation reads them.
+        names: the user's name of each input, by its position in the Dynamo graph.
+        dumper: writes the graphs; None makes a new one if TORCH_COMPILE_DEBUG=1.
 
     Attributes:
-        values: the inputs of the Dynamo graph in the call that is compiled for, as long as they are there.
+        values: the current call's inputs of the Dynamo graph, as long as they are available.
         follows_current_device: whether the Dynamo graph names the current device, which AOT may have resolved.
     """
 
@@ -213,19 +212,19 @@ class NpuFxCompiler:
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFxGraph:
         """Compile one graph, in place."""
-        # Through the class at each call: vLLM-Ascend replaces the method there while it compiles.
+        # A look-up on the class at each call, because vLLM-Ascend replaces the method there while it compiles.
         return self._get_compiled_gm(gm, example_inputs)
 
     def partition(self, gm: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Apply the rules for training to a joint graph, in place, and cut it into forward and backward.
+        """Apply the rules for training to a joint graph, in place, and split it into forward and backward.
 
         Args:
-            gm: the joint graph of forward and backward, as AOT makes it where a gradient is wanted.
+            gm: AOT's joint graph of forward and backward.
             inputs: its inputs.
-            how: what AOT tells its own partitioner, which does the cutting.
+            how: the arguments for AOT's own partitioner, which splits the graph.
         """
         nary_products.pair(gm.graph)
-        # Of some operators' backward the CPU knows nothing: values are compared on the forward graph only.
+        # The CPU lacks some operators' backward, so values are compared on the forward graph only.
         options = replace(self.config.to_options(), check_numerics=False)
         if training_rules():
             self._joint = ReportBuilder()
@@ -242,7 +241,7 @@ class NpuFxCompiler:
         options = self.config.to_options()
         if options.mode == "max-autotune":
             raise OptionValueError(
-                "mode 'max-autotune' takes graphs as Dynamo gives them, through get_npu_backend; this is an AOT graph"
+                "mode 'max-autotune' takes Dynamo graphs, through get_npu_backend; this is an AOT graph"
             )
         check_switches(options.fusion_rules)
         _list_outputs(gm)
@@ -269,7 +268,7 @@ class NpuFxCompiler:
             latest = again
             compiled.compiled_again()
 
-        # Through the module at each call: clients put a function of their own around it, to look at the graph.
+        # A look-up in the module at each call, because clients wrap the function to see the graph.
         npu_fx_compiler._optimize_fx(gm, example_inputs, compilation)  # noqa: SLF001 - the name that they use
         if options.dump_tensor_data:
             dumped = original if options.data_dump_stage == "original" else gm
@@ -300,7 +299,7 @@ class NpuFxCompiler:
         static: Sequence[int],
         names: Sequence[str],
     ) -> Original | None:
-        """How to compile a graph again, when its operators have shown what they do; None where none can surprise."""
+        """How to compile a graph again after an operator had an undeclared effect; None if no operator can have one."""
         if as_given is None:
             return None
 
@@ -320,7 +319,7 @@ class NpuFxCompiler:
         return Original(as_given, compile_again)
 
     def _name_of(self, node: fx.Node) -> str:
-        """What messages call an input: the user's own words where Dynamo knows them."""
+        """An input's name for messages: the user's own expression if Dynamo knows it."""
         position = _torch_private.aot_input_position(node)
         known = position is not None and position < len(self._names)
         return self._names[position] if known and position is not None else str(node.target)

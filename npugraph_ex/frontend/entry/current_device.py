@@ -1,8 +1,8 @@
-"""Graphs that depend on the current device: `torch.arange(4, device="npu")` makes its result there, at each call.
+"""Graphs that depend on the current device: `torch.arange(4, device="npu")` depends on it at each call.
 
-Passes and capture take the device of the compilation for granted. So such a graph has a guard of Dynamo's on the current
-device, which compiles it once for each. Where no Dynamo stands before the graph, or its guards are filtered out, a call under
-another device runs the graph as it was before the passes.
+Passes and capture assume the device of the compilation. So such a graph gets a Dynamo guard on the current device, and Dynamo
+compiles it once for each device. Without Dynamo, or if its guards are filtered out, a call under another device runs the
+graph from before the passes.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from npugraph_ex.aclgraph import scopes
 from npugraph_ex.observe.logger import logger
 
 _MOVES = ("npu", "cuda")
-"""Methods of a tensor that mean the current device where they are given none; torch_npu lets the second mean the first."""
+"""Methods of a tensor that use the current device by default; torch_npu makes the second an alias of the first."""
 
 
 def is_asked_for(graph: fx.Graph) -> bool:
-    """Whether a Dynamo or AOT graph names the device type without an index, which means the current one of several."""
+    """Whether a Dynamo or AOT graph names the device type without an index and there are several devices."""
     return torch.npu.device_count() > 1 and any(map(_means_current_device, graph.nodes))
 
 
 def decides(graph: fx.Graph) -> bool:
-    """Whether the results of a Dynamo or AOT graph may lie elsewhere where another device is current, however many there are."""
+    """Whether the results of a Dynamo or AOT graph depend on the current device, however many devices there are."""
     return any(map(_means_current_device, graph.nodes)) or torch.get_default_device().type == "npu"
 
 
@@ -43,18 +43,18 @@ def _means_current_device(node: fx.Node) -> bool:
 
 
 def guard(gm: fx.GraphModule) -> None:
-    """Let Dynamo compile the function anew where another device is current, if its graph may depend on that."""
+    """Make Dynamo compile the function again for another current device, if its graph may depend on it."""
     if torch.npu.device_count() > 1 and decides(gm.graph):
         _torch_private.guard_on_result("npu", "current_device")
         _torch_private.forget_fake_results()
 
 
 class AnyDevice:
-    """A compiled graph that may be called while another device is current than when it was compiled.
+    """A compiled graph that may be called under another current device than at its compilation.
 
     Args:
         gm: the graph before the passes, which depends on the current device.
-        number: under which `report.graphs` knows it.
+        number: the graph's number in `report.graphs`.
     """
 
     def __init__(self, gm: fx.GraphModule, number: int) -> None:
@@ -64,7 +64,7 @@ class AnyDevice:
         self._warned = False
 
     def around(self, compiled: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
-        """The compiled graph on the device that it was compiled for, the graph as given on others."""
+        """A function that runs the compiled graph on its own device, and the original graph on other devices."""
 
         def run(*inputs: Any) -> Sequence[Any]:
             device = torch.npu.current_device()
@@ -87,12 +87,12 @@ class AnyDevice:
 
 
 def traced_on(graph: fx.Graph) -> int:
-    """The device that was current when the graph was traced."""
+    """The current device at the graph's trace."""
     values = [node.meta.get("val") for node in graph.nodes if _means_current_device(node)]
     devices = [value.device for value in values if isinstance(value, torch.Tensor) and value.device.type == "npu"]
     return next((device.index for device in devices if device.index is not None), int(torch.npu.current_device()))
 
 
 def follow(gm: fx.GraphModule, number: int) -> AnyDevice | None:
-    """Prepare for calls under other devices, before the passes; None where the current device does not matter."""
+    """Prepare for calls under other devices, before the passes; None if the current device does not matter."""
     return AnyDevice(gm, number) if is_asked_for(gm.graph) else None

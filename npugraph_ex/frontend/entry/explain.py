@@ -1,4 +1,4 @@
-"""`explain(model, *inputs)`: compile, call, and say what happened. `npugraph-ex explain` does the same for a script."""
+"""`explain(model, *inputs)`: compile, call, and report what happened. `npugraph-ex explain` does the same for a script."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from npugraph_ex.report.graphs import graphs_so_far
 
 
 class Watch:
-    """What was compiled since it was made, or since the process started; may be asked at any time, and again."""
+    """All compilations since this object was made, or since the process started. It may be read repeatedly."""
 
     def __init__(self, *, from_start: bool = False) -> None:
         self._graphs, self._captures = (0, 0) if from_start else (graphs_so_far(), captures_so_far())
@@ -40,17 +40,17 @@ def explain(
     calls: int = 2,
     **named_inputs: Any,
 ) -> Explanation:
-    """Compile a model with this backend, call it, and say what became of it.
+    """Compile a model with this backend, call it, and report the result.
 
-    The inputs are cloned for each call, so the caller's tensors stay as they are. The model itself is called: if it
-    changes buffers of its own, they change.
+    The inputs are cloned for each call, so the caller's tensors do not change. The model itself is called, so its buffers may
+    change.
 
     Args:
         model: a module or function.
         inputs: its positional inputs, on the device.
         options: as in ``torch.compile(options=...)``.
         dynamic: as in ``torch.compile(dynamic=...)``.
-        calls: how often to call it, at least once; the second call shows what a new call captures anew.
+        calls: how often to call it, at least once; the second call shows what a later call captures again.
         named_inputs: its keyword inputs.
 
     Returns:
@@ -72,7 +72,7 @@ def explain(
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of its own with the same layout; a parameter is used as it is, because its address is what counts."""
+    """A new tensor with the same layout; a parameter itself, because its address matters."""
     if isinstance(tensor, torch.nn.Parameter):
         return tensor
     return tensor.detach().clone(memory_format=torch.preserve_format).requires_grad_(tensor.requires_grad)

@@ -1,6 +1,7 @@
-"""Mode "max-autotune": a Dynamo graph goes to TorchAir's GE engine as it is, where CANN can run that; else one clear error.
+"""Mode "max-autotune": a Dynamo graph goes unchanged to TorchAir's GE engine.
 
-Nothing of this library's passes or captures applies there; TorchAir reads the same settings from a configuration of its own.
+If CANN cannot run it, one error says why. This library's passes and captures do not apply there.
+TorchAir reads the same settings from its own configuration.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ MODE = "max-autotune"
 
 
 def why_not() -> str | None:
-    """Why GE cannot run in this process; None if nothing is known against it."""
+    """The reason why GE cannot run in this process, or None."""
     if cann_home() is None:
         return "CANN is not installed (ASCEND_HOME_PATH names no folder)"
     if not torch.npu.is_available():
@@ -50,7 +51,7 @@ def backend(
             reason = f"torchair cannot be imported: {error}"
     if reason is not None:
         raise OptionNotAvailableError(
-            f"mode {MODE!r} hands the graph to TorchAir's GE engine, which cannot run here: {reason}. "
+            f"mode {MODE!r} passes the graph to TorchAir's GE engine, which cannot run here: {reason}. "
             "Leave the mode out to compile with this backend"
         )
     theirs = torchair.CompilerConfig()

@@ -1,4 +1,4 @@
-"""Writes down what a compilation came to: the graph's record, and the description of its capture among the dumps."""
+"""Records the result of a compilation: the graph's record, and the description of its capture among the dumps."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _described(value: object) -> str:
 
 
 def description(made: GraphRecord) -> str:
-    """The record as text, for the dumps: what becomes of the graph, and its inputs by class."""
+    """The record as text for the dumps: how the graph runs, and its inputs by class."""
     rows = [(entry.name, entry.kind, "yes" if entry.mutated else "", entry.value) for entry in made.inputs]
     parts = [
         f"graph {made.number}: {made.fate}; kernels: {made.kernels_before} before the passes, {made.kernels_after} after",

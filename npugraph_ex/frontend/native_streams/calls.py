@@ -1,8 +1,7 @@
-"""What a call of a graph with native streams does around it: to the code outside the user's objects mean what they always do.
+"""Synchronises a compiled graph with the caller's streams and events, so that code around the call sees eager ordering.
 
-Inside, the graph runs on streams of its own. So the call comes after the work that the user's streams were given before,
-and after the events that it awaits; work that those streams are given later, and waits for events that it records, come
-after the call.
+The graph runs on its own streams. A call waits for the earlier work of the user's streams, and for the events that the graph
+awaits. Later work of those streams waits for the call, and so do waits for events that the graph records.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from npugraph_ex.graph.streams.labels import MAIN
 
 @dataclass(frozen=True)
 class NativeObjects:
-    """The user's stream and event objects of one graph, by the numbers under which Dynamo finds them at each call.
+    """The user's stream and event objects of one graph, by Dynamo's numbers for them.
 
     Attributes:
         streams: number -> label; the label of the main stream is empty.
-        given: those of the streams that the graph did not make itself.
+        given: the streams that the graph does not make itself.
         recorded: numbers of the events that the graph records.
         awaited: numbers of the events that the graph awaits before it records them.
     """
@@ -36,13 +35,13 @@ class NativeObjects:
 
 
 def around(compiled: Callable[..., Any], original: Callable[..., Any], objects: NativeObjects) -> Callable[..., Any]:
-    """The compiled graph, ordered with what the code around it does on the streams and events that it uses.
+    """The compiled graph, ordered with the caller's work on its streams and events.
 
     Args:
-        compiled: the graph, which runs on streams of its own beside the current one.
-        original: the same as Dynamo traced it, which runs on the user's streams; called where two streams that were two
-            when the graph was compiled are one now, or the other way round.
-        objects: what the graph uses.
+        compiled: the graph, which runs on its own streams beside the current one.
+        original: the graph from Dynamo, which runs on the user's streams. It runs if two
+            streams that differed at compilation are one now, or the other way round.
+        objects: the streams and events of the graph.
     """
     numbers = tuple(objects.streams)
     pattern = _pattern([MAIN, *objects.streams.values()])
@@ -72,7 +71,7 @@ def around(compiled: Callable[..., Any], original: Callable[..., Any], objects: 
 
 
 def as_traced(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A Dynamo graph as it was traced, on the user's own streams and operator by operator."""
+    """A Dynamo graph in its original form, on the user's streams and operator by operator."""
 
     def run(*args: Any) -> Any:
         _torch_private.set_current_stream(torch.npu.current_stream())
@@ -82,17 +81,17 @@ def as_traced(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _as_npu(stream: Any) -> torch.npu.Stream:
-    """A stream as torch_npu's class: Dynamo's current stream, and `torch.Stream(...)`, are of torch's own."""
+    """A stream as an object of torch_npu's class; Dynamo's current stream and `torch.Stream(...)` have torch's class."""
     return torch.npu.Stream(
         stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
     )
 
 
 def identity(stream: Any) -> tuple[int, int]:
-    """What two objects of one stream share, whatever their class."""
+    """A value that is equal for two objects of one stream, whatever their class."""
     return stream.device_index, stream.stream_id
 
 
 def _pattern(things: Sequence[Any]) -> tuple[int, ...]:
-    """Of each thing, the first place that has an equal one."""
+    """For each item, the first position of an equal item."""
     return tuple(things.index(thing) for thing in things)

@@ -1,6 +1,6 @@
-"""Core limits in a graph with native streams: a scope limits one stream, the one that is current where the scope begins.
+"""Core limits in a graph with native streams: a scope limits the stream that is current where the scope begins.
 
-That is what the device does in eager mode. `scope.limit_core_num(..., stream=s)` makes `s` current for its beginning alone.
+The device does the same in eager mode. `scope.limit_core_num(..., stream=s)` makes `s` current only at its beginning.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from npugraph_ex.graph.streams.labels import CUBE, KEPT, VECTOR, labels_of
 from npugraph_ex.graph.streams.ops import argument
 
 Limit = tuple[int, int]
-"""Cube and vector cores; `KEPT` for what the stream has around the call."""
+"""Cube and vector cores; `KEPT` for the stream's limits around the call."""
 
 UNLIMITED: Limit = (KEPT, KEPT)
 
 
 @dataclass(frozen=True)
 class _OpenScope:
-    """An open scope: the node that opened it, the stream that was current there, and its limit, if it has one."""
+    """An open scope: the node that opened it, the current stream there, and its limit, if it has one."""
 
     node: fx.Node
     stream: str
@@ -31,9 +31,9 @@ class _OpenScope:
 
 
 def refuse_impossible(graph: fx.Graph) -> None:
-    """Raise ScopeError where a scope of a Dynamo graph limits to more cores than there are, as eager mode does.
+    """Raise ScopeError if a scope of a Dynamo graph asks for more cores than the device has, as eager mode does.
 
-    Of a scope without work nothing is left later that the device could refuse.
+    This comes first because a scope without work disappears before the device could refuse it.
     """
     for node in graph.nodes:
         if opens_scope(node):
@@ -45,8 +45,8 @@ def take_out(graph: fx.Graph, stream_at: Callable[[fx.Node], str]) -> dict[fx.No
     """Remove the core limits from a Dynamo graph's scopes.
 
     Args:
-        graph: changed in place; a scope that says something else keeps that. A scope that the graph does not close stays, and is
-            refused later.
+        graph: changed in place; a scope keeps its other settings. A scope that the graph does not close stays, and a later
+            check refuses it.
         stream_at: the label of the stream that is current at a node.
 
     Returns:
@@ -69,7 +69,7 @@ def take_out(graph: fx.Graph, stream_at: Callable[[fx.Node], str]) -> dict[fx.No
 
 
 def _in_force(opened: Iterable[_OpenScope], stream: str) -> Limit:
-    """The limit of a stream inside of open scopes, the outermost first."""
+    """The limit of a stream inside open scopes, the outermost first."""
     cube, vector = UNLIMITED
     for scope in opened:
         if scope.stream == stream and scope.limit is not None:
@@ -78,7 +78,7 @@ def _in_force(opened: Iterable[_OpenScope], stream: str) -> Limit:
 
 
 def _without_limit(scope: _OpenScope, end: fx.Node) -> None:
-    """Remove the limit of one scope; the whole scope where it says nothing else."""
+    """Remove the limit of one scope, and the whole scope if it has no other setting."""
     if scope.limit is None:
         return
     said = zip(argument(scope.node, 0, "keys"), argument(scope.node, 1, "values"), strict=True)

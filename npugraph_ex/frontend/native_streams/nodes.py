@@ -1,4 +1,4 @@
-"""How native streams and events stand in a Dynamo graph: which nodes speak of them, and which stream a node is on.
+"""Native streams and events in a Dynamo graph: the nodes that mention them, and the stream of each node.
 
 Dynamo annotates each node with the stream of the `with` block around it, and traces waits and records as operators that
 take numbers of stream and event objects; `_torch_private.traced_object` has the objects.
@@ -25,7 +25,7 @@ def annotated(node: fx.Node) -> int | None:
 
 
 def mentioned(node: fx.Node) -> list[int]:
-    """The numbers of the streams that a node is about."""
+    """The numbers of the streams that a node mentions."""
     arguments: Any = node.args
     found = [number for number in (annotated(node),) if number is not None]
     if node.target in (streams.record_event, streams.wait_event, streams.record_stream):
@@ -44,7 +44,7 @@ def is_context(node: object, name: str) -> bool:
 
 
 def is_left_over(node: object) -> bool:
-    """Whether a node only fetches a stream or event object, or makes one current: annotations say the same."""
+    """Whether a node only fetches a stream or event object, or makes one current: annotations contain the same."""
     fetches = isinstance(node, fx.Node) and node.op == "call_function" and _torch_private.fetches_traced_object(node)
     return fetches or is_context(node, "current_stream") or is_context(node, "set_stream")
 
@@ -89,6 +89,6 @@ def names_streams(graph: fx.Graph) -> bool:
 
 
 def has_work(graph: fx.Graph) -> bool:
-    """Whether a Dynamo graph does anything besides what the host does with streams and events."""
+    """Whether a Dynamo graph computes anything, apart from the host's calls on streams and events."""
     calls = (node for node in graph.nodes if node.op.startswith("call_"))
     return any(not is_left_over(node) and not is_native(node) for node in calls)

@@ -2,10 +2,10 @@
 
 Dynamo annotates each node with the stream of the `with` block around it and traces waits and records as operators that take
 numbers of stream and event objects. AOT would wrap those operators and move them; as scopes and events they keep their
-place. The stream that is current where the graph is called is the main one; each other stream object is one tag.
+place. The current stream of a call is the main stream; each other stream object is one tag.
 
-Inside, the graph runs on streams of its own. To the code around it the user's objects mean what they mean in eager mode:
-the call comes after the work that their streams were given before, and work that they are given later comes after the call.
+The graph runs on its own streams. For the code around the call the user's objects behave as in eager mode: the call comes
+after the earlier work of their streams, and their later work comes after the call.
 """
 
 from __future__ import annotations
@@ -69,23 +69,23 @@ class _NativeLowering:
         for node in reversed(list(self.graph.nodes)):
             if is_left_over(node) and not node.users:
                 self.graph.erase_node(node)
-            elif annotated(node) is not None:  # or AOT would give the backward graph streams and events of its own
+            elif annotated(node) is not None:  # otherwise AOT would add streams and events to the backward graph
                 node.meta["custom"] = {key: value for key, value in node.meta["custom"].items() if key != "stream"}
         given = tuple(number for number in self.labels if not _torch_private.was_made_while_tracing(number))
         return NativeObjects(self.labels, given, tuple(self.recorded), tuple(self.awaited))
 
     def _refuse_set_stream(self) -> None:
-        """`with torch.npu.stream(s)` leaves a `set_stream` to enter and one to leave; more are the user's own."""
+        """`with torch.npu.stream(s)` makes one `set_stream` to enter and one to leave; further ones are the user's."""
         enters = [node for node in self.graph.nodes if is_context(node, "set_stream")]
         leaves = [node for node in enters if is_context(node.args[0], "current_stream")]
         if len(enters) != 2 * len(leaves):
             raise ScopeError(
-                f"{source_line(enters[0])}: torch.npu.set_stream inside compiled code changes the stream of code that is not "
-                "compiled with it; write `with torch.npu.stream(s):` instead"
+                f"{source_line(enters[0])}: torch.npu.set_stream inside compiled code would change the stream of code "
+                "outside the compiled graph; write `with torch.npu.stream(s):` instead"
             )
 
     def _name_streams(self) -> None:
-        """Give every stream that the graph mentions a label, equal streams the same."""
+        """Give every stream in the graph a label; equal streams get equal labels."""
         known = {identity(_torch_private.traced_object(_torch_private.CURRENT_STREAM)): MAIN}
         for node in self.graph.nodes:
             for number in mentioned(node):
@@ -93,21 +93,22 @@ class _NativeLowering:
                 self.labels[number] = known.setdefault(stream, f"torch.npu.Stream {len(known)}")
 
     def _label_at(self, node: fx.Node) -> str:
-        """The stream on which a node stands: the one of its `with` block, or the one that it is about."""
+        """A node's stream: that of its `with` block, or the one that it mentions."""
         if node.target is streams.wait_stream or is_host_wait(node):
-            return MAIN  # becomes events on several streams, each in a scope of its own
+            return MAIN  # becomes events on several streams, each in its own scope
         number: object = annotated(node)
         if node.target in (streams.record_event, streams.wait_event):
             number = node.args[1]
         return self.labels.get(number, MAIN) if isinstance(number, int) else MAIN
 
     def _enclose(self, nodes: Sequence[tuple[fx.Node, str, Limit]]) -> None:
-        """Enclose runs of nodes of one stream and limit. A run ends where another scope begins or ends: all stay nested.
+        """Enclose each sequence of nodes with one stream and limit in a scope.
 
-        Of a native block and a scope that names a stream, the inner one holds.
+        A sequence ends where another scope begins or ends, so that all stay nested.
+        If a native block and a scope both name a stream, the inner one counts.
         """
         current: _ScopeState = ()
-        outside = [""]  # of each open scope that names a stream: the stream of the native block around it
+        outside = [""]  # for each open scope that names a stream: the stream of the native block around it
         for node, label, limit in nodes:
             if node.op in ("placeholder", "get_attr") or is_left_over(node):
                 continue
@@ -149,12 +150,12 @@ class _NativeLowering:
             self._synchronise(node)
         elif is_query(node):
             raise ScopeError(
-                f"{source_line(node)} asks whether a stream or event is done: inside compiled code no host is there to ask. "
+                f"{source_line(node)} asks whether a stream or event is done, but a compiled graph runs without the host. "
                 "Move the query out of the compiled function"
             )
 
     def _synchronise(self, node: fx.Node) -> None:
-        """The host waits, and launches nothing until then: so everything after it comes after what it waits for."""
+        """Replace a wait of the host. The host launches nothing until then, so everything later comes after the awaited work."""
         arguments: Any = node.args
         everything = [MAIN, *dict.fromkeys(label for label in self.labels.values() if label != MAIN)]
         if is_device_wide(node):
@@ -181,7 +182,7 @@ class _NativeLowering:
         self._replace(node, calls)
 
     def _on(self, label: str, operator: Any, tag: str) -> list[tuple[Any, tuple[Any, ...]]]:
-        """One call on the stream of a label; the place in the graph is outside of the scopes that this pass makes."""
+        """One call on the stream of a label, outside the scopes that this pass makes."""
         if label == MAIN:
             return [(operator, (tag,))]
         return [(ENTERS[0], ([STREAM], [label])), (operator, (tag,)), (EXITS[0], ())]
@@ -192,7 +193,7 @@ class _NativeLowering:
         return self.event_tags.setdefault(id(event), f"torch.npu.Event {len(self.event_tags) + 1}")
 
     def _replace(self, node: fx.Node, calls: Sequence[tuple[Any, tuple[Any, ...]]]) -> None:
-        for user in list(node.users):  # nobody uses a result that is always None, but for what Dynamo itself left over
+        for user in list(node.users):  # only Dynamo's own leftovers use a result that is always None
             self.graph.erase_node(user)
         with self.graph.inserting_before(node):
             for target, args in calls:
@@ -210,10 +211,10 @@ def lower(gm: fx.GraphModule) -> Callable[[Callable[..., Any]], Callable[..., An
     """Rewrite a Dynamo graph in place.
 
     Returns:
-        What to put around the compiled graph, see `around`; None where the graph uses no native stream and no event.
+        The objects for `around`; None if the graph uses no native stream or event.
 
     Raises:
-        ScopeError: the graph does what has no meaning inside compiled code: ask whether a stream is done, or set it for good.
+        ScopeError: the graph asks whether a stream is done, or sets a stream permanently, which compiled code cannot do.
     """
     if not names_streams(gm.graph):
         return None
@@ -225,17 +226,17 @@ def lower(gm: fx.GraphModule) -> Callable[[Callable[..., Any]], Callable[..., An
 
 
 def kept(gm: fx.GraphModule) -> Callable[..., Any]:
-    """A Dynamo graph as it is now, operator by operator; a copy where `lower` would rewrite it."""
+    """The present form of a Dynamo graph, operator by operator; a copy if `lower` would rewrite it."""
     return as_traced(fx.GraphModule(gm, copy.deepcopy(gm.graph))) if names_streams(gm.graph) else gm
 
 
 def on_the_host(gm: fx.GraphModule) -> Callable[..., Any] | None:
-    """What runs a Dynamo graph that computes nothing and only sets, records or awaits: the host itself, as in eager mode.
+    """Run a Dynamo graph that only sets, records or awaits on the host, as in eager mode.
 
-    Around a graph break Dynamo compiles the inside of `with torch.npu.stream(s):` as graphs of their own, one of which sets
-    the stream of the code that follows.
+    Around a graph break Dynamo compiles the body of `with torch.npu.stream(s):` as separate graphs, one of which sets the
+    stream of the later code.
 
     Returns:
-        A function of the graph's inputs; None where there is something to compile.
+        A function of the graph's inputs; None if there is something to compile.
     """
     return as_traced(gm.forward) if names_streams(gm.graph) and not has_work(gm.graph) else None

@@ -1,9 +1,9 @@
-"""Keeps the strides of what a program writes in place, which AOT's functionalization loses (pytorch#186328, #133512).
+"""Keeps the strides of tensors written in place, which AOT's functionalization loses (pytorch#186328, #133512).
 
-AOT traces `v.add_(1)` as a new value `v + 1` that takes the place of the old one. Where eager mode keeps the strides of `v`
-and the new value has others (`out=` of another layout, memory with gaps), results would come out with those, and
-`as_strided` would read other elements. So the calls of a Dynamo graph that may write are run under a mode which lays such
-a value out like the old one; the passes turn that copy into a write of the old one's memory.
+AOT traces `v.add_(1)` as a new value `v + 1` that replaces the old one. Eager mode keeps the strides of `v`. If the new value
+has other strides (`out=` of another layout, memory with gaps), results would have these, and `as_strided` would read other
+elements. So the calls of a Dynamo graph that may write run under a mode that copies such a value into the old layout; the
+passes turn that copy into a write of the old value's memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from npugraph_ex.graph.metadata import same_numbers
 from npugraph_ex.graph.operators import named_arguments
 
 REPAIR = Repair(
-    fault="What a program writes in place gets other strides, so that `as_strided` and results see other elements.",
+    fault="A tensor written in place gets other strides, so that `as_strided` and results see other elements.",
     threads=("pytorch#186328", "pytorch#133512"),
     torch=("2.13",),
     test="tests/frontend/test_layouts.py",
@@ -33,14 +33,14 @@ REPAIR = Repair(
 
 
 class KeepLayouts(TorchDispatchMode):
-    """While AOT traces under it, a tensor that an operator writes keeps its strides."""
+    """During AOT's trace, tensors that an operator writes keep their strides under this mode."""
 
     supports_higher_order_operators = True
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run one operator, then mend what it wrote."""
+        """Run one operator, then restore the strides of what it wrote."""
         del types
         named = kwargs or {}
         written = list(_written(func, args, named))
@@ -56,7 +56,7 @@ class KeepLayouts(TorchDispatchMode):
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterable[torch.Tensor]:
-    """The tensors whose elements a call writes; not those of which it changes what they are, as `resize_` does."""
+    """The tensors whose elements a call writes; not those whose metadata it changes, as `resize_` does."""
     if not isinstance(func, OpOverload) or torch.Tag.inplace_view in func.tags:
         return ()
     arguments = _torch_private.schema(func).arguments
@@ -67,7 +67,7 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Itera
 
 
 def keep(gm: fx.GraphModule) -> None:
-    """Let the calls of a Dynamo graph that may write in place run under `KeepLayouts`, in place."""
+    """Run the calls of a Dynamo graph that may write in place under `KeepLayouts`; edits the graph."""
     for node in gm.graph.nodes:
         if node.op == "call_method" and _may_write(node, str(node.target)) and hasattr(torch.Tensor, str(node.target)):
             node.op, node.target = "call_function", _keeping(getattr(torch.Tensor, str(node.target)))
@@ -83,7 +83,7 @@ _ASSIGN = frozenset(
 
 
 def _may_write(node: fx.Node, name: str) -> bool:
-    """Whether a call looks as if it wrote an argument: `add_`, `out=`, `relu(x, True)`, `x[0] = y`, a mutating operator."""
+    """Whether a call may write an argument: `add_`, `out=`, `relu(x, True)`, `x[0] = y`, a mutating operator."""
     if isinstance(node.target, OpOverload):
         return bool(_torch_private.schema(node.target).is_mutable)
     return (

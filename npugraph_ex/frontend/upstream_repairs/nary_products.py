@@ -1,7 +1,8 @@
-"""Writes products of three sizes or more as products of two, which torch 2.13 writes as one call (`_build_proxy_for_sym_expr`).
+"""Splits products of three or more sizes into products of two; torch 2.13 writes them as one call.
 
-`operator.mul(192, s0, s1)` is an error where the graph is interpreted; and where it is printed as Python, as `192 * s0`, it
-is a wrong size: strides of a base that several inputs share came out too small, in `aot_eager` too.
+The fault is in torch's `_build_proxy_for_sym_expr`.
+`operator.mul(192, s0, s1)` is an error if the graph is interpreted. Printed as Python it becomes `192 * s0`, a wrong size:
+the strides of a base that several inputs share were too small, in `aot_eager` too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a repair says of itself: the fault upstream, where it is discussed, and when the repair may go."""
+"""The record of a repair: the fault upstream, its public threads, and when the repair may go."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class Repair:
     """A fault of Dynamo or AOT that this library works around.
 
-    A test shows each fault with torch's own ``aot_eager`` on the CPU. When a new torch makes that test fail, the fault is
-    mended there, and the repair may go once no supported torch has it.
+    A test shows each fault with torch's own ``aot_eager`` on the CPU. If that test fails with a new torch, the fault is
+    mended there. The repair may go once no supported torch has the fault.
 
     Attributes:
         fault: what is wrong upstream, in one sentence.

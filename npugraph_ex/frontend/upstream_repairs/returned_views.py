@@ -1,11 +1,11 @@
-"""Returns what lies in a written input as a view of that input, where AOT returns a view of the value copied into it.
+"""Returns views of a written input, where AOT returns views of the value that it copies into the input.
 
 For `x.add_(1); return x[1:]` AOT's graph computes `y = x + 1`, ends with `copy_(x, y)` and returns `y[1:]`. AOT's wrapper
-then hands out a view of `x` with the offset and strides of `y[1:]`, which are those of other memory. Where `x` begins in
-the middle of its storage and a size is symbolic, or inputs alias each other, that is other elements, in `aot_eager` too.
+then returns a view of `x` with the offset and strides of `y[1:]`, which belong to other memory. If `x` begins in the middle
+of its storage and a size is symbolic, or if inputs alias each other, these are other elements, in `aot_eager` too.
 
-Here the view is taken of the input, after the copy. Its offset and strides are right by construction, wherever the input
-of a call begins; and `y` is no output any more, so that it can be computed in the input's own memory.
+This repair makes the view from the input, after the copy. Its offset and strides are right by construction, whatever the
+offset of a call's input. Because `y` is no longer an output, it can be computed in the input's own memory.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _copy = torch.ops.aten.copy_.default
 
 
 def restore(graph: fx.Graph) -> None:
-    """Let ``graph`` return views of its inputs as such, in place, and let AOT make no others of them.
+    """Make ``graph`` return views of its inputs directly, and stop AOT from making its own; edits the graph.
 
     Args:
-        graph: as AOT gives it while it can be asked for its metadata, with fake tensors in ``meta["val"]``.
+        graph: AOT's graph, while AOT's metadata is available, with fake tensors in ``meta["val"]``.
     """
     homes = _torch_private.outputs_in_inputs(graph)
     if not homes:
@@ -68,20 +68,18 @@ def _return_views_of_written_inputs(graph: fx.Graph, homes: Mapping[int, int]) -
 
 
 class _Written:
-    """An input into which the graph copies a value in the end.
+    """An input into which the graph copies a value at its end.
 
     Args:
-        copy: that copy, which gives the input as it is from then on.
+        copy: the copy, whose result is the input from then on.
     """
 
     def __init__(self, copy: fx.Node) -> None:
         self._value = copy.args[1]
-        self._of_input: dict[object, fx.Node] = {
-            self._value: copy
-        }  # by views of the value, the same views of the input
+        self._of_input: dict[object, fx.Node] = {self._value: copy}  # by view of the value, the same view of the input
 
     def chain(self, value: object) -> list[fx.Node] | None:
-        """The views that lead from what is copied to ``value``, first to last; None where they do not."""
+        """The chain of views from the copied value to ``value``, first to last; None if there is no such chain."""
         found: list[fx.Node] = []
         while value is not self._value:
             if not isinstance(value, fx.Node) or value.op != "call_function" or not value.args or not is_view(value):
@@ -91,9 +89,9 @@ class _Written:
         return found[::-1]
 
     def view(self, chain: list[fx.Node]) -> fx.Node | None:
-        """Take the views of ``chain`` of the input, those that were not taken before; None where it has no such view.
+        """Apply the views of ``chain`` to the input, each once; None if the input has no such view.
 
-        The value may be laid out otherwise than the input, so that `reshape` is a view of the one and copies the other.
+        The value may have another layout than the input, so that `reshape` is a view of one and copies the other.
         """
         result = self._of_input[self._value]
         for view in chain:
@@ -110,7 +108,7 @@ class _Written:
 
 
 def _is_reinterpreted(value: object, home: fx.Node) -> bool:
-    """Whether an output lies in an input, but offset and strides, by which AOT makes it anew, do not say what it is."""
+    """Whether an output lies in an input, but AOT cannot rebuild it from offset and strides."""
     if not isinstance(value, fx.Node):
         return False
     (there,), (here,) = tensor_leaves(value), tensor_leaves(home)

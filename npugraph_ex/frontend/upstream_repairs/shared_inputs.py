@@ -1,9 +1,9 @@
-"""Calls whose inputs share memory otherwise than those that a graph was compiled for run as they were traced.
+"""Falls back to eager execution if inputs share memory in another way than at compilation.
 
-AOT's graph computes what an input becomes and writes it in the end. That is right for inputs that are apart, and for those
-that share memory if it knew: then it passes their base, with the offsets of that one call as constants. No guard of torch
-2.13 watches over either. So a graph that writes an input asks at every call, before AOT's wrapper runs; a graph that
-writes none is never asked. Not for memory that a program reaches by other ways than the inputs of its graph.
+AOT's graph computes an input's new value and writes it at the end. That is right for inputs without common memory. It is also
+right if AOT saw the common memory at compilation: then it passes the base, with that call's offsets as constants. No guard of
+torch 2.13 checks either case. So a graph that writes an input checks each call, before AOT's wrapper runs; other graphs need
+no check. Memory that a program reaches other than through its graph's inputs is not covered.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from npugraph_ex.frontend.upstream_repairs.repair import Repair
 from npugraph_ex.observe.logger import logger
 
 REPAIR = Repair(
-    fault="A graph that writes an input is used for inputs that share memory otherwise than when it was compiled.",
+    fault="A graph that writes an input is used for inputs that share memory in another way than at compilation.",
     threads=("pytorch#139789",),
     torch=("2.13",),
     test="tests/frontend/test_shared_inputs.py",
@@ -33,16 +33,16 @@ REPAIR = Repair(
 
 _ADDRESS = torch.Tensor.data_ptr
 _LAYOUTS_REMEMBERED = 64
-"""So many layouts in memory that were found right are known again by their addresses: loops come back to a few."""
+"""The number of correct layouts that are recognised by their addresses, because loops repeat a few."""
 
 
 @dataclass(frozen=True)
 class Writes:
-    """What AOT knows of the inputs that a graph writes.
+    """AOT's facts about the inputs that a graph writes.
 
     Attributes:
-        inputs: positions among the inputs of the Dynamo graph; those that a base stands for are not among them.
-        bases: whether it passes bases in place of inputs that share memory.
+        inputs: positions among the inputs of the Dynamo graph, without inputs that a base replaces.
+        bases: whether AOT passes bases instead of inputs that share memory.
     """
 
     inputs: frozenset[int]
@@ -59,10 +59,10 @@ class _Span(NamedTuple):
 
 
 class _StoragePosition(NamedTuple):
-    """Where in a storage an input lies; None for what varies from call to call, which the graph computes anew.
+    """An input's position in its storage; None for parts that vary from call to call, which the graph computes itself.
 
-    ``base`` is the shape of the tensor that it is a view of for autograd: AOT passes that one, if any, as the base. The
-    lengths count because a captured graph may copy all of a base, at an address that a shorter one has by now.
+    ``base`` is the shape of the tensor of which it is a view to autograd; AOT passes that tensor as the base. The lengths
+    matter because a captured graph may copy a whole base, at an address where a shorter one may lie now.
     """
 
     offset: int | None
@@ -89,7 +89,7 @@ def _plain(*values: Any) -> bool:
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    """How many bytes lie from the first element to the end of the last."""
+    """The number of bytes from the first element to the end of the last."""
     if tensor.numel() == 0:
         return 0
     steps = [(size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True)]
@@ -100,9 +100,9 @@ class SharedInputs:
     """How the inputs of a compiled graph share memory.
 
     Args:
-        example_inputs: those that it was compiled for, fake; numbers among them.
-        writes: what it writes.
-        static: positions of inputs that stay where they are: parameters.
+        example_inputs: the fake inputs of the compilation, numbers included.
+        writes: the inputs that it writes.
+        static: positions of inputs that never move: parameters.
     """
 
     def __init__(self, example_inputs: Sequence[Any], writes: Writes, static: Sequence[int]) -> None:
@@ -116,7 +116,7 @@ class SharedInputs:
             position: _StoragePosition.from_tensor(tensors[position]) for group in self._together for position in group
         }
         self._written = writes.inputs.union(self._positions)
-        # Of inputs that shared a storage without a base, AOT has found that no element of one is an element of another.
+        # If inputs shared a storage without a base, AOT has checked that they have no element in common.
         self._known = {pair: distance for group in groups for pair, distance in _distances(tensors, group)}
         devices = {device: number for number, device in enumerate({tensor.device for tensor in tensors.values()})}
         self._devices = {position: devices[tensor.device] for position, tensor in tensors.items()}
@@ -130,11 +130,11 @@ class SharedInputs:
 
     @property
     def can_differ(self) -> bool:
-        """Whether a call can share memory in another way that matters: one input is written, and there are two."""
+        """Whether another way to share memory can matter: the graph writes an input, and there are at least two."""
         return bool(self._written) and len(self._devices) > 1
 
     def saved(self, serialize: Callable[[], Any]) -> Callable[[], Any]:
-        """How to save a graph with these inputs: not at all where they shared memory, since nobody would watch over it."""
+        """How to save a graph with these inputs. If they shared memory it cannot be saved, because nothing would check it."""
 
         def refuse() -> None:
             raise SavedGraphError("this compiled graph cannot be saved: its inputs share memory and one is written")
@@ -142,7 +142,7 @@ class SharedInputs:
         return refuse if self._together or self._known else serialize
 
     def difference(self, inputs: list[Any]) -> tuple[int, ...]:
-        """Positions of inputs that share memory otherwise than in the call that was compiled; none where all is well."""
+        """Positions of inputs that share memory in another way than at compilation; empty if there are none."""
         moved = self._moved(inputs) if self._positions else ()
         if moved:
             return moved
@@ -160,20 +160,20 @@ class SharedInputs:
                 self._found.clear()
             self._found.add(layout)
         if addresses != self._before:
-            self._before = addresses  # an input that moves at every call is not worth an `AddressGuard`
+            self._before = addresses  # no `AddressGuard`, because an input may move at every call
         elif not self._varying:
             self._last = AddressGuard(self._moving, addresses)
         return ()
 
     def _moved(self, inputs: Sequence[Any]) -> tuple[int, ...]:
-        """Inputs with a common base that lie elsewhere in it, or have none in common any more."""
+        """Inputs of a common base that have another offset in it, or no common base any more."""
         for group in self._together:
             if len({_torch_private.storage_key(inputs[position]) for position in group}) > 1:
                 return tuple(group)
         return tuple(position for position, known in self._positions.items() if not known.matches(inputs[position]))
 
     def _overlap(self, inputs: Sequence[Any]) -> tuple[int, ...]:
-        """Two inputs, one of them written, that overlap in a way in which those of the compiled call did not."""
+        """Two inputs, one of them written, that overlap in another way than at compilation."""
         spans = sorted(self._spans(inputs))
         open_: list[_Span] = []
         for span in spans:
@@ -206,7 +206,7 @@ class SharedInputs:
 
 
 def _distances(tensors: Mapping[int, torch.Tensor], group: Sequence[int]) -> list[tuple[tuple[int, int], int | None]]:
-    """How many bytes lie between each two inputs of one storage; None where that varies, and a guard of torch's sees to it."""
+    """The distance in bytes between each two inputs of one storage; None if it varies, because then torch has a guard."""
     starts = {position: tensors[position].storage_offset() * tensors[position].element_size() for position in group}
     return [
         ((first, second), _known(starts[second] - starts[first]))
@@ -216,25 +216,25 @@ def _distances(tensors: Mapping[int, torch.Tensor], group: Sequence[int]) -> lis
 
 
 def of(graph: fx.Graph, example_inputs: Sequence[Any]) -> list[SharedInputs]:
-    """How the inputs of a Dynamo graph share memory, for `guard`; none where the graph writes no input.
+    """How the inputs of a Dynamo graph share memory, for `guard`; None if the graph writes no input.
 
     Args:
-        graph: as AOT gives it, while it can be asked for its metadata.
-        example_inputs: those of the Dynamo graph, see `examples`.
+        graph: AOT's graph, while AOT's metadata is available.
+        example_inputs: the inputs of the Dynamo graph, see `examples`.
     """
     written = _torch_private.written_inputs(graph)
     if written is None or not (written[0] or written[1]):
         return []
-    # Not buffers, though AOT counts them as static: a program may assign one that lies in a written input.
+    # Not buffers, although AOT counts them as static: a program may replace one by a view of a written input.
     parameters = [p for p, example in enumerate(example_inputs) if isinstance(example, torch.nn.Parameter)]
     return [SharedInputs(example_inputs, Writes(*written), parameters)]
 
 
 def examples(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
-    """What is known of the inputs of a Dynamo graph: the fake tensors that it was traced with, whose sizes may be symbolic.
+    """The inputs of a Dynamo graph as fake tensors of its trace, whose sizes may be symbolic.
 
-    Dynamo hands the backend the tensors of the first call, which say nothing of those that follow. A graph that somebody
-    else made may have no fake tensors; then it is for inputs like the examples.
+    Dynamo passes the tensors of the first call, which do not represent later calls. A graph from elsewhere may have no fake
+    tensors; then the examples represent all calls.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
     return [node.meta.get("example_value", given) for node, given in zip(placeholders, example_inputs, strict=True)]
@@ -248,17 +248,18 @@ def guard(
     names: Sequence[str],
     require_capture: bool,
 ) -> Callable[..., Any]:
-    """Put the question before each call of a compiled graph.
+    """Check the inputs before each call of a compiled graph.
 
     Args:
         compiled: the graph, a function of its inputs.
-        as_traced: the same operator by operator as in eager mode, which is right however inputs share memory.
-        shared: how they shared it when the graph was compiled.
-        names: what messages call each input.
-        require_capture: raise where the graph would not be replayed.
+        as_traced: the graph operator by operator, which is right however inputs share memory.
+        shared: how the inputs shared memory at compilation.
+        names: the input names for messages.
+        require_capture: raise instead of falling back.
 
     Returns:
-        A function of the same inputs, which raises `CaptureError` under ``require_capture`` where memory is shared otherwise.
+        A function of the same inputs, which raises `CaptureError` under ``require_capture`` if memory is shared in another
+        way.
     """
     if not shared.can_differ:
         return compiled
@@ -275,7 +276,7 @@ def guard(
             warn(different)
         return as_traced(*inputs)
 
-    if hasattr(compiled, "serialize"):  # what `aot_compile` saves assumes of its inputs what all saved compilations do
+    if hasattr(compiled, "serialize"):  # it assumes the same of its inputs as all saved graphs
         run.serialize = shared.saved(compiled.serialize)  # type: ignore[attr-defined]
     return run
 

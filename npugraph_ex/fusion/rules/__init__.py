@@ -1,8 +1,8 @@
 """The built-in fusion rules, one a module: a default set, and an extra set that options switch on.
 
-A module holds its rule as ``RULE``, a ``BuiltInRule``. The package finds its modules, so a new rule is a new file in no list.
+A module holds its rule as ``RULE``, a ``BuiltInRule``. The package finds its modules, so a new rule is only a new file.
 
-``chosen_rules`` traces them on first use. A rule is switched by its name: ``options={"fusion_rules": {name: bool}}``.
+``chosen_rules`` traces them on first use. The name switches a rule: ``options={"fusion_rules": {name: bool}}``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from npugraph_ex.fusion.rules._built_in_rule import BuiltInRule, Operands
 
 
 def _records() -> Iterator[BuiltInRule]:
-    """The records of this package's modules. A module whose name has an underscore in front is not a rule."""
+    """The records of this package's modules. A module whose name begins with an underscore is not a rule."""
     for module in pkgutil.iter_modules(__path__):
         if not module.name.startswith("_"):
             yield importlib.import_module(f"{__name__}.{module.name}").RULE
@@ -31,28 +31,28 @@ def _records() -> Iterator[BuiltInRule]:
 RECORDS: Mapping[str, BuiltInRule] = MappingProxyType(
     {record.name: record for record in sorted(_records(), key=lambda one: (not one.default, one.order, one.name))}
 )
-"""All built-in rules by name, in the order in which they are tried."""
+"""All built-in rules by name, in the order of their trials."""
 
 DEFAULT_RULES: tuple[FusionRule, ...] = tuple(
     rule for record in RECORDS.values() if record.default for rule in record.variants
 )
-"""On unless switched off."""
+"""The rules that are on by default."""
 
 EXTRA_RULES: tuple[FusionRule, ...] = tuple(
     rule for record in RECORDS.values() if not record.default for rule in record.variants
 )
-"""Off unless switched on."""
+"""The rules that are off by default."""
 
 BUILT_IN: frozenset[FusionRule] = frozenset((*DEFAULT_RULES, *EXTRA_RULES))
-"""All of them. What their functions trace to depends on their arguments alone."""
+"""All variants. The traces of their functions depend only on the arguments."""
 
 RULE_NAMES: tuple[str, ...] = tuple(RECORDS)
-"""The names of the built-in rules; several variants may carry one."""
+"""The names of the built-in rules; several variants may have the same name."""
 
 
 @cache
 def _usable(rule: FusionRule) -> PreparedRule:
-    """The rule, traced; an exception, which is not remembered, when an operator is missing that may come later."""
+    """The traced rule; raises (and caches nothing) if an operator is missing, because it may be registered later."""
     prepared = prepare(rule)
     if prepared.inactive:
         raise ReplacementError(prepared.inactive)
@@ -68,27 +68,27 @@ def _prepared(rule: FusionRule) -> PreparedRule:
 
 
 def forget() -> None:
-    """Trace the rules anew when they are next asked for: operators came or went."""
+    """Trace the rules again at their next use, because operators were added or removed."""
     _usable.cache_clear()
 
 
 def prepared_rules(*, extra: bool = False, name: str | None = None) -> tuple[PreparedRule, ...]:
-    """The default rules, or the extra ones, or those of one name; one that cannot be used here is inactive, with a warning."""
+    """The default rules, or the extra ones, or those of one name; a rule that cannot be used here is inactive, with a warning."""
     rules = EXTRA_RULES if extra else DEFAULT_RULES
     return tuple(_prepared(rule) for rule in rules if name in {None, rule.name})
 
 
 def chosen_rules(switches: Mapping[str, bool]) -> tuple[PreparedRule, ...]:
-    """The default rules, and those of the extra ones that ``switches`` turns on by name."""
+    """The default rules, and the extra rules that ``switches`` turns on by name."""
     return (*prepared_rules(), *(_prepared(rule) for rule in EXTRA_RULES if switches.get(rule.name)))
 
 
 def operands_of(name: str) -> Operands:
-    """What a generator of programs has to know of the operands of a rule; nothing special for one that is not built in."""
+    """What a generator of programs needs to know about the operands of a rule; defaults for a rule that is not built in."""
     return RECORDS[name].operands if name in RECORDS else Operands()
 
 
 def options_for(name: str | None) -> dict[str, object]:
-    """The compile options without which the rule ``name`` is off."""
+    """The compile options that switch the rule ``name`` on."""
     record = RECORDS.get(name or "")
     return {} if record is None or record.default else {"fusion_rules": {name: True}}

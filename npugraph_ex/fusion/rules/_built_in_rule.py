@@ -1,4 +1,4 @@
-"""The record of a built-in rule: its rewrites, when they are tried, and what a generator of programs has to know."""
+"""The record of a built-in rule: its rewrites, their order, and the facts for a generator of programs."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ FLOATING = (*SIXTEEN_BITS, torch.float32)
 
 @dataclass(frozen=True, kw_only=True)
 class Operands:
-    """What must hold for the operands of a rule and does not show in its example inputs.
+    """Requirements on the operands of a rule that its example inputs do not show.
 
     Attributes:
-        dtypes: which the operands may have that have 16 bits in the examples.
+        dtypes: the dtypes of operands that have 16 bits in the examples.
         dependent: for each of these dtypes, the dtypes of the operands that depend on it, by name.
-        numbers: what the numeric operands may be.
+        numbers: the possible values of numeric operands.
         refused_numbers: numbers with which the rule must not fuse in 16 bits.
         takes_empty: whether the rule takes tensors without elements.
         small_integers: whether integer operands are small numbers from 0: zero points, or rows of a table.
-        contains_another: whether a variant without its first operators is another variant, which fuses then. A near-miss spoils
-            the value that the last operator reads.
+        contains_another: whether a variant without its first operators is another variant, which then fuses. A near-miss
+            changes the value that the last operator reads.
         occurs_by_chance: whether random programs contain the pattern by themselves. A near-miss is then the whole program.
     """
 
@@ -50,11 +50,11 @@ class BuiltInRule:
     """A built-in rule. Its module holds it as ``RULE``.
 
     Attributes:
-        variants: the rewrites, in the order in which they are tried. All have the rule's name.
+        variants: the rewrites, in the order of their trials. All have the rule's name.
         default: whether the rule is on unless an option switches it off; otherwise it is off unless an option switches it on.
-        order: rules with lower numbers are tried first, default rules before others. It matters where several patterns begin
-            with one operator: the first that matches takes it.
-        operands: what a generator of programs has to know.
+        order: rules with lower numbers are tried first, default rules before others. The order matters if several patterns
+            begin with one operator: the first match takes it.
+        operands: the facts for a generator of programs.
 
     Raises:
         ReplacementError: there is no variant, or they have several names.

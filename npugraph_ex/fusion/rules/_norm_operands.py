@@ -1,4 +1,4 @@
-"""What the fused operators that begin with ``npu_add_rms_norm`` have in common: operands and constraints on them."""
+"""The common operands and constraints of the fused operators that begin with ``npu_add_rms_norm``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch._inductor.pattern_matcher import Match
 from npugraph_ex.fusion.conditions import holds, same_sizes, value_of
 
 EPSILON = {"epsilon": 0.1875}
-"""Epsilon is a wildcard; while tracing, this value stands for it, which no operator has as a default."""
+"""The value of epsilon during a trace, where it is a wildcard. No operator has this value as a default."""
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,10 @@ class NormOperands:
     """Documented constraints on x1, x2, gamma and vectors like it; a condition of a rule.
 
     Attributes:
-        dtypes: of all operands.
-        ranks: of x1 and x2.
-        vectors: arguments that must be vectors of x1's last size and dtype, where the variant has them.
-        last_bytes: what must divide the last dimension's size in bytes.
+        dtypes: the dtypes of all operands.
+        ranks: the ranks of x1 and x2.
+        vectors: arguments that must be vectors of x1's last size and dtype, if the variant has them.
+        last_bytes: the last dimension's size in bytes is a multiple of this.
     """
 
     dtypes: Collection[torch.dtype]
@@ -56,7 +56,7 @@ class NormOperands:
 
 
 def not_a_vector(match: Match, name: str, x1: torch.Tensor, dtype: torch.dtype) -> str | None:
-    """None when the argument is missing or a ``dtype`` vector of the last size of ``x1``, otherwise what it is."""
+    """None if the argument is missing or is a ``dtype`` vector of the last size of ``x1``, otherwise a description of it."""
     value = value_of(match, name)
     if value is None or (value.dtype == dtype and value.dim() == 1 and holds(value.shape[0] == x1.shape[-1])):
         return None

@@ -1,7 +1,7 @@
 """``npu_add_rms_norm``, a bias, then ``npu_quantize`` => ``npu_add_rms_norm_quant`` with ``beta``. An extra rule.
 
-Quantised checkpoints with an outlier-suppressing bias after the norm compute this. Dividing by the scales, with zero
-points, as the fused operator's own path with ``beta`` does (CANN operator documentation, aclnnAddRmsNormQuantV2).
+Quantised checkpoints with an outlier-suppressing bias after the norm compute this. It divides by the scales and has zero
+points, as the fused operator does with ``beta`` (CANN operator documentation, aclnnAddRmsNormQuantV2).
 
 Constraints: those of ``add_rms_norm_quant``; the bias is a vector like gamma.
 """

@@ -1,7 +1,7 @@
 """``npu_add_rms_norm`` then a cast to float32 => ``npu_add_rms_norm_cast``.
 
 The cast is ``to(torch.float32)``, ``_npu_dtype_cast`` or ``npu_dtype_cast``, of the norm or of its ``view(-1, h)``. The
-fused operator also hands out the norm in its own dtype, rstd and the residual sum, so these may be used or not.
+fused operator also returns the norm in its own dtype, rstd and the residual sum, so a graph may use them.
 
 Constraints (CANN operator documentation, aclnnAddRmsNormCast): x1, x2 and gamma are all float16 or all bfloat16; x1 and
 x2 have one shape of 1 to 8 dimensions, of which gamma has the last ones; empty tensors are not supported.
@@ -52,7 +52,7 @@ def _direct(cast: Cast) -> FusionRule:
 
 
 def _viewed(cast: Cast) -> FusionRule:
-    """A view of the norm as rows of its last dimension is cast; the view may be used otherwise too."""
+    """A view of the norm as rows of its last dimension is cast; the view may have other users."""
 
     def search(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, ...]:
         y, rstd, x_out = torch.ops.npu.npu_add_rms_norm(x1, x2, gamma, epsilon)

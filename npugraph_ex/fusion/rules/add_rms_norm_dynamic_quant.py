@@ -1,8 +1,8 @@
 """``npu_add_rms_norm`` then ``npu_dynamic_quant`` => ``npu_add_rms_norm_dynamic_quant``.
 
-Directly or through ``flatten(0, 1)``, with and without ``smooth_scales``, whatever epsilon is, whether or not the
-residual sum is used. The norm's ``rstd`` vanishes, so a graph that uses it is left alone. After ``flatten`` the
-replacement flattens the results instead; what the graph then does with the scale, ``view(-1, 1)`` say, stays.
+Directly or through ``flatten(0, 1)``, with and without ``smooth_scales``, for any epsilon, with and without users of the
+residual sum. The norm's ``rstd`` disappears, so a graph that uses it is not fused. With ``flatten`` the replacement flattens
+the results instead; later operators on the scale, such as ``view(-1, 1)``, stay.
 
 Constraints (CANN operator documentation, aclnnAddRmsNormDynamicQuantV2): x1, x2, gamma and smoothing vector are all
 float16 or all bfloat16; x1 and x2 have one shape of 2 to 8 dimensions; gamma and the smoothing vector are vectors of

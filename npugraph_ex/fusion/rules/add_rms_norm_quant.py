@@ -1,7 +1,7 @@
 """``npu_add_rms_norm`` then ``npu_quantize`` => ``npu_add_rms_norm_quant``.
 
-With and without zero points, dividing or multiplying by the scales, along the last axis, to int8. The norm itself and
-its ``rstd`` vanish. Not in mode "max-autotune" (specification 003).
+With and without zero points, dividing or multiplying by the scales, along the last axis, to int8. The norm itself and its
+``rstd`` disappear. Not in mode "max-autotune" (specification 003).
 
 Constraints: x1's last dimension is 32-byte aligned (specification 003); the rest from the CANN operator documentation,
 aclnnAddRmsNormQuantV2: x1 and x2 have one shape of 1 to 8 dimensions; gamma, scales and zero points are vectors of its
@@ -37,7 +37,7 @@ _TwoTensors = tuple[Tensor, Tensor]
 
 
 def quantisation(match: Match) -> str | None:
-    """Scales and zero points fit x1."""
+    """Check that scales and zero points fit x1."""
     x1 = value_of(match, "x1")
     assert x1 is not None  # noqa: S101 - OPERANDS was asked before
     reasons = (
@@ -75,7 +75,7 @@ def _rule(*, div_mode: bool, with_zero_points: bool) -> FusionRule:
     functions: tuple[Callable[..., _TwoTensors], Callable[..., _TwoTensors]] = (
         (search, replace) if with_zero_points else (search_without, replace_without)
     )
-    # Zero points of integers exist when dividing only; multiplying, they have the dtype of the scales.
+    # A division may have zero points of integers; in a multiplication they have the dtype of the scales.
     zero_points = (torch.int32 if div_mode else torch.float32,) if with_zero_points else ()
     return FusionRule(
         NAME, *functions, lambda: examples(torch.float32, *zero_points), first_of(OPERANDS, quantisation), EPSILON,

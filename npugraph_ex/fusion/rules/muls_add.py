@@ -3,8 +3,8 @@
 ``x * scale + y`` and ``y + x * scale`` become ``torch.add(y, x, alpha=scale)``, which CANN computes in one kernel
 (operator documentation, aclnnAdd: ``out = self + alpha * other``). Floating-point tensors of one dtype.
 
-A product with a number is computed in float32; ``alpha`` may be rounded to the tensors' dtype before it is used. So the
-number must be one that this does not change: 0.5 is, 1e-6 in float16 would come out 5 % off.
+A product with a number is computed in float32; ``alpha`` may be rounded to the tensors' dtype before it is used. So the dtype
+must represent the number exactly: 0.5 is possible, but 1e-6 in float16 would be 5 % wrong.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _unsupported(match: Match) -> str | None:
 
 
 def _is_exact(number: float, dtype: torch.dtype) -> bool:
-    """Whether a 16-bit ``dtype`` holds ``number``; wider ones round it as the product does."""
+    """Whether a 16-bit ``dtype`` represents ``number`` exactly; wider dtypes round it as the product does."""
     limits = torch.finfo(dtype)
     if limits.bits > _SIXTEEN_BITS or number == 0:
         return True

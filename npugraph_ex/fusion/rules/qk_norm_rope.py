@@ -1,8 +1,8 @@
 """Split of query, key and value, their norms, rotary embedding => ``vllm.qkv_rmsnorm_rope``. An extra rule.
 
-What vLLM-Ascend's attention layers compute with a norm per head, with and without a bias after the norm. Both the
-embedding, ``vllm.npu_rotary_embedding``, and the fused operator are vLLM-Ascend's: without them the rule is inactive.
-The value is a view of the projection and stays that: the fused operator's copy of it is not used.
+vLLM-Ascend's attention layers compute this with a norm for each head, with and without a bias after the norm. The embedding,
+``vllm.npu_rotary_embedding``, and the fused operator both belong to vLLM-Ascend; without them the rule is inactive. The value
+stays a view of the projection: the fused operator's copy of it is not used.
 
 Constraints (vllm_ascend/ops/triton/linearnorm/split_qkv_rmsnorm_rope.py, and the conditions under which
 vllm_ascend/compilation registers the same rewrite): everything is bfloat16, heads have 128 elements, all of which are
@@ -30,7 +30,7 @@ _ThreeTensors = tuple[Tensor, Tensor, Tensor]
 _NUMBERS: Mapping[str, float] = MappingProxyType(
     {"q_size": 4 * HEAD_SIZE, "kv_size": 2 * HEAD_SIZE, "head_size": HEAD_SIZE, "eps": 0.1875}
 )
-"""What stands for the numbers of query and key columns, of elements a head, and for epsilon while tracing."""
+"""The values of the query and key columns, the head size and epsilon during a trace."""
 
 
 def _normalised(x: Tensor, weight: Tensor, bias: Tensor | None, head_size: int, eps: float) -> Tensor:
@@ -85,7 +85,7 @@ def _replace(  # noqa: PLR0913, PLR0917 - as above
 
 
 def _unfit(match: Match, name: str) -> str | None:
-    """What the fused operator does not take of one of its floating-point operands, where the variant has it."""
+    """The first constraint that one floating-point operand violates, if the variant has this operand."""
     value = value_of(match, name)
     if value is None:
         return None
@@ -95,7 +95,7 @@ def _unfit(match: Match, name: str) -> str | None:
         return None
     if not holds(value.shape[-1] == HEAD_SIZE):
         return f"the last dim of {name} is {value.shape[-1]}; the fused operator has heads of {HEAD_SIZE}"
-    if name != "cos_sin_cache" and value.dim() != 1:  # a weight of two dimensions makes one norm of all heads
+    if name != "cos_sin_cache" and value.dim() != 1:  # a weight of two dimensions means one norm over all heads
         return f"{name} has {value.dim()} dimensions; the fused operator takes one vector for every head"
     return None
 

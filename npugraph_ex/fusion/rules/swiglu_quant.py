@@ -1,8 +1,8 @@
 """``npu_swiglu`` then ``npu_dynamic_quant`` => ``npu_swiglu_quant``. An extra rule, off unless switched on.
 
 Constraints (operator documentation of ``torch_npu.npu_swiglu_quant``): x is float16, bfloat16 or float32, has two or
-more dimensions, and its last is even and at most 8192; empty tensors are left alone. The scale of ``npu_swiglu_quant`` is what
-a row was multiplied by, so its reciprocal is the scale of ``npu_dynamic_quant``.
+more dimensions, and its last is even and at most 8192; empty tensors are not fused. ``npu_swiglu_quant`` returns the factor
+by which it multiplied a row, so its reciprocal is the scale of ``npu_dynamic_quant``.
 """
 
 from __future__ import annotations

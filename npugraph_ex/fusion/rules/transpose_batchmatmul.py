@@ -1,10 +1,11 @@
 """Batched matrix product of three dimensions, then ``transpose(0, 1)`` => ``npu_transpose_batchmatmul``.
 
 ``matmul`` or ``bmm``; the transposition by ``transpose`` (either order, also negative) or ``permute``; the first operand
-as it is or itself transposed so. Not in mode "max-autotune" (specification 003).
+plain or transposed in the same way. Not in mode "max-autotune" (specification 003).
 
-The fused operator writes (M, B, N) densely, where the graph had a transposed view of (B, M, N). So it applies where
-nobody can tell, as where a ``reshape`` or ``contiguous`` follows, and not where the view is a result of the graph.
+The fused operator writes (M, B, N) densely, where the graph had a transposed view of (B, M, N). So the rule applies only if
+no program can see the strides, for example before a ``reshape`` or ``contiguous``, and not if the view is a result of the
+graph.
 
 Constraints: K and N are multiples of 128 and K * B < 65536 (CANN graph fusion reference,
 BatchMatMul2TransposeBatchMatMulFusionPass); B and N are below 65536, both operands of one dtype, float16, bfloat16 or

@@ -1,1 +1,1 @@
-"""Memory of a graph: storages, byte ranges in them, and the accesses to them in their order. `aliases` is the door."""
+"""Memory of a graph: storages, byte ranges in them, and the accesses to them in their order. Begin with `aliases`."""

@@ -1,15 +1,15 @@
-"""The one place that knows which bytes the nodes of a graph lie in, which they read and which they write.
+"""The bytes that each node of a graph lies in, reads and writes. No other module computes this.
 
-Two sources are joined: storage, offset and strides of the fake tensors in ``node.meta["val"]``, and what operator schemas
-declare (``Tensor(a)``). Where neither knows, memory is assumed to overlap and an operator is assumed to write its inputs.
+It has two sources: storage, offset and strides of the fake tensors in ``node.meta["val"]``, and what operator schemas
+declare (``Tensor(a)``). If neither knows, memory is assumed to overlap and an operator is assumed to write its inputs.
 
-Every pass asks here and keeps no idea of its own:
+Every pass takes these facts from here:
 
 * which bytes: ``AliasFacts.regions(node)``, ``reads(node)``, ``writes(node)``, as `Region` (storage, first byte, end);
 * whether a write to one value may be seen through another: ``is_written``, ``touches``, `Region.overlaps`;
 * whether two values lie in one storage, which callers can see even where no byte is common: ``share_storage``.
 
-`memory.py` puts these facts in the order of the graph, for passes that move values into other memory.
+`memory_map` puts these facts in the order of the graph, for passes that move values into other memory.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ __all__ = [
 
 
 def output_values(graph: fx.Graph) -> list[object]:
-    """The graph's outputs in order, flat: nodes, and constants where an output is one."""
+    """The graph's outputs in order, as a flat list of nodes and constants."""
     output = next(iter(graph.find_nodes(op="output")))
     return list(pytree.tree_leaves(output.args[0], is_leaf=lambda leaf: leaf is None))
 
 
 class AliasFacts:
-    """Memory, reads and writes of one graph, as it is now. Build it anew after the graph was edited.
+    """Memory, reads and writes of one graph in its present state. Build new facts after an edit of the graph.
 
     Args:
         graph: its nodes carry fake tensors in ``meta["val"]``.
@@ -68,9 +68,9 @@ class AliasFacts:
     """
 
     def __init__(self, graph: fx.Graph) -> None:
-        self._parent: dict[int, int] = {}  # storages that schemas declare to be one, though their tensors do not say so
+        self._parent: dict[int, int] = {}  # storages that are one by the schemas, although not by their tensors
         self._regions: dict[fx.Node, tuple[Region, ...]] = {}
-        self._tensors: dict[int, torch.Tensor] = {}  # by storage, one that lies in it: for the few whose size is asked
+        self._tensors: dict[int, torch.Tensor] = {}  # by storage, one tensor in it, for the storage's size
         self.writers: list[fx.Node] = []
         for node in graph.nodes:
             self.add(node)
@@ -79,20 +79,20 @@ class AliasFacts:
         self._written = Union(region for writer in self.writers for region in self.writes(writer))
 
     def add(self, node: fx.Node) -> None:
-        """Take in a node that was inserted since, which writes nothing and whose arguments are known."""
+        """Add a node that was inserted later; it writes nothing, and its arguments are known."""
         self._regions[node] = self._lies_in(node)
         self._join_declared_aliases(node)
 
     def __contains__(self, node: fx.Node) -> bool:
-        """Whether ``node`` was in the graph when it was looked at."""
+        """Whether these facts include ``node``."""
         return node in self._regions
 
     def regions(self, node: fx.Node) -> tuple[Region, ...]:
-        """Where the tensors of ``node`` lie, one region for each, in order. Equal roots mean one memory."""
+        """The regions of the tensors of ``node``, in order. Equal roots mean one memory."""
         regions = self._regions[node]
         if not self._parent or not regions:
             return regions
-        # Offsets in storages that were joined mean different things, so bytes are not told apart there.
+        # Storages that were joined have different offsets, so their bytes cannot be compared.
         roots = [self._find(region.root) for region in regions]
         return tuple(
             Region(root) if root in self._parent else region for root, region in zip(roots, regions, strict=True)
@@ -111,7 +111,7 @@ class AliasFacts:
         return tuple(region for argument in written_by(node) for region in self.regions(argument))
 
     def share_storage(self, first: fx.Node, second: fx.Node) -> bool:
-        """Whether the two may lie in one storage, if only in different bytes of it."""
+        """Whether the two may lie in one storage, even in different bytes."""
         left, right = self.roots(first), self.roots(second)
         if not left or not right:
             return False
@@ -122,7 +122,7 @@ class AliasFacts:
         return any(self._written.overlaps(region) for region in self.regions(node))
 
     def storage_bytes(self, root: int) -> int | torch.SymInt | None:
-        """How large the storage named ``root`` is; None where nothing is known of it."""
+        """The size of the storage named ``root``; None if it is unknown."""
         tensor = self._tensors.get(root)
         return None if tensor is None else tensor.untyped_storage().nbytes()
 
@@ -157,7 +157,8 @@ class AliasFacts:
     def _join_declared_aliases(self, node: fx.Node) -> None:
         sources = may_alias(node)
         known = {region.root for source in sources for region in self._regions[source]}
-        # An operator with several results declares that each lies in some argument: where the tensors say in which, they know.
+        # An operator with several results declares only that each lies in some argument. If the tensors show which one, they
+        # decide.
         if all(region.root in known for region in self._regions[node]):
             return
         for source in sources:
@@ -182,10 +183,10 @@ class AliasFacts:
 
 
 def inputs_left_behind(graph: fx.Graph, facts: AliasFacts) -> frozenset[int]:
-    """The positions of the placeholders around which the graph uses memory that is not theirs, as `as_strided` can.
+    """Inputs whose storage the graph accesses outside the input's own byte range, as `as_strided` can; by position.
 
-    Where sizes are symbolic any `as_strided` may. So may one that counts from the beginning of the storage: where in it an
-    input begins is guarded by nobody, so that another call may bring one that begins elsewhere.
+    With symbolic sizes any `as_strided` may do so. So may one with an offset from the beginning of the storage: no guard
+    fixes an input's own offset, so another call may pass an input at another offset.
     """
     own = {region.root: (position, region) for position, region in _single_regions(graph, facts)}
     beyond = set()

@@ -1,8 +1,8 @@
 """The accesses to one memory in the order of the graph, found by the bytes that they touch.
 
-Most memory is touched a few times, where looking at each access is best. One buffer that is cut into thousands of slices
-is not: there a tree over time, whose every branch knows which bytes are touched in it, leads to the next access of a slice
-past all that is done to the others.
+Most memory has few accesses, and a look at each is fastest. A buffer with thousands of slices has many. For it there is a
+tree over time: each branch knows the bytes that are accessed in it, so a search for the next access to a slice skips the
+accesses to all others.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch import fx
 
 from npugraph_ex.graph.memory.regions import Region, Union
 
-_NEAR = 16  # how many accesses are looked at one by one before the tree is asked
+_NEAR = 16  # how many accesses are compared one by one before the tree is used
 _BITS = 3  # a branch of the tree has 2 ** _BITS branches
 
 
 @dataclass(frozen=True)
 class MemoryAccess:
-    """One node touching one value's memory, at one place in the graph's order.
+    """One node's access to one value's memory, at one position in the graph's order.
 
     Attributes:
         region: the bytes of the value.
@@ -39,7 +39,7 @@ class History:
     """The accesses to one memory.
 
     Args:
-        length: positions are below this number.
+        length: all positions are below this number.
     """
 
     def __init__(self, length: int) -> None:
@@ -51,13 +51,13 @@ class History:
         return iter(self._accesses)
 
     def add(self, access: MemoryAccess) -> None:
-        """Note another access, at any position."""
+        """Add an access, at any position."""
         insort(self._accesses, access, key=attrgetter("position"))
         if self._tree is not None:
             self._tree.add(access)
 
     def remove(self, access: MemoryAccess) -> None:
-        """Forget an access."""
+        """Remove an access."""
         self._accesses.remove(access)
         self._tree = None
 
@@ -80,7 +80,7 @@ class History:
 
 
 class _Tree:
-    """Accesses by position; each branch covers a range of positions and knows the bytes that are touched there."""
+    """Accesses by position. Each branch covers a range of positions and knows the bytes that are accessed there."""
 
     def __init__(self, length: int, accesses: list[MemoryAccess]) -> None:
         self._top = -(-length.bit_length() // _BITS)  # the level whose one branch covers all positions
@@ -90,7 +90,7 @@ class _Tree:
             self.add(access)
 
     def add(self, access: MemoryAccess) -> None:
-        """Note another access."""
+        """Add an access."""
         self._leaves[access.position].append(access)
         for level in range(1, self._top + 1):
             self._touched[level, access.position >> (level * _BITS)].add(access.region)
@@ -104,6 +104,6 @@ class _Tree:
             yield from (access for access in self._leaves.get(branch, ()) if access.region.overlaps(region))
         elif (level, branch) in self._touched and self._touched[level, branch].overlaps(region):
             first = branch << _BITS
-            earliest = (position + 1) >> ((level - 1) * _BITS)  # branches before it hold nothing later than `position`
+            earliest = (position + 1) >> ((level - 1) * _BITS)  # earlier branches contain nothing after `position`
             for below in range(max(first, earliest), first + (1 << _BITS)):
                 yield from self._below(level - 1, below, region, position)

@@ -1,7 +1,7 @@
 """The reads and writes of a graph in their order, for passes that move values into other memory.
 
-`AliasFacts` says where each value lies. `MemoryMap` says who uses those bytes before and after a node. A pass that makes
-an operator write into another value's memory tells the map with `merge`, so that later questions see the new layout.
+`AliasFacts` gives the memory of each value. `MemoryMap` gives the accesses to those bytes before and after a node. A pass
+that moves a value into another value's memory calls `merge`, so that later answers use the new layout.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class MemoryMap:
     def __init__(self, graph: fx.Graph) -> None:
         self._facts = AliasFacts(graph)
         self.position = {node: index for index, node in enumerate(graph.nodes)}
-        self._shift: dict[int, tuple[int, int | None]] = {}  # merged root -> (root it went into, bytes to add if known)
-        self._same: dict[fx.Node, fx.Node] = {}  # node -> node of exactly the same bytes and layout
+        self._shift: dict[int, tuple[int, int | None]] = {}  # merged root -> (new root, bytes to add if known)
+        self._same: dict[fx.Node, fx.Node] = {}  # node -> node with exactly the same bytes and layout
         self._reads: dict[int, History] = {}
         self._writes: dict[int, History] = {}
         self.inputs = frozenset(
@@ -66,19 +66,19 @@ class MemoryMap:
         return accesses[root]
 
     def __contains__(self, node: fx.Node) -> bool:
-        """Whether ``node`` was in the graph when its memory was mapped."""
+        """Whether this map includes ``node``."""
         return node in self._facts
 
     def regions(self, node: fx.Node) -> list[Region]:
-        """Where the tensors of ``node`` lie, one region for each."""
+        """The regions of the tensors of ``node``."""
         return [self._after_merges(region) for region in self._facts.regions(node)]
 
     def region_of(self, tensor: torch.Tensor) -> Region:
-        """Where a view of one of the graph's fake tensors lies."""
+        """The region of a view of one of the graph's fake tensors."""
         return self._after_merges(Region.from_tensor(tensor, _torch_private.storage_key(tensor)))
 
     def region(self, node: fx.Node) -> Region | None:
-        """Where ``node`` lies, if it is one tensor in one known memory."""
+        """The region of ``node``, if it is one tensor in one known memory."""
         regions = self.regions(node)
         return regions[0] if len(regions) == 1 and regions[0].root != UNKNOWN else None
 
@@ -97,14 +97,14 @@ class MemoryMap:
         return Region(root, start, stop)
 
     def is_same(self, first: fx.Node, second: fx.Node) -> bool:
-        """Whether two values of equal layout are known to be the very same bytes."""
+        """Whether two values of equal layout are known to be the same bytes."""
         if self._original(first) is self._original(second):
             return True
         here, there = self.region(first), self.region(second)
         return here is not None and here == there and here.is_exact
 
     def owns_memory(self, node: fx.Node) -> bool:
-        """Whether ``node`` is a whole allocation: made as one, or known to span all bytes of it."""
+        """Whether ``node`` is a whole allocation: allocated as one, or known to span all its bytes."""
         schema = schema_of(self._original(node))
         if schema is not None and all(result.alias_info is None for result in schema.returns):
             return True
@@ -112,7 +112,7 @@ class MemoryMap:
         if region is None or region.start:
             return False
         size = self._facts.storage_bytes(region.root)
-        # Only numbers are compared: to ask whether a symbol is this number would put a guard on it.
+        # Only numbers are compared, because a comparison of a symbol with a number would add a guard.
         return type(size) is int and region.stop == size
 
     def leaves(self, region: Region) -> bool:
@@ -126,7 +126,7 @@ class MemoryMap:
             node = self._same[node]
         self._same.update(
             dict.fromkeys(passed[:-1], node)
-        )  # or chains of in-place operators are walked again and again
+        )  # otherwise chains of in-place operators would be walked again and again
         return node
 
     def overlap(self, first: fx.Node, second: fx.Node) -> bool:
@@ -143,7 +143,7 @@ class MemoryMap:
         return self._after(self._writes, region, position)
 
     def written_anew(self, region: Region, position: int) -> int | None:
-        """Where, after ``position``, a copy into an input overwrites all bytes of ``region``: what is there until then is lost."""
+        """The position after ``position`` at which a copy into an input overwrites all bytes of ``region``."""
         for write in self.writes_after(region, position):
             copies = write.node.target is torch.ops.aten.copy_.default and write.node.args[0] is write.value
             if copies and write.value.op == "placeholder" and write.region.covers(region):
@@ -151,7 +151,7 @@ class MemoryMap:
         return None
 
     def accesses(self, node: fx.Node) -> Iterator[MemoryAccess]:
-        """Everything that reads or writes bytes in which ``node`` lies."""
+        """All accesses to the bytes of ``node``."""
         for region in self.regions(node):
             yield from self.reads_after(region, -1)
             yield from self.writes_after(region, -1)
@@ -162,7 +162,7 @@ class MemoryMap:
         return merge(*found, key=attrgetter("position"))
 
     def merge(self, value: fx.Node, target: fx.Node) -> None:
-        """Record that ``value`` now lies exactly where ``target`` lies, and all that lay in its memory goes with it."""
+        """Record that ``value`` now lies exactly where ``target`` lies; everything in its memory moves with it."""
         own, into = self.region(value), self.region(target)
         if own is None or into is None:
             raise ValueError(f"{value.name} or {target.name} has no single known memory")
@@ -176,7 +176,7 @@ class MemoryMap:
                     history.add(replace(access, region=self._after_merges(access.region)))
 
     def is_apart(self, access: MemoryAccess, part: torch.Tensor) -> bool:
-        """Whether an access is proven to touch no byte of a view of one of the graph's fake tensors."""
+        """Whether an access provably touches no byte of a view of one of the graph's fake tensors."""
         region = self.region_of(part)
         if not access.region.overlaps(region):
             return True
@@ -186,7 +186,7 @@ class MemoryMap:
         return len(tensors) == 1 and share_no_byte(tensors[0], part, starts=(access.region.start, region.start))
 
     def no_longer_reads(self, node: fx.Node, value: fx.Node) -> None:
-        """Record that ``node``, which read all of ``value`` before, does not now."""
+        """Record that ``node``, which read all of ``value``, no longer reads it."""
         for root in {region.root for region in self.regions(value)} & self._reads.keys():
             reads = [access for access in self._reads[root] if access.node is node]
             for access in reads:
@@ -194,9 +194,9 @@ class MemoryMap:
                     self._reads[root].remove(access)
 
     def add(self, view: fx.Node) -> None:
-        """Take in a view that was inserted since; its position is known."""
+        """Add a view that was inserted later; its position is known."""
         self._facts.add(view)
 
     def wrote(self, node: fx.Node, value: fx.Node) -> None:
-        """Record that ``node``, which had no effect before, now writes ``value``'s memory."""
+        """Record that ``node``, which had no effect, now writes the memory of ``value``."""
         self._add(self._writes, node, value)

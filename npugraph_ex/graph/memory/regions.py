@@ -1,4 +1,4 @@
-"""A piece of memory as the alias analysis names it: a storage, and the bytes in it. Not who uses it."""
+"""A piece of memory for the alias analysis: a storage and a range of its bytes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import NamedTuple
 import torch
 
 UNKNOWN = -1
-"""The name of memory of which nothing is known."""
+"""The name of unknown memory."""
 
 EVERYWHERE = 1 << 62
-"""Where a range ends of which nothing is known but that it lies in the storage."""
+"""The end of a range of which only the storage is known."""
 
 
 class Region(NamedTuple):
@@ -26,8 +26,8 @@ class Region(NamedTuple):
     def from_tensor(cls, tensor: torch.Tensor, root: int) -> Region:
         """The bytes from the first to the last element of ``tensor`` in the storage named ``root``.
 
-        Elements in between that are not the tensor's count as its own. The whole storage where sizes are symbolic, and
-        for a tensor without elements: it has no bytes, yet whose memory it lies in can be seen.
+        Gaps between the elements count too. With symbolic sizes it is the whole storage. It is also the whole storage for a
+        tensor without elements: such a tensor has no bytes, but a program can see its storage.
         """
         offset, span = tensor.storage_offset(), 1
         if type(offset) is not int or tensor.layout != torch.strided:
@@ -41,35 +41,35 @@ class Region(NamedTuple):
 
     @property
     def is_exact(self) -> bool:
-        """Whether it is known which memory and which bytes."""
+        """Whether memory and bytes are both known."""
         return self.root != UNKNOWN and self.stop != EVERYWHERE
 
     def overlaps(self, other: Region) -> bool:
-        """Whether the two may have a byte in common; assumed where nothing is known."""
+        """Whether the two may have a byte in common; True if nothing is known."""
         if self.root != other.root:
             return UNKNOWN in (self.root, other.root)
         return self.start < other.stop and other.start < self.stop
 
     def covers(self, other: Region) -> bool:
-        """Whether every byte of ``other`` is known to be one of these."""
+        """Whether every byte of ``other`` is known to be in this region."""
         return self.root == other.root != UNKNOWN and self.start <= other.start and other.stop <= self.stop
 
 
 class Union:
-    """Bytes that lie in any of some regions.
+    """The union of some regions.
 
     Args:
-        regions: those to begin with.
+        regions: the first regions.
     """
 
     def __init__(self, regions: Iterable[Region] = ()) -> None:
-        self._starts: dict[int, list[int]] = {}  # of each root's pieces, which neither overlap nor touch, in order
+        self._starts: dict[int, list[int]] = {}  # by root, the sorted pieces, which neither overlap nor touch
         self._stops: dict[int, list[int]] = {}
         for region in sorted(regions):
             self.add(region)
 
     def add(self, region: Region) -> None:
-        """Take in another region."""
+        """Add a region."""
         starts, stops = self._starts.setdefault(region.root, []), self._stops.setdefault(region.root, [])
         first, last = bisect_left(stops, region.start), bisect_right(starts, region.stop)
         if first < last:

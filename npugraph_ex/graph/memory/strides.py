@@ -1,4 +1,4 @@
-"""Whether two views of one storage have a byte in common, where the ranges that they span cannot tell.
+"""Whether two views of one storage have a byte in common, if the ranges that they span overlap.
 
 The even and the odd elements of a vector, or two blocks of columns, span the same bytes and share none.
 """
@@ -12,17 +12,17 @@ import torch
 
 
 def share_no_byte(left: torch.Tensor, right: torch.Tensor, *, starts: tuple[int, int] | None = None) -> bool:
-    """Whether two tensors in one storage are proven to have no byte in common; False where nothing is proven.
+    """Whether two tensors in one storage provably have no byte in common; False if there is no proof.
 
     For a period ``g``: if every step of ``g`` bytes or more is a multiple of ``g``, a tensor's bytes modulo ``g`` lie in
     one interval, which its smaller steps span. Disjoint intervals for some ``g`` prove disjoint tensors, and so do
-    disjoint bytes inside the intervals. The steps of both tensors, and the greatest common divisor of all steps, are tried
-    for ``g``.
+    disjoint bytes inside the intervals. The candidates for ``g`` are the steps of both tensors and the greatest common
+    divisor of all steps.
 
     Args:
         left: any shape and strides, with concrete numbers; symbolic ones prove nothing.
         right: likewise.
-        starts: where in the storage the first element of each lies, in bytes; None for where the tensors say.
+        starts: the offsets of the two first elements in the storage, in bytes; None for the tensors' own offsets.
     """
     if not (_is_concrete(left) and _is_concrete(right)):
         return False
@@ -54,11 +54,11 @@ class _View(NamedTuple):
 
     @property
     def length(self) -> int:
-        """How many bytes from the first to the last."""
+        """The number of bytes from the first to the last."""
         return self.width + sum(step * (size - 1) for step, size in self.dims)
 
     def modulo(self, period: int) -> _View | None:
-        """The bytes modulo ``period``, from the first on; None if they do not repeat so."""
+        """The bytes modulo ``period``, from the first one; None if they do not repeat with this period."""
         if any(step % period for step, _ in self.dims if step >= period):
             return None
         return _View(self.start % period, tuple(dim for dim in self.dims if dim[0] < period), self.width)
@@ -72,14 +72,14 @@ def _are_apart(left: _View, right: _View) -> bool:
 
 
 def _apart(left: _View, right: _View, period: int) -> bool:
-    """Whether the bytes of both lie apart on a circle of ``period`` bytes."""
+    """Whether the bytes of both are disjoint on a circle of ``period`` bytes."""
     here, there = left.modulo(period), right.modulo(period)
     if here is None or there is None:
         return False
     gap = (there.start - here.start) % period
     if here.length <= gap and gap + there.length <= period:
         return True
-    # Inside the period they may interleave: the same question once more, where neither goes round and one has fewer steps.
+    # Inside the period they may interleave. Then compare the inner steps, of which at least one view has fewer.
     inside = all(view.start + view.length <= period for view in (here, there))
     fewer = len(here.dims) + len(there.dims) < len(left.dims) + len(right.dims)
     return inside and fewer and _are_apart(here, there)

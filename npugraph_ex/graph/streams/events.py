@@ -1,14 +1,14 @@
-"""How streams and events stand in a graph after the front of the pipeline: the one representation that all passes share.
+"""Streams and events in a graph after the first passes: the one representation that all later passes use.
 
-* `node.meta["stream_label"]` names the stream of a node; without it the node is on the main stream, the one on which the
-  graph is captured or called. `node.meta["stream_priority"]` is the priority that the scope asked for.
-* A `record` node records an event on the stream of its label, after all nodes of that stream that stand before it.
-* A `wait` node makes the stream of its label wait for its arguments: the nodes of that stream that stand after it run
-  after everything that those events stand for. Every argument is a `record` node.
-* A `keep_alive` node uses its arguments and does nothing: their memory is not free before it.
-* A `record_stream` node says that the named stream uses its tensor: the memory is not free before that stream is through.
+* `node.meta["stream_label"]` names the stream of a node; without it the node is on the main stream, on which the graph is
+* captured or called. `node.meta["stream_priority"]` is the priority from the scope. A `record` node records an event on the
+* stream of its label, after all earlier nodes of that stream. A `wait` node makes the stream of its label wait for its
+* arguments, which are `record` nodes: later nodes of that stream run after the recorded work. A `keep_alive` node uses its
+* arguments and does nothing else, so their memory is not freed before it. A `record_stream` node declares that the named
+* stream uses its tensor: the memory is not freed before that stream's work is over.
 
-So execution order is: list order among nodes of one label, and an edge from each record to its waits. Nothing else.
+So the execution order is the list order of nodes with one label, plus an edge from each record to its waits, and nothing
+else.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from npugraph_ex.graph.streams.labels import MAIN as MAIN  # noqa: PLC0414 - par
 from npugraph_ex.graph.streams.ops import RECORD_STREAMS, RECORDS, WAITS, argument
 
 TAG = "event_tag"
-"""The key of ``node.meta`` under which a record or a wait keeps the tag of the user's event, for messages."""
+"""The key of ``node.meta`` with the tag of the user's event at a record or a wait, for messages."""
 
 MARK = "event_closure"
 """The key of ``node.meta`` of the records and waits that the compiler inserted to close the graph's events."""
@@ -54,17 +54,17 @@ def orders_streams(node: fx.Node) -> bool:
 
 
 def is_record_stream(node: fx.Node) -> bool:
-    """Whether `node` says that a stream uses a tensor."""
+    """Whether `node` declares that a stream uses a tensor."""
     return node.target in RECORD_STREAMS
 
 
 def awaited(wait: fx.Node) -> tuple[fx.Node, ...]:
-    """What a `wait` node waits for, in the order in which it is written."""
+    """The arguments of a `wait` node, in order."""
     return tuple(leaf for leaf in argument(wait, 0, "tensors", ()) if isinstance(leaf, fx.Node))
 
 
 def computes(node: fx.Node) -> bool:
-    """Whether `node` starts work on its stream. What this library cannot see into, such as a region of its own, does."""
+    """Whether `node` starts work on its stream. An unknown operation, such as a nested region, does."""
     if node.op in ("call_module", "call_method"):
         return True
     if node.op != "call_function" or node.target is operator.getitem:
@@ -79,18 +79,18 @@ _ALLOCATIONS = frozenset(
 
 
 def allocates(node: fx.Node) -> bool:
-    """Whether `node` gives its stream nothing to do: it takes memory, which is there once what stands before it is over."""
+    """Whether `node` only allocates memory, which is ready once the stream's earlier work is over."""
     schema = schema_of(node)
     fills = torch.are_deterministic_algorithms_enabled()
     return schema is not None and schema.name in _ALLOCATIONS and not fills
 
 
 def producers(tensor: fx.Node, computing: Container[fx.Node] | None = None) -> list[fx.Node]:
-    """The nodes that compute the memory of `tensor`: itself, or what it is a view or a part of.
+    """The nodes that compute the memory of `tensor`: the tensor itself, or its base if it is a view or a part.
 
     Args:
         tensor: a node whose value is a tensor.
-        computing: the nodes that start work, where metadata does not tell it at the moment.
+        computing: the nodes that start work, if metadata is not up to date.
     """
     found: dict[fx.Node, None] = {}
     waiting = [tensor]
@@ -107,7 +107,7 @@ def priorities(graph: fx.Graph) -> dict[str, int]:
     """Every side stream of `graph` with its priority, in the order of first use.
 
     Raises:
-        ScopeError: one stream was given two priorities.
+        ScopeError: one stream has two priorities.
     """
     found: dict[str, int | None] = {}
     for node in graph.nodes:
@@ -125,7 +125,7 @@ def priorities(graph: fx.Graph) -> dict[str, int]:
 
 
 def begin(graph: fx.Graph) -> fx.Node:
-    """The node after which work begins: the last of the inputs, or the graph's root where there is none."""
+    """The node after which work begins: the last input, or the graph's root if there are no inputs."""
     first: fx.Node = next(node for node in graph.nodes if node.op not in ("placeholder", "get_attr")).prev
     return first
 
@@ -138,14 +138,14 @@ def insert_record(graph: fx.Graph, after: fx.Node, label: str) -> fx.Node:
 
 
 def insert_wait(graph: fx.Graph, before: fx.Node, label: str, records: Sequence[fx.Node]) -> fx.Node:
-    """Insert a node before another at which the stream `label` waits for records."""
+    """Insert a wait of the stream `label` for records, before a node."""
     with graph.inserting_before(before):
         wait = graph.call_function(WAITS[0], (list(records),))
     return _labelled(wait, before, label)
 
 
 def _labelled(node: fx.Node, neighbour: fx.Node, label: str) -> fx.Node:
-    """Put a new node onto a stream, with the priority and the limits that the stream has at its neighbour."""
+    """Put a new node on a stream, with the stream's priority and limits at its neighbour."""
     if label != MAIN:
         node.meta["stream_label"] = label
         if stream_of(neighbour) == label and "stream_priority" in neighbour.meta:
@@ -156,6 +156,6 @@ def _labelled(node: fx.Node, neighbour: fx.Node, label: str) -> fx.Node:
 
 
 def has_several_streams(graph: fx.Graph) -> bool:
-    """Whether nodes of the graph carry different stream labels, so that the order of the node list is not that of execution."""
+    """Whether nodes of the graph carry different stream labels, so that list order is not execution order."""
     labels = {node.meta.get("stream_label") for node in graph.nodes if node.op == "call_function"}
     return len(labels) > 1

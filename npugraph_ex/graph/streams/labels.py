@@ -1,4 +1,4 @@
-"""What the keys of a scope mean: from the strings that `scope_enter` takes to the labels that nodes carry."""
+"""The keys of a scope: turns the strings of `scope_enter` into labels of nodes."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ LEVEL = "_deterministic_level"
 STREAM, PRIORITY = "_user_stream_label", "_user_stream_priority"
 
 KEPT = -1
-"""A core number that leaves what the scope around it says."""
+"""A core number that keeps the outer scope's value."""
 
 MAIN = ""
-"""What stands for the stream of nodes that have no stream label: the one on which the graph is captured or called."""
+"""The label of nodes without a stream label: the stream on which the graph is captured or called."""
 
 Labels = dict[str, Any]
 
 
 def labels_of(keys: Sequence[str], values: Sequence[str], outer: Mapping[str, Any]) -> Labels:
-    """What one scope says of the nodes in it, as `node.meta` entries.
+    """The labels that one scope gives its nodes, as `node.meta` entries.
 
     Args:
         keys: the first argument of `scope_enter`.
         values: the second, one for each key.
-        outer: the labels that are in force around it.
+        outer: the labels of the outer scopes.
 
     Raises:
-        ScopeError: an unknown key, a value that is no number, or not one value a key.
+        ScopeError: an unknown key, a value that is no number, or not one value for each key.
     """
     if len(keys) != len(values):
         raise ScopeError(f"scope_enter takes one value for each key, got {list(keys)} and {list(values)}")

@@ -1,17 +1,17 @@
-"""The operators by which scopes, streams and events are written into a graph.
+"""The operators for scopes, streams and events in a graph.
 
 They exist under `torch.ops.npugraph_ex` and, for passes written for TorchAir, under `torch.ops.air`:
 
 * `scope_enter(keys, values)` and `scope_exit()` enclose the nodes between them;
-* `record() -> Tensor` records an event on the stream where it stands; its result is a token, not data;
-* `wait(tensors)` makes the stream where it stands wait for records, or for the producers of other tensors;
-* `record_stream(tensor, stream)` says that a stream uses a tensor, whose memory must not be free before it is through;
-* `keep_alive(tensors)` does nothing but use them, so that their memory is not free before that place;
-* `tagged_event_record(tag, event)` and `tagged_event_wait(tag, event)` are how `npugraph_ex.ops` traces: the event's tag, and
-  a name that no other living event has. `passes.events` turns them into `record` and `wait`.
+* `record() -> Tensor` records an event on its stream; the result is a token, not data;
+* `wait(tensors)` makes its stream wait for records, or for the producers of other tensors;
+* `record_stream(tensor, stream)` declares that a stream uses a tensor, whose memory must not be freed before that work is
+* over; `keep_alive(tensors)` only uses the tensors, so that their memory is not freed before it;
+* `tagged_event_record(tag, event)` and `tagged_event_wait(tag, event)` are traced from `npugraph_ex.ops`: the event's tag,
+* and a name that no other living event has. `passes.events` turns them into `record` and `wait`.
 
-None of them has a tensor edge that would keep its place, so torch is told that they have side effects. What they do when
-they run is registered by `npugraph_ex.aclgraph.scopes`.
+They have no tensor edges that would keep their order, so they are registered with torch as having side effects.
+`npugraph_ex.aclgraph.scopes` registers their implementations.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _SCHEMAS: Mapping[str, tuple[str, Callable[..., object]]] = {
 
 
 def _define(namespace: str) -> dict[str, torch.library.Library]:
-    """Define the operators, but for those that another library of this process already defined."""
+    """Define the operators, except those that another library of this process has already defined."""
     defined = {}
     for name, (schema, fake) in _SCHEMAS.items():
         if hasattr(getattr(torch.ops, namespace), name):
@@ -81,9 +81,9 @@ for _name in _SCHEMAS:
 
 
 def implement(functions: Mapping[str, Callable[..., object]]) -> None:
-    """Say what operators do when they run, by name; called once, by the module that may touch the device.
+    """Register the implementations of the operators by name. Only the module that may touch the device calls this, once.
 
-    Dynamo must not trace what they do: it is the inside of an operator, also where a frame around it is not compiled.
+    Dynamo must not trace an implementation, even if the frame around it is not compiled.
     """
     for defined in _libraries:
         for name, function in functions.items():
@@ -92,5 +92,5 @@ def implement(functions: Mapping[str, Callable[..., object]]) -> None:
 
 
 def argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:
-    """One argument of a node, however it is passed."""
+    """One argument of a node, passed by position or by name."""
     return node.args[position] if position < len(node.args) else node.kwargs.get(name, default)

@@ -1,8 +1,8 @@
-"""What runs before what in a graph of several streams: vector clocks, one a stream.
+"""The happens-before order of a graph with several streams: one vector clock for each stream.
 
-Work on one stream runs in the order of the node list; a wait adds an edge from each record that it names, and the wait for
-an asynchronous collective one from where that was started. Host order adds none. `Order` answers for a finished graph;
-`Clocks` serves those who walk one.
+Work on one stream runs in the order of the node list; a wait adds an edge from each of its records, and a wait for an
+asynchronous collective adds one from the collective's start. The order of the host adds no edge. `Order` answers for a
+finished graph; `Clocks` is for a walk through a graph.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Clock = Mapping[str, int]
 
 
 class Moment(NamedTuple):
-    """One step of one stream, and all that is over when it is."""
+    """One step of one stream, and all work that is over after it."""
 
     stream: str
     number: int
@@ -28,45 +28,45 @@ class Moment(NamedTuple):
 
 
 BEGIN = Moment(MAIN, 1, {MAIN: 1})
-"""The main stream's first step: the graph begins, its inputs are there."""
+"""The main stream's first step: the inputs are ready."""
 
 
 class Clocks:
-    """What each stream knows to be over, while a graph is walked in the order of its list."""
+    """The work that each stream knows to be over, during a walk through a graph in list order."""
 
     def __init__(self) -> None:
         self._known: dict[str, dict[str, int]] = {MAIN: dict(BEGIN.clock)}
 
     def now(self, stream: str) -> Moment:
-        """What is over once ``stream`` has done all that it was given so far."""
+        """The work that is over once ``stream`` has finished its work so far."""
         known = self._known.setdefault(stream, {})
         return Moment(stream, known.get(stream, 0), dict(known))
 
     def step(self, stream: str) -> Moment:
-        """Give ``stream`` one more piece of work."""
+        """Add a step to ``stream``."""
         known = self._known.setdefault(stream, {})
         known[stream] = known.get(stream, 0) + 1
         return Moment(stream, known[stream], dict(known))
 
     def learn(self, stream: str, clock: Clock) -> None:
-        """Let what is in ``clock`` be over before whatever ``stream`` does next."""
+        """Order everything in ``clock`` before the next work of ``stream``."""
         known = self._known.setdefault(stream, {})
         for other, number in clock.items():
             if known.get(other, 0) < number:
                 known[other] = number
 
     def knows(self, stream: str, moment: Moment) -> bool:
-        """Whether ``moment`` is over before whatever ``stream`` does next."""
+        """Whether ``moment`` is over before the next work of ``stream``."""
         return self._known.setdefault(stream, {}).get(moment.stream, 0) >= moment.number
 
     def knows_all(self, stream: str, clock: Clock) -> bool:
-        """Whether everything in ``clock`` is over before whatever ``stream`` does next."""
+        """Whether everything in ``clock`` is over before the next work of ``stream``."""
         known = self._known.setdefault(stream, {})
         return all(known.get(other, 0) >= number for other, number in clock.items())
 
 
 class Order:
-    """The execution order of a graph as it is.
+    """The execution order of a graph in its present state.
 
     Args:
         graph: labelled, with ``record`` and ``wait`` nodes as in `events`.
