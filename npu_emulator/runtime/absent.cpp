@@ -1,8 +1,9 @@
-// Functions that torch_npu's wheels, 2.10 to 2.14, link against and the runtime does not have. Each says so when it is called.
-// A wheel that wants others gets them from compilation.py, and only where there is a compiler.
+// Functions that torch_npu's wheels, 2.10 to 2.14, link against and the runtime does not have. Each fails with its own name.
+// For a wheel that needs others, compilation.py makes them, if there is a compiler.
 #include "emulator.h"
 
-// A name of its own in C++, and CANN's in the library: CANN's headers, where a test has them, give these functions types.
+// The name in C++ differs from CANN's name in the library, because CANN's headers, which a test includes, declare these
+// functions.
 #define EMU_ABSENT(name)                                                                     \
     extern "C" __attribute__((visibility("default"))) int emu_absent_##name(...) __asm__(#name); \
     int emu_absent_##name(...) { return emu_missing(#name); }

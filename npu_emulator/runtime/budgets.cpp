@@ -1,5 +1,5 @@
-// What a device has a limited number of: streams and events. A captured graph holds one stream for each of its lanes for as
-// long as it lives, which is what exhausts a device after many captures.
+// The limited resources of a device: streams and events. A captured graph owns one stream for each of its lanes as long as it
+// lives, so many captures exhaust a device.
 #include "emulator.h"
 
 using namespace emu;
@@ -14,7 +14,7 @@ uint64_t streams_in_use() {
     return used;
 }
 
-// Success, or 207008 with what the streams went into.
+// Success, or 207008 with the users of the streams.
 aclError no_stream_left(const char* wanted) {
     State& s = state();
     const uint64_t used = streams_in_use();
@@ -25,7 +25,7 @@ aclError no_stream_left(const char* wanted) {
                     " captured graphs", "destroy graphs, capture fewer sizes, or use fewer side streams in each (NPU_EMULATOR_STREAMS)");
 }
 
-// Remembers what a graph costs, at the end of its capture.
+// Stores the costs of a graph at the end of its capture.
 void note_cost(const Graph& graph) {
     Cost cost;
     cost.graph = graph.id;
@@ -34,12 +34,13 @@ void note_cost(const Graph& graph) {
     for (const Task& task : graph.tasks) {
         cost.kernels += task.kind == Kind::Kernel;
         cost.events += task.kind == Kind::Record;
-        cost.others += task.kind != Kind::Kernel && task.kind != Kind::Spoil;  // which is the emulator's own work
+        cost.others += task.kind != Kind::Kernel && task.kind != Kind::Spoil;  // the emulator's own work
     }
     state().costs.push_back(cost);
 }
 
-// Device memory that a thread takes while it captures is its graph's: torch_npu's allocator gives graphs pools of their own.
+// Device memory that a thread allocates during its capture belongs to the graph: torch_npu's allocator gives graphs their own
+// pools.
 void charge_capture(uint64_t bytes) {
     State& s = state();
     Lock lock(s.mutex);
@@ -56,7 +57,7 @@ EMU_API void emu_set_budgets(uint64_t streams, uint64_t events) {
     s.event_budget = events;
 }
 
-// {streams in use, streams there are, events in use, events there are, captures so far}
+// {streams in use, all streams, events in use, all events, captures so far}
 EMU_API void emu_resources(uint64_t* out) {
     State& s = state();
     Lock lock(s.mutex);
@@ -67,7 +68,7 @@ EMU_API void emu_resources(uint64_t* out) {
     out[4] = s.costs.size();
 }
 
-// For up to `capacity` captures, oldest first: the seven numbers of Cost. Returns how many were written.
+// For up to `capacity` captures, oldest first: the seven numbers of Cost. Returns the number of captures written.
 EMU_API uint64_t emu_costs(Cost* out, uint64_t capacity) {
     static_assert(sizeof(Cost) == 7 * sizeof(uint64_t), "Python reads costs as seven numbers");
     State& s = state();

@@ -1,5 +1,5 @@
-// CANN's C interface, as far as the runtime stands in for it: types, and constants by CANN's numbers. torch_npu's wheel holds
-// CANN's own headers, whose licence does not let others pass them on; with these declarations the runtime compiles anywhere.
+// CANN's C interface, as far as the runtime implements it: types, and constants with CANN's numbers. torch_npu's wheel
+// contains CANN's own headers, whose licence forbids redistribution; with these declarations the runtime compiles anywhere.
 // tests/emulator/test_headers.py compares numbers, layouts and signatures with the headers of the installed torch_npu.
 //
 // It includes nothing, so that the test can put it into a namespace beside CANN's.
@@ -42,7 +42,7 @@ enum : aclError {
     ACL_ERROR_RT_STREAM_SYNC_TIMEOUT = 507046,
 };
 
-// Flags of events, and how a stream compares the word that it waits for.
+// Flags of events, and the comparisons of a wait for a word in memory.
 enum : uint32_t { ACL_EVENT_SYNC = 1, ACL_EVENT_TIME_LINE = 8, ACL_EVENT_EXTERNAL = 32 };
 enum : uint32_t { ACL_STREAM_WAIT_VALUE_EQ = 1, ACL_STREAM_WAIT_VALUE_AND = 2, ACL_STREAM_WAIT_VALUE_NOR = 3 };
 
@@ -81,7 +81,7 @@ struct aclrtPtrAttributes {
     uint32_t rsv[4];
 };
 
-// Arguments that the runtime takes and does not look at, or keeps as numbers.
+// Arguments that the runtime ignores or keeps as numbers.
 enum aclLogLevel : uint32_t;
 enum aclSysParamOpt : uint32_t;
 enum aclCompileOpt : uint32_t;

@@ -36,7 +36,7 @@ bool joined(const Graph& graph, uint32_t lane) {
 }  // namespace
 
 Graph::~Graph() {
-    // Python drops these kernels when it next looks; a destructor must not call into Python.
+    // Python drops these kernels later, because a destructor must not call into Python.
     State& s = state();
     for (const Task& task : tasks)
         if (task.kind == Kind::Kernel) s.released.push_back(task.kernel);
@@ -128,7 +128,7 @@ EMU_API aclError aclmdlRICaptureEnd(aclrtStream handle, aclmdlRI* model) {
         return fail(ACL_ERROR_RT_STREAM_CAPTURE_WRONG_THREAD, "the capture did not begin on this thread",
                     "end it on the thread that began it, or capture in mode relaxed");
     if (graph->generators != 0) {
-        // How far each generator got is known to torch_npu, and only while it captures.
+        // Only torch_npu knows each generator's last offset, and only during a capture.
         lock.unlock();  // Python may need another thread's GIL
         python_capture_ends(graph->id);
         lock.lock();
@@ -172,7 +172,7 @@ EMU_API aclError aclmdlRIExecuteAsync(aclmdlRI model, aclrtStream handle) {
     task.kind = Kind::Replay;
     task.graph = found->second;
     if (task.graph->generators != 0 && !stream->capture) {
-        // Numbers are reserved by the host, now: which ones a replay draws must not depend on when it runs.
+        // The host reserves the numbers now, because a replay's numbers must not depend on its time of execution.
         task.seeds.resize(task.graph->generators);
         lock.unlock();  // Python may need another thread's GIL
         python_seeds(task.graph->id, task.seeds.data());
@@ -186,7 +186,7 @@ EMU_API aclError aclmdlRIExecuteAsync(aclmdlRI model, aclrtStream handle) {
 EMU_API aclError aclmdlRIDestroy(aclmdlRI model) {
     State& s = state();
     Lock lock(s.mutex);
-    s.graphs.erase(model);  // a queued replay still holds the graph
+    s.graphs.erase(model);  // a queued replay keeps the graph alive
     return ACL_SUCCESS;
 }
 
@@ -195,7 +195,7 @@ EMU_API aclError aclmdlRIGetId(aclmdlRI model, uint32_t* id) {
     return ACL_SUCCESS;
 }
 
-// A Chrome trace, which torch_npu reads again and Perfetto shows: one row a stream, one unit of time a task.
+// A Chrome trace, for torch_npu and Perfetto: one row for each stream, one unit of time for each task.
 EMU_API aclError aclmdlRIDebugJsonPrint(aclmdlRI model, const char* path, uint32_t) {
     static const char* const kNames[] = {"kernel", "copy",        "fill",       "host_call", "record", "wait",
                                          "replay", "value_write", "value_wait", "update",    "reset",  "spoil"};

@@ -1,4 +1,4 @@
-// Devices, contexts, core limits, options, errors, and what the profiler and the log want: everything without a queue.
+// Devices, contexts, core limits, options, errors, profiler and log: everything without a queue.
 #include <chrono>
 #include <cstdarg>
 #include <cstdio>
@@ -11,7 +11,7 @@ namespace emu {
 namespace {
 
 thread_local int32_t device_index = 0;
-thread_local bool device_chosen = false;  // by this thread; until then CANN has no context for it
+thread_local bool device_chosen = false;  // by this thread; before that CANN has no context for the thread
 thread_local std::string recent_error;
 thread_local aclError last_error = ACL_SUCCESS;
 uint32_t device_count = 1;
@@ -22,7 +22,7 @@ std::map<int, int64_t> system_options;
 std::map<int, std::string> compile_options;
 thread_local std::map<int, uint32_t> thread_limits;
 
-// What the chip has is told by chips.py before torch_npu looks.
+// chips.py sets the chip's figures before torch_npu reads them.
 uint32_t cube_cores = 24, vector_cores = 48;
 uint64_t l2_bytes = uint64_t{192} << 20;
 uint32_t default_cores(int type) { return type == ACL_RT_DEV_RES_VECTOR_CORE ? vector_cores : cube_cores; }
@@ -58,7 +58,7 @@ EMU_API void emu_set_cores(uint32_t cube, uint32_t vector) {
 
 EMU_API void emu_set_l2(uint64_t bytes) { l2_bytes = bytes; }
 
-// torch_npu picks formats and operators by the exact name while it starts; afterwards only people read it.
+// torch_npu selects formats and operators by the exact name at its start; afterwards only people read it.
 EMU_API void emu_name_says_emulated() { soc_name += " (emulated)"; }
 
 EMU_API aclError aclInit(const char*) { return start_python(); }
@@ -70,7 +70,7 @@ EMU_API aclError aclrtGetDeviceCount(uint32_t* count) {
     *count = device_count;
     return ACL_SUCCESS;
 }
-// torch_npu notes a device as used, and empties its cache, only if it had to choose it because this answered 107002.
+// torch_npu marks a device as used, and empties its cache, only if it had to set the device because this returned 107002.
 EMU_API aclError aclrtGetDevice(int32_t* device) {
     if (!device_chosen) return ACL_ERROR_RT_CONTEXT_NULL;
     *device = device_index;
@@ -94,7 +94,7 @@ EMU_API aclError aclrtSetCurrentContext(aclrtContext context) {
     if (address < contexts || address >= contexts + device_count)
         return fail(ACL_ERROR_RT_CONTEXT_NULL, "aclrtSetCurrentContext: this is no context of an emulated device", "pass one that aclrtGetCurrentContext gave");
     device_index = static_cast<int32_t>(address - contexts);
-    device_chosen = true;  // a context belongs to a device: taking it is choosing
+    device_chosen = true;  // a context belongs to a device, so this sets the device too
     return ACL_SUCCESS;
 }
 EMU_API aclError aclrtGetPrimaryCtxState(int32_t, uint32_t* flags, int32_t* active) {
@@ -219,7 +219,7 @@ EMU_API const char* aclGetRecentErrMsg() {
     static thread_local std::string given;
     given.swap(recent_error);
     recent_error.clear();
-    // torch_npu asks where it raises, on the thread whose call failed: the one moment to say which Python line that was.
+    // torch_npu calls this where it raises, on the thread of the failed call. Only here is the Python line known.
     if (!given.empty() && python_line != nullptr) {
         char place[1024] = "";
         python_line(place, sizeof place);
@@ -234,7 +234,7 @@ EMU_API aclError aclrtGetLastError(aclrtLastErrLevel) {
     return code;
 }
 
-// Log and profiler: accepted, and nothing is written.
+// Log and profiler: they accept calls and write nothing.
 EMU_API void aclAppLog(aclLogLevel, const char*, const char*, uint32_t, const char*, ...) {}
 EMU_API int32_t MsprofRegisterCallback(uint32_t, void*) { return 0; }
 EMU_API int32_t MsprofReportApi(uint32_t, const void*) { return 0; }

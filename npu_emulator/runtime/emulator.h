@@ -1,4 +1,4 @@
-// What the parts of the emulated CANN runtime share: tasks, streams, events, captured graphs, and the one device state.
+// The common types of the emulated CANN runtime: tasks, streams, events, captured graphs, and the one device state.
 //
 // The types of the C interface are those of cann.h, which a test compares with the headers of torch_npu's wheel.
 #pragma once
@@ -25,8 +25,8 @@
 
 namespace emu {
 
-// One `record` of an event. A later record of the same event is another ticket, so a wait keeps waiting for the record
-// it was issued against (the rule of cudaStreamWaitEvent, which aclrtStreamWaitEvent follows).
+// One `record` of an event. A later record of the same event is another ticket, so a wait waits for the record that was the
+// latest at its launch (the rule of cudaStreamWaitEvent, which aclrtStreamWaitEvent follows).
 struct Ticket {
     uint64_t id = 0;
     bool done = false;
@@ -46,30 +46,30 @@ using GroupRef = std::shared_ptr<Group>;
 
 enum class Kind : uint8_t { Kernel, Copy, Fill, HostCall, Record, Wait, Replay, ValueWrite, ValueWait, Update, Reset, Spoil };
 
-// How Kind::Spoil spoils memory: bytes 0xFF, and marks of bytes that nothing has written.
+// The modes of Kind::Spoil: bytes 0xFF, and marks of unwritten bytes.
 constexpr uint64_t kPoison = 1, kMarkUnwritten = 2;
 
 struct Task {
     Kind kind = Kind::Kernel;
     uint32_t op = 0;           // index into the table of operator names (Kernel only)
-    uint64_t kernel = 0;       // what Python runs (Kernel only)
+    uint64_t kernel = 0;       // number of the Python kernel (Kernel only)
     void* destination = nullptr;
     const void* source = nullptr;
     size_t bytes = 0;          // length; for ValueWait the comparison
-    uint64_t value = 0;        // byte for Fill, word for ValueWrite and ValueWait, which replay of its graph for Replay, how for Spoil
+    uint64_t value = 0;        // byte for Fill, word for ValueWrite and ValueWait, number of a Replay, mode of Spoil
     void (*host_function)(void*) = nullptr;
     void* argument = nullptr;
     int64_t edge = -1;         // inside a graph: index of the task that a Wait waits for
     TicketRef ticket;          // Record fires it, Wait waits for it (outside graphs and for external events)
     GraphRef graph;            // Replay only, with a seed for each generator that the graph draws from
     std::vector<uint64_t> seeds;
-    GroupRef group;            // Update only, with what takes the place of the group's tasks
+    GroupRef group;            // Update only, with the replacements of the group's tasks
     std::vector<Task> replacements;
 };
 
 struct Event;
 
-// One captured stream: its tasks in order, and how far it has seen every other captured stream.
+// One captured stream: its tasks in order, and the tasks of other captured streams that are ordered before.
 struct Lane {
     std::vector<uint32_t> tasks;
     std::map<uint32_t, int64_t> seen;  // lane -> last task index of it that is ordered before this lane's next task
@@ -86,16 +86,16 @@ struct Graph {
     std::vector<uint32_t> lane_of;  // task index -> lane
     std::vector<Lane> lanes;
     std::vector<GroupRef> groups;
-    uint64_t memory = 0;         // bytes that the capture took from the device: for its pool
-    uint64_t replays = 0;        // how often it was launched
-    uint32_t generators = 0;     // how many generators of random numbers its kernels draw from
+    uint64_t memory = 0;         // bytes that the capture allocated from the device for its pool
+    uint64_t replays = 0;        // number of launches
+    uint32_t generators = 0;     // number of random generators that its kernels use
     bool waits_outside = false;  // some task waits for an event or value from outside the graph
-    std::map<int64_t, std::map<uint32_t, int64_t>> seen_at_record;  // record -> what its lane had seen by then
-    std::vector<struct Stream*> streams;  // lane -> the stream it was captured from
+    std::map<int64_t, std::map<uint32_t, int64_t>> seen_at_record;  // record -> the tasks ordered before it
+    std::vector<struct Stream*> streams;  // lane -> the captured stream
     ~Graph();
 };
 
-// One replay under way, when the schedule is allowed to interleave it with other work.
+// One active replay, if the schedule may interleave it with other work.
 struct Run {
     GraphRef graph;
     std::vector<uint32_t> next;  // per lane
@@ -103,19 +103,19 @@ struct Run {
     size_t left = 0;
     struct Stream* stream = nullptr;
     std::vector<uint64_t> seeds;
-    uint64_t replay = 0;  // which of its graph's replays it is
+    uint64_t replay = 0;  // its number among the graph's replays
 };
 
 struct Stream {
     int32_t id = 0;
     int32_t device = 0;
-    uint32_t priority = 0;  // the smaller, the more urgent
+    uint32_t priority = 0;  // a smaller number is more urgent
     std::deque<std::pair<uint64_t, Task>> queue;  // (launch number, task)
     bool replaying = false;                       // the head is a Replay whose Run has started
     GraphRef capture;
     uint32_t lane = 0;
-    GroupRef group;                  // the task group that is being captured
-    std::shared_ptr<Task> updating;  // the update that collects what is launched
+    GroupRef group;                  // the task group of the present capture
+    std::shared_ptr<Task> updating;  // the update that collects launches
     std::map<int, uint32_t> limits;  // aclrtDevResLimitType -> cores
 };
 
@@ -129,18 +129,18 @@ struct Event {
 // One line of the log that checkers read (trace.cpp).
 struct Note {
     uint64_t kind = 0, stream = 0, first = 0, second = 0, third = 0;
-    uint64_t graph = 0, index = 0, edge = 0;  // of a captured task: graph id, task index, 1 + the record it waits for;
-                                              // of what ran in a replay: graph id, which replay, which lane
+    uint64_t graph = 0, index = 0, edge = 0;  // captured task: graph id, task index, 1 + the record that it waits for;
+                                              // work in a replay: graph id, replay, lane
 };
 
-// What one captured graph costs; kept when the graph is gone.
+// The costs of one captured graph, kept after the graph is destroyed.
 struct Cost {
     uint64_t graph = 0, streams = 0, events = 0, kernels = 0, others = 0, memory = 0, alive = 0;
 };
 
 enum class Policy { Fifo, Lazy, Random, Pct, Choices };
 
-// A place where a task could run next: the head of a stream, or of one lane of a replay under way.
+// A place where a task could run next: the head of a stream, or of one lane of an active replay.
 struct Choice {
     uint64_t order = 0;
     Stream* stream = nullptr;
@@ -163,14 +163,14 @@ struct State {
     std::thread::id owner;    // which
     Policy policy = Policy::Fifo;
     std::mt19937_64 random;
-    std::vector<uint32_t> choices;                           // Policy::Choices: what to decide
-    std::vector<std::pair<uint32_t, uint32_t>> decisions;    // Policy::Choices: (decided, among how many)
-    bool interrupted = false;  // Ctrl-C arrived inside a kernel; raised again on the way back to the program
+    std::vector<uint32_t> choices;                           // Policy::Choices: the given choices
+    std::vector<std::pair<uint32_t, uint32_t>> decisions;    // Policy::Choices: (choice, number of candidates)
+    bool interrupted = false;  // Ctrl-C arrived inside a kernel; raised again before the return to the program
     bool null_kernels = false;
     bool tracing = false;
     std::deque<Note> notes;
     bool logging = false;
-    std::deque<Note> ran;  // what ran, in the order in which it did
+    std::deque<Note> ran;  // the work that ran, in order
     uint64_t next_ticket = 1;
     uint64_t stream_budget = 2048;
     uint64_t event_budget = 65536;
@@ -178,11 +178,11 @@ struct State {
     std::vector<Cost> costs;  // of every capture so far
     std::vector<std::string> op_names;
     std::vector<uint64_t> executed;    // per operator: kernels run, replays included
-    std::vector<uint64_t> released;    // Python kernels that nothing can run any more
+    std::vector<uint64_t> released;    // Python kernels that can no longer run
     std::unordered_set<Graph*> capturing;
     std::unordered_map<void*, GraphRef> graphs;  // handles given to torch_npu
     std::unordered_map<void*, std::weak_ptr<Group>> groups;
-    aclError failure = ACL_SUCCESS;    // of an asynchronous task; reported by the next synchronisation
+    aclError failure = ACL_SUCCESS;    // error of an asynchronous task; the next synchronisation reports it
     std::string failure_message;
 };
 
@@ -230,7 +230,7 @@ bool capture_forbids_here(Lock& lock);
 bool captures_on(Lock& lock, int32_t device);
 // 107030, for an operation that a capture does not permit.
 aclError refuse_in_capture(const char* operation, const char* advice = "move it out of the captured region");
-// Whether every capture under way is another thread's.
+// Whether every active capture belongs to another thread.
 bool only_others_capture(Lock& lock);
 aclError append(Stream* stream, Task task, Lock& lock);
 
@@ -248,7 +248,7 @@ void mark_unwritten(const void* pointer, size_t bytes);
 
 // device and errors (device.cpp)
 int32_t current_device();
-// Notes for the thread why a call failed and what the program's author can do about it; returns the code.
+// Stores for the thread the cause of a failed call and the remedy; returns the code.
 aclError fail(aclError code, const std::string& cause, const std::string& advice);
 double now_milliseconds();
 

@@ -1,8 +1,8 @@
 // Task groups: tasks of a captured graph whose arguments may be replaced between replays.
 //
-// While a stream is in an update, what is launched on it does not run: it takes the place of the group's tasks, one for
-// one. The replacement itself is a task of that stream, so it is ordered by events like everything else, and an update that
-// overtakes a queued replay changes that replay, as on hardware.
+// During an update of a stream, launches on it do not run: they replace the group's tasks, one by one. The replacement itself
+// is a task of that stream, so events order it like other tasks. An update that overtakes a queued replay changes that
+// replay, as on hardware.
 #include "emulator.h"
 
 using namespace emu;
@@ -38,7 +38,7 @@ EMU_API aclError aclmdlRICaptureTaskGrpEnd(aclrtStream handle, aclrtTaskGrp* gro
     Lock lock(s.mutex);
     Stream* stream = resolve(handle);
     if (!stream->group) return fail(ACL_ERROR_RT_PARAM_INVALID, "no task group has begun on this stream", "begin one before ending it");
-    stream->capture->groups.push_back(stream->group);  // the handle lives as long as its graph
+    stream->capture->groups.push_back(stream->group);  // the handle is valid as long as its graph
     *group = stream->group.get();
     s.groups[stream->group.get()] = stream->group;
     stream->group.reset();

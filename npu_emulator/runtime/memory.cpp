@@ -1,7 +1,7 @@
-// Device memory: one reserved address range per device, handed out first-fit.
+// Device memory: one reserved address range for each device, allocated first-fit.
 //
-// One range per device, rather than malloc, because then "is this a device pointer, and of which device" is a comparison,
-// and because Python can view any device tensor as a slice of one big CPU tensor.
+// One range for each device, rather than malloc, for two reasons: a comparison tells the device of a pointer, and Python can
+// view any device tensor as a slice of one big CPU tensor.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -12,7 +12,7 @@
 
 #include "emulator.h"
 
-// How often memory was given back: what was checked against the live allocations stays valid until this changes.
+// The number of frees: a check against the live allocations stays valid until this changes.
 extern "C" {
 __attribute__((visibility("default"))) std::atomic<uint64_t> emu_frees{0};
 }
@@ -20,8 +20,8 @@ __attribute__((visibility("default"))) std::atomic<uint64_t> emu_frees{0};
 namespace emu {
 namespace {
 
-constexpr size_t kAlignment = 512;  // what CANN promises for aclrtMalloc
-constexpr size_t kRoom = 2;         // address space for each byte of memory: hardware maps pages, so its free bytes never lie in pieces
+constexpr size_t kAlignment = 512;  // CANN's promise for aclrtMalloc
+constexpr size_t kRoom = 2;         // address space for each byte of memory: hardware maps pages and never fragments memory
 
 struct Arena {
     char* base = nullptr;
@@ -39,7 +39,7 @@ size_t arena_bytes = size_t{64} << 30;
 Arena& arena_for(int32_t device) {
     Arena& arena = arenas[device];
     if (arena.base == nullptr) {
-        // Reserved, not committed: the kernel gives pages as they are touched.
+        // Reserved, not committed: the kernel allocates pages at their first use.
         void* base = mmap(nullptr, kRoom * arena_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (base != MAP_FAILED) {
             arena.base = static_cast<char*>(base);
@@ -69,8 +69,8 @@ void* allocate(int32_t device, size_t bytes) {
     return nullptr;
 }
 
-// Gives whole pages back to the kernel, so that freed device memory costs no host memory. A page has 4, 16 or 64 KiB: on
-// aarch64 the kernel's build decides, and a page too small here would take the end of a neighbour's along.
+// Returns whole pages to the kernel, so that freed device memory costs no host memory. A page has 4, 16 or 64 KiB (on aarch64
+// the kernel's build decides). With too small a page size this would also discard the end of a neighbour's memory.
 void discard(char* start, size_t length) {
     static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
     const auto first = (reinterpret_cast<uintptr_t>(start) + page - 1) / page * page;
@@ -123,7 +123,7 @@ int32_t device_of(const void* pointer) {
     return -1;
 }
 
-// Memory that is nobody's: inside a device's address range, and not wholly inside one live allocation.
+// Whether memory is invalid: inside a device's address range, and not completely inside one live allocation.
 bool is_outside_allocations(const void* pointer, size_t bytes) {
     const auto* address = static_cast<const char*>(pointer);
     std::lock_guard<std::mutex> guard(arena_mutex);
@@ -163,7 +163,7 @@ EMU_API int emu_is_outside_allocations(uint64_t address, uint64_t bytes) {
     return is_outside_allocations(reinterpret_cast<const void*>(address), bytes);
 }
 
-// Where Python finds device memory. `size` is 0 when the reservation failed.
+// The address of device memory for Python. `size` is 0 if the reservation failed.
 EMU_API void emu_arena(int32_t device, uint64_t* base, uint64_t* size) {
     std::lock_guard<std::mutex> guard(arena_mutex);
     Arena& arena = arena_for(device);
@@ -176,7 +176,7 @@ EMU_API void emu_set_memory(uint64_t bytes) {
     arena_bytes = bytes / kAlignment * kAlignment;
 }
 
-// Permitted inside a capture: torch_npu's allocator asks for memory there as a matter of course.
+// Permitted inside a capture, where torch_npu's allocator regularly allocates memory.
 EMU_API aclError aclrtMalloc(void** pointer, size_t size, aclrtMemMallocPolicy) {
     *pointer = allocate(current_device(), size);
     if (*pointer == nullptr)
@@ -191,7 +191,7 @@ EMU_API aclError aclrtMallocAlign32(void** pointer, size_t size, aclrtMemMallocP
 EMU_API aclError aclrtFree(void* pointer) {
     State& s = state();
     Lock lock(s.mutex);
-    // Freeing waits for the device, as cudaFree does: queued work may still use the memory.
+    // Waits for the device, as cudaFree does, because queued work may still use the memory.
     if (s.pending != 0 && !(s.busy && s.owner == std::this_thread::get_id())) wait_for_device(lock, device_of(pointer));
     lock.unlock();
     return release(pointer);
@@ -258,7 +258,7 @@ aclError blocking(const char* name) {
     return waited == ACL_SUCCESS ? take_failure(lock) : waited;
 }
 
-// A synchronous copy finds a bad address at once, by the code with which an asynchronous one would surface later.
+// A synchronous copy reports a bad address immediately, with the code that an asynchronous copy would report later.
 aclError somebodys(const char* what, const void* pointer, size_t bytes) {
     if (!is_outside_allocations(pointer, bytes)) return ACL_SUCCESS;
     return fail(ACL_ERROR_RT_MODEL_EXECUTE, outside_allocations(what, pointer, bytes), kKeepAllocated);

@@ -1,27 +1,26 @@
-// Which of the ready tasks runs next, and how much runs at a launch. Every answer is a function of the schedule alone (no
+// Chooses the next of the ready tasks, and how much runs at a launch. Every choice is a function of the schedule alone (no
 // clock, no addresses), so the same program under the same schedule runs in the same order.
 //
 // fifo     all work at its launch, in launch order
-// lazy     nothing before something waits for it, and then what the waiter needs; else the stream of the highest priority,
-//          and of equal ones what was launched first
-// random   a seeded coin at every step
+// lazy     nothing until something waits for it, and then the work that the waiter needs; else the stream of the highest
+// priority, and among equal ones the first launch random   a seeded coin at every step
 // pct      probabilistic concurrency testing (Burckhardt et al., ASPLOS 2010): streams have random priorities, the highest
 //          ready one runs, and at DEPTH - 1 random steps the running one falls to the bottom. Finds a bug that needs DEPTH
 //          ordering constraints with probability at least 1 / (streams * steps^(DEPTH - 1)).
-// choices  a list of numbers: the n-th decision between several tasks takes number n, then always the first; what was
-//          decided, and among how many, is kept, so that a search can go through all of them
+// choices  a list of numbers: the n-th decision between several tasks takes number n, then always the first; the choices and
+// the numbers of candidates are stored, so that a search can visit all of them
 #include "emulator.h"
 
 namespace emu {
 namespace {
 
-constexpr uint64_t kPctSteps = 256;  // change points fall into the first so many steps
+constexpr uint64_t kPctSteps = 256;  // change points are among the first so many steps
 
 struct Pct {
     std::map<std::pair<int32_t, uint32_t>, uint64_t> priority;  // (stream, lane) -> larger runs first
     std::set<uint64_t> change_points;
     uint64_t step = 0;
-    uint64_t floor = uint64_t{1} << 32;  // each demotion goes below all earlier ones
+    uint64_t floor = uint64_t{1} << 32;  // each demotion is below all earlier ones
 };
 
 Pct pct;
@@ -60,7 +59,7 @@ const Choice& pick_in_order(const std::vector<Choice>& found) {
     return *std::min_element(found.begin(), found.end(), [](const Choice& a, const Choice& b) { return a.order < b.order; });
 }
 
-// Priorities count here alone: in launch order nothing is left to prefer, and the searching policies must try every order.
+// Only this policy uses priorities: launch order leaves no choice, and the searching policies must try every order.
 const Choice& pick_by_need(const std::vector<Choice>& found, const Stream* wanted) {
     const auto key = [&](const Choice& choice) {
         return std::make_tuple(choice.stream != wanted, choice.stream->priority, choice.order);

@@ -1,4 +1,5 @@
-// What the Python half of the emulator calls: launching kernels, running them at once when nothing is in the way, counters.
+// The functions for the Python half of the emulator: launch kernels, run them immediately if nothing is queued, read
+// counters.
 #include <dlfcn.h>
 
 #include <cstring>
@@ -42,7 +43,7 @@ EMU_API void emu_name_op(uint32_t op, const char* name) {
 }
 EMU_API int emu_null_kernels() { return state().null_kernels; }
 
-// Work queued under the old schedule is finished first: a schedule is a property of a span of a program.
+// Work in the queue is finished first under the old schedule.
 EMU_API void emu_set_schedule(int policy, uint64_t seed, uint32_t depth, const uint32_t* choices, uint64_t count) {
     State& s = state();
     Lock lock(s.mutex);
@@ -52,7 +53,7 @@ EMU_API void emu_set_schedule(int policy, uint64_t seed, uint32_t depth, const u
     s.choices.assign(choices, choices + count);
 }
 
-// Fills pairs (decided, among how many) of the decisions since the schedule was set; returns how many there were.
+// Fills pairs (choice, number of candidates) of the decisions since the schedule was set; returns the number of decisions.
 EMU_API uint64_t emu_decisions(uint32_t* out, uint64_t capacity) {
     State& s = state();
     Lock lock(s.mutex);
@@ -63,14 +64,14 @@ EMU_API uint64_t emu_decisions(uint32_t* out, uint64_t capacity) {
     return s.decisions.size();
 }
 
-// The number of the graph that a stream is being captured into; 0 if none.
+// The number of the graph of a stream's present capture; 0 if there is none.
 EMU_API uint64_t emu_capture(void* handle) {
     Lock lock(state().mutex);
     const Stream* stream = resolve(handle);
     return stream->capture ? stream->capture->id : 0;
 }
 
-// Says how many generators of random numbers the graph that is being captured draws from.
+// Sets the number of random generators that the graph of the present capture uses.
 EMU_API void emu_capture_draws(void* handle, uint32_t generators) {
     Lock lock(state().mutex);
     resolve(handle)->capture->generators = generators;
@@ -81,8 +82,8 @@ EMU_API int emu_stream_id(void* handle) {
     return resolve(handle)->id;
 }
 
-// The quick way of an eager operator. Answers 0: the caller runs the kernel itself now and then calls emu_end;
-// 1: the kernel has to be queued with emu_launch; 2: as 0, but kernels are null.
+// The fast path of an eager operator. Returns 0: the caller runs the kernel itself now and then calls emu_end; 1: the caller
+// queues the kernel with emu_launch; 2: as 0, but with null kernels.
 EMU_API int emu_begin(void* handle, uint32_t op) {
     State& s = state();
     Lock lock(s.mutex);
@@ -106,7 +107,7 @@ EMU_API void emu_end() {
     deliver_interrupt(lock);
 }
 
-// Called from inside a kernel: Ctrl-C came, and waits until the kernel and what runs behind it have finished.
+// Called from inside a kernel after Ctrl-C, which waits until the kernel and the work after it have finished.
 EMU_API void emu_interrupt() {
     State& s = state();
     Lock lock(s.mutex);
@@ -122,7 +123,7 @@ EMU_API int emu_launch(void* handle, uint64_t kernel, uint32_t op) {
     return submit(resolve(handle), std::move(task), lock);
 }
 
-// Spoils memory that torch_npu's allocator hands out for a stream, as a part of the last task there.
+// Spoils memory that torch_npu's allocator allocates for a stream, as a part of the last task there.
 EMU_API void emu_spoil(void* handle, uint64_t address, uint64_t bytes, uint64_t how) {
     Lock lock(state().mutex);
     Task task;
@@ -133,22 +134,22 @@ EMU_API void emu_spoil(void* handle, uint64_t address, uint64_t bytes, uint64_t 
     submit_spoiling(resolve(handle), std::move(task), lock);
 }
 
-// Poisons memory that the allocator takes back, if it is not handed out again before that can be done.
+// Poisons memory that the allocator frees, unless it is allocated again before.
 EMU_API void emu_poison_freed(uint64_t address, uint64_t bytes) {
     Lock lock(state().mutex);
     spoil_when_idle(reinterpret_cast<char*>(address), bytes);
 }
 
-// Nobody tells any more what is handed out.
+// No allocations are reported from now on.
 EMU_API void emu_stop_poisoning() {
     Lock lock(state().mutex);
     state().freed.clear();
 }
 
-// Waits for a stream on behalf of a host read. Refused while a capture forbids it.
+// Waits for a stream before a host read. Fails while a capture forbids it.
 namespace {
 
-// No mode permits waiting for a stream that is itself being captured: its work will not run before a replay.
+// No mode permits a wait for a captured stream, because its work will not run before a replay.
 bool may_not_block(const Stream* stream, Lock& lock) { return stream->capture || capture_forbids_here(lock); }
 
 }  // namespace
@@ -159,7 +160,7 @@ EMU_API int emu_may_not_block(void* handle) {
     return may_not_block(resolve(handle), lock);
 }
 
-// Tells whether that is so because of other threads' captures alone.
+// Tells whether only captures of other threads forbid it.
 EMU_API int emu_only_others_capture(void* handle) {
     Lock lock(state().mutex);
     return !resolve(handle)->capture && only_others_capture(lock);
@@ -174,14 +175,14 @@ EMU_API int emu_wait(void* handle) {
     return status == ACL_SUCCESS ? take_failure(lock) : status;
 }
 
-// Called from inside a failing kernel: the text that the next synchronisation will report.
+// Called from inside a failing kernel: sets the text that the next synchronisation reports.
 EMU_API void emu_describe_failure(const char* message) {
     State& s = state();
     Lock lock(s.mutex);
     if (s.failure == ACL_SUCCESS) s.failure_message = message;
 }
 
-// Moves up to `capacity` numbers of kernels that nothing can run any more into `out`.
+// Moves up to `capacity` numbers of kernels that can no longer run into `out`.
 EMU_API uint64_t emu_take_released(uint64_t* out, uint64_t capacity) {
     State& s = state();
     Lock lock(s.mutex);

@@ -1,4 +1,4 @@
-// The runtime as one translation unit: the headers are then parsed once, which more than halves the first-use build.
+// The runtime as one translation unit, so that the headers are parsed once, which more than halves the build time.
 #include "memory.cpp"
 #include "shadow.cpp"
 #include "trace.cpp"

@@ -1,7 +1,7 @@
 // The order in which work runs.
 //
-// A stream is a queue. A task is ready when it heads its queue and, if it is a wait, its ticket has fired. One thread at a
-// time executes, without holding the lock, so a kernel may take Python's GIL. Which ready task runs next is policy.cpp's.
+// A stream is a queue. A task is ready if it is the first of its queue and, if it is a wait, its ticket has fired. One thread
+// at a time executes, without the lock, so a kernel may take Python's GIL. policy.cpp chooses the next ready task.
 #include "emulator.h"
 
 #include <cstdio>
@@ -24,13 +24,13 @@ void (*python_capture_ends)(uint64_t) = nullptr;
 void (*python_line)(char*, uint64_t) = nullptr;
 
 State& state() {
-    static State* instance = new State;  // never destroyed: torch_npu calls in from static destructors
+    static State* instance = new State;  // never destroyed, because torch_npu calls it from static destructors
     return *instance;
 }
 
 namespace {
 
-// A thread that waits for another thread's kernel must not hold the GIL which that kernel may need.
+// A thread that waits for another thread's kernel must release the GIL, which that kernel may need.
 class WithoutGil {
   public:
     WithoutGil() {
@@ -44,8 +44,8 @@ class WithoutGil {
     void* saved_ = nullptr;
 };
 
-// Reports device memory that belongs to no allocation, by 507011: the code that a replay over freed memory gives. It
-// surfaces at the next synchronisation, as on hardware.
+// Reports device memory outside all allocations with 507011, the code of a replay over freed memory. The next synchronisation
+// returns it, as on hardware.
 aclError check_address(const char* what, const void* pointer, size_t bytes) {
     if (!is_outside_allocations(pointer, bytes)) return ACL_SUCCESS;
     State& s = state();
@@ -73,7 +73,7 @@ aclError execute_fill(const Task& task) {
     return ACL_SUCCESS;
 }
 
-// Makes memory show that it holds nothing.
+// Spoils memory: poison, or marks of unwritten bytes.
 void spoil(void* address, size_t bytes, uint64_t how) {
     if (state().null_kernels || is_outside_allocations(address, bytes)) return;
     if ((how & kPoison) != 0) memset(address, 0xFF, bytes);
@@ -88,7 +88,7 @@ void spoil_what_is_free(State& s) {
     s.freed.clear();
 }
 
-// What is handed out again is not free any more.
+// Memory that is allocated again is no longer free.
 void forget_freed(State& s, char* start, size_t bytes) {
     char* end = start + bytes;
     auto item = s.freed.lower_bound(start);
@@ -101,7 +101,7 @@ void forget_freed(State& s, char* start, size_t bytes) {
     }
 }
 
-// `seeds` are those of the replay that the task belongs to; null outside replays.
+// `seeds` are the seeds of the task's replay; null outside replays.
 aclError execute(const Task& task, const uint64_t* seeds) {
     switch (task.kind) {
         case Kind::Kernel:
@@ -142,7 +142,7 @@ void signal(const Task& task) {
     if (task.ticket->done) task.ticket->milliseconds = now_milliseconds();
 }
 
-// Runs one task with the lock released. Its stream's queue still holds it, so nothing behind it can start.
+// Runs one task without the lock. The task stays in its stream's queue, so no later task can start.
 void run_task(State& s, const Task& task, const uint64_t* seeds, Lock& lock) {
     if (task.kind == Kind::Update) {
         replace_tasks(task);
@@ -162,7 +162,7 @@ void run_task(State& s, const Task& task, const uint64_t* seeds, Lock& lock) {
     note_failure(s, status);
 }
 
-// A whole graph in recorded order: the quick way, legal because recorded order respects every edge inside the graph.
+// Runs a whole graph in recorded order. This fast path is legal because recorded order respects every edge inside the graph.
 void run_graph_in_order(State& s, const Stream* stream, const Task& replay, Lock& lock) {
     const Graph& graph = *replay.graph;
     s.busy = true;
@@ -174,7 +174,7 @@ void run_graph_in_order(State& s, const Stream* stream, const Task& replay, Lock
         if (task.kind == Kind::Wait) continue;
         if (task.kind == Kind::Record || task.kind == Kind::Reset) {
             if (!task.ticket) continue;
-            lock.lock();  // other threads may ask for an event that outlives the replay
+            lock.lock();  // other threads may query an event that outlives the replay
             signal(task);
             lock.unlock();
             continue;
@@ -223,13 +223,13 @@ std::vector<Choice> choices(State& s) {
         for (uint32_t lane = 0; lane < run->next.size(); ++lane)
             if (lane_ready(*run, lane)) found.push_back({run->stream->queue.front().first, run->stream, run.get(), lane});
     }
-    // By launch order, not by stream: torch_npu hands its pooled streams out in turn, so a repeated program meets others.
+    // By launch order, not by stream: torch_npu uses its pooled streams in turn, so a repeated program gets other streams.
     std::sort(found.begin(), found.end(),
               [](const Choice& a, const Choice& b) { return std::make_pair(a.order, a.lane) < std::make_pair(b.order, b.lane); });
     return found;
 }
 
-// Spoiling is part of what stands before it on its stream, so it adds no decision and no order to a search.
+// A spoiling task belongs to the task before it on its stream, so it adds no decision and no order to a search.
 void finish_head(State& s, Stream* stream) {
     stream->replaying = false;
     do {
@@ -241,7 +241,7 @@ void finish_head(State& s, Stream* stream) {
     s.changed.notify_all();
 }
 
-// Likewise in a lane of a replay, whose first tasks may be such ones.
+// The same applies in a lane of a replay, which may begin with such tasks.
 void spoil_in_lane(Run* run, uint32_t lane) {
     const auto& tasks = run->graph->lanes[lane].tasks;
     for (; run->next[lane] < tasks.size(); ++run->next[lane]) {
@@ -254,7 +254,7 @@ void spoil_in_lane(Run* run, uint32_t lane) {
 }
 
 void run_lane_step(State& s, Run* run, uint32_t lane, Lock& lock) {
-    const GraphRef graph = run->graph;  // keeps the task alive while it runs
+    const GraphRef graph = run->graph;  // keeps the task alive during its run
     const uint32_t index = graph->lanes[lane].tasks[run->next[lane]];
     note_ran(run->stream, graph->tasks[index], graph.get(), run->replay, lane);
     run_task(s, graph->tasks[index], run->seeds.data(), lock);
@@ -288,7 +288,7 @@ void start_replay(State& s, Stream* stream, Lock& lock) {
     run->stream = stream;
     run->seeds = std::move(replay.seeds);
     run->replay = replay.value;
-    // A replay writes its memory before it reads it. What an earlier one left there must not pass for that.
+    // A replay writes its memory before it reads it. The contents from an earlier replay must not hide a missing write.
     for (const Task& task : graph->tasks)
         if (task.kind == Kind::Spoil) spoil(task.destination, task.bytes, task.value & kPoison);
     for (uint32_t lane = 0; lane < run->next.size(); ++lane) spoil_in_lane(run.get(), lane);
@@ -322,7 +322,7 @@ bool step(Lock& lock, Stream* wanted) {
     return true;
 }
 
-// Works, or lets another thread work, until `finished()`.
+// Runs tasks, or waits for a thread that runs them, until `finished()`.
 template <typename Predicate>
 aclError wait_until(Lock& lock, Predicate finished, Stream* wanted) {
     State& s = state();
@@ -338,7 +338,7 @@ aclError wait_until(Lock& lock, Predicate finished, Stream* wanted) {
                                                             "synchronise from the program, after the launch");
         lock.unlock();
         {
-            // The GIL is given up before, and taken back after, this scope holds the lock: never both at once.
+            // This scope releases the GIL before it takes the lock, and takes the GIL back after it releases the lock.
             WithoutGil guard;
             Lock waiting(s.mutex);
             s.changed.wait_for(waiting, std::chrono::milliseconds(10), [&] { return !s.busy; });
@@ -373,7 +373,7 @@ aclError wait_for_ticket(Lock& lock, const TicketRef& ticket) {
     return wait_until(lock, [&] { return ticket->done; }, nullptr);
 }
 
-// Called where the runtime is about to return to the program, with nothing of it left on the stack.
+// Called before the runtime returns to the program, when no task is on the stack.
 void deliver_interrupt(Lock&) {
     State& s = state();
     if (!s.interrupted || s.busy) return;
@@ -407,7 +407,7 @@ Stream* resolve(aclrtStream handle) {
     return found;
 }
 
-// The quick way of a replay when nothing is in the way of it: no queue, no copy of a task. False when something is.
+// The fast path of a replay without earlier work: no queue, no copy of a task. False if there is earlier work.
 bool replay_at_once(Stream* stream, const Task& replay, Lock& lock) {
     State& s = state();
     const bool plain = s.policy == Policy::Fifo && !s.busy && s.pending == 0 && !s.tracing;
@@ -420,7 +420,7 @@ bool replay_at_once(Stream* stream, const Task& replay, Lock& lock) {
     return true;
 }
 
-// Queues a task, or records it if its stream is being captured, and then does what the policy allows at a launch.
+// Queues a task, or records it in its stream's capture, and then runs the work that the policy allows at a launch.
 aclError submit(Stream* stream, Task task, Lock& lock) {
     if (stream->capture) return append(stream, std::move(task), lock);
     if (stream->updating) {
@@ -431,7 +431,7 @@ aclError submit(Stream* stream, Task task, Lock& lock) {
     note_launch(stream, task);
     stream->queue.emplace_back(s.launched++, std::move(task));
     ++s.pending;
-    if (s.busy) return ACL_SUCCESS;  // whoever is executing carries on with the queue
+    if (s.busy) return ACL_SUCCESS;  // the executing thread continues with the queue
     if (s.policy == Policy::Fifo) {
         while (!s.busy && step(lock, nullptr)) {
         }
@@ -443,15 +443,15 @@ aclError submit(Stream* stream, Task task, Lock& lock) {
     return ACL_SUCCESS;
 }
 
-// Spoils memory that was freed. Work that was launched before, on any stream, may still use it: it runs first.
+// Spoils freed memory. Earlier launches on any stream may still use it, so they run first.
 void spoil_when_idle(char* address, size_t bytes) {
     State& s = state();
     s.freed[address] = bytes;
     spoil_what_is_free(s);
 }
 
-// Spoils memory that was handed out, behind what is on a stream so far: at once where nothing is. A record at the end does
-// not use the memory, and who waits for it may write there at once: the spoiling goes before it.
+// Spoils newly allocated memory after the present work of a stream, or immediately if the stream is empty. A record at the
+// end does not use the memory, and work that waits for the record may write there, so the spoiling comes before the record.
 void submit_spoiling(Stream* stream, Task task, Lock& lock) {
     State& s = state();
     forget_freed(s, static_cast<char*>(task.destination), task.bytes);

@@ -1,5 +1,5 @@
-// One byte of shadow for each byte of device memory: 1 means handed out and not written since. All of it is 0, and costs no
-// pages, until a checker in Python (npu_emulator/memory) asks for it and marks what torch_npu's allocator hands out.
+// One byte of shadow for each byte of device memory: 1 means allocated and not written since. All of it is 0, and costs no
+// pages, until a checker in Python (npu_emulator/memory) reserves it and marks the allocations of torch_npu's allocator.
 #include <sys/mman.h>
 
 #include <atomic>

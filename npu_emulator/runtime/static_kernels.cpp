@@ -1,5 +1,5 @@
-// What CANN offers for kernels that are compiled for fixed shapes: a recorder that describes each operator that is launched,
-// and the choice among the kernels that are installed. Python knows the operators, so it writes the descriptions.
+// CANN's functions for kernels with fixed shapes: a recorder that describes each launched operator, and the choice among the
+// installed kernels. Python knows the operators, so it writes the descriptions.
 #include "emulator.h"
 
 using namespace emu;
@@ -24,7 +24,7 @@ EMU_API aclError aclopStopDumpArgs(uint32_t) {
     return ACL_SUCCESS;
 }
 
-// The emulated device has one kernel an operator, whatever is installed: that it was asked to choose can be seen.
+// The emulated device has one kernel for each operator, whatever is installed. A test can see the request.
 EMU_API int aclnnReselectStaticKernel() {
     ++selections;
     selected_folder.clear();

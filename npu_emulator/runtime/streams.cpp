@@ -38,8 +38,8 @@ aclError destroy_stream(aclrtStream handle) {
     return status;
 }
 
-// An external event is a flag that records set, resets clear and waits look at when they run, inside a graph or outside: it
-// carries order into a graph from one replay to the next. Any other event is a new ticket at each record.
+// An external event is a flag: a record sets it, a reset clears it, and a wait reads it at run time, inside a graph or
+// outside. So it orders a graph with other work at each replay. Any other event is a new ticket at each record.
 bool is_external(const Event* event) { return (event->flags & ACL_EVENT_EXTERNAL) != 0; }
 
 TicketRef new_ticket() {
@@ -62,7 +62,7 @@ aclError create_event(aclrtEvent* handle, uint32_t flags) {
     return ACL_SUCCESS;
 }
 
-// Reports what an asynchronous task did wrong, if any did and the wait for it went well.
+// Reports the error of an asynchronous task, if there is one and the wait itself succeeded.
 aclError waited(aclError status, Lock& lock) { return status == ACL_SUCCESS ? take_failure(lock) : status; }
 
 bool is_being_captured(const Event* event) {
@@ -98,8 +98,8 @@ EMU_API aclError aclrtStreamGetId(aclrtStream stream, int32_t* id) {
     *id = resolve(stream)->id;
     return ACL_SUCCESS;
 }
-// A capture forbids, in every mode, to wait for what is being captured: that will not run before a replay. Other streams and
-// events may be waited for, and torch_npu does so: its generators wait for the default stream at their first captured draw.
+// A capture forbids, in every mode, a wait for captured work, because that will not run before a replay. A wait for other
+// streams and events is permitted: torch_npu's generators wait for the default stream at their first captured draw.
 EMU_API aclError aclrtSynchronizeStream(aclrtStream stream) {
     Lock lock(state().mutex);
     Stream* wanted = resolve(stream);
@@ -120,7 +120,7 @@ EMU_API aclError aclrtStreamQuery(aclrtStream handle, aclrtStreamStatus* status)
     if (stream->capture)
         return fail(ACL_ERROR_RT_STREAM_CAPTURED, "the query of a stream that is being captured has no answer: nothing runs on it before a replay",
                                                   "query it after the capture");
-    if (!stream->queue.empty() && !s.busy) step(lock, stream);  // polling makes progress, or a polling loop would never end
+    if (!stream->queue.empty() && !s.busy) step(lock, stream);  // so that a polling loop ends
     if (stream->queue.empty()) note_stream_finished(stream);
     *status = stream->queue.empty() ? ACL_STREAM_STATUS_COMPLETE : ACL_STREAM_STATUS_NOT_READY;
     return ACL_SUCCESS;
@@ -139,10 +139,10 @@ EMU_API aclError aclrtCreateEventExWithFlag(aclrtEvent* event, uint32_t flags) {
 EMU_API aclError aclrtDestroyEvent(aclrtEvent event) {
     Lock lock(state().mutex);
     --state().events;
-    delete static_cast<Event*>(event);  // queued tasks hold the ticket, not the event
+    delete static_cast<Event*>(event);  // queued tasks refer to the ticket, not the event
     return ACL_SUCCESS;
 }
-// Only an external event has anything to reset: the ticket of any other belongs to one record.
+// Only an external event has a flag to reset: the ticket of any other event belongs to one record.
 EMU_API aclError aclrtResetEvent(aclrtEvent handle, aclrtStream stream) {
     Lock lock(state().mutex);
     auto* event = static_cast<Event*>(handle);
@@ -190,7 +190,7 @@ EMU_API aclError aclrtStreamWaitEvent(aclrtStream stream_handle, aclrtEvent hand
     if (GraphRef graph = event->captured_in.lock()) {
         if (graph->status == ACL_MODEL_RI_CAPTURE_STATUS_ACTIVE) {
             task.edge = event->captured_task;
-            if (!stream->capture) {  // the fork: waiting for a captured event draws the stream into the capture
+            if (!stream->capture) {  // the fork: a wait for a captured event takes the stream into the capture
                 if (const aclError none = no_stream_left("a side stream of a capture")) return none;
                 stream->capture = graph;
                 stream->lane = static_cast<uint32_t>(graph->lanes.size());
@@ -226,7 +226,7 @@ EMU_API aclError aclrtSynchronizeEvent(aclrtEvent handle) {
 
 namespace {
 
-// Event queries come from torch_npu's allocator too, under its own lock, so they never run kernels there.
+// torch_npu's allocator also queries events, under its own lock, so a query must not run kernels.
 aclError is_done(aclrtEvent handle, bool& done) {
     Lock lock(state().mutex);
     const auto* event = static_cast<Event*>(handle);

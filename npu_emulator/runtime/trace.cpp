@@ -1,6 +1,6 @@
 // A log of everything that orders work, for checkers in Python: launches, records, waits, captured tasks, replays, and the
-// moments at which the host learns that work has finished. Order is decided when work is launched, so one log tells all
-// schedules at once. Off unless a checker asks for it.
+// moments at which the host learns that work has finished. Launches decide the order, so one log covers all schedules. Only a
+// checker switches it on.
 #include "emulator.h"
 
 namespace emu {
@@ -13,7 +13,7 @@ uint64_t id_of(const TicketRef& ticket) { return ticket ? ticket->id : 0; }
 
 bool noteworthy(const Task& task) { return task.kind <= Kind::ValueWait && task.kind != Kind::HostCall; }
 
-// What a task does, in three numbers: a kernel's key, or a copy's two addresses and length, or a ticket, or a graph.
+// A task in three numbers: a kernel's key, or a copy's two addresses and length, or a ticket, or a graph.
 void describe(Note& note, const Task& task) {
     switch (task.kind) {
         case Kind::Kernel: note.kind = static_cast<uint64_t>(NoteKind::Kernel); note.first = task.kernel; break;
@@ -21,7 +21,7 @@ void describe(Note& note, const Task& task) {
         case Kind::Fill: note.kind = static_cast<uint64_t>(NoteKind::Fill); break;
         case Kind::Record: note.kind = static_cast<uint64_t>(NoteKind::Record); note.first = id_of(task.ticket); break;
         case Kind::Wait: note.kind = static_cast<uint64_t>(NoteKind::Wait); note.first = id_of(task.ticket); break;
-        // torch_npu's external events are words in memory; the word's address stands for the event.
+        // torch_npu's external events are words in memory; the word's address identifies the event.
         case Kind::ValueWrite:
             note.kind = static_cast<uint64_t>(NoteKind::Record);
             note.first = reinterpret_cast<uint64_t>(task.destination);
@@ -62,7 +62,7 @@ void note_captured(const Graph& graph, uint32_t lane, uint32_t index, const Task
     s.notes.push_back(note);
 }
 
-// What ran is a log of its own: order is decided at launches, but when things run is the schedule's choice.
+// The work that ran has a separate log: launches decide the order, but the schedule decides the time of execution.
 void note_ran(const Stream* stream, const Task& task, const Graph* graph, uint64_t replay, uint32_t lane) {
     State& s = state();
     if (!s.logging || task.kind > Kind::Fill) return;
@@ -124,7 +124,7 @@ uint64_t take(std::deque<Note>& notes, uint64_t* out, uint64_t capacity) {
 
 }  // namespace
 
-// Each moves up to `capacity` notes, eight numbers each, into `out`, and returns how many.
+// Each moves up to `capacity` notes, eight numbers each, into `out`, and returns their number.
 EMU_API uint64_t emu_take_notes(uint64_t* out, uint64_t capacity) {
     State& s = state();
     Lock lock(s.mutex);
