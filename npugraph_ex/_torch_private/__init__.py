@@ -1,17 +1,21 @@
 """The private parts of torch that this library uses, one thin named function each; one module an idea.
 
-Nothing else in the library reaches behind an underscore of torch: when torch moves, this is the package to mend. Callers
-ask the package, `_torch_private.schema(...)`, so that they need not know which module has a function.
+If torch changes, correct this package. Callers import the package and write `_torch_private.schema(...)`, whatever module has
+the function. Some private modules of torch have no public name and are used everywhere: operator classes (`torch._ops`),
+pytrees, fake tensors, the pattern matcher and the dispatch mode. `tests/quality/test_structure.py` refuses all others outside
+this package.
 """
 
 from __future__ import annotations
 
 from npugraph_ex._torch_private.aot import (
+    aot_backend,
     aot_input_position,
     aot_input_value,
     belongs_to_training,
     boxed,
     dynamo_input_names,
+    graph_breaks,
     guard_on_result,
     hand_out_as_they_are,
     inputs_written_afterwards,
@@ -42,6 +46,7 @@ from npugraph_ex._torch_private.modes import (
     fresh_fake,
     in_one_fake_mode,
     on_meta_tensors,
+    outside_compilation,
     real_execution,
     run_meta_kernel,
     unobserved_execution,
@@ -79,6 +84,7 @@ __all__ = [
     "CURRENT_STREAM",
     "UNKNOWN_TO_FAKE_TENSORS",
     "active_fake_mode",
+    "aot_backend",
     "aot_input_position",
     "aot_input_value",
     "auto_functionalized_operators",
@@ -95,6 +101,7 @@ __all__ = [
     "forget_fake_results",
     "fresh_fake",
     "functional_value",
+    "graph_breaks",
     "guard_names",
     "guard_on_result",
     "hand_out_as_they_are",
@@ -115,6 +122,7 @@ __all__ = [
     "on_meta_tensors",
     "operator_name",
     "outputs_in_inputs",
+    "outside_compilation",
     "owners_of_storage",
     "provenance_fields",
     "real_execution",

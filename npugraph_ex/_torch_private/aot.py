@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -14,6 +14,21 @@ from uuid import uuid4
 
 import torch
 from torch import fx
+
+
+def aot_backend(**arguments: Any) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
+    """Dynamo's backend that makes an AOT graph and passes it to compilers; ``arguments`` are those of `aot_autograd`."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    backend: Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]] = aot_autograd(**arguments)
+    return backend
+
+
+def graph_breaks() -> Iterable[str]:
+    """The reasons of all graph breaks that Dynamo has counted in this process."""
+    from torch._dynamo.utils import counters
+
+    return counters["graph_break"]
 
 
 def is_of_backward(node: fx.Node) -> bool:

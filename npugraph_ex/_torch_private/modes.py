@@ -132,6 +132,13 @@ def forget_fake_results() -> None:
     FakeTensorMode.cache_clear()
 
 
+def outside_compilation() -> AbstractContextManager[Any]:
+    """Within the block, traces know nothing of the compilation that is running."""
+    from torch._guards import tracing
+
+    return tracing(None)
+
+
 def in_one_fake_mode(inputs: Sequence[Any]) -> list[Any]:
     """The inputs as tensors of the fake mode that is in force, if one is; AOT refuses those of another."""
     from torch._guards import detect_fake_mode

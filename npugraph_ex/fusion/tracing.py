@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._guards import tracing
 from torch._inductor.pattern_matcher import fwd_only
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.utils import _pytree as pytree
@@ -46,7 +45,7 @@ def fresh(value: Any) -> Any:
 def registration_mode(stack: ExitStack) -> FakeTensorMode:
     """Enter a new fake mode, whatever mode or compilation is active in the caller."""
     stack.enter_context(unset_fake_temporarily())
-    stack.enter_context(tracing(None))
+    stack.enter_context(_torch_private.outside_compilation())
     return stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
 
 

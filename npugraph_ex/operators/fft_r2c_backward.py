@@ -15,7 +15,8 @@ _UNSCALED, _BY_ROOT = 0, 1
 
 
 def _adjoint(grad: torch.Tensor, dim: list[int], normalization: int) -> torch.Tensor:
-    return torch._fft_c2c(grad, dim, normalization, False)  # noqa: SLF001 - the operator that torch.fft is made of
+    result: torch.Tensor = torch.ops.aten._fft_c2c(grad, dim, normalization, False)  # noqa: SLF001 - the operator behind torch.fft
+    return result
 
 
 @Operator(
@@ -47,7 +48,7 @@ def fft_r2c_backward(
 )
 def fft_c2r_backward(grad: torch.Tensor, dim: list[int], normalization: int) -> torch.Tensor:
     """The gradient of ``irfftn``: the half spectrum, in which all but the ends stand for two elements."""
-    found = torch._fft_r2c(grad, dim, normalization, True)  # noqa: SLF001 - as above
+    found: torch.Tensor = torch.ops.aten._fft_r2c(grad, dim, normalization, True)  # noqa: SLF001 - as above
     found.narrow(dim[-1], 1, grad.shape[dim[-1]] - found.shape[dim[-1]]).mul_(2)
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations
@@ -69,3 +70,80 @@ def test_no_two_classes_have_one_name() -> None:
     names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
     assert len(names) > 200, "the classes were not found"
     assert [name for name, count in names.items() if count > 1] == []
+
+
+PRIVATE_ROOMS = ("npugraph_ex/_torch_private/", "npugraph_ex/aclgraph/_npu_private.py")
+"""Where the library uses private names of torch and torch_npu."""
+
+WITHOUT_PUBLIC_NAME = (
+    "torch._ops",
+    "torch._subclasses",
+    "torch._inductor.pattern_matcher",
+    "torch.utils._pytree",
+    "torch.utils._python_dispatch",
+)
+"""Modules that any compiler on torch needs and that have no public name. `torch.ops._x` and the like are operators' names."""
+
+OTHER_PRIVATE_USES = {
+    # The emulator takes the place of torch_npu's kernels in torch's dispatcher, below everything that torch makes public.
+    "npu_emulator/activation.py": {"torch.npu._lazy_call"},
+    "npu_emulator/extensions.py": {"torch._C"},
+    "npu_emulator/frames.py": {"torch.nn.Module._call_impl"},
+    "npu_emulator/host_state.py": {"torch._C"},
+    "npu_emulator/kernels/collectives.py": {"torch.distributed.distributed_c10d._resolve_process_group"},
+    "npu_emulator/kernels/composites.py": {"torch._C", "torch._decomp"},
+    "npu_emulator/kernels/eager_collectives.py": {"torch._C"},
+    "npu_emulator/kernels/generic.py": {"torch._C"},
+    "npu_emulator/kernels/install.py": {"torch._C"},
+    "npu_emulator/launch.py": {"torch._C", "torch._neg_view", "torch_npu._C", "torch_npu.utils._npu_trace"},
+    "npu_emulator/memory/allocator.py": {"torch_npu._C", "torch_npu.utils._npu_trace"},
+    # A symbol needs a source, and torch's sources are Dynamo's.
+    "npugraph_ex/testing/streams/builder.py": {"torch._dynamo"},
+}
+
+
+def _dotted(node: ast.AST) -> str:
+    """`a.b.c` as text; empty for an expression that is no such chain of names."""
+    if isinstance(node, ast.Name):
+        return node.id
+    base = _dotted(node.value) if isinstance(node, ast.Attribute) else ""
+    return f"{base}.{node.attr}" if base else ""
+
+
+def _torch_names(tree: ast.Module) -> Iterator[str]:
+    """The full names of torch, torch_npu and functorch that a module imports or writes out."""
+    full: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+            full |= {alias.asname: alias.name for alias in node.names if alias.asname}
+        elif isinstance(node, ast.ImportFrom):
+            names = {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            yield from names.values()
+            full |= names
+    for node in ast.walk(tree):
+        first, _, rest = _dotted(node).partition(".") if isinstance(node, ast.Attribute) else ("", "", "")
+        yield f"{full.get(first, first)}.{rest}"
+
+
+def _private_uses(module: Path) -> set[str]:
+    """The private names of torch in a module, up to the first underscore, but for those without a public name."""
+    found = set()
+    for name in _torch_names(ast.parse(module.read_text(encoding="utf-8"))):
+        private = re.match(r"(?:torch|torch_npu|functorch)(?:\.[a-zA-Z]\w*)*?\._[a-zA-Z]\w*", name)
+        if private and not name.startswith(("torch.ops.", *WITHOUT_PUBLIC_NAME)):
+            found.add(private[0])
+    return found
+
+
+def test_private_names_of_torch_stay_in_their_rooms() -> None:
+    """A new torch is met in `_torch_private` and `_npu_private`; every use elsewhere is listed above."""
+    root = _LIBRARY.parent
+    uses = {
+        str(module.relative_to(root)): _private_uses(module)
+        for package in ("npugraph_ex", "npu_emulator")
+        for module in (root / package).rglob("*.py")
+    }
+    rooms = {file: found for file, found in uses.items() if file.startswith(PRIVATE_ROOMS)}
+    assert len(set().union(*rooms.values())) > 15, "the private names were not found"
+    assert {file: found for file, found in uses.items() if found and file not in rooms} == OTHER_PRIVATE_USES

@@ -7,7 +7,6 @@ from typing import Any
 
 from functorch.compile import make_boxed_func
 from torch import fx
-from torch._dynamo.backends.common import aot_autograd
 
 from npugraph_ex import _torch_private
 from npugraph_ex.config import CompilerConfig
@@ -82,7 +81,7 @@ def get_npu_backend(
 
         unsaveable: list[str] = []
         with _torch_private.never_from_torchs_cache():
-            compiled: Callable[..., Any] = aot_autograd(
+            compiled: Callable[..., Any] = _torch_private.aot_backend(
                 fw_compiler=compiler,
                 bw_compiler=_uncompiled,
                 partition_fn=compile_one.partition,

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch._dynamo.utils import counters
 from torch.utils import _pytree as pytree
 
+from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph.compiled_graph import pool_bytes
 from npugraph_ex.config import CompilerConfig
 from npugraph_ex.config.compiler_config import apply_flat
@@ -24,11 +24,11 @@ class Watch:
 
     def __init__(self, *, from_start: bool = False) -> None:
         self._graphs, self._captures = (0, 0) if from_start else (graphs_so_far(), captures_so_far())
-        self._breaks = set() if from_start else set(counters["graph_break"])
+        self._breaks = set() if from_start else set(_torch_private.graph_breaks())
 
     def explanation(self) -> Explanation:
         """What happened so far."""
-        breaks = tuple(str(reason) for reason in counters["graph_break"] if reason not in self._breaks)
+        breaks = tuple(str(reason) for reason in _torch_private.graph_breaks() if reason not in self._breaks)
         return collect(graphs_after=self._graphs, captures_after=self._captures, pools=pool_bytes(), breaks=breaks)
 
 

@@ -321,7 +321,7 @@ class _CompiledCase:
         return compile_graph(self._graph, examples, config.to_options())
 
     def _through_dynamo(self, options: Mapping[str, Any]) -> Callable[..., Any]:
-        torch._dynamo.reset()
+        torch.compiler.reset()
         # Not dynamic=True, which would make every size symbolic, those too that the program knows as numbers. As it is,
         # Dynamo compiles the second call anew with those sizes symbolic that have changed.
         compiled = torch.compile(self.case.function(), backend="npugraph_ex", options=dict(options), fullgraph=True)
