@@ -5,7 +5,8 @@ Formula (CANN operator documentation, aclnnAddLora), for row b with the adapter 
     z = x[b] @ weight_a[i, layer_idx]^T                    x[b] itself without weight_a
     out[b, y_offset : y_offset + y_slice_size] = input + z @ weight_b[i, layer_idx]^T * scale
 
-A row whose index is the number of adapters has none and stays as it is.
+A row whose index is the number of adapters has none and stays as it is. Each product, the scaled one and the sum are rounded to the
+dtype of input. Both forms write ``input`` and return it: op-plugin's test says so of the first one, too, whose schema does not.
 """
 
 from __future__ import annotations
@@ -30,7 +31,14 @@ def _with(tensor: torch.Tensor, layer: int, indices: torch.Tensor, wide: torch.d
     return torch.cat([own, torch.zeros_like(own[:1])])[indices.long()]
 
 
-@Operator(name="npu::npu_batch_gather_matmul", source=_SOURCE, dtypes=(torch.float16,), examples=(_example,))
+@Operator(
+    name="npu::npu_batch_gather_matmul",
+    source=f"{_SOURCE}; op-plugin's test of npu_batch_gather_matmul",
+    dtypes=(torch.float16,),
+    writes=("input",),
+    returns_written=(0,),
+    examples=(_example,),
+)
 def npu_batch_gather_matmul(
     input: torch.Tensor,  # noqa: A002 - the schema's name
     x: torch.Tensor,
@@ -42,18 +50,17 @@ def npu_batch_gather_matmul(
     y_offset: int = 0,
     y_slice_size: int = -1,
 ) -> torch.Tensor:
-    """[b, h] like input. x: [b, k]; weight_a: [adapters, layers, rank, k]; weight_b: [adapters, layers, h, rank]; indices: [b]."""
+    """``input`` [b, h]. x: [b, k]; weight_a: [adapters, layers, rank, k]; weight_b: [adapters, layers, h, rank]; indices: [b]."""
     wide = compute_dtype(input, x, weight_b)
     size = input.shape[1] if y_slice_size == -1 else y_slice_size
     if size != weight_b.shape[2] or not 0 <= y_offset <= input.shape[1] - size:
         raise refused(_NAME, "y_slice_size", y_slice_size, f"{weight_b.shape[2]}, the rows of weight_b, within input")
     z = x.to(wide).unsqueeze(1)
     if weight_a is not None:
-        z = z @ _with(weight_a, layer_idx, indices, wide).mT
-    added = (z @ _with(weight_b, layer_idx, indices, wide).mT).squeeze(1) * scale
-    out = input.to(wide, copy=True)
-    out[:, y_offset : y_offset + size] += added
-    return out.to(input.dtype)
+        z = (z @ _with(weight_a, layer_idx, indices, wide).mT).to(input.dtype).to(wide)
+    added = (z @ _with(weight_b, layer_idx, indices, wide).mT).squeeze(1).to(input.dtype)
+    input[:, y_offset : y_offset + size] += added * scale
+    return input
 
 
 @Operator(name="npu::npu_batch_gather_matmul_", source=_SOURCE, dtypes=(torch.float16,), examples=(_example,))
@@ -68,7 +75,5 @@ def npu_batch_gather_matmul_(
     y_offset: int = 0,
     y_slice_size: int = -1,
 ) -> torch.Tensor:
-    """The same in place."""
-    return input.copy_(
-        npu_batch_gather_matmul(input, x, weight_b, indices, weight_a, layer_idx, scale, y_offset, y_slice_size)
-    )
+    """The same."""
+    return npu_batch_gather_matmul(input, x, weight_b, indices, weight_a, layer_idx, scale, y_offset, y_slice_size)

@@ -162,6 +162,6 @@ def npu_flash_attention_qlens(
     out: torch.Tensor,
 ) -> None:
     """Causal over a paged cache [blocks, size, Nkv, D] that holds the prefix and the rows of the query: ``context_lens`` in all."""
-    cached: Callable[[int], tuple[torch.Tensor, torch.Tensor]]
-    cached = cached_pairs(key_cache, value_cache, block_table, context_lens.tolist())
-    attend_packed(query, seq_len.tolist(), cached, HeadCounts(num_heads, num_kv_heads, scale_value), out, causal)
+    heads = HeadCounts(num_heads, num_kv_heads, scale_value)
+    cached = cached_pairs((key_cache, value_cache), block_table, context_lens.tolist(), query, heads)
+    attend_packed(query, seq_len.tolist(), cached, heads, out, causal)

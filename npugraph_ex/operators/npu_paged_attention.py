@@ -1,7 +1,8 @@
 """Attention of the ATB library over a paged cache: one query row for each sequence, several, and multi-head latent attention.
 
 Formula: ``_atb_attention``. The cache of a sequence is read through its row of ``block_table`` as far as ``context_lens`` says.
-With several rows (``splitfuse``) the rows of all sequences are packed, ``seq_len`` of each.
+With several rows (``splitfuse``) the rows of all sequences are packed, ``seq_len`` of each. A cache is [blocks, size, Nkv, D], or
+[blocks, Nkv * D / E, size, E] in layout NZ, as on the chips of the 310P; its shape tells which.
 """
 
 from __future__ import annotations
@@ -11,18 +12,24 @@ from collections.abc import Callable, Sequence
 import torch
 
 from npugraph_ex.operators._atb_attention import HeadCounts, Mask, attend_packed, causal, packed_mask
-from npugraph_ex.operators._paged_cache import read_sequence
+from npugraph_ex.operators._paged_cache import is_split, read_sequence
 from npugraph_ex.operators._precision import HALVES, unsupported
 from npugraph_ex.operators._record import Call, Operator, call
 
 
 def cached_pairs(
-    key_cache: torch.Tensor, value_cache: torch.Tensor, block_table: torch.Tensor, lengths: list[int]
+    caches: tuple[torch.Tensor, torch.Tensor],
+    block_table: torch.Tensor,
+    lengths: list[int],
+    query: torch.Tensor,
+    heads: HeadCounts,
 ) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
-    """For a sequence's number, its keys and values [S, Nkv, D]."""
+    """For a sequence's number, its keys and values [S, Nkv, D], of NZ ones [S, Nkv * D / E, E]."""
+    elements = query.shape[-1] if query.dim() > 2 else query.shape[-1] // max(heads.query, 1)
+    split = is_split(caches[0], heads.cache or heads.query, elements)
 
     def pair(b: int) -> tuple[torch.Tensor, torch.Tensor]:
-        key, value = (read_sequence(cache, block_table[b], lengths[b]) for cache in (key_cache, value_cache))
+        key, value = (read_sequence(cache, block_table[b], lengths[b], split=split) for cache in caches)
         return key, value
 
     return pair
@@ -60,8 +67,9 @@ def npu_paged_attention(
     float16 and bfloat16; lengths int32 on the host.
     """
     lengths = context_lens.tolist()
-    cached = cached_pairs(key_cache, value_cache, block_table, lengths)
-    attend_packed(query, [1] * len(lengths), cached, HeadCounts(num_heads, num_kv_heads, scale_value), out)
+    heads = HeadCounts(num_heads, num_kv_heads, scale_value)
+    cached = cached_pairs((key_cache, value_cache), block_table, lengths, query, heads)
+    attend_packed(query, [1] * len(lengths), cached, heads, out)
 
 
 def _latent_example() -> Call:
@@ -188,7 +196,8 @@ def _splitfuse(
     mask: Mask,
 ) -> None:
     cached, rows = (length.tolist() for length in lengths)
-    attend_packed(query, rows, cached_pairs(*caches, block_table, cached), HeadCounts(*heads), out, mask)
+    counts = HeadCounts(*heads)
+    attend_packed(query, rows, cached_pairs(caches, block_table, cached, query, counts), counts, out, mask)
 
 
 def _second_example() -> Call:
@@ -233,9 +242,7 @@ def npu_paged_attention_v2(
         one = mask[b if mask.shape[0] > 1 else 0] if mask.dim() == 4 else mask
         return one[..., :columns], None
 
-    heads, cached = (
-        HeadCounts(num_heads, num_kv_heads, scale_value),
-        cached_pairs(key_cache, value_cache, block_table, lengths),
-    )
+    heads = HeadCounts(num_heads, num_kv_heads, scale_value)
+    cached = cached_pairs((key_cache, value_cache), block_table, lengths, query, heads)
     attend_packed(query, [1] * len(lengths), cached, heads, out, alibi if mask_type else None)
     return out

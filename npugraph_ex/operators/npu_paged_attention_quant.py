@@ -54,7 +54,8 @@ def npu_paged_attention_quant(
 ) -> None:
     """Query [B, N, D], int8 caches [blocks, size, Nkv, D]; ``out`` in the dtype that ``outdata_type`` names."""
     lengths = context_lens.tolist()
-    cached = cached_pairs(key_cache, value_cache, block_table, lengths)
+    heads = HeadCounts(num_heads, num_kv_heads, scale_value)
+    cached = cached_pairs((key_cache, value_cache), block_table, lengths, query, heads)
     dtype = compute_dtype(k_descale, v_descale)
     if quant_type == _DEQUANTISED:
         factors = [descale.to(dtype).reshape(num_kv_heads, -1) for descale in (k_descale, v_descale)]
@@ -63,8 +64,7 @@ def npu_paged_attention_quant(
             key, value = cached(b)
             return key.to(dtype) * factors[0], value.to(dtype) * factors[1]
 
-        rows = [1] * len(lengths)
-        attend_packed(query, rows, dequantised, HeadCounts(num_heads, num_kv_heads, scale_value), out)
+        attend_packed(query, [1] * len(lengths), dequantised, heads, out)
     elif quant_type == _ONLINE:
         descales = [descale.to(dtype).reshape(num_heads, 1, 1) for descale in (k_descale, v_descale)]
         for b, length in enumerate(lengths):

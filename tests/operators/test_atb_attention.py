@@ -64,10 +64,16 @@ def test_latent_attention_takes_its_values_from_the_keys() -> None:
     torch.testing.assert_close(out[:1], right)
 
 
+def in_nz(cache: torch.Tensor) -> torch.Tensor:
+    """The same cache in layout NZ, the elements of a token in parts of 8: [blocks, parts, size, 8]."""
+    return cache.flatten(2).unflatten(2, (-1, 8)).transpose(1, 2).contiguous()
+
+
+@pytest.mark.parametrize("nz", [False, True])
 @pytest.mark.parametrize(
     "name", ["_npu_paged_attention_splitfuse", "_npu_paged_attention_splitfuse_v2", "_npu_flash_attention_qlens"]
 )
-def test_rows_behind_a_prefix_are_causal(name: str) -> None:
+def test_rows_behind_a_prefix_are_causal(name: str, nz: bool) -> None:
     """The last row of a sequence sees all of its cache, the row before one key less; a mask of packed rows says the same."""
     (keys, values), query, out = caches(), torch.randn(5, N, D).double(), torch.empty(5, N, D).double()
     rows, lengths = torch.tensor([3, 2]), torch.tensor([9, 4])
@@ -75,10 +81,11 @@ def test_rows_behind_a_prefix_are_causal(name: str) -> None:
     if name == "_npu_paged_attention_splitfuse":
         tile = torch.zeros(5, 9).double()
         tile[:3], tile[3:, :4] = ~lower(3, 9) * -1e9, ~lower(2, 4) * -1e9
+    pair = (in_nz(keys), in_nz(values)) if nz else (keys, values)
     if name == "_npu_flash_attention_qlens":
-        formula(name, query, keys, values, TABLE, tile, rows, lengths, KV, N, 0.3, out)
+        formula(name, query, *pair, TABLE, tile, rows, lengths, KV, N, 0.3, out)
     else:
-        formula(name, query, keys, values, TABLE, lengths, tile, rows, KV, N, 0.3, out=out)
+        formula(name, query, *pair, TABLE, lengths, tile, rows, KV, N, 0.3, out=out)
     for b, (part, length, count) in enumerate(((slice(0, 3), 9, 3), (slice(3, 5), 4, 2))):
         right = expected(query[part], sequence(keys, b, length), sequence(values, b, length), 0.3, lower(count, length))
         torch.testing.assert_close(out[part], right)
