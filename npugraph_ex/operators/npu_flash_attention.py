@@ -5,8 +5,6 @@ Formula: ``_atb_attention``. Queries, keys and values [T, N, D] stand one sequen
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from npugraph_ex.operators._atb_attention import HeadCounts, Mask, attend_packed, causal, given_mask
