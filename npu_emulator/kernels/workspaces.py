@@ -21,7 +21,7 @@ from npu_emulator.kernels.registry import CONSTRAINTS, DRAWS, WORK
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch._ops import OpOverload, OpOverloadPacket
+    from torch._ops import OpOverload
 
     from npu_emulator.launch import Launcher
 
@@ -30,19 +30,21 @@ __all__ = ["no_workspace", "workspace_kernels"]
 
 def workspace_kernels(name: str, compute: Callable[..., Any], launcher: Launcher) -> dict[str, Callable[..., Any]]:
     """Return the further kernels of `namespace::operator`; none if it has no `.out` form."""
+    """Return the kernels that `namespace::operator` brings along; none if it has no `.out` form.
+
+    Another overload than the default one, `operator.lse`, has the form `operator.lse_out`.
+    """
     namespace, _, operator = name.partition("::")
+    operator, _, overload = operator.partition(".")
     packet = getattr(getattr(torch.ops, namespace), operator, None)
-    if packet is None or "out" not in packet.overloads():
+    form = f"{overload}_out" if overload else "out"
+    if packet is None or namespace == "aten" or not {overload or "default", form} <= {*packet.overloads()}:
         return {}
-    if not hasattr(packet, "default") or namespace == "aten":
-        return {}
-    found: dict[str, Callable[..., Any]] = {f"{name}.out": _OutKernel(packet, compute, launcher)}
-    if "workspace" not in [argument.name for argument in packet.out._schema.arguments]:
+    own, out = getattr(packet, overload or "default"), getattr(packet, form)
+    found: dict[str, Callable[..., Any]] = {f"{namespace}::{operator}.{form}": _OutKernel(own, out, compute, launcher)}
+    if overload or "workspace" not in [argument.name for argument in out._schema.arguments]:
         return found
-    helpers: dict[str, Callable[..., Any]] = {
-        "get_max_workspace": no_workspace,
-        "infer_output": _InferOutput(packet.default),
-    }
+    helpers: dict[str, Callable[..., Any]] = {"get_max_workspace": no_workspace, "infer_output": _InferOutput(own)}
     for suffix, kernel in helpers.items():
         if hasattr(getattr(torch.ops, namespace), f"_{operator}_{suffix}"):
             found[f"{namespace}::_{operator}_{suffix}"] = kernel
@@ -52,10 +54,10 @@ def workspace_kernels(name: str, compute: Callable[..., Any], launcher: Launcher
 class _OutKernel:
     """Computes the operator and stores its results in the tensors of `out`, or of several additional arguments."""
 
-    def __init__(self, packet: OpOverloadPacket, compute: Callable[..., Any], launcher: Launcher) -> None:
-        self._name = str(packet.out)
-        own = {argument.name for argument in packet.default._schema.arguments} | {"workspace"}
-        self._outs = [argument.name for argument in packet.out._schema.arguments if argument.name not in own]
+    def __init__(self, own: OpOverload, out: OpOverload, compute: Callable[..., Any], launcher: Launcher) -> None:
+        self._name = str(out)
+        known = {argument.name for argument in own._schema.arguments} | {"workspace"}
+        self._outs = [argument.name for argument in out._schema.arguments if argument.name not in known]
         self._compute = compute
         self._launcher = launcher
         self._number = launcher.number(self._name)

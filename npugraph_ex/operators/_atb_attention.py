@@ -16,9 +16,9 @@ from typing import NamedTuple
 import torch
 
 from npugraph_ex.operators._attention import attended, excluded_by_band
-from npugraph_ex.operators._precision import compute_dtype
+from npugraph_ex.operators._precision import compute_dtype, unsupported
 
-__all__ = ["HeadCounts", "Mask", "attend_packed", "causal", "given_mask", "packed_mask"]
+__all__ = ["HeadCounts", "Mask", "attend_packed", "causal", "distances", "given_mask", "mask_of_heads", "packed_mask"]
 
 Mask = Callable[[int, int, int, int], tuple[torch.Tensor | None, torch.Tensor | None]]
 """``mask(sequence, first row, rows, columns)``: what is added to the scores, and where they are excluded."""
@@ -87,5 +87,38 @@ def packed_mask(mask: torch.Tensor) -> Mask:
     def part(b: int, first: int, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
         del b
         return _split(mask[..., first : first + rows, :columns])
+
+    return part
+
+
+def mask_of_heads(mask: torch.Tensor) -> Mask:
+    """A mask [N, S, S], or [B, N, S, S], that is added to the scores of each head."""
+
+    def part(b: int, first: int, rows: int, columns: int) -> tuple[torch.Tensor, None]:
+        del first
+        one = mask if mask.dim() == 3 else mask[b if mask.shape[0] > 1 else 0]
+        return one[..., :rows, :columns], None
+
+    return part
+
+
+def distances(operator: str, tile: torch.Tensor, slopes: torch.Tensor, *, root: bool) -> Mask:
+    """A causal mask that adds to the scores of each head its slope times the distance to the key, or the root of that.
+
+    ``tile`` [S, S] has these distances, which the kernel takes from it; only they are covered.
+    """
+    near = torch.arange(tile.shape[-1], dtype=torch.float64)
+    expected = (near.unsqueeze(-1) - near).clamp(min=0)
+    expected = expected.sqrt() if root else expected
+    if not torch.allclose(tile.double().tril(), expected, rtol=2**-7):
+        raise unsupported(
+            operator, "mask", "other numbers", "distances between positions, or their roots with mask_type 5"
+        )
+
+    def part(b: int, first: int, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+        _, excluded = causal(b, first, rows, columns)
+        distance = torch.arange(columns - rows, columns).double().unsqueeze(-1) - torch.arange(columns)
+        distance = distance.clamp(min=0)
+        return slopes.double().reshape(-1, 1, 1) * (distance.sqrt() if root else distance), excluded
 
     return part

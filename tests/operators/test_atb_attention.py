@@ -237,3 +237,38 @@ def test_latent_attention_joins_both_parts_of_query_and_key() -> None:
     assert torch.equal(formula("npu_multi_head_latent_attention", *given, qseqlen=[1, 2]), output)
     with pytest.raises(UnsupportedArgumentError, match="cache_mode='int8_nzcache'"):
         formula("npu_multi_head_latent_attention", *given, cache_mode="int8_nzcache")
+
+
+@pytest.mark.parametrize("root", [False, True])
+def test_slopes_by_distance(root: bool) -> None:
+    """A key at distance d adds slope times d, or its root, behind a prefix, too; a given mask of heads says the same."""
+    slopes, at = torch.tensor([-1.0, -0.5, -0.25, -0.125]).double(), torch.arange(9.0).double()
+    tile = (torch.arange(16.0)[:, None] - torch.arange(16.0)).clamp(min=0)
+    tile = (tile.sqrt() if root else tile) + torch.full((16, 16), torch.inf).triu(1).nan_to_num(0.0, torch.inf)
+    far = (at[:, None] - at).clamp(min=0)
+    added = slopes[:, None, None] * (far.sqrt() if root else far)
+    added = added.masked_fill(~lower(9, 9), -torch.inf)
+    (keys, values), query, out = caches(), torch.randn(3, N, D).double(), torch.empty(3, N, D).double()
+    kind = {"mask_type": 5 if root else 4, "num_heads": N, "num_kv_heads": KV, "scale_value": 0.3}
+    formula(
+        "_npu_flash_attention_prefix_v2.out", query, keys, values, TABLE, tile, [3], [9], slopes=slopes, out=out, **kind
+    )
+    key, value = sequence(keys, 0, 9), sequence(values, 0, 9)
+    torch.testing.assert_close(out, expected(query, key, value, 0.3, added[:, 6:]))
+    query, outs = torch.randn(9, N, D).double(), [torch.empty(9, N, D).double() for _ in range(2)]
+    rows = (query, key.transpose(0, 1), value.transpose(0, 1), [9])
+    formula("_npu_flash_attention_v2.out", *rows, mask=tile, slopes=slopes, out=outs[0], **kind)
+    formula("_npu_flash_attention_v2.out", *rows, mask=added, out=outs[1], **{**kind, "mask_type": 2})
+    for found in outs:
+        torch.testing.assert_close(found, expected(query, key, value, 0.3, added))
+    with pytest.raises(UnsupportedArgumentError, match="distances"):
+        formula("_npu_flash_attention_v2.out", *rows, mask=tile + 1, slopes=slopes, out=outs[0], **kind)
+
+
+def test_quantised_by_channel() -> None:
+    """Rounded to even before the offset, saturated behind it; no offset is an empty tensor."""
+    x, scale, y = torch.tensor([[2.5, -300.0, 3.0]]), torch.tensor([1.0, 2.0, 0.5]), torch.zeros(1, 3, dtype=torch.int8)
+    formula("_npu_quantize_per_tensor", x, scale, torch.tensor([1, -9, 125], dtype=torch.int8), y)
+    assert y.tolist() == [[3, -128, 127]]
+    formula("_npu_quantize_per_tensor", x, scale, torch.zeros(0, dtype=torch.int8), y)
+    assert y.tolist() == [[2, -128, 6]]

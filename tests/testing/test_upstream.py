@@ -20,6 +20,7 @@ import os, unittest
 import helper, torch, torch_npu
 from npu_emulator import KernelMissingError
 from torch_npu.testing.common_utils import SupportedDevices
+def test(of_no_case): pass
 class TestFirst(unittest.TestCase):
     def test_a_passes(self):
         self.assertEqual(torch.ones(2).npu().sum().item(), helper.TWO)
@@ -55,7 +56,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def test_a_run_that_is_stopped_keeps_what_it_found(project: Path, tmp_path: Path) -> None:
-    """Passes, failures by cause, a crash and the tests after it, the limit, another chip, an import error; then Ctrl-C."""
+    """Passes, failures by cause, a crash and the tests after it, the limit, a chip, a helper, an import error; then Ctrl-C."""
     differences, found = tmp_path / "known.toml", tmp_path / "found.json"
     differences.write_text('[op-plugin]\n"ops/test_a_*::*wrong_value" = "zeros are wanted"\n')
     command = subprocess.Popen(

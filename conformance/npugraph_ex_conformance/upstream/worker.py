@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.unittest import TestCaseFunction
 
 
 def _short(item_or_report: Any) -> str:
@@ -46,9 +47,12 @@ class Worker:
         self._answers.flush()
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Leave out what is not asked for."""
+        """Leave out what is not asked for, and in a file of unittest what is in no class: helpers, whatever their names."""
         only, without = self._order["only"], {*self._order["without"]}
-        kept = [item for item in items if _short(item) not in without and (only is None or _short(item) in only)]
+        cases = [item for item in items if isinstance(item, TestCaseFunction)]
+        kept = [
+            item for item in cases or items if _short(item) not in without and (only is None or _short(item) in only)
+        ]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
 
