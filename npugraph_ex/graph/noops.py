@@ -1,17 +1,18 @@
 """Removes nodes that only rename or copy their input, if no program can see the difference.
 
-There are two cases:
+There are three cases:
 
 * An *identity view* (``view`` to the same shape, a ``slice`` of everything, ``alias``, ...) has the same bytes, shape,
-* strides and dtype. Input and result are always the same values, so writes do not matter. It stays if it is itself a graph
-* output, because a caller may ask whether that output *is* the input. An ``as_strided`` with an offset from the beginning of
-* an input's storage stays too, because another call's input may have another offset. An *identity copy* (``clone``,
-* ``_to_copy`` to the same dtype and device, a pad by nothing, ...) has its own memory. It is removed only if nothing in the
-* graph writes either memory and its own memory is in no output.
+  strides and dtype. Input and result are always the same values, so writes do not matter. It stays if it is itself a graph
+  output, because a caller may ask whether that output *is* the input. An ``as_strided`` with an offset from the beginning of
+  an input's storage stays too, because another call's input may have another offset.
+* An *identity copy* (``clone``, ``_to_copy`` to the same dtype and device, a pad by nothing, ...) has its own memory. It is
+  removed only if nothing in the graph writes either memory and its own memory is in no output.
+* *Identity arithmetic* (a real ``x * 1`` or ``x / 1``, an integer ``x + 0`` or ``x - 0``) has every bit of its input, in its own
+  memory, as an identity copy has. ``x + 0`` of floating-point numbers stays: it turns -0.0 into 0.0. A complex ``x * 1``
+  stays: it turns an infinite part into NaN.
 
 `repeated_parts` joins operators that take the same parts of a value twice.
-
-Arithmetic such as ``x + 0`` is never removed: it turns -0.0 into 0.0.
 """
 
 from __future__ import annotations
@@ -53,6 +54,19 @@ IDENTITY_COPIES = frozenset(
         _aten.constant_pad_nd.default,
     }
 )
+_NEUTRAL_FACTORS = frozenset({_aten.mul.Tensor, _aten.mul.Scalar, _aten.div.Tensor, _aten.div.Scalar})
+_NEUTRAL_TERMS = frozenset({_aten.add.Tensor, _aten.add.Scalar, _aten.sub.Tensor, _aten.sub.Scalar})
+IDENTITY_ARITHMETIC = _NEUTRAL_FACTORS | _NEUTRAL_TERMS
+
+
+def _changes_no_bit(node: fx.Node, source: torch.Tensor) -> bool:
+    """Whether arithmetic on ``source`` is by a number that changes no element."""
+    other = node.args[1] if len(node.args) > 1 else None
+    if not isinstance(other, (int, float)) or isinstance(other, bool):
+        return False
+    if node.target in _NEUTRAL_FACTORS:
+        return other == 1 and not source.is_complex() and not node.kwargs
+    return other == 0 and not source.is_complex() and not source.is_floating_point()
 
 
 def _is_identity(node: fx.Node, source: fx.Node) -> bool:
@@ -62,6 +76,8 @@ def _is_identity(node: fx.Node, source: fx.Node) -> bool:
         if any(amount != 0 for amount in amounts):
             return False  # padding by one in front and by minus one behind keeps the shape
     old, new = tensor_leaves(source), tensor_leaves(node)
+    if node.target in IDENTITY_ARITHMETIC and not (old and _changes_no_bit(node, old[0])):
+        return False
     if len(old) != 1 or len(new) != 1 or difference(old[0], new[0]) is not None:
         return False
     offset = new[0].storage_offset() if node.target in IDENTITY_VIEWS else old[0].storage_offset()
@@ -82,19 +98,25 @@ def _inputs_that_may_begin_elsewhere(graph: fx.Graph, facts: AliasFacts) -> froz
     return frozenset(root for node in nodes for root in facts.roots(node))
 
 
-def remove(graph: fx.Graph) -> None:
-    """Remove every identity of ``graph`` that the module's rules allow, and join repeated parts."""
+def remove(graph: fx.Graph, *, arithmetic: bool = False) -> None:
+    """Remove every identity of ``graph`` that the module's rules allow, and join repeated parts.
+
+    Args:
+        graph: is edited in place.
+        arithmetic: whether identity arithmetic goes too. It stays by default, because a pattern may spell it.
+    """
+    removable = IDENTITY_VIEWS | IDENTITY_COPIES | (IDENTITY_ARITHMETIC if arithmetic else frozenset())
     facts = AliasFacts(graph)
     leaving = [value for value in output_values(graph) if isinstance(value, fx.Node)]
     outputs = set(leaving)
     movable = _inputs_that_may_begin_elsewhere(graph, facts)
     for node in graph.nodes:
-        if node.op != "call_function" or node.target not in IDENTITY_VIEWS | IDENTITY_COPIES:
+        if node.op != "call_function" or node.target not in removable:
             continue
         source = node.args[0] if node.args else None
         if not isinstance(source, fx.Node) or not _is_identity(node, source) or node in outputs:
             continue
-        if node.target in IDENTITY_COPIES and not _copy_is_invisible(node, source, facts, leaving):
+        if node.target not in IDENTITY_VIEWS and not _copy_is_invisible(node, source, facts, leaving):
             continue
         if counts_from_the_storage(node) and not movable.isdisjoint(facts.roots(node)):
             continue

@@ -17,6 +17,7 @@ from npugraph_ex.fusion.checks import GraphFacts, Site
 from npugraph_ex.fusion.forward_backward import MatchPart
 from npugraph_ex.fusion.splice import splice
 from npugraph_ex.fusion.tracing import fresh
+from npugraph_ex.graph import noops
 from npugraph_ex.graph.launches import launches
 from npugraph_ex.graph.memory.aliases import tensor_leaves
 from npugraph_ex.graph.metadata import fake_mode_of
@@ -40,6 +41,7 @@ def lift(graph: fx.Graph, report: ReportBuilder, *, exact: bool) -> None:
     mode = fake_mode_of(graph)
     if mode is None:
         return
+    noops.remove(graph, arithmetic=True)
     facts = GraphFacts.from_graph(graph)
     for form in FORMS:
         report.add_rule(form.name)

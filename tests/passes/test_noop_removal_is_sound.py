@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -76,6 +77,44 @@ def test_everything_else_stays(name: str) -> None:
     before = targets(gm)
     optimise(gm)
     assert targets(gm) == before
+
+
+NEUTRAL: dict[str, Callable[..., Any]] = {
+    "x * 1": lambda x: x * 1, "x * 1.0": lambda x: x * 1.0, "x / 1": lambda x: x / 1, "x + 0": lambda x: x + 0,
+    "x - 0": lambda x: x - 0, "x + 3 * 0": lambda x: torch.add(x, 0, alpha=3),
+    "floor(x / 1)": lambda x: torch.div(x, 1, rounding_mode="floor"), "x * True": lambda x: x * True,
+    "x * 2": lambda x: x * 2, "1 - x": lambda x: 1 - x,
+}  # fmt: skip
+FACTORS, TERMS = {"x * 1", "x * 1.0", "x / 1"}, {"x + 0", "x - 0", "x + 3 * 0"}
+
+
+def _copied(function: Callable[..., Any], x: Any) -> Any:
+    return function(x).clone()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gone"),
+    [(torch.float16, FACTORS), (torch.float32, FACTORS), (torch.int64, {"x * 1"} | TERMS), (torch.complex64, set())],
+    ids=["float16", "float32", "int64", "complex64"],
+)
+def test_identity_arithmetic(dtype: torch.dtype, gone: set[str]) -> None:
+    """What goes changes no bit, of -0.0 and infinities neither; it stays by default, because a pattern may spell it."""
+    values = torch.tensor([0.0, -0.0, 1.5, -3.0, float("inf"), 7.0])
+    values = torch.complex(values, values.flip(0)) if dtype.is_complex else values
+    given = values[:4].to(dtype) if dtype == torch.int64 else values.to(dtype)
+    for name, function in NEUTRAL.items():
+        if dtype.is_complex and "floor" in name:
+            continue
+        gm = make_fx(partial(_copied, function))(given)
+        before, expected = targets(gm), gm(given)
+        noops.remove(gm.graph)
+        assert targets(gm)[0] == before[0]
+        noops.remove(gm.graph, arithmetic=True)
+        gm.recompile()
+        assert (targets(gm) == ["clone"]) is (name in gone), name
+        found = gm(given)
+        assert found.dtype == expected.dtype
+        assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8)), name
 
 
 def copy_then_write(x: Any, y: Any) -> Any:
