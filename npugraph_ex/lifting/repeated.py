@@ -9,18 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import fx
-from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from npugraph_ex.fusion.checks import GraphFacts, Site, one_scope
-from npugraph_ex.graph.effects import has_effect
+from npugraph_ex.graph.effects import draws_random_numbers, has_effect
 from npugraph_ex.graph.launches import launches
 from npugraph_ex.graph.memory.aliases import output_values, tensor_leaves
 from npugraph_ex.graph.metadata import difference
 from npugraph_ex.graph.source import source_line
-from npugraph_ex.operators import record_of
 from npugraph_ex.report.passes import Fusion, ReportBuilder
 
 NAME = "lift_repeated"
@@ -53,17 +50,11 @@ def join(graph: fx.Graph, report: ReportBuilder) -> None:
 
 def _key(node: fx.Node, names: Mapping[fx.Node, object]) -> object:
     """Equal for two calls that compute alike; the node itself where there is no telling."""
-    if node.op != "call_function" or has_effect(node) or not tensor_leaves(node) or _is_random(node):
+    if node.op != "call_function" or has_effect(node) or not tensor_leaves(node) or draws_random_numbers(node):
         return node
     leaves, structure = pytree.tree_flatten((node.args, dict(node.kwargs)))
     parts = tuple((names[leaf],) if isinstance(leaf, fx.Node) else (type(leaf), str(leaf)) for leaf in leaves)
     return node.target, str(structure), parts
-
-
-def _is_random(node: fx.Node) -> bool:
-    record = record_of(node.target)
-    tags = node.target.tags if isinstance(node.target, OpOverload) else ()
-    return torch.Tag.nondeterministic_seeded in tags or (record is not None and record.draws_random_numbers is not None)
 
 
 def _same(earlier: fx.Node, node: fx.Node, facts: GraphFacts) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from npugraph_ex.graph.effects import has_effect
+from npugraph_ex.graph.effects import draws_random_numbers, has_effect
 from npugraph_ex.graph.memory.aliases import tensor_leaves
 from npugraph_ex.lifting.proposal import Proposal
 
@@ -45,7 +45,7 @@ class Subgraph:
                 numbers[node] = None
             elif node.op != "call_function":
                 return f"it also reads {node.name}"
-            elif has_effect(node) or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            elif has_effect(node) or draws_random_numbers(node):
                 return f"{node.name} does more than compute its result"
             else:
                 inside.add(node)

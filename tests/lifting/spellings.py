@@ -35,11 +35,6 @@ def quotient_by_a_root(x: Any, w: Any) -> Any:
     return ((wide / torch.sqrt((wide * wide).mean(dim=-1, keepdim=True) + EPSILON)) * w).to(x.dtype)
 
 
-def inverse_of_a_root(x: Any, w: Any) -> Any:
-    wide = x.float()
-    return (w * (wide * (1 / (EPSILON + wide**2).mean(-1, True).sqrt()))).to(x.dtype)
-
-
 def power_of_minus_a_half(x: Any, w: Any) -> Any:
     wide = x.float()
     return (torch.pow(EPSILON + wide.pow(2).mean(-1, True), -0.5) * (w * wide)).to(x.dtype)
@@ -117,7 +112,8 @@ def squares_of_another(x: Any, w: Any) -> Any:
 
 
 def epsilon_in_the_mean(x: Any, w: Any) -> Any:
-    return inverse_of_a_root(x, w)
+    wide = x.float()
+    return (w * (wide * (EPSILON + wide**2).mean(-1, True).sqrt().reciprocal())).to(x.dtype)
 
 
 NOT_NORMS: dict[Callable[..., Any], str] = {
@@ -214,5 +210,62 @@ NOT_ROTARY: dict[Callable[..., Any], str] = {
     scaled_sum: "",
 }
 
+
+def _for_all_heads(x: Any, times: int) -> Any:
+    """Each head of (batch, heads, positions, width) for so many consecutive heads of queries."""
+    batch, heads, positions, width = x.shape
+    return x[:, :, None].expand(batch, heads, times, positions, width).reshape(batch, heads * times, positions, width)
+
+
+def grouped_attention(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    """As `transformers` has it: (batch, positions, heads, width) comes in and goes out."""
+    q, k, v = (one.transpose(1, 2) for one in (q, k, v))
+    k, v = (_for_all_heads(one, q.shape[1] // one.shape[1]) for one in (k, v))
+    attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask > 0)
+    return attended.transpose(1, 2).contiguous()
+
+
+def attention_over_a_cache(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    """Keys and values lie head by head."""
+    k, v = (one.transpose(1, 2).contiguous() for one in (k, v))
+    k, v = (_for_all_heads(one, q.shape[2] // one.shape[1]) for one in (k, v))
+    return functional.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=mask > 0)
+
+
+ATTENTION: dict[Callable[..., Any], tuple[str, ...]] = {
+    grouped_attention: ("lift_shared_heads", "lift_attention_layout"),
+    attention_over_a_cache: ("lift_shared_heads",),
+}
+
+
+def heads_in_another_order(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    q, k, v = (one.transpose(1, 2) for one in (q, k, v))
+    k, v = (one.repeat(1, q.shape[1] // one.shape[1], 1, 1) for one in (k, v))
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask > 0)
+
+
+def keys_alone_are_repeated(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    q, k, v = (one.transpose(1, 2) for one in (q, k, v))
+    v = v.repeat(1, q.shape[1] // v.shape[1], 1, 1)
+    return functional.scaled_dot_product_attention(
+        q, _for_all_heads(k, q.shape[1] // k.shape[1]), v, attn_mask=mask > 0
+    )
+
+
+def positions_repeated(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    """A reshape that mixes heads and positions."""
+    q = q.transpose(1, 2)
+    times = q.shape[1] // k.shape[2]
+    k, v = (one[:, :, None].expand(-1, -1, times, -1, -1).reshape(*q.shape) for one in (k, v))
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask > 0)
+
+
+NOT_ATTENTION: dict[Callable[..., Any], str] = {
+    heads_in_another_order: "",
+    keys_alone_are_repeated: "one is repeated, the other is not",
+    positions_repeated: "",
+}
+
 NORM_SPECS = ((2, 3, WIDTH), (WIDTH,))
 ROTARY_SPECS = ((2, 3, HEADS, 16), (2, 3, 1, 16), (2, 3, 1, 16))
+ATTENTION_SPECS = ((2, 5, HEADS, 16), (2, 5, 2, 16), (2, 5, 2, 16), (2, 1, 5, 5))

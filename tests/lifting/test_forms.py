@@ -9,7 +9,17 @@ import pytest
 import spellings
 import torch
 from fx_helpers import aot_graph, optimise, targets
-from spellings import NORM_SPECS, NORMS, NOT_NORMS, NOT_ROTARY, ROTARY, ROTARY_SPECS
+from spellings import (
+    ATTENTION,
+    ATTENTION_SPECS,
+    NORM_SPECS,
+    NORMS,
+    NOT_ATTENTION,
+    NOT_NORMS,
+    NOT_ROTARY,
+    ROTARY,
+    ROTARY_SPECS,
+)
 
 import npugraph_ex
 from npugraph_ex.lifting import judging
@@ -49,20 +59,61 @@ def test_is_lifted(function: Function, dtype: torch.dtype) -> None:
     assert "ulps from float64" in report.table()
 
 
-@pytest.mark.parametrize("function", [*NOT_NORMS, *NOT_ROTARY], ids=lambda function: function.__name__)
+NEAR_MISSES = {
+    **{function: (reason, NORM_SPECS) for function, reason in NOT_NORMS.items()},
+    **{function: (reason, ROTARY_SPECS) for function, reason in NOT_ROTARY.items()},
+    **{function: (reason, ATTENTION_SPECS) for function, reason in NOT_ATTENTION.items()},
+}
+
+
+@pytest.mark.parametrize("function", NEAR_MISSES, ids=lambda function: function.__name__)
 def test_near_miss_is_left_alone(function: Function) -> None:
     """What computes something else stays, with a reason where it resembles the form."""
-    reason, shapes = (
-        (NOT_NORMS[function], NORM_SPECS) if function in NOT_NORMS else (NOT_ROTARY[function], ROTARY_SPECS)
-    )
+    reason, shapes = NEAR_MISSES[function]
     gm = aot_graph(function, *tensors(shapes, HALF))
     before = targets(gm)
     report = optimise(gm, lift="judged")
     assert report.fusions() == 0, report.table()
     assert targets(gm) == before
-    reasons = " / ".join(miss.reason for miss in report.near_misses())
+    reasons = " / ".join(miss.reason for miss in report.near_misses() if "already come before" not in miss.reason)
     assert reason in reasons
     assert bool(reasons) == bool(reason), reasons
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_attention_reads_what_is_there(dynamic: bool) -> None:
+    """Neither repeated heads nor a copy are left, and every bit is eager mode's, eager, replayed and in near-misses."""
+    functions = (*ATTENTION, *NOT_ATTENTION)
+    torch._dynamo.reset()
+    together = lambda *inputs: [function(*inputs) for function in functions]  # noqa: E731
+    compiled = torch.compile(
+        together, backend="npugraph_ex", options={"lift": "exact"}, dynamic=dynamic, fullgraph=True
+    )
+    for seed in (1, 2, 3):
+        inputs = tensors(ATTENTION_SPECS, HALF, seed)
+        with torch.no_grad():
+            found, expected = compiled(*inputs), together(*inputs)
+        for one, other in zip(found, expected, strict=True):
+            assert torch.equal(one, other)
+            assert one.stride() == other.stride()
+    report = npugraph_ex.last_report()
+    assert report is not None
+    for rule in ("lift_shared_heads", "lift_attention_layout"):
+        assert report.fusions(rule) == sum(rule in rules for rules in ATTENTION.values()), report.table()
+
+
+def test_attention_with_dropout_is_left_alone() -> None:
+    """What is drawn for one call of the operator is not drawn again for another."""
+
+    def dropping(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        q, k, v = (one.transpose(1, 2) for one in (q, k, v))
+        k, v = (one[:, :, None].expand(2, 2, 2, 5, 16).reshape(2, 4, 5, 16) for one in (k, v))
+        return torch.ops.npu.npu_fusion_attention_v3(q, k, v, 4, "BNSD", atten_mask=mask > 0, keep_prob=0.5)[0]
+
+    gm = aot_graph(dropping, *tensors(ATTENTION_SPECS, HALF))
+    report = optimise(gm, lift="judged")
+    assert report.fusions() == 0, report.table()
+    assert "does more than compute" in report.near_misses("lift_shared_heads")[0].reason
 
 
 def _together(norms: Sequence[torch.Tensor], turned: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -1,0 +1,165 @@
+"""What surrounds `npu_fusion_attention` and costs kernels goes into the operator, which computes the same without it.
+
+``lift_shared_heads``: keys and values that are repeated for the query heads that share them are read as they are. The operator
+takes fewer heads of keys than of queries (operator documentation of ``torch_npu.npu_fusion_attention``).
+
+``lift_attention_layout``: heads and positions change places before the operator, and back behind it, where a copy is made. In
+layout BSND it reads and writes them where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import fx
+
+from npugraph_ex.graph.metadata import same_numbers
+from npugraph_ex.lifting import terms
+from npugraph_ex.lifting.proposal import Emit, Proposal, Unlike
+
+_aten = torch.ops.aten
+_OPERANDS = ("query", "key", "value")
+
+
+def _operators() -> frozenset[torch._ops.OpOverload]:
+    """The versions for calls without a separate rotary part; looked up late, because torch_npu defines them."""
+    npu = torch.ops.npu
+    return frozenset({npu.npu_fusion_attention.default, npu.npu_fusion_attention_v3.default})
+
+
+@dataclass(frozen=True)
+class _Attention:
+    """A call in layout BNSD of which the first result alone is used."""
+
+    node: fx.Node
+    given: Mapping[str, Any]
+    output: fx.Node
+
+    @classmethod
+    def read(cls, node: fx.Node) -> _Attention | Unlike | None:
+        """The call; None where it has another layout."""
+        given = terms.arguments(node)
+        if given["input_layout"] != "BNSD":
+            return None
+        used = [user for user in node.users if user.users]
+        if [user.args[1] for user in used if user.target is getitem] != [0]:
+            return Unlike(node, "not the first result alone is used")
+        if any(isinstance(value, fx.Node) and terms.tensor(value) is None for value in given.values()):
+            return Unlike(node, "an argument is a symbol")
+        return cls(node, given, used[0])
+
+    def shape(self, operand: str) -> torch.Size:
+        """The shape of query, key or value: [B, N, S, D]."""
+        value = terms.tensor(self.given[operand])
+        assert value is not None  # noqa: S101 - the schema says so
+        return value.shape
+
+    def proposal(
+        self, operands: Mapping[str, fx.Node], output: fx.Node, emit_call: Callable[..., tuple[fx.Node, ...]]
+    ) -> Proposal:
+        """The same call on other operands. ``emit_call(emit, given)`` makes it."""
+        tensors = {name: value for name, value in self.given.items() if isinstance(value, fx.Node)} | operands
+        sizes = {size for name in _OPERANDS for at, size in enumerate(self.shape(name)) if at != _POSITIONS}
+        sizes |= {size for value in operands.values() for size in value.meta["val"].shape[1:2]}
+
+        def build(emit: Emit, *inputs: fx.Node) -> tuple[fx.Node, ...]:
+            return emit_call(emit, {**self.given, **dict(zip(tensors, inputs, strict=True))})
+
+        return Proposal(tuple(tensors.values()), (output,), (build,), tuple(sizes), rounds_alike=True)
+
+
+_POSITIONS = 2
+"""The dimension of the sequence in BNSD."""
+
+
+def _repeated_for(heads: fx.Node) -> fx.Node | None:
+    """``x`` [B, M, S, D] where ``heads`` [B, N, S, D] repeats each head of it for N / M consecutive ones."""
+    repeated = next((one for one in terms.reshaped_from(heads) if terms.calls(one, _aten.expand.default)), None)
+    if repeated is None or not isinstance(repeated.args[0], fx.Node):
+        return None
+    wide, narrow, whole = (terms.tensor(one) for one in (repeated, repeated.args[0], heads))
+    if wide is None or narrow is None or whole is None or wide.dim() != 5 or narrow.dim() != 5 or whole.dim() != 4:
+        return None
+    batch, shared, times, *rest = wide.shape
+    if not same_numbers(narrow.shape, (batch, shared, 1, *rest)):
+        return None
+    if not same_numbers(whole.shape, (batch, shared * times, *rest)):
+        return None
+    wanted = (batch, shared, *rest)
+    sources = ((one, terms.tensor(one)) for one in terms.reshaped_from(repeated.args[0]))
+    return next((one for one, value in sources if value is not None and same_numbers(value.shape, wanted)), None)
+
+
+class _SharedHeads:
+    """The form of repeated keys and values."""
+
+    name = "lift_shared_heads"
+
+    @property
+    def ends_with(self) -> frozenset[torch._ops.OpOverload]:
+        """The operator."""
+        return _operators()
+
+    def read(self, node: fx.Node) -> Proposal | Unlike | None:
+        """The call at ``node`` without the repetition of its keys and values."""
+        found = _Attention.read(node)
+        if not isinstance(found, _Attention):
+            return None
+        key, value = (_repeated_for(found.given[name]) for name in ("key", "value"))
+        if key is None or value is None:
+            return None if key is value else Unlike(node, "of keys and values one is repeated, the other is not")
+        if not terms.same_size(key.meta["val"].shape[1], value.meta["val"].shape[1]):
+            return Unlike(node, "keys and values are repeated for different numbers of heads")
+        operator = node.target
+
+        def emit_call(emit: Emit, given: Mapping[str, Any]) -> tuple[fx.Node, ...]:
+            return (emit(getitem, emit(operator, **given), 0),)
+
+        return found.proposal({"key": key, "value": value}, found.output, emit_call)
+
+
+def _turned(node: object) -> fx.Node | None:
+    """``x`` where ``node`` is ``x`` with heads and positions in each other's place."""
+    if terms.calls(node, _aten.transpose.int) and {dim % 4 for dim in node.args[1:3]} == {1, _POSITIONS}:  # type: ignore[operator,union-attr]
+        return node.args[0]  # type: ignore[return-value]
+    return None
+
+
+class _Layout:
+    """The form of heads and positions in each other's place."""
+
+    name = "lift_attention_layout"
+
+    @property
+    def ends_with(self) -> frozenset[torch._ops.OpOverload]:
+        """The operator."""
+        return _operators()
+
+    def read(self, node: fx.Node) -> Proposal | Unlike | None:
+        """The call at ``node`` with what surrounds it."""
+        found = _Attention.read(node)
+        if not isinstance(found, _Attention):
+            return None
+        behind = [user for user in found.output.users if _turned(user) is not None]
+        copies = [user for one in behind for user in one.users if terms.calls(user, _aten.clone.default)]
+        if len(behind) != 1 or len(copies) != 1:
+            return None
+        operands = {name: _turned(found.given[name]) for name in _OPERANDS}
+        operator = node.target
+
+        def emit_call(emit: Emit, given: Mapping[str, Any]) -> tuple[fx.Node, ...]:
+            return (emit(getitem, emit(operator, **{**given, "input_layout": "BSND"}), 0),)
+
+        sources = {name: source for name, source in operands.items() if source is not None}
+        if len(sources) < len(operands):
+            kept = ", ".join(name for name in operands if name not in sources)
+            return Unlike(node, f"{kept}: heads already come before positions in memory")
+        return found.proposal(sources, copies[0], emit_call)
+
+
+SHARED_HEADS = _SharedHeads()
+LAYOUT = _Layout()
