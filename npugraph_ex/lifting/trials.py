@@ -7,11 +7,14 @@ proposal does not name become small ones, each its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
+
+from npugraph_ex import _torch_private
 
 _MOST_ELEMENTS = 1 << 15
 _SMALLEST_CUT = 3
@@ -74,6 +77,15 @@ def _cut(inputs: Sequence[fx.Node], own: Sizes, kept: set[int]) -> tuple[tuple[i
         return ()
     large = sorted({size for shape in shapes for size in shape if size > _SMALLEST_CUT and size not in kept})
     return tuple((size, min(size, _SMALLEST_CUT + at)) for at, size in enumerate(large))
+
+
+@contextmanager
+def on_real_values() -> Iterator[None]:
+    """Compute on real tensors of the CPU, whatever mode the compilation is in."""
+    # A default device costs at each operator, and is the CPU in most programs.
+    device = nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
+    with _torch_private.real_execution(), device, torch.no_grad():
+        yield
 
 
 def drawn(inputs: Sequence[fx.Node], at: Sizes, *, few: bool) -> Iterator[tuple[str, list[Any]]]:

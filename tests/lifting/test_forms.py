@@ -10,16 +10,20 @@ import spellings
 import torch
 from fx_helpers import aot_graph, optimise, targets
 from spellings import (
+    ACTIVATION_SPECS,
+    ACTIVATIONS,
     ATTENTION,
     ATTENTION_SPECS,
+    GATED,
     NORM_SPECS,
     NORMS,
+    NOT_ACTIVATIONS,
     NOT_ATTENTION,
     NOT_NORMS,
     NOT_ROTARY,
     ROTARY,
     ROTARY_SPECS,
-)
+)  # fmt: skip
 
 import npugraph_ex
 from npugraph_ex.lifting import judging
@@ -31,6 +35,8 @@ ALL = {
     **dict.fromkeys(NORMS, ("lift_rms_norm", "npu_rms_norm", NORM_SPECS)),
     spellings.gemma_norm: ("lift_rms_norm", "npu_gemma_rms_norm", NORM_SPECS),
     **dict.fromkeys(ROTARY, ("lift_rotary", "npu_rotary_mul", ROTARY_SPECS)),
+    **{function: ("lift_activation", operator, ACTIVATION_SPECS) for function, operator in ACTIVATIONS.items()},
+    **dict.fromkeys(GATED, ("lift_swiglu", "npu_swiglu", ACTIVATION_SPECS)),
 }
 
 
@@ -40,8 +46,18 @@ def tensors(shapes: Sequence[Sequence[int]], dtype: torch.dtype, seed: int = 1) 
     return [torch.randn(shape, generator=generator).to(dtype).npu() for shape in shapes]
 
 
-@pytest.mark.parametrize("dtype", [HALF, BF16], ids=["float16", "bfloat16"])
-@pytest.mark.parametrize("function", ALL, ids=lambda function: function.__name__)
+# GELU by the error function is wrong by 112 ulp for subnormal bfloat16 numbers, so the judge refuses it there.
+LIFTED = [
+    (function, dtype)
+    for function in ALL
+    for dtype in (HALF, BF16)
+    if (function, dtype) != (spellings.gelu_of_bert, BF16)
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype"), LIFTED, ids=[f"{function.__name__}-{str(dtype)[6:]}" for function, dtype in LIFTED]
+)
 def test_is_lifted(function: Function, dtype: torch.dtype) -> None:
     """One operator is left of each spelling, and the report says how far it is from float64, and eager mode."""
     rule, operator, shapes = ALL[function]
@@ -62,6 +78,7 @@ def test_is_lifted(function: Function, dtype: torch.dtype) -> None:
 NEAR_MISSES = {
     **{function: (reason, NORM_SPECS) for function, reason in NOT_NORMS.items()},
     **{function: (reason, ROTARY_SPECS) for function, reason in NOT_ROTARY.items()},
+    **{function: (reason, ACTIVATION_SPECS) for function, reason in NOT_ACTIVATIONS.items()},
     **{function: (reason, ATTENTION_SPECS) for function, reason in NOT_ATTENTION.items()},
 }
 
@@ -116,10 +133,17 @@ def test_attention_with_dropout_is_left_alone() -> None:
     assert "does more than compute" in report.near_misses("lift_shared_heads")[0].reason
 
 
-def _together(norms: Sequence[torch.Tensor], turned: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Every spelling and every near-miss in one graph."""
+def _together(
+    norms: Sequence[torch.Tensor], turned: Sequence[torch.Tensor], activated: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Every spelling and every near-miss in one graph, but those of attention."""
     of_norms = [function(*norms) for function in (*NORMS, spellings.gemma_norm, *NOT_NORMS)]
-    return [*of_norms, *(function(*turned) for function in (*ROTARY, *NOT_ROTARY))]
+    of_activations = [function(*activated) for function in (*ACTIVATIONS, *GATED, *NOT_ACTIVATIONS)]
+    return [*of_norms, *(function(*turned) for function in (*ROTARY, *NOT_ROTARY)), *of_activations]
+
+
+def _inputs_together(seed: int) -> list[list[torch.Tensor]]:
+    return [tensors(specs, HALF, seed) for specs in (NORM_SPECS, ROTARY_SPECS, ACTIVATION_SPECS)]
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
@@ -131,7 +155,7 @@ def test_values_on_the_device(dynamic: bool) -> None:
         options = {"lift": "judged", "force_eager": eager}
         compiled = torch.compile(_together, backend="npugraph_ex", options=options, dynamic=dynamic, fullgraph=True)
         for seed in (1, 2, 3):
-            inputs = tensors(NORM_SPECS, HALF, seed), tensors(ROTARY_SPECS, HALF, seed)
+            inputs = _inputs_together(seed)
             with torch.no_grad():
                 results[eager, seed] = [result.cpu() for result in compiled(*inputs)]
         report = npugraph_ex.last_report()
@@ -141,7 +165,7 @@ def test_values_on_the_device(dynamic: bool) -> None:
         assert report.fusions("lift_rms_norm") + report.fusions("lift_rotary") >= wanted, report.table()
         assert all(record.outcome != "rolled back" for record in report.passes), report.table()
     for seed in (1, 2, 3):
-        inputs = tensors(NORM_SPECS, HALF, seed), tensors(ROTARY_SPECS, HALF, seed)
+        inputs = _inputs_together(seed)
         expected = [result.cpu() for result in _together(*inputs)]
         truth = [result.double() for result in _together(*([one.cpu().double() for one in part] for part in inputs))]
         for lifted, replayed, eager_result, right in zip(

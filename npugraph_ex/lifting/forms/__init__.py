@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from npugraph_ex.lifting.forms import add_rms_norm, attention, rms_norm, rotary
+from npugraph_ex.lifting.forms import activation, add_rms_norm, attention, rms_norm, rotary, swiglu
 from npugraph_ex.lifting.proposal import Form
 
-FORMS: tuple[Form, ...] = (rms_norm.FORM, add_rms_norm.FORM, rotary.FORM, attention.SHARED_HEADS, attention.LAYOUT)
+FORMS: tuple[Form, ...] = (
+    rms_norm.FORM,
+    add_rms_norm.FORM,
+    rotary.FORM,
+    attention.SHARED_HEADS,
+    attention.LAYOUT,
+    activation.FORM,
+    swiglu.FORM,
+)
