@@ -242,6 +242,43 @@ def device_work(name: str) -> dict[str, float]:
     return {f"eager {key}": value for key, value in eager.items()} | graph
 
 
+def architecture(name: str, lift: str = "") -> dict[str, float]:
+    """What one call of a model of `architectures.py` does, eager and compiled, and how far the results are from float64.
+
+    Args:
+        name: of the model.
+        lift: the option, for this library.
+    """
+    import architectures  # which imports transformers, for this question alone
+
+    options = {"lift": lift} if lift else {}
+    torch._dynamo.reset()
+    truth_of, inputs = architectures.make(name, torch.float64, "cpu")
+    truth_of.prepare()
+    truth = truth_of(*inputs)
+
+    def error(result: torch.Tensor) -> float:
+        """The root mean square of the differences, over that of the truth."""
+        return float((result.cpu().double() - truth).square().mean().sqrt() / truth.square().mean().sqrt())
+
+    model, inputs = architectures.make(name, torch.float16, "npu")
+    with npu_emulator.timeline() as times:
+        model.prepare()
+        eager_error = error(model(*inputs))
+        model.prepare()
+        eager = one_call(times, model, inputs)
+        model.prepare()
+        begin = time.process_time()
+        compiled = torch.compile(model, backend=BACKEND, dynamic=False, options=options)
+        compiled_error = error(compiled(*inputs))
+        seconds = time.process_time() - begin
+        for _ in range(SETTLED):
+            compiled(*inputs)
+        graph = one_call(times, compiled, inputs)
+    own = {"error": compiled_error, "compile s": seconds}
+    return {f"eager {key}": value for key, value in eager.items()} | {"eager error": eager_error} | graph | own
+
+
 def recapture(sizes: int) -> dict[str, float]:
     """Milliseconds for the first call at a new size and for returning to one; what calls leave behind, compile and capture.
 
@@ -308,7 +345,17 @@ def counting_captures() -> Iterator[Counter[str]]:
 
 QUESTIONS: dict[str, Callable[..., dict[str, float]]] = {
     question.__name__: question
-    for question in (host_cost, unguarded_call, compile_time, cold_and_warm, device_work, by_pass, modelled, recapture)
+    for question in (
+        host_cost,
+        unguarded_call,
+        compile_time,
+        cold_and_warm,
+        device_work,
+        by_pass,
+        modelled,
+        recapture,
+        architecture,
+    )
 }
 
 

@@ -62,7 +62,7 @@ class _Attention:
         self, operands: Mapping[str, fx.Node], output: fx.Node, emit_call: Callable[..., tuple[fx.Node, ...]]
     ) -> Proposal:
         """The same call on other operands. ``emit_call(emit, given)`` makes it."""
-        tensors = {name: value for name, value in self.given.items() if isinstance(value, fx.Node)} | operands
+        tensors = {name: value for name, value in self.given.items() if isinstance(value, fx.Node)} | dict(operands)
         sizes = {size for name in _OPERANDS for at, size in enumerate(self.shape(name)) if at != _POSITIONS}
         sizes |= {size for value in operands.values() for size in value.meta["val"].shape[1:2]}
 
@@ -124,7 +124,7 @@ class _SharedHeads:
 
 def _turned(node: object) -> fx.Node | None:
     """``x`` where ``node`` is ``x`` with heads and positions in each other's place."""
-    if terms.calls(node, _aten.transpose.int) and {dim % 4 for dim in node.args[1:3]} == {1, _POSITIONS}:  # type: ignore[operator,union-attr]
+    if terms.calls(node, _aten.transpose.int) and {dim % 4 for dim in node.args[1:3]} == {1, _POSITIONS}:  # type: ignore[operator]
         return node.args[0]  # type: ignore[return-value]
     return None
 

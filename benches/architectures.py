@@ -1,0 +1,159 @@
+"""Small random models of `transformers`, one an architecture, as their authors spelled them: what lifting is measured on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+Inputs = tuple[torch.Tensor, ...]
+
+TOKENS, VOCABULARY, PAST = 8, 128, 5
+_TEXT = {
+    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": VOCABULARY,
+    "max_position_embeddings": 64, "pad_token_id": 0, "initializer_range": 0.08,
+}  # fmt: skip
+_GROUPED = {**_TEXT, "num_key_value_heads": 2, "head_dim": 16}
+_EXPERTS = {**_GROUPED, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_IMAGE = {
+    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128, "image_size": 32,
+    "patch_size": 8, "initializer_range": 0.08,
+}  # fmt: skip
+_T5 = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "vocab_size": VOCABULARY}
+_WHISPER = {
+    "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "vocab_size": VOCABULARY, "max_source_positions": 16,
+    "num_mel_bins": 16, "pad_token_id": 0, "decoder_start_token_id": 1,
+}  # fmt: skip
+
+
+class First(nn.Module):
+    """A model whose first result is the one that counts.
+
+    Args:
+        model: of `transformers`.
+        names: of its arguments, in the order in which they come.
+        fixed: arguments that every call gets.
+    """
+
+    def __init__(self, model: nn.Module, names: tuple[str, ...], **fixed: Any) -> None:
+        super().__init__()
+        self.model, self.names, self.fixed = model, names, fixed
+
+    def prepare(self) -> None:
+        """Nothing."""
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """Logits or last hidden states of the model."""
+        result: torch.Tensor = self.model(**dict(zip(self.names, inputs, strict=True)), **self.fixed)[0]
+        return result
+
+
+class DecodeStep(nn.Module):
+    """One token of a decoder with a cache of fixed length, which the step writes in place.
+
+    Args:
+        model: a decoder of `transformers`.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.cache: Any = None
+
+    def prepare(self) -> None:
+        """Fill the cache anew."""
+        device = next(self.model.parameters()).device
+        self.cache = transformers.StaticCache(config=self.model.config, max_cache_len=4 * TOKENS)
+        self.model(input_ids=_ids(PAST).to(device), past_key_values=self.cache, use_cache=True)
+
+    def forward(self, token: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        """``token`` and ``position``, int64 [1, 1] -> logits [1, 1, vocabulary]."""
+        result: torch.Tensor = self.model(
+            input_ids=token, position_ids=position, past_key_values=self.cache, use_cache=True
+        ).logits
+        return result
+
+
+Made = tuple[First | DecodeStep, Inputs]
+
+
+def _ids(count: int = TOKENS) -> torch.Tensor:
+    return torch.arange(1, count + 1).remainder(VOCABULARY - 1).unsqueeze(0) + 1
+
+
+def _text(config: str, model: str, common: dict[str, Any] = _GROUPED, **extra: Any) -> Callable[[], Made]:
+    def make() -> Made:
+        made = getattr(transformers, model)(getattr(transformers, config)(**{**common, **extra}))
+        return First(
+            made, ("input_ids",), **({"use_cache": False} if "CausalLM" in model or "LMHead" in model else {})
+        ), (_ids(),)
+
+    return make
+
+
+def _image(config: str, model: str, **extra: Any) -> Callable[[], Made]:
+    def make() -> Made:
+        made = getattr(transformers, model)(getattr(transformers, config)(**{**_IMAGE, **extra}))
+        return First(made, ("pixel_values",)), (torch.randn(1, 3, 32, 32),)
+
+    return make
+
+
+def _whisper() -> Made:
+    model = transformers.WhisperModel(transformers.WhisperConfig(**_WHISPER))
+    return First(model, ("input_features", "decoder_input_ids"), use_cache=False), (torch.randn(1, 16, 32), _ids())
+
+
+def _t5() -> Made:
+    model = transformers.T5Model(transformers.T5Config(**_T5))
+    return First(model, ("input_ids", "decoder_input_ids"), use_cache=False), (_ids(), _ids())
+
+
+def _step(config: str, model: str) -> Callable[[], Made]:
+    def make() -> Made:
+        made = getattr(transformers, model)(getattr(transformers, config)(**_GROUPED))
+        return DecodeStep(made), (torch.tensor([[7]]), torch.tensor([[PAST]]))
+
+    return make
+
+
+ARCHITECTURES: dict[str, Callable[[], Made]] = {
+    "Llama, decode step": _step("LlamaConfig", "LlamaForCausalLM"),
+    "Qwen3, decode step": _step("Qwen3Config", "Qwen3ForCausalLM"),
+    "Llama": _text("LlamaConfig", "LlamaForCausalLM"),
+    "Mistral": _text("MistralConfig", "MistralForCausalLM"),
+    "Qwen2": _text("Qwen2Config", "Qwen2ForCausalLM"),
+    "Qwen3": _text("Qwen3Config", "Qwen3ForCausalLM"),
+    "Qwen3-MoE": _text("Qwen3MoeConfig", "Qwen3MoeForCausalLM", _EXPERTS, num_experts=4),
+    "Mixtral": _text("MixtralConfig", "MixtralForCausalLM", _EXPERTS, num_local_experts=4),
+    "Phi-3": _text("Phi3Config", "Phi3ForCausalLM"),
+    "OLMo 2": _text("Olmo2Config", "Olmo2ForCausalLM"),
+    "Gemma 2": _text("Gemma2Config", "Gemma2ForCausalLM"),
+    "Gemma 3": _text("Gemma3TextConfig", "Gemma3ForCausalLM"),
+    "Granite": _text("GraniteConfig", "GraniteForCausalLM"),
+    "SmolLM3": _text("SmolLM3Config", "SmolLM3ForCausalLM"),
+    "GLM-4": _text("Glm4Config", "Glm4ForCausalLM"),
+    "GPT-2": _text("GPT2Config", "GPT2LMHeadModel", {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY}),
+    "GPT-NeoX": _text("GPTNeoXConfig", "GPTNeoXForCausalLM", _TEXT),
+    "BLOOM": _text("BloomConfig", "BloomForCausalLM", {"hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY}),
+    "Mamba 2": _text("Mamba2Config", "Mamba2ForCausalLM", _TEXT, num_heads=8, head_dim=16, state_size=16, n_groups=1, chunk_size=8),
+    "BERT": _text("BertConfig", "BertModel", _TEXT),
+    "ViT": _image("ViTConfig", "ViTModel"),
+    "CLIP": _image("CLIPVisionConfig", "CLIPVisionModel"),
+    "DINOv2": _image("Dinov2Config", "Dinov2Model"),
+    "Whisper": _whisper,
+    "T5": _t5,
+}  # fmt: skip
+
+
+def make(name: str, dtype: torch.dtype, device: str) -> Made:
+    """The model and inputs, the same for each call; weights and inputs are rounded to float16, whatever the dtype."""
+    torch.manual_seed(0)
+    transformers.logging.set_verbosity_error()
+    model, inputs = ARCHITECTURES[name]()
+    cast = [value.half().to(dtype) if value.is_floating_point() else value for value in inputs]
+    return model.eval().half().to(dtype).to(device), tuple(value.to(device) for value in cast)

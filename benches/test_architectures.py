@@ -1,0 +1,44 @@
+"""What lifting saves on models of `transformers`, beside eager mode and the bundled backend, and how near to float64 it stays."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from architectures import ARCHITECTURES
+from both import BUNDLED, OURS, ask, ask_ahead
+from tables import Table
+
+NAMES = tuple(ARCHITECTURES)
+LIFTED = tuple(json.dumps([name, "judged"]) for name in NAMES)
+HALVED = {"Llama, decode step", "Qwen3, decode step"}
+"""Models that launch at most half the kernels of the bundled backend."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _asked_ahead() -> None:
+    """Two processes at a time, for counts; the bundled backend fails on some models, so each has a process of its own."""
+    ask_ahead(("architecture", LIFTED, OURS), *(("architecture", (json.dumps(name),), BUNDLED) for name in NAMES))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lifted_models(name: str, table: Table) -> None:
+    """Never more kernels than bundled, half of them for decoders, and never farther from float64 than eager mode."""
+    ours = ask("architecture", *LIFTED, backends=(OURS,))[OURS][NAMES.index(name)]
+    try:
+        bundled = ask("architecture", json.dumps(name), backends=(BUNDLED,))[BUNDLED][0]["kernels"]
+    except RuntimeError:
+        bundled = None
+    table(
+        'one call with lift="judged"; times are modelled; errors are those of the result in float16, from float64',
+        model=name,
+        **{"eager kernels": ours["eager kernels"], "bundled kernels": "fails" if bundled is None else bundled},
+        kernels=ours["kernels"],
+        **{key: ours[key] for key in ("eager bytes", "bytes", "eager modelled us", "modelled us")},
+        **{key: f"{ours[key]:.2e}" for key in ("eager error", "error")},
+    )
+    assert ours["error"] <= ours["eager error"]
+    if bundled is not None:
+        assert ours["kernels"] <= bundled / (2 if name in HALVED else 1)
+    else:
+        assert name not in HALVED
