@@ -1,8 +1,9 @@
 """Closes the events of a graph: every side stream begins after something, and everything is over before the results are.
 
 * The fork: a side stream whose first node waits for nothing gets a wait for the earlier work of the main stream. Without a
-* fork its work would not belong to a capture. The join: before the results, the main stream waits for every stream whose work
-* may not be over yet. The join stands before the copies into mutated inputs, because any stream may still read those inputs.
+  fork its work would not belong to a capture.
+* The join: before the results, the main stream waits for every stream whose work may not be over yet. The join stands before
+  the copies into mutated inputs, because any stream may still read those inputs.
 
 Work that is already ordered gets no event. The inserted nodes carry `meta["event_closure"]`.
 """

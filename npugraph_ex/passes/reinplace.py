@@ -8,10 +8,12 @@ A destination qualifies only if
 
 * the result has its shape, dtype, strides and device;
 * no later node reads any of its bytes through any alias, and no output of the graph does, unless the bytes are written again
-* first; no other argument of the operator lies in its bytes (`a + a.t()`);
+  first;
+* no other argument of the operator lies in its bytes (`a + a.t()`);
 * every later write to these bytes comes after the last read of the result;
 * if the result is an output, the destination is a whole allocation, so that an output's memory is no larger than in eager
-* mode; it is no input, or an input that the graph itself overwrites afterwards;
+  mode;
+* it is no input, or an input that the graph itself overwrites afterwards;
 * the in-place overload has a kernel on the device.
 
 With several streams the node list is not the order of execution. Then two more facts must be proven: all earlier accesses to

@@ -1,11 +1,13 @@
 """Streams and events in a graph after the first passes: the one representation that all later passes use.
 
 * `node.meta["stream_label"]` names the stream of a node; without it the node is on the main stream, on which the graph is
-* captured or called. `node.meta["stream_priority"]` is the priority from the scope. A `record` node records an event on the
-* stream of its label, after all earlier nodes of that stream. A `wait` node makes the stream of its label wait for its
-* arguments, which are `record` nodes: later nodes of that stream run after the recorded work. A `keep_alive` node uses its
-* arguments and does nothing else, so their memory is not freed before it. A `record_stream` node declares that the named
-* stream uses its tensor: the memory is not freed before that stream's work is over.
+  captured or called. `node.meta["stream_priority"]` is the priority from the scope.
+* A `record` node records an event on the stream of its label, after all earlier nodes of that stream.
+* A `wait` node makes the stream of its label wait for its arguments, which are `record` nodes: later nodes of that stream
+  run after the recorded work.
+* A `keep_alive` node uses its arguments and does nothing else, so their memory is not freed before it.
+* A `record_stream` node declares that the named stream uses its tensor: the memory is not freed before that stream's work is
+  over.
 
 So the execution order is the list order of nodes with one label, plus an edge from each record to its waits, and nothing
 else.

@@ -5,10 +5,10 @@ They exist under `torch.ops.npugraph_ex` and, for passes written for TorchAir, u
 * `scope_enter(keys, values)` and `scope_exit()` enclose the nodes between them;
 * `record() -> Tensor` records an event on its stream; the result is a token, not data;
 * `wait(tensors)` makes its stream wait for records, or for the producers of other tensors;
-* `record_stream(tensor, stream)` declares that a stream uses a tensor, whose memory must not be freed before that work is
-* over; `keep_alive(tensors)` only uses the tensors, so that their memory is not freed before it;
+* `record_stream(tensor, stream)` declares that a stream uses a tensor, whose memory must not be freed before that work is over;
+* `keep_alive(tensors)` only uses the tensors, so that their memory is not freed before it;
 * `tagged_event_record(tag, event)` and `tagged_event_wait(tag, event)` are traced from `npugraph_ex.ops`: the event's tag,
-* and a name that no other living event has. `passes.events` turns them into `record` and `wait`.
+  and a name that no other living event has. `passes.events` turns them into `record` and `wait`.
 
 They have no tensor edges that would keep their order, so they are registered with torch as having side effects.
 `npugraph_ex.aclgraph.scopes` registers their implementations.
