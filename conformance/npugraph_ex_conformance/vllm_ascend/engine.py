@@ -1,0 +1,218 @@
+"""One process with one engine: `python -m npu_emulator -m npugraph_ex_conformance.vllm_ascend.engine run.json`.
+
+The file holds a `Run`; the result, a `Seen`, is written to the path that it names.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from npugraph_ex_conformance.vllm_ascend.stand_ins import FUSED, replace_triton_kernels
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from npu_emulator.memory.report import MemoryFault
+
+__all__ = ["Answer", "Run", "Seen"]
+
+BLOCK = 128
+"""Tokens in a block of the cache: the size that the client's attention takes."""
+PLACES = 4
+"""How many requests the engine decodes at once."""
+STORING = ("atb::_npu_reshape_and_cache", "npu::npu_kv_rmsnorm_rope_cache")
+"""The operators that store keys and values: the client's attention, and its latent attention."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What to run.
+
+    Attributes:
+        model: the folder of the model.
+        output: where the result goes.
+        waves: lists of requests, each a prompt and how many tokens it wants; a wave starts when the one before is done.
+        compiled: by this library and captured; else eagerly.
+        break_cache: store no keys and values.
+        break_fused: the fused operator gives a wrong query.
+        arguments: further arguments of the engine.
+    """
+
+    model: str
+    output: str
+    waves: list[list[tuple[list[int], int]]]
+    compiled: bool
+    break_cache: bool = False
+    break_fused: bool = False
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one request got: tokens, their logprobs, and how many tokens of its prompt the cache held already."""
+
+    prompt: list[int]
+    tokens: list[int]
+    logprobs: list[float]
+    cached: int
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a run showed.
+
+    Attributes:
+        answers: one a request, in order.
+        replays: how many replays of captured graphs.
+        replayed: how often each kernel ran in them.
+        compiled_graphs: how many graphs went through this library's passes.
+        faults: what the checks of memory and races found.
+    """
+
+    answers: list[Answer]
+    replays: int
+    replayed: dict[str, int]
+    compiled_graphs: int
+    faults: list[str]
+
+
+def _break(run: Run) -> None:
+    """Put in the faults that the run asks for."""
+    import npu_emulator
+
+    if run.break_cache:
+        for name in STORING:
+            npu_emulator.register_kernel(name, _on_copies(_formula(name)))
+    if run.break_fused:
+        fused = _formula(FUSED)
+
+        def wrong(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+            query, *others = fused(*args, **kwargs)
+            return query.roll(1, -1), *others
+
+        npu_emulator.register_kernel(FUSED, wrong)
+
+
+def _formula(name: str) -> Callable[..., Any]:
+    from npugraph_ex.operators import OPERATORS
+
+    formula = OPERATORS[name].formula
+    assert formula is not None, f"{name} has no formula"
+    return formula
+
+
+def _on_copies(formula: Callable[..., Any]) -> Callable[..., Any]:
+    """An operator that writes none of its arguments."""
+    from torch.utils._pytree import tree_map_only
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
+        return formula(*args, **kwargs)
+
+    return run
+
+
+def _engine(run: Run) -> Any:
+    from vllm import LLM
+
+    how: dict[str, Any] = {"enforce_eager": True}
+    if run.compiled:
+        how = {
+            "compilation_config": {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, PLACES]},
+            "additional_config": {"ascend_compilation_config": {"enable_npugraph_ex": True}},
+        }
+    return LLM(
+        model=run.model, skip_tokenizer_init=True, max_model_len=2 * BLOCK, max_num_seqs=PLACES,
+        max_num_batched_tokens=BLOCK // 2, enable_chunked_prefill=True, enable_prefix_caching=True,
+        block_size=BLOCK, num_gpu_blocks_override=32, gpu_memory_utilization=0.5, seed=0, disable_log_stats=True,
+        **how, **run.arguments,
+    )  # fmt: skip
+
+
+def _answers(engine: Any, waves: list[list[tuple[list[int], int]]]) -> list[Answer]:
+    from vllm import SamplingParams
+
+    found = []
+    for wave in waves:
+        outputs = engine.generate(
+            [{"prompt_token_ids": prompt} for prompt, _ in wave],
+            [
+                SamplingParams(temperature=0, max_tokens=wanted, ignore_eos=True, detokenize=False, logprobs=1)
+                for _, wanted in wave
+            ],
+            use_tqdm=False,
+        )
+        for output in outputs:
+            made = output.outputs[0]
+            tokens = list(made.token_ids)
+            logprobs = [at[token].logprob for token, at in zip(tokens, made.logprobs, strict=True)]
+            found.append(Answer(list(output.prompt_token_ids), tokens, logprobs, output.num_cached_tokens or 0))
+    return found
+
+
+def _graph_memory() -> list[range]:
+    """The memory of captured graphs' pools."""
+    segments = torch.npu.memory_snapshot()
+    return [
+        range(segment["address"], segment["address"] + segment["total_size"])
+        for segment in segments
+        if tuple(segment["segment_pool_id"]) != (0, 0)
+    ]
+
+
+def _is_the_clients_way(fault: MemoryFault, pools: list[range]) -> bool:
+    """Whether the fault is none: two things that the client does, and may do.
+
+    It traces its patterns on examples that hold nothing, whose values nobody uses. And it keeps weak references to what a
+    graph wrote into its pool: freed memory there stays with the graph; memory that another tensor took is a fault.
+    """
+    from npu_emulator.memory.report import FaultKind
+
+    if fault.kind is FaultKind.UNWRITTEN:
+        return any(frame.endswith(" in get_inputs") for frame in fault.allocated)
+    return fault.kind is FaultKind.FREED and any(fault.address in pool for pool in pools)
+
+
+def run_engine(run: Run) -> Seen:
+    """Build an engine, let it answer, and gather what the device saw."""
+    import npu_emulator
+    from npugraph_ex.report.graphs import graph_records
+
+    replace_triton_kernels()
+    _break(run)
+    with ExitStack() as stack:
+        memory = stack.enter_context(npu_emulator.check_memory())
+        races = stack.enter_context(npu_emulator.detect_races())
+        engine = _engine(run)
+        log = stack.enter_context(npu_emulator.kernel_log())
+        answers = _answers(engine, run.waves)
+        torch.npu.synchronize()
+        pools = _graph_memory()
+        faults = [str(fault) for fault in memory if not _is_the_clients_way(fault, pools)]
+    in_replays = [ran for ran in log if ran.graph is not None]
+    return Seen(
+        answers,
+        replays=len({(ran.graph, ran.replay) for ran in in_replays}),
+        replayed=dict(Counter(ran.name for ran in in_replays)),
+        compiled_graphs=len(graph_records()),
+        faults=[*faults, *map(str, races)],
+    )
+
+
+def main() -> None:
+    """Run what the file describes."""
+    run = Run(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    seen = run_engine(run)
+    Path(run.output).write_text(json.dumps(asdict(seen)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""The models: small, with random weights, made by transformers, which in float32 on the CPU is also their judge.
+
+The weights are so large that attention decides which token comes next; with the usual ones the embedding alone does, outputs
+fall into loops, and equal tokens prove nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from npugraph_ex_conformance.vllm_ascend.quantised import quantise, write_description
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from npugraph_ex_conformance.vllm_ascend.engine import Answer
+
+__all__ = ["MODELS", "VOCABULARY", "difference", "make"]
+
+VOCABULARY = 512
+HEAD = 128
+"""Elements of a head: those that the client's QKNormRope takes."""
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 256,
+}
+
+_HEADS: dict[str, Any] = {"head_dim": HEAD}  # beside what the configuration class declares
+
+
+def _qwen3() -> nn.Module:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            **_COMMON, intermediate_size=256, num_attention_heads=4, num_key_value_heads=2, head_dim=HEAD,
+            tie_word_embeddings=False,
+        )
+    )  # fmt: skip
+
+
+def _qwen3_moe() -> nn.Module:
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    return Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            **_COMMON, intermediate_size=256, moe_intermediate_size=128, num_experts=8, num_experts_per_tok=2,
+            norm_topk_prob=True, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False,
+            **_HEADS,
+        )
+    )  # fmt: skip
+
+
+def _deepseek() -> nn.Module:
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+    return DeepseekV3ForCausalLM(
+        DeepseekV3Config(
+            **_COMMON, intermediate_size=256, moe_intermediate_size=128, n_routed_experts=8, num_experts_per_tok=2,
+            n_shared_experts=1, n_group=2, topk_group=1, first_k_dense_replace=1, num_attention_heads=4,
+            num_key_value_heads=4, q_lora_rank=64, kv_lora_rank=512, qk_rope_head_dim=64, qk_nope_head_dim=HEAD,
+            v_head_dim=HEAD, tie_word_embeddings=False,
+        )
+    )  # fmt: skip
+
+
+class Model(NamedTuple):
+    """What makes a model, and the fused kernels of which one has to run in its replays."""
+
+    build: Callable[[], nn.Module]
+    fused: tuple[str, ...] = ()
+    quantised: bool = False
+
+
+_NORM_ROPE = "vllm.qkv_rmsnorm_rope.default"
+MODELS = {
+    "qwen3": Model(_qwen3, (_NORM_ROPE,)),
+    "qwen3-w8a8": Model(_qwen3, (_NORM_ROPE,), quantised=True),
+    "qwen3-moe": Model(_qwen3_moe, (_NORM_ROPE,)),
+    "deepseek-v3": Model(_deepseek),
+}
+"""The models by name."""
+
+_SPREAD = {"embed_tokens": 0.3, "lm_head": 0.15}
+"""The standard deviations of weights by a part of their names, …"""
+_OTHERS = 0.12
+"""… and of the others."""
+
+
+def make(name: str, folder: Path) -> nn.Module:
+    """Write a model in bfloat16 to a folder, as the engine reads it; return it with the same weights in float32."""
+    torch.manual_seed(7)
+    model = MODELS[name].build().eval()
+    with torch.no_grad():
+        for path, weight in model.named_parameters():
+            drawn = torch.randn_like(weight)
+            spread = next((found for part, found in _SPREAD.items() if part in path), _OTHERS)
+            weight.copy_(1 + 0.2 * drawn if "norm" in path else spread * drawn)
+    model.to(torch.bfloat16)
+    written: Any = model
+    written.save_pretrained(folder)
+    model = model.float()
+    if MODELS[name].quantised:
+        weights = quantise(model)
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        write_description(weights, folder)
+    return model
+
+
+def difference(judge: nn.Module, answers: Sequence[Answer]) -> float:
+    """The largest difference between a logprob that the engine gave and the judge's after the same tokens."""
+    worst = 0.0
+    for answer in answers:
+        with torch.no_grad():
+            logits = judge(torch.tensor([answer.prompt + answer.tokens])).logits[0]
+        expected = logits[len(answer.prompt) - 1 : -1].log_softmax(-1)
+        found = expected.gather(1, torch.tensor(answer.tokens)[:, None])[:, 0]
+        worst = max(worst, (found - torch.tensor(answer.logprobs)).abs().max().item())
+    return worst

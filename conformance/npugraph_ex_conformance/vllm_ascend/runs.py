@@ -1,0 +1,169 @@
+"""What runs, and what is demanded of it: each run is a process, judged by the eager one and by float32."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from npugraph_ex.testing.oracle.judge import Limits
+from npugraph_ex_conformance.vllm_ascend.engine import Answer, Run, Seen
+from npugraph_ex_conformance.vllm_ascend.models import MODELS, VOCABULARY, difference
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import nn
+
+__all__ = ["FROM_FLOAT32", "PLANS", "Judged", "Plan", "judge", "run"]
+
+FROM_FLOAT32 = 0.2
+"""How far a logprob may be from that in float32: about twice what bfloat16 costs models of this size."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run: how it differs from the plain eager one."""
+
+    name: str
+    compiled: bool = False
+    schedule: str = "fifo"
+    break_cache: bool = False
+    break_fused: bool = False
+
+    @property
+    def is_control(self) -> bool:
+        """Whether the run has to be found wrong."""
+        return self.break_cache or self.break_fused
+
+
+PLANS = (
+    Plan("eager"),
+    Plan("compiled", compiled=True),
+    Plan("compiled", compiled=True, schedule="lazy"),
+    Plan("compiled", compiled=True, schedule="random:7"),
+    Plan("control: cache never written", break_cache=True),
+    Plan("control: wrong fused kernel", compiled=True, break_fused=True),
+)
+"""The runs of each model, in order."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A run's figures, and what was demanded and did not hold."""
+
+    plan: Plan
+    seen: Seen
+    seconds: float
+    from_float32: float
+    from_eager: float
+    fused: int
+    wrong: tuple[str, ...]
+
+    @property
+    def held(self) -> bool:
+        """Whether the run is as it should be: a control is when it was found wrong."""
+        return bool(self.wrong) == self.plan.is_control
+
+
+def _waves() -> list[list[tuple[list[int], int]]]:
+    """Six requests for four places, one prompt longer than a step takes; then one that begins as that did, and a short one."""
+    long = [(37 * place + 11) % VOCABULARY for place in range(150)]
+    counted = list(range(10, 50))
+    first = [
+        ([5, 17, 200, 31, 8], 16), ([401, 3, 99], 13), (counted, 9), (long, 5),
+        ([*counted[:10], 333, *counted[11:]], 12), ([77, 8], 14),
+    ]  # fmt: skip
+    return [first, [([*long[:140], 9, 8, 7], 10), ([3, 5, 7, 11], 6)]]
+
+
+def run(plan: Plan, name: str, model: Path, number: int) -> tuple[Seen, float]:
+    """Run a plan in a process of its own; return what it showed, and its seconds of wall clock.
+
+    Raises:
+        RuntimeError: it ended with an error; the message has its last lines.
+    """
+    folder = model.parent
+    described, output, log = (folder / f"{number}.{end}" for end in ("json", "seen", "log"))
+    this = Run(
+        str(model), str(output), _waves(), plan.compiled, break_cache=plan.break_cache, break_fused=plan.break_fused,
+        arguments={"quantization": "ascend"} if MODELS[name].quantised else {},
+    )  # fmt: skip
+    described.write_text(json.dumps(asdict(this)), encoding="utf-8")
+    started = time.monotonic()
+    with log.open("w") as file:
+        done = subprocess.run(
+            [
+                sys.executable, "-m", "npu_emulator", "--schedule", plan.schedule,
+                "-m", "npugraph_ex_conformance.vllm_ascend.engine", str(described),
+            ],
+            env=_environment(folder / "cache"), stdout=file, stderr=subprocess.STDOUT, check=False,
+        )  # fmt: skip
+    if done.returncode != 0:
+        tail = "\n".join(log.read_text(errors="replace").splitlines()[-25:])
+        raise RuntimeError(f"{plan.name} ended with status {done.returncode}; {log} ends with:\n{tail}")
+    found = json.loads(output.read_text(encoding="utf-8"))
+    found["answers"] = [Answer(**answer) for answer in found["answers"]]
+    return Seen(**found), time.monotonic() - started
+
+
+def _environment(cache: Path) -> dict[str, str]:
+    """The engine in this one process, without the network, with its cache in the work folder."""
+    from npugraph_ex_conformance.vllm_ascend import start
+
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([*start.__path__, *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CACHE_ROOT": str(cache),
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def judge(plan: Plan, seen: Seen, seconds: float, name: str, reference: nn.Module, eager: Judged | None) -> Judged:
+    """Compare a run with float32 and, unless it is the eager one itself, with the eager run."""
+    far = difference(reference, seen.answers)
+    fused = sum(seen.replayed.get(kernel, 0) for kernel in MODELS[name].fused)
+    wrong = list(seen.faults)
+    if not far <= FROM_FLOAT32:
+        wrong.append(f"logprobs are {far:.3f} from float32, more than {FROM_FLOAT32}")
+    if not any(answer.cached for answer in seen.answers):
+        wrong.append("no prefix was found in the cache")
+    between = 0.0
+    if eager is None:
+        wrong += [
+            f"a loop: {answer.tokens}" for answer in seen.answers if 2 * len(set(answer.tokens)) < len(answer.tokens)
+        ]
+    else:
+        between = _between(eager.seen, seen)
+        limit = Limits().k * eager.from_float32 if fused else 0.0
+        if [answer.tokens for answer in seen.answers] != [answer.tokens for answer in eager.seen.answers]:
+            wrong.append("other tokens than eager")
+        elif not between <= limit:
+            wrong.append(f"logprobs are {between:.2g} from eager, more than {limit:.2g}")
+    if plan.compiled:
+        wrong += _about_compilation(seen, fused=fused, expected=bool(MODELS[name].fused))
+    return Judged(plan, seen, seconds, far, between, fused, tuple(wrong))
+
+
+def _between(eager: Seen, seen: Seen) -> float:
+    """The largest difference between two runs' logprobs."""
+    pairs = zip(eager.answers, seen.answers, strict=True)
+    return max(abs(a - b) for one, other in pairs for a, b in zip(one.logprobs, other.logprobs, strict=True))
+
+
+def _about_compilation(seen: Seen, *, fused: int, expected: bool) -> list[str]:
+    wrong = []
+    if not seen.replays:
+        wrong.append("no captured graph was replayed")
+    if expected and not fused:
+        wrong.append("no fused kernel ran in a replay")
+    if not seen.compiled_graphs:
+        wrong.append("no graph was compiled by this library")
+    return wrong

@@ -1,0 +1,57 @@
+"""What stands for the Triton kernels of the client, because Triton is not installed: the same values, by torch operators."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import npu_emulator
+from npugraph_ex.operators import OPERATORS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["FUSED", "replace_triton_kernels"]
+
+FUSED = "vllm::qkv_rmsnorm_rope"
+"""The fused operator of the client's QKNormRope, a Triton kernel on hardware."""
+
+_LIBRARIES: list[torch.library.Library] = []
+
+
+class _SlotMapping:
+    """vLLM's `_compute_slot_mapping_kernel`: where in the cache the key and value of each token are stored."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        requests = grid[0] - 1
+
+        def run(  # noqa: PLR0917 - the kernel's arguments
+            tokens: int, most_tokens: int, starts: torch.Tensor, positions: torch.Tensor, blocks: torch.Tensor,
+            _stride: int, block_size: int, slots: torch.Tensor, *, PAD_ID: int, TOTAL_CP_WORLD_SIZE: int, **_: Any,  # noqa: N803
+        ) -> None:  # fmt: skip
+            if TOTAL_CP_WORLD_SIZE != 1:
+                raise NotImplementedError("the slots of context parallelism need Triton")
+            number = torch.arange(tokens, device=slots.device, dtype=starts.dtype)
+            request = torch.searchsorted(starts[1 : requests + 1].contiguous(), number, right=True)
+            position = positions[:tokens]
+            block = blocks[request.clamp(max=requests - 1), position // block_size].to(slots.dtype)
+            slot = block * block_size + position % block_size
+            slots[:tokens] = torch.where(number < starts[requests], slot, slots[:tokens])
+            slots[tokens:most_tokens].fill_(PAD_ID)
+
+        return run
+
+
+def replace_triton_kernels() -> None:
+    """Give vLLM its kernel of slots, and define the fused operator that the client defines where Triton is."""
+    from vllm.v1.worker import block_table
+
+    block_table._compute_slot_mapping_kernel = _SlotMapping()
+    record = OPERATORS[FUSED]
+    library = torch.library.Library("vllm", "FRAGMENT")
+    library.define(f"qkv_rmsnorm_rope{record.schema}")
+    torch.library.register_fake(FUSED, record.fake, lib=library)
+    if record.formula is not None:
+        npu_emulator.register_kernel(FUSED, record.formula)
+    _LIBRARIES.append(library)

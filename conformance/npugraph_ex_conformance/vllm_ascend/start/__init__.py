@@ -1,0 +1,1 @@
+"""Put on `PYTHONPATH` of the engine's processes."""
