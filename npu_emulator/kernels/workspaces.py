@@ -29,8 +29,7 @@ __all__ = ["no_workspace", "workspace_kernels"]
 
 
 def workspace_kernels(name: str, compute: Callable[..., Any], launcher: Launcher) -> dict[str, Callable[..., Any]]:
-    """Return the further kernels of `namespace::operator`; none if it has no `.out` form."""
-    """Return the kernels that `namespace::operator` brings along; none if it has no `.out` form.
+    """Return the further kernels of `namespace::operator`; none if it has no `.out` form.
 
     Another overload than the default one, `operator.lse`, has the form `operator.lse_out`.
     """

@@ -13,6 +13,11 @@ def packed(kept: torch.Tensor) -> torch.Tensor:
     return (bits.reshape(-1, 8) << torch.arange(8, dtype=torch.uint8, device=kept.device)).sum(-1, dtype=torch.uint8)
 
 
+def generator_at(seed: int, offset: int) -> torch.Generator:
+    """The generator of a seed and an offset: masks that are made apart and those that attention makes are the same."""
+    return torch.Generator().manual_seed((seed * 0x9E3779B1 + offset) % 2**63)
+
+
 def drawn(size: tuple[int, ...] | list[int] | torch.Size, p: float, **options: object) -> torch.Tensor:
     """Which elements are kept, each with probability ``1 - p``; options go to ``torch.rand``."""
     if not 0.0 <= p <= 1.0:

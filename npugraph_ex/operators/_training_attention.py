@@ -28,6 +28,7 @@ import torch
 
 from npugraph_ex.operators._attention import attended, shared_heads
 from npugraph_ex.operators._attention_masks import Masking, left_out
+from npugraph_ex.operators._dropout import drawn, generator_at
 from npugraph_ex.operators._dropout import dropped as masked_by_bits
 from npugraph_ex.operators._packed_attention import per_sequence, with_rope
 from npugraph_ex.operators._precision import compute_dtype, unsupported
@@ -79,9 +80,9 @@ class Part(NamedTuple):
 class Random:
     """What dropout keeps: a generator with the seed that the forward drew, or bits that the caller brings."""
 
-    def __init__(self, seed: int, bits: torch.Tensor | None = None) -> None:
+    def __init__(self, seed: int, bits: torch.Tensor | None = None, *, offset: int = 0) -> None:
         """Begin with the first weight."""
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = generator_at(seed, offset)
         self._bits = bits
 
     def dropped(self, weights: torch.Tensor, keep_prob: float) -> torch.Tensor:
@@ -90,7 +91,7 @@ class Random:
             return weights
         if self._bits is not None:
             return masked_by_bits(weights, self._bits, 1.0 - keep_prob)
-        kept = torch.rand(weights.shape, generator=self._generator) < keep_prob
+        kept = drawn(weights.shape, 1.0 - keep_prob, generator=self._generator)
         return torch.where(kept, weights / keep_prob, 0.0)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import torch
 
-from npugraph_ex.operators._dropout import drawn, dropped, packed
+from npugraph_ex.operators._dropout import drawn, dropped, generator_at, packed
 from npugraph_ex.operators._precision import FLOATS, compute_dtype, stored_like
 from npugraph_ex.operators._record import Operator, call
 
@@ -82,8 +82,7 @@ def _npu_dropout_gen_mask(
     sync: bool | None = None,
 ) -> torch.Tensor:
     """A mask of bits for ``size`` elements, uint8, the same one for the same seed and offset."""
-    generator = torch.Generator().manual_seed((seed * 0x9E3779B1 + offset) % 2**63)
-    return packed(drawn(list(size), p, generator=generator).to(input.device))
+    return packed(drawn(list(size), p, generator=generator_at(seed, offset)).to(input.device))
 
 
 @Operator(

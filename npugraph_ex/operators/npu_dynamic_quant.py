@@ -18,6 +18,8 @@ With ``group_index`` [E] ``smooth_scales`` is [E, N], and its row e is for the t
 ``group_index[e]``: the experts of a mixture. Int4 (``torch.quint4x2``) is packed: eight of them are one int32, the first in its
 lowest bits.
 
+With quant_mode "perchannel" ``smooth_scales`` is [M], one for each row of the matrices [..., M, N].
+
 Not covered: hifloat8 outputs, and a maximum of one's own, which is for those.
 """
 
@@ -31,6 +33,7 @@ from npugraph_ex.operators._precision import (
     INT8_MAX,
     compute_dtype,
     largest_of,
+    refused,
     round_to,
     stored_like,
     unsupported,
@@ -106,6 +109,10 @@ def _rows(
         raise unsupported(operator, "dst_type_max", dst_type_max, "0.0")
     if x.dim() < 2:
         raise ValueError(f"{operator}: input must have 2 to 8 dimensions; it has shape {tuple(x.shape)}.")
+    if quant_mode == "perchannel" and smooth_scales is not None and group_index is None:
+        smooth_scales = smooth_scales.reshape(-1, 1)  # one for each row of a matrix: [..., M, N] has M
+        if smooth_scales.shape[0] != x.shape[-2]:
+            raise refused(operator, "smooth_scales", tuple(smooth_scales.shape[:1]), f"of {x.shape[-2]} elements")
     smooth = _of_each_token(operator, x, smooth_scales, group_index)
     wide = x.to(compute_dtype(x, smooth_scales))
     if smooth is not None:

@@ -29,12 +29,12 @@ def _run(
     offset: int,
     dtype: torch.dtype,
 ) -> _Result:
-    """The results of both versions; ``seed`` and ``offset`` are those of the mask that is given, or of a draw."""
-    if _draws(how.keep_prob, dropout_mask):
+    """The results of both versions; ``seed`` and ``offset`` are those of the mask that is given or wanted, or of a draw."""
+    if _draws(how.keep_prob, dropout_mask) and not (seed or offset):
         seed, offset = int(torch.randint(2**62, (1,))), 0
-    elif dropout_mask is None:
+    elif dropout_mask is None and how.keep_prob == 1.0:
         seed, offset = 0, 0
-    output, largest, total = forward(*operands, how, Random(seed, dropout_mask))
+    output, largest, total = forward(*operands, how, Random(seed, dropout_mask, offset=offset))
     numels = 0
     if how.keep_prob != 1.0:
         numels = output.numel() // max(output.shape[-1], 1)
@@ -171,7 +171,7 @@ def npu_fusion_attention_grad(
     )
     how.check(padding_mask)
     saved = (softmax_max, softmax_sum)
-    dq, dk, dv, of_sink = backward((query, key, value), dy, how, Random(seed), saved, attention_in)
+    dq, dk, dv, of_sink = backward((query, key, value), dy, how, Random(seed, offset=offset), saved, attention_in)
     return dq, dk, dv, None, of_sink if sink is not None else torch.empty(0)
 
 
@@ -295,7 +295,7 @@ def npu_fusion_attention_grad_v2(
     shared = max(key.shape[-1] * head_num // max(query.shape[-1], 1), 1)
     joined = join_rope(query, query_rope, head_num, input_layout), join_rope(key, key_rope, shared, input_layout)
     saved = (softmax_max, softmax_sum)
-    dq, dk, dv, of_sink = backward((*joined, value), dy, how, Random(seed), saved, attention_in)
+    dq, dk, dv, of_sink = backward((*joined, value), dy, how, Random(seed, offset=offset), saved, attention_in)
     joins = input_layout in {"BSH", "SBH"}
     dq, dq_rope = _split(dq, query, query_rope, head_num if joins else 1)
     dk, dk_rope = _split(dk, key, key_rope, shared if joins else 1)

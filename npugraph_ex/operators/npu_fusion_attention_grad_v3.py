@@ -73,7 +73,8 @@ def npu_fusion_attention_grad_v3(
         raise ValueError(
             f"{how.operator}: with keep_prob below 1 it needs the seed that the forward gave; seed is None."
         )
-    random = Random(0 if seed is None or seed.is_meta else int(seed.reshape(-1)[0]))
+    first, shift = (0 if at is None or at.is_meta else int(at.reshape(-1)[0]) for at in (seed, offset))
+    random = Random(first, offset=shift)
     saved = (softmax_max, softmax_sum)
     dq, dk, dv, of_sink = backward((query, key, value), dy, how, random, saved, attention_in)
     return dq, dk, dv, query.new_empty(0), of_sink

@@ -11,10 +11,11 @@ from __future__ import annotations
 import torch
 
 from npugraph_ex.operators._gradients import gradients
-from npugraph_ex.operators._precision import compute_dtype
+from npugraph_ex.operators._precision import HALVES, RefusedArgumentError, compute_dtype
 from npugraph_ex.operators._record import Operator, call
 
 _SOURCE = "operator documentation of torch_npu.npu_mhc_post; op-plugin"
+_BACKWARD = "npu_mhc_post_backward"
 
 
 def _spread(x: torch.Tensor, h_res: torch.Tensor | None, h_out: torch.Tensor, h_post: torch.Tensor) -> torch.Tensor:
@@ -41,9 +42,33 @@ def npu_mhc_post(
     return _spread(*wide).to(x.dtype).contiguous()  # type: ignore[arg-type]
 
 
+def _refuse(
+    grad_y: torch.Tensor, x: torch.Tensor, h_res: torch.Tensor | None, h_out: torch.Tensor, h_post: torch.Tensor
+) -> None:
+    """Dtypes and shapes as the device wants them; float64 stands for each of them in a reference run."""
+    if x.dtype not in {*HALVES, torch.float64}:
+        raise RefusedArgumentError(f"{_BACKWARD}: x dtype must be FLOAT16 or BFLOAT16; it is {x.dtype}.")
+    if x.dim() not in {3, 4}:
+        raise RefusedArgumentError(f"{_BACKWARD}: x dim must be 3 or 4; it is {x.dim()}.")
+    if grad_y.shape != x.shape:
+        raise RefusedArgumentError(
+            f"{_BACKWARD}: grad_y shape must be the same as x shape, {tuple(x.shape)}; it is {tuple(grad_y.shape)}."
+        )
+    square = (*x.shape[:-1], x.shape[-2])
+    if h_res is not None and h_res.shape != square:
+        raise RefusedArgumentError(f"{_BACKWARD}: h_res shape must be {square}; it is {tuple(h_res.shape)}.")
+    for name, value, like in (("grad_y", grad_y, x.dtype), ("h_out", h_out, x.dtype)):
+        if value.dtype != like:
+            raise RefusedArgumentError(f"{_BACKWARD}: {name} dtype must be {like}, that of x; it is {value.dtype}.")
+    for name, scale in (("h_post", h_post), ("h_res", h_res)):
+        if scale is not None and scale.dtype not in {torch.float32, torch.float64}:
+            raise RefusedArgumentError(f"{_BACKWARD}: {name} dtype must be FLOAT32; it is {scale.dtype}.")
+
+
 @Operator(
     name="npu::npu_mhc_post_backward",
     source=_SOURCE,
+    constraints=_refuse,
     dtypes=(torch.float16, torch.bfloat16),
     examples=(lambda: call(torch.randn(3, 4, 16).half(), *_inputs()),),
 )

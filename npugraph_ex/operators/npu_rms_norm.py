@@ -29,7 +29,7 @@ def normalise(
         )
     wide = x.to(dtype)
     mean = wide.square().mean(dim=tuple(range(-rank, 0)), keepdim=True)
-    rstd = torch.rsqrt(mean + epsilon)
+    rstd = torch.rsqrt(mean.double() + epsilon).to(dtype)  # a row of zeros gives 1000 for 1e-6, as on the device
     return wide * rstd * gamma.to(dtype), rstd
 
 

@@ -107,3 +107,24 @@ def test_training_on_the_device() -> None:
     mixing, *_ = torch_npu.npu_mhc_sinkhorn(h_res, num_iters=3, out_flag=1)
     torch_npu.npu_mhc_post(x, mixing, h_in, h_post).float().sum().backward()
     assert all(value.grad.cpu().abs().sum() > 0 for value in (x, phi, alpha, bias))
+
+
+@pytest.mark.parametrize(
+    ("place", "wrong", "words"),
+    [
+        (1, torch.zeros(2, 4, 8), "x dtype"),
+        (1, torch.zeros(4, 8).half(), "x dim"),
+        (0, torch.zeros(2, 4, 4).half(), "grad_y shape"),
+        (2, torch.zeros(2, 4, 8), "h_res shape"),
+        (3, torch.zeros(2, 8), "h_out dtype"),
+        (4, torch.zeros(2, 4).half(), "h_post dtype"),
+    ],
+)
+def test_gradients_refuse_what_the_device_refuses(place: int, wrong: torch.Tensor, words: str) -> None:
+    """Before anything is launched, with the device's code; the right operands pass."""
+    x, constraints = torch.zeros(2, 4, 8).half(), OPERATORS["npu::npu_mhc_post_backward"].constraints
+    given = [x, x, torch.zeros(2, 4, 4), torch.zeros(2, 8).half(), torch.zeros(2, 4)]
+    constraints(*given)
+    given[place] = wrong
+    with pytest.raises(RuntimeError, match=words):
+        constraints(*given)

@@ -50,6 +50,12 @@ def test_epsilon_is_inside_the_root() -> None:
     torch.testing.assert_close(rstd, torch.tensor([[100.0]]))
 
 
+def test_a_row_of_zeros_has_the_roots_reciprocal() -> None:
+    """The reciprocal root of 1e-6 is 1000 in float32, to the bit."""
+    zeros = torch.zeros(2, 8).half()
+    assert OPERATORS["npu::npu_rms_norm"].formula(zeros, torch.ones(8).half())[1].tolist() == [[1000.0]] * 2
+
+
 def test_norm_over_several_dimensions() -> None:
     """A two-dimensional gamma averages over both of its dimensions."""
     x = torch.tensor([[[1.0, 1.0], [1.0, 5.0]]])

@@ -160,6 +160,11 @@ def test_the_half_precision_product_may_stay_wide() -> None:
         torch.ones(1, 2).half(), torch.full((2, 1), 1.0 + 2**-10).half(), fused_op_type="16cast32"
     )
     assert (out.dtype, out.item()) == (torch.float32, 2 + 2**-9)
+    # 2048 + 1 is no half: the product is rounded to 2048 before the sum, with 1 or with -2048.
+    factors = torch.tensor([[2048.0, 1.0]]).half(), torch.ones(2, 1).half()
+    for x3, expected in ((1.0, 2048.0), (-2048.0, 0.0)):
+        out = formula("npu_fused_matmul")(*factors, x3=torch.tensor([[x3]]).half(), fused_op_type="add")
+        assert out.item() == expected
 
 
 def test_linear_and_batched_products_have_torchs_gradients() -> None:

@@ -213,6 +213,13 @@ def test_one_scale_for_a_tensor_and_one_for_a_column() -> None:
     y, scale = dynamic_quant(x, quant_mode="perchannel")
     assert_equal(scale, torch.tensor([[2.0 / 127, 8.0 / 127]]))
     assert y.tolist() == [[[64, -64], [127, 127]]]
+    smoothed = dynamic_quant(x, smooth_scales=torch.tensor([2.0, 0.5]), quant_mode="perchannel")  # one for each row
+    assert [part.tolist() for part in smoothed] == [
+        [[[127, -127], [64, 64]]],
+        [[pytest.approx(2 / 127), pytest.approx(8 / 127)]],
+    ]
+    with pytest.raises(RuntimeError, match="161002"):
+        dynamic_quant(x, smooth_scales=torch.ones(3), quant_mode="perchannel")
 
 
 def test_a_mixtures_tokens_take_their_experts_smoothing() -> None:
