@@ -40,14 +40,14 @@ class Arrow(NamedTuple):
     target: tuple[str, float]
 
 
-class _Moment(NamedTuple):
+class _SpanEnd(NamedTuple):
     """A time, and the number of the span that ends then (-1: the beginning). The maximum of two is the later one."""
 
     time: float = 0.0
     cause: int = -1
 
 
-_BEGINNING = _Moment()
+_BEGINNING = _SpanEnd()
 
 
 @dataclass
@@ -55,8 +55,8 @@ class _Lanes:
     """The clocks of a set of streams: those of the program, or those of one replay."""
 
     title: str
-    ends: dict[int, _Moment] = field(default_factory=dict)
-    records: dict[int, tuple[str, _Moment]] = field(default_factory=dict)
+    ends: dict[int, _SpanEnd] = field(default_factory=dict)
+    records: dict[int, tuple[str, _SpanEnd]] = field(default_factory=dict)
 
     def stream(self, number: int) -> str:
         return f"{self.title} {number}"
@@ -120,7 +120,7 @@ class Timeline:
                 name, duration, line = self._price(note)
                 self.spans.append(Span(name, lanes.stream(note.stream), now.time, duration, line))
                 self._causes.append(now.cause)
-                now = _Moment(now.time + duration, len(self.spans) - 1)
+                now = _SpanEnd(now.time + duration, len(self.spans) - 1)
             case NoteKind.RECORD:
                 lanes.records[record] = (lanes.stream(note.stream), now)
             case NoteKind.WAIT if awaited in lanes.records:
@@ -148,7 +148,7 @@ class Timeline:
             return take(note.first, ("launched before the timeline began", LAUNCH_US, ""))
         return ("memset" if note.kind == NoteKind.FILL else "memcpy", self.model.copy_us(note.third), "")
 
-    def _replay(self, note: Note, start: _Moment) -> _Moment:
+    def _replay(self, note: Note, start: _SpanEnd) -> _SpanEnd:
         """Run a captured graph's lanes from `start`; return when the last of them ends."""
         tasks = self._captured.get(note.first, [])
         lanes = _Lanes(f"stream {note.stream}, graph {note.first}, lane")

@@ -19,7 +19,7 @@ from npugraph_ex.aclgraph.inputs import Geometry
 
 
 @dataclass(frozen=True)
-class _Part:
+class _ResultView:
     """A result in the memory of another tensor: of an input, or of another result."""
 
     geometry: Geometry
@@ -30,7 +30,7 @@ class _Part:
     is_whole: bool  # it has the other tensor's geometry and first element
 
     @classmethod
-    def from_tensors(cls, value: torch.Tensor, whole: torch.Tensor) -> _Part:
+    def from_tensors(cls, value: torch.Tensor, whole: torch.Tensor) -> _ResultView:
         offset = _first_byte(value) - _first_byte(whole)
         conjugated, negated = value.is_conj() != whole.is_conj(), value.is_neg() != whole.is_neg()
         alike = Geometry.from_tensor(value) == Geometry.from_tensor(whole) and not (offset or conjugated or negated)
@@ -50,7 +50,7 @@ class _OfInput:
     """An output that is an input, where ``part`` is None, or lies in its memory."""
 
     position: int
-    part: _Part | None
+    part: _ResultView | None
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class _Fresh:
     """An output in memory of the captured graph: a root, where ``part`` is None, or in the memory of one."""
 
     root: int
-    part: _Part | None
+    part: _ResultView | None
 
 
 @dataclass(frozen=True)
@@ -97,12 +97,12 @@ class Outputs:
             if key in homes:
                 argument = arguments[homes[key]]
                 self._slots.append(
-                    _OfInput(homes[key], None if value is argument else _Part.from_tensors(value, argument))
+                    _OfInput(homes[key], None if value is argument else _ResultView.from_tensors(value, argument))
                 )
                 continue
             first = value is roots[key] and key not in given
             given.add(key)
-            self._slots.append(_Fresh(fresh.index(key), None if first else _Part.from_tensors(value, roots[key])))
+            self._slots.append(_Fresh(fresh.index(key), None if first else _ResultView.from_tensors(value, roots[key])))
         self._roots = [roots[key].detach() for key in fresh]
         self._simple = list(map(_fills_its_storage, self._roots))
         self._storages = [root.untyped_storage() for root in self._roots]

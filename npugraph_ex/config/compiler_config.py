@@ -89,7 +89,7 @@ class CompilerConfig:
         return written
 
 
-class _Section:
+class _OptionGroup:
     """A branch of the tree, such as `config.debug.graph_dump`: a path and the config it belongs to, no state."""
 
     __slots__ = ("_config", "_path")
@@ -142,7 +142,7 @@ def apply_flat(config: CompilerConfig, options: Mapping[str, object]) -> None:
 def _get(config: CompilerConfig, path: str) -> Any:
     values: dict[str, object] = object.__getattribute__(config, "_values")
     if path in _SECTIONS:
-        return _Section(config, path)
+        return _OptionGroup(config, path)
     if path in _GE_SETTINGS:
         return values.get(path, _GE_SETTINGS[path][0])
     row = _row_at(path)

@@ -56,7 +56,7 @@ def _recorded(function: Callable[..., Any], args: Sequence[Any]) -> fx.Graph:
     mode = _torch_private.active_fake_mode()
     if mode is None:
         raise _UnrecordableError
-    recorder = _Recorder(mode)
+    recorder = _NodeTracer(mode)
     for leaf in pytree.tree_leaves(list(args)):
         recorder.add_input(leaf)
     with recorder:
@@ -65,7 +65,7 @@ def _recorded(function: Callable[..., Any], args: Sequence[Any]) -> fx.Graph:
     return recorder.graph
 
 
-class _Recorder(TorchDispatchMode):
+class _NodeTracer(TorchDispatchMode):
     """Makes a node of every operator that is dispatched."""
 
     def __init__(self, mode: FakeTensorMode) -> None:

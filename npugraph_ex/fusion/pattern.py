@@ -132,7 +132,7 @@ def _promotes_otherwise(pattern: Any, value: Any, node: fx.Node, position: int) 
     return not any(isinstance(v, torch.Tensor) and (v.is_floating_point() or v.is_complex()) for v in values)
 
 
-class _Converter:
+class _PatternBuilder:
     """Builds the patterns of a traced graph's nodes."""
 
     def __init__(self, names: Sequence[str], scalars: Mapping[float, str], *, loose: bool) -> None:
@@ -187,7 +187,7 @@ def pattern_of(
         loose: ignore numbers, dtypes and devices, which a trace copies from the example inputs. A loose match must be checked
             again with a pattern traced on the actual inputs.
     """
-    converter = _Converter(names, scalars or {}, loose=loose)
+    converter = _PatternBuilder(names, scalars or {}, loose=loose)
     for node in graph.nodes:
         if node.op == "output":
             return converter.result(node.args[0])

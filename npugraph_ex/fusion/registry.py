@@ -23,7 +23,7 @@ from npugraph_ex.observe.logger import logger
 
 
 @dataclass
-class _Entry:
+class _CountedRule:
     prepared: PreparedRule
     registrations: int = 1
 
@@ -54,14 +54,14 @@ class RuleRegistry:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._entries: dict[tuple[object, ...], _Entry] = {}
+        self._entries: dict[tuple[object, ...], _CountedRule] = {}
 
     def add(self, prepared: PreparedRule) -> Registration:
         """Register a rule. A second registration of the same rewrite is counted, not duplicated."""
         with self._lock:
             entry = self._entries.get(prepared.key)
             if entry is None:
-                self._entries[prepared.key] = _Entry(prepared)
+                self._entries[prepared.key] = _CountedRule(prepared)
             else:
                 entry.registrations += 1
         return Registration(prepared.rule.name, self, prepared.key)

@@ -50,7 +50,7 @@ def lift(graph: fx.Graph, report: ReportBuilder, *, exact: bool) -> None:
         for node in reversed(list(graph.nodes)):
             if not _torch_private.is_erased(node) and node.op == "call_function" and node.target in ends:
                 with mode:
-                    _Attempt(form, node, facts, report, exact=exact).run()
+                    _LiftingAttempt(form, node, facts, report, exact=exact).run()
     repeated.join(graph, report)
 
 
@@ -61,7 +61,7 @@ def refuse(report: ReportBuilder, why: str) -> None:
 
 
 @dataclass(frozen=True)
-class _Attempt:
+class _LiftingAttempt:
     """One form at one node."""
 
     form: Form

@@ -28,14 +28,14 @@ from npugraph_ex.operators._record import Call, Operator, call
 _SOURCE = "operator documentation of torch_npu.npu_fused_causal_conv1d"
 
 
-class _Lengths(NamedTuple):
+class _SequenceLengths(NamedTuple):
     """What is known of each sequence; None where the argument was left out."""
 
     accepted: list[int] | None
     computed: list[int] | None
 
 
-class _Blocks(NamedTuple):
+class _CacheBlocks(NamedTuple):
     """The blocks of each sequence: first and last one scheduled, and the one to read."""
 
     first: list[int]
@@ -55,14 +55,14 @@ def _listed(tensor: torch.Tensor | None) -> Any:
     return None if tensor is None else tensor.tolist()
 
 
-def _blocks(given: dict[str, torch.Tensor | None], size: int | None) -> _Blocks | None:
+def _blocks(given: dict[str, torch.Tensor | None], size: int | None) -> _CacheBlocks | None:
     """The blocks, from the three arguments that tell them; None without blocks."""
     if given["block_idx_last_scheduled_token"] is None:
         return None
     for name in ("block_idx_first_scheduled_token", "initial_state_idx", "num_computed_tokens", "cache_indices"):
         if given[name] is None:
             raise unsupported("npu_fused_causal_conv1d", name, None, "a tensor, since there are blocks")
-    return _Blocks(
+    return _CacheBlocks(
         _listed(given["block_idx_first_scheduled_token"]),
         _listed(given["block_idx_last_scheduled_token"]),
         _listed(given["initial_state_idx"]),
@@ -76,8 +76,8 @@ def _one(
     states: torch.Tensor,
     sequence: int,
     lines: Any,
-    lengths: _Lengths,
-    blocks: _Blocks | None,
+    lengths: _SequenceLengths,
+    blocks: _CacheBlocks | None,
     pad_slot_id: int,
 ) -> torch.Tensor | None:
     """The convolved sequence x [L, D]; None where it is left out. Writes its cache lines."""
@@ -165,7 +165,10 @@ def npu_fused_causal_conv1d(
         },
         block_size,
     )
-    lengths, lines = _Lengths(_listed(num_accepted_tokens), _listed(num_computed_tokens)), _listed(cache_indices)
+    lengths, lines = (
+        _SequenceLengths(_listed(num_accepted_tokens), _listed(num_computed_tokens)),
+        _listed(cache_indices),
+    )
     pad = -1 if pad_slot_id is None else pad_slot_id
     result = torch.zeros_like(rows, memory_format=torch.contiguous_format)
     for sequence, (begin, end) in enumerate(pairwise(starts)):

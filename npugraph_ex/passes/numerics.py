@@ -47,7 +47,7 @@ class _NotRunError(Exception):
 
 
 @dataclass(frozen=True)
-class _Trial:
+class _TrialRun:
     """Inputs, and the graph's results for them when the graph was last known to be right.
 
     Attributes:
@@ -96,7 +96,7 @@ class NumericCheck:
             *map(str, output_values(gm.graph)),
             *(str(n.target) for n in gm.graph.find_nodes(op="placeholder")),
         ]
-        self._trials: list[_Trial] = []
+        self._trials: list[_TrialRun] = []
         if any(map(is_collective, gm.graph.nodes)):
             self._leave_out("the graph communicates with other processes")
             return
@@ -118,14 +118,14 @@ class NumericCheck:
         reason = ""
         for inputs in several:
             try:
-                self._trials.append(_Trial(what, inputs, _run(gm.graph, gm, inputs), self._tolerance))
+                self._trials.append(_TrialRun(what, inputs, _run(gm.graph, gm, inputs), self._tolerance))
             except _NotRunError as error:
                 reason = str(error)
             else:
                 return
         self._leave_out(f"with {what}, {reason}")
 
-    def _check(self, gm: fx.GraphModule, trial: _Trial, pass_name: str) -> None:
+    def _check(self, gm: fx.GraphModule, trial: _TrialRun, pass_name: str) -> None:
         problem = trial.problem(gm, self._names)
         if problem is None:
             return
@@ -138,7 +138,7 @@ class NumericCheck:
                 f"After pass {pass_name}: {problem}. A pass must not change what the graph computes."
             ) from problem.__cause__
 
-    def _is_rounding(self, gm: fx.GraphModule, trial: _Trial) -> bool:
+    def _is_rounding(self, gm: fx.GraphModule, trial: _TrialRun) -> bool:
         """Whether the two graphs agree in float64; False if nothing was rounded, or if the first graph does not run in float64."""
         if not self._tolerance:
             return False
@@ -147,7 +147,7 @@ class NumericCheck:
             expected = _run(self._original, gm, inputs, wide=True)
         except _NotRunError:
             return False
-        return _Trial(trial.what, inputs, expected, _WIDE_TOLERANCE, wide=True).problem(gm, self._names) is None
+        return _TrialRun(trial.what, inputs, expected, _WIDE_TOLERANCE, wide=True).problem(gm, self._names) is None
 
     def _leave_out(self, reason: str) -> None:
         if self._report.add_uncompared(reason):

@@ -81,7 +81,7 @@ JOINT_PIPELINE: tuple[Pass, ...] = (
 
 
 @dataclass
-class _Run:
+class _PipelineRun:
     """One graph in the pipeline."""
 
     gm: fx.GraphModule
@@ -195,7 +195,7 @@ def run(  # noqa: PLR0913 - what is optional is named
         dumper.graph(gm, "aot")
     # There are many nodes and all stay alive, so each full garbage collection would visit all of them for nothing.
     with no_collection():
-        state = _Run(gm, context, Contract.from_graph(gm.graph), Snapshot(gm), dumper)
+        state = _PipelineRun(gm, context, Contract.from_graph(gm.graph), Snapshot(gm), dumper)
         for pass_ in passes:
             state.apply(pass_)
         gm.recompile()

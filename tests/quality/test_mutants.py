@@ -79,9 +79,9 @@ def test_one_mutant_at_a_time() -> None:
 
 def test_a_class_method_is_put_back_as_it_was() -> None:
     """A class method that a mutant replaced is a class method again afterwards."""
-    from npugraph_ex.aclgraph.outputs import _Part
+    from npugraph_ex.aclgraph.outputs import _ResultView
 
-    right = _Part.__dict__["from_tensors"]
+    right = _ResultView.__dict__["from_tensors"]
     with mutation.mutant("outputs-forget-offsets"):
-        assert _Part.__dict__["from_tensors"] is not right
-    assert _Part.__dict__["from_tensors"] is right
+        assert _ResultView.__dict__["from_tensors"] is not right
+    assert _ResultView.__dict__["from_tensors"] is right

@@ -109,7 +109,7 @@ MUTANTS = (
     ),
     Mutant(
         "outputs-forget-offsets", "an output in an input's memory keeps its offset",
-        f"{_OUTPUTS}:_Part.from_tensors", _at_the_start, "device",
+        f"{_OUTPUTS}:_ResultView.from_tensors", _at_the_start, "device",
     ),
     Mutant(
         "replay-draws-the-same-numbers", "each call draws new random numbers",

@@ -1,6 +1,6 @@
 """One process with one engine: `python -m npu_emulator -m npugraph_ex_conformance.vllm_ascend.engine run.json`.
 
-The file holds a `Run`; the result, a `Seen`, is written to the path that it names.
+The file holds an `EngineRun`; the result, a `Seen`, is written to the path that it names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from npu_emulator.memory.report import MemoryFault
 
-__all__ = ["Answer", "Run", "Seen"]
+__all__ = ["Answer", "EngineRun", "Seen"]
 
 BLOCK = 128
 """Tokens in a block of the cache: the size that the client's attention takes."""
@@ -33,7 +33,7 @@ STORING = ("atb::_npu_reshape_and_cache", "npu::npu_kv_rmsnorm_rope_cache")
 
 
 @dataclass(frozen=True)
-class Run:
+class EngineRun:
     """What to run.
 
     Attributes:
@@ -84,7 +84,7 @@ class Seen:
     faults: list[str]
 
 
-def _break(run: Run) -> None:
+def _break(run: EngineRun) -> None:
     """Put in the faults that the run asks for."""
     import npu_emulator
 
@@ -120,7 +120,7 @@ def _on_copies(formula: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _engine(run: Run) -> Any:
+def _engine(run: EngineRun) -> Any:
     from vllm import LLM
 
     how: dict[str, Any] = {"enforce_eager": True}
@@ -181,7 +181,7 @@ def _is_the_clients_way(fault: MemoryFault, pools: list[range]) -> bool:
     return fault.kind is FaultKind.FREED and any(fault.address in pool for pool in pools)
 
 
-def run_engine(run: Run) -> Seen:
+def run_engine(run: EngineRun) -> Seen:
     """Build an engine, let it answer, and gather what the device saw."""
     import npu_emulator
     from npugraph_ex.report.graphs import graph_records
@@ -209,7 +209,7 @@ def run_engine(run: Run) -> Seen:
 
 def main() -> None:
     """Run what the file describes."""
-    run = Run(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    run = EngineRun(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     seen = run_engine(run)
     Path(run.output).write_text(json.dumps(asdict(seen)), encoding="utf-8")
 

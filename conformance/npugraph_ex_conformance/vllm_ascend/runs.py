@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from npugraph_ex.testing.oracle.judge import Limits
-from npugraph_ex_conformance.vllm_ascend.engine import Answer, Run, Seen
+from npugraph_ex_conformance.vllm_ascend.engine import Answer, EngineRun, Seen
 from npugraph_ex_conformance.vllm_ascend.models import MODELS, VOCABULARY, difference
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def run(plan: Plan, name: str, model: Path, number: int) -> tuple[Seen, float]:
     """
     folder = model.parent
     described, output, log = (folder / f"{number}.{end}" for end in ("json", "seen", "log"))
-    this = Run(
+    this = EngineRun(
         str(model), str(output), _waves(), plan.compiled, break_cache=plan.break_cache, break_fused=plan.break_fused,
         arguments={"quantization": "ascend"} if MODELS[name].quantised else {},
     )  # fmt: skip

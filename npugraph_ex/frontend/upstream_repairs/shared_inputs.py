@@ -49,7 +49,7 @@ class Writes:
     bases: bool
 
 
-class _Span(NamedTuple):
+class _ByteRange(NamedTuple):
     """The memory from a tensor's first element to its last, in bytes."""
 
     device: int
@@ -175,7 +175,7 @@ class SharedInputs:
     def _overlap(self, inputs: Sequence[Any]) -> tuple[int, ...]:
         """Two inputs, one of them written, that overlap in another way than at compilation."""
         spans = sorted(self._spans(inputs))
-        open_: list[_Span] = []
+        open_: list[_ByteRange] = []
         for span in spans:
             open_ = [other for other in open_ if other.end > span.start and other.device == span.device]
             for other in open_:
@@ -184,7 +184,7 @@ class SharedInputs:
             open_.append(span)
         return ()
 
-    def _spans(self, inputs: Sequence[Any]) -> list[_Span]:
+    def _spans(self, inputs: Sequence[Any]) -> list[_ByteRange]:
         found = []
         for position, device in self._devices.items():
             tensor = inputs[position]
@@ -192,10 +192,10 @@ class SharedInputs:
             start = tensor.data_ptr()
             end = start + (_bytes(tensor) if size is None else size)
             if end > start:
-                found.append(_Span(device, start, end, position))
+                found.append(_ByteRange(device, start, end, position))
         return found
 
-    def _differ(self, one: _Span, other: _Span) -> bool:
+    def _differ(self, one: _ByteRange, other: _ByteRange) -> bool:
         if one.position not in self._written and other.position not in self._written:
             return False
         first, second = sorted((one, other), key=lambda span: span.position)

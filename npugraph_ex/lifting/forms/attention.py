@@ -32,7 +32,7 @@ def _operators() -> frozenset[torch._ops.OpOverload]:
 
 
 @dataclass(frozen=True)
-class _Attention:
+class _AttentionCall:
     """A call in layout BNSD of which the first result alone is used."""
 
     node: fx.Node
@@ -40,7 +40,7 @@ class _Attention:
     output: fx.Node
 
     @classmethod
-    def read(cls, node: fx.Node) -> _Attention | Unlike | None:
+    def read(cls, node: fx.Node) -> _AttentionCall | Unlike | None:
         """The call; None where it has another layout."""
         given = terms.arguments(node)
         if given["input_layout"] != "BNSD":
@@ -106,8 +106,8 @@ class _SharedHeads:
 
     def read(self, node: fx.Node) -> Proposal | Unlike | None:
         """The call at ``node`` without the repetition of its keys and values."""
-        found = _Attention.read(node)
-        if not isinstance(found, _Attention):
+        found = _AttentionCall.read(node)
+        if not isinstance(found, _AttentionCall):
             return None
         key, value = (_repeated_for(found.given[name]) for name in ("key", "value"))
         if key is None or value is None:
@@ -141,8 +141,8 @@ class _Layout:
 
     def read(self, node: fx.Node) -> Proposal | Unlike | None:
         """The call at ``node`` with what surrounds it."""
-        found = _Attention.read(node)
-        if not isinstance(found, _Attention):
+        found = _AttentionCall.read(node)
+        if not isinstance(found, _AttentionCall):
             return None
         behind = [user for user in found.output.users if _turned(user) is not None]
         copies = [user for one in behind for user in one.users if terms.calls(user, _aten.clone.default)]
