@@ -135,7 +135,12 @@ class Launcher:
         flat = self._flat.get((device, dtype))
         if flat is None:
             flat = self._flatten(device, dtype)
-        view = flat.as_strided(tensor.size(), tensor.stride(), (address - self._bases[device]) // dtype.itemsize)
+        place = (address - self._bases[device]) // dtype.itemsize
+        if not 0 <= place < flat.numel():  # memory of the host that the device maps (`empty_with_swapped_memory`)
+            storage = tensor.untyped_storage()
+            whole = storage.nbytes() // dtype.itemsize * dtype.itemsize
+            flat, place = _bytes_at(storage.data_ptr(), whole).view(dtype), tensor.storage_offset()
+        view = flat.as_strided(tensor.size(), tensor.stride(), place)
         if self.runtime.is_outside_allocations(address, 1):  # torch ensures that a tensor stays inside its storage
             self._suspicious = True
         if dtype.is_complex and tensor.is_conj():
@@ -177,10 +182,7 @@ class Launcher:
                 "or lift the process's address-space limit (`ulimit -v unlimited`)"
             )
         self._bases[device] = base
-        memory = (ctypes.c_char * size).from_address(base)
-        with torch._C._AutoDispatchBelowAutograd(), torch.inference_mode(False):  # noqa: FBT003, SLF001 - no tracing of our own plumbing
-            flat = torch.frombuffer(memory, dtype=torch.uint8).view(dtype)
-        self._flat[device, dtype] = flat
+        flat = self._flat[device, dtype] = _bytes_at(base, size).view(dtype)
         return flat
 
     # -- launching ------------------------------------------------------------------------------------------------------
@@ -353,3 +355,10 @@ class Launcher:
             for name, number in self._numbers.items()
             if number < len(by_number) and by_number[number]
         }
+
+
+def _bytes_at(address: int, size: int) -> torch.Tensor:
+    """Return the CPU tensor that covers memory."""
+    memory = (ctypes.c_char * size).from_address(address)
+    with torch._C._AutoDispatchBelowAutograd(), torch.inference_mode(False):  # noqa: FBT003, SLF001 - no tracing of our own plumbing
+        return torch.frombuffer(memory, dtype=torch.uint8)

@@ -1,7 +1,7 @@
 """Operators that torch composes of others and torch_npu replaces by fused ones. The emulator composes them again.
 
 torch_npu takes recurrent layers at its autograd key and calls fused operators with their own gradients (`npu_lstm`,
-`npu_gru`, ...), and a few others (`slogdet`, `fill_diagonal_`, ...) directly on CANN. As compositions of plain operators they
+`npu_gru`, ...), and a few others (`slogdet`, `conv_tbc_backward`, ...) directly on CANN. As compositions of plain operators they
 are captured, replayed and differentiated like every other operator.
 """
 
@@ -27,6 +27,7 @@ def composite_kernels() -> dict[str, Callable[..., Any]]:
         aten.slogdet.default,
         aten.fill_diagonal_.default,
         aten.affine_grid_generator_backward.default,
+        aten.conv_tbc_backward.default,
         aten.__ior__.Scalar,
         aten.__ior__.Tensor,
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from npu_emulator.kernels.arguments import is_npu
+from npu_emulator.kernels.generic import Kernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,10 +18,11 @@ __all__ = ["copy_kernels"]
 
 
 def copy_kernels(launcher: Launcher) -> dict[str, Callable[..., Any]]:
-    """Return the kernels of `copy_`, `_copy_from`, `_to_copy`, `clone` and `_local_scalar_dense` by operator name."""
+    """Return the kernels of `copy_` and its like, `_to_copy`, `clone` and `_local_scalar_dense` by operator name."""
     copies = _Copies(launcher)
     return {
         "aten::copy_": copies.copy_,
+        "aten::_foreach_copy_": copies.copy_each_,
         "aten::_copy_from": copies.copy_from,
         "aten::_copy_from_and_resize": copies.copy_from_and_resize,
         "aten::_to_copy": copies.to_copy,
@@ -36,6 +38,20 @@ class _Copies:
         self._launcher = launcher
         self._read = launcher.number("aten._local_scalar_dense.default")
         self._number = launcher.number("aten.copy_.default")
+        self._copy_each = Kernel(torch.ops.aten._foreach_copy_.default, launcher)
+
+    def copy_each_(
+        self,
+        destinations: list[torch.Tensor],
+        sources: list[torch.Tensor],
+        non_blocking: bool = False,  # noqa: FBT001, FBT002 - the operator's signature
+    ) -> None:
+        """Copy each into its destination: one task where all lie on the device, as many copies where some do not."""
+        if all(map(is_npu, (*destinations, *sources))):
+            self._copy_each(destinations, sources, non_blocking)
+            return
+        for destination, source in zip(destinations, sources, strict=True):
+            destination.copy_(source, non_blocking)
 
     def copy_(self, destination: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:  # noqa: FBT001, FBT002 - the operator's signature
         """Copy into `destination`, broadcasting and casting; only device-to-host copies make the host wait."""

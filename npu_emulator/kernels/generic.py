@@ -6,6 +6,7 @@ kernel (or a reference function) on CPU tensors that share the device's memory.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -54,12 +55,18 @@ _TAKING_HOST_TENSORS = frozenset(
         "aten::index_put_",
         "aten::_index_put_impl_",
         "aten::_unsafe_index_put",
+        "aten::_foreach_addcdiv.Tensor",
+        "aten::_foreach_addcdiv_.Tensor",
+        "aten::_foreach_addcmul.Tensor",
+        "aten::_foreach_addcmul_.Tensor",
         "aten::tensor_split",
         "aten::_pack_padded_sequence",
         "aten::_pack_padded_sequence_backward",
     ]
 )
-"""ATen operators that take indices, sections or lengths on the host together with tensors of the device."""
+"""ATen operators that take indices, factors, sections or lengths on the host together with tensors of the device."""
+_KEEPING_SHAPE = frozenset({"aten::arange", "aten::linspace", "aten::logspace", "aten::range"})
+"""Operators that keep the shape of an `out` with as many elements as the result."""
 _NUMBERS = (bool, int, float, complex)
 _MASKS = frozenset({torch.bool, torch.uint8})
 _DEVICES = [torch.device("npu", index) for index in range(16)]
@@ -134,7 +141,10 @@ class Kernel:
         self._overwritten = [place for place in self._written if place[1] == "out" or schema.arguments[place[0]].is_out]
         # Batch norm and the like write to an argument and return other tensors; most writers return the written argument.
         self._returns_written = all(value.alias_info is not None for value in schema.returns)
-        self._takes_host = not schema.name.startswith("aten::") or schema.name in _TAKING_HOST_TENSORS
+        self._takes_host = not schema.name.startswith("aten::") or not _TAKING_HOST_TENSORS.isdisjoint(
+            (schema.name, op.name())
+        )
+        self._keeps_shape = schema.name in _KEEPING_SHAPE
         self._indexes = schema.name in _INDEXING
         self._only_overwrites = schema.name in _OVERWRITERS
         self._not_numbers = _not_numbers(op)
@@ -175,8 +185,9 @@ class Kernel:
         """Raise torch's error on hardware, where a kernel cannot access the host's memory."""
         if not self._takes_host:
             raise RuntimeError(
-                f"Expected all tensors to be on the same device, but found at least two devices, npu:{bound.device} and "
-                f"cpu! ({self.name}; move the tensor with .npu() first)"
+                f"Expected all tensors to be on the same device. Expected NPU tensor, please check whether the input tensor "
+                f"device is correct. Found at least two devices, npu:{bound.device} and cpu! ({self.name}; move the tensor "
+                "with .npu() first)"
             )
 
     # -- pure operators -------------------------------------------------------------------------------------------------
@@ -255,8 +266,9 @@ class Kernel:
         if self._brought:
             self._resize_as_brought(args, kwargs)
             return True
+        given = {**kwargs, "out": kwargs["out"].new_empty(0)} if self._keeps_shape else kwargs
         try:
-            likes = self._metadata.outputs(None, args, kwargs)
+            likes = self._metadata.outputs(None, args, given)
         except NotImplementedError:
             return False  # no meta kernel
         except RuntimeError:  # a meta kernel in Python may be stricter than the kernels, which decide
@@ -266,7 +278,9 @@ class Kernel:
         outs = [argument_of(args, kwargs, *place) for place in self._written]
         wanted = likes.each if type(likes) is Likes else tree_leaves(likes, is_leaf=lambda item: isinstance(item, Like))
         for out, like in zip(tree_leaves(outs), wanted, strict=False):
-            if isinstance(like, Like) and tuple(out.size()) != like.size:
+            if not isinstance(like, Like) or (self._keeps_shape and out.numel() == math.prod(like.size)):
+                continue
+            if tuple(out.size()) != like.size:
                 out.resize_(like.size)
         return True
 

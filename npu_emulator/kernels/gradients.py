@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from npu_emulator.kernels.widening import rounding_once
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -73,10 +75,13 @@ def _bce_with_logits(
 
 GRADIENTS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
-        "aten::matmul_backward": _matmul,
-        "npu::l1_loss_backward": _l1_loss,
-        "npu::kl_div_backward": _kl_div,
-        "npu::kl_div_target_backward": _kl_div_target,
-        "npu::npu_binary_cross_entropy_with_logits_backward": _bce_with_logits,
+        name: rounding_once(gradient)
+        for name, gradient in {
+            "aten::matmul_backward": _matmul,
+            "npu::l1_loss_backward": _l1_loss,
+            "npu::kl_div_backward": _kl_div,
+            "npu::kl_div_target_backward": _kl_div_target,
+            "npu::npu_binary_cross_entropy_with_logits_backward": _bce_with_logits,
+        }.items()
     }
 )

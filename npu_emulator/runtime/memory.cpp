@@ -197,7 +197,9 @@ EMU_API aclError aclrtFree(void* pointer) {
     return release(pointer);
 }
 EMU_API aclError aclrtMallocHost(void** pointer, size_t size) {
-    *pointer = aligned_alloc(64, (size + 63) / 64 * 64 + 64);
+    // Whole pages, as the driver gives them: torch_npu registers such memory from the next page's start on.
+    static const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    *pointer = aligned_alloc(page, (size + page) / page * page);
     if (*pointer == nullptr) return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "out of host memory", "free pinned tensors, or pin fewer");
     std::lock_guard<std::mutex> guard(arena_mutex);
     pinned[static_cast<char*>(*pointer)] = size;
@@ -213,6 +215,8 @@ EMU_API aclError aclrtFreeHost(void* pointer) {
     return ACL_SUCCESS;
 }
 EMU_API aclError aclrtHostRegister(void* pointer, uint64_t size, aclrtHostRegisterType, void** device_pointer) {
+    if (pointer == nullptr || size == 0)
+        return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtHostRegister: there is no memory at a null address or of 0 bytes", "register memory of the host");
     std::lock_guard<std::mutex> guard(arena_mutex);
     pinned[static_cast<char*>(pointer)] = size;
     if (device_pointer != nullptr) *device_pointer = pointer;

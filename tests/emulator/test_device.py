@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import torch
+import torch_npu
 
 from npu_emulator import build, schedule
 
@@ -167,3 +168,21 @@ def test_tensors_of_host_and_device_do_not_meet() -> None:
     assert torch.equal((ours * torch.tensor(2.0)).cpu(), host * 2)
     assert torch.equal(ours[torch.tensor([0, 2])].cpu(), host[:2])
     assert torch.equal(ours.copy_(host * 3).cpu(), host * 3)
+
+
+def test_the_device_computes_on_memory_of_the_host() -> None:
+    """`empty_with_swapped_memory` maps pages of the host; operators, views and copies take them, and several live and die."""
+    for size in (1, 3, 5000):
+        swapped = torch_npu.empty_with_swapped_memory([size, 4], dtype=torch.float32, device="npu:0").fill_(2.0)
+        swapped[:, 1:] += torch.arange(3.0, device="npu")
+        assert (swapped[-1] * 2).tolist() == [4, 4, 6, 8]
+        swapped.copy_(torch.ones(size, 4))
+        assert swapped.sum().item() == 4 * size
+
+
+def test_host_memory_of_no_bytes_is_not_registered() -> None:
+    """Memory that is registered is pinned; no bytes, and no address, are refused."""
+    runtime, host = torch_npu.npu.npurt(), torch.ones(1024)
+    assert int(runtime.npuHostRegister(host.data_ptr(), 4096, 0)) == 0
+    assert int(runtime.npuHostUnregister(host.data_ptr())) == 0
+    assert int(runtime.npuHostRegister(host.data_ptr(), 0, 0)) == 107000

@@ -45,6 +45,30 @@ def test_out_forms_that_torch_npu_takes_above_autograd(name: str) -> None:
             _same(out, expected)
 
 
+@pytest.mark.parametrize("name", ["arange", "linspace", "logspace", "range"])
+@pytest.mark.filterwarnings("ignore:torch.range is deprecated")
+def test_a_range_fills_what_it_is_given_in_its_own_shape(name: str) -> None:
+    """A strided `out` of as many elements stays where it is, and what lies between its elements stays, too."""
+    arguments = {"arange": (4,), "range": (0, 3)}.get(name, (0, 3, 4))
+    host, device = torch.full((2, 3), 7.0), torch.full((2, 3), 7.0, device="npu")
+    for whole in (host, device):
+        getattr(torch, name)(*arguments, out=whole.narrow(1, 1, 2))
+    _same(device, host)
+
+
+def test_lists_may_lie_on_host_and_device() -> None:
+    """Copies of lists go each its own way; factors of a list may be a tensor of the host."""
+    mixed = [torch.zeros(3, device="npu"), torch.zeros(2, device="npu"), torch.zeros(2)]
+    torch._foreach_copy_(mixed, [torch.ones(3), torch.ones(2, device="npu") * 2, torch.ones(2, device="npu") * 3])
+    assert [found.tolist() for found in mixed] == [[1, 1, 1], [2, 2], [3, 3]]
+    values = [torch.arange(1.0, 4), torch.tensor([2.0])]
+    device, factors = [value.npu() for value in values], torch.tensor([0.5, -3.0])
+    for name in ("_foreach_addcdiv", "_foreach_addcmul"):
+        expected = getattr(torch, name)(values, values, values, factors)
+        for found, wanted in zip(getattr(torch, name)(device, device, device, factors), expected, strict=True):
+            _same(found, wanted)
+
+
 def test_an_out_form_is_refused_by_the_kernels_own_rules() -> None:
     """Not by those of torch's Python metas, which know fewer casts and speak otherwise; in a capture at the launch."""
     codes, out = torch.ones(2, 3, dtype=torch.uint8, device="npu"), torch.zeros(3, dtype=torch.bool, device="npu")
@@ -114,7 +138,41 @@ ONCE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "interpolate": lambda x: functional.interpolate(x, scale_factor=3, mode="linear"),
     "adaptive_avg_pool3d": lambda x: functional.adaptive_avg_pool3d(x[None] * 9, (2, 3, 1)),
     "grid_sample": lambda x: functional.grid_sample(x[None], x[None, :, :, :2], align_corners=False),
+    "add": lambda x: torch.add(x[0], x[1], alpha=-0.7),
+    "log_softmax": lambda x: functional.log_softmax(x, -1),
+    "logit": torch.logit,
+    "fold": lambda x: functional.fold(x.reshape(1, 49, 7)[:, :48, :4], (4, 5), (3, 4)),
+    "linspace": lambda x: torch.linspace(-10, 10, 57, dtype=x.dtype, device=x.device),
+    "nll_loss": lambda x: functional.nll_loss(x.reshape(49, 7), torch.arange(49, device=x.device) % 7),
+    "index_put": lambda x: x[0].index_put(
+        (torch.zeros(49, dtype=torch.int64, device=x.device),), x.reshape(49, 7), accumulate=True
+    ),
+    "matmul's gradient": lambda x: _gradient(lambda y: x @ y, x[0]),
+    "conv2d": lambda x: functional.conv2d(x[None], x[:, :, :3, None]),
+    "conv2d's gradient": lambda x: _gradient(lambda y: functional.conv2d(x[None], y), x[:, :, :3, None]),
+    "batch_norm": lambda x: functional.batch_norm(x, None, None, x[0, 0], x[0, 1], training=True),
+    "batch_norm's gradient": lambda x: _gradient(
+        lambda y: functional.batch_norm(x, None, None, y, training=True), x[0, 0]
+    ),
+    "layer_norm's gradient": lambda x: _gradient(lambda y: functional.layer_norm(x, (7,), y), x[0, 0]),
 }
+
+
+def test_lists_of_float16_are_added_as_the_cpu_adds_them() -> None:
+    """In steps; those of bfloat16 are rounded once, as the vendor's tests say of its device."""
+    torch.manual_seed(0)
+    for dtype in _SMALL:
+        x, y = torch.rand(2, 500).to(dtype)
+        found = torch._foreach_sub([x.npu()], [y.npu()], alpha=0.7)[0].cpu()
+        assert torch.equal(found, (x.float() - y.float() * 0.7).to(dtype)) == (dtype == torch.bfloat16)
+        assert torch.equal(found, torch._foreach_sub([x], [y], alpha=0.7)[0]) == (dtype == torch.float16)
+
+
+def _gradient(function: Callable[[torch.Tensor], torch.Tensor], at: torch.Tensor) -> torch.Tensor:
+    at = at.detach().requires_grad_()
+    found = function(at)
+    upstream = torch.arange(found.numel(), device=at.device) % 5 + 1  # sums of which are far from 0
+    return torch.autograd.grad(found, at, upstream.to(at.dtype).reshape(found.shape))[0]
 
 
 @pytest.mark.parametrize("dtype", _SMALL)
@@ -154,6 +212,7 @@ def test_indices_may_be_of_32_bits(name: str) -> None:
 COMPOSED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "slogdet": lambda x: torch.slogdet(x)[1],
     "fill_diagonal_": lambda x: (x * 1).fill_diagonal_(2.0),
+    "conv_tbc": lambda x: torch.conv_tbc(x.unsqueeze(0), x.unsqueeze(0), x[0], 1),
     "affine_grid": lambda x: functional.affine_grid(x[:2].unsqueeze(0), [1, 1, 3, 3], align_corners=False),
 }
 
