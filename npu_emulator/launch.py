@@ -139,7 +139,7 @@ class Launcher:
         if not 0 <= place < flat.numel():  # memory of the host that the device maps (`empty_with_swapped_memory`)
             storage = tensor.untyped_storage()
             whole = storage.nbytes() // dtype.itemsize * dtype.itemsize
-            flat, place = _bytes_at(storage.data_ptr(), whole).view(dtype), tensor.storage_offset()
+            flat, place = _bytes_at(storage.data_ptr(), whole).view(dtype), int(tensor.storage_offset())
         view = flat.as_strided(tensor.size(), tensor.stride(), place)
         if self.runtime.is_outside_allocations(address, 1):  # torch ensures that a tensor stays inside its storage
             self._suspicious = True

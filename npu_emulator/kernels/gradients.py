@@ -73,15 +73,13 @@ def _bce_with_logits(
     return _reduced(grad * slope if weight is None else grad * slope * weight, reduction)
 
 
+_BY_NAME: Mapping[str, Callable[..., Any]] = {
+    "aten::matmul_backward": _matmul,
+    "npu::l1_loss_backward": _l1_loss,
+    "npu::kl_div_backward": _kl_div,
+    "npu::kl_div_target_backward": _kl_div_target,
+    "npu::npu_binary_cross_entropy_with_logits_backward": _bce_with_logits,
+}
 GRADIENTS: Mapping[str, Callable[..., Any]] = MappingProxyType(
-    {
-        name: rounding_once(gradient)
-        for name, gradient in {
-            "aten::matmul_backward": _matmul,
-            "npu::l1_loss_backward": _l1_loss,
-            "npu::kl_div_backward": _kl_div,
-            "npu::kl_div_target_backward": _kl_div_target,
-            "npu::npu_binary_cross_entropy_with_logits_backward": _bce_with_logits,
-        }.items()
-    }
+    {name: rounding_once(gradient) for name, gradient in _BY_NAME.items()}
 )
