@@ -192,3 +192,24 @@ def times_scales(rows: torch.Tensor, scale: torch.Tensor, sizes: tuple[int, int]
         return rows * values.flatten(-2).repeat_interleave(BLOCK, -1)[..., :k]
     size_m, size_k = sizes or (-(-m // values.shape[-2]), -(-k // values.shape[-1]))
     return rows * values.repeat_interleave(size_m, -2)[..., :m, :].repeat_interleave(size_k, -1)[..., :k]
+
+
+def quantised_groups(
+    like: torch.Tensor, x: torch.Tensor, group_index: torch.Tensor, how: BlockQuantisation, operator: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``quantised`` along the first axis of x [M, N], anew for each group of rows; ``group_index`` [G] has the groups' ends.
+
+    The scales are [M / 64 + G, N, 2]: those of a group begin where no earlier group's can reach.
+    """
+    ends = group_index.tolist()
+    starts = [0, *ends][: len(ends)]
+    if x.dim() != 2 or not ends or ends[-1] != x.shape[0] or any(a > b for a, b in zip(starts, ends, strict=True)):
+        raise refused(
+            operator, "x and group_index", (tuple(x.shape), ends), "[M, N] and ends of groups, the last of them M"
+        )
+    parts = [quantised(like[a:b], x[a:b], 0, how, operator) for a, b in zip(starts, ends, strict=True)]
+    scale = torch.zeros(x.shape[0] // (2 * how.block) + len(ends), x.shape[1], 2, dtype=torch.uint8)
+    for (_, of_group), start, group in zip(parts, starts, range(len(ends)), strict=True):
+        first = start // (2 * how.block) + group
+        scale[first : first + len(of_group)] = of_group
+    return torch.cat([y.view(torch.uint8) for y, _ in parts]).view(how.element.dtype), scale

@@ -22,6 +22,7 @@ from npugraph_ex.operators._microscaling import (
     element_of,
     pairs,
     quantised,
+    quantised_groups,
     rounded,
     scale_values,
     shared_exponent,
@@ -150,18 +151,7 @@ def npu_grouped_dynamic_mx_quant(
     if blocksize != BLOCK:
         raise refused(name, "blocksize", blocksize, f"{BLOCK}")
     how = block_quantisation(name, dst_type, round_mode=round_mode, scale_alg=scale_alg, dst_type_max=dst_type_max)
-    wide, ends = x.to(compute_dtype(x)), group_index.tolist()
-    starts = [0, *ends][: len(ends)]
-    if x.dim() != 2 or not ends or ends[-1] != x.shape[0] or any(a > b for a, b in zip(starts, ends, strict=True)):
-        raise refused(
-            name, "x and group_index", (tuple(x.shape), ends), "[M, N] and ends of groups, the last of them M"
-        )
-    parts = [quantised(x[a:b], wide[a:b], 0, how, name) for a, b in zip(starts, ends, strict=True)]
-    scale = torch.zeros(x.shape[0] // (2 * blocksize) + len(ends), x.shape[1], 2, dtype=torch.uint8)
-    for (_, of_group), start, group in zip(parts, starts, range(len(ends)), strict=True):
-        first = start // (2 * blocksize) + group  # each group's scales begin where no earlier group's can reach
-        scale[first : first + len(of_group)] = of_group
-    return torch.cat([y.view(torch.uint8) for y, _ in parts]).view(how.element.dtype), scale
+    return quantised_groups(x, x.to(compute_dtype(x)), group_index, how, name)
 
 
 @Operator(

@@ -1,4 +1,4 @@
-"""Matrix product of int8 or int4 operands, scaled back to floating point or requantised to int8.
+"""Matrix product of quantised operands, scaled back to floating point or requantised to int8.
 
 Formula (CANN operator documentation, aclnnQuantMatmulV5), with ``scale`` per tensor or per column and ``pertoken_scale`` per row::
 
@@ -15,7 +15,8 @@ lower one is 8 too small; ``offset`` makes that good, as its document says. An i
 A float32 one loses its 13 lowest bits on the device where the output is float16 or int8 and there is no ``pertoken_scale``.
 Here it does not.
 
-Not covered: 4-bit and 8-bit floating operands with their dtypes, scales of blocks, ``y_scale``.
+8-bit and 4-bit floating operands (``x1_dtype`` and ``x2_dtype`` say what uint8 holds), and int8 ones with several scales a row:
+``_floating_products``. ``y_scale``, encoded by ``npu_trans_quant_param``, multiplies the columns. Not covered: hifloat8.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from collections.abc import Sequence
 
 import torch
 
+from npugraph_ex.operators._floating_products import FloatingOperand, floating_product
 from npugraph_ex.operators._int4 import unpack
 from npugraph_ex.operators._integers import in_groups, matrix_of, offset_of, product, scale_of
 from npugraph_ex.operators._precision import compute_dtype, round_to_int8, unsupported
@@ -99,12 +101,17 @@ def before_rounding(
     y_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The result before it is rounded to an integer; a floating result is rounded to ``output_dtype`` as usual."""
-    _refuse_uncovered(
-        x1, x2, scale, x1_dtype=x1_dtype, x2_dtype=x2_dtype, pertoken_scale_dtype=pertoken_scale_dtype,
-        scale_dtype=scale_dtype, y_scale=y_scale,
-    )  # fmt: skip
     target = _output_dtype(output_dtype)
     dtype = compute_dtype(scale, pertoken_scale, bias, offset)
+    first = FloatingOperand(x1, x1_dtype, pertoken_scale, "x1_dtype")
+    second = FloatingOperand(x2, x2_dtype, scale, "x2_dtype")
+    if first.floating or second.floating or (pertoken_scale is not None and pertoken_scale.shape[1:] > (1,)):
+        if target not in {torch.float16, torch.bfloat16, torch.float32}:
+            raise unsupported(_NAME, "output_dtype", target, "float16, bfloat16 and float32 for floating operands")
+        out = floating_product(_NAME, first, second, dtype, bias=bias, groups=group_sizes)
+        out = out if y_scale is None else out * scale_of(y_scale).to(dtype)
+        return out if dtype == torch.float64 else out.to(target)
+    _refuse_uncovered(x1, x2, scale, x1_dtype=x1_dtype, x2_dtype=x2_dtype, y_scale=y_scale)
     left = x1 if x1.dtype == torch.int8 else unpack(x1)
     right = matrix_of(x2, left.shape[-1])
     groups = scale.dim() == 2 and scale.shape[0] > 1
@@ -147,6 +154,13 @@ def _small(*size: int) -> torch.Tensor:
             torch.randint(-(2**31), 2**31, (3, 2)).int(), torch.randint(-(2**31), 2**31, (16, 1)).int(), torch.rand(8),
             pertoken_scale=torch.rand(3), output_dtype=torch.bfloat16,
         ),
+        lambda: call(
+            torch.randint(0, 256, (3, 32)).to(torch.uint8), torch.randint(0, 256, (64, 8)).to(torch.uint8),
+            torch.randint(124, 130, (1, 16, 2)).to(torch.uint8), output_dtype=torch.bfloat16, x1_dtype=296, x2_dtype=296,
+            pertoken_scale=torch.randint(124, 130, (3, 1, 2)).to(torch.uint8), pertoken_scale_dtype=293, scale_dtype=293,
+            bias=torch.randn(8),
+            group_sizes=[1, 1, 32],
+        ),
     ),
 )  # fmt: skip
 def npu_quant_matmul(
@@ -167,7 +181,8 @@ def npu_quant_matmul(
 ) -> torch.Tensor:
     """``x1`` (..., m, k) times ``x2`` (..., k, n), scaled: (..., m, n) of ``output_dtype``, int8 when None.
 
-    x1, x2: int8, or int32 with eight int4 values each in the last dimension. scale: (1,), (n,) or (groups, n), floating or int64;
+    x1, x2: int8, int32 with eight int4 values each in the last dimension, float8, or uint8 with two 4-bit floats.
+    scale: (1,), (n,) or (groups, n), floating or int64;
     offset: like scale, or (n,); pertoken_scale: (m,) or (m, 1) float32; bias: (n,), (1, n) or (batch, 1, n).
     """
     out = before_rounding(

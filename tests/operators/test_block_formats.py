@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
 import torch
 
-from npugraph_ex.operators import OPERATORS
+from npugraph_ex.operators import OPERATORS, UnsupportedArgumentError
 from npugraph_ex.operators._microscaling import E1M2, E2M1, Element, pack, unpack
 
 FP4, FP8 = 296, 24
@@ -119,6 +120,86 @@ def test_two_axes_squares_and_groups() -> None:
     assert not scale[1].any()
     with pytest.raises(RuntimeError, match="161002"):
         run("npu_grouped_dynamic_mx_quant", x, ends[:2])
+
+
+def test_activated_and_quantised() -> None:
+    """SwiGLU of both halves, in either order, and of pairs that are cut off; then the plain operators."""
+    x = (8 * torch.randn(70, 128)).double()
+    left, right = x.chunk(2, -1)
+    a, b = x[:, 0::2].clamp(max=3.0), x[:, 1::2].clamp(-3.0, 3.0)
+    mode = {"swiglu_mode": 1, "clamp_limit": 3.0, "glu_alpha": 0.5, "glu_bias": 2.0}
+    silu = torch.nn.functional.silu
+    for how, expected in (
+        ({}, silu(right) * left),
+        ({"activate_left": True}, silu(left) * right),
+        (mode, a / (1 + torch.exp(-0.5 * a)) * (b + 2.0)),
+    ):
+        found = run("npu_swiglu_mx_quant", x, dst_type=FP4, axis=-2, **how)
+        assert all(map(torch.equal, found, run("npu_dynamic_mx_quant", expected, axis=-2)))
+    ends = torch.tensor([5, 70])
+    y1, s1, y2, s2 = run("npu_swiglu_mx_quant_with_dual_axis", x, group_index=ends)
+    bits = [part.view(torch.uint8) for part in (y1, s1, y2, s2)]
+    row = run("npu_dynamic_mx_quant", silu(left) * right, dst_type=FP8, scale_alg=1)
+    column = run("npu_grouped_dynamic_mx_quant", silu(left) * right, ends, dst_type=FP8, scale_alg=1)
+    assert all(torch.equal(one, other.view(torch.uint8)) for one, other in zip(bits, (*row, *column), strict=True))
+
+
+def powers(*size: int) -> torch.Tensor:
+    """Powers of two near 1, as bytes."""
+    return torch.randint(125, 130, size).to(torch.uint8)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("packed", [(True, True), (False, True), (False, False)])
+def test_products_with_powers_of_two(packed: tuple[bool, bool], transposed: bool) -> None:
+    """K of 96 has three blocks and four scales; 4-bit floats of the second factor lie along K where it was transposed."""
+    m, n, k = 3, 4, 96
+    first, second = (torch.tensor(E2M1_VALUES)[torch.randint(0, 8, size)] for size in ((m, k), (k, n)))
+    s1, s2 = powers(m, 2, 2), powers(2, n, 2)
+    left = first.double() * torch.exp2(s1.double() - 127).flatten(1).repeat_interleave(32, 1)[:, :k]
+    right = (
+        second.double() * torch.exp2(s2.transpose(0, 1).double() - 127).flatten(1).repeat_interleave(32, 1)[:, :k].t()
+    )
+    x1 = pack(first, E2M1) if packed[0] else first.to(torch.float8_e4m3fn)
+    x2 = second.to(torch.float8_e4m3fn)
+    if packed[1]:
+        x2 = pack(second.t().contiguous(), E2M1).t() if transposed else pack(second, E2M1)
+    dtypes = {name: FP4 if small else None for name, small in zip(("x1_dtype", "x2_dtype"), packed, strict=True)}
+    bias = torch.randn(n)
+    kinds = {"scale_dtype": 293, "pertoken_scale_dtype": 44, "group_sizes": [1, 1, 32], "output_dtype": 6}
+    out = run("npu_quant_matmul", x1, x2, s2, pertoken_scale=s1, bias=bias, **kinds, **dtypes)
+    torch.testing.assert_close(out, (left @ right + bias).float(), rtol=1e-6, atol=1e-5)
+
+
+def test_products_of_floats_with_other_scales() -> None:
+    """One for all, for rows and columns, for tiles of 128 by 128; an encoded one for columns behind a scale of blocks."""
+    x1, x2 = (torch.randint(-8, 9, size).float() for size in ((130, 200), (200, 140)))
+    small = x1.to(torch.float8_e5m2), x2.to(torch.float8_e4m3fn)
+    exact = small[0].float() @ small[1].float()
+    one, rows, columns = torch.tensor([0.5]), torch.rand(130), torch.rand(140)
+    product = functools.partial(run, "npu_quant_matmul", *small, output_dtype=6)
+    torch.testing.assert_close(product(one), exact * 0.5)
+    torch.testing.assert_close(product(columns, pertoken_scale=rows), exact * columns * rows[:, None])
+    tiles, of_rows = torch.rand(2, 2), torch.rand(130, 2)
+    by_column = tiles.repeat_interleave(128, 0)[:200].repeat_interleave(128, 1)[:, :140]
+    by_row = of_rows.repeat_interleave(128, 1)[:, :200]
+    expected = (small[0].float() * by_row) @ (small[1].float() * by_column)
+    for sizes in ([1, 128, 128], [0, 0, 0]):
+        torch.testing.assert_close(product(tiles, pertoken_scale=of_rows, group_sizes=sizes), expected)
+    whole = x1.to(torch.int8), x2.to(torch.int8)
+    found = run("npu_quant_matmul", *whole, tiles, pertoken_scale=of_rows, group_sizes=[1, 128, 128], output_dtype=6)
+    torch.testing.assert_close(found, (x1 * by_row) @ (x2 * by_column))
+    weight, blocks = torch.tensor(E2M1_VALUES)[torch.randint(0, 8, (64, 4))], torch.rand(2, 4).bfloat16()
+    scaled = weight * blocks.float().repeat_interleave(32, 0)
+    found = run(
+        "npu_quant_matmul", torch.ones(2, 64).to(torch.float8_e4m3fn), pack(weight, E2M1), blocks, x2_dtype=FP4, output_dtype=6,
+        y_scale=run("npu_trans_quant_param", torch.full((4,), 0.25)).reshape(1, 4),
+    )  # fmt: skip
+    torch.testing.assert_close(found, scaled.sum(0).expand(2, 4) * 0.25)
+    with pytest.raises(UnsupportedArgumentError, match="x1_dtype=290"):
+        product(one, x1_dtype=290)
+    with pytest.raises(UnsupportedArgumentError, match="output_dtype"):
+        run("npu_quant_matmul", *small, one)
 
 
 def test_two_levels_of_scales_and_the_way_back() -> None:

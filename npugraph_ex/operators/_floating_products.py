@@ -1,0 +1,107 @@
+"""Products of 8-bit and 4-bit floats with scales of tensors, rows, columns or blocks. Holds no operator.
+
+Formula (CANN operator documentation, aclnnQuantMatmulV5)::
+
+    out = (x1 * s1) @ (x2 * s2) + bias
+
+s1 and s2 belong to the tensor, to a row of x1 or a column of x2, to blocks of numbers, or are powers of two (float8_e8m0fnu) of 32
+elements along K: of shapes [..., m, K / 64, 2] for x1 and [..., K / 64, n, 2] for x2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from npugraph_ex.operators._integers import scale_of
+from npugraph_ex.operators._microscaling import BLOCK, element_of, times_scales, unpack
+from npugraph_ex.operators._precision import unsupported
+
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_TILE = 128
+
+
+class FloatingOperand(NamedTuple):
+    """A factor: the tensor, the argument that says what its bytes are, its scale, and the name of that argument."""
+
+    tensor: torch.Tensor
+    code: int | None
+    scale: torch.Tensor | None
+    name: str
+
+    @property
+    def floating(self) -> bool:
+        """Whether the elements are 8-bit or 4-bit floats."""
+        return self.tensor.dtype in FLOAT8 or self.packed
+
+    @property
+    def packed(self) -> bool:
+        """Whether two 4-bit floats lie in a byte."""
+        return self.tensor.element_size() == 1 and self.code in {45, 296, 297, torch.float4_e2m1fn_x2}
+
+    def check(self, operator: str) -> None:
+        """Raise for bytes that stand for something else, such as hifloat8."""
+        if (
+            self.code is not None
+            and not self.packed
+            and element_of(self.code, operator, self.name).dtype != self.tensor.dtype
+        ):
+            raise unsupported(
+                operator, self.name, self.code, f"None, {self.tensor.dtype} and float4_e2m1fn_x2 in uint8"
+            )
+
+
+def _values(operator: str, operand: FloatingOperand, wide: torch.dtype, k: int | None = None) -> torch.Tensor:
+    """The elements; a right factor with ``k`` rows may be packed along either dimension."""
+    operand.check(operator)
+    if not operand.packed:
+        return operand.tensor.to(wide)
+    element = element_of(operand.code or 0, operator, operand.name)
+    if k is None or operand.tensor.shape[-2] == k:
+        return unpack(operand.tensor, element, wide)
+    return unpack(operand.tensor.mT, element, wide).mT
+
+
+def _of_blocks(scale: torch.Tensor | None, rank: int) -> bool:
+    return scale is not None and (
+        scale.dim() > rank or (scale.dim() == rank and scale.shape[-1] > 1 and scale.dim() > 1)
+    )
+
+
+def _sizes(scale: torch.Tensor, rows: int, along: int, deep: int) -> tuple[int, int]:
+    """How many rows and how many elements of K have one number."""
+    return along or (1 if scale.shape[-2] == rows else _TILE), deep
+
+
+def floating_product(
+    operator: str,
+    left: FloatingOperand,
+    right: FloatingOperand,
+    wide: torch.dtype,
+    *,
+    bias: torch.Tensor | None = None,
+    groups: Sequence[int] | None = None,
+) -> torch.Tensor:
+    """[..., m, n] in ``wide``; ``groups`` has the sizes of blocks along m, n and k, 0 where the shapes tell."""
+    a = _values(operator, left, wide)
+    k = a.shape[-1]
+    b = _values(operator, right, wide, k).mT
+    along_m, along_n, deep = groups or (0, 0, 0)
+    deep = deep or (BLOCK if right.packed else _TILE)
+    rows, columns = left.scale, right.scale
+    if rows is not None and _of_blocks(rows, a.dim()):
+        a = times_scales(a, rows, _sizes(rows, a.shape[-2], along_m, deep))
+        rows = None
+    if columns is not None and _of_blocks(columns, b.dim()):
+        turned = columns.transpose(-3, -2) if columns.element_size() == 1 else columns.mT
+        b = times_scales(b, turned, _sizes(turned, b.shape[-2], along_n, deep))
+        columns = None
+    out = torch.matmul(a, b.mT)
+    if columns is not None:
+        out = out * scale_of(columns).to(wide)
+    if rows is not None:
+        factor = rows.to(wide)
+        out = out * (factor if factor.numel() == 1 else factor.reshape(*factor.shape[: factor.dim() - 1], -1, 1))
+    return out if bias is None else out + bias.to(wide)
