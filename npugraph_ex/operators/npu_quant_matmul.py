@@ -158,8 +158,7 @@ def _small(*size: int) -> torch.Tensor:
             torch.randint(0, 256, (3, 32)).to(torch.uint8), torch.randint(0, 256, (64, 8)).to(torch.uint8),
             torch.randint(124, 130, (1, 16, 2)).to(torch.uint8), output_dtype=torch.bfloat16, x1_dtype=296, x2_dtype=296,
             pertoken_scale=torch.randint(124, 130, (3, 1, 2)).to(torch.uint8), pertoken_scale_dtype=293, scale_dtype=293,
-            bias=torch.randn(8),
-            group_sizes=[1, 1, 32],
+            group_sizes=[1, 1, 32], bias=torch.randn(16),
         ),
     ),
 )  # fmt: skip
