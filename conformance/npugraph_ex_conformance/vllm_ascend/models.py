@@ -34,6 +34,11 @@ _COMMON: dict[str, Any] = {
 
 _HEADS: dict[str, Any] = {"head_dim": HEAD}  # beside what the configuration class declares
 
+_NOAUX: dict[str, Any] = {
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+}  # what vLLM reads of DeepSeek-V3's own files
+
 
 def _qwen3() -> nn.Module:
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -66,7 +71,7 @@ def _deepseek() -> nn.Module:
             **_COMMON, intermediate_size=256, moe_intermediate_size=128, n_routed_experts=8, num_experts_per_tok=2,
             n_shared_experts=1, n_group=2, topk_group=1, first_k_dense_replace=1, num_attention_heads=4,
             num_key_value_heads=4, q_lora_rank=64, kv_lora_rank=512, qk_rope_head_dim=64, qk_nope_head_dim=HEAD,
-            v_head_dim=HEAD, tie_word_embeddings=False,
+            v_head_dim=HEAD, tie_word_embeddings=False, **_NOAUX,
         )
     )  # fmt: skip
 
