@@ -64,7 +64,7 @@ class Settings:
     null_kernels: bool = False
     """Launch, capture and replay as usual but run no kernel bodies. Only the host's cost remains."""
     poison: bool | None = None
-    """Fill device memory with 0xFF bytes when it is allocated and when it is freed. None: under all schedules except fifo."""
+    """Fill device memory with 0xFF bytes when it is allocated and freed. None does so under every schedule except fifo."""
     check_memory: bool = False
     """Fail at reads of unwritten memory, and at replays over freed memory."""
     kernel_log: str = ""

@@ -1,4 +1,4 @@
-"""What Dynamo and AOT know of a graph that they hand over: its inputs, its results, its two halves."""
+"""Dynamo's and AOT's facts about a graph that they pass to the backend: inputs, results, forward and backward."""
 
 # ruff: noqa: SLF001 - reaching behind underscores is this module's whole purpose
 
@@ -32,7 +32,7 @@ def graph_breaks() -> Iterable[str]:
 
 
 def is_of_backward(node: fx.Node) -> bool:
-    """Whether AOT traced ``node`` of a joint graph in the backward; its partitioner goes by the same mark."""
+    """Whether AOT traced ``node`` of a joint graph in the backward; its partitioner uses the same mark."""
     return bool(node.meta.get("partitioner_tag") == "is_backward")
 
 
@@ -46,13 +46,13 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def boxed(function: _Function) -> _Function:
-    """Mark a function that takes its arguments in one list, so that AOT passes it the list that it has."""
+    """Mark a function that takes its arguments in one list, so that AOT passes its own list."""
     function._boxed_call = True  # type: ignore[attr-defined]
     return function
 
 
 def keeps_results() -> bool:
-    """Whether AOT is about to keep its results, to be saved: under `aot_compile`. Then it takes no plain functions."""
+    """Whether AOT keeps its results to save them, under `aot_compile`. Then it takes no plain functions."""
     import torch._functorch.config as settings
 
     return bool(settings.force_autograd_cache or settings.bundled_autograd_cache)
@@ -60,10 +60,10 @@ def keeps_results() -> bool:
 
 @contextmanager
 def never_from_torchs_cache() -> Iterator[None]:
-    """Compile in any case: AOT's own cache on disk knows neither this library's version, nor its options, rules and passes.
+    """Always compile: the keys of AOT's own cache on disk do not include this library's version, options, rules and passes.
 
-    The key of a graph that torch cannot hash is a number from Python's generator. A program that seeds it would get the
-    graph of another program, so it is seeded by the system meanwhile, and left where it was.
+    The key of a graph that torch cannot hash is a number from Python's generator. A program that seeds the generator would
+    get the graph of another program. So the system seeds it during the block, and its state is restored.
     """
     before = random.getstate()
     random.seed()
@@ -75,7 +75,7 @@ def never_from_torchs_cache() -> Iterator[None]:
 
 
 def saves_intermediates(graph: fx.Graph) -> bool:
-    """Whether ``graph`` is a forward graph that hands its backward tensors which it computes, besides inputs as they are."""
+    """Whether ``graph`` is a forward graph that saves computed values, not only inputs, for its backward."""
     from torch._functorch._aot_autograd import descriptors
 
     saved = (descriptors.SavedForBackwardsAOTOutput, descriptors.SavedForBackwardsNoVcCheckAOTOutput)
@@ -100,12 +100,12 @@ def belongs_to_training(graph: fx.Graph) -> bool:
 
 
 def outputs_in_inputs(graph: fx.Graph) -> dict[int, int]:
-    """Which outputs of the graph being compiled are an input of it, or a view of one, as AOT knows.
+    """The outputs of the current graph that are inputs or views of inputs, as AOT knows.
 
-    AOT hands out none of these results: it takes a view of the caller's input anew, with a result's offset and strides.
+    AOT returns none of these results: it makes a new view of the caller's input with the result's offset and strides.
 
     Returns:
-        By the position of the output, that of the placeholder.
+        The placeholder's position by the output's position.
     """
     from torch._functorch._aot_autograd.schemas import OutputType
 
@@ -118,10 +118,10 @@ def outputs_in_inputs(graph: fx.Graph) -> dict[int, int]:
 
 
 def replay_no_views_of_bases(graph: fx.Graph) -> None:
-    """Let AOT go by offset and strides alone for the outputs that lie in a base of several inputs.
+    """Make AOT use only offset and strides for outputs in a base of several inputs.
 
-    Where inputs of the graph being compiled share memory and one is written, AOT passes their base in their place. Torch
-    2.13 replays on it the views that the program took of one of the inputs: wrong elements, or a failed assertion.
+    If inputs of the current graph share memory and one is written, AOT passes their base instead. Torch 2.13 then applies the
+    program's views of one input to the base, which gives wrong elements or a failed assertion.
     """
     inputs = graph.find_nodes(op="placeholder")
     for position, home in outputs_in_inputs(graph).items():
@@ -130,9 +130,9 @@ def replay_no_views_of_bases(graph: fx.Graph) -> None:
 
 
 def hand_out_as_they_are(graph: fx.Graph, positions: Sequence[int]) -> None:
-    """Let AOT hand out the results of the graph being compiled at some positions, where it cannot replay their views.
+    """Make AOT return the current graph's results at some positions unchanged, because it cannot rebuild their views.
 
-    Not in a graph that was cut for training, which wraps such results.
+    Not in a graph that AOT split for training, which wraps such results.
     """
     from torch._functorch._aot_autograd.schemas import OutputType
 
@@ -145,18 +145,18 @@ def hand_out_as_they_are(graph: fx.Graph, positions: Sequence[int]) -> None:
 
 
 def _revise(graph: fx.Graph, position: int, **what: Any) -> None:
-    """Change what AOT believes of one output of the graph being compiled; it asks when it makes the graph's wrapper."""
+    """Change AOT's facts about one output of the current graph; AOT reads them when it makes the graph's wrapper."""
     known, number = _metadata().output_info, dict(_plain_outputs(graph))[position]
     known[number] = replace(known[number], **what)
 
 
 def _is_base(node: fx.Node) -> bool:
-    """Whether a placeholder is what AOT passes in place of inputs that share memory: what they view, or their storage."""
+    """Whether a placeholder is a base that AOT passes instead of inputs that share memory."""
     return hasattr(node.meta.get("desc"), "base_of")
 
 
 def _metadata() -> Any:
-    """What AOT found out about the function being compiled; None outside of a compilation."""
+    """AOT's facts about the current function; None outside a compilation."""
     from torch._guards import TracingContext
 
     context = TracingContext.try_get()
@@ -164,7 +164,7 @@ def _metadata() -> Any:
 
 
 def _plain_outputs(graph: fx.Graph) -> list[tuple[int, int]]:
-    """The outputs of a graph that are the function's own: where they stand in the graph, and where in the function."""
+    """The function's own outputs in a graph: their positions in the graph and in the function."""
     from torch._functorch._aot_autograd.descriptors import PlainAOTOutput
 
     results = graph.output_node().meta.get("desc") or ()
@@ -172,24 +172,24 @@ def _plain_outputs(graph: fx.Graph) -> list[tuple[int, int]]:
 
 
 def dynamo_input_names(gm: fx.GraphModule) -> list[str]:
-    """What the user calls each input of a Dynamo graph, such as ``L['x']`` or ``L['self'].weight``, by position."""
+    """The user's name of each input of a Dynamo graph, such as ``L['x']`` or ``L['self'].weight``, by position."""
     names = []
     for node in gm.graph.find_nodes(op="placeholder"):
         source = getattr(node.meta.get("grapharg"), "source", None)
         name = getattr(source, "name", None)
         text = str(name() if callable(name) else name or node.target)
-        # Dynamo spells an attribute of a module by the dictionary that holds it.
+        # Dynamo writes an attribute of a module as an entry of its dictionary.
         names.append(re.sub(r"\._(?:parameters|buffers|modules)\['(\w+)'\]", r".\1", text))
     return names
 
 
 def guard_on_result(*path: str) -> None:
-    """Let the function that Dynamo is compiling be compiled anew where a function of torch returns something else.
+    """Add a Dynamo guard: compile the current function again if a function of torch returns another value.
 
     Outside of a compilation nothing happens.
 
     Args:
-        path: the names that lead from ``torch`` to a function without arguments, whose result has a value of its own.
+        path: the names from ``torch`` to a function without arguments, whose result can be compared.
     """
     from torch._dynamo.guards import GuardBuilder, install_guard
     from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource, ImportSource
@@ -204,12 +204,12 @@ def guard_on_result(*path: str) -> None:
 
 
 def aot_input_position(node: fx.Node) -> int | None:
-    """Which input of the Dynamo graph a placeholder of the AOT graph is; None where AOT made it up."""
+    """The position of an AOT placeholder among the Dynamo graph's inputs; None if AOT added the placeholder."""
     return getattr(node.meta.get("desc"), "idx", None)
 
 
 def aot_input_value(node: fx.Node, values: Sequence[Any]) -> Any:
-    """What a placeholder of the AOT graph stands for, of the Dynamo graph's inputs; None where AOT made it up."""
+    """The value of an AOT placeholder among the Dynamo graph's inputs; None if AOT added the placeholder."""
     position = aot_input_position(node)
     if position is not None:
         return values[position] if position < len(values) else None
@@ -219,16 +219,16 @@ def aot_input_value(node: fx.Node, values: Sequence[Any]) -> Any:
 
 
 def is_synthetic_base(node: fx.Node) -> bool:
-    """Whether a placeholder is a whole storage, which AOT passes in place of the inputs that share it."""
+    """Whether a placeholder is a whole storage, which AOT passes instead of the inputs that share it."""
     return type(node.meta.get("desc")).__name__ == "SyntheticBaseAOTInput"
 
 
 def written_inputs(graph: fx.Graph) -> tuple[frozenset[int], bool] | None:
-    """Which inputs of the Dynamo graph the graph being compiled writes, as AOT knows.
+    """The inputs of the Dynamo graph that the current graph writes, as AOT knows.
 
     Returns:
-        Their positions, without those that a base stands for, and whether such a base is written; None where AOT takes
-        inputs apart, so that they are not the Dynamo graph's.
+        Their positions, without inputs that a base replaces, and whether such a base is written; None if AOT splits inputs,
+        so that they differ from the Dynamo graph's.
     """
     from torch._functorch._aot_autograd import descriptors
 
@@ -249,7 +249,7 @@ def written_inputs(graph: fx.Graph) -> tuple[frozenset[int], bool] | None:
 
 
 def inputs_written_afterwards(graph: fx.Graph) -> list[fx.Node]:
-    """The inputs that AOT writes when the graph has run, with values that the graph returns."""
+    """The inputs that AOT writes after the graph has run, with values that the graph returns."""
     from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 
     results = next(iter(graph.find_nodes(op="output"))).meta.get("desc") or ()
@@ -258,9 +258,9 @@ def inputs_written_afterwards(graph: fx.Graph) -> list[fx.Node]:
 
 
 def is_plain_aot_graph(graph: fx.Graph) -> bool:
-    """Whether inputs and outputs of an AOT graph are, one by one, those of the function that AOT was given.
+    """Whether the inputs and outputs of an AOT graph are exactly those of AOT's function.
 
-    Otherwise AOT's own wrapper takes inputs apart or puts outputs together, and the graph is not all of the function. A
+    Otherwise AOT's wrapper changes inputs or outputs, and the graph is only a part of the function. A
     graph that does not come from AOT has no such wrapper.
     """
     from torch._functorch._aot_autograd import descriptors

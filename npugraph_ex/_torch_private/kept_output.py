@@ -1,6 +1,6 @@
-"""What AOT keeps of a compiled graph under `aot_compile`, in place of the function that it takes elsewhere.
+"""The object that AOT keeps under `aot_compile` instead of a compiled graph's function.
 
-Apart from `_torch_private` because it imports Inductor, whose class AOT asks for.
+The package does not import it, because it imports Inductor, whose class AOT requires.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ Boxed = Callable[[list[Any]], Sequence[Any]]
 
 
 class KeptOutput(OutputCode):
-    """A compiled graph that can be called, and written down when it is saved.
+    """A compiled graph that can be called and saved.
 
     Args:
         run: the graph, a function of one list of inputs.
-        text: it written down; empty where it has no meaning in another process.
-        load: makes what was written down callable. A function of a module, because pickle keeps it by name.
+        text: the saved form; empty if it would be useless in another process.
+        load: makes the saved form callable. It is a module's function, because pickle stores it by name.
     """
 
     def __init__(self, run: Boxed, text: str, load: Callable[[str], Boxed]) -> None:
         super().__init__()
-        self._boxed_call = True  # of the object, whose attributes AOT's wrappers copy
+        self._boxed_call = True  # of the object, because AOT's wrappers copy its attributes
         self._run: Boxed | None = run
         self._load = load
         self._text = text
@@ -43,7 +43,7 @@ class KeptOutput(OutputCode):
         self._run = None
 
     def post_compile(self, *args: Any, **kwargs: Any) -> None:
-        """Load the graph now, not at its first call, so that what is wrong with it is said now."""
+        """Load the graph now and not at its first call, so that errors appear now."""
         del args, kwargs
         if self._run is None:
             self._run = self._load(self._text)
@@ -53,5 +53,5 @@ class KeptOutput(OutputCode):
 
 
 def uncompiled(gm: fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> Any:
-    """A graph operator by operator, in the form that AOT can keep."""
+    """A graph that runs operator by operator, in a form that AOT can keep."""
     return boxed_nop(gm, list(example_inputs))

@@ -1,4 +1,4 @@
-"""The modes under which operators run while something is compiled: fake, real, or seen by nobody."""
+"""The modes in which operators run during a compilation: fake, real, or hidden from other modes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 @contextmanager
 def fake_execution(mode: FakeTensorMode | None, *, symbolic: bool = True) -> Iterator[None]:
-    """Run operators as tracing does: under ``mode`` and, for symbolic shapes, with the Python dispatcher."""
+    """Run operators as a trace does: under ``mode`` and, for symbolic shapes, with the Python dispatcher."""
     from torch._dispatch.python import enable_python_dispatcher
 
     dispatcher = enable_python_dispatcher() if symbolic else nullcontext()
@@ -30,12 +30,12 @@ def fake_execution(mode: FakeTensorMode | None, *, symbolic: bool = True) -> Ite
 
 
 def run_meta_kernel(mode: FakeTensorMode, operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What ``operator`` returns for fake tensors of ``mode``, by its meta kernel alone; call it under ``fake_execution``.
+    """The results of ``operator`` for fake tensors of ``mode``, from its meta kernel only; call it under ``fake_execution``.
 
-    The mode would ask its cache, decompositions and rules first, which takes many times longer and answers the same. It is
-    asked where it knows more: where devices meet or an operator is told one, for writes, whose result is an argument, for
-    fake functions that clients register, which may look at devices, and where the kernel fails, because elements decide
-    what it returns, say.
+    The mode would try its cache, decompositions and rules first, which takes many times longer with the same result. The mode
+    runs only if it knows more: for several devices or a device argument, for writes (whose result is an argument), for fake
+    functions of clients (which may read devices), and if the kernel fails, for example because the result depends on
+    elements.
     """
     devices = {leaf.fake_device for leaf in _leaves((*args, *kwargs.values())) if isinstance(leaf, FakeTensor)}
     has_explicit_device = (
@@ -53,14 +53,14 @@ def run_meta_kernel(mode: FakeTensorMode, operator: OpOverload, args: Sequence[A
 
 
 def _has_fake_function(operator: OpOverload) -> bool:
-    """Whether ``torch.library.register_fake`` gave it one, to which the meta kernel alone would show the meta device."""
+    """Whether ``torch.library.register_fake`` gave it one, which would see the meta device in a plain meta kernel."""
     from torch._library.simple_registry import singleton
 
     return operator.namespace != "aten" and singleton.find(operator.name()).fake_impl.kernel is not None
 
 
 def _leaves(arguments: Iterable[Any]) -> Iterator[Any]:
-    """An operator's arguments, which are no deeper than lists; ``pytree`` takes ten times as long."""
+    """An operator's arguments, flat: they are nested in lists at most, and ``pytree`` takes ten times as long."""
     for argument in arguments:
         if isinstance(argument, (list, tuple)):
             yield from argument
@@ -69,7 +69,7 @@ def _leaves(arguments: Iterable[Any]) -> Iterator[Any]:
 
 
 def on_meta_tensors(mode: FakeTensorMode) -> AbstractContextManager[None]:
-    """In the block, fake tensors of ``mode`` are tensors of the meta device, and so is what operators make of them."""
+    """In the block, fake tensors of ``mode`` and the results of their operators are tensors of the meta device."""
     return in_kernel_invocation_manager(mode)
 
 
@@ -79,12 +79,12 @@ def fake_of_meta(mode: FakeTensorMode, value: torch.Tensor, device: torch.device
 
 
 def fresh_fake(mode: FakeTensorMode, value: torch.Tensor) -> FakeTensor:
-    """A new fake tensor of ``mode`` with the shape, strides, dtype and device of ``value``, in memory of its own."""
+    """A new fake tensor of ``mode`` with the shape, strides, dtype and device of ``value``, in new memory."""
     shape, stride, storage = value.shape, value.stride(), value.untyped_storage().nbytes()
     with in_kernel_invocation_manager(mode):
         if isinstance(storage, int):
             new = torch.empty_strided(shape, stride, dtype=value.dtype, device="meta")
-        else:  # which ``empty_strided`` would compute anew, from every symbol
+        else:  # which ``empty_strided`` would compute again, from every symbol
             new = torch.empty(storage // value.element_size(), dtype=value.dtype, device="meta").as_strided(
                 shape, stride
             )
@@ -92,7 +92,7 @@ def fresh_fake(mode: FakeTensorMode, value: torch.Tensor) -> FakeTensor:
 
 
 UNKNOWN_TO_FAKE_TENSORS = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
-"""What fake tensors raise where only running an operator would tell its result's shape."""
+"""The exceptions of fake tensors if a result's shape is known only at run time."""
 
 
 def active_fake_mode() -> FakeTensorMode | None:
@@ -106,8 +106,8 @@ def active_fake_mode() -> FakeTensorMode | None:
 def unobserved_execution() -> Iterator[None]:
     """Run operators that the program did not call, hidden from the dispatch modes around the compiled function.
 
-    AOT runs the first call under a mode that holds custom operators to their schema's aliasing. It may judge the
-    program's operators; the ``.out`` forms that the library calls in their place return what they are given to write.
+    AOT runs the first call under a mode that checks the aliasing of custom operators. It may check the program's operators,
+    but the library calls ``.out`` forms instead, which return their output arguments.
     """
     from torch.utils._python_dispatch import _disable_current_modes
 
@@ -117,7 +117,7 @@ def unobserved_execution() -> Iterator[None]:
 
 @contextmanager
 def real_execution() -> Iterator[None]:
-    """Compute real values inside a compilation, where torch.compile has a fake mode in force around its backend."""
+    """Compute real values inside a compilation, where torch.compile runs its backend under a fake mode."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     with unset_fake_temporarily():
@@ -125,9 +125,9 @@ def real_execution() -> Iterator[None]:
 
 
 def forget_fake_results() -> None:
-    """Let fake tensors that a factory makes on the current device be on the device that is current now.
+    """Make factories create fake tensors on the present current device.
 
-    Torch 2.13 remembers the results of fake operators by their arguments, and `device="npu"` is one argument for all devices.
+    Torch 2.13 caches the results of fake operators by their arguments, and `device="npu"` is one argument for all devices.
     """
     FakeTensorMode.cache_clear()
 
@@ -140,13 +140,13 @@ def outside_compilation() -> AbstractContextManager[Any]:
 
 
 def in_one_fake_mode(inputs: Sequence[Any]) -> list[Any]:
-    """The inputs as tensors of the fake mode that is in force, if one is; AOT refuses those of another."""
+    """The inputs as tensors of the active fake mode, if there is one; AOT refuses tensors of another mode."""
     from torch._guards import detect_fake_mode
 
     try:
         mode = detect_fake_mode()
     except AssertionError:
-        mode = None  # several are in force; AOT says which
+        mode = None  # several are active; AOT's error names them
     if mode is None:
         return list(inputs)
     return [

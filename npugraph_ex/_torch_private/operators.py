@@ -1,4 +1,4 @@
-"""Operators: their schemas, their names, whether a device has them, and the wrappers in which AOT hides those that mutate."""
+"""Operators: their schemas, names and device kernels, and AOT's wrappers around operators that mutate."""
 
 # ruff: noqa: SLF001 - reaching behind underscores is this module's whole purpose
 
@@ -11,37 +11,37 @@ from torch._ops import OpOverload
 
 
 def schema(overload: OpOverload) -> torch.FunctionSchema:
-    """The schema of an operator: the only place where torch states defaults, aliasing and writes."""
+    """The schema of an operator, the only source of its defaults, aliasing and writes in torch."""
     return overload._schema
 
 
 def scoped_library(namespace: str) -> AbstractContextManager[torch.library.Library]:
-    """A library that defines operators until the block ends, when they are gone."""
+    """A library whose operators exist until the end of the block."""
     return torch.library._scoped_library(namespace, "DEF")
 
 
 def auto_functionalized_operators() -> tuple[object, ...]:
-    """The two wrappers behind which AOT hides a custom operator that mutates: themselves they write nothing."""
+    """AOT's two wrappers around a custom operator that mutates; they write nothing themselves."""
     from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
 
     return (auto_functionalized, auto_functionalized_v2)
 
 
 def has_device_kernel(operator: torch._ops.OpOverload) -> bool:
-    """Whether the NPU's dispatch key has a kernel of its own for an operator, rather than a fallback to the CPU.
+    """Whether the NPU's dispatch key has its own kernel for an operator, rather than a fallback to the CPU.
 
-    The dispatcher is asked, not the device; torch has no public question for it.
+    The answer comes from the dispatcher, not from the device; torch has no public function for it.
     """
     return torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "PrivateUse1")
 
 
 def has_meta_kernel(operator: torch._ops.OpOverload) -> bool:
-    """Whether an operator has a meta function, by which its results' metadata is known."""
+    """Whether an operator has a meta function, which gives the metadata of its results."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "Meta")
 
 
 def call_unwrapped(wrapper: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-    """Do what an ``auto_functionalized`` wrapper stands for: copy what is mutated, call the operator, return the copies."""
+    """Run the meaning of an ``auto_functionalized`` wrapper: copy the mutated arguments, call the operator, return the copies."""
     from torch._higher_order_ops import auto_functionalize as module
 
     if wrapper is module.auto_functionalized_v2:

@@ -1,6 +1,6 @@
-"""The private parts of torch by which Dynamo's own result is kept: guards, and the code around the graph.
+"""The private parts of torch that save Dynamo's own result: guards, and the code around the graph.
 
-Apart from `_torch_private` because only `inference` uses them, and because torch calls this part of itself experimental.
+The package does not import it, because only `inference` uses it and torch calls this part experimental.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from torch._dynamo.package import SourceInfo
 __all__ = ["Precompiled", "SerializableCallable", "precompile"]
 
 CANNOT_BE_KEPT = (PackageError, OSError)
-"""What torch raises for a function whose guards or source cannot be written down."""
+"""Torch's exceptions for a function whose guards or source cannot be saved."""
 
 Guard = Any  # torch's GuardFilterEntry
 
 
 @contextlib.contextmanager
 def _own_aot() -> Iterator[None]:
-    """Torch keeps AOT's result itself while it precompiles, and knows how to keep Inductor's only; we keep our own."""
+    """Keep our own compiled graph: during a precompilation torch keeps AOT's result itself, but it can save only Inductor's."""
     import torch._functorch.config as settings
 
     names = (
@@ -43,7 +43,7 @@ def _own_aot() -> Iterator[None]:
 
 
 def serialisable(guard: Guard) -> bool:
-    """Whether a guard can be written down and checked in another process: torch's own rule."""
+    """Whether a guard can be saved and checked in another process, by torch's own rule."""
     unsupported = CheckFunctionManager.UNSUPPORTED_SERIALIZATION_GUARD_TYPES
     return not (
         guard.is_global
@@ -53,7 +53,7 @@ def serialisable(guard: Guard) -> bool:
 
 
 class Precompiled:
-    """One function as Dynamo compiled it, for one set of guards."""
+    """One function, compiled by Dynamo for one set of guards."""
 
     def __init__(self, function: AOTCompiledFunction) -> None:
         self._function = function
@@ -63,7 +63,7 @@ class Precompiled:
         return bool(self._function.guard_check(*args, **kwargs))
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Call it; its guards have been asked."""
+        """Call it, without a check of its guards."""
         return self._function.fn(*args, **kwargs)
 
     def sources(self) -> list[tuple[str, int, int]]:
@@ -71,14 +71,14 @@ class Precompiled:
         return sorted((s.module, s.firstlineno, s.lastlineno) for s in self._function.source_info().inlined_sources)
 
     def imports(self) -> dict[str, str]:
-        """The modules that guards and code speak of as globals, by the names that Dynamo gave them."""
+        """The modules that guards and code use as globals, by Dynamo's names."""
         return dict(self._function._artifacts.runtime_env.import_sources)  # noqa: SLF001 - see above
 
     def save(self) -> bytes:
-        """It as bytes, without the sources of the modules that it came from.
+        """This object as bytes, without the sources of its modules.
 
         Raises:
-            Exception: of any kind that pickling may raise: it holds what has no meaning elsewhere.
+            Exception: of any kind that pickle raises: it contains an object that another process cannot use.
         """
         artifacts = dataclasses.replace(self._function._artifacts, source_info=SourceInfo(inlined_sources=set()))  # noqa: SLF001 - see above
         light = AOTCompiledFunction(artifacts)
@@ -86,7 +86,7 @@ class Precompiled:
 
     @classmethod
     def load(cls, data: bytes, function: Any) -> Precompiled:
-        """Undo `save`, for the same function in this process: its globals, and what it closes over, are this one's."""
+        """Undo `save` for the same function in this process, with this process's globals and closure."""
         loaded = AOTCompiledFunction.deserialize(data, f_globals=function.__globals__)
         artifacts = loaded._artifacts  # noqa: SLF001 - see above
         if function.__closure__:
@@ -109,18 +109,18 @@ def precompile(
 
     Args:
         function: a function or bound method.
-        args: what it is called with, without ``self``.
-        kwargs: by keyword.
+        args: the positional arguments, without ``self``.
+        kwargs: the keyword arguments.
         backend: compiles the graph.
         dynamic: as in ``torch.compile``.
-        keep_guards: says of each guard whether it is written down.
+        keep_guards: tells for each guard whether it is saved.
     """
 
     def compile_graph(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> SerializableCallable:
         with _own_aot():
             return backend(gm, example_inputs)
 
-    # A float attribute is a constant with a guard: as an input it would have to be read on the host at every call.
+    # A float attribute is a constant with a guard, because as an input the host would have to read it at every call.
     with torch._dynamo.config.patch(specialize_float=True):
         try:
             made = aot_compile_fullgraph(

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import (
 
 
 def input_guards(inputs: Sequence[object], mode: FakeTensorMode | None) -> str:
-    """What the sizes of a graph's inputs must fulfil, as an expression over ``L['t0']``, ``L['t1']`` and so on."""
+    """The condition on the sizes of a graph's inputs, as an expression over ``L['t0']``, ``L['t1']`` and so on."""
     environment = mode.shape_env if mode is not None else None
     if environment is None:
         return ""
@@ -28,7 +28,7 @@ def guard_names() -> dict[str, object]:
 
 
 def new_symbols(hints: Mapping[str, int]) -> tuple[FakeTensorMode, dict[str, Any]]:
-    """A fake mode of its own, and in it one free symbol (of sympy) for each name, with its value in the example inputs."""
+    """A new fake mode with one free symbol (of sympy) for each name, with its value in the example inputs."""
     from torch._dynamo.source import ConstantSource
     from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
@@ -50,7 +50,7 @@ def symbolic_size(mode: FakeTensorMode, expression: Any, hint: int) -> int | tor
 
 
 def size_functions() -> dict[str, Any]:
-    """The functions that the spelling of a symbolic size may call, such as ``CeilDiv``."""
+    """The functions in the text of a symbolic size, such as ``CeilDiv``."""
     from torch.utils._sympy import functions
 
     return {name: getattr(functions, name) for name in functions.__all__}

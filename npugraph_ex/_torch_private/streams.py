@@ -10,25 +10,25 @@ import torch
 from torch import fx
 
 CURRENT_STREAM = 0
-"""The number that Dynamo gives the stream which is current where a compiled function is called."""
+"""Dynamo's number for the current stream of a call."""
 
 
 def traced_object(number: int) -> Any:
-    """The stream or event object that Dynamo knows under a number: while it compiles, and at the start of each call."""
+    """The stream or event object of a Dynamo number, during a compilation and at the start of each call."""
     from torch._dynamo.graph_bytecode_inputs import get_external_object_by_index
 
     return get_external_object_by_index(number)
 
 
 def set_current_stream(stream: object) -> None:
-    """Say which object Dynamo's operators on streams take for the current stream, during one call."""
+    """Set the object that Dynamo's stream operators use as the current stream, during one call."""
     from torch._dynamo.graph_bytecode_inputs import set_external_object_by_index
 
     set_external_object_by_index(CURRENT_STREAM, stream)
 
 
 def was_made_while_tracing(number: int) -> bool:
-    """Whether the compiled function makes the object itself, rather than getting it from the code around it."""
+    """Whether the compiled function makes the object itself, instead of getting it from the caller."""
     from torch._dynamo import graph_bytecode_inputs as table
 
     thing = table.get_external_object_by_index(number)
@@ -36,16 +36,16 @@ def was_made_while_tracing(number: int) -> bool:
 
 
 def fetches_traced_object(node: fx.Node) -> bool:
-    """Whether a node of a Dynamo graph does nothing but fetch a stream or event object."""
+    """Whether a node of a Dynamo graph only fetches a stream or event object."""
     from torch._dynamo.graph_bytecode_inputs import get_external_object_by_index
 
     return node.target is get_external_object_by_index
 
 
 def trace_as_constant_call(module: str, name: str) -> None:
-    """Let Dynamo trace ``torch.<module>.<name>()`` as an object that the code around the graph fetches at each call.
+    """Make Dynamo trace ``torch.<module>.<name>()`` as an object that the code around the graph fetches at each call.
 
-    torch_npu does so for `current_stream` and forgot `default_stream`; what is registered already stays.
+    torch_npu does so for `current_stream` but not for `default_stream`. An existing registration stays.
     """
     from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource, ImportSource
     from torch._dynamo.variables.base import VariableTracker

@@ -1,4 +1,4 @@
-"""Tensors: which storage is theirs, who owns it, and what functionalization holds as their value."""
+"""Tensors: their storage, its owners, and their value in functionalization."""
 
 # ruff: noqa: SLF001 - reaching behind underscores is this module's whole purpose
 
@@ -23,7 +23,7 @@ def autograd_base(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def version(tensor: torch.Tensor) -> int:
-    """How often the memory of a tensor was written, as autograd counts it; one in inference mode is not counted."""
+    """The number of writes to a tensor's memory, from autograd, which does not count in inference mode."""
     return tensor._version
 
 
@@ -33,23 +33,23 @@ def negative_view(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def storage_handle(storage: torch.UntypedStorage) -> int:
-    """What `owners_of_storage` calls a storage; valid as long as the storage object lives."""
+    """The handle of a storage for `owners_of_storage`; valid as long as the storage object lives."""
     return int(storage._cdata)
 
 
 owners_of_storage: Callable[[int], int] = torch._C._storage_Use_Count
-"""How many owners a storage has, Python objects and tensors alike.
+"""The number of owners of a storage, Python objects and tensors together.
 
-The only way to learn whether a caller still holds any view of a result; reference counts of Python objects do not see
-views. It is asked at every call, so it is torch's own function without a wrapper.
+Only this shows whether a caller still has a view of a result; reference counts of Python objects do not include views. Every
+call uses it, so it is torch's own function without a wrapper.
 """
 
 
 def functional_value(tensor: torch.Tensor) -> torch.Tensor | None:
-    """What AOT's functionalization holds as the present value of a tensor that is all of its memory; None for any other.
+    """The present value, in AOT's functionalization, of a tensor that is all of its memory; None for any other tensor.
 
-    A view of a part is of no interest: what is written to it goes into its base, whose layout stays. A view of symbolic sizes
-    counts as one.
+    A view of a part is not needed: a write to it goes into its base, whose layout stays. A view with symbolic sizes counts as
+    a part.
     """
     from torch._subclasses.functional_tensor import FunctionalTensor
 
@@ -67,7 +67,7 @@ def _is_whole(view: torch.Tensor) -> bool:
 
 
 def replace_functional_value(tensor: torch.Tensor, compute: Callable[[], torch.Tensor]) -> None:
-    """Give a tensor of which `functional_value` knows a value another one."""
+    """Replace the `functional_value` of a tensor."""
     from torch._subclasses.functional_tensor import FunctionalTensor, disable_functional_mode
 
     assert isinstance(tensor, FunctionalTensor)  # noqa: S101 - for the type checker

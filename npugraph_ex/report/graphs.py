@@ -1,4 +1,4 @@
-"""What is known of each compiled graph: its inputs by class, what the passes did, why it may not be captured.
+"""The records of compiled graphs: inputs by class, the passes' work, obstacles to a capture.
 
 A record is made once, when the graph is compiled; replays never touch it. Captures, which come later, name the graph
 by its number: see `captures.py`.
@@ -24,10 +24,10 @@ class InputRecord:
     """One input of a compiled graph.
 
     Attributes:
-        name: what the user calls it, where Dynamo knows.
+        name: the user's name, if Dynamo knows it.
         kind: "in place" (read and written at the caller's address), "copied" into the graph's own buffer before each
-            replay, "key" (a number that a capture bakes in), "updated" (given to captured kernels anew), "as given" where nothing
-            is captured.
+            replay, "key" (a number that a capture fixes), "updated" (replays update it in captured kernels), "as given" if
+            nothing is captured.
         mutated: the graph writes it.
         value: dtype, shape and device of a tensor; the value or the symbol of a number.
     """
@@ -44,11 +44,11 @@ class GraphRecord:
 
     Attributes:
         number: counts the compiled graphs of this process from 1.
-        fate: what a call of the graph does, and if it does not replay a capture, why.
+        fate: how a call of the graph runs, and the reason if it does not replay a capture.
         inputs: in the order of the graph's placeholders.
         report: what passes and fusion rules did.
-        kernels_before: operators that launch something, in the graph as AOT made it.
-        kernels_after: the same after all passes.
+        kernels_before: the number of kernels in AOT's graph.
+        kernels_after: the number after all passes.
         obstacles: operations that keep the graph from being captured, each with its source line.
         options: those that are not at their default, by name, as text.
     """
@@ -68,7 +68,7 @@ _numbers = itertools.count(1)
 
 
 def next_number() -> int:
-    """The number of the graph that is about to be compiled."""
+    """The number of the next compiled graph."""
     return next(_numbers)
 
 

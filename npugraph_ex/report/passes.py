@@ -21,7 +21,7 @@ PassOutcome = Literal["unchanged", "changed", "rolled back", "skipped"]
 
 @dataclass(frozen=True)
 class PassRecord:
-    """One pass over the graph: how long, how many nodes before and after, and what came of it."""
+    """One pass over the graph: its time, the number of nodes before and after, and the outcome."""
 
     name: str
     outcome: PassOutcome
@@ -33,7 +33,7 @@ class PassRecord:
 
 @dataclass(frozen=True)
 class Fusion:
-    """One replaced subgraph: the names of the nodes that went and of those that came."""
+    """One replaced subgraph: the names of the removed and of the new nodes."""
 
     rule: str
     replaced: tuple[str, ...]
@@ -46,7 +46,7 @@ class Fusion:
 
 @dataclass(frozen=True)
 class NearMiss:
-    """A subgraph that looked like a rule's pattern and was left alone; ``reason`` is the first that held."""
+    """A subgraph that almost fits a rule's pattern and was not fused; ``reason`` is the first reason."""
 
     rule: str
     node: str
@@ -71,9 +71,9 @@ class PassReport:
     passes: tuple[PassRecord, ...] = ()
     rules: tuple[RuleRecord, ...] = ()
     unfused: tuple[NearMiss, ...] = ()
-    """Norms that are in no near-miss, each with what follows it and what the rules would want to follow."""
+    """Norms without a near-miss, each with the operators after it and the operators that the rules need there."""
     streams: Findings = field(default_factory=Findings)
-    """What is wrong with the order of streams."""
+    """Faults in the order of streams."""
     dropped_waits: int = 0
     """How many waits for an event were dropped because they ordered nothing."""
     dropped_records: int = 0
@@ -238,7 +238,7 @@ _last: list[PassReport] = []
 
 
 def publish(report: PassReport) -> None:
-    """Make ``report`` what ``last_report`` answers."""
+    """Make ``report`` the result of ``last_report``."""
     _last[:] = [report]
 
 

@@ -1,6 +1,6 @@
-"""`SavedGraph`: one optimised graph with all that running it takes, as text and back.
+"""`SavedGraph`: one optimised graph with everything to run it, as text and back.
 
-How the text is laid out is in `text`; what it says of nodes and inputs in `nodes` and `inputs`.
+`text` has the layout; `nodes` and `inputs` encode nodes and inputs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from npugraph_ex.saving.sizes import SymbolicSizes
 from npugraph_ex.saving.values import Json, Unsaveable
 
 _NOT_KEPT = frozenset({"post_grad_custom_pre_pass", "post_grad_custom_post_pass", "use_graph_pool"})
-"""Options that have done their work, or that name something of the process that compiled."""
+"""Options that are no longer needed, or that name an object of the compiling process."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class SavedGraph:
     """An optimised graph as data.
 
     Attributes:
-        data: everything, as JSON has it.
+        data: everything, as JSON values.
         source: the graph as Python, for people.
     """
 
@@ -56,18 +56,18 @@ class SavedGraph:
         names: Sequence[str],
         current: int | None = None,
     ) -> SavedGraph:
-        """Take down a graph after all passes.
+        """Encode a graph after all passes.
 
         Args:
             gm: the graph.
             example_inputs: its inputs, fake or real.
             options: the options it was compiled with.
             static: positions of inputs whose address does not change from call to call.
-            names: what messages call each input.
-            current: the device that was current at the compilation; None where no result depends on it.
+            names: the input names for messages.
+            current: the current device at the compilation; None if no result depends on it.
 
         Raises:
-            Unsaveable: the graph means nothing in another process; the message says what of it.
+            Unsaveable: the graph cannot run in another process; the message says why.
         """
         if options.dump_tensor_data:
             raise Unsaveable("dump_tensor_data writes files of this process")
@@ -124,12 +124,12 @@ class SavedGraph:
         *,
         elsewhere: Callable[..., Sequence[Any]] | None = None,
     ) -> Callable[..., Sequence[Any]]:
-        """Make the graph callable in this process, on the current device now, and on others when it is first called there.
+        """Make the graph callable in this process: on the current device now, and on other devices at the first call there.
 
         Args:
-            compile_graph: `npugraph_ex.aclgraph.compile_graph`, or what stands for it.
-            elsewhere: what to call where the inputs do not lie on the current device, of a graph that makes tensors there:
-                no saved graph stands for that. None to refuse such calls.
+            compile_graph: `npugraph_ex.aclgraph.compile_graph`, or a replacement.
+            elsewhere: runs a call whose inputs are not on the current device, if the graph makes tensors on the current
+                device. No saved graph can do that. None to refuse such calls.
 
         Returns:
             A function of the graph's inputs; it refuses inputs that the graph was not compiled for.
@@ -165,24 +165,24 @@ class SavedGraph:
         placeholders = gm.graph.find_nodes(op="placeholder")
         for node, value in zip(placeholders, inputs, strict=True):
             node.meta["val"] = value
-        if not options.force_eager:  # capture asks what each node is; a graph that runs op by op does not
+        if not options.force_eager:  # a capture needs the metadata of each node; a run operator by operator does not
             _derive_metadata(gm, next(value.fake_mode for value in inputs if isinstance(value, FakeTensor)))
         names = [entry["name"] for entry in data["inputs"]]
         return compile_graph(gm, inputs, options, static=data["static"], names=names)
 
 
 def _derive_metadata(gm: fx.GraphModule, mode: FakeTensorMode) -> None:
-    """Find out what each node is, from what the inputs are."""
+    """Derive the metadata of each node from the inputs."""
     for node in gm.graph.find_nodes(op="get_attr"):
         node.meta["val"] = mode.from_tensor(getattr(gm, str(node.target)))
     metadata.refresh(gm.graph, [node for node in gm.graph.nodes if "val" not in node.meta])
 
 
 def _plain(options: dict[str, object]) -> dict[str, Json]:
-    """The options as JSON has them.
+    """The options as JSON values.
 
     Raises:
-        Unsaveable: the value of one has no spelling there.
+        Unsaveable: a value cannot be written as JSON.
     """
     for name, value in options.items():
         try:

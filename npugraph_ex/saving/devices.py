@@ -17,11 +17,11 @@ class OnEachDevice:
     """Calls a saved graph on the device of its inputs.
 
     Args:
-        check: refuses inputs that the graph was not compiled for.
-        loaded: the graph by the index of the device that it was loaded for.
+        check: raises for inputs that do not fit the compilation.
+        loaded: the loaded graph by device index.
         load: loads it for another index.
-        follows: whether it makes tensors on the current device. The passes took that to be the device of the inputs.
-        elsewhere: what to call where it is not; None to refuse.
+        follows: whether it makes tensors on the current device, which the passes assume to be the inputs' device.
+        elsewhere: runs calls for which that is not so; None to refuse them.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class OnEachDevice:
         """Run the graph.
 
         Raises:
-            SavedGraphError: it was not compiled for such inputs, or not for inputs away from the current device.
+            SavedGraphError: the inputs do not fit the compilation, or are not on the current device.
         """
         self._check(inputs)
         home = self._home(inputs)
@@ -60,7 +60,7 @@ class OnEachDevice:
         return self._loaded[home](*inputs)
 
     def _home(self, inputs: Sequence[Any]) -> int:
-        """The index of the device of the inputs; of the current one where none lies on an NPU."""
+        """The device index of the inputs, or of the current device if no input is on an NPU."""
         indices = {value.get_device() for value in inputs if isinstance(value, torch.Tensor) and not value.is_cpu}
         if len(indices) > 1:
             raise SavedGraphError(

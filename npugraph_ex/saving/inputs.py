@@ -1,7 +1,7 @@
-"""Which inputs a saved graph takes: written down at the compilation, checked at every call.
+"""The inputs of a saved graph: encoded at the compilation, checked at every call.
 
-Nothing is broadcast, converted or specialised: an input of another shape, dtype or place is refused, and the message
-says which input, what was expected and what came.
+Nothing is broadcast, converted or specialised: an input of another shape, dtype or device raises, and the message names the
+input, the expected and the actual value.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from npugraph_ex.saving.values import Json, Unsaveable
 
 
 def encode_inputs(values: Sequence[Any], names: Sequence[str]) -> list[Json]:
-    """Spell the example inputs of a graph.
+    """Encode the example inputs of a graph.
 
     Args:
         values: the fake tensor or number of each placeholder.
-        names: what messages call them.
+        names: the input names for messages.
 
     Raises:
         Unsaveable: an input that is neither a tensor nor a whole number.
@@ -56,7 +56,7 @@ def hints_of(values: Sequence[Any]) -> dict[str, int]:
     """The symbols in the sizes of inputs, each with its value in the example.
 
     Raises:
-        Unsaveable: a symbol without a value: it came from data, and no input tells it.
+        Unsaveable: a symbol without a value, which comes from data and not from an input.
     """
     hints: dict[str, int] = {}
     sizes = [
@@ -94,11 +94,11 @@ def _decode(entry: Json, sizes: SymbolicSizes, home: torch.device) -> Any:
 
 
 class InputCheck:
-    """Refuses what a saved graph was not compiled for.
+    """Raises for inputs that do not fit a saved graph.
 
     Args:
         spelt: what `encode_inputs` returned.
-        condition: what the symbolic sizes must fulfil.
+        condition: the condition on the symbolic sizes.
     """
 
     def __init__(self, spelt: Sequence[Json], condition: str) -> None:
@@ -147,7 +147,7 @@ def _is_fixed(entry: Json) -> bool:
 
 
 def _same_layout(value: torch.Tensor, size: Sequence[int | str], stride: Sequence[int | str]) -> bool:
-    """Whether sizes and strides are as spelt; symbolic ones are the condition's business.
+    """Whether sizes and strides are the encoded ones; the condition checks symbolic ones.
 
     The stride of a dimension with one element does not count, because no operator looks at it.
     """

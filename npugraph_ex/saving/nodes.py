@@ -1,4 +1,4 @@
-"""The nodes of a graph as JSON, and back: targets by the names under which any process finds them."""
+"""The nodes of a graph as JSON, and back: targets are written by names that any process can look up."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _FUNCTIONS: dict[str, ModuleType] = {
     "builtins": builtins,
     "torch": torch,
 }
-"""Where the functions live that a graph may call besides operators: arithmetic on sizes, and taking results apart."""
+"""The modules of functions that a graph may call besides operators: arithmetic on sizes, and `getitem`."""
 
 _ALLOWED_BUILTINS = frozenset({"abs", "bool", "float", "int", "max", "min", "pow", "round", "sum"})
 
 _LEFT_OUT = frozenset({"val", "tensor_meta", "desc", "example_value"})
-"""Metadata that is derived anew, or that only the compilation itself asks for."""
+"""Metadata that is derived again, or that only the compilation needs."""
 
 
 def encode_graph(gm: fx.GraphModule, home: torch.device | None) -> list[Json]:
-    """Spell every node of ``gm``, in order.
+    """Encode every node of ``gm``, in order.
 
     Raises:
-        Unsaveable: a node calls or reads something that another process does not have.
+        Unsaveable: a node calls or reads an object that another process does not have.
     """
     spelt: list[Json] = []
     constants: set[str] = set()
@@ -59,7 +59,7 @@ def _encode_node(gm: fx.GraphModule, node: fx.Node, home: torch.device | None, *
 
 
 def _encode_meta(node: fx.Node, home: torch.device | None) -> dict[str, Json]:
-    """What a later stage may ask of a node: stream, limits, source. Torch's own bookkeeping is left behind."""
+    """The metadata that later stages need: stream, limits, source; without torch's own entries."""
     kept: dict[str, Json] = {}
     for key, value in node.meta.items():
         if key in _LEFT_OUT or not isinstance(value, (str, int, float, bool, tuple, list)):
@@ -87,7 +87,7 @@ def _encode_target(gm: fx.GraphModule, node: fx.Node, *, new: bool) -> Json:
 
 
 def _function(module: str, name: str) -> object:
-    """The function of that name among those that a saved graph may call; None if it is none of them."""
+    """The function of that name, if a saved graph may call it; otherwise None."""
     if module == "builtins" and name not in _ALLOWED_BUILTINS:
         return None
     if module == "torch" and not name.startswith("sym_"):
@@ -96,7 +96,7 @@ def _function(module: str, name: str) -> object:
 
 
 def _encode_constant(gm: fx.GraphModule, node: fx.Node) -> dict[str, Json]:
-    """A tensor that the graph holds itself, with the bytes of the memory between its first and its last element."""
+    """A constant tensor of the graph, with the bytes from its first to its last element."""
     value: object = operator.attrgetter(str(node.target))(gm)
     if type(value) not in (torch.Tensor, torch.nn.Parameter) or not isinstance(value, torch.Tensor):
         raise Unsaveable(f"{node.name} reads {node.target} of the module, a {type(value).__name__}")
@@ -143,7 +143,7 @@ def _decode_target(entry: Json, constants: dict[str, torch.Tensor], home: torch.
     ((kind, content),) = target.items()
     if kind == "constant":
         name = str(content["name"])
-        if name not in constants:  # later nodes that read it only name it
+        if name not in constants:  # later nodes refer to it by name
             constants[name] = _decode_constant(content, home)
         return name
     if kind == "operator":

@@ -1,4 +1,4 @@
-"""Text that says something about sizes: read as arithmetic and nothing else, because it comes from a file.
+"""Expressions over sizes as text: read only as arithmetic, because they come from a file.
 
 Two kinds occur: a symbolic size, such as ``2*s77``, and a condition on inputs, such as ``L['t1'].size()[0] == L['t0']``.
 """
@@ -24,14 +24,14 @@ _CONDITION = (
     ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow,
     ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE,
 )  # fmt: skip
-"""The kinds of syntax that a condition is made of."""
+"""The syntax nodes of a condition."""
 
 
 class Condition:
-    """A condition on the sizes of a graph's inputs, as `_torch_private.input_guards` spells it.
+    """A condition on the sizes of a graph's inputs, in the form of `_torch_private.input_guards`.
 
     Raises:
-        ValueError: the text is something else than such a condition.
+        ValueError: the text is no such condition.
     """
 
     def __init__(self, text: str) -> None:
@@ -44,7 +44,7 @@ class Condition:
         return self._code is None or self._value(self._code, inputs)
 
     def broken(self, inputs: list[Any], names: list[str]) -> str:
-        """The first part of it that does not hold, in the words of ``names``; the whole where no part alone fails."""
+        """The first part of it that does not hold, with the inputs' ``names``; the whole if no single part fails."""
         whole = ast.parse(self._text, mode="eval").body
         parts = whole.values if isinstance(whole, ast.BoolOp) else [whole]
         codes = [(part, self._checked(ast.Expression(part))) for part in parts]
@@ -65,7 +65,7 @@ class Condition:
 
 
 class SymbolicSizes:
-    """Makes symbolic sizes from their spelling, in a fake mode of its own.
+    """Makes symbolic sizes from their text, in a new fake mode.
 
     Args:
         hints: the value that each symbol had in the example inputs.
@@ -80,7 +80,7 @@ class SymbolicSizes:
         self._names = {**_torch_private.size_functions(), **self._symbols}
 
     def size(self, spelt: int | str) -> int | torch.SymInt:
-        """A size from its spelling: a number, or an expression over the symbols."""
+        """A size from its text: a number, or an expression over the symbols."""
         if isinstance(spelt, int):
             return spelt
         expression = self._expression(ast.parse(spelt, mode="eval").body)

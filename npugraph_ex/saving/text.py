@@ -1,6 +1,6 @@
 """The text of a saved graph: a line with the format and a digest, a line of data as JSON, and the graph for people.
 
-Imports no torch, so that saved graphs can be looked at anywhere.
+Imports no torch, so that saved graphs can be read anywhere.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def write(data: dict[str, Json], source: str) -> str:
 
 
 def parse(text: str) -> tuple[dict[str, Json], str]:
-    """The data and the source that `write` was given.
+    """The arguments of `write`: data and source.
 
     Raises:
         SavedGraphError: the text is cut off, changed, or of another format.

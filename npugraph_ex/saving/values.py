@@ -1,4 +1,4 @@
-"""The arguments of a node as JSON, and back. What JSON has no word for becomes an object with one key."""
+"""The arguments of a node as JSON, and back. A value without a JSON type becomes an object with one key."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ Json = Any
 
 
 class Unsaveable(Exception):  # noqa: N818 - it is a finding, answered by not saving, and no caller's mistake
-    """Something in a graph that means nothing in another process; the message names it."""
+    """Something in a graph that another process cannot use; the message names it."""
 
 
 _NAMED = (torch.dtype, torch.layout, torch.memory_format)
 
 
 def encode(value: object, home: torch.device | None) -> Json:
-    """Spell one argument.
+    """Encode one argument.
 
     Args:
         value: a node, a constant, or a container of such.
-        home: the device of the graph; it is written as the place of whoever reads.
+        home: the device of the graph; it is written as the reader's device.
 
     Raises:
-        Unsaveable: ``value`` is of no kind that can be spelt.
+        Unsaveable: ``value`` cannot be encoded.
     """
     if value is None or isinstance(value, (bool, str)) or type(value) is int:
         return value
@@ -41,7 +41,7 @@ def encode(value: object, home: torch.device | None) -> Json:
         return {"device": "home" if home is not None and _is_home(value, home) else str(value)}
     if isinstance(value, slice):
         return {"slice": [encode(part, home) for part in (value.start, value.stop, value.step)]}
-    if isinstance(value, (list, tuple)):  # fx makes its own immutable kinds of them
+    if isinstance(value, (list, tuple)):  # fx converts them to its own immutable types
         parts = [encode(part, home) for part in value]
         return parts if isinstance(value, list) else {"tuple": parts}
     if isinstance(value, Mapping):
@@ -57,7 +57,7 @@ def decode(spelt: Json, nodes: Mapping[str, fx.Node], home: torch.device | None)
     """Undo `encode`.
 
     Args:
-        spelt: what it returned.
+        spelt: the result of `encode`.
         nodes: the nodes so far, by name.
         home: the device on which the graph will run here.
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 
+from npugraph_ex.observe import private_names
+
 _LIBRARY = Path(__file__).parents[2] / "npugraph_ex"
 
 MUTUAL = {
@@ -104,48 +106,14 @@ OTHER_PRIVATE_USES = {
 }
 
 
-def _dotted(node: ast.AST) -> str:
-    """`a.b.c` as text; empty for an expression that is no such chain of names."""
-    if isinstance(node, ast.Name):
-        return node.id
-    base = _dotted(node.value) if isinstance(node, ast.Attribute) else ""
-    return f"{base}.{node.attr}" if base else ""
-
-
-def _torch_names(tree: ast.Module) -> Iterator[str]:
-    """The full names of torch, torch_npu and functorch that a module imports or writes out."""
-    full: dict[str, str] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-            full |= {alias.asname: alias.name for alias in node.names if alias.asname}
-        elif isinstance(node, ast.ImportFrom):
-            names = {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
-            yield from names.values()
-            full |= names
-    for node in ast.walk(tree):
-        first, _, rest = _dotted(node).partition(".") if isinstance(node, ast.Attribute) else ("", "", "")
-        yield f"{full.get(first, first)}.{rest}"
-
-
-def _private_uses(module: Path) -> set[str]:
-    """The private names of torch in a module, up to the first underscore, but for those without a public name."""
-    found = set()
-    for name in _torch_names(ast.parse(module.read_text(encoding="utf-8"))):
-        private = re.match(r"(?:torch|torch_npu|functorch)(?:\.[a-zA-Z]\w*)*?\._[a-zA-Z]\w*", name)
-        if private and not name.startswith(("torch.ops.", *WITHOUT_PUBLIC_NAME)):
-            found.add(private[0])
-    return found
-
-
 def test_private_names_of_torch_stay_in_their_rooms() -> None:
     """A new torch is met in `_torch_private` and `_npu_private`; every use elsewhere is listed above."""
-    root = _LIBRARY.parent
-    uses = {
-        str(module.relative_to(root)): _private_uses(module)
-        for package in ("npugraph_ex", "npu_emulator")
-        for module in (root / package).rglob("*.py")
-    }
-    rooms = {file: found for file, found in uses.items() if file.startswith(PRIVATE_ROOMS)}
-    assert len(set().union(*rooms.values())) > 15, "the private names were not found"
-    assert {file: found for file, found in uses.items() if found and file not in rooms} == OTHER_PRIVATE_USES
+    uses: dict[str, set[str]] = {}
+    for name, files in private_names.used().items():
+        private = re.match(r"\w+(?:\.[a-zA-Z]\w*)*?\._\w+", name)
+        if private and not name.startswith(("torch.ops.", *WITHOUT_PUBLIC_NAME)):
+            for file in files:
+                uses.setdefault(file, set()).add(private[0])
+    rooms = {file for file in uses if file.startswith(PRIVATE_ROOMS)}
+    assert len(rooms) > 5, "the private names were not found"
+    assert {file: found for file, found in uses.items() if file not in rooms} == OTHER_PRIVATE_USES
