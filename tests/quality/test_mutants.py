@@ -7,16 +7,29 @@ from pathlib import Path
 import pytest
 
 from npugraph_ex import testing
-from npugraph_ex.testing import mutation
+from npugraph_ex.testing import Case, Program, mutation
+from npugraph_ex.testing.generator.strategies import Maker
 from npugraph_ex_conformance.corpus.known_bug import KnownBug, shows
 from npugraph_ex_conformance.corpus.programs import CORPUS
 from npugraph_ex_conformance.examples import FAMILIES
-from npugraph_ex_conformance.mutants.search import BUDGET, kill
+from npugraph_ex_conformance.mutants.search import BUDGET, Kill, kill
 
 TABLE = Path(__file__).parents[2] / "docs" / "mutants.md"
 FROM_RANDOM_PROGRAMS = {
     name for name in FAMILIES if name not in {"streams", "parts", "forms", "random numbers", "updates", "cache"}
 }
+RULE = "add_rms_norm_dynamic_quant"
+SOURCES: dict[str, tuple[Maker, str]] = {
+    "planted": (testing.planted_programs(pattern=RULE), "fx"),
+    "near-miss": (testing.planted_programs(pattern=RULE, near_miss=True), "fx"),
+    "exact": (testing.exact_programs(), "fx"),
+    "device": (testing.exact_programs(dynamic=False), "graph"),
+}
+SHRUNK = (
+    "quant-subtracts-residual", "quant-drops-epsilon", "fusion-ignores-writes-between", "noop-removal-ignores-writes",
+    "reinplace-ignores-overlap", "cat-takes-dimension-zero", "replay-overwrites-results", "replay-ignores-addresses",
+)  # fmt: skip
+"""Of these the failing program is made small, too."""
 
 
 @pytest.mark.parametrize("name", testing.mutants())
@@ -25,6 +38,26 @@ def test_every_mutant_is_killed(name: str) -> None:
     done = kill(name)
     assert done.examples is not None, f"{name} survived {BUDGET} examples of {done.family}"
     assert FAMILIES[done.family](done.examples - 1) == ""
+    if name in SHRUNK:
+        _check_that_it_becomes_small(done, done.examples)
+
+
+def _check_that_it_becomes_small(done: Kill, examples: int) -> None:
+    """What is left has at most six operators, fails as the first program did, and only because of the fault."""
+    maker, route = SOURCES[done.family]
+    program = testing.sample(maker, examples - 1)
+
+    with testing.mutant(done.mutant):
+        kind = testing.check(Case.of(program, route=route)).kind
+
+        def fails(candidate: Program) -> bool:
+            outcome = testing.check(Case.of(candidate, route=route))
+            return not outcome.ok and outcome.kind == kind
+
+        small = testing.shrink(program, fails)
+        assert len(small.steps) <= min(6, len(program.steps)), small
+        assert fails(small)
+    assert testing.check(Case.of(small, route=route)).ok
 
 
 def test_every_kind_of_example_kills_a_mutant() -> None:

@@ -32,6 +32,13 @@ def _run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, str(path)], capture_output=True, text=True, env=environment, check=False)
 
 
+def _status_here(script: Path) -> object:
+    """The exit status of a script that runs in this process."""
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(str(script), run_name="__main__")
+    return left.value.code
+
+
 def test_a_planted_failure_reproduces_under_plain_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The script names the guilty pass, is no longer than a page, fails as the suite did, and passes once mended."""
     with testing.mutant("quant-subtracts-residual"):
@@ -44,11 +51,8 @@ def test_a_planted_failure_reproduces_under_plain_python(tmp_path: Path, capsys:
     assert failed.returncode == 1, failed.stderr
     assert outcome.failures[0] in failed.stdout
     (tmp_path / "mended.py").write_text(script.replace("    mutant='quant-subtracts-residual',\n", ""))
-    with pytest.raises(SystemExit) as mended:
-        runpy.run_path(str(tmp_path / "mended.py"), run_name="__main__")
-    said = capsys.readouterr().out
-    assert mended.value.code in (0, None), said
-    assert "right: fused 1 times" in said
+    assert _status_here(tmp_path / "mended.py") in (0, None)
+    assert "right: fused 1 times" in capsys.readouterr().out
 
 
 def test_a_script_about_operators_of_a_client_brings_them(tmp_path: Path) -> None:
@@ -71,6 +75,7 @@ def test_there_is_no_script_for_what_did_not_fail() -> None:
 def _suite(*options: str) -> subprocess.CompletedProcess[str]:
     command = [
         sys.executable,
+        "-P",
         "-m",
         "pytest",
         "-p",
@@ -85,7 +90,6 @@ def test_the_suite_fails_with_a_broken_pass_and_prints_the_script(tmp_path: Path
     """`--mutant` makes the run exit 1; every report holds the small program and who is guilty; the script reproduces it."""
     done = _suite(
         "--mutant=quant-subtracts-residual",
-        "-n1",
         f"--report-dir={tmp_path}",
         "-k",
         "test_planted and dynamic_quant and float16 and static",
@@ -93,7 +97,7 @@ def test_the_suite_fails_with_a_broken_pass_and_prints_the_script(tmp_path: Path
     assert done.returncode == 1, done.stdout[-2000:]
     (script,) = tmp_path.glob("**/*.py")
     assert script.read_text(encoding="utf-8").splitlines()[0] in done.stdout
-    assert _run(script.read_text(encoding="utf-8"), tmp_path).returncode == 1
+    assert _status_here(script) == 1
     tests = [json.loads(line) for line in (tmp_path / "tests.jsonl").read_text(encoding="utf-8").splitlines()[1:]]
     (failure,) = [test["failure"] for test in tests if test["failure"] is not None]
     assert failure["operators"] <= 6

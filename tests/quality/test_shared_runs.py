@@ -20,7 +20,7 @@ SOME = (
 
 
 def _suite(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options]
+    command = [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider", *options]
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
 
 

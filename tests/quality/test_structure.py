@@ -6,6 +6,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 
@@ -34,6 +35,7 @@ def _imported(module: Path) -> Iterator[str]:
                 yield rest.partition(".")[0]
 
 
+@cache
 def _packages() -> dict[str, set[str]]:
     """Every package or top-level module of the library, with those that it imports."""
     graph: dict[str, set[str]] = {}
