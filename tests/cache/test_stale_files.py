@@ -70,7 +70,8 @@ def test_an_edited_helper_is_told_once(
     assert torch.equal(cache_compile(decode(5).decode, cache_dir=folder, dynamic=False)(x).cpu(), (x.cpu() + 5) * 2)
     (said,) = _told(caplog)
     assert said.startswith("3 saved compilations of decode-")
-    assert f"in {folder} are not used and made anew: the source of helper_of_a_model:" in said
+    assert f"in {folder} " in said
+    assert "helper_of_a_model:" in said
     assert said.count("has changed") == 1
     assert len(list(folder.glob(f"*{SUFFIX}"))) == 4
 

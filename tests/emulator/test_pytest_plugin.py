@@ -75,7 +75,7 @@ def test_a_project_without_cann_is_told_of_the_emulated_device(
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path)
     said = done.stdout + done.stderr
     assert done.returncode != 0
-    assert said.count("`pytest --npu=emulated` runs these tests on an emulated NPU") == 1, said
+    assert said.count("`pytest --npu=emulated`") == 1, said
     assert "libhccl.so" in said
 
 

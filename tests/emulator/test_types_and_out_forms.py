@@ -74,7 +74,7 @@ def test_an_out_form_is_refused_by_the_kernels_own_rules() -> None:
     codes, out = torch.ones(2, 3, dtype=torch.uint8, device="npu"), torch.zeros(3, dtype=torch.bool, device="npu")
     assert torch.all(codes, dim=0, out=out).tolist() == [True, True, True]
     x, small = torch.ones(3, device="npu"), torch.ones(3, dtype=torch.int8, device="npu")
-    with pytest.raises(RuntimeError, match="result type Float can't be cast to the desired output type Char"):
+    with pytest.raises(RuntimeError, match=r"Float can't be cast .* Char"):
         torch.addcmul(small, x, small, out=small)
     with torch.npu.graph(torch.npu.NPUGraph()), pytest.raises(RuntimeError, match="can't be cast"):
         torch.addcmul(small, x, small, out=small)

@@ -151,7 +151,7 @@ def test_hand_written_patterns_are_checked_too() -> None:
     gm = aot_graph(lambda x, y: (torch.add(x, y, alpha=3), torch.add(y, x)), *pair())
     report = ours(gm, wrapped, replace, pair, pattern=pattern)
     assert report.fusions() == 1
-    assert "alpha is 3, which the pattern does not name" in report.near_misses()[0].reason
+    assert "alpha is 3" in report.near_misses()[0].reason
 
 
 def test_shapes_in_a_pattern_are_those_of_the_match() -> None:

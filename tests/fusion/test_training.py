@@ -133,7 +133,7 @@ def test_a_broadcast_argument_has_another_gradient() -> None:
     report = trained(lambda x, y: torch.tanh(scaled_sum(x.sin(), y.cos(), scale)), tensor(2, 8), tensor(8))
     assert report.fusions(handle.name) == 0
     (miss,) = report.near_misses(handle.name)
-    assert miss.reason == "the search function gives other gradients for these inputs than for the example inputs"
+    assert "gives other gradients" in miss.reason
 
 
 def test_a_value_of_the_forward_that_is_used_elsewhere_stays() -> None:
@@ -180,7 +180,7 @@ def test_a_backward_must_not_come_to_read_what_is_written(written: bool) -> None
     report = npugraph_ex.last_report()
     assert report is not None
     reasons = [miss.reason for miss in report.near_misses(handle.name)]
-    assert reasons == ["the backward would read primals_1, which is written after the forward"] * written
+    assert ["primals_1" in reason for reason in reasons] == [True] * written
     assert report.fusions(handle.name) == (not written)
 
 
@@ -213,7 +213,7 @@ def test_nor_what_is_written_in_the_graph(written: bool) -> None:
     assert report is not None
     assert report.fusions(handle.name) == (not written), report.table()
     reasons = [miss.reason for miss in report.near_misses(handle.name)]
-    assert reasons == ["the backward would read primals_2, which is written after the forward"] * written
+    assert ["primals_2" in reason for reason in reasons] == [True] * written
 
 
 def test_inference_keeps_to_rules_without_a_backward() -> None:
@@ -221,7 +221,7 @@ def test_inference_keeps_to_rules_without_a_backward() -> None:
     training = norm_rule()
     gm = aot_graph(written_norm, tensor(3, 8, grad=False), tensor(8, grad=False))
     (record,) = [record for record in optimise(gm).rules if record.name == training.name]
-    assert record.inactive == "it is for training, and this graph has no backward"
+    assert "no backward" in record.inactive
     inference = norm_rule(fwd_only)
     assert inference.name == training.name
     gm = aot_graph(written_norm, tensor(3, 8, grad=False), tensor(8, grad=False))

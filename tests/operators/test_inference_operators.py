@@ -245,7 +245,7 @@ def test_attention_refuses_what_it_does_not_cover() -> None:
         attention(0, q, q, q, input_layout="SND")
     with pytest.raises(UnsupportedArgumentError, match="dequant_scale1"):
         attention(0, q, q, q, input_layout="BNSD", dequant_scale1=q)
-    with pytest.raises(ValueError, match="2 rows, but its length 0 is 3"):
+    with pytest.raises(ValueError, match="length 0 is 3"):
         attention(0, q, q, q, input_layout="BNSD", actual_seq_lengths_kv=[3])
 
 

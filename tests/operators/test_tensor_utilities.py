@@ -187,7 +187,7 @@ def test_overflow_leaves_no_status() -> None:
     found = torch_npu.npu_get_float_status(status)
     assert (found.tolist(), found.dtype) == ([0] * 8, torch.int32)
     assert torch_npu.npu_clear_float_status(status).tolist() == [0.0] * 8
-    with pytest.raises(ValueError, match="mode must be 0 or 1; it is 2"):
+    with pytest.raises(ValueError, match=r"mode .*; it is 2"):
         formula("npu_get_float_status")(torch.zeros(8), 2)
 
 

@@ -221,7 +221,7 @@ def test_collectives_are_left_out() -> None:
     gm = fx.GraphModule({}, graph)
     report = pipeline.run(gm, [fake], Options(check_numerics=True), passes=())
     assert report.uncompared == ("the graph communicates with other processes",)
-    assert "check_numerics compares no values: the graph communicates with other processes." in report.table()
+    assert report.uncompared[0] in report.table()
 
 
 def test_the_check_minds_no_default_device() -> None:

@@ -190,7 +190,7 @@ def test_wrong_core_counts_are_refused(wrong: Any) -> None:
 @pytest.mark.parametrize("wrong", [-1, 4, True, "1", None])
 def test_wrong_levels_are_refused(wrong: Any) -> None:
     """As for core counts."""
-    with pytest.raises(ScopeError, match=r"level takes 0, 1, 2 or 3; got"):
+    with pytest.raises(ScopeError, match="level takes"):
         scope.deterministic(wrong)
 
 

@@ -135,7 +135,8 @@ def test_version_counters_of_different_calls_are_compared(monkeypatch: pytest.Mo
     monkeypatch.setattr(case, "compile_graph", sharing)
     source = "def program(x0):\n    return (torch.ops.aten.add.Tensor(x0, 1.0),)\n"
     outcome = testing.check(Case(source, (Input((3, 4)),)))
-    assert outcome.failures == ["replay, results of different calls share version counters otherwise than eager mode's"]
+    (failure,) = outcome.failures
+    assert "version counters" in failure
 
 
 def test_programs_are_drawn_whose_numeric_check_moves_a_generator(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -231,7 +231,7 @@ def test_what_never_fuses_for_its_own_example_is_not_proven(what: str, dtypes: l
     assert result.verdict.startswith("never-for-its-example (float16), proven on"), str(result)
     assert not result.ok
     assert reason in result.findings[0].text
-    assert "its own example inputs (float16[4, 64], float16[4, 64])" in result.findings[0].text
+    assert "(float16[4, 64], float16[4, 64])" in result.findings[0].text
 
 
 def test_an_example_that_alone_is_refused_is_named() -> None:
@@ -277,7 +277,7 @@ def test_errors_come_early() -> None:
     """A number out of range, a folder that is a file, and a function that is none are refused before anything runs."""
     with pytest.raises(ValueError, match="report_dir must be a folder"):
         _validated(product_then_sigmoid, the_same_turned, report_dir=Path(__file__) / "below")
-    with pytest.raises(ValueError, match="max_examples must be >= 1; it is 0"):
+    with pytest.raises(ValueError, match=r"max_examples .* 0"):
         _validated(product_then_sigmoid, the_same_turned, max_examples=0)
     with pytest.raises(TypeError, match=r"replace_fn=...\) must be .* 3"):
         _validated(product_then_sigmoid, 3)  # type: ignore[arg-type]
