@@ -1,4 +1,4 @@
-"""Quantised products of groups of rows with a matrix each, SwiGLU, and dynamic quantisation to int8.
+"""Quantised products of groups of rows with a matrix each, SwiGLU, and dynamic quantisation.
 
 Formula (operator documentation of ``torch_npu.npu_grouped_matmul_swiglu_quant_v2``), for the rows of group i::
 
@@ -10,8 +10,9 @@ Formula (operator documentation of ``torch_npu.npu_grouped_matmul_swiglu_quant_v
 
 ``assist`` is ``weight_assist_matrix``, and ``bias`` in the first version. Rows behind the last group are 0.
 
-Not covered: weights in the cube unit's own order (five dimensions): give them in the order of [groups, k, n]; 8-bit and 4-bit
-floating operands and outputs; ``offset``.
+A weight of five dimensions lies in the order of the cube unit (NZ). 8-bit and 4-bit floating operands, with powers of two of 32
+elements or with scales of rows and columns: ``_floating_products``. With ``quant_mode`` 2 each 32 elements of out have a power of
+two, as from ``npu_dynamic_mx_quant``. Not covered: ``offset``, ``bias``, lists of weights.
 """
 
 from __future__ import annotations
@@ -20,17 +21,25 @@ from collections.abc import Sequence
 
 import torch
 
+from npugraph_ex.operators._floating_products import FLOAT8, FloatingOperand, floating_product
 from npugraph_ex.operators._grouped import Factors, multiplied, spans
-from npugraph_ex.operators._precision import compute_dtype, round_to_int8, unsupported
+from npugraph_ex.operators._microscaling import block_quantisation, quantised
+from npugraph_ex.operators._precision import FLOATS, compute_dtype, largest_of, refused, round_to, unsupported
 from npugraph_ex.operators._record import Operator, call
-from npugraph_ex.operators._routing import dynamic_quotient
 from npugraph_ex.operators._scalar_types import dtype_of
 
 _NAME = "npu_grouped_matmul_swiglu_quant"
 _V2 = f"{_NAME}_v2"
+_BLOCKS = 2
+"""The mode of powers of two for each 32 elements."""
 
 
-def _quotients(
+def _in_rows(weight: torch.Tensor) -> torch.Tensor:
+    """[groups, k, n] of a weight in the order of the cube unit: [groups, n / n0, k / 16, 16, n0]."""
+    return weight.permute(0, 2, 3, 1, 4).flatten(3).flatten(1, 2) if weight.dim() == 5 else weight
+
+
+def _activated(
     name: str,
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -38,30 +47,40 @@ def _quotients(
     groups: tuple[torch.Tensor, int | None],
     assist: torch.Tensor | None = None,
     smooth: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """``(s / scale [m, n / 2], scale [m])``; ``scales`` are those of weight and x, ``groups`` the list and its type."""
+    codes: tuple[int | None, int | None] = (None, None),
+) -> torch.Tensor:
+    """``s`` [m, n / 2]; ``scales`` are those of weight and x, ``groups`` the list and its type, ``codes`` their dtypes."""
+    weight = _in_rows(weight)
+    floating = FloatingOperand(x, codes[0], None, "x_dtype").floating
     if weight.dim() != 3:
-        raise unsupported(name, "weight", f"a tensor of {weight.dim()} dimensions", "tensors [groups, k, n]")
-    if x.dtype not in {torch.int8, torch.int32} or weight.dtype not in {torch.int8, torch.int32}:
-        raise unsupported(name, "x and weight", (x.dtype, weight.dtype), "int8, and int32 with packed int4")
-    weight_scale, x_scale = scales
-    wide = compute_dtype(weight_scale, x_scale)
-    n = weight_scale.shape[-1]
-    out = torch.zeros(x.shape[0], n // 2, dtype=wide)
-    scale = torch.zeros(x.shape[0], dtype=wide)
-    for group, start, end in spans(name, groups[0], groups[1], x.shape[0], weight.shape[0]):
-        factors = Factors(
-            weight[group],
-            None if assist is None else assist[group],
-            weight_scale[group],
-            None,
-            x_scale.reshape(-1)[start:end],
+        raise unsupported(
+            name, "weight", f"a tensor of {weight.dim()} dimensions", "tensors [groups, k, n], in NZ with 5"
         )
-        act, gate = multiplied(x[start:end], factors).chunk(2, -1)
+    if not floating and (x.dtype not in {torch.int8, torch.int32} or weight.dtype not in {torch.int8, torch.int32}):
+        raise unsupported(name, "x and weight", (x.dtype, weight.dtype), "int8, int32 with packed int4, and float8")
+    weight_scale, x_scale = scales
+    wide = compute_dtype(*(scale for scale in scales if scale.is_floating_point()))
+    powers = weight_scale.element_size() == 1
+    out = torch.zeros(x.shape[0], weight_scale.shape[-2 if powers else -1] // 2, dtype=wide)
+    for group, start, end in spans(name, groups[0], groups[1], x.shape[0], weight.shape[0]):
+        if floating:
+            left = FloatingOperand(x[start:end], codes[0], x_scale[start:end], "x_dtype")
+            right = FloatingOperand(weight[group], codes[1], weight_scale[group], "weight_dtype")
+            c = floating_product(name, left, right, wide)
+        else:
+            bias = None if assist is None else assist[group]
+            token = x_scale.reshape(-1)[start:end]
+            c = multiplied(x[start:end], Factors(weight[group], bias, weight_scale[group], None, token))
+        act, gate = c.chunk(2, -1)
         s = torch.nn.functional.silu(act) * gate
-        s = s if smooth is None else s * smooth[group].to(wide)
-        out[start:end], scale[start:end] = dynamic_quotient(s.to(wide))
-    return out, scale
+        out[start:end] = s if smooth is None else s * smooth[group].to(wide)
+    return out
+
+
+def _quantised(s: torch.Tensor, target: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """``(out, scale)``: each row divided by its scale, with which its largest number becomes that of ``target``."""
+    scale = s.abs().amax(-1) / largest_of(target)
+    return round_to(target, torch.where(scale.unsqueeze(-1) == 0, 0.0, s / scale.unsqueeze(-1))), scale
 
 
 def _small(*size: int) -> torch.Tensor:
@@ -90,8 +109,8 @@ def npu_grouped_matmul_swiglu_quant(
     """
     if offset is not None:
         raise unsupported(_NAME, "offset", "a tensor", "None")
-    out, scale = _quotients(_NAME, x, weight, (weight_scale, x_scale), (group_list, 0), bias)
-    return round_to_int8(out), scale, scale.new_zeros(())
+    out, scale = _quantised(_activated(_NAME, x, weight, (weight_scale, x_scale), (group_list, 0), bias), torch.int8)
+    return out, scale, scale.new_zeros(())
 
 
 @Operator(
@@ -128,23 +147,26 @@ def npu_grouped_matmul_swiglu_quant_v2(
     weight_scale_dtype: int | None = None,
     x_scale_dtype: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``(out int8 [m, n / 2], scale float32 [m])``. x: also int32 with packed int4; smooth_scale: [groups, n / 2] or [groups]."""
-    for name, value, only in (
-        ("bias", bias, None),
-        ("quant_mode", quant_mode, 0),
-        ("x_dtype", x_dtype, None),
-        ("weight_dtype", weight_dtype, None),
-        ("weight_scale_dtype", weight_scale_dtype, None),
-        ("x_scale_dtype", x_scale_dtype, None),
-    ):
-        if value is not None and value != only:
-            raise unsupported(_V2, name, "a tensor" if isinstance(value, torch.Tensor) else value, repr(only))
-    if dequant_mode not in {0, 1} or dtype_of(quant_dtype or 1, _V2, "quant_dtype") != torch.int8:
-        raise unsupported(_V2, "dequant_mode", dequant_mode, "0 and 1, with an int8 quant_dtype")
+    """``(out [m, n / 2] of quant_dtype, scale float32 [m])``. x: also packed int4; smooth_scale: [groups, n / 2] or [groups]."""
+    if bias is not None:
+        raise unsupported(_V2, "bias", "a tensor", "None")
+    if dtype_of(6 if dequant_dtype is None else dequant_dtype, _V2, "dequant_dtype") not in FLOATS:
+        raise refused(_V2, "dequant_dtype", dequant_dtype, "float32, float16 or bfloat16")
+    blocks = quant_mode == _BLOCKS
+    if (quant_mode or 0) not in {0, _BLOCKS} or (dequant_mode or 0) not in {0, 1, _BLOCKS}:
+        raise unsupported(_V2, "quant_mode and dequant_mode", (quant_mode, dequant_mode), "0 and 2, and 0, 1 and 2")
     if len(weight) != 1 or len(weight_scale) != 1:
         raise unsupported(_V2, "weight", f"a list of {len(weight)} tensors", "one tensor, and one weight_scale")
     assist = weight_assist_matrix[0] if weight_assist_matrix else None
     scales, groups = (weight_scale[0], x_scale), (group_list, group_list_type)
     smooth = None if smooth_scale is None else smooth_scale.reshape(weight[0].shape[0], -1)
-    out, scale = _quotients(_V2, x, weight[0], scales, groups, assist, smooth)
-    return round_to_int8(out), scale
+    s = _activated(_V2, x, weight[0], scales, groups, assist, smooth, (x_dtype, weight_dtype))
+    if blocks:
+        how = block_quantisation(_V2, 1 if quant_dtype is None else quant_dtype)
+        if how.element.packed:  # torch_npu's meta function announces twice as many bytes
+            raise unsupported(_V2, "quant_dtype", quant_dtype, "float8_e4m3fn and float8_e5m2 with quant_mode 2")
+        return quantised(s, s, -1, how, _V2)
+    target = dtype_of(quant_dtype or 1, _V2, "quant_dtype")
+    if target not in {torch.int8, *FLOAT8}:
+        raise unsupported(_V2, "quant_dtype", quant_dtype, "int8, float8_e4m3fn and float8_e5m2 with quant_mode 0")
+    return _quantised(s, target)

@@ -160,8 +160,40 @@ def test_swiglu_of_grouped_products_is_quantised() -> None:
     check(second(packed(x), [packed(weight)], [scale], token, ENDS))
     assist = 8 * (weight * scale.unsqueeze(1)).sum(1)
     check(second(x, [packed(weight)], [scale.unsqueeze(1)], token, ENDS, weight_assist_matrix=[assist]))
-    with pytest.raises(UnsupportedArgumentError, match="5 dimensions"):
-        second(x, [weight[:, None, None]], [scale], token, ENDS)
+    wide_x, wide, wide_scale = small(6, 32), small(3, 32, 64), torch.rand(3, 64)
+    in_nz = wide.reshape(3, 2, 16, 2, 32).permute(0, 3, 1, 2, 4).contiguous()
+    for one, other in zip(*(second(wide_x, [w], [wide_scale], token, ENDS) for w in (wide, in_nz)), strict=True):
+        assert torch.equal(one, other)
+    with pytest.raises(UnsupportedArgumentError, match="4 dimensions"):
+        second(x, [weight[:, None]], [scale], token, ENDS)
+
+
+def test_swiglu_of_products_of_floats() -> None:
+    """8-bit floats with scales of rows and columns, and with powers of two, quantised by row and by block; rows behind are 0."""
+    x, weight = (torch.randint(-8, 9, size).to(torch.float8_e4m3fn) for size in ((6, 64), (3, 64, 128)))
+    scale, token = torch.rand(3, 128), torch.rand(6)
+    powers_x, powers_w = (torch.randint(124, 130, size).to(torch.uint8) for size in ((6, 1, 2), (3, 1, 128, 2)))
+    second = functools.partial(formula("npu_grouped_matmul_swiglu_quant_v2"), x, [weight])
+
+    def activated(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        act, gate = by_group(left, right)[:5].chunk(2, -1)
+        return torch.nn.functional.silu(act) * gate
+
+    s = activated(x.double() * token[:, None], weight.double() * scale[:, None])
+    out, scales = second([scale], token, ENDS, quant_dtype=24)
+    near(scales[:5].double(), s.abs().amax(1) / 448)
+    near(out[:5].double() * scales[:5, None].double(), s, rtol=0.07, atol=float(scales.max()) * 2**-9)
+    assert not out[5:].float().any()
+    left = x.double() * torch.exp2(powers_x.double() - 127).flatten(1).repeat_interleave(32, 1)
+    right = weight.double() * torch.exp2(powers_w[:, 0].double() - 127).mT.repeat_interleave(32, 1)
+    modes = {"quant_mode": 2, "dequant_mode": 2, "x_scale_dtype": 293, "weight_scale_dtype": 293}
+    out, scales = second([powers_w], powers_x, ENDS, quant_dtype=23, **modes)
+    exact, bytes_ = OPERATORS["npu::npu_dynamic_mx_quant"].formula(activated(left, right), dst_type=23)
+    assert torch.equal(scales[:5], bytes_)
+    near(out[:5].double(), exact.double(), rtol=0.26)
+    assert (out[:5].float() == exact.float()).float().mean() > 0.98
+    with pytest.raises(UnsupportedArgumentError, match="quant_dtype=296"):
+        second([powers_w], powers_x, ENDS, quant_dtype=296, **modes)
 
 
 def test_grouped_products_are_added_up_for_each_token() -> None:
