@@ -32,13 +32,6 @@ _COMMON: dict[str, Any] = {
     "max_position_embeddings": 256,
 }
 
-_HEADS: dict[str, Any] = {"head_dim": HEAD}  # beside what the configuration class declares
-
-_NOAUX: dict[str, Any] = {
-    "topk_method": "noaux_tc",
-    "scoring_func": "sigmoid",
-}  # what vLLM reads of DeepSeek-V3's own files
-
 
 def _qwen3() -> nn.Module:
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -47,31 +40,6 @@ def _qwen3() -> nn.Module:
         Qwen3Config(
             **_COMMON, intermediate_size=256, num_attention_heads=4, num_key_value_heads=2, head_dim=HEAD,
             tie_word_embeddings=False,
-        )
-    )  # fmt: skip
-
-
-def _qwen3_moe() -> nn.Module:
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-    return Qwen3MoeForCausalLM(
-        Qwen3MoeConfig(
-            **_COMMON, intermediate_size=256, moe_intermediate_size=128, num_experts=8, num_experts_per_tok=2,
-            norm_topk_prob=True, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False,
-            **_HEADS,
-        )
-    )  # fmt: skip
-
-
-def _deepseek() -> nn.Module:
-    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
-
-    return DeepseekV3ForCausalLM(
-        DeepseekV3Config(
-            **_COMMON, intermediate_size=256, moe_intermediate_size=128, n_routed_experts=8, num_experts_per_tok=2,
-            n_shared_experts=1, n_group=2, topk_group=1, first_k_dense_replace=1, num_attention_heads=4,
-            num_key_value_heads=4, q_lora_rank=64, kv_lora_rank=512, qk_rope_head_dim=64, qk_nope_head_dim=HEAD,
-            v_head_dim=HEAD, tie_word_embeddings=False, **_NOAUX,
         )
     )  # fmt: skip
 
@@ -88,8 +56,6 @@ _NORM_ROPE = "vllm.qkv_rmsnorm_rope.default"
 MODELS = {
     "qwen3": Model(_qwen3, (_NORM_ROPE,)),
     "qwen3-w8a8": Model(_qwen3, (_NORM_ROPE,), quantised=True),
-    "qwen3-moe": Model(_qwen3_moe, (_NORM_ROPE,)),
-    "deepseek-v3": Model(_deepseek),
 }
 """The models by name."""
 

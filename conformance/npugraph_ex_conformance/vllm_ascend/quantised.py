@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["quantise", "write_description"]
 
-_KEPT = ("lm_head", "mlp.gate.")
-"""Linears that stay as they are: the head, and the gate of experts."""
+_KEPT = "lm_head"
+"""The linear that stays as it is."""
 
 
 def quantise(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -22,7 +22,7 @@ def quantise(model: nn.Module) -> dict[str, torch.Tensor]:
     weights = {name: weight.to(torch.bfloat16) for name, weight in model.state_dict().items()}
     with torch.no_grad():
         for path, linear in model.named_modules():
-            if not isinstance(linear, nn.Linear) or any(part in f"{path}." for part in _KEPT):
+            if not isinstance(linear, nn.Linear) or path == _KEPT:
                 continue
             scale = (linear.weight.abs().amax(1, keepdim=True) / 127).to(torch.bfloat16).float()
             rounded = (linear.weight / scale).round().clamp(-128, 127)
