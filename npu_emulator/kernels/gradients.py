@@ -33,6 +33,14 @@ def _matmul(
     return to_left, to_right
 
 
+def _cdist(
+    grad: torch.Tensor, left: torch.Tensor, right: torch.Tensor, p: float, distances: torch.Tensor
+) -> torch.Tensor:
+    """Return the gradient by `left`, with the distances before their rounding: for p = inf it compares them with differences."""
+    exact = torch.ops.aten._cdist_forward(left, right, p, None).to(distances.dtype)  # noqa: SLF001 - its name
+    return torch.ops.aten._cdist_backward(grad.contiguous(), left, right, p, exact)  # noqa: SLF001
+
+
 def _reduced(gradient: torch.Tensor, reduction: int) -> torch.Tensor:
     return gradient / gradient.numel() if reduction == _MEAN else gradient
 
@@ -74,6 +82,7 @@ def _bce_with_logits(
 
 
 _BY_NAME: Mapping[str, Callable[..., Any]] = {
+    "aten::_cdist_backward": _cdist,
     "aten::matmul_backward": _matmul,
     "npu::l1_loss_backward": _l1_loss,
     "npu::kl_div_backward": _kl_div,

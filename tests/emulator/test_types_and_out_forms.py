@@ -148,6 +148,7 @@ ONCE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         (torch.zeros(49, dtype=torch.int64, device=x.device),), x.reshape(49, 7), accumulate=True
     ),
     "matmul's gradient": lambda x: _gradient(lambda y: x @ y, x[0]),
+    "cdist's gradient": lambda x: _gradient(lambda y: torch.cdist(y, x[1], p=float("inf")), x[0]),
     "conv2d": lambda x: functional.conv2d(x[None], x[:, :, :3, None]),
     "conv2d's gradient": lambda x: _gradient(lambda y: functional.conv2d(x[None], y), x[:, :, :3, None]),
     "batch_norm": lambda x: functional.batch_norm(x, None, None, x[0, 0], x[0, 1], training=True),
