@@ -38,7 +38,8 @@ def _cdist(
 ) -> torch.Tensor:
     """Return the gradient by `left`, with the distances before their rounding: for p = inf it compares them with differences."""
     exact = torch.ops.aten._cdist_forward(left, right, p, None).to(distances.dtype)  # noqa: SLF001 - its name
-    return torch.ops.aten._cdist_backward(grad.contiguous(), left, right, p, exact)  # noqa: SLF001
+    found: torch.Tensor = torch.ops.aten._cdist_backward(grad.contiguous(), left, right, p, exact)  # noqa: SLF001
+    return found
 
 
 def _reduced(gradient: torch.Tensor, reduction: int) -> torch.Tensor:
