@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -36,10 +37,13 @@ def _matmul(
 def _cdist(
     grad: torch.Tensor, left: torch.Tensor, right: torch.Tensor, p: float, distances: torch.Tensor
 ) -> torch.Tensor:
-    """Return the gradient by `left`, with the distances before their rounding: for p = inf it compares them with differences."""
-    exact = torch.ops.aten._cdist_forward(left, right, p, None).to(distances.dtype)  # noqa: SLF001 - its name
-    found: torch.Tensor = torch.ops.aten._cdist_backward(grad.contiguous(), left, right, p, exact)  # noqa: SLF001
-    return found
+    """Return the gradient by `left`; for p = inf of differences not below the distance, which may be rounded and equal none."""
+    if p != math.inf:
+        found: torch.Tensor = torch.ops.aten._cdist_backward(grad.contiguous(), left, right, p, distances)  # noqa: SLF001
+        return found
+    differences = left.unsqueeze(-2) - right.unsqueeze(-3)
+    largest = differences.abs() >= distances.unsqueeze(-1)
+    return (grad.unsqueeze(-1) * differences.sign() * largest).sum(-2)
 
 
 def _reduced(gradient: torch.Tensor, reduction: int) -> torch.Tensor:
