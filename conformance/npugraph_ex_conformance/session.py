@@ -35,6 +35,7 @@ class Profile:
     tokens: int
     streams: int
     shared_pool: int
+    spellings: int
     decoders: tuple[tuple[str, bool], ...]
     dynamic: tuple[tuple[str, bool], ...]
 
@@ -55,6 +56,7 @@ PROFILES = {
         tokens=12,
         streams=40,
         shared_pool=10,
+        spellings=60,
         decoders=(("llama", False), ("deepseek", True)),
         dynamic=(("llama", False),),
     ),
@@ -69,6 +71,7 @@ PROFILES = {
         tokens=32,
         streams=4000,
         shared_pool=300,
+        spellings=2000,
         decoders=DECODERS,
         dynamic=DECODERS,
     ),
@@ -83,6 +86,7 @@ PROFILES = {
         tokens=64,
         streams=48000,
         shared_pool=3600,
+        spellings=24000,
         decoders=DECODERS,
         dynamic=DECODERS,
     ),

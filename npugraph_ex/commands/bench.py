@@ -9,7 +9,12 @@ import npugraph_ex
 from npugraph_ex.commands.suites import require, run_pytest
 from npugraph_ex.errors import UsageError
 
-_NEEDED = {"pytest": "pytest", "pytest_benchmark": "pytest-benchmark", "tabulate": "tabulate"}
+_NEEDED = {
+    "pytest": "pytest",
+    "pytest_benchmark": "pytest-benchmark",
+    "tabulate": "tabulate",
+    "transformers": "transformers",
+}
 TOPICS = {
     "call": "test_host_cost.py",
     "compile": "test_compile_time.py",
@@ -21,6 +26,7 @@ TOPICS = {
     "suite": "test_suite_speed.py",
     "emulator": "test_emulator_cost.py",
     "single": "test_calls.py",
+    "architectures": "test_architectures.py",
 }
 _DESCRIPTION = """\
 Measure the compiler on this machine, beside the floor and beside the backend that torch_npu carries, and print tables.
@@ -35,6 +41,7 @@ topics (all of them if none is named):
   device     kernels, copies, bytes; by pass; modelled speed-up  streams    the stream check
   sizes      new sizes, old sizes, 10,000 calls                  suite      examples a second of the conformance suite
   emulator   what the emulated device costs                      single     single calls, by pytest-benchmark
+  architectures   25 models of transformers: kernels, bytes and errors with lift="judged"
 
 examples:
   npugraph-ex bench call device

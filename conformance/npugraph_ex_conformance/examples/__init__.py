@@ -114,6 +114,12 @@ def _shared_pool(seed: int) -> str:
     return shared_pool_example(seed)
 
 
+def _spellings(seed: int) -> str:
+    from npugraph_ex_conformance.examples.spellings import spelling_example
+
+    return spelling_example(seed)
+
+
 FAMILIES: Mapping[str, Example] = MappingProxyType(
     {
         "planted": programs(partial(planted_programs, pattern=_RULE), "fx"),
@@ -122,6 +128,7 @@ FAMILIES: Mapping[str, Example] = MappingProxyType(
         "exact": programs(exact_programs, "fx"),
         "device": programs(partial(exact_programs, dynamic=False), "graph"),
         "device dynamic": programs(partial(exact_programs, dynamic=True), "graph"),
+        "spellings": _spellings,
         "streams": _streams,
         "parts": _parts,
         "forms": _forms,

@@ -7,12 +7,13 @@ it is off; `testing.mutant` switches one on.
 from __future__ import annotations
 
 from npugraph_ex.testing.mutation import Mutant
-from npugraph_ex_conformance.mutants import capture, matcher, passes, rules, streams
+from npugraph_ex_conformance.mutants import capture, lifting, matcher, passes, rules, streams
 
 MUTANTS: tuple[Mutant, ...] = (
     *matcher.MUTANTS,
     *rules.MUTANTS,
     *passes.MUTANTS,
+    *lifting.MUTANTS,
     *streams.MUTANTS,
     *capture.MUTANTS,
 )

@@ -1,0 +1,39 @@
+"""Faults of lifting: what it finds, and what it takes away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+from npugraph_ex.testing.mutation import Mutant
+from npugraph_ex_conformance.mutants._patches import answering
+
+
+def _everything(original: Any) -> Any:
+    del original
+    return lambda nodes, _outputs: nodes
+
+
+def _without_powers(original: Any) -> Any:
+    def root(node: fx.Node) -> fx.Node | None:
+        found: fx.Node | None = original(node)
+        return None if found is not None and "pow" in str(node.target) else found
+
+    return root
+
+
+MUTANTS = (
+    Mutant(
+        "lifting-ignores-writes-between", "nothing writes what a spelling reads before it ends",
+        "npugraph_ex.lifting.engine:checks.undisturbed", answering(None), "spellings",
+    ),
+    Mutant(
+        "lifting-takes-what-others-use", "a value on the way that has another user is still computed",
+        "npugraph_ex.lifting.subgraph:_vanishing", _everything, "spellings",
+    ),
+    Mutant(
+        "lifting-knows-one-root", "a norm is found however its root is spelled",
+        "npugraph_ex.lifting.terms:inverse_root_of", _without_powers, "spellings",
+    ),
+)  # fmt: skip
