@@ -159,3 +159,17 @@ def make(name: str, dtype: torch.dtype, device: str) -> Made:
         model.model.config._experts_implementation = "batched_mm"  # the default has no float64
     cast = [value.half().to(dtype) if value.is_floating_point() else value for value in inputs]
     return model.eval().half().to(dtype).to(device), tuple(value.to(device) for value in cast)
+
+
+def drawn(inputs: Inputs, seed: int) -> list[torch.Tensor]:
+    """Other inputs of the same kind, on the CPU; a position stays."""
+    generator = torch.Generator().manual_seed(seed)
+    others = []
+    for value in inputs:
+        if value.is_floating_point():
+            others.append(torch.randn(value.shape, generator=generator).half())
+        elif others and value.numel() == 1:
+            others.append(value.cpu())
+        else:
+            others.append(torch.randint(1, VOCABULARY - 1, value.shape, generator=generator))
+    return others

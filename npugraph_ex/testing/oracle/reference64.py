@@ -140,8 +140,8 @@ def _continued(node: fx.Node, value: Any, forced: Any) -> Any:
     """A value given in place of the computed one."""
     if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
         return value.copy_(_widened(forced))  # what it wrote is seen through every alias
-    # A copy, because the graph may write it.
-    return pytree.tree_map(lambda leaf: _widened(leaf).clone(), forced)
+    # A copy, because the graph may write it; a symbolic size is a number.
+    return pytree.tree_map(lambda leaf: copied(_widened(leaf)), forced)
 
 
 def _rounded_results(node: fx.Node) -> list[Format | None] | None:
