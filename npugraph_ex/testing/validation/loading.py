@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -32,7 +33,7 @@ def load_rules(spec: str) -> tuple[PreparedRule, ...]:
         RulesNotFoundError: there is no such module or name, importing it or the call failed, or nothing is registered.
     """
     source, name = _split(spec)
-    before = {id(rule) for rule in USER_RULES.snapshot()}
+    before = USER_RULES.snapshot()
     module = load_module(source)
     found = _new(before) or _of_module(module)
     if not name:
@@ -67,8 +68,8 @@ def _is_module_or_file(source: str) -> bool:
     return source.endswith(".py") or all(part.isidentifier() for part in source.split("."))
 
 
-def _new(before: set[int]) -> tuple[PreparedRule, ...]:
-    return tuple(rule for rule in USER_RULES.snapshot() if id(rule) not in before)
+def _new(before: Sequence[PreparedRule]) -> tuple[PreparedRule, ...]:
+    return tuple(rule for rule in USER_RULES.snapshot() if not any(rule is earlier for earlier in before))
 
 
 def _of_module(module: ModuleType) -> tuple[PreparedRule, ...]:
@@ -149,7 +150,7 @@ def _registered_by(target: object, source: str, name: str) -> tuple[PreparedRule
             f"{named} is no search function of a registered replacement, and cannot be called to register one: "
             f"it wants {', '.join(required)}."
         )
-    before = {id(rule) for rule in USER_RULES.snapshot()}
+    before = USER_RULES.snapshot()
     try:
         target()
     except (Exception, SystemExit) as error:
