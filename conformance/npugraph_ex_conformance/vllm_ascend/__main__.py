@@ -40,6 +40,9 @@ def main() -> int:
     )  # fmt: skip
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)} (default: all)")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="a new folder for models, logs and saved code")
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="eager, and the runs whose name or schedule has this text"
+    )
     options = parser.parse_args()
     unknown = sorted(set(options.models) - set(MODELS))
     if unknown:
@@ -50,18 +53,19 @@ def main() -> int:
         for name in options.models or MODELS:
             folder = work / name
             folder.mkdir(parents=True)
-            rows += _rows_of(name, folder)
+            rows += _rows_of(name, folder, options.only)
     print("\n" + tabulate(rows, headers=_HEADERS, tablefmt="simple", disable_numparse=True))
     return int(any(row[-1] == "FAILED" for row in rows))
 
 
-def _rows_of(name: str, folder: Path) -> list[tuple[str, ...]]:
+def _rows_of(name: str, folder: Path, only: str) -> list[tuple[str, ...]]:
     """Run one model's plans; the rows of the table."""
     reference = make(name, folder / "model")
     eager: Judged | None = None
     rows = []
     for number, plan in enumerate(PLANS):
-        if plan.break_fused and not MODELS[name].fused:
+        wanted = number == 0 or only in f"{plan.name} {plan.schedule}"
+        if not wanted or (plan.break_fused and not MODELS[name].fused):
             continue
         try:
             judged = judge(plan, *run(plan, name, folder / "model", number), name, reference, eager)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from npugraph_ex_conformance.vllm_ascend.sources import digest
 from npugraph_ex_conformance.vllm_ascend.stand_ins import FUSED, replace_triton_kernels
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Seen:
         replayed: how often each kernel ran in them.
         compiled_graphs: how many graphs went through this library's passes.
         faults: what the checks of memory and races found.
+        sources: the digest of the library's files.
     """
 
     answers: list[Answer]
@@ -82,6 +84,7 @@ class Seen:
     replayed: dict[str, int]
     compiled_graphs: int
     faults: list[str]
+    sources: str
 
 
 def _break(run: EngineRun) -> None:
@@ -182,10 +185,15 @@ def _is_the_clients_way(fault: MemoryFault, pools: list[range]) -> bool:
 
 
 def run_engine(run: EngineRun) -> Seen:
-    """Build an engine, let it answer, and gather what the device saw."""
+    """Build an engine, let it answer, and gather what the device saw.
+
+    Raises:
+        RuntimeError: the library's files changed meanwhile.
+    """
     import npu_emulator
     from npugraph_ex.report.graphs import graph_records
 
+    sources = digest()
     replace_triton_kernels()
     _break(run)
     with ExitStack() as stack:
@@ -197,6 +205,8 @@ def run_engine(run: EngineRun) -> Seen:
         torch.npu.synchronize()
         pools = _graph_memory()
         faults = [str(fault) for fault in memory if not _is_the_clients_way(fault, pools)]
+    if digest() != sources:
+        raise RuntimeError("the library's files changed while the engine ran; run it again")
     in_replays = [ran for ran in log if ran.graph is not None]
     return Seen(
         answers,
@@ -204,6 +214,7 @@ def run_engine(run: EngineRun) -> Seen:
         replayed=dict(Counter(ran.name for ran in in_replays)),
         compiled_graphs=len(graph_records()),
         faults=[*faults, *map(str, races)],
+        sources=sources,
     )
 
 

@@ -127,7 +127,13 @@ def _environment(cache: Path) -> dict[str, str]:
 
 
 def judge(plan: Plan, seen: Seen, seconds: float, name: str, reference: nn.Module, eager: Judged | None) -> Judged:
-    """Compare a run with float32 and, unless it is the eager one itself, with the eager run."""
+    """Compare a run with float32 and, unless it is the eager one itself, with the eager run.
+
+    Raises:
+        RuntimeError: the library's files are other ones than in the eager run. A control would seem noticed by that alone.
+    """
+    if eager is not None and seen.sources != eager.seen.sources:
+        raise RuntimeError(f"{plan.name} ran with other files of the library than eager; run both again")
     far = difference(reference, seen.answers)
     fused = sum(seen.replayed.get(kernel, 0) for kernel in MODELS[name].fused)
     wrong = list(seen.faults)
