@@ -179,6 +179,43 @@ class _HostWatcher:
         return None
 
 
+class _OneCopy:
+    """Finds and loads `torch_npu.dynamo.npugraph_ex.x`, where this library stands, as the module `npugraph_ex.x`.
+
+    Without it the façade's search path would give a second copy of each module, which registers its operators again.
+    """
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Describe the alias of a module that is there; the module itself is imported by `exec_module`."""
+        del path, target
+        name = _own_name(fullname)
+        if not name:
+            return None
+        from importlib.machinery import ModuleSpec
+        from importlib.util import find_spec
+
+        return ModuleSpec(fullname, self) if find_spec(name) else None  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Let the import system create an empty module, which the next step replaces."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Import this library's module and put it under the alias; a module may replace itself in `sys.modules`."""
+        from importlib import import_module
+
+        sys.modules[module.__name__] = import_module(_own_name(module.__name__))
+
+
+def _own_name(fullname: str) -> str:
+    """`npugraph_ex.x` of the name of a module below one of torch_npu's two names for its backend; empty of any other."""
+    for home in (_HOST, _DEVICES):
+        if fullname.startswith(f"{home}.{NAME}."):
+            return fullname[len(home) + 1 :]
+    return ""
+
+
 def _append_settling(loader: Any, watcher: _HostWatcher) -> None:
     """Make this one loader settle the name after it has executed its module; its class and type stay as they are."""
 
@@ -245,6 +282,7 @@ def _take_over(host: ModuleType, before: list[tuple[dict[str, Any], str, Any]]) 
         _withdraw_backend()
         registry.register_backend(backend, NAME)
         _teach_dynamo()
+    sys.meta_path.insert(0, _OneCopy())
 
 
 def _stand_aside(error: Exception) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import pkgutil
 import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -144,3 +146,18 @@ def test_every_promised_path_is_there(module: str, path: str) -> None:
         home = importlib.import_module(value.__module__)
         assert home.__name__.startswith("npugraph_ex.")
         assert getattr(home, value.__name__) is value
+
+
+@pytest.mark.parametrize("home", ["torch_npu.dynamo", "torch_npu.npu"])
+def test_a_module_has_one_copy_under_every_name(home: str) -> None:
+    """Below torch_npu's names for its backend are this library's own modules: its operators are not registered again."""
+    prefix = f"{home}.npugraph_ex."
+    package = importlib.import_module(prefix[:-1])
+    walked = {info.name for info in pkgutil.walk_packages(package.__path__, prefix)}
+    record = importlib.import_module(f"{prefix}operators.npu_rms_norm")
+    assert (record.__name__, record.__spec__.name) == ("npugraph_ex.operators.npu_rms_norm",) * 2
+    assert {f"{prefix}config", record.__name__.replace("npugraph_ex.", prefix)} < walked
+    loaded = [name for name in sys.modules if name.startswith(prefix)]
+    assert len(loaded) > 10
+    assert all(sys.modules[name] is sys.modules[name.removeprefix(f"{home}.")] for name in loaded)
+    assert importlib.util.find_spec(f"{prefix}nothing") is None
