@@ -166,15 +166,15 @@ def test_a_torch_operator_that_the_cpu_lacks_is_named_too(program: Program) -> N
 import torch, npu_emulator
 x = torch.ones(2, 2, device="npu")
 try:
-    torch.ops.aten._scaled_grouped_mm(x, x, x, x)
+    torch.ops.aten.to_padded_tensor(x, 0.0)
 except npu_emulator.KernelMissingError as error:
     print(error)
-npu_emulator.register_kernel("aten::_scaled_grouped_mm", lambda a, *others, **more: a * 3)
-print(torch.ops.aten._scaled_grouped_mm(x, x, x, x).cpu()[0].tolist())
+npu_emulator.register_kernel("aten::to_padded_tensor", lambda a, *others: a * 3)
+print(torch.ops.aten.to_padded_tensor(x, 0.0).cpu()[0].tolist())
 """
     done = program(text, "--quiet")
     said, value = done.stdout.splitlines() or ["", done.stderr]
-    assert "aten::_scaled_grouped_mm" in said
+    assert "aten::to_padded_tensor" in said
     assert "npu_emulator." in said
     assert value == "[3.0, 3.0]"
 
