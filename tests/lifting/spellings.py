@@ -165,6 +165,12 @@ def rotated_heads_behind(x: Any, cos: Any, sin: Any) -> Any:
     return x * cos.transpose(1, 2) + _half(x) * sin.transpose(1, 2)
 
 
+def rotated_by_wide_cosines(x: Any, cos: Any, sin: Any) -> Any:
+    """As OLMo 2 has it: cosines in float32, which the products are computed in."""
+    cos, sin = cos.float() * 1.5, sin.float() * 1.5
+    return (x * cos + _half(x) * sin).to(x.dtype)
+
+
 def rotated_by_cosines_of_rank_two(x: Any, cos: Any, sin: Any) -> Any:
     return x * cos[0, :, 0].unsqueeze(1) + _half(x) * sin[0, :, 0].unsqueeze(1)
 

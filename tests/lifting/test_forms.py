@@ -139,7 +139,11 @@ def _together(
     """Every spelling and every near-miss in one graph, but those of attention."""
     of_norms = [function(*norms) for function in (*NORMS, spellings.gemma_norm, *NOT_NORMS)]
     of_activations = [function(*activated) for function in (*ACTIVATIONS, *GATED, *NOT_ACTIVATIONS)]
-    return [*of_norms, *(function(*turned) for function in (*ROTARY, *NOT_ROTARY)), *of_activations]
+    return [
+        *of_norms,
+        *(function(*turned) for function in (*ROTARY, spellings.rotated_by_wide_cosines, *NOT_ROTARY)),
+        *of_activations,
+    ]
 
 
 def _inputs_together(seed: int) -> list[list[torch.Tensor]]:
@@ -205,6 +209,15 @@ def test_exact_wants_every_bit(dtype: torch.dtype) -> None:
     else:
         assert targets(gm) == before
     assert "elements are not eager mode's" in report.near_misses("lift_rms_norm")[0].reason
+
+
+def test_rotary_in_a_wider_dtype() -> None:
+    """With cosines in float32, x is cast before the operator and the result behind it, and is as near to float64."""
+    gm = aot_graph(spellings.rotated_by_wide_cosines, *tensors(ROTARY_SPECS, HALF))
+    report = optimise(gm, lift="judged")
+    assert targets(gm) == ["_to_copy", "mul", "_to_copy", "mul", "_to_copy", "npu_rotary_mul", "_to_copy"], (
+        report.table()
+    )
 
 
 def test_off_lifts_nothing() -> None:

@@ -6,7 +6,7 @@
 
 ``turned`` is ``cat(-second_half, first_half)`` of the last dimension, or each pair ``(a, b)`` of it as ``(-b, a)``. The operator
 takes cosines and sines of the dtype of ``x``, and a last dimension that is even and at most 896 (operator documentation of
-``torch_npu.npu_rotary_mul``).
+``torch_npu.npu_rotary_mul``). Where cosines and sines are in a wider dtype, ``x`` is cast to it and the result back.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ _aten = torch.ops.aten
 _TAKEN = (torch.float16, torch.bfloat16, torch.float32)
 _WIDEST = 896
 _RANKS = (3, 4)
+_CAST = _aten._to_copy.default  # noqa: SLF001 - the operator's name
 
 
 def _negated(node: object) -> fx.Node | None:
@@ -84,18 +85,37 @@ def _other_factor(node: object, of: fx.Node) -> fx.Node | None:
     return None
 
 
-def _build(mode: str, *, turned: bool) -> Build:
-    """The operator on tensors of four dimensions; ``turned``: heads and positions change places around it."""
+def _of_dtype(x: fx.Node, cosine: fx.Node, sine: fx.Node, *, dtype: torch.dtype) -> tuple[fx.Node, ...] | None:
+    """All three in this dtype; None where one is not."""
+    found = [terms.of_dtype(operand, dtype) for operand in (x, cosine, sine)]
+    return tuple(operand for operand in found if operand is not None) if None not in found else None
 
-    def build(emit: Emit, *operands: fx.Node) -> tuple[fx.Node, ...]:
-        rank = operands[0].meta["val"].dim()
+
+def _widened(x: fx.Node, cosine: fx.Node, sine: fx.Node, *, dtype: torch.dtype) -> tuple[fx.Node, ...] | None:
+    """Cosines and sines in the wider dtype that the sum is computed in, and x before it is cast to it."""
+    factors = _of_dtype(cosine, cosine, sine, dtype=dtype)
+    return None if factors is None else (terms.core(x), *factors[1:])
+
+
+def _build(mode: str, dtype: torch.dtype, *, turned: bool) -> Build:
+    """The operator on tensors of four dimensions; ``turned``: heads and positions change places around it.
+
+    It computes in the dtype of the cosines; the result gets ``dtype``.
+    """
+
+    def cast(emit: Emit, operand: fx.Node, to: torch.dtype) -> fx.Node:
+        return operand if operand.meta["val"].dtype == to else emit(_CAST, operand, dtype=to)
+
+    def build(emit: Emit, x: fx.Node, *factors: fx.Node) -> tuple[fx.Node, ...]:
+        operands = (cast(emit, x, factors[0].meta["val"].dtype), *factors)
+        rank = x.meta["val"].dim()
         made = []
         for operand in operands:
             for _ in range(4 - operand.meta["val"].dim()):
                 operand = emit(_aten.unsqueeze.default, operand, 0)  # noqa: PLW2901 - step by step
             made.append(emit(_aten.transpose.int, operand, 1, 2) if turned else operand)
         result = emit(torch.ops.npu.npu_rotary_mul.default, *made, *([] if mode == "half" else [mode]))
-        result = emit(_aten.transpose.int, result, 1, 2) if turned else result
+        result = cast(emit, emit(_aten.transpose.int, result, 1, 2) if turned else result, dtype)
         return (emit(_aten.squeeze.dim, result, 0) if rank < 4 else result,)
 
     return build
@@ -115,7 +135,7 @@ class _Rotary:
     """The form."""
 
     name = "lift_rotary"
-    ends_with = frozenset({_aten.add.Tensor, _aten._to_copy.default})  # noqa: SLF001 - the operator's name
+    ends_with = frozenset({_aten.add.Tensor, _CAST})
 
     def read(self, node: fx.Node) -> Proposal | Unlike | None:
         """The embedding that ends with ``node``."""
@@ -140,9 +160,9 @@ def _embedding(node: fx.Node, plain: object, turned: tuple[fx.Node, str], sine: 
     cosine = _other_factor(plain, turned[0])
     if cosine is None:
         return Unlike(total, f"the other term is no product with {turned[0].name}, which is turned in this one")
-    found = [terms.of_dtype(operand, value.dtype) for operand in (turned[0], cosine, sine)]
-    operands = [operand for operand in found if operand is not None]
-    if len(operands) < len(found) or value.dtype not in _TAKEN:
+    wide = total.meta["val"].dtype
+    operands = _of_dtype(turned[0], cosine, sine, dtype=value.dtype) or _widened(turned[0], cosine, sine, dtype=wide)
+    if operands is None or value.dtype not in _TAKEN or wide not in _TAKEN:
         dtypes = ", ".join(str(operand.meta["val"].dtype) for operand in (turned[0], cosine, sine))
         return Unlike(total, f"x, cosines and sines are {dtypes}; the operator takes {value.dtype} for all three")
     x, cosines, sines = (operand.meta["val"] for operand in operands)
@@ -154,8 +174,8 @@ def _embedding(node: fx.Node, plain: object, turned: tuple[fx.Node, str], sine: 
     unfit = _unfit(x, cosines) or _unfit(x, sines)
     if unfit is not None:
         return Unlike(total, unfit)
-    builds = (_build(turned[1], turned=False), _build(turned[1], turned=True))
-    return Proposal(tuple(operands), (node,), builds, (size, size // 2))
+    builds = tuple(_build(turned[1], value.dtype, turned=around) for around in (False, True))
+    return Proposal(operands, (node,), builds, (size, size // 2))
 
 
 FORM = _Rotary()
