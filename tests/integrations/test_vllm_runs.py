@@ -1,7 +1,8 @@
-"""Runs of the real engine are compared only if one version of the library made both. These tests need no vLLM."""
+"""How runs of the real engine are compared: one version of the library, one value under every schedule. No vLLM is needed."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -11,7 +12,8 @@ import torch
 from torch import nn
 
 from npugraph_ex_conformance.vllm_ascend.engine import Answer, Seen
-from npugraph_ex_conformance.vllm_ascend.runs import PLANS, judge
+from npugraph_ex_conformance.vllm_ascend.models import MODELS
+from npugraph_ex_conformance.vllm_ascend.runs import PLANS, Judged, Plan, judge
 from npugraph_ex_conformance.vllm_ascend.sources import digest, digest_of
 
 if TYPE_CHECKING:
@@ -25,20 +27,40 @@ class _Uniform(nn.Module):
         return SimpleNamespace(logits=torch.zeros(*tokens.shape, 4))
 
 
+_LOGPROB = -math.log(4)
+_ANSWER = Answer(prompt=[0], tokens=[1, 2], logprobs=[_LOGPROB] * 2, cached=1)
+_SEEN = Seen(
+    [_ANSWER],
+    replays=1,
+    replayed=dict.fromkeys(MODELS["qwen3-w8a8"].fused, 1),
+    compiled_graphs=1,
+    faults=[],
+    sources=digest(),
+)
+_MOVED = replace(_SEEN, answers=[replace(_ANSWER, logprobs=[_LOGPROB, _LOGPROB + 0.06])])
+_EAGER, _FIFO, _LAZY = PLANS[:3]
+
+
+def _judge(plan: Plan, seen: Seen, *earlier: Judged) -> Judged:
+    return judge(plan, seen, 0.0, "qwen3-w8a8", _Uniform(), earlier)
+
+
 def test_runs_of_two_versions_are_not_compared() -> None:
     """Runs with other sources than eager's have no verdict, so a control is not noticed by them."""
-    logprob = torch.tensor(1 / 4).log().item()
-    answer = Answer(prompt=[0], tokens=[1, 2], logprobs=[logprob] * 2, cached=1)
-    seen = Seen([answer], replays=1, replayed={}, compiled_graphs=1, faults=[], sources=digest())
-    eager, lazy, control = PLANS[0], PLANS[2], PLANS[-1]
-    first = judge(eager, seen, 0.0, "qwen3-w8a8", _Uniform(), None)
-    assert first.held
-    moved = replace(seen, answers=[replace(answer, logprobs=[logprob, logprob + 0.06])])
-    assert judge(lazy, moved, 0.0, "qwen3-w8a8", _Uniform(), first).from_eager == pytest.approx(0.06)
-    other = replace(moved, sources="other")
-    for plan in (lazy, control):  # the control would count as noticed
-        with pytest.raises(RuntimeError, match="other files of the library than eager"):
-            judge(plan, other, 0.0, "qwen3-w8a8", _Uniform(), first)
+    eager = _judge(_EAGER, _SEEN)
+    for plan in (_LAZY, PLANS[-1]):
+        with pytest.raises(RuntimeError, match="other files of the library"):
+            _judge(plan, replace(_MOVED, sources="other"), eager)
+
+
+def test_a_schedule_may_not_move_a_value() -> None:
+    """A fused kernel may be a little from eager; the same kernels in another order may not be from themselves."""
+    eager = replace(_judge(_EAGER, _SEEN), from_float32=0.15)
+    moved = _judge(_FIFO, _MOVED, eager)
+    assert moved.held, moved.wrong
+    assert moved.from_eager == pytest.approx(0.06)
+    assert _judge(_LAZY, _MOVED, eager, moved).held
+    assert _judge(_LAZY, _SEEN, eager, moved).wrong == ("other tokens or logprobs than under fifo",)
 
 
 def test_the_digest_is_of_every_source(tmp_path: Path) -> None:

@@ -185,11 +185,7 @@ def _is_the_clients_way(fault: MemoryFault, pools: list[range]) -> bool:
 
 
 def run_engine(run: EngineRun) -> Seen:
-    """Build an engine, let it answer, and gather what the device saw.
-
-    Raises:
-        RuntimeError: the library's files changed meanwhile.
-    """
+    """Build an engine, let it answer, and gather what the device saw; raise if the library's files changed meanwhile."""
     import npu_emulator
     from npugraph_ex.report.graphs import graph_records
 

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from npugraph_ex.testing.oracle.judge import Limits
@@ -15,14 +15,12 @@ from npugraph_ex_conformance.vllm_ascend.engine import Answer, EngineRun, Seen
 from npugraph_ex_conformance.vllm_ascend.models import MODELS, VOCABULARY, difference
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from torch import nn
 
-__all__ = ["FROM_FLOAT32", "PLANS", "Judged", "Plan", "judge", "run"]
-
-FROM_FLOAT32 = 0.2
-"""How far a logprob may be from that in float32: about twice what bfloat16 costs models of this size."""
+__all__ = ["PLANS", "Judged", "Plan", "judge", "run"]
 
 
 @dataclass(frozen=True)
@@ -126,33 +124,37 @@ def _environment(cache: Path) -> dict[str, str]:
     }
 
 
-def judge(plan: Plan, seen: Seen, seconds: float, name: str, reference: nn.Module, eager: Judged | None) -> Judged:
-    """Compare a run with float32 and, unless it is the eager one itself, with the eager run.
+def judge(plan: Plan, seen: Seen, seconds: float, name: str, reference: nn.Module, earlier: Sequence[Judged]) -> Judged:
+    """Compare a run with float32, with the eager run, which is the first, and with the same run under another schedule.
 
     Raises:
-        RuntimeError: the library's files are other ones than in the eager run. A control would seem noticed by that alone.
+        RuntimeError: an earlier run had other files of the library. A control would seem noticed by that alone.
     """
-    if eager is not None and seen.sources != eager.seen.sources:
-        raise RuntimeError(f"{plan.name} ran with other files of the library than eager; run both again")
+    if any(other.seen.sources != seen.sources for other in earlier):
+        raise RuntimeError(f"{plan.name} ran with other files of the library than an earlier run; run both again")
     far = difference(reference, seen.answers)
     fused = sum(seen.replayed.get(kernel, 0) for kernel in MODELS[name].fused)
     wrong = list(seen.faults)
-    if not far <= FROM_FLOAT32:
-        wrong.append(f"logprobs are {far:.3f} from float32, more than {FROM_FLOAT32}")
+    if not far <= MODELS[name].from_float32:
+        wrong.append(f"logprobs are {far:.3f} from float32, more than {MODELS[name].from_float32}")
     if not any(answer.cached for answer in seen.answers):
         wrong.append("no prefix was found in the cache")
     between = 0.0
-    if eager is None:
+    if not earlier:
         wrong += [
             f"a loop: {answer.tokens}" for answer in seen.answers if 2 * len(set(answer.tokens)) < len(answer.tokens)
         ]
     else:
+        eager = earlier[0]
         between = _between(eager.seen, seen)
         limit = Limits().k * eager.from_float32 if fused else 0.0
         if [answer.tokens for answer in seen.answers] != [answer.tokens for answer in eager.seen.answers]:
             wrong.append("other tokens than eager")
         elif not between <= limit:
             wrong.append(f"logprobs are {between:.2g} from eager, more than {limit:.2g}")
+    for other in earlier:
+        if replace(other.plan, schedule=plan.schedule) == plan and other.seen.answers != seen.answers:
+            wrong.append(f"other tokens or logprobs than under {other.plan.schedule}")
     if plan.compiled:
         wrong += _about_compilation(seen, fused=fused, expected=bool(MODELS[name].fused))
     return Judged(plan, seen, seconds, far, between, fused, tuple(wrong))
