@@ -106,6 +106,30 @@ def test_overlap_of_two_sets() -> None:
         assert formula(name)(boxes, truths, 1).tolist() == [[pytest.approx(100 / wanted), 0]]
 
 
+@pytest.mark.parametrize(("most", "overlap", "least"), [(30, 0.1, 0.2), (60, 0.5, 0.0), (5, 0.3, 0.9)])
+def test_the_best_boxes_without_their_neighbours(most: int, overlap: float, least: float) -> None:
+    """One box at a time in plain Python; corners in any order, a score at its threshold is out, places left over are 0."""
+    drawn = torch.Generator().manual_seed(most)
+    boxes, scores = torch.rand(50, 4, generator=drawn), torch.rand(50, generator=drawn)
+    scores[7] = least
+
+    def area(a: list[float], b: list[float]) -> float:
+        sides = (min(max(a[i::2]), max(b[i::2])) - max(min(a[i::2]), min(b[i::2])) for i in (0, 1))
+        return math.prod(max(side, 0.0) for side in sides)
+
+    kept: list[int] = []
+    plain = boxes.tolist()
+    for one in scores.argsort(descending=True).tolist():
+        shares = (area(plain[one], plain[other]) for other in kept)
+        unions = (area(plain[i], plain[i]) + area(plain[one], plain[one]) for i in kept)
+        clear = all(share <= overlap * (union - share) for share, union in zip(shares, unions, strict=True))
+        if clear and scores[one] > least and len(kept) < most:
+            kept.append(one)
+    found, number = formula("npu_nms_v4")(boxes, scores, most, torch.tensor(overlap), torch.tensor(least))
+    assert (found.tolist(), number.item()) == (kept + [0] * (most - len(kept)), len(kept))
+    assert (found.dtype, number.dtype) == (torch.int32, torch.int32)
+
+
 def test_boxes_are_encoded_and_decoded() -> None:
     """The documents' examples; decoding takes back what encoding gives, within the picture."""
     rois, deltas = torch.tensor([[1.0, 2, 3, 4], [3, 4, 5, 6]]), torch.tensor([[5.0, 6, 7, 8], [7, 8, 9, 6]])
