@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -55,6 +56,26 @@ def test_every_mode_runs_the_same(name: str) -> None:
             assert len(log.of("npu.npu_fusion_attention_v3*")) == 1, mode
     assert seen["no_grad"] == seen["grad"]
     assert seen["inference"] == seen["grad"]
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+def test_modes_follow_each_other(captured: bool) -> None:
+    """Memory that work in inference mode used is ordinary memory afterwards, and the other way round."""
+
+    def work(x: torch.Tensor) -> torch.Tensor:
+        return (x.float() * 2 + 1).sum(-1)
+
+    expected = work(torch.ones(2, 32, dtype=torch.float16))
+    for entered in (torch.inference_mode, torch.no_grad, torch.enable_grad, torch.inference_mode, torch.no_grad):
+        with entered():
+            x = torch.ones(2, 32, dtype=torch.float16).npu()
+            graph = torch.npu.NPUGraph()
+            with torch.npu.graph(graph) if captured else nullcontext():
+                result = work(x)
+            if captured:
+                graph.replay()
+            torch.npu.synchronize()
+            assert torch.equal(result.cpu(), expected), entered
 
 
 def _of_inference() -> torch.Tensor:
