@@ -144,7 +144,7 @@ class Launcher:
         if not 0 <= place < flat.numel():  # memory of the host that the device maps (`empty_with_swapped_memory`)
             storage = tensor.untyped_storage()
             whole = storage.nbytes() // dtype.itemsize * dtype.itemsize
-            flat, place = _bytes_at(storage.data_ptr(), whole).view(dtype), int(tensor.storage_offset())
+            flat, place = _memory_at(storage.data_ptr(), whole, dtype), int(tensor.storage_offset())
         view = flat.as_strided(tensor.size(), tensor.stride(), place)
         if self.runtime.is_outside_allocations(address, 1):  # torch ensures that a tensor stays inside its storage
             self._suspicious = True
@@ -187,7 +187,7 @@ class Launcher:
                 "or lift the process's address-space limit (`ulimit -v unlimited`)"
             )
         self._bases[device] = base
-        flat = self._flat[device, dtype] = _bytes_at(base, size).view(dtype)
+        flat = self._flat[device, dtype] = _memory_at(base, size, dtype)
         return flat
 
     # -- launching ------------------------------------------------------------------------------------------------------
@@ -362,8 +362,8 @@ class Launcher:
         }
 
 
-def _bytes_at(address: int, size: int) -> torch.Tensor:
-    """Return the CPU tensor that covers memory."""
+def _memory_at(address: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return the CPU tensor of a dtype that covers memory; no inference tensor, since it outlives the caller's mode."""
     memory = (ctypes.c_char * size).from_address(address)
     with torch._C._AutoDispatchBelowAutograd(), torch.inference_mode(False):  # noqa: FBT003, SLF001 - no tracing of our own plumbing
-        return torch.frombuffer(memory, dtype=torch.uint8)
+        return torch.frombuffer(memory, dtype=torch.uint8).view(dtype)

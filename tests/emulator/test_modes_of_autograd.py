@@ -100,9 +100,17 @@ def _in_float64() -> torch.Tensor:
         torch.set_default_dtype(torch.float32)
 
 
+def _dtype_first_met_in_inference_mode() -> torch.Tensor:
+    """Zeros of a dtype that the process uses nowhere else, and whose first tensor was made in inference mode."""
+    with torch.inference_mode():
+        torch.zeros(4, dtype=torch.uint32, device="npu")
+    return torch.zeros(4, dtype=torch.uint32, device="npu")
+
+
 @pytest.mark.parametrize(
     ("launched", "expected"),
     [
+        (_dtype_first_met_in_inference_mode, torch.zeros(4, dtype=torch.uint32)),
         (_of_inference, torch.arange(4.0)),
         (_under_autocast, torch.eye(4) * 1.001 * 1.001),
         (_in_float64, torch.arange(4.0, dtype=torch.float64) / 7),
