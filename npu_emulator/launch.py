@@ -127,11 +127,6 @@ class Launcher:
 
     def view(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a CPU tensor of the same dtype, shape and strides on the same memory as a device tensor."""
-        # Later launches share what is made here, and outside inference mode nothing may write a tensor that was made inside.
-        with torch._C._InferenceMode(False):  # noqa: SLF001, FBT003 - the public context is slow
-            return self._make_view(tensor)
-
-    def _make_view(self, tensor: torch.Tensor) -> torch.Tensor:
         address = tensor.data_ptr()
         if address == 0:
             return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
