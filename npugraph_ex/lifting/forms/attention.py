@@ -25,12 +25,6 @@ _aten = torch.ops.aten
 _OPERANDS = ("query", "key", "value")
 
 
-def _operators() -> frozenset[torch._ops.OpOverload]:
-    """The versions for calls without a separate rotary part; looked up late, because torch_npu defines them."""
-    npu = torch.ops.npu
-    return frozenset({npu.npu_fusion_attention.default, npu.npu_fusion_attention_v3.default})
-
-
 @dataclass(frozen=True)
 class _AttentionCall:
     """A call in layout BNSD of which the first result alone is used."""
@@ -58,16 +52,16 @@ class _AttentionCall:
         assert value is not None  # noqa: S101 - the schema says so
         return value.shape
 
-    def proposal(
-        self, operands: Mapping[str, fx.Node], output: fx.Node, emit_call: Callable[..., tuple[fx.Node, ...]]
-    ) -> Proposal:
-        """The same call on other operands. ``emit_call(emit, given)`` makes it."""
+    def proposal(self, operands: Mapping[str, fx.Node], output: fx.Node, **changes: str) -> Proposal:
+        """The same call on other operands, and with ``changes`` of its arguments, in the place of ``output``."""
         tensors = {name: value for name, value in self.given.items() if isinstance(value, fx.Node)} | dict(operands)
         sizes = {size for name in _OPERANDS for at, size in enumerate(self.shape(name)) if at != _POSITIONS}
         sizes |= {size for value in operands.values() for size in value.meta["val"].shape[1:2]}
+        operator = self.node.target
 
         def build(emit: Emit, *inputs: fx.Node) -> tuple[fx.Node, ...]:
-            return emit_call(emit, {**self.given, **dict(zip(tensors, inputs, strict=True))})
+            given = {**self.given, **dict(zip(tensors, inputs, strict=True)), **changes}
+            return (emit(getitem, emit(operator, **given), 0),)
 
         return Proposal(tuple(tensors.values()), (output,), (build,), tuple(sizes), rounds_alike=True)
 
@@ -94,32 +88,14 @@ def _repeated_for(heads: fx.Node) -> fx.Node | None:
     return next((one for one, value in sources if value is not None and same_numbers(value.shape, wanted)), None)
 
 
-class _SharedHeads:
-    """The form of repeated keys and values."""
-
-    name = "lift_shared_heads"
-
-    @property
-    def ends_with(self) -> frozenset[torch._ops.OpOverload]:
-        """The operator."""
-        return _operators()
-
-    def read(self, node: fx.Node) -> Proposal | Unlike | None:
-        """The call at ``node`` without the repetition of its keys and values."""
-        found = _AttentionCall.read(node)
-        if not isinstance(found, _AttentionCall):
-            return None
-        key, value = (_repeated_for(found.given[name]) for name in ("key", "value"))
-        if key is None or value is None:
-            return None if key is value else Unlike(node, "of keys and values one is repeated, the other is not")
-        if not terms.same_size(key.meta["val"].shape[1], value.meta["val"].shape[1]):
-            return Unlike(node, "keys and values are repeated for different numbers of heads")
-        operator = node.target
-
-        def emit_call(emit: Emit, given: Mapping[str, Any]) -> tuple[fx.Node, ...]:
-            return (emit(getitem, emit(operator, **given), 0),)
-
-        return found.proposal({"key": key, "value": value}, found.output, emit_call)
+def _without_repetition(found: _AttentionCall) -> Proposal | Unlike | None:
+    """The call without the repetition of its keys and values."""
+    key, value = (_repeated_for(found.given[name]) for name in ("key", "value"))
+    if key is None or value is None:
+        return None if key is value else Unlike(found.node, "of keys and values one is repeated, the other is not")
+    if not terms.same_size(key.meta["val"].shape[1], value.meta["val"].shape[1]):
+        return Unlike(found.node, "keys and values are repeated for different numbers of heads")
+    return found.proposal({"key": key, "value": value}, found.output)
 
 
 def _turned(node: object) -> fx.Node | None:
@@ -129,37 +105,38 @@ def _turned(node: object) -> fx.Node | None:
     return None
 
 
-class _Layout:
-    """The form of heads and positions in each other's place."""
+def _in_place(found: _AttentionCall) -> Proposal | Unlike | None:
+    """The call in layout BSND, without what exchanges heads and positions around it."""
+    behind = [user for user in found.output.users if _turned(user) is not None]
+    copies = [user for one in behind for user in one.users if terms.calls(user, _aten.clone.default)]
+    if len(behind) != 1 or len(copies) != 1:
+        return None
+    operands = {name: _turned(found.given[name]) for name in _OPERANDS}
+    sources = {name: source for name, source in operands.items() if source is not None}
+    if len(sources) < len(operands):
+        kept = ", ".join(name for name in operands if name not in sources)
+        return Unlike(found.node, f"{kept}: heads already come before positions in memory")
+    return found.proposal(sources, copies[0], input_layout="BSND")
 
-    name = "lift_attention_layout"
+
+@dataclass(frozen=True)
+class _Form:
+    """A form of a call and what surrounds it."""
+
+    name: str
+    propose: Callable[[_AttentionCall], Proposal | Unlike | None]
 
     @property
     def ends_with(self) -> frozenset[torch._ops.OpOverload]:
-        """The operator."""
-        return _operators()
+        """The versions for calls without a separate rotary part; looked up late, because torch_npu defines them."""
+        npu = torch.ops.npu
+        return frozenset({npu.npu_fusion_attention.default, npu.npu_fusion_attention_v3.default})
 
     def read(self, node: fx.Node) -> Proposal | Unlike | None:
-        """The call at ``node`` with what surrounds it."""
+        """What is proposed for the call at ``node``."""
         found = _AttentionCall.read(node)
-        if not isinstance(found, _AttentionCall):
-            return None
-        behind = [user for user in found.output.users if _turned(user) is not None]
-        copies = [user for one in behind for user in one.users if terms.calls(user, _aten.clone.default)]
-        if len(behind) != 1 or len(copies) != 1:
-            return None
-        operands = {name: _turned(found.given[name]) for name in _OPERANDS}
-        operator = node.target
-
-        def emit_call(emit: Emit, given: Mapping[str, Any]) -> tuple[fx.Node, ...]:
-            return (emit(getitem, emit(operator, **{**given, "input_layout": "BSND"}), 0),)
-
-        sources = {name: source for name, source in operands.items() if source is not None}
-        if len(sources) < len(operands):
-            kept = ", ".join(name for name in operands if name not in sources)
-            return Unlike(node, f"{kept}: heads already come before positions in memory")
-        return found.proposal(sources, copies[0], emit_call)
+        return self.propose(found) if isinstance(found, _AttentionCall) else None
 
 
-SHARED_HEADS = _SharedHeads()
-LAYOUT = _Layout()
+SHARED_HEADS = _Form("lift_shared_heads", _without_repetition)
+LAYOUT = _Form("lift_attention_layout", _in_place)
