@@ -16,6 +16,8 @@ from torch import fx
 from torch._inductor.pattern_matcher import Match
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from npugraph_ex.errors import ReplacementError
+
 Condition = Callable[[Match], str | None]
 
 _assumptions: ContextVar[list[torch.SymBool] | None] = ContextVar("assumptions", default=None)
@@ -76,6 +78,9 @@ class ShapeRange:
         at_least: the smallest size allowed.
         at_most: the largest size allowed; None for no limit.
         multiple_of: the size is a multiple of this number.
+
+    Raises:
+        ReplacementError: an attribute has another type, or no size can be within the limits.
     """
 
     argument: str
@@ -83,6 +88,22 @@ class ShapeRange:
     at_least: int = 0
     at_most: int | None = None
     multiple_of: int = 1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.argument, str):
+            raise ReplacementError(f"ShapeRange: argument must be the name of an argument; it is {self.argument!r}.")
+        for name in ("dim", "at_least", "at_most", "multiple_of"):
+            value = getattr(self, name)
+            if type(value) is not int and not (name == "at_most" and value is None):
+                raise ReplacementError(f"ShapeRange: {name} must be a whole number; it is {value!r}.")
+        if self.multiple_of < 1:
+            raise ReplacementError(f"ShapeRange: multiple_of must be at least 1; it is {self.multiple_of}.")
+        smallest = -(-max(self.at_least, 0) // self.multiple_of) * self.multiple_of
+        if self.at_most is not None and smallest > self.at_most:
+            raise ReplacementError(
+                f"ShapeRange: no multiple of {self.multiple_of} lies between at_least={self.at_least} and "
+                f"at_most={self.at_most}, so that the rule would never apply."
+            )
 
     def __call__(self, match: Match) -> bool:
         """Whether the condition holds."""

@@ -4,13 +4,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from fx_helpers import aot_graph, optimise
 from matchers import half
 from registrations import model, replace_fn, search_fn
 
 from npugraph_ex import ShapeRange
-from npugraph_ex.errors import OptionValueError
+from npugraph_ex.errors import OptionValueError, ReplacementError
 from npugraph_ex.fusion.engine import check_switches
 from npugraph_ex.fusion.registry import register_replacement
 
@@ -36,6 +38,23 @@ def test_shape_ranges_are_conditions(check: ShapeRange, reason: str) -> None:
     assert [miss.reason for miss in report.near_misses()] == [reason] * bool(reason)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({"dim": "a"}, "dim .*'a'"),
+        ({"dim": True}, "dim .*True"),
+        ({"dim": -1, "at_most": 2.5}, r"at_most .*2\.5"),
+        ({"dim": -1, "multiple_of": 0}, "multiple_of .*0"),
+        ({"dim": -1, "at_least": 9, "at_most": 4}, "at_least=9 .* at_most=4"),
+        ({"dim": -1, "at_least": 9, "at_most": 15, "multiple_of": 8}, "multiple of 8"),
+    ],
+)
+def test_a_shape_range_that_never_holds_is_refused(wrong: dict[str, Any], reason: str) -> None:
+    """The error names the attribute and its value."""
+    with pytest.raises(ReplacementError, match=reason):
+        ShapeRange("x1", **wrong)
+
+
 def test_a_shape_range_on_a_symbol_becomes_a_guard() -> None:
     """The range holds for the size compiled for; the report shows the guard that keeps others out."""
     check = ShapeRange("x1", -1, at_most=64)
@@ -57,3 +76,5 @@ def test_a_switch_for_no_rule_is_refused() -> None:
     """A misspelt name would otherwise switch nothing, silently; the error has the nearest name."""
     with pytest.raises(OptionValueError, match=r"names 'add_rms_norm_kast'.*add_rms_norm_cast"):
         check_switches({"add_rms_norm_kast": False})
+    with pytest.raises(OptionValueError, match=r"names 'lift_rotary'.*option 'lift'"):
+        check_switches({"lift_rotary": False})
