@@ -117,6 +117,11 @@ def epsilon_in_the_mean(x: Any, w: Any) -> Any:
     return (w * (wide * (EPSILON + wide**2).mean(-1, True).sqrt().reciprocal())).to(x.dtype)
 
 
+def epsilon_from_a_tensor(x: Any, w: Any) -> Any:
+    wide = x.float()
+    return w * (wide * torch.rsqrt(w[0].float().abs() + wide.pow(2).mean(-1, True))).to(x.dtype)
+
+
 NOT_NORMS: dict[Callable[..., Any], str] = {
     epsilon_outside: "epsilon is added to the root",
     mean_over_rows: "the mean is over the dimensions [1] of 3",
@@ -125,6 +130,7 @@ NOT_NORMS: dict[Callable[..., Any], str] = {
     divided_by_another_size: "not divided by how many",
     squares_of_another: "which is not in the product",
     epsilon_in_the_mean: "",
+    epsilon_from_a_tensor: "which is no number when the graph is compiled",
 }
 
 

@@ -76,6 +76,16 @@ def _epsilon_outside(factors: terms.Product) -> fx.Node | None:
     return None
 
 
+def _epsilon_unknown(root: _Root) -> Unlike | None:
+    """Why a root of a mean of squares and of something that is no number is left alone; None where it is no such root."""
+    total = terms.core(root.under)
+    for term, other in (total.args[:2], total.args[1::-1]) if terms.calls(total, _aten.add.Tensor) else ():
+        found = terms.mean(term) if isinstance(term, fx.Node) and terms.tensor(term) is not None else None
+        if found is not None and terms.square_of(found.of) is not None:
+            return Unlike(terms.core(root.node), f"epsilon is {other}, which is no number when the graph is compiled")
+    return None
+
+
 def _squared(root: _Root) -> tuple[fx.Node, float] | Unlike | None:
     """``(x, epsilon)`` of a root of the mean of squares of x; None where it is something else."""
     added = terms.plus_number(root.under)
@@ -84,7 +94,7 @@ def _squared(root: _Root) -> tuple[fx.Node, float] | Unlike | None:
     x = None if found is None else terms.square_of(found.of)
     value = terms.tensor(x)
     if found is None or x is None or value is None:
-        return None
+        return _epsilon_unknown(root)
     if not found.complete:
         return Unlike(terms.core(root.node), "the squares are added up, and not divided by how many they are")
     if found.dims != (value.dim() - 1,):
