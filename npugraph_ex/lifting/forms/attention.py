@@ -120,7 +120,7 @@ def _in_place(found: _AttentionCall) -> Proposal | Unlike | None:
 
 
 @dataclass(frozen=True)
-class _Form:
+class _AttentionForm:
     """A form of a call and what surrounds it."""
 
     name: str
@@ -138,5 +138,5 @@ class _Form:
         return self.propose(found) if isinstance(found, _AttentionCall) else None
 
 
-SHARED_HEADS = _Form("lift_shared_heads", _without_repetition)
-LAYOUT = _Form("lift_attention_layout", _in_place)
+SHARED_HEADS = _AttentionForm("lift_shared_heads", _without_repetition)
+LAYOUT = _AttentionForm("lift_attention_layout", _in_place)
