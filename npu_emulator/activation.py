@@ -146,12 +146,14 @@ def _start(chosen: Settings, runtime: Runtime) -> Emulator:
 def _settle(chosen: Settings, launcher: Launcher) -> None:
     """Finish the steps that need a started device."""
     import torch
+    import torch_npu
 
     # torch_npu selects formats by the chip's name at its start. From now on only people read the name, so it says that the
     # device is emulated.
     launcher.runtime.name_says_emulated()
     with without_padding_warning():
         torch.empty(1, device="npu")
+    torch_npu._C._npu_emptyCache()  # noqa: SLF001 - a program finds the device without reserved memory; the public one asks for a started device
     poison = is_searching(chosen.schedule) if chosen.poison is None else chosen.poison
     if poison or chosen.check_memory:
         from npu_emulator.memory import start_watching

@@ -100,6 +100,8 @@ class Launcher:
         self.runtime = runtime
         self.launches = 0
         self._raw_stream: Callable[[int], int] = torch_npu._C._npu_getCurrentRawStream  # noqa: SLF001 - the public property is ten times slower
+        self.checks_marks: Callable[[], bool] = torch_npu._C._get_npu_data_unsafe_flag  # noqa: SLF001 - as above
+        """Whether kernels must refuse memory that a fault has marked (`kernels/recovery.py`)."""
         self.observer: Observer | None = None
         self.recorder: Recorder | None = None
         self.memory: MemoryWatch | None = None

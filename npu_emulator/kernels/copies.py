@@ -8,6 +8,7 @@ import torch
 
 from npu_emulator.kernels.arguments import is_npu
 from npu_emulator.kernels.generic import Kernel
+from npu_emulator.kernels.recovery import refuse_unsafe, refuse_unsafe_copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +49,8 @@ class _Copies:
     ) -> None:
         """Copy each into its destination: one task where all lie on the device, as many copies where some do not."""
         if all(map(is_npu, (*destinations, *sources))):
+            if self._launcher.checks_marks():
+                refuse_unsafe_copy(destinations, sources)
             self._copy_each(destinations, sources, non_blocking)
             return
         for destination, source in zip(destinations, sources, strict=True):
@@ -55,6 +58,8 @@ class _Copies:
 
     def copy_(self, destination: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:  # noqa: FBT001, FBT002 - the operator's signature
         """Copy into `destination`, broadcasting and casting; only device-to-host copies make the host wait."""
+        if self._launcher.checks_marks():
+            refuse_unsafe_copy(destination, source)
         if not is_npu(destination):
             return self._to_host(destination, source, non_blocking=non_blocking)
         target = self._launcher.view(destination)
@@ -158,6 +163,8 @@ class _Copies:
 
     def local_scalar(self, source: torch.Tensor) -> Any:
         """Read one element on the host, waiting for the stream."""
+        if self._launcher.checks_marks():
+            refuse_unsafe(source)
         index = source.device.index
         self._launcher.wait(index, "item()")
         seen = self._launcher.view(source)

@@ -1,40 +1,70 @@
-"""Memory formats: the emulated device has one, so a cast between formats only copies the tensor.
+"""Memory formats: torch_npu keeps a tensor's format beside its storage, and the emulated memory keeps plain order in each.
 
-On hardware `npu_format_cast(x, 29)` stores x in fractal order (FRACTAL_NZ) for the cube unit. A program sees the same values,
-shapes and strides there, and also here; `get_npu_format` always returns ND.
+On hardware `npu_format_cast(x, 29)` stores x in fractal order (FRACTAL_NZ) for the cube unit. Here the result has that format's
+name and storage, with its padding, so that `get_npu_format`, the sizes of storages and the allocator's figures are those of the
+device. Its elements lie in plain order: every kernel reads and writes them by the tensor's strides, so a program sees the same
+values, shapes and strides as on hardware. torch_npu's own rules decide which format a cast gives, and when it is refused.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import torch
+__all__ = ["NATIVE_CASTS", "format_kernels"]
 
-__all__ = ["format_kernels"]
+NATIVE_CASTS = frozenset({"npu::npu_format_cast", "npu::npu_format_cast.Tensor"})
+"""torch_npu's own: they choose a format and call `_npu_format_cast`."""
+_PRIVATE = frozenset({3, 4, 29, 32, 33, 50, 51, 52, 53, 54})
+"""Formats of which torch_npu keeps another size than that of the elements: NC1HWC0, FRACTAL_Z, FRACTAL_NZ, ..."""
 
 
 def format_kernels() -> dict[str, Callable[..., Any]]:
-    """Return the kernels of the format casts by operator name."""
-    return {
-        "npu::npu_format_cast": _copied,
-        "npu::npu_format_cast.Tensor": _copied,
-        "npu::_npu_format_cast": _copied,
-        "npu::_npu_format_cast.aclnn": _copied,
-        "npu::_npu_format_cast.input_dtype": _copied,
-        "npu::npu_format_cast_": _itself,
-        "npu::npu_format_cast_.acl_format": _itself,
+    """Return the kernels of the format casts by operator name; call it before torch_npu's own are overridden."""
+    names = ("_npu_format_cast", "_npu_format_cast.aclnn", "_npu_format_cast.input_dtype", "npu_format_cast_.acl_format")
+    casts: dict[str, Callable[..., Any]] = {
+        f"npu::{name}": _Cast(f"npu::{name}", in_place="cast_" in name) for name in names
     }
+    return {**casts, "npu::npu_format_cast_": _copied_in}
 
 
-def _copied(source: torch.Tensor, *ignored: object, **also_ignored: object) -> torch.Tensor:
-    """Return a copy: the result of a cast has its own memory."""
-    del ignored, also_ignored
-    return source.clone()
+class _Cast:
+    """One form of the cast. Between two base formats torch_npu changes a note beside the storage, and nothing else."""
+
+    def __init__(self, name: str, *, in_place: bool) -> None:
+        self._torch_npus_own = torch.library.get_kernel(name, "PrivateUse1")
+        self._in_place = in_place
+
+    def __call__(self, source: torch.Tensor, acl_format: int, *given: int | None, **also: int | None) -> torch.Tensor:
+        """Return the tensor itself where its format stays or both formats are base ones, else one in new memory."""
+        before = _format_of(source)
+        if before == acl_format or (before not in _PRIVATE and acl_format not in _PRIVATE):
+            keys = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)  # noqa: SLF001 - no public way to one kernel of an operator
+            return self._torch_npus_own.call_boxed(keys, source, acl_format, *given, **also)  # type: ignore[no-any-return]
+        cast = _in_new_memory(source, acl_format)
+        if self._in_place:
+            return source.set_(cast.untyped_storage(), cast.storage_offset(), cast.size(), cast.stride())  # type: ignore[call-overload,no-any-return]
+        return cast
 
 
-def _itself(source: torch.Tensor, *ignored: object, **also_ignored: object) -> torch.Tensor:
-    del ignored, also_ignored
-    return source
+def _format_of(tensor: torch.Tensor) -> int:
+    return int(torch.ops.npu.get_npu_format(tensor))
+
+
+def _in_new_memory(source: torch.Tensor, acl_format: int) -> torch.Tensor:
+    """Return a tensor in memory of a format, with the values of `source`."""
+    only_new_operators = torch.npu.get_device_name().startswith("Ascend950")  # they ignore `allow_internal_format`
+    cast = torch.ops.npu.unsafe_empty_with_format(
+        source.size(), dtype=source.dtype, device=source.device, acl_format=acl_format, keep_format=only_new_operators
+    )
+    return cast.copy_(source)  # type: ignore[no-any-return]
+
+
+def _copied_in(target: torch.Tensor, source: torch.Tensor, **also_ignored: int | None) -> torch.Tensor:
+    """Take the values of a tensor of any format; the target's format stays."""
+    del also_ignored
+    return target.copy_(source)

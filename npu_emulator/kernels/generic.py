@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from npu_emulator.kernels.arguments import Bound, bind
 from npu_emulator.kernels.metadata import Given, Like, Likes, MetadataCache, on_meta
+from npu_emulator.kernels.recovery import refuse_unsafe
 from npu_emulator.kernels.registry import CONSTRAINTS, WORK
 from npu_emulator.kernels.widening import widened
 
@@ -60,7 +61,6 @@ _TAKING_HOST_TENSORS = frozenset(
         "aten::_foreach_addcmul.Tensor",
         "aten::_foreach_addcmul_.Tensor",
         "aten::tensor_split",
-        "aten::_pack_padded_sequence",
         "aten::_pack_padded_sequence_backward",
     ]
 )
@@ -154,6 +154,8 @@ class Kernel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Launch the operator and return its (not yet computed) outputs."""
+        if self._launcher.checks_marks():
+            refuse_unsafe(args, kwargs)
         if self._constraints is not None:
             self._constraints(*args, **kwargs)
         if self._not_numbers:

@@ -17,10 +17,11 @@ from npu_emulator.kernels.composites import composite_kernels
 from npu_emulator.kernels.copies import copy_kernels
 from npu_emulator.kernels.device_only import DEVICE_ONLY
 from npu_emulator.kernels.eager_collectives import eager_collective_kernels
-from npu_emulator.kernels.formats import format_kernels
+from npu_emulator.kernels.formats import NATIVE_CASTS, format_kernels
 from npu_emulator.kernels.generic import Kernel
 from npu_emulator.kernels.gradients import GRADIENTS
 from npu_emulator.kernels.missing import Missing
+from npu_emulator.kernels.packed_sequences import packing_kernels
 from npu_emulator.kernels.random import RandomKernel, is_random, kernel_with
 from npu_emulator.kernels.registry import overload_of
 from npu_emulator.kernels.scaled_products import SCALED_PRODUCTS
@@ -106,7 +107,7 @@ class Installer:
             return self._install({**brought, **registry.added})
 
     def _install(self, brought: Mapping[str, Callable[..., Any]]) -> int:
-        special = copy_kernels(self._launcher)
+        special = {**copy_kernels(self._launcher), **packing_kernels()}
         above = {name for name in _registered("aten::", "AutogradPrivateUse1") if name.endswith((".out", "_out"))}
         above |= _WITHOUT_GRADIENT
         count = 0
@@ -123,7 +124,11 @@ class Installer:
             count += 1
         formats = format_kernels()
         of_vendor = [*_registered("npu::"), *_registered("atb::")]
-        of_vendor = [name for name in of_vendor if not any(part in name for part in _NPU_WITHOUT_COMPUTE)]
+        of_vendor = [
+            name
+            for name in of_vendor
+            if name not in NATIVE_CASTS and not any(part in name for part in _NPU_WITHOUT_COMPUTE)
+        ]
         others = {
             **{name: formats.get(name) or _without_formula(name) for name in of_vendor},
             **collective_kernels(self._launcher),

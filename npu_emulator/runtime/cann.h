@@ -81,6 +81,17 @@ struct aclrtPtrAttributes {
     uint32_t rsv[4];
 };
 
+enum aclrtMemHandleType : uint32_t;
+enum aclrtMemAllocationType : uint32_t;
+struct aclrtPhysicalMemProp {
+    aclrtMemHandleType handleType;
+    aclrtMemAllocationType allocationType;
+    aclrtMemAttr memAttr;
+    aclrtMemLocation location;
+    uint64_t reserve;
+};
+using aclrtDrvMemHandle = void*;
+
 // Arguments that the runtime ignores or keeps as numbers.
 enum aclLogLevel : uint32_t;
 enum aclSysParamOpt : uint32_t;

@@ -21,7 +21,9 @@ namespace emu {
 namespace {
 
 constexpr size_t kAlignment = 512;  // CANN's promise for aclrtMalloc
-constexpr size_t kRoom = 2;         // address space for each byte of memory: hardware maps pages and never fragments memory
+// Address space for each byte of memory: hardware maps pages and never fragments memory, and torch_npu's expandable segments
+// reserve more than a device's memory for each stream. The little that does without those is the second choice.
+constexpr size_t kRooms[] = {64, 2};
 
 struct Arena {
     char* base = nullptr;
@@ -29,6 +31,7 @@ struct Arena {
     size_t used = 0;
     std::map<size_t, size_t> free_ranges;  // offset -> length
     std::map<size_t, size_t> live;         // offset -> length
+    std::map<size_t, size_t> reserved;     // offset -> length: addresses for mapped memory, whose pieces are live
 };
 
 std::mutex arena_mutex;
@@ -39,12 +42,14 @@ size_t arena_bytes = size_t{64} << 30;
 Arena& arena_for(int32_t device) {
     Arena& arena = arenas[device];
     if (arena.base == nullptr) {
-        // Reserved, not committed: the kernel allocates pages at their first use.
-        void* base = mmap(nullptr, kRoom * arena_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (base != MAP_FAILED) {
+        for (const size_t room : kRooms) {
+            // Reserved, not committed: the kernel allocates pages at their first use.
+            void* base = mmap(nullptr, room * arena_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+            if (base == MAP_FAILED) continue;
             arena.base = static_cast<char*>(base);
-            arena.size = kRoom * arena_bytes;
+            arena.size = room * arena_bytes;
             arena.free_ranges[0] = arena.size;
+            break;
         }
     }
     return arena;
@@ -52,21 +57,28 @@ Arena& arena_for(int32_t device) {
 
 size_t round_up(size_t bytes) { return bytes == 0 ? kAlignment : (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-void* allocate(int32_t device, size_t bytes) {
-    std::lock_guard<std::mutex> guard(arena_mutex);
-    Arena& arena = arena_for(device);
-    const size_t want = round_up(bytes);
-    if (arena.used + want > arena_bytes) return nullptr;
+// Takes addresses from the first free range that is long enough; returns their offset, or the arena's size if there is none.
+size_t take(Arena& arena, size_t want) {
     for (auto range = arena.free_ranges.begin(); range != arena.free_ranges.end(); ++range) {
         const auto [offset, length] = *range;
         if (length < want) continue;
         arena.free_ranges.erase(range);
         if (length > want) arena.free_ranges[offset + want] = length - want;
-        arena.live[offset] = want;
-        arena.used += want;
-        return arena.base + offset;
+        return offset;
     }
-    return nullptr;
+    return arena.size;
+}
+
+void* allocate(int32_t device, size_t bytes) {
+    std::lock_guard<std::mutex> guard(arena_mutex);
+    Arena& arena = arena_for(device);
+    const size_t want = round_up(bytes);
+    if (arena.used + want > arena_bytes) return nullptr;
+    const size_t offset = take(arena, want);
+    if (offset == arena.size) return nullptr;
+    arena.live[offset] = want;
+    arena.used += want;
+    return arena.base + offset;
 }
 
 // Returns whole pages to the kernel, so that freed device memory costs no host memory. A page has 4, 16 or 64 KiB (on aarch64
@@ -132,8 +144,13 @@ bool is_outside_allocations(const void* pointer, size_t bytes) {
         const auto offset = static_cast<size_t>(address - arena.base);
         const auto after = arena.live.upper_bound(offset);
         if (after == arena.live.begin()) return true;
-        const auto& [start, length] = *std::prev(after);
-        return offset + bytes > start + length;
+        auto end = std::prev(after)->first + std::prev(after)->second;
+        if (offset >= end) return true;
+        // Neighbours in one reservation are one memory.
+        const auto next = arena.reserved.upper_bound(offset);
+        const bool mapped = next != arena.reserved.begin() && offset < std::prev(next)->first + std::prev(next)->second;
+        for (auto piece = after; mapped && piece != arena.live.end() && piece->first == end; ++piece) end += piece->second;
+        return offset + bytes > end;
     }
     return false;
 }

@@ -227,6 +227,37 @@ def test_an_emptied_cache_goes_back_to_the_device() -> None:
     assert torch.npu.mem_get_info()[0] >= free + (4 << 26)
 
 
+def test_expandable_segments() -> None:
+    """Segments grow in reserved addresses: a tensor covers several pieces, and empty pieces go back to the device."""
+    runtime, settings = npu_emulator.current().runtime, torch.npu.memory._set_allocator_settings
+    torch.npu.empty_cache()
+    unused, _ = torch.npu.mem_get_info()
+    settings("expandable_segments:True")
+    try:
+        small = torch.full((3,), 7.0, device="npu")
+        large = [torch.full((11 << 20,), float(i), device="npu") for i in range(3)]  # pieces have 20 MiB, these 44
+        with torch.npu.stream(torch.npu.Stream()):
+            elsewhere = torch.arange(12 << 20, device="npu")  # a stream has its own segment
+        assert any(segment["is_expandable"] for segment in torch.npu.memory_snapshot())
+        assert [tensor.unique().tolist() for tensor in large] == [[0.0], [1.0], [2.0]]
+        assert torch.npu.mem_get_info()[0] == unused - torch.npu.memory_reserved()
+        address = large[1].data_ptr()
+        assert not runtime.is_outside_allocations(address, large[1].nbytes)
+        del large[1]
+        torch.npu.empty_cache()
+        assert runtime.is_outside_allocations(address + (20 << 20), 1)
+        assert [tensor.unique().tolist() for tensor in large] == [[0.0], [2.0]]
+        assert small.tolist() == [7.0] * 3
+        assert torch.equal(elsewhere.cpu(), torch.arange(12 << 20))
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(70 << 30, dtype=torch.uint8, device="npu")
+        del small, large, elsewhere
+        torch.npu.empty_cache()
+    finally:
+        settings("expandable_segments:False")
+    assert torch.npu.mem_get_info()[0] == unused
+
+
 def test_eager_work_on_memory_that_went_back_to_the_device_is_507011() -> None:
     """A weak reference whose tensor died and whose memory was given back: operator, stream and Python line, at the launch."""
     import torch_npu

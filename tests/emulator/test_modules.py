@@ -92,6 +92,11 @@ def test_recurrent_layers_are_captured(kind: type[torch.nn.Module]) -> None:
     device = copy.deepcopy(host).npu()
     packed = torch.nn.utils.rnn.pack_padded_sequence(torch.randn(5, 2, 3), torch.tensor([5, 3]))
     torch.testing.assert_close(device(packed.to("npu"))[0].data.cpu(), host(packed)[0].data)
+    padded = torch.randn(2, 5, 3)
+    by_device = torch.nn.utils.rnn.pack_padded_sequence(padded.npu(), [5, 3], batch_first=True)
+    by_host = torch.nn.utils.rnn.pack_padded_sequence(padded, [5, 3], batch_first=True)
+    assert torch.equal(by_device.data.cpu(), by_host.data)
+    assert torch.equal(by_device.batch_sizes, by_host.batch_sizes)  # on the host, as torch's own
     given = torch.randn(5, 2, 3)
     x = given.npu()
     graph = torch.npu.NPUGraph()

@@ -244,16 +244,59 @@ def test_gradients_that_nobody_wants_keep_their_place() -> None:
 
 
 def test_format_casts_change_no_value() -> None:
-    """FRACTAL_NZ (29) is asked for and granted in name: the same numbers, shape and strides, in memory of their own."""
+    """A tensor in FRACTAL_NZ (29) has that format's name and padded storage, and the same numbers, shape and strides."""
     import torch_npu
 
-    x = torch.randn(4, 6).npu()
-    cast = torch_npu.npu_format_cast(x, 29)
-    assert torch.equal(cast.cpu(), x.cpu())
-    assert cast.stride() == x.stride()
-    cast.zero_()
-    assert x.any()
-    assert torch_npu.npu_format_cast_(x, 2) is x
+    torch_npu.npu.config.allow_internal_format = True
+    try:
+        x = torch.randn(4, 6).npu()
+        cast = torch_npu.npu_format_cast(x, 29)
+        assert torch_npu.get_npu_format(cast) == 29
+        assert cast.untyped_storage().nbytes() == 16 * 16 * 4  # whole blocks of 16 x 16
+        assert torch.equal(cast.cpu(), x.cpu())
+        assert cast.stride() == x.stride()
+        assert torch_npu.npu_format_cast(cast, 29) is cast
+        assert torch.equal((cast.t() @ x).cpu(), x.cpu().t() @ x.cpu())  # kernels read it by its strides
+        back = torch_npu.npu_format_cast(cast, 2)
+        assert torch_npu.get_npu_format(back) == 2
+        assert torch.equal(back.cpu(), x.cpu())
+        cast.zero_()
+        assert x.any()
+        values = x.cpu()
+        assert torch_npu.npu_format_cast_(x, 29) is x
+        assert torch_npu.get_npu_format(x) == 29
+        assert torch.equal(x.cpu(), values)
+    finally:
+        torch_npu.npu.config.allow_internal_format = False
+
+
+def test_a_format_cast_is_differentiated() -> None:
+    """The gradient of a cast is the gradient of its result."""
+    import torch_npu
+
+    x = torch.randn(2, 3).npu().requires_grad_()
+    weight = torch.randn(2, 3).npu()
+    (torch_npu.npu_format_cast(x, 29) * weight).sum().backward()
+    assert torch.equal(x.grad, weight)
+
+
+def test_operators_refuse_memory_that_recovery_has_marked() -> None:
+    """With torch_npu's check on, an operator refuses marked memory, and a copy of safe data makes it safe."""
+    from torch_npu.npu import _recovery
+
+    marked, target = torch.ones(300, 300).npu(), torch.ones(300, 300).npu()
+    _recovery.mark_all_npu_tensor_unsafe(0)
+    _recovery.set_npu_tensor_unsafe_check_flag(True)
+    try:
+        for refused in (lambda: marked + 1, lambda: marked.add_(1), marked.sum, lambda: target.copy_(marked), marked.cpu):
+            with pytest.raises(RuntimeError, match="unsafe data in the input tensor"):
+                refused()
+        target.copy_(torch.zeros(300, 300))
+        assert not target.any()
+    finally:
+        _recovery.set_npu_tensor_unsafe_check_flag(False)
+        for tensor in (marked, target):
+            _recovery.update_npu_tensor_to_safe(tensor)
 
 
 def test_views_are_no_copies() -> None:
