@@ -1,4 +1,4 @@
-"""Packed sequences of recurrent layers: values on the device, and on the host how many sequences each step has, as torch wants it."""
+"""Packed sequences of recurrent layers: values on the device, and on the host the number of sequences of each step."""
 
 from __future__ import annotations
 
