@@ -25,7 +25,12 @@ _PRIVATE = frozenset({3, 4, 29, 32, 33, 50, 51, 52, 53, 54})
 
 def format_kernels() -> dict[str, Callable[..., Any]]:
     """Return the kernels of the format casts by operator name; call it before torch_npu's own are overridden."""
-    names = ("_npu_format_cast", "_npu_format_cast.aclnn", "_npu_format_cast.input_dtype", "npu_format_cast_.acl_format")
+    names = (
+        "_npu_format_cast",
+        "_npu_format_cast.aclnn",
+        "_npu_format_cast.input_dtype",
+        "npu_format_cast_.acl_format",
+    )
     casts: dict[str, Callable[..., Any]] = {
         f"npu::{name}": _Cast(f"npu::{name}", in_place="cast_" in name) for name in names
     }

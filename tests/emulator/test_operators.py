@@ -288,7 +288,13 @@ def test_operators_refuse_memory_that_recovery_has_marked() -> None:
     _recovery.mark_all_npu_tensor_unsafe(0)
     _recovery.set_npu_tensor_unsafe_check_flag(True)
     try:
-        for refused in (lambda: marked + 1, lambda: marked.add_(1), marked.sum, lambda: target.copy_(marked), marked.cpu):
+        for refused in (
+            lambda: marked + 1,
+            lambda: marked.add_(1),
+            marked.sum,
+            lambda: target.copy_(marked),
+            marked.cpu,
+        ):
             with pytest.raises(RuntimeError, match="unsafe data in the input tensor"):
                 refused()
         target.copy_(torch.zeros(300, 300))
