@@ -52,7 +52,7 @@ class _Cast:
             return self._torch_npus_own.call_boxed(keys, source, acl_format, *given, **also)  # type: ignore[no-any-return]
         cast = _in_new_memory(source, acl_format)
         if self._in_place:
-            return source.set_(cast.untyped_storage(), cast.storage_offset(), cast.size(), cast.stride())  # type: ignore[call-overload,no-any-return]
+            return source.set_(cast.untyped_storage(), cast.storage_offset(), cast.size(), cast.stride())
         return cast
 
 
