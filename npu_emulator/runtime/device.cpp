@@ -17,6 +17,8 @@ thread_local aclError last_error = ACL_SUCCESS;
 uint32_t device_count = 1;
 std::string soc_name = "Ascend910B2";
 char contexts[64];
+// Every thread may set and read these. The mutex may be taken while the device's is held, never the other way round.
+std::mutex settings_mutex;
 std::map<std::pair<int32_t, int>, uint32_t> device_limits;
 std::map<int, int64_t> system_options;
 std::map<int, std::string> compile_options;
@@ -136,6 +138,7 @@ static aclError limit_out_of_range(aclrtDevResLimitType type, uint32_t value) {
 }
 
 EMU_API aclError aclrtGetDeviceResLimit(int32_t device, aclrtDevResLimitType type, uint32_t* value) {
+    std::lock_guard<std::mutex> guard(settings_mutex);
     const auto found = device_limits.find({device, type});
     *value = found == device_limits.end() ? default_cores(type) : found->second;
     return ACL_SUCCESS;
@@ -143,10 +146,12 @@ EMU_API aclError aclrtGetDeviceResLimit(int32_t device, aclrtDevResLimitType typ
 EMU_API aclError aclrtSetDeviceResLimit(int32_t device, aclrtDevResLimitType type, uint32_t value) {
     if (value == 0 || value > default_cores(type))
         return limit_out_of_range(type, value);
+    std::lock_guard<std::mutex> guard(settings_mutex);
     device_limits[{device, type}] = value;
     return ACL_SUCCESS;
 }
 EMU_API aclError aclrtResetDeviceResLimit(int32_t device) {
+    std::lock_guard<std::mutex> guard(settings_mutex);
     for (auto item = device_limits.begin(); item != device_limits.end();)
         item = item->first.first == device ? device_limits.erase(item) : std::next(item);
     return ACL_SUCCESS;
@@ -188,21 +193,28 @@ EMU_API aclError aclrtGetResInCurrentThread(aclrtDevResLimitType type, uint32_t*
 }
 
 EMU_API aclError aclrtSetSysParamOpt(aclSysParamOpt option, int64_t value) {
+    std::lock_guard<std::mutex> guard(settings_mutex);
     system_options[option] = value;
     return ACL_SUCCESS;
 }
 EMU_API aclError aclrtGetSysParamOpt(aclSysParamOpt option, int64_t* value) {
+    std::lock_guard<std::mutex> guard(settings_mutex);
     *value = system_options[option];
     return ACL_SUCCESS;
 }
 EMU_API aclError aclrtCtxSetSysParamOpt(aclSysParamOpt option, int64_t value) { return aclrtSetSysParamOpt(option, value); }
 EMU_API aclError aclrtCtxGetSysParamOpt(aclSysParamOpt option, int64_t* value) { return aclrtGetSysParamOpt(option, value); }
 EMU_API aclError aclSetCompileopt(aclCompileOpt option, const char* value) {
+    std::lock_guard<std::mutex> guard(settings_mutex);
     compile_options[option] = value == nullptr ? "" : value;
     return ACL_SUCCESS;
 }
-EMU_API size_t aclGetCompileoptSize(aclCompileOpt option) { return compile_options[option].size() + 1; }
+EMU_API size_t aclGetCompileoptSize(aclCompileOpt option) {
+    std::lock_guard<std::mutex> guard(settings_mutex);
+    return compile_options[option].size() + 1;
+}
 EMU_API aclError aclGetCompileopt(aclCompileOpt option, char* value, size_t length) {
+    std::lock_guard<std::mutex> guard(settings_mutex);
     snprintf(value, length, "%s", compile_options[option].c_str());
     return ACL_SUCCESS;
 }
@@ -220,9 +232,10 @@ EMU_API const char* aclGetRecentErrMsg() {
     given.swap(recent_error);
     recent_error.clear();
     // torch_npu calls this where it raises, on the thread of the failed call. Only here is the Python line known.
-    if (!given.empty() && python_line != nullptr) {
+    const auto find_line = python_line.load();
+    if (!given.empty() && find_line != nullptr) {
         char place[1024] = "";
-        python_line(place, sizeof place);
+        find_line(place, sizeof place);
         given += place;
     }
     return given.empty() ? nullptr : given.c_str();

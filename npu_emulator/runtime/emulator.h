@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -166,10 +167,10 @@ struct State {
     std::vector<uint32_t> choices;                           // Policy::Choices: the given choices
     std::vector<std::pair<uint32_t, uint32_t>> decisions;    // Policy::Choices: (choice, number of candidates)
     bool interrupted = false;  // Ctrl-C arrived inside a kernel; raised again before the return to the program
-    bool null_kernels = false;
+    std::atomic<bool> null_kernels{false};  // atomic, as `logging`: read without the lock where work runs
     bool tracing = false;
     std::deque<Note> notes;
-    bool logging = false;
+    std::atomic<bool> logging{false};
     std::deque<Note> ran;  // the work that ran, in order
     uint64_t next_ticket = 1;
     uint64_t stream_budget = 2048;
@@ -253,10 +254,10 @@ aclError fail(aclError code, const std::string& cause, const std::string& advice
 double now_milliseconds();
 
 // Python (python_api.cpp)
-extern int (*python_kernel)(uint64_t kernel, const uint64_t* seeds);
-extern void (*python_seeds)(uint64_t graph, uint64_t* seeds);
-extern void (*python_capture_ends)(uint64_t graph);
-extern void (*python_line)(char* text, uint64_t capacity);
+extern std::atomic<int (*)(uint64_t kernel, const uint64_t* seeds)> python_kernel;
+extern std::atomic<void (*)(uint64_t graph, uint64_t* seeds)> python_seeds;
+extern std::atomic<void (*)(uint64_t graph)> python_capture_ends;
+extern std::atomic<void (*)(char* text, uint64_t capacity)> python_line;
 aclError start_python();
 
 }  // namespace emu

@@ -21,7 +21,7 @@ Function* of_python(const char* name) {
 // torch_npu before torch, or has torch's autoload off.
 aclError emu::start_python() {
     auto* run = of_python<int(const char*)>("PyRun_SimpleString");
-    if (python_kernel != nullptr || run == nullptr) return ACL_SUCCESS;
+    if (python_kernel.load() != nullptr || run == nullptr) return ACL_SUCCESS;
     const int held = of_python<int()>("PyGILState_Ensure")();
     const int failed = run("__import__('npu_emulator.children', fromlist=['resume']).resume()");
     of_python<void(int)>("PyGILState_Release")(held);

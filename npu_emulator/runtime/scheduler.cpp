@@ -18,10 +18,10 @@ __attribute__((weak)) void PyErr_SetInterrupt(void);
 
 namespace emu {
 
-int (*python_kernel)(uint64_t, const uint64_t*) = nullptr;  // set by python_api.cpp
-void (*python_seeds)(uint64_t, uint64_t*) = nullptr;
-void (*python_capture_ends)(uint64_t) = nullptr;
-void (*python_line)(char*, uint64_t) = nullptr;
+std::atomic<int (*)(uint64_t, const uint64_t*)> python_kernel{nullptr};  // set by python_api.cpp
+std::atomic<void (*)(uint64_t, uint64_t*)> python_seeds{nullptr};
+std::atomic<void (*)(uint64_t)> python_capture_ends{nullptr};
+std::atomic<void (*)(char*, uint64_t)> python_line{nullptr};
 
 State& state() {
     static State* instance = new State;  // never destroyed, because torch_npu calls it from static destructors
@@ -105,7 +105,8 @@ void forget_freed(State& s, char* start, size_t bytes) {
 aclError execute(const Task& task, const uint64_t* seeds) {
     switch (task.kind) {
         case Kind::Kernel:
-            return state().null_kernels || python_kernel == nullptr ? ACL_SUCCESS : python_kernel(task.kernel, seeds);
+            if (const auto run = python_kernel.load(); run != nullptr && !state().null_kernels) return run(task.kernel, seeds);
+            return ACL_SUCCESS;
         case Kind::Copy:
             return execute_copy(task);
         case Kind::Fill:

@@ -44,6 +44,8 @@ using namespace emu;
 
 // The address of a device's shadow, which is as long as the device's memory; 0 if it could not be reserved.
 EMU_API uint64_t emu_shadow(int32_t device) {
+    static std::mutex reserving;
+    std::lock_guard<std::mutex> guard(reserving);
     Shadow& shadow = shadows[device];
     if (shadow.bytes.load() != nullptr) return reinterpret_cast<uint64_t>(shadow.bytes.load());
     uint64_t base = 0, size = 0;

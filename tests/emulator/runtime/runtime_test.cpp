@@ -300,6 +300,79 @@ void the_log_is_read_while_others_launch() {
     CHECK(std::accumulate(counts.begin(), counts.end(), uint64_t{0}) == kThreads * kSteps);
 }
 
+// Each thread in its own loop, with no other call in between: a lock there would order them and hide a race from a sanitizer.
+void all_at_once(const std::function<void(int)>& work) {
+    in_threads([&](int number) {
+        for (int step = 0; step < kSteps; ++step) work(number);
+    });
+}
+
+void settings_change_while_others_read_them() {
+    const auto cubes = ACL_RT_DEV_RES_CUBE_CORE;
+    const auto deterministic = static_cast<aclSysParamOpt>(0);
+    const auto debug_level = static_cast<aclCompileOpt>(5);
+    all_at_once([&](int number) {
+        uint32_t cores = 0;
+        OK(aclrtSetDeviceResLimit(number, cubes, 5));
+        OK(aclrtGetResInCurrentThread(cubes, &cores));
+        CHECK(cores == 5 || cores == 24);
+        OK(aclrtResetDeviceResLimit(number));
+    });
+    all_at_once([&](int) {
+        int64_t value = -1;
+        OK(aclrtSetSysParamOpt(deterministic, 1));
+        OK(aclrtCtxGetSysParamOpt(deterministic, &value));
+        CHECK(value == 1);
+    });
+    all_at_once([&](int number) {
+        const char* const words[] = {"enable", "a word of more letters than a string keeps in itself"};
+        char found[64] = "";
+        OK(aclSetCompileopt(debug_level, words[number % 2]));
+        CHECK(aclGetCompileoptSize(debug_level) > strlen(words[0]));
+        OK(aclGetCompileopt(debug_level, found, sizeof found));
+        CHECK(strcmp(found, words[0]) == 0 || strcmp(found, words[1]) == 0);
+    });
+    all_at_once([&](int number) {
+        CHECK(aclnnReselectStaticKernelWithPath(number % 2 == 0 ? "/folder" : "/another folder, with a longer name") == 0);
+        CHECK(emu_static_kernel_selections() > 0);
+    });
+    std::atomic<uint64_t> shadow{0};
+    all_at_once([&](int) {
+        uint64_t first = 0;
+        const uint64_t mine = emu_shadow(0);
+        CHECK(shadow.compare_exchange_strong(first, mine) || first == mine);
+    });
+}
+
+// As a program that profiles or measures a part of itself, while its other threads work.
+void switches_change_while_others_launch() {
+    emu_set_kernel_runner(add_one);
+    schedule(emu::Policy::Fifo, 0);
+    std::vector<uint64_t> counts(kThreads, 0);
+    std::atomic<bool> over{false};
+    std::thread switching([&] {
+        for (int step = 0; !over; ++step) {
+            emu_set_null_kernels(step % 2);
+            emu_set_logging(step % 3 == 0);
+            emu_set_kernel_runner(add_one);
+        }
+    });
+    in_threads([&](int number) {
+        cells[number] = &counts[static_cast<size_t>(number)];
+        aclrtStream main = new_stream(), side = new_stream();
+        aclmdlRI graph = captured_increment(main, side, static_cast<uint64_t>(number), nullptr);
+        for (int step = 0; step < kSteps; ++step) OK(aclmdlRIExecuteAsync(graph, main));
+        OK(aclrtSynchronizeStream(main));
+        OK(aclmdlRIDestroy(graph));
+        OK(aclrtDestroyStream(main));
+        OK(aclrtDestroyStream(side));
+    });
+    over = true;
+    switching.join();
+    emu_set_null_kernels(0);
+    emu_set_logging(0);
+}
+
 struct Test {
     const char* name;
     void (*run)();
@@ -317,6 +390,8 @@ const Test kTests[] = {
     TEST(a_thread_waits_for_an_event_that_a_replay_records),
     TEST(a_capture_forbids_what_would_block),
     TEST(the_log_is_read_while_others_launch),
+    TEST(settings_change_while_others_read_them),
+    TEST(switches_change_while_others_launch),
 };
 
 }  // namespace
