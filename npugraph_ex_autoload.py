@@ -37,7 +37,8 @@ _DEVICES = "torch_npu.npu"
 _ABSENT: Any = object()
 
 failures: dict[str, str] = {}
-"""What this module could not do, with the reason: take its "part" in the process, prepare "dynamo". `npugraph-ex env` asks."""
+"""What this module could not do, with the reason: take its "part" in the process, prepare "dynamo"; or that the "pair" was
+not tested. `npugraph-ex env` asks."""
 
 
 def bundled_is_chosen() -> bool:
@@ -246,6 +247,21 @@ def _settle(host: ModuleType) -> None:
             if value is not _ABSENT:
                 names[name] = value
         _stand_aside(error)
+    else:
+        _say_if_untested()
+
+
+def _say_if_untested() -> None:
+    """Log once in a process that the tests did not run on the installed torch and torch_npu."""
+    try:
+        from npugraph_ex.versions.pairs import untested_here
+
+        text = untested_here()
+    except Exception:  # noqa: BLE001 - no import fails by the hook, whatever somebody's metadata holds
+        text = ""
+    if text and "pair" not in failures:
+        failures["pair"] = text
+        _log(f"{text}; `npugraph-ex env` says more")
 
 
 def _take_over(host: ModuleType, before: list[tuple[dict[str, Any], str, Any]]) -> None:

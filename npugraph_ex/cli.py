@@ -154,6 +154,7 @@ def _env(*, as_json: bool, emulate: bool, choice: str) -> int:
     table.add_row("Python", found.python)
     for package, version in found.packages.items():
         table.add_row(package, version or "not installed")
+    table.add_row("tested torch/torch_npu", ", ".join(f"{torch}/{npu}" for torch, npu in found.tested.items()))
     table.add_row("CANN", found.cann or "not found")
     table.add_row("NPU devices", ", ".join(found.npus) or "none")
     lacking = "not found, nor needed" if found.shipped else "not found (the emulated device needs one)"

@@ -15,6 +15,10 @@ from uuid import uuid4
 import torch
 from torch import fx
 
+from npugraph_ex.versions.aot_results import settings_that_keep_results
+from npugraph_ex.versions.import_sources import torch_source
+from npugraph_ex.versions.saved_values import saved_value_classes
+
 
 def aot_backend(**arguments: Any) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
     """Dynamo's backend that makes an AOT graph and passes it to compilers; ``arguments`` are those of `aot_autograd`."""
@@ -55,7 +59,7 @@ def keeps_results() -> bool:
     """Whether AOT keeps its results to save them, under `aot_compile`. Then it takes no plain functions."""
     import torch._functorch.config as settings
 
-    return bool(settings.force_autograd_cache or settings.bundled_autograd_cache)
+    return any(getattr(settings, name) for name in settings_that_keep_results())
 
 
 @contextmanager
@@ -76,9 +80,7 @@ def never_from_torchs_cache() -> Iterator[None]:
 
 def saves_intermediates(graph: fx.Graph) -> bool:
     """Whether ``graph`` is a forward graph that saves computed values, not only inputs, for its backward."""
-    from torch._functorch._aot_autograd import descriptors
-
-    saved = (descriptors.SavedForBackwardsAOTOutput, descriptors.SavedForBackwardsNoVcCheckAOTOutput)
+    saved = saved_value_classes()
     results: Any = graph.output_node().args[0]
     kinds = graph.output_node().meta.get("desc") or [None] * len(results)
     return any(
@@ -91,7 +93,7 @@ def belongs_to_training(graph: fx.Graph) -> bool:
     """Whether ``graph`` is a forward graph that saves anything for its backward, or a backward or joint graph."""
     from torch._functorch._aot_autograd import descriptors
 
-    saved = (descriptors.SavedForBackwardsAOTOutput, descriptors.SavedForBackwardsNoVcCheckAOTOutput)
+    saved = saved_value_classes()
     kinds = graph.output_node().meta.get("desc") or ()
     inputs = (node.meta.get("desc") for node in graph.find_nodes(op="placeholder"))
     return any(isinstance(kind, saved) for kind in kinds) or any(
@@ -192,12 +194,12 @@ def guard_on_result(*path: str) -> None:
         path: the names from ``torch`` to a function without arguments, whose result can be compared.
     """
     from torch._dynamo.guards import GuardBuilder, install_guard
-    from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource, ImportSource
+    from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource
     from torch._guards import Source, TracingContext
 
     if TracingContext.try_get() is None:
         return
-    source: Source = ImportSource("torch")
+    source: Source = torch_source()
     for name in path:
         source = AttrSource(source, name)
     install_guard(CallFunctionNoArgsSource(source).make_guard(GuardBuilder.EQUALS_MATCH))

@@ -18,6 +18,8 @@ from torch._dynamo.guards import CheckFunctionManager
 from torch._dynamo.hooks import Hooks
 from torch._dynamo.package import SourceInfo
 
+from npugraph_ex.versions.aot_results import settings_that_keep_results
+
 __all__ = ["Precompiled", "SerializableCallable", "precompile"]
 
 CANNOT_BE_KEPT = (PackageError, OSError)
@@ -34,9 +36,8 @@ def _own_aot() -> Iterator[None]:
     names = (
         "strict_autograd_cache",
         "bypass_autograd_cache_key",
-        "bundled_autograd_cache",
         "force_non_lazy_backward_lowering",
-        "force_autograd_cache",
+        *settings_that_keep_results(),
     )
     with settings.patch(dict.fromkeys(names, False)):
         yield

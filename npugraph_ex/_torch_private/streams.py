@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from npugraph_ex.versions.import_sources import torch_source
+from npugraph_ex.versions.traced_objects import replace_traced_object
+
 CURRENT_STREAM = 0
 """Dynamo's number for the current stream of a call."""
 
@@ -22,9 +25,7 @@ def traced_object(number: int) -> Any:
 
 def set_current_stream(stream: object) -> None:
     """Set the object that Dynamo's stream operators use as the current stream, during one call."""
-    from torch._dynamo.graph_bytecode_inputs import set_external_object_by_index
-
-    set_external_object_by_index(CURRENT_STREAM, stream)
+    replace_traced_object(CURRENT_STREAM, stream)
 
 
 def was_made_while_tracing(number: int) -> bool:
@@ -47,7 +48,7 @@ def trace_as_constant_call(module: str, name: str) -> None:
 
     torch_npu does so for `current_stream` but not for `default_stream`. An existing registration stays.
     """
-    from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource, ImportSource
+    from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource
     from torch._dynamo.variables.base import VariableTracker
     from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
@@ -55,7 +56,7 @@ def trace_as_constant_call(module: str, name: str) -> None:
 
     def handle(self: object, tx: Any, *args: Any, **kwargs: Any) -> Any:
         del self, args, kwargs
-        source = CallFunctionNoArgsSource(AttrSource(AttrSource(ImportSource("torch"), module), name))
+        source = CallFunctionNoArgsSource(AttrSource(AttrSource(torch_source(), module), name))
         return VariableTracker.build(tx, function(), source)
 
     TorchInGraphFunctionVariable._get_handlers().setdefault(function, handle)

@@ -17,6 +17,7 @@ from npugraph_ex.aclgraph.outputs import Outputs
 from npugraph_ex.aclgraph.recording import Recording
 from npugraph_ex.config.options import Options
 from npugraph_ex.errors import BrokenPromiseError, CaptureError, NestedCaptureError
+from npugraph_ex.versions.failed_captures import leave_capture
 
 
 def refuse_in_a_capture(cause: Exception | None = None) -> None:
@@ -92,12 +93,14 @@ class CapturedGraph:
             except BaseException as error:  # Ctrl-C must also end the capture
                 with contextlib.suppress(RuntimeError):  # the capture is already invalid; only the first cause matters
                     self.graph.capture_end()
+                leave_capture(current.device_index, pool)
                 if isinstance(error, BrokenPromiseError) or not isinstance(error, Exception):
                     raise
                 raise CaptureError(f"the device refused to capture {recording.location}: {error}") from error
             try:
                 self.graph.capture_end()
             except RuntimeError as error:  # an operator failed before and did not say so
+                leave_capture(current.device_index, pool)
                 raise CaptureError(
                     "the device refused to end the capture (where other threads use the device meanwhile: "
                     f"options={{'capture_error_mode': 'thread_local'}}): {error}"

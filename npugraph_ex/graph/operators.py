@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from npugraph_ex import _torch_private
 from npugraph_ex.graph.collectives import awaited_by, fills_its_argument, is_wait
 from npugraph_ex.graph.undeclared import is_undeclared_out, remember, writes_undeclared
+from npugraph_ex.versions.out_tag import has_out_tag
 
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -72,7 +73,7 @@ def is_filled(overload: OpOverload, argument: torch.Argument) -> bool:
     rows. Torch's tag marks operators with an ``out``, but torch_npu tags operators with such a cache too.
     """
     named = overload.namespace != "npu" or overload._overloadname.startswith("out")
-    return (argument.is_out and named and torch.Tag.out in overload.tags) or is_undeclared_out(overload, argument)
+    return (argument.is_out and named and has_out_tag(overload)) or is_undeclared_out(overload, argument)
 
 
 class _Parameter(NamedTuple):

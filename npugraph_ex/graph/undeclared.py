@@ -11,6 +11,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from npugraph_ex.operators import OPERATORS, record_of
+from npugraph_ex.versions.out_tag import has_out_tag
 
 __all__ = ["is_undeclared_out", "keep_writers", "remember", "writes_undeclared"]
 
@@ -27,7 +28,7 @@ def writes_undeclared(overload: OpOverload, argument: torch.Argument) -> bool:
 
 def is_undeclared_out(overload: OpOverload, argument: torch.Argument) -> bool:
     """Whether an argument is the ``Tensor[] out`` of an operator with several results, which schemas never mark."""
-    of_npu = overload.namespace == "npu" and torch.Tag.out in overload.tags
+    of_npu = overload.namespace == "npu" and has_out_tag(overload)
     return of_npu and argument.name == "out" and argument.alias_info is None
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from npugraph_ex import _torch_private
+from npugraph_ex.versions.symbol_values import symbol_values
 
 _MOST_ELEMENTS = 1 << 15
 _SMALLEST_CUT = 3
@@ -46,7 +47,7 @@ def sizes(inputs: Sequence[fx.Node], kept: Sequence[Any]) -> Iterator[Sizes]:
     symbols: dict[Any, int] = {}
     for number in _numbers(inputs):
         if isinstance(number, torch.SymInt):
-            known = number.node.shape_env.backed_var_to_val
+            known = symbol_values(number.node.shape_env)
             symbols |= {symbol: int(known.get(symbol, _SYMBOL_SIZES[1])) for symbol in _free(number)}
     ways = [symbols, *({symbol: size + at for at, symbol in enumerate(symbols)} for size in _SYMBOL_SIZES if symbols)]
     for way in ways:

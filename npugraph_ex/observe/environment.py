@@ -16,13 +16,17 @@ from importlib import metadata
 from pathlib import Path
 
 from npugraph_ex.observe.installing import install_command
+from npugraph_ex.versions import pairs
 
 _PACKAGES = ("npugraph-ex", "torch", "torch_npu", "packaging", "pyelftools", "rich", "tabulate")
-_TESTED = {"torch": "2.13", "torch_npu": "2.13"}
 _TOOLKITS = ("/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend/cann", "~/Ascend/ascend-toolkit/latest")
 _PROBE_SECONDS = 300
 _CHOICES = ("", "library", "bundled")
 _PLAIN, _EMULATED = "python script.py", "npugraph-ex run --emulate script.py"
+_CPU_BUILD = (
+    "install the CPU build of the same torch, from the CPU index that the torch project names on its page for installing: "
+    "`pip install --index-url <that index> torch`"
+)
 # What the dynamic loader says when torch_npu is there and CANN is not.
 _CANN_LIBRARIES = ("libascendcl.so", "libhccl.so", "libacl_op_compiler.so", "libge_runner.so", "libgraph.so")
 
@@ -43,6 +47,7 @@ class Environment:
     Attributes:
         python: Version and path of the interpreter.
         packages: Installed version by package, None where it is missing.
+        tested: The release of torch_npu by the release of torch, for each pair that the tests run on.
         cann: Where CANN's toolkit was found, None if nowhere.
         npus: Device files of real NPUs.
         compiler: The C++ compiler that the emulated device would be built with.
@@ -58,6 +63,7 @@ class Environment:
 
     python: str
     packages: Mapping[str, str | None]
+    tested: Mapping[str, str]
     cann: str | None
     npus: tuple[str, ...]
     compiler: str | None
@@ -91,11 +97,14 @@ def inspect(*, emulate: bool = False, choice: str = "") -> Environment:
     compiler, shipped = _compiler(), _shipped()
     # A value that means nothing is reported by itself; the rest is asked as if it were not set.
     asked = choice if choice in _CHOICES else ""
-    here = _ask(emulate=emulate, choice=asked)
+    broken = pairs.aborts(packages["torch"] or "", pairs.cuda_build()) if packages["torch_npu"] else ""
+    here = _unanswered(broken) if broken else _ask(emulate=emulate, choice=asked)
     emulated = emulate and here["error"] is None
     tried = {_EMULATED if emulate else _PLAIN: here}
     problems = [*_package_problems(packages), *_name_problems(choice)]
-    if here["device"] is None and not emulate:
+    if broken:
+        problems.append(Problem(broken, _CPU_BUILD))
+    elif here["device"] is None and not emulate:
         why = str(here["error"] or "torch_npu found no device")
         fallback = tried[_EMULATED] = _ask(emulate=True, choice=asked)
         problems.append(_no_device(why, emulator_error=fallback["error"], lacks_compiler=not (compiler or shipped)))
@@ -108,6 +117,7 @@ def inspect(*, emulate: bool = False, choice: str = "") -> Environment:
     return Environment(
         python=f"{sys.version.split()[0]} ({sys.executable})",
         packages=packages,
+        tested=pairs.TESTED,
         cann=cann_home(),
         npus=tuple(str(path) for path in sorted(Path("/dev").glob("davinci[0-9]*"))),
         compiler=compiler,
@@ -141,20 +151,24 @@ def _ask(*, emulate: bool, choice: str) -> dict[str, str | None]:
     """Run the probe in a fresh interpreter and return its answer."""
     command = [sys.executable, str(Path(__file__).with_name("_probe.py")), *(["--emulate"] if emulate else [])]
     environment = {**os.environ, "NPUGRAPH_EX": choice}
-    silence: dict[str, str | None] = {"device": None, "import_name": None, "backend_string": None}
     try:
         done = subprocess.run(  # noqa: S603 - our own file, no shell
             command, capture_output=True, text=True, check=False, env=environment, timeout=_PROBE_SECONDS
         )
     except subprocess.TimeoutExpired:
-        return {**silence, "error": f"importing torch took more than {_PROBE_SECONDS} s"}
+        return _unanswered(f"importing torch took more than {_PROBE_SECONDS} s")
     lines = done.stdout.strip().splitlines()
     try:
         answer: dict[str, str | None] = json.loads(lines[-1])
     except (IndexError, ValueError):
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return {**silence, "error": f"importing torch ended the interpreter with status {done.returncode}: {last}"}
+        return _unanswered(f"importing torch ended the interpreter with status {done.returncode}: {last}")
     return answer
+
+
+def _unanswered(why: str) -> dict[str, str | None]:
+    """The probe's answer where there is none."""
+    return {"device": None, "import_name": None, "backend_string": None, "error": why}
 
 
 def _version(package: str) -> str | None:
@@ -194,11 +208,12 @@ def _package_problems(packages: Mapping[str, str | None]) -> list[Problem]:
         for name, version in packages.items()
         if not version
     ]
-    for name, tested in _TESTED.items():
-        version = packages[name]
-        if version and not version.startswith(f"{tested}."):
-            what = f"{name} {version} is installed; this library is tested with {tested}"
-            problems.append(Problem(what, f"pip install '{name}=={tested}.*'", fatal=False))
+    torch, torch_npu = packages["torch"], packages["torch_npu"]
+    untested = pairs.untested(torch, torch_npu) if torch and torch_npu else ""
+    if untested:
+        problems.append(
+            Problem(untested, "install one of these pairs; `npugraph-ex env --canary` checks this one", fatal=False)
+        )
     return problems
 
 

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
+from npugraph_ex.versions.difference import differences
+
 _FOREIGN = ("torch", "torch_npu")
 _OWN = ("npugraph_ex", "npu_emulator")
 
@@ -33,8 +35,12 @@ def used() -> dict[str, list[str]]:
 
 
 def missing(names: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """Those of ``names`` that the installed torch and torch_npu do not have. Both are imported."""
-    return {name: files for name, files in names.items() if not _exists(name)}
+    """Those of ``names`` that the installed torch and torch_npu do not have. Both are imported.
+
+    A name that `versions` uses with other releases only is not missing.
+    """
+    elsewhere = {name for difference in differences().values() for name in difference.absent}
+    return {name: files for name, files in names.items() if name not in elsewhere and not _exists(name)}
 
 
 def _names(tree: ast.Module) -> Iterator[str]:

@@ -14,6 +14,7 @@ import torch
 from npugraph_ex.errors import SavedGraphError
 from npugraph_ex.saving.sizes import Condition, SymbolicSizes
 from npugraph_ex.saving.values import Json, Unsaveable
+from npugraph_ex.versions.symbol_values import symbol_values
 
 
 def encode_inputs(values: Sequence[Any], names: Sequence[str]) -> list[Json]:
@@ -68,7 +69,7 @@ def hints_of(values: Sequence[Any]) -> dict[str, int]:
     for number in sizes:
         environment = number.node.shape_env
         for symbol in number.node.expr.free_symbols:
-            value = environment.backed_var_to_val.get(symbol)
+            value = symbol_values(environment).get(symbol)
             if value is None:
                 raise Unsaveable(f"the size {number} is known only when the graph runs")
             hints[str(symbol)] = int(value)

@@ -55,8 +55,24 @@ def test_packages_import_each_other_in_one_direction() -> None:
 
 
 def test_facts_of_graphs_stand_below_every_other_room() -> None:
-    """`graph` imports torch, the operators' records and the private-torch room, and nothing else of the library."""
-    assert _packages()["graph"] <= {"_torch_private", "errors", "operators"}
+    """`graph` imports torch, the operators' records and the two rooms of torch, and nothing else of the library."""
+    assert _packages()["graph"] <= {"_torch_private", "errors", "operators", "versions"}
+
+
+_ASKS_FOR_A_RELEASE = re.compile(
+    r"TorchVersion|torch\.(__version__|version\.__version__)\s*(?:[<>=!]|\.)|parse_version|Version\(|\binstalled\(|\.older\b"
+)
+
+
+def test_only_one_room_knows_releases() -> None:
+    """What differs between releases of torch stands in `versions`; nothing else compares a release with a number."""
+    root = _LIBRARY.parent
+    folders = [_LIBRARY, root / "npu_emulator", root / "conformance", root / "benches"]
+    modules = [module for folder in folders for module in folder.rglob("*.py") if "tests" not in module.parts[-2:-1]]
+    asking = {str(m.relative_to(root)) for m in modules if _ASKS_FOR_A_RELEASE.search(m.read_text(encoding="utf-8"))}
+    room = {name for name in asking if name.startswith("npugraph_ex/versions/")}
+    assert len(room) > 5, "the room was not found"
+    assert asking - room == set()
 
 
 def test_the_page_on_architecture_names_every_room() -> None:
@@ -78,7 +94,7 @@ def test_no_two_classes_have_one_name() -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
-PRIVATE_ROOMS = ("npugraph_ex/_torch_private/", "npugraph_ex/aclgraph/_npu_private.py")
+PRIVATE_ROOMS = ("npugraph_ex/_torch_private/", "npugraph_ex/versions/", "npugraph_ex/aclgraph/_npu_private.py")
 """Where the library uses private names of torch and torch_npu."""
 
 WITHOUT_PUBLIC_NAME = (

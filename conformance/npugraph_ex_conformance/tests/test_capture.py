@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 
 import pytest
-import torch
 
 from npugraph_ex import testing
+from npugraph_ex.versions.device_memory import device_memory
 from npugraph_ex_conformance.examples.shared_pools import shared_pool_example
 from npugraph_ex_conformance.session import Run
 
@@ -53,8 +53,8 @@ def _use(run: Run, example: int) -> None:
 
 def _in_use(run: Run) -> tuple[int, ...]:
     gc.collect()
-    torch.accelerator.empty_cache()
-    memory = (torch.accelerator.memory_allocated(), torch.accelerator.memory_reserved())
+    device_memory().empty_cache()
+    memory = (device_memory().memory_allocated(), device_memory().memory_reserved())
     if run.target.kind != "emulated":
         return memory
     import npu_emulator

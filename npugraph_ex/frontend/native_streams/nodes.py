@@ -13,9 +13,11 @@ from torch import fx
 
 from npugraph_ex import _torch_private
 from npugraph_ex.graph.streams.ops import ENTERS, EXITS
+from npugraph_ex.versions.stream_operators import host_wait
 
 streams = torch.ops.streams
 """Dynamo's operators on streams and events."""
+SYNCHRONIZE_STREAM, SYNCHRONIZE_EVENT, SYNCHRONIZE_DEVICE = map(host_wait, ("stream", "event", "device"))
 
 
 def annotated(node: fx.Node) -> int | None:
@@ -32,7 +34,7 @@ def mentioned(node: fx.Node) -> list[int]:
         found.append(arguments[1])
     elif node.target is streams.wait_stream:
         found += arguments
-    elif node.target is streams.synchronize_stream:
+    elif node.target is SYNCHRONIZE_STREAM:
         found.append(arguments[0])
     return found
 
@@ -56,12 +58,12 @@ def is_query(node: fx.Node) -> bool:
 
 def is_device_wide(node: fx.Node) -> bool:
     """Whether the host waits for the whole device at a node."""
-    return node.target is streams.synchronize_device or is_context(node, "synchronize")
+    return node.target is SYNCHRONIZE_DEVICE or is_context(node, "synchronize")
 
 
 def is_host_wait(node: fx.Node) -> bool:
     """Whether the host waits for something at a node."""
-    return node.target in (streams.synchronize_event, streams.synchronize_stream) or is_device_wide(node)
+    return node.target in (SYNCHRONIZE_EVENT, SYNCHRONIZE_STREAM) or is_device_wide(node)
 
 
 def is_native(node: fx.Node) -> bool:

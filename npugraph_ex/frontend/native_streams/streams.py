@@ -25,6 +25,7 @@ from npugraph_ex.errors import ScopeError
 from npugraph_ex.frontend.native_streams.calls import NativeObjects, around, as_traced, identity
 from npugraph_ex.frontend.native_streams.core_limits import UNLIMITED, Limit, take_out
 from npugraph_ex.frontend.native_streams.nodes import (
+    SYNCHRONIZE_STREAM,
     annotated,
     has_work,
     is_context,
@@ -160,7 +161,7 @@ class _NativeLowering:
         everything = [MAIN, *dict.fromkeys(label for label in self.labels.values() if label != MAIN)]
         if is_device_wide(node):
             self._order(node, everything, everything)
-        elif node.target is streams.synchronize_stream:
+        elif node.target is SYNCHRONIZE_STREAM:
             self._order(node, [self.labels[arguments[0]]], everything)
         elif arguments[0] in self.recorded:
             calls = [self._on(label, _ours.tagged_event_wait, self._tag(arguments[0])) for label in everything]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from npugraph_ex._garbage_collection import no_collection
+from npugraph_ex.versions.device_memory import device_memory
 
 
 @dataclass(frozen=True)
@@ -22,9 +23,9 @@ class _Counters:
     @classmethod
     def now(cls) -> _Counters:
         return cls(
-            torch.accelerator.memory_stats().get("allocation.all.allocated", 0),
-            torch.accelerator.memory_allocated(),
-            torch.accelerator.memory_reserved(),
+            device_memory().memory_stats().get("allocation.all.allocated", 0),
+            device_memory().memory_allocated(),
+            device_memory().memory_reserved(),
         )
 
 

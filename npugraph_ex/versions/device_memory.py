@@ -1,0 +1,20 @@
+"""The statistics of device memory that do not name a kind of device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from npugraph_ex.versions.difference import VersionDifference
+
+DIFFERENCE = VersionDifference(
+    what="Torch_npu 2.11 gives its memory statistics to `torch.accelerator`; torch_npu 2.10 has them in `torch.npu` alone.",
+    since=(2, 11),
+    test="tests/testing",
+)
+
+
+def device_memory() -> Any:
+    """The module with `memory_allocated`, `memory_reserved`, `memory_stats` and `empty_cache` of the current device."""
+    import torch
+
+    return torch.npu if DIFFERENCE.older else torch.accelerator  # type: ignore[attr-defined]
