@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from npu_emulator.kernels.packed_sequences import over_sequences, packed_backward
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -33,7 +35,12 @@ def composite_kernels() -> dict[str, Callable[..., Any]]:
     )
     return {
         **{str(op.name()): _composed(op) for op in plain},
-        **{str(op.name()): _decomposed(op) for op in (aten.lstm.input, aten.lstm.data, aten.gru.input, aten.gru.data)},
+        **{
+            f"aten::{layer}.{form}": _decomposed(getattr(getattr(aten, layer), form))
+            for layer in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+            for form in ("input", "data")
+        },
+        "aten::_pack_padded_sequence_backward": packed_backward,
         "aten::lstm_cell": _lstm_cell,
         # The called operator has the gradient.
         "npu::npu_ciou": lambda *args, **kwargs: torch.ops.npu._npu_ciou(*args, **kwargs)[0],  # noqa: SLF001 - its name
@@ -47,12 +54,17 @@ def _composed(op: OpOverload) -> Callable[..., Any]:
 
 
 def _decomposed(op: OpOverload) -> Callable[..., Any]:
-    """Return torch's own decomposition of an operator, looked up at its first call."""
+    """Return torch's own decomposition of a recurrent layer, looked up at its first call."""
+    parameters = [argument.name for argument in op._schema.arguments].index("params")
+    is_packed = op._overloadname == "data"
 
     def run(*args: Any, **kwargs: Any) -> Any:
         import torch._decomp.decompositions
 
-        return op.py_kernels[torch._C.DispatchKey.CompositeImplicitAutograd](*args, **kwargs)  # noqa: SLF001
+        # torch_npu casts the parameters to the dtype of the values.
+        args = (*args[:parameters], [weight.to(args[0].dtype) for weight in args[parameters]], *args[parameters + 1 :])
+        layer = op.py_kernels[torch._C.DispatchKey.CompositeImplicitAutograd]  # noqa: SLF001 - as above
+        return over_sequences(layer, *args) if is_packed else layer(*args, **kwargs)
 
     return run
 
@@ -65,7 +77,10 @@ def _gates(
     b_ih: torch.Tensor | None,
     b_hh: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.nn.functional.linear(given, w_ih, b_ih), torch.nn.functional.linear(hidden, w_hh, b_hh)
+    """The parts of a cell's gates; torch_npu casts the parameters to the dtype of the values."""
+    parameters = (None if each is None else each.to(given.dtype) for each in (w_ih, w_hh, b_ih, b_hh))
+    w_ih, w_hh, b_ih, b_hh = parameters  # type: ignore[assignment]
+    return torch.nn.functional.linear(given, w_ih, b_ih), torch.nn.functional.linear(hidden.to(given.dtype), w_hh, b_hh)
 
 
 def _lstm_cell(

@@ -61,7 +61,6 @@ _TAKING_HOST_TENSORS = frozenset(
         "aten::_foreach_addcmul.Tensor",
         "aten::_foreach_addcmul_.Tensor",
         "aten::tensor_split",
-        "aten::_pack_padded_sequence_backward",
     ]
 )
 """ATen operators that take indices, factors, sections or lengths on the host together with tensors of the device."""

@@ -15,6 +15,7 @@ from npu_emulator.kernels.auxiliary import COMPLETED
 from npu_emulator.kernels.collectives import collective_kernels
 from npu_emulator.kernels.composites import composite_kernels
 from npu_emulator.kernels.copies import copy_kernels
+from npu_emulator.kernels.device_forms import as_on_the_device
 from npu_emulator.kernels.device_only import DEVICE_ONLY
 from npu_emulator.kernels.eager_collectives import eager_collective_kernels
 from npu_emulator.kernels.formats import NATIVE_CASTS, format_kernels
@@ -117,7 +118,7 @@ class Installer:
             op = overload_of(name)
             if op is None:
                 continue
-            kernel = special.get(name) or self._by_the_cpu(name, op)
+            kernel = as_on_the_device(name, special.get(name) or self._by_the_cpu(name, op))
             self._register(name, kernel)
             if name in above:
                 self._register(name, _refusing_gradients(op, kernel), "AutogradPrivateUse1")
@@ -161,7 +162,7 @@ class Installer:
             raise KernelMissingError(
                 f"there is no operator {name}; import the library that defines it, then register its kernel"
             )
-        self._register(name, kernel_with(op, self._launcher, compute))
+        self._register(name, as_on_the_device(name, kernel_with(op, self._launcher, compute)))
         for form, kernel in workspace_kernels(name, compute, self._launcher).items():
             self._register(form, kernel)
         out = overload_of(f"{name}.out")

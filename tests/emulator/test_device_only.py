@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch.nn import functional
@@ -66,3 +68,45 @@ def test_depthwise_convolution_and_masked_scale() -> None:
     torch.testing.assert_close(found.cpu(), functional.conv2d(x, weight, None, 2, 1, groups=3))
     mask = torch.tensor([1, 0, 1], dtype=torch.uint8, device="npu")
     assert torch._masked_scale(torch.tensor([1.0, 2.0, 3.0]).npu(), mask, 2.0).tolist() == [2.0, 0.0, 6.0]
+
+
+def test_calls_that_only_a_device_takes() -> None:
+    """Indices of int32, pads of packed 4-bit floats, sparse gradients, recurrent parameters of another dtype."""
+    hot = torch.nn.functional.one_hot(torch.tensor([1, 0], dtype=torch.int32).npu(), 3)
+    assert hot.dtype == torch.int32
+    assert hot.tolist() == [[0, 1, 0], [1, 0, 0]]
+
+    pairs = torch.tensor([[0x21, 0x43]], dtype=torch.uint8)
+    padded = torch.constant_pad_nd(pairs.view(torch.float4_e2m1fn_x2).npu(), (2, 0, 0, 1), -1.5)
+    assert padded.view(torch.uint8).tolist() == [[0xBB, 0x21, 0x43], [0xBB, 0xBB, 0xBB]]
+    for pad, value in (((1, 0), 0), ((-2, 0), 0), ((2, 2), 0.3)):
+        with pytest.raises(RuntimeError, match="constant_pad_nd"):
+            torch.constant_pad_nd(pairs.view(torch.float4_e2m1fn_x2).npu(), pad, value)
+
+    gradients = []
+    for device in ("cpu", "npu"):
+        x = torch.arange(6.0).view(2, 3).to(device).requires_grad_()
+        index = torch.tensor([[0, 2], [1, 1]], device=device)
+        (
+            torch.gather(x, 1, index, sparse_grad=True) * torch.tensor([[1.0, 2.0], [3.0, 4.0]], device=device)
+        ).sum().backward()
+        assert x.grad.is_sparse
+        gradients.append(x.grad.to_dense().cpu())
+    assert torch.equal(*gradients)
+
+    half, wide = torch.randn(2, 3).half(), torch.randn(2, 3)
+    wanted = half.clone().float().requires_grad_()
+    (torch.log_softmax(wanted, 1) * wide).sum().backward()
+    x = half.npu().requires_grad_()
+    found = torch.log_softmax(x, 1, dtype=torch.float32)
+    assert found.dtype == torch.float32
+    (found * wide.npu()).sum().backward()
+    torch.testing.assert_close(found.cpu(), torch.log_softmax(half.float(), 1))
+    torch.testing.assert_close(x.grad.cpu(), wanted.grad.half())
+
+    cell = torch.nn.LSTMCell(3, 4)
+    given = torch.randn(2, 3).half()
+    expected, _ = cell(given.float())
+    hidden, _ = copy.deepcopy(cell).npu()(given.npu())
+    assert hidden.dtype == torch.float16
+    torch.testing.assert_close(hidden.cpu().float(), expected, atol=2e-3, rtol=2e-3)

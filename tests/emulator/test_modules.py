@@ -92,11 +92,18 @@ def test_recurrent_layers_are_captured(kind: type[torch.nn.Module]) -> None:
     device = copy.deepcopy(host).npu()
     packed = torch.nn.utils.rnn.pack_padded_sequence(torch.randn(5, 2, 3), torch.tensor([5, 3]))
     torch.testing.assert_close(device(packed.to("npu"))[0].data.cpu(), host(packed)[0].data)
-    padded = torch.randn(2, 5, 3)
-    by_device = torch.nn.utils.rnn.pack_padded_sequence(padded.npu(), [5, 3], batch_first=True)
-    by_host = torch.nn.utils.rnn.pack_padded_sequence(padded, [5, 3], batch_first=True)
-    assert torch.equal(by_device.data.cpu(), by_host.data)
-    assert torch.equal(by_device.batch_sizes, by_host.batch_sizes)  # on the host, as torch's own
+    gradients = []
+    for padded, layer in ((torch.randn(2, 7, 3), host), (None, device)):
+        padded = gradients[0][0].detach().npu() if padded is None else padded  # noqa: PLW2901 - the same values on the device
+        padded.requires_grad_()
+        packed = torch.nn.utils.rnn.pack_padded_sequence(padded, [5, 3], batch_first=True)
+        assert packed.batch_sizes.tolist() == [2, 2, 2, 1, 1]  # on the host in both
+        values, lengths = torch.nn.utils.rnn.pad_packed_sequence(layer(packed)[0], batch_first=True)
+        assert lengths.tolist() == [5, 3]
+        (values * torch.arange(values.numel(), device=values.device).view_as(values)).sum().backward()
+        gradients.append((padded, values.detach().cpu(), padded.grad.cpu()))
+    for expected, given in zip(gradients[0][1:], gradients[1][1:], strict=True):
+        torch.testing.assert_close(given, expected)
     given = torch.randn(5, 2, 3)
     x = given.npu()
     graph = torch.npu.NPUGraph()
