@@ -66,6 +66,10 @@ class SavedGraphError(NpuGraphExError, ValueError):
     """A saved compilation cannot be used: damaged, foreign, of another version, or called with other inputs."""
 
 
+class SessionError(NpuGraphExError, RuntimeError):
+    """A function cannot be a session, or a session was called in a way or at a time that it does not serve."""
+
+
 class StaticKernelError(NpuGraphExError, RuntimeError):
     """Kernels for fixed shapes cannot be compiled or installed; never raised to a program, which runs without them."""
 

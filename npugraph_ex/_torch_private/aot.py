@@ -185,6 +185,24 @@ def dynamo_input_names(gm: fx.GraphModule) -> list[str]:
     return names
 
 
+def dynamo_input_roots(gm: fx.GraphModule) -> list[str]:
+    """Where the code before a Dynamo graph takes each input from, by position: a local variable's name, "" for a global, or
+    the kind of a source that is neither, such as a random number."""
+    from torch._dynamo.source import ConstantSource, GlobalSource, GlobalWeakRefSource, LocalSource
+
+    roots = []
+    for node in gm.graph.find_nodes(op="placeholder"):
+        source: Any = getattr(node.meta.get("grapharg"), "source", None)
+        while getattr(source, "base", None) is not None:
+            source = source.base
+        if isinstance(source, LocalSource):
+            roots.append(source.local_name)
+        else:
+            known = isinstance(source, (GlobalSource, GlobalWeakRefSource, ConstantSource))
+            roots.append("" if known else type(source).__name__)
+    return roots
+
+
 def guard_on_result(*path: str) -> None:
     """Add a Dynamo guard: compile the current function again if a function of torch returns another value.
 

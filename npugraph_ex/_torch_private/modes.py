@@ -153,3 +153,8 @@ def in_one_fake_mode(inputs: Sequence[Any]) -> list[Any]:
         mode.from_tensor(value) if isinstance(value, FakeTensor) and value.fake_mode is not mode else value
         for value in inputs
     ]
+
+
+def modes_around() -> tuple[int, int]:
+    """How many function modes and dispatch modes of Python are in force; a default device is one of the former."""
+    return torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()

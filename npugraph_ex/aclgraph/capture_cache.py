@@ -37,6 +37,9 @@ class CaptureCache:
         plan: has the names of the inputs, for the reasons.
         limit: the largest number of keys.
         pool: takes the captures that are dropped.
+
+    Attributes:
+        epoch: how often captures were dropped.
     """
 
     def __init__(self, plan: InputPlan, limit: int, pool: CapturePool) -> None:
@@ -45,6 +48,7 @@ class CaptureCache:
         self._pool = pool
         self._runners: OrderedDict[GraphKey, KeyRunner] = OrderedDict()
         self._has_warned = False
+        self.epoch = 0
         self._was_cleared = False
 
     def __reversed__(self) -> Iterator[GraphKey]:
@@ -68,6 +72,7 @@ class CaptureCache:
         known = self._runners.pop(key, None)
         reason = self._reason(key) if known is None else "the option force_recapture"
         if known is not None:
+            self.epoch += 1
             self._pool.retire([known])
         elif len(self._runners) >= self._limit:
             self._drop_oldest(reason)
@@ -79,10 +84,12 @@ class CaptureCache:
         count = len(self._runners)
         self._pool.retire(self._runners.values())
         self._runners.clear()
+        self.epoch += 1
         self._was_cleared = self._was_cleared or count > 0
         return count
 
     def _drop_oldest(self, reason: str) -> None:
+        self.epoch += 1
         self._pool.retire([self._runners.popitem(last=False)[1]])
         if not self._has_warned:
             self._has_warned = True

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from npugraph_ex._garbage_collection import no_collection
-from npugraph_ex.aclgraph import _npu_private
+from npugraph_ex.aclgraph import _npu_private, device_copies
 from npugraph_ex.aclgraph.capture_pool import CaptureNotBegunError, PoolHandle
 from npugraph_ex.aclgraph.capture_spans import CaptureSpans
 from npugraph_ex.aclgraph.inputs import Buffer, InputPlan
@@ -68,6 +68,7 @@ class CapturedGraph:
             arguments[position] = buffer.tensor
         self.graph = torch.npu.NPUGraph()
         self._stream = stream
+        self._device = plan.device
         values = self._capture(recording, arguments, pool, options.capture_error_mode)
         self._launch = _npu_private.launcher(self.graph)
         self._updates = recording.updates
@@ -120,8 +121,10 @@ class CapturedGraph:
     def replay(self, inputs: Sequence[Any]) -> None:
         """Copy the inputs in, update host arguments, and run the graph on the current stream."""
         try:
-            for position, buffer in self._buffers:
-                buffer.load(inputs[position])
+            if self._buffers:
+                stream = device_copies.current_stream_handle(self._device)
+                for position, buffer in self._buffers:
+                    buffer.load_bytes(inputs[position], stream)
             if self._updates is not None:
                 self._updates.apply(inputs, self._stream)
             self._launch()

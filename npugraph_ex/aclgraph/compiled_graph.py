@@ -41,6 +41,31 @@ class _LastCall(NamedTuple):
     runner: KeyRunner
 
 
+class PinnedCall:
+    """A graph key's captures, for a caller who knows that a call has this key: what such a call costs does not grow with the graph.
+
+    Args:
+        graph: the compiled graph.
+        key: the call's key.
+        last: the call that is pinned.
+        epoch: how often the graph had dropped captures then.
+    """
+
+    def __init__(self, graph: CompiledGraph, key: GraphKey, last: _LastCall, epoch: int) -> None:
+        self.graph = graph
+        self.key = key
+        self.last = last
+        self.epoch = epoch
+
+    def run(self, inputs: list[Any]) -> Sequence[Any] | None:
+        """Run with ``inputs``, whose in-place tensors must lie where they did.
+
+        Returns:
+            The results; None, and nothing is done, if the numbers of the key are others now or the captures are gone.
+        """
+        return self.graph.run_pinned(self, inputs)
+
+
 class _Unboxed:
     """Runs a function of the graph's inputs, in place of a key's captures."""
 
@@ -132,6 +157,32 @@ class CompiledGraph:
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         """Run the graph. Results equal those of eager mode, and no later call changes them."""
         return self.run(list(inputs))
+
+    def pin(self, inputs: list[Any]) -> PinnedCall | None:
+        """The captures of the last call, which had these inputs; None if it was not served by captures."""
+        with self._lock:
+            if self._last is None or self._instead is not None:
+                return None
+            key = GraphKey(self._last.numbers, self.plan.addresses(inputs))
+            known = self._cache.get(key) is self._last.runner
+            return PinnedCall(self, key, self._last, self._cache.epoch) if known else None
+
+    def run_pinned(self, pinned: PinnedCall, inputs: list[Any]) -> Sequence[Any] | None:
+        """See `PinnedCall.run`."""
+        last = pinned.last
+        with self._lock:
+            if pinned.epoch != self._cache.epoch or self.plan.numbers(inputs) + scopes.key() != last.numbers:
+                return None
+            stream = self._current_stream(self.plan.device)
+            if stream != self._last_stream:
+                self._wait_for_last_call(stream)
+            if self._last is not last:
+                self._last = last
+                self._cache.get(pinned.key)  # which makes the key the most recently used one
+            try:
+                return last.runner.run(inputs)
+            except UndeclaredEffectError:
+                return None  # a capture failed before anything was computed; `run` compiles again
 
     @_torch_private.boxed
     def run(self, inputs: list[Any]) -> Sequence[Any]:

@@ -32,7 +32,7 @@ class Original:
     compile: Callable[[], Callable[..., Sequence[Any]]]
 
 
-class _Contents:
+class Contents:
     """The contents of a call's inputs and the state of the random generator, to restore both."""
 
     def __init__(self, positions: Sequence[int], inputs: Sequence[Any]) -> None:
@@ -85,7 +85,7 @@ def first_run_checked(gm: fx.GraphModule, original: Original | None = None) -> G
             results: Sequence[Any] = ContractInterpreter(gm).run(*inputs, enable_io_processing=False)
             function = gm.forward
             return results
-        contents = _Contents(_reached_by_foreign(gm.graph), inputs)
+        contents = Contents(_reached_by_foreign(gm.graph), inputs)
         try:
             results = ContractInterpreter(gm).run(*inputs, enable_io_processing=False)
             function = gm.forward

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_symbols
 
+from npugraph_ex.aclgraph import device_copies
 from npugraph_ex.aclgraph.address_guard import picker
 from npugraph_ex.aclgraph.host_scalars import host_scalars
 from npugraph_ex.aclgraph.host_scalars import values as scalar_values
@@ -218,6 +219,30 @@ class Buffer:
             self.tensor = tensor.detach()
         else:
             self.tensor = _empty_like(tensor, self._extent)
+            self.load(tensor)
+        extent = tensor.numel() if self._extent is None else self._extent
+        # Not into an adopted tensor: its storage may be given other memory, and the next input may overlap it.
+        self._bytes = 0 if adopt else device_copies.bytes_to_copy(tensor, self.tensor, extent)
+        self._address = self.tensor.data_ptr()
+        self._format, self._copy = device_copies.format_question(), device_copies.copier()
+
+    def load_bytes(self, tensor: torch.Tensor, stream: int) -> None:
+        """Copy the caller's values in as bytes, if its bytes mean the same as the buffer's; otherwise as `load` does.
+
+        Args:
+            tensor: the caller's.
+            stream: CANN's handle of the current stream.
+        """
+        size, stride, dtype = self.geometry
+        if not (
+            self._bytes
+            and tensor.size() == size
+            and tensor.stride() == stride
+            and tensor.dtype is dtype
+            and not tensor.is_neg()
+            and self._format(tensor) in device_copies.PLAIN_FORMATS
+            and self._copy(self._address, tensor.data_ptr(), self._bytes, stream)
+        ):
             self.load(tensor)
 
     def load(self, tensor: torch.Tensor) -> None:

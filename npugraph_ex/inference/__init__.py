@@ -1,16 +1,55 @@
-"""`cache_compile` and `readable_cache`: a compilation that is kept on disk, so that the next process starts at once."""
+"""Compiling for inference: `session`, for calls without guards; `cache_compile` and `readable_cache`, for starts from disk."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from npugraph_ex.config import CompilerConfig
+    from npugraph_ex.inference.decode_session import Session
 
-__all__ = ["cache_compile", "readable_cache"]
+__all__ = ["cache_compile", "readable_cache", "session"]
+
+
+def session(
+    model: Callable[..., Any],
+    example_inputs: Sequence[Any],
+    *,
+    config: CompilerConfig | None = None,
+    options: Mapping[str, object] | None = None,
+    dynamic: bool | None = None,
+    debug: bool = False,
+) -> Session:
+    """Compile and capture a model ahead, for calls that check their arguments and replay: no guards, no cost by the layer.
+
+    A session serves inference: make it and call it under ``torch.no_grad()`` or ``torch.inference_mode()``. Each call compares
+    what may differ between calls: the arguments' number, types, numbers, dtypes, shapes, strides, devices and
+    ``requires_grad``; the addresses of those that the model writes; the modes of the thread. A form of call that is new is
+    compiled and captured when it comes. `Session.refresh` says when the model itself has changed. docs/sessions.md has the
+    whole contract.
+
+    Args:
+        model: a module, a function or a method; the whole of it must be one graph that can be captured.
+        example_inputs: the positional arguments of a first call, on the device. The model runs with them; what it writes is
+            restored.
+        config: the options as an object.
+        options: options by flat name, on top of ``config``.
+        dynamic: as in ``torch.compile``.
+        debug: let torch.compile check everything at each call, and raise where a change was not told.
+
+    Returns:
+        A callable with the signature of ``model``.
+
+    Raises:
+        OptionError: a wrong option.
+        SessionError: the model cannot be a session; says why and, as far as torch knows, where.
+    """
+    from npugraph_ex.inference.decode_session import Session
+
+    return Session.compile(model, example_inputs, config=config, options=options, dynamic=dynamic, debug=debug)
 
 
 def cache_compile(  # noqa: PLR0913 - the signature that TorchAir's users know

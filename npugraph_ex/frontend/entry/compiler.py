@@ -98,6 +98,11 @@ class CompiledFxGraph:
             reason = str(found)
         return KeptOutput(self.boxed(), text, _boxed_from_text), reason
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether inputs and outputs are exactly those of the function, so that AOT changes none outside the graph."""
+        return not self._wrapped
+
     def compiled_again(self) -> None:
         """Forget the text, and inform the client that saved it."""
         self._text = None

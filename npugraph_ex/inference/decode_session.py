@@ -1,0 +1,320 @@
+"""`Session`: what `npugraph_ex.inference.session` returns. Its calls replay captures without Dynamo's guards and AOT's wrapper.
+
+A call whose form is known compares the form and the modes of the thread, and replays. Any other call goes through
+torch.compile, which checks everything, and is recorded.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from npugraph_ex import _torch_private
+from npugraph_ex.config import CompilerConfig
+from npugraph_ex.config.compiler_config import apply_flat, given_or_default
+from npugraph_ex.errors import SessionError
+from npugraph_ex.frontend.entry.backend import get_npu_backend
+from npugraph_ex.inference.call_forms import Form, differences, form_of, leaves_of, modes_now
+from npugraph_ex.inference.recorded_call import Gate, NotRecordableError, Notes, Probed, RecordedCall, record
+from npugraph_ex.inference.replaced_state import watch
+from npugraph_ex.observe.logger import logger
+
+_FORMS_KEPT = 1024
+"""How many forms of calls are remembered: a program that passes a counter as an int makes a form at each call."""
+
+_ADDRESSES_KEPT = 16
+"""How many calls of one form are remembered, which differ in the addresses of arguments that the graph writes."""
+
+_COMPILATIONS = 4096
+"""How often torch.compile may compile the function, for sizes and numbers that are no symbols."""
+
+
+class Session:
+    """A function compiled for calls whose host cost does not grow with the model. Call it like the function.
+
+    Args:
+        function: a module, a function or a method.
+        config: the options.
+        dynamic: as in ``torch.compile``.
+        debug: let torch.compile check everything at each call.
+
+    Attributes:
+        debug: the same; may be set at any time.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], *, config: CompilerConfig, dynamic: bool | None, debug: bool
+    ) -> None:
+        self.debug = debug
+        self.__wrapped__ = function
+        self._root = _module_of(function)
+        self._training = None if self._root is None else self._root.training
+        self._notes = Notes()
+        self._modes = modes_now()
+        self._lock = threading.RLock()
+        self._known: OrderedDict[Form, list[RecordedCall]] = OrderedDict()
+        self._last: tuple[Form, RecordedCall] | None = None
+        self._warned: set[str] = set()
+        backend = partial(_compile_behind_gate, config, self._notes)
+        self._compiled = torch.compile(
+            _code_of_its_own(function), backend=backend, dynamic=dynamic, fullgraph=True,
+            recompile_limit=_COMPILATIONS, isolate_recompiles=True,
+        )  # fmt: skip
+        weak = weakref.ref(self)
+        watch(self, partial(_refresh, weak), partial(_concerns, weak))
+
+    @classmethod
+    def compile(
+        cls,
+        function: Callable[..., Any],
+        example_inputs: Sequence[Any],
+        *,
+        config: CompilerConfig | None,
+        options: Mapping[str, object] | None,
+        dynamic: bool | None,
+        debug: bool,
+    ) -> Session:
+        """See `npugraph_ex.inference.session`."""
+        if not callable(function):
+            raise SessionError(f"session takes a module, a function or a method, got {function!r}")
+        if not isinstance(example_inputs, (tuple, list)):
+            raise SessionError(
+                f"session takes the arguments of a call in a tuple or list, got a {type(example_inputs).__name__}; one "
+                "tensor alone is (tensor,)"
+            )
+        chosen = copy.deepcopy(given_or_default(config, "session: config"))
+        apply_flat(chosen, {**(options or {}), "require_capture": True})
+        made = cls(function, config=chosen, dynamic=dynamic, debug=debug)
+        try:
+            made._run_ahead(tuple(example_inputs), {})
+        except SessionError:
+            raise
+        except Exception as error:
+            raise SessionError(f"{_name(function)} cannot be a session: {_reason(error)}") from error
+        return made
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function, compiled. Results equal those of eager mode, and no later call changes them.
+
+        Raises:
+            SessionError: another mode than at the compilation is in force, or an argument is of a type that is not taken.
+        """
+        modes = modes_now()
+        if modes != self._modes:
+            raise SessionError(
+                f"this session was made for other modes of the thread: {differences(self._modes, modes)}. Call it as it was "
+                "made, or make another session"
+            )
+        form = form_of(args, kwargs)
+        with self._lock:
+            if self._root is not None and self._root.training is not self._training:
+                self._training = self._root.training
+                self.refresh()
+            if self.debug:
+                self._check(form, args, kwargs)
+            leaves = args if form and not kwargs and _is_flat(form) else leaves_of(args, kwargs)
+            last = self._last
+            if last is None or last[0] != form or not last[1].accepts(leaves):
+                last = self._find(form, leaves)
+            if last is not None:
+                served, result = last[1].run(leaves)
+                if served:
+                    return result
+            return self._through_torch(form, args, kwargs)
+
+    def refresh(self) -> None:
+        """Let torch.compile check everything once more, at the next call of each form: weights, attributes, hooks, globals.
+
+        Call it after a change that a session does not notice by itself; docs/sessions.md lists them. What has not changed is
+        not compiled or captured again.
+        """
+        with self._lock:
+            self._last = None
+            self._known.clear()
+
+    def warm_up(self, sizes: Iterable[Any], inputs: Callable[[Any], Sequence[Any]]) -> None:
+        """Compile and capture for calls to come, so that none of them has to. What the function writes is restored.
+
+        Args:
+            sizes: anything that ``inputs`` takes.
+            inputs: makes the arguments of a call from one of the sizes, as a tuple or list.
+        """
+        for size in sizes:
+            given = inputs(size)
+            if not isinstance(given, (tuple, list)):
+                raise SessionError(
+                    f"warm_up: inputs({size!r}) returns the arguments of a call in a tuple or list, got a {type(given).__name__}"
+                )
+            self._run_ahead(tuple(given), {})
+
+    def _run_ahead(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Compile and capture for a call, and undo what it writes.
+
+        It runs twice, with the first results alive during the second run: so it captures what a loop needs that keeps a result
+        during the next call.
+        """
+        form = form_of(args, kwargs)
+        with self._lock, self._restoring():
+            held = [self._through_torch(form, args, kwargs) for _ in range(2)]
+            del held
+            reasons = self._warned
+            if self._find(form, leaves_of(args, kwargs)) is None:
+                raise SessionError(
+                    f"{_name(self.__wrapped__)} cannot be a session: {'; '.join(sorted(reasons))}. torch.compile serves it"
+                )
+
+    @contextmanager
+    def _restoring(self) -> Iterator[None]:
+        self._notes.restoring = True
+        try:
+            yield
+        finally:
+            self._notes.restoring = False
+
+    def _find(self, form: Form, leaves: Sequence[Any]) -> tuple[Form, RecordedCall] | None:
+        """A recorded call with this form and these addresses."""
+        for call in self._known.get(form, ()):
+            if call.accepts(leaves):
+                self._known.move_to_end(form)
+                self._last = (form, call)
+                return self._last
+        return None
+
+    def _through_torch(self, form: Form, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """A call that torch.compile checks, and compiles for if need be. It is recorded."""
+        notes = self._notes
+        notes.outer, notes.inner = None, []
+        try:
+            with _settings():
+                result = self._compiled(*args, **kwargs)
+            leaves = leaves_of(args, kwargs)
+            try:
+                self._keep(form, record(notes, leaves, result), leaves)
+            except NotRecordableError as why:
+                self._warn(str(why))
+        finally:
+            notes.outer, notes.inner = None, []
+        return result
+
+    def _keep(self, form: Form, call: RecordedCall, leaves: Sequence[Any]) -> None:
+        calls = [known for known in self._known.pop(form, ()) if not known.accepts(leaves)]
+        self._known[form] = [call, *calls][:_ADDRESSES_KEPT]
+        while len(self._known) > _FORMS_KEPT:
+            self._known.popitem(last=False)
+        self._last = (form, call) if call.accepts(leaves) else None
+
+    def _warn(self, reason: str) -> None:
+        if reason not in self._warned:
+            self._warned.add(reason)
+            if not self._notes.restoring:
+                logger.warning(
+                    "A call of the session of %s goes through torch.compile each time, because %s",
+                    _name(self.__wrapped__),
+                    reason,
+                )
+
+    def _check(self, form: Form, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Ask torch.compile what it would run, and raise if a recorded call would run something else.
+
+        Raises:
+            SessionError: the program changed what it did not tell.
+        """
+        known = self._find(form, leaves_of(args, kwargs))
+        if known is None:
+            return
+        notes = self._notes
+        notes.probing = True
+        try:
+            with _settings():
+                self._compiled(*args, **kwargs)
+        except Probed:
+            pass
+        finally:
+            notes.probing = False
+        assert notes.outer is not None  # noqa: S101 - a recorded call has a gate
+        gate, inputs, _ = notes.outer
+        notes.outer = None
+        changes = known[1].changes(gate, inputs)
+        if changes:
+            raise SessionError(
+                f"{_name(self.__wrapped__)} has changed since this session recorded such a call: {', '.join(changes)}. Call "
+                "refresh() after such a change"
+            )
+
+
+def _compile_behind_gate(
+    config: CompilerConfig, notes: Notes, gm: fx.GraphModule, example_inputs: Sequence[Any]
+) -> Callable[..., Any]:
+    """The session's backend: the library's own, with notes of what is called."""
+    gate = Gate(gm, notes, _torch_private.dynamo_input_names(gm))
+    gate.become(get_npu_backend(compiler_config=config, on_compiled=gate.watch)(gm, example_inputs))
+    return gate
+
+
+@contextmanager
+def _settings() -> Iterator[None]:
+    """Torch's settings for a compilation without side effects: they would be left out of calls that go around Dynamo."""
+    with torch._dynamo.config.patch(
+        side_effect_replay_policy="error", skip_nnmodule_hook_guards=False, specialize_float=True
+    ):
+        yield
+
+
+def _code_of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that calls ``function``, with code that Dynamo shares with no other session."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return FunctionType(
+        called.__code__.replace(co_name=_name(function)), called.__globals__, "called", None, called.__closure__
+    )
+
+
+def _module_of(function: Callable[..., Any]) -> nn.Module | None:
+    owner = function.__self__ if isinstance(function, MethodType) else function
+    return owner if isinstance(owner, nn.Module) else None
+
+
+def _concerns(session: weakref.ref[Session], module: nn.Module, name: str) -> bool:
+    """Whether a session may use this attribute: its module has it, or nobody knows what the function uses."""
+    alive = session()
+    if alive is None or (name not in module._parameters and name not in module._buffers and name not in module._modules):
+        return False  # a new attribute is not what a compiled function uses
+    root = alive._root
+    return root is None or any(module is part for part in root.modules())
+
+
+def _refresh(session: weakref.ref[Session]) -> None:
+    alive = session()
+    if alive is not None:
+        alive.refresh()
+
+
+def _is_flat(form: Form) -> bool:
+    return not any(part[0] in {tuple, list, dict} for part in form)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def _reason(error: Exception) -> str:
+    """What torch says, in the words of a session where they would mislead."""
+    said = str(error).strip() or type(error).__name__
+    if "certain side effects happened" in said:
+        return (
+            "it changes something besides its results and the contents of tensors, which a call around Dynamo would not do. Write "
+            f"into a buffer in place, or return the new value. {said}"
+        )
+    return said

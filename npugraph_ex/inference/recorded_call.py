@@ -1,0 +1,305 @@
+"""How one call of a session went through Dynamo, AOT and a captured graph, so that the next such call needs only the last.
+
+`Notes` records a call that torch.compile serves. If Dynamo's and AOT's code around the graph did nothing but fetch inputs and
+arrange results, `record` returns a `RecordedCall`: which argument goes to which input, and which result goes where.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from npugraph_ex import _torch_private
+from npugraph_ex.aclgraph.compiled_graph import CompiledGraph, PinnedCall
+from npugraph_ex.aclgraph.first_run import Contents
+from npugraph_ex.errors import SessionError
+from npugraph_ex.frontend.entry.compiler import CompiledFxGraph
+
+STATE, ARGUMENTS = "function", ("args", "kwargs")
+"""The local variables of the function that a session compiles: what it closes over, and a call's arguments."""
+
+Build = Callable[[Sequence[Any], Sequence[Any]], Any]
+"""Makes what a call returns from the graph's results and the call's leaves."""
+
+
+class Probed(Exception):  # noqa: N818 - a way out of Dynamo's code, never an error
+    """Raised instead of a run, with what Dynamo would have run."""
+
+
+class NotRecordableError(Exception):
+    """A call of this form cannot go around Dynamo; says why."""
+
+
+@dataclass
+class Notes(threading.local):
+    """What this thread's last call through torch.compile did.
+
+    Attributes:
+        outer: the graph that Dynamo called, its inputs and outputs.
+        inner: the captured graph that AOT called, likewise.
+        probing: stop before the graph runs.
+        restoring: undo what the graph writes, after it has run.
+    """
+
+    outer: tuple[Gate, tuple[Any, ...], Sequence[Any]] | None = None
+    inner: list[tuple[CompiledGraph, list[Any], list[Any]]] = field(default_factory=list)
+    probing: bool = False
+    restoring: bool = False
+
+
+class NotedGraph:
+    """A captured graph that notes its calls; AOT calls it in the graph's place."""
+
+    def __init__(self, graph: CompiledGraph, notes: Notes) -> None:
+        self._graph = graph
+        self._notes = notes
+
+    def __call__(self, *inputs: Any) -> Sequence[Any]:
+        """Run the graph."""
+        notes, plan = self._notes, self._graph.plan
+        before = Contents(sorted(plan.written), inputs) if notes.restoring else None
+        results = self._graph.run(list(inputs))
+        if before is not None:
+            before.put_back()
+        notes.inner.append((self._graph, list(inputs), list(results)))
+        return results
+
+
+class Gate:
+    """One graph of Dynamo's, between Dynamo's code and AOT's.
+
+    Args:
+        gm: the graph.
+        notes: of the session.
+        names: the user's names of its inputs.
+
+    Attributes:
+        names: the same.
+        of_state: for each input, whether it comes from the function and not from the arguments.
+    """
+
+    def __init__(self, gm: fx.GraphModule, notes: Notes, names: Sequence[str]) -> None:
+        roots = _torch_private.dynamo_input_roots(gm)
+        self.names = [name.replace(f"L['{STATE}']", "the function") for name in names]
+        self.of_state = [root in {STATE, ""} for root in roots]
+        self.strange = [
+            f"{name} ({root})"
+            for name, root in zip(names, roots, strict=True)
+            if root not in {STATE, "", *ARGUMENTS}
+        ]
+        self._notes = notes
+        self._run: Callable[..., Sequence[Any]] | None = None
+        self._graphs: list[CompiledFxGraph] = []
+
+    def watch(self, made: CompiledFxGraph) -> None:
+        """Take a compiled graph of this Dynamo graph; called before AOT takes it."""
+        if isinstance(made.runner, CompiledGraph):
+            made.runner = NotedGraph(made.runner, self._notes)
+        self._graphs.append(made)
+
+    def become(self, run: Callable[..., Sequence[Any]]) -> None:
+        """Run this from now on: what the backend made of the graph."""
+        self._run = run
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether one captured graph is all that runs."""
+        return len(self._graphs) == 1 and self._graphs[0].is_whole
+
+    def __call__(self, *inputs: Any) -> Sequence[Any]:
+        """Run the graph, or only say what would run."""
+        if self._notes.probing:
+            self._notes.outer = (self, inputs, ())
+            raise Probed
+        assert self._run is not None  # noqa: S101 - Dynamo calls it after the backend has returned
+        outputs = self._run(*inputs)
+        self._notes.outer = (self, inputs, outputs)
+        return outputs
+
+
+class RecordedCall:
+    """A call that goes straight to a captured graph.
+
+    Args:
+        pinned: the captures.
+        gate: the Dynamo graph of the call.
+        state: the inputs of that graph that come from the function.
+        inputs: the inputs of the captured graph; None where an argument goes.
+        moving: positions of inputs, and of the leaves that go there.
+        build: makes what the call returns.
+        leaves: of the recorded call.
+    """
+
+    def __init__(  # noqa: PLR0913 - the parts of one call
+        self,
+        pinned: PinnedCall,
+        gate: Gate,
+        state: Mapping[int, Any],
+        *,
+        inputs: list[Any],
+        moving: Sequence[tuple[int, int]],
+        build: Build,
+        leaves: Sequence[Any],
+    ) -> None:
+        plan = pinned.graph.plan
+        self._pinned = pinned
+        self._gate = gate
+        self._state = {position: (value, _address(value)) for position, value in state.items()}
+        # A weight that gets other memory (`weight.data = ...`) must not free what the captures read and write.
+        self._memory = [value.untyped_storage() for value in state.values() if isinstance(value, torch.Tensor)]
+        self._inputs = inputs
+        self._moving = moving
+        self._build = build
+        in_place = {position for position in plan.in_place}
+        self._fixed = [
+            (leaf, leaves[leaf].data_ptr(), leaves[leaf].storage_offset())
+            for position, leaf in moving
+            if position in in_place
+        ]
+        self._tensors = [leaf for leaf, value in enumerate(leaves) if isinstance(value, torch.Tensor)]
+        written = [inputs[position] for position in plan.written if inputs[position] is not None]
+        places = dict(moving)
+        self._written_state = written
+        self._written_leaves = [places[position] for position in plan.written if position in places]
+        storages = [*written, *[leaves[leaf] for leaf in self._written_leaves]]
+        self._written_storages = {tensor.untyped_storage().data_ptr() for tensor in storages}
+        self._free = [leaf for position, leaf in moving if position not in in_place] if storages else []
+        self._versions = [tensor for tensor in written if not tensor.is_inference()]
+
+    def accepts(self, leaves: Sequence[Any]) -> bool:
+        """Whether a call of the recorded form has its addresses too, and shares memory between arguments as it did."""
+        for leaf, address, offset in self._fixed:
+            if leaves[leaf].data_ptr() != address or leaves[leaf].storage_offset() != offset:
+                return False
+        for leaf in self._free:
+            if leaves[leaf].untyped_storage().data_ptr() in self._written_storages:
+                return False
+        tensors = self._tensors
+        return len(tensors) < 2 or len({id(leaves[leaf]) for leaf in tensors}) == len(tensors)  # noqa: PLR2004 - a pair
+
+    def run(self, leaves: Sequence[Any]) -> tuple[bool, Any]:
+        """Run it, if the captures are still there: whether they were, and what the call returns."""
+        inputs = self._inputs
+        for position, leaf in self._moving:
+            inputs[position] = leaves[leaf]
+        try:
+            results = self._pinned.run(inputs)
+        finally:
+            for position, _ in self._moving:
+                inputs[position] = None  # a caller's tensor must not outlive the call
+        if results is None:
+            return False, None
+        if self._versions or self._written_leaves:
+            changed = [leaves[leaf] for leaf in self._written_leaves if not leaves[leaf].is_inference()]
+            torch.autograd.graph.increment_version([*self._versions, *changed])
+        return True, self._build(results, leaves)
+
+    def changes(self, gate: Gate, inputs: Sequence[Any]) -> list[str]:
+        """What torch.compile would run otherwise now, in words; empty if nothing."""
+        if gate is not self._gate:
+            return ["something that torch.compile checks"]
+        return [
+            gate.names[position]
+            for position, (value, address) in self._state.items()
+            if inputs[position] is not value or _address(inputs[position]) != address
+        ]
+
+
+def _address(value: Any) -> int | None:
+    return value.data_ptr() if isinstance(value, torch.Tensor) else None
+
+
+def record(notes: Notes, leaves: Sequence[Any], result: Any) -> RecordedCall:
+    """The call that ``notes`` are of.
+
+    Raises:
+        NotRecordableError: more happened than one captured graph.
+    """
+    if notes.outer is None:
+        raise NotRecordableError("nothing of it runs on the device")
+    gate, outer, _ = notes.outer
+    if gate.strange:
+        raise NotRecordableError(f"torch computes {', '.join(gate.strange)} anew at each call")
+    if len(notes.inner) != 1 or not gate.is_whole:
+        raise NotRecordableError(
+            "more than one captured graph runs: a part of it cannot be captured, it uses native streams, or AOT changes inputs "
+            "or results beside the graph"
+        )
+    graph, inner, results = notes.inner[0]
+    if len(inner) != len(outer) or any(one is not other for one, other in zip(inner, outer, strict=True)):
+        raise NotRecordableError("AOT passes other inputs to the graph than the function has")
+    pinned = graph.pin(inner)
+    if pinned is None:
+        raise NotRecordableError("the call was not served by captures")
+    home = {id(leaf): number for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
+    if len(home) != sum(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        raise NotRecordableError("one tensor is passed twice")
+    inputs, moving, state = list(inner), [], {}
+    for position, value in enumerate(inner):
+        if gate.of_state[position]:
+            if id(value) in home:
+                raise NotRecordableError(f"{gate.names[position]} is an argument, too")
+            state[position] = value
+        elif isinstance(value, torch.Tensor):
+            if id(value) not in home:
+                raise NotRecordableError(f"{gate.names[position]} is no argument but computed from one")
+            moving.append((position, home[id(value)]))
+            inputs[position] = None
+    build = _arrangement(result, results, leaves, home, state)
+    return RecordedCall(pinned, gate, state, inputs=inputs, moving=moving, build=build, leaves=leaves)
+
+
+def _arrangement(
+    result: Any, results: Sequence[Any], leaves: Sequence[Any], home: Mapping[int, int], state: Mapping[int, Any]
+) -> Build:
+    """How the function's result is made from the graph's results."""
+    places = {id(value): number for number, value in enumerate(results) if isinstance(value, torch.Tensor)}
+    held = {id(value) for value in state.values()}
+    values, spec = pytree.tree_flatten(result)
+    picks: list[tuple[int | None, int | None, Any]] = []  # of the results, or of the leaves, or a constant
+    for value in values:
+        if not isinstance(value, torch.Tensor):
+            if not isinstance(value, (int, float, str, type(None), torch.dtype, torch.device)):
+                raise NotRecordableError(f"a result is a {type(value).__qualname__}")
+            picks.append((None, None, value))
+        elif value.requires_grad and torch.is_grad_enabled():
+            raise NotRecordableError(
+                "a result carries a gradient; make the session, and call it, under torch.no_grad() or torch.inference_mode()"
+            )
+        elif id(value) in home:
+            picks.append((None, home[id(value)], None))
+        elif id(value) in places:
+            picks.append((places[id(value)], None, None))
+        elif id(value) in held:
+            picks.append((None, None, value))
+        else:
+            raise NotRecordableError("a result is a view of an argument, of a weight or of another result")
+    return _fast(spec, picks, len(results))
+
+
+def _fast(spec: pytree.TreeSpec, picks: Sequence[tuple[int | None, int | None, Any]], count: int) -> Build:
+    """The shortest function for an arrangement: most models return one tensor, or the graph's results in their order."""
+    in_order = [pick[0] for pick in picks] == list(range(count))
+    flat = all(child.is_leaf() for child in spec.children())
+    if spec.is_leaf() and picks[0][0] is not None:
+        number = picks[0][0]
+        return lambda results, leaves: results[number]
+    if in_order and flat and spec.type is tuple:
+        return lambda results, leaves: tuple(results)
+    if in_order and flat and spec.type is list:
+        return lambda results, leaves: list(results)
+
+    def build(results: Sequence[Any], leaves: Sequence[Any]) -> Any:
+        values = [
+            results[result] if result is not None else leaves[leaf] if leaf is not None else constant
+            for result, leaf, constant in picks
+        ]
+        return pytree.tree_unflatten(values, spec)
+
+    return build

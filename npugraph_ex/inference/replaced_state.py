@@ -1,0 +1,36 @@
+"""Notices parameters, buffers and submodules that a program replaces, by torch's public hooks on their registration.
+
+The hooks run when a module's attribute is set, and never in a call. They do not see what bypasses `nn.Module`: a weight that
+gets other memory (`weight.data = ...`), a tensor in a plain attribute, a module's dictionaries written directly.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+from torch import nn
+from torch.nn.modules import module as registration
+
+
+def watch(owner: object, forget: Callable[[], None], concerns: Callable[[nn.Module, str], bool]) -> None:
+    """Call ``forget`` whenever a program sets a parameter, buffer or submodule, as long as ``owner`` lives.
+
+    Args:
+        owner: its end removes the hooks.
+        forget: what to call; it must not hold ``owner``.
+        concerns: whether a module's attribute of this name matters; it must not hold ``owner`` either.
+    """
+
+    def hook(module: nn.Module, name: str, value: object) -> None:
+        del value
+        if concerns(module, name):
+            forget()
+
+    handles = [
+        registration.register_module_parameter_registration_hook(hook),
+        registration.register_module_buffer_registration_hook(hook),
+        registration.register_module_module_registration_hook(hook),
+    ]
+    for handle in handles:
+        weakref.finalize(owner, handle.remove)
