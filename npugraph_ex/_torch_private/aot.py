@@ -186,8 +186,10 @@ def dynamo_input_names(gm: fx.GraphModule) -> list[str]:
 
 
 def dynamo_input_roots(gm: fx.GraphModule) -> list[str]:
-    """Where the code before a Dynamo graph takes each input from, by position: a local variable's name, "" for a global, or
-    the kind of a source that is neither, such as a random number."""
+    """Where Dynamo's code takes each input of a graph from, by position.
+
+    It is the name of a local variable, "" for a global, or the kind of a source that is neither, such as a random number.
+    """
     from torch._dynamo.source import ConstantSource, GlobalSource, GlobalWeakRefSource, LocalSource
 
     roots = []

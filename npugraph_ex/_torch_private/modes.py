@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -155,6 +155,9 @@ def in_one_fake_mode(inputs: Sequence[Any]) -> list[Any]:
     ]
 
 
-def modes_around() -> tuple[int, int]:
-    """How many function modes and dispatch modes of Python are in force; a default device is one of the former."""
-    return torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
+# Torch's own functions without a wrapper, because sessions ask them at each call.
+function_modes: Callable[[], int] = torch._C._len_torch_function_stack  # noqa: SLF001 - see the package's first lines
+"""How many function modes of Python are in force; a default device is one."""
+
+dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack  # noqa: SLF001 - likewise
+"""How many dispatch modes of Python are in force."""

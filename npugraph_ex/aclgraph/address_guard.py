@@ -7,11 +7,7 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
-import torch
-
 from npugraph_ex.aclgraph import _npu_private
-
-_STRIDE = torch.Tensor.stride
 
 
 def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
@@ -77,11 +73,14 @@ class LayoutGuard:
     """
 
     def __init__(self, positions: Sequence[int], inputs: Sequence[Any]) -> None:
-        self._pick = picker(positions)
-        tensors = self._pick(inputs)
-        self._addresses = AddressGuard(positions, [tensor.data_ptr() for tensor in tensors])
-        self._strides = list(map(_STRIDE, tensors))
+        tensors = [inputs[position] for position in positions]
+        self._known = [(at, one.data_ptr(), one.stride()) for at, one in zip(positions, tensors, strict=True)]
 
     def matches(self, inputs: list[Any]) -> bool:
         """Whether the tensors of this call have the same addresses and strides."""
-        return self._addresses.matches(inputs) and list(map(_STRIDE, self._pick(inputs))) == self._strides
+        # These are the few tensors of a caller; `AddressGuard`, which takes all inputs, would cost more.
+        for position, address, stride in self._known:
+            tensor = inputs[position]
+            if tensor.data_ptr() != address or tensor.stride() != stride:
+                return False
+        return True

@@ -57,14 +57,6 @@ class PinnedCall:
         self.last = last
         self.epoch = epoch
 
-    def run(self, inputs: list[Any]) -> Sequence[Any] | None:
-        """Run with ``inputs``, whose in-place tensors must lie where they did.
-
-        Returns:
-            The results; None, and nothing is done, if the numbers of the key are others now or the captures are gone.
-        """
-        return self.graph.run_pinned(self, inputs)
-
 
 class _Unboxed:
     """Runs a function of the graph's inputs, in place of a key's captures."""
@@ -168,10 +160,17 @@ class CompiledGraph:
             return PinnedCall(self, key, self._last, self._cache.epoch) if known else None
 
     def run_pinned(self, pinned: PinnedCall, inputs: list[Any]) -> Sequence[Any] | None:
-        """See `PinnedCall.run`."""
+        """Run with ``inputs``, whose in-place tensors must lie where they did at the pinned call.
+
+        Returns:
+            The results; None, and nothing is done, if the numbers of the key are others now or the captures are gone.
+        """
         last = pinned.last
         with self._lock:
-            if pinned.epoch != self._cache.epoch or self.plan.numbers(inputs) + scopes.key() != last.numbers:
+            if pinned.epoch != self._cache.epoch:
+                return None
+            # Without numbers and scopes, the usual case, there is nothing to compare.
+            if (last.numbers or scopes.here.opened) and self.plan.numbers(inputs) + scopes.key() != last.numbers:
                 return None
             stream = self._current_stream(self.plan.device)
             if stream != self._last_stream:

@@ -14,7 +14,7 @@ import torch
 
 from npugraph_ex.aclgraph import _npu_private
 
-_DEVICE_TO_DEVICE = 3
+_DEVICE_TO_DEVICE = ctypes.c_int(3)
 """ACL_MEMCPY_DEVICE_TO_DEVICE."""
 
 _COMPLEX = (torch.complex32, torch.complex64, torch.complex128)
@@ -30,19 +30,26 @@ def bytes_to_copy(source: torch.Tensor, target: torch.Tensor, extent: int) -> in
     return extent * target.element_size() if format_question()(target) in PLAIN_FORMATS else 0
 
 
-@cache
-def copier() -> Callable[[int, int, int, int], bool]:
-    """A function of target, source, bytes and stream that starts a copy on the device and says whether CANN took it."""
-    copy = ctypes.CDLL("libascendcl.so").aclrtMemcpyAsync  # torch_npu has loaded it
-    copy.argtypes = (
-        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p,
-    )  # fmt: skip
-    copy.restype = ctypes.c_int
+class DeviceCopy:
+    """Starts copies of a fixed number of bytes to one address.
 
-    def start(target: int, source: int, count: int, stream: int) -> bool:
-        return copy(target, count, source, count, _DEVICE_TO_DEVICE, stream) == 0
+    The arguments that stay are converted for C once; that halves the time of a call.
 
-    return start
+    Args:
+        target: the address.
+        count: the number of bytes.
+    """
+
+    def __init__(self, target: int, count: int) -> None:
+        self._copy = ctypes.CDLL("libascendcl.so")["aclrtMemcpyAsync"]  # torch_npu has loaded it
+        self._target = ctypes.c_void_p(target)
+        self._count = ctypes.c_size_t(count)
+
+    def start(self, source: int, stream: ctypes.c_void_p) -> bool:
+        """Copy from ``source`` on a stream, see `current_stream_handle`; return whether CANN took it."""
+        count = self._count
+        status: int = self._copy(self._target, count, ctypes.c_void_p(source), count, _DEVICE_TO_DEVICE, stream)
+        return status == 0
 
 
 @cache
@@ -62,11 +69,15 @@ def _stream(key: tuple[int, int, int]) -> torch.npu.Stream:
     return torch.npu.Stream(stream_id=stream_id, device_index=device_index, device_type=device_type)
 
 
-def current_stream_handle(device: int) -> int:
+@cache
+def _current_stream() -> Callable[[int], tuple[int, int, int]]:
+    return _npu_private.stream_question()
+
+
+def current_stream_handle(device: int) -> ctypes.c_void_p:
     """CANN's handle of the current stream.
 
     torch_npu launches operators from a queue. Its property `npu_stream` waits until the queue is empty, as a replay does, so
     that what is started with the handle comes after them.
     """
-    handle: int = _stream(_npu_private.stream_question()(device)).npu_stream
-    return handle
+    return ctypes.c_void_p(_stream(_current_stream()(device)).npu_stream)

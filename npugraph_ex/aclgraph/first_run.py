@@ -42,6 +42,7 @@ class Contents:
         self._generator = torch.npu.get_rng_state()
 
     def put_back(self) -> None:
+        """Restore them."""
         for storage, before in self._storages:
             storage.copy_(before)
         torch.npu.set_rng_state(self._generator)

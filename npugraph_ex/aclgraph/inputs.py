@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -222,11 +223,11 @@ class Buffer:
             self.load(tensor)
         extent = tensor.numel() if self._extent is None else self._extent
         # Not into an adopted tensor: its storage may be given other memory, and the next input may overlap it.
-        self._bytes = 0 if adopt else device_copies.bytes_to_copy(tensor, self.tensor, extent)
-        self._address = self.tensor.data_ptr()
-        self._format, self._copy = device_copies.format_question(), device_copies.copier()
+        count = 0 if adopt else device_copies.bytes_to_copy(tensor, self.tensor, extent)
+        self._copy = device_copies.DeviceCopy(self.tensor.data_ptr(), count) if count else None
+        self._format = device_copies.format_question()
 
-    def load_bytes(self, tensor: torch.Tensor, stream: int) -> None:
+    def load_bytes(self, tensor: torch.Tensor, stream: ctypes.c_void_p) -> None:
         """Copy the caller's values in as bytes, if its bytes mean the same as the buffer's; otherwise as `load` does.
 
         Args:
@@ -235,13 +236,13 @@ class Buffer:
         """
         size, stride, dtype = self.geometry
         if not (
-            self._bytes
-            and tensor.size() == size
+            self._copy is not None
+            and tensor.shape == size
             and tensor.stride() == stride
             and tensor.dtype is dtype
             and not tensor.is_neg()
             and self._format(tensor) in device_copies.PLAIN_FORMATS
-            and self._copy(self._address, tensor.data_ptr(), self._bytes, stream)
+            and self._copy.start(tensor.data_ptr(), stream)
         ):
             self.load(tensor)
 

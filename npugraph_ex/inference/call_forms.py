@@ -6,7 +6,6 @@ Public calls of torch only, each some 40 ns. A comparison of tuples in C then sa
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,23 +16,46 @@ from npugraph_ex.errors import SessionError
 Form = tuple[Any, ...]
 """Equal for two calls if, and only if, no compiled code could tell them apart but by the elements and addresses of tensors."""
 
-_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
+_CONTAINERS = (tuple, list, dict)
 _CONSTANTS = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
-def form_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Form:
+def form_of(args: tuple[Any, ...], kwargs: Mapping[str, Any], tensor: type[torch.Tensor] = torch.Tensor) -> Form:
     """The form of a call's arguments.
 
     Raises:
         SessionError: an argument is of a type that a session does not take.
     """
-    form = tuple(map(_form, args))
+    form = tuple(
+        [
+            # As in `_form`, without the call: most arguments of most calls are such tensors.
+            (
+                tensor,
+                value.dtype,
+                value.shape,
+                value.stride(),
+                value.device,
+                value.requires_grad,
+                value.is_neg(),
+                value.is_conj(),
+                value.is_inference(),
+            )
+            if type(value) is tensor
+            else _form(value)
+            for value in args
+        ]
+    )
     return (form, tuple([(name, _form(value)) for name, value in kwargs.items()])) if kwargs else form
+
+
+def is_flat(form: Form, kwargs: Mapping[str, Any]) -> bool:
+    """Whether the positional arguments are the leaves."""
+    return not kwargs and not any(part[0] in _CONTAINERS for part in form)
 
 
 def _form(value: Any) -> Form:
     kind = type(value)
-    if kind in _PLAIN_TENSORS:
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
         return (
             kind,
             value.dtype,
@@ -74,27 +96,46 @@ def _leaves(values: Sequence[Any]) -> Iterator[Any]:
             yield value
 
 
-_MODES = {
-    "gradients enabled": torch.is_grad_enabled,
-    "inference mode": torch.is_inference_mode_enabled,
-    "autocast on the NPU": partial(torch.is_autocast_enabled, "npu"),
-    "autocast's dtype on the NPU": partial(torch.get_autocast_dtype, "npu"),
-    "autocast on the CPU": partial(torch.is_autocast_enabled, "cpu"),
-    "autocast's dtype on the CPU": partial(torch.get_autocast_dtype, "cpu"),
-    "the default dtype": torch.get_default_dtype,
-    "deterministic algorithms": torch.are_deterministic_algorithms_enabled,
-    "the current device": torch.npu.current_device,
-    "modes of Python in force": _torch_private.modes_around,
-}
-_QUESTIONS = tuple(_MODES.values())
+_MODES = (
+    "gradients enabled",
+    "inference mode",
+    "autocast on the NPU",
+    "autocast on the CPU",
+    "autocast's dtypes",
+    "the default dtype",
+    "deterministic algorithms",
+    "the current device",
+    "function modes of Python",
+    "dispatch modes of Python",
+)
 
-Modes = list[Any]
+Modes = tuple[Any, ...]
 """The values of a thread's modes."""
+
+
+# Names of this module, because torch's own would be looked up twice at each call.
+_gradients, _inference = torch.is_grad_enabled, torch.is_inference_mode_enabled
+_autocast, _dtype_of_autocast = torch.is_autocast_enabled, torch.get_autocast_dtype
+_dtype, _deterministic = torch.get_default_dtype, torch.are_deterministic_algorithms_enabled
+_device = torch.accelerator.current_device_index
+_function_modes, _dispatch_modes = _torch_private.function_modes, _torch_private.dispatch_modes
 
 
 def modes_now() -> Modes:
     """The modes of this thread."""
-    return [question() for question in _QUESTIONS]
+    on_npu, on_cpu = _autocast("npu"), _autocast("cpu")
+    return (
+        _gradients(),
+        _inference(),
+        on_npu,
+        on_cpu,
+        (_dtype_of_autocast("npu"), _dtype_of_autocast("cpu")) if on_npu or on_cpu else None,
+        _dtype(),
+        _deterministic(),
+        _device(),
+        _function_modes(),
+        _dispatch_modes(),
+    )
 
 
 def differences(known: Modes, now: Modes) -> str:

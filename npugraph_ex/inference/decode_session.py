@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from math import copysign
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -24,8 +25,8 @@ from npugraph_ex.config import CompilerConfig
 from npugraph_ex.config.compiler_config import apply_flat, given_or_default
 from npugraph_ex.errors import SessionError
 from npugraph_ex.frontend.entry.backend import get_npu_backend
-from npugraph_ex.inference.call_forms import Form, differences, form_of, leaves_of, modes_now
-from npugraph_ex.inference.recorded_call import Gate, NotRecordableError, Notes, Probed, RecordedCall, record
+from npugraph_ex.inference.call_forms import Form, differences, form_of, is_flat, leaves_of, modes_now
+from npugraph_ex.inference.recorded_call import Gate, Notes, NotRecordableError, Probed, RecordedCall, record
 from npugraph_ex.inference.replaced_state import watch
 from npugraph_ex.observe.logger import logger
 
@@ -63,15 +64,12 @@ class Session:
         self._modes = modes_now()
         self._lock = threading.RLock()
         self._known: OrderedDict[Form, list[RecordedCall]] = OrderedDict()
-        self._last: tuple[Form, RecordedCall] | None = None
+        self._last: RecordedCall | None = None
         self._warned: set[str] = set()
         backend = partial(_compile_behind_gate, config, self._notes)
-        self._compiled = torch.compile(
-            _code_of_its_own(function), backend=backend, dynamic=dynamic, fullgraph=True,
-            recompile_limit=_COMPILATIONS, isolate_recompiles=True,
-        )  # fmt: skip
+        self._compiled = torch.compile(_code_of_its_own(function), backend=backend, dynamic=dynamic, fullgraph=True)
         weak = weakref.ref(self)
-        watch(self, partial(_refresh, weak), partial(_concerns, weak))
+        watch(self, partial(_refresh, weak), None if self._root is None else weakref.ref(self._root))
 
     @classmethod
     def compile(
@@ -122,12 +120,16 @@ class Session:
                 self.refresh()
             if self.debug:
                 self._check(form, args, kwargs)
-            leaves = args if form and not kwargs and _is_flat(form) else leaves_of(args, kwargs)
-            last = self._last
-            if last is None or last[0] != form or not last[1].accepts(leaves):
-                last = self._find(form, leaves)
-            if last is not None:
-                served, result = last[1].run(leaves)
+            call = self._last
+            if call is not None and call.form == form:
+                leaves = args if call.is_flat else leaves_of(args, kwargs)
+                if not call.accepts(leaves):
+                    call = self._find(form, leaves)
+            else:
+                leaves = leaves_of(args, kwargs)
+                call = self._find(form, leaves)
+            if call is not None:
+                served, result = call.run(leaves)
                 if served:
                     return result
             return self._through_torch(form, args, kwargs)
@@ -181,25 +183,27 @@ class Session:
         finally:
             self._notes.restoring = False
 
-    def _find(self, form: Form, leaves: Sequence[Any]) -> tuple[Form, RecordedCall] | None:
+    def _find(self, form: Form, leaves: Sequence[Any]) -> RecordedCall | None:
         """A recorded call with this form and these addresses."""
         for call in self._known.get(form, ()):
             if call.accepts(leaves):
                 self._known.move_to_end(form)
-                self._last = (form, call)
-                return self._last
+                self._last = call
+                return call
         return None
 
     def _through_torch(self, form: Form, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A call that torch.compile checks, and compiles for if need be. It is recorded."""
         notes = self._notes
         notes.outer, notes.inner = None, []
+        leaves = leaves_of(args, kwargs)
         try:
             with _settings():
-                result = self._compiled(*args, **kwargs)
-            leaves = leaves_of(args, kwargs)
+                result = self._compiled(_negative_zeros(leaves), *args, **kwargs)
             try:
-                self._keep(form, record(notes, leaves, result), leaves)
+                call = record(notes, leaves, result)
+                call.form, call.is_flat = form, is_flat(form, kwargs)
+                self._keep(form, call, leaves)
             except NotRecordableError as why:
                 self._warn(str(why))
         finally:
@@ -211,7 +215,7 @@ class Session:
         self._known[form] = [call, *calls][:_ADDRESSES_KEPT]
         while len(self._known) > _FORMS_KEPT:
             self._known.popitem(last=False)
-        self._last = (form, call) if call.accepts(leaves) else None
+        self._last = call
 
     def _warn(self, reason: str) -> None:
         if reason not in self._warned:
@@ -229,22 +233,23 @@ class Session:
         Raises:
             SessionError: the program changed what it did not tell.
         """
-        known = self._find(form, leaves_of(args, kwargs))
+        leaves = leaves_of(args, kwargs)
+        known = self._find(form, leaves)
         if known is None:
             return
         notes = self._notes
         notes.probing = True
         try:
             with _settings():
-                self._compiled(*args, **kwargs)
+                self._compiled(_negative_zeros(leaves), *args, **kwargs)
         except Probed:
             pass
         finally:
             notes.probing = False
         assert notes.outer is not None  # noqa: S101 - a recorded call has a gate
-        gate, inputs, _ = notes.outer
+        gate, inputs = notes.outer
         notes.outer = None
-        changes = known[1].changes(gate, inputs)
+        changes = known.changes(gate, inputs)
         if changes:
             raise SessionError(
                 f"{_name(self.__wrapped__)} has changed since this session recorded such a call: {', '.join(changes)}. Call "
@@ -256,6 +261,12 @@ def _compile_behind_gate(
     config: CompilerConfig, notes: Notes, gm: fx.GraphModule, example_inputs: Sequence[Any]
 ) -> Callable[..., Any]:
     """The session's backend: the library's own, with notes of what is called."""
+    if torch.is_grad_enabled() and any(
+        isinstance(given, torch.Tensor) and given.requires_grad for given in example_inputs
+    ):
+        raise SessionError(
+            "its results would carry gradients; make the session, and call it, under torch.no_grad() or torch.inference_mode()"
+        )
     gate = Gate(gm, notes, _torch_private.dynamo_input_names(gm))
     gate.become(get_npu_backend(compiler_config=config, on_compiled=gate.watch)(gm, example_inputs))
     return gate
@@ -265,7 +276,11 @@ def _compile_behind_gate(
 def _settings() -> Iterator[None]:
     """Torch's settings for a compilation without side effects: they would be left out of calls that go around Dynamo."""
     with torch._dynamo.config.patch(
-        side_effect_replay_policy="error", skip_nnmodule_hook_guards=False, specialize_float=True
+        side_effect_replay_policy="error",
+        skip_nnmodule_hook_guards=False,
+        specialize_float=True,
+        recompile_limit=_COMPILATIONS,
+        accumulated_recompile_limit=_COMPILATIONS,
     ):
         yield
 
@@ -273,7 +288,9 @@ def _settings() -> Iterator[None]:
 def _code_of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function that calls ``function``, with code that Dynamo shares with no other session."""
 
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def called(negative_zeros: str, /, *args: Any, **kwargs: Any) -> Any:
+        if negative_zeros == "none":  # torch.compile guards on the text, and takes -0.0 for 0.0
+            return function(*args, **kwargs)
         return function(*args, **kwargs)
 
     return FunctionType(
@@ -281,28 +298,21 @@ def _code_of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
+def _negative_zeros(leaves: Sequence[Any]) -> str:
+    """Which leaves are -0.0, as a text."""
+    found = [str(at) for at, leaf in enumerate(leaves) if type(leaf) is float and leaf == 0 and copysign(1, leaf) < 0]
+    return ", ".join(found) or "none"
+
+
 def _module_of(function: Callable[..., Any]) -> nn.Module | None:
     owner = function.__self__ if isinstance(function, MethodType) else function
     return owner if isinstance(owner, nn.Module) else None
-
-
-def _concerns(session: weakref.ref[Session], module: nn.Module, name: str) -> bool:
-    """Whether a session may use this attribute: its module has it, or nobody knows what the function uses."""
-    alive = session()
-    if alive is None or (name not in module._parameters and name not in module._buffers and name not in module._modules):
-        return False  # a new attribute is not what a compiled function uses
-    root = alive._root
-    return root is None or any(module is part for part in root.modules())
 
 
 def _refresh(session: weakref.ref[Session]) -> None:
     alive = session()
     if alive is not None:
         alive.refresh()
-
-
-def _is_flat(form: Form) -> bool:
-    return not any(part[0] in {tuple, list, dict} for part in form)
 
 
 def _name(function: Callable[..., Any]) -> str:

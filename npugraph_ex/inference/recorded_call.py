@@ -6,6 +6,7 @@ arrange results, `record` returns a `RecordedCall`: which argument goes to which
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,11 +19,14 @@ from torch.utils import _pytree as pytree
 from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph.compiled_graph import CompiledGraph, PinnedCall
 from npugraph_ex.aclgraph.first_run import Contents
-from npugraph_ex.errors import SessionError
 from npugraph_ex.frontend.entry.compiler import CompiledFxGraph
+from npugraph_ex.inference.call_forms import Form
 
 STATE, ARGUMENTS = "function", ("args", "kwargs")
 """The local variables of the function that a session compiles: what it closes over, and a call's arguments."""
+
+_FEW = 3
+"""Up to so many tensors are compared pair by pair, which is faster than a set."""
 
 Build = Callable[[Sequence[Any], Sequence[Any]], Any]
 """Makes what a call returns from the graph's results and the call's leaves."""
@@ -41,13 +45,13 @@ class Notes(threading.local):
     """What this thread's last call through torch.compile did.
 
     Attributes:
-        outer: the graph that Dynamo called, its inputs and outputs.
+        outer: the graph that Dynamo called, and its inputs.
         inner: the captured graph that AOT called, likewise.
         probing: stop before the graph runs.
         restoring: undo what the graph writes, after it has run.
     """
 
-    outer: tuple[Gate, tuple[Any, ...], Sequence[Any]] | None = None
+    outer: tuple[Gate, tuple[Any, ...]] | None = None
     inner: list[tuple[CompiledGraph, list[Any], list[Any]]] = field(default_factory=list)
     probing: bool = False
     restoring: bool = False
@@ -89,9 +93,7 @@ class Gate:
         self.names = [name.replace(f"L['{STATE}']", "the function") for name in names]
         self.of_state = [root in {STATE, ""} for root in roots]
         self.strange = [
-            f"{name} ({root})"
-            for name, root in zip(names, roots, strict=True)
-            if root not in {STATE, "", *ARGUMENTS}
+            f"{name} ({root})" for name, root in zip(names, roots, strict=True) if root not in {STATE, "", *ARGUMENTS}
         ]
         self._notes = notes
         self._run: Callable[..., Sequence[Any]] | None = None
@@ -115,11 +117,11 @@ class Gate:
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         """Run the graph, or only say what would run."""
         if self._notes.probing:
-            self._notes.outer = (self, inputs, ())
+            self._notes.outer = (self, inputs)
             raise Probed
         assert self._run is not None  # noqa: S101 - Dynamo calls it after the backend has returned
         outputs = self._run(*inputs)
-        self._notes.outer = (self, inputs, outputs)
+        self._notes.outer = (self, inputs)
         return outputs
 
 
@@ -134,6 +136,10 @@ class RecordedCall:
         moving: positions of inputs, and of the leaves that go there.
         build: makes what the call returns.
         leaves: of the recorded call.
+
+    Attributes:
+        form: of the recorded call.
+        is_flat: whether its leaves are its positional arguments.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of one call
@@ -148,7 +154,9 @@ class RecordedCall:
         leaves: Sequence[Any],
     ) -> None:
         plan = pinned.graph.plan
-        self._pinned = pinned
+        self.form: Form = ()
+        self.is_flat = False
+        self._graph, self._pinned = pinned.graph, pinned
         self._gate = gate
         self._state = {position: (value, _address(value)) for position, value in state.items()}
         # A weight that gets other memory (`weight.data = ...`) must not free what the captures read and write.
@@ -156,13 +164,15 @@ class RecordedCall:
         self._inputs = inputs
         self._moving = moving
         self._build = build
-        in_place = {position for position in plan.in_place}
+        in_place = set(plan.in_place)
         self._fixed = [
             (leaf, leaves[leaf].data_ptr(), leaves[leaf].storage_offset())
             for position, leaf in moving
             if position in in_place
         ]
-        self._tensors = [leaf for leaf, value in enumerate(leaves) if isinstance(value, torch.Tensor)]
+        tensors = [leaf for leaf, value in enumerate(leaves) if isinstance(value, torch.Tensor)]
+        self._tensors = tensors if len(tensors) > _FEW else []
+        self._pairs = list(itertools.combinations(tensors, 2)) if len(tensors) <= _FEW else []
         written = [inputs[position] for position in plan.written if inputs[position] is not None]
         places = dict(moving)
         self._written_state = written
@@ -180,8 +190,10 @@ class RecordedCall:
         for leaf in self._free:
             if leaves[leaf].untyped_storage().data_ptr() in self._written_storages:
                 return False
-        tensors = self._tensors
-        return len(tensors) < 2 or len({id(leaves[leaf]) for leaf in tensors}) == len(tensors)  # noqa: PLR2004 - a pair
+        for one, other in self._pairs:
+            if leaves[one] is leaves[other]:
+                return False
+        return len({id(leaves[leaf]) for leaf in self._tensors}) == len(self._tensors) if self._tensors else True
 
     def run(self, leaves: Sequence[Any]) -> tuple[bool, Any]:
         """Run it, if the captures are still there: whether they were, and what the call returns."""
@@ -189,7 +201,7 @@ class RecordedCall:
         for position, leaf in self._moving:
             inputs[position] = leaves[leaf]
         try:
-            results = self._pinned.run(inputs)
+            results = self._graph.run_pinned(self._pinned, inputs)
         finally:
             for position, _ in self._moving:
                 inputs[position] = None  # a caller's tensor must not outlive the call
@@ -221,19 +233,7 @@ def record(notes: Notes, leaves: Sequence[Any], result: Any) -> RecordedCall:
     Raises:
         NotRecordableError: more happened than one captured graph.
     """
-    if notes.outer is None:
-        raise NotRecordableError("nothing of it runs on the device")
-    gate, outer, _ = notes.outer
-    if gate.strange:
-        raise NotRecordableError(f"torch computes {', '.join(gate.strange)} anew at each call")
-    if len(notes.inner) != 1 or not gate.is_whole:
-        raise NotRecordableError(
-            "more than one captured graph runs: a part of it cannot be captured, it uses native streams, or AOT changes inputs "
-            "or results beside the graph"
-        )
-    graph, inner, results = notes.inner[0]
-    if len(inner) != len(outer) or any(one is not other for one, other in zip(inner, outer, strict=True)):
-        raise NotRecordableError("AOT passes other inputs to the graph than the function has")
+    gate, graph, inner, results = _only_graph(notes)
     pinned = graph.pin(inner)
     if pinned is None:
         raise NotRecordableError("the call was not served by captures")
@@ -251,13 +251,29 @@ def record(notes: Notes, leaves: Sequence[Any], result: Any) -> RecordedCall:
                 raise NotRecordableError(f"{gate.names[position]} is no argument but computed from one")
             moving.append((position, home[id(value)]))
             inputs[position] = None
-    build = _arrangement(result, results, leaves, home, state)
+    build = _arrangement(result, results, home, state)
     return RecordedCall(pinned, gate, state, inputs=inputs, moving=moving, build=build, leaves=leaves)
 
 
-def _arrangement(
-    result: Any, results: Sequence[Any], leaves: Sequence[Any], home: Mapping[int, int], state: Mapping[int, Any]
-) -> Build:
+def _only_graph(notes: Notes) -> tuple[Gate, CompiledGraph, list[Any], list[Any]]:
+    """The Dynamo graph and the captured graph of a call, and the captured graph's inputs and results."""
+    if notes.outer is None:
+        raise NotRecordableError("nothing of it runs on the device")
+    gate, outer = notes.outer
+    if gate.strange:
+        raise NotRecordableError(f"torch computes {', '.join(gate.strange)} anew at each call")
+    if len(notes.inner) != 1 or not gate.is_whole:
+        raise NotRecordableError(
+            "more than one captured graph runs: a part of it cannot be captured, it uses native streams, or AOT changes inputs "
+            "or results beside the graph"
+        )
+    graph, inner, results = notes.inner[0]
+    if len(inner) != len(outer) or any(one is not other for one, other in zip(inner, outer, strict=True)):
+        raise NotRecordableError("AOT passes other inputs to the graph than the function has")
+    return gate, graph, inner, results
+
+
+def _arrangement(result: Any, results: Sequence[Any], home: Mapping[int, int], state: Mapping[int, Any]) -> Build:
     """How the function's result is made from the graph's results."""
     places = {id(value): number for number, value in enumerate(results) if isinstance(value, torch.Tensor)}
     held = {id(value) for value in state.values()}
@@ -289,11 +305,11 @@ def _fast(spec: pytree.TreeSpec, picks: Sequence[tuple[int | None, int | None, A
     flat = all(child.is_leaf() for child in spec.children())
     if spec.is_leaf() and picks[0][0] is not None:
         number = picks[0][0]
-        return lambda results, leaves: results[number]
+        return lambda results, _: results[number]
     if in_order and flat and spec.type is tuple:
-        return lambda results, leaves: tuple(results)
+        return lambda results, _: tuple(results)
     if in_order and flat and spec.type is list:
-        return lambda results, leaves: list(results)
+        return lambda results, _: list(results)
 
     def build(results: Sequence[Any], leaves: Sequence[Any]) -> Any:
         values = [

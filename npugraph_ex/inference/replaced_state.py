@@ -9,22 +9,28 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 
+import torch
 from torch import nn
 from torch.nn.modules import module as registration
 
 
-def watch(owner: object, forget: Callable[[], None], concerns: Callable[[nn.Module, str], bool]) -> None:
+def watch(owner: object, forget: Callable[[], None], root: weakref.ref[nn.Module] | None) -> None:
     """Call ``forget`` whenever a program sets a parameter, buffer or submodule, as long as ``owner`` lives.
 
     Args:
         owner: its end removes the hooks.
         forget: what to call; it must not hold ``owner``.
-        concerns: whether a module's attribute of this name matters; it must not hold ``owner`` either.
+        root: only modules within this one matter; None for all modules of the process.
     """
 
+    def concerns(module: nn.Module) -> bool:
+        whole = root() if root is not None else None
+        return whole is None or any(module is part for part in whole.modules())
+
     def hook(module: nn.Module, name: str, value: object) -> None:
-        del value
-        if concerns(module, name):
+        del name, value
+        # Dynamo traces the hook with a function that sets an attribute; the compiled function sets it, and then the hook runs.
+        if not torch.compiler.is_compiling() and concerns(module):
             forget()
 
     handles = [

@@ -1,0 +1,463 @@
+"""A session gives what eager mode gives, at every call, whatever changes between calls; or it says that it does not."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from device_helpers import NPU, Kept, agree, random
+from torch import nn
+from torch.nn.modules import module as registration
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import npugraph_ex
+from npugraph_ex.errors import OptionError, SessionError
+from npugraph_ex.inference import session
+from npugraph_ex.report.captures import captures_so_far
+from npugraph_ex.report.graphs import graphs_so_far
+
+
+@pytest.fixture(autouse=True)
+def _inference() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+class Model(nn.Module):
+    """Two projections, a buffer that is read, and one that each call writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.act: nn.Module = nn.SiLU()
+        self.register_buffer("scale", torch.rand(8))
+        self.register_buffer("total", torch.zeros(8))
+        self.dropped = nn.Dropout(1.0)  # nothing in one mode, and zeros in the other
+
+    def forward(self, x: torch.Tensor, other: torch.Tensor | None = None, *, twice: bool = False) -> torch.Tensor:
+        """Map (n, 8) to the same shape."""
+        y = self.dropped(self.down(self.act(self.up(x)))) * self.scale
+        y = y if other is None else y + other
+        self.total.add_(x.sum(0))
+        if self.training:
+            y = y - 1
+        return y * 2 + self.total if twice else y + self.total
+
+
+def twins() -> tuple[Model, Model]:
+    """Two equal models on the device: one for the session, one for eager mode."""
+    one, other = Model().eval().to(NPU), Model().eval().to(NPU)
+    other.load_state_dict(one.state_dict())
+    return one, other
+
+
+def equal(have: Any, want: Any) -> None:
+    """Compare what two calls gave, structure and all."""
+    torch.testing.assert_close(have, want, rtol=0, atol=0)
+    leaves = [torch.utils._pytree.tree_leaves(value) for value in (have, want)]
+    for one, other in zip(*leaves, strict=True):
+        assert type(one) is type(other)
+        if isinstance(one, torch.Tensor):
+            assert (one.stride(), one.requires_grad, one.is_inference()) == (
+                other.stride(), other.requires_grad, other.is_inference(),
+            )  # fmt: skip
+
+
+def test_calls_of_many_forms_equal_eager_mode() -> None:
+    """Sizes, strides, None, flags by keyword; the buffer goes on; all results stay as they were."""
+    model, eager = twins()
+    call = session(model, (random(4, 8),), dynamic=False)
+    equal(model.total, torch.zeros(8, device=NPU))  # compiling ahead left no trace
+    kept: Kept = []
+    for number in range(30):
+        x = random(8, 3 + number % 3).t() if number % 4 == 1 else random(3 + number % 3, 8)
+        x = x[:1].expand(x.size(0), 8) if number % 4 == 2 else x
+        given: dict[str, Any] = {"twice": True} if number % 3 == 0 else {"other": None, "twice": False}
+        arguments = (x, random(8)) if number % 2 and "other" not in given else (x,)
+        kept.append((call(*arguments, **given), eager(*arguments, **given)))
+        random(100)  # memory that may take what was freed by mistake
+    agree(kept)
+    equal(model.total, eager.total)
+    before = captures_so_far()
+    for _ in range(20):
+        x = random(4, 8)
+        equal(call(x), eager(x))
+    assert captures_so_far() <= before + 2
+
+
+def test_loops_keep_results() -> None:
+    """The last result alive, fed back, held through a view, by its storage, and resized by the caller."""
+    model, eager = twins()
+    call = session(model, (random(4, 8),))
+    x = y = random(4, 8)
+    for _ in range(12):
+        x, y = call(x), eager(y)
+        equal(x, y)
+    held = [(call(x)[1:, ::2], eager(x)[1:, ::2].clone()) for _ in range(5)]
+    for have, want in held:
+        equal(have.clone(), want.clone())
+    storage, wanted = call(x).untyped_storage(), eager(x)
+    call(x), eager(x)
+    equal(torch.empty(0, device=NPU).set_(storage, 0, (4, 8), (8, 1)), wanted)
+    call(x).resize_(100, 100).fill_(7), eager(x)
+    for _ in range(3):
+        equal(call(x), eager(x))
+    result = call(x)
+    result.add_(1), eager(x)
+    equal(call(x), eager(x))
+
+
+def test_weights_changed_in_place() -> None:
+    """`copy_`, an optimizer's way and `load_state_dict` change the next call."""
+    model, eager = twins()
+    x = random(4, 8)
+    call = session(model, (x,))
+    for number in range(12):
+        for one in (model, eager):
+            one.up.weight.mul_(1.01)
+            one.scale.copy_(torch.full((8,), float(number)))
+            if number == 5:
+                one.load_state_dict({name: value + 1 for name, value in eager.state_dict().items()})
+        model.load_state_dict(eager.state_dict())
+        equal(call(x), eager(x))
+
+
+def test_replaced_state_is_noticed() -> None:
+    """A parameter, a buffer, a submodule, an assigned state: the next call has them, without `refresh`."""
+    model, eager = twins()
+    x = random(4, 8)
+    call = session(model, (x,))
+
+    def parameter(one: Model, value: torch.Tensor) -> None:
+        one.up.weight = nn.Parameter(value)
+
+    def buffer(one: Model, value: torch.Tensor) -> None:
+        one.scale = value[0]
+
+    def module(one: Model, value: torch.Tensor) -> None:
+        one.act = nn.Tanh()
+
+    def assigned(one: Model, value: torch.Tensor) -> None:
+        one.load_state_dict({name: value.clone() + 1 for name, value in eager.state_dict().items()}, assign=True)
+
+    def training(one: Model, value: torch.Tensor) -> None:
+        one.train()
+
+    for change in (parameter, buffer, module, assigned, training):
+        equal(call(x), eager(x))
+        value = random(16, 8)
+        change(model, value.clone()), change(eager, value.clone())
+        eager.load_state_dict(model.state_dict())
+        for _ in range(3):
+            equal(call(x), eager(x))
+
+
+def test_what_needs_refresh() -> None:
+    """New memory, plain attributes, a submodule's mode and hooks: nothing before `refresh`, everything after; debug mode raises."""
+    changes: dict[str, Callable[[Model], object]] = {
+        "up.weight": lambda one: setattr(one.up.weight, "data", torch.full((16, 8), 0.5, device=NPU)),
+        "checks": lambda one: one.dropped.train(),
+        "torch.compile checks": lambda one: one.act.register_forward_hook(lambda *given: given[2] + 1),
+    }
+    for name, change in changes.items():
+        model, eager = twins()
+        call = session(model, (random(4, 8),))
+        x = random(4, 8)
+        equal(call(x), eager(x))
+        change(model)
+        for _ in range(20):  # memory that was freed would be taken
+            random(16, 8)
+        equal(call(x), eager(x))
+        change(eager)
+        call.debug = True
+        with pytest.raises(SessionError, match=rf"{name}.*refresh"):
+            call(x)
+        call.refresh()
+        for _ in range(3):
+            equal(call(x), eager(x))
+        call.debug = False
+        equal(call(x), eager(x))
+
+
+class _Counting(TorchDispatchMode):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("what", "mode"),
+    [
+        ("gradients", torch.enable_grad),
+        ("inference mode", torch.inference_mode),
+        ("autocast on the NPU", lambda: torch.autocast("npu", dtype=torch.float16)),
+        ("autocast on the CPU", lambda: torch.autocast("cpu", dtype=torch.bfloat16)),
+        ("the current device", lambda: torch.npu.device(1)),
+        ("function modes", lambda: torch.device("npu")),
+        ("dispatch modes", _Counting),
+    ],
+)
+def test_other_modes_are_refused(what: str, mode: Callable[[], Any]) -> None:
+    """Each mode that torch.compile guards on, with the name of it; a session that is made in the mode runs there, and not here."""
+    model, eager = twins()
+    x = random(4, 8)
+    call = session(model, (x,))
+    with mode(), pytest.raises(SessionError, match=what):
+        call(x)
+    equal(call(x), eager(x))
+    if what in {"inference mode", "autocast on the NPU"}:
+        with mode():
+            there = session(model, (x,))
+            model.total.copy_(eager.total)
+            for _ in range(3):
+                equal(there(x), eager(x))
+        with pytest.raises(SessionError, match=what):
+            there(x)
+
+
+def test_default_dtype_and_determinism_are_modes() -> None:
+    """Two settings of the process."""
+    call, x = session(nn.Linear(8, 8).to(NPU), (random(4, 8),)), random(4, 8)
+    try:
+        torch.set_default_dtype(torch.float64)
+        with pytest.raises(SessionError, match="default dtype"):
+            call(x)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    try:
+        torch.use_deterministic_algorithms(mode=True)
+        with pytest.raises(SessionError, match="deterministic"):
+            call(x)
+    finally:
+        torch.use_deterministic_algorithms(mode=False)
+
+
+def test_gradients_are_refused() -> None:
+    """A session whose results would carry gradients is refused when it is made."""
+    with torch.enable_grad(), pytest.raises(SessionError, match="gradient"):
+        session(nn.Linear(8, 8).to(NPU), (random(4, 8),))
+
+
+def test_streams() -> None:
+    """A call on another stream waits for the last call's, and its results are those of eager mode."""
+    model, eager = twins()
+    x = random(4, 8)
+    call = session(model, (x,))
+    kept: Kept = []
+    sides = [torch.npu.Stream() for _ in range(2)]
+    for number in range(12):
+        stream = (torch.npu.default_stream(), *sides)[number % 3]
+        stream.wait_stream(torch.npu.current_stream())
+        with torch.npu.stream(stream):
+            kept.append((call(x), eager(x)))
+        torch.npu.current_stream().wait_stream(stream)
+    agree(kept)
+
+
+def test_threads() -> None:
+    """Calls of several threads run one after another; each gets its own results. A thread in another mode is refused."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8)).to(NPU)
+    call = session(model, (random(4, 8),), dynamic=True)
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            with pytest.raises(SessionError, match="gradients enabled"):
+                call(random(4, 8))
+            with torch.no_grad():
+                kept: Kept = []
+                for number in range(15):
+                    x = random(4 + (seed + number) % 3, 8)
+                    kept.append((call(x), model(x)))
+                agree(kept)
+        except BaseException as error:  # noqa: BLE001 - it is raised below, in the test's own thread
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for failure in failures:
+        raise failure
+
+
+def test_warm_up() -> None:
+    """Sizes that were captured ahead are neither compiled nor captured when they come, even with results alive."""
+    model, eager = twins()
+    call = session(model, (random(4, 8),), dynamic=True)
+    call.warm_up(range(2, 8), lambda size: (random(size, 8),))
+    equal(model.total, eager.total)
+    captures, graphs, kept = captures_so_far(), graphs_so_far(), []
+    for number in range(2, 8):
+        for _ in range(2):
+            x = random(number, 8)
+            kept.append((call(x), eager(x)))
+    agree(kept)
+    assert (captures_so_far(), graphs_so_far()) == (captures, graphs)
+    with pytest.raises(SessionError, match="tuple or list"):
+        call.warm_up([3], lambda size: random(size, 8))
+
+
+def cached_step(x: torch.Tensor, cache: torch.Tensor, row: torch.Tensor) -> dict[str, Any]:
+    """Write a row of a cache in place and read all of it; nested results, one of them an argument."""
+    cache.index_copy_(0, row, x)
+    return {"out": x @ cache.t(), "more": [cache, (x * 2, None, x.size(0), 1.5)]}
+
+
+def test_caches_passed_as_arguments() -> None:
+    """Written where they lie: two caches in turn, a new one, one that overlaps an argument, versions that count."""
+    caches = [torch.zeros(6, 8, device=NPU) for _ in range(3)]
+    copies = [cache.clone() for cache in caches]
+    call = session(cached_step, (random(1, 8), caches[0], torch.tensor([1], device=NPU)))
+    equal(caches[0], copies[0])
+    kept = []
+    for number in range(20):
+        x, row = random(1, 8), torch.tensor([number % 6], device=NPU)
+        which = number % 2 if number < 12 else 2
+        version = caches[which]._version
+        have, want = call(x, caches[which], row), cached_step(x, copies[which], row)
+        assert have["more"][0] is caches[which]
+        assert caches[which]._version > version
+        equal(have, want)
+        kept.append((have["out"], want["out"]))
+    agree(kept)
+    row = torch.tensor([3], device=NPU)
+    with pytest.raises(npugraph_ex.errors.CaptureError, match="place"):
+        call(caches[0][2:3], caches[0], row)
+
+
+def test_arguments_that_are_alike_in_part() -> None:
+    """One tensor twice, weights as arguments, lazily negated values, changed metadata of one object, empty sizes, numbers."""
+    model = nn.Linear(8, 8).to(NPU)
+
+    def function(x: torch.Tensor, y: Any = 1) -> Any:
+        return model(x) + y, torch.copysign(x, torch.full((1,), y, device=NPU)) if isinstance(y, float) else x
+
+    call = session(function, (random(4, 8), random(4, 8)))
+    x = random(4, 8)
+    spectrum = torch.fft.fft(torch.randn(4, 8)).npu()
+    other: list[tuple[Any, ...]] = [
+        (x, x), (x, x.clone()), (x, x), (x, model.weight[:4]), (model.weight[:4], x), (model.weight, model.bias),
+        (model.weight.detach().clone(), model.bias), (x, spectrum.conj().imag), (x, spectrum.imag), (x,), (x, 1), (x, True),
+        (x, 1.0), (x, 0.0), (x, -0.0), (random(0, 8), random(0, 8)), (x[::2], x[:2]), (x.half().float(), x),
+        (nn.Parameter(x), x), (x.requires_grad_(), x.detach()), (x.detach(), x.detach().double()),
+    ]  # fmt: skip
+    for _ in range(2):
+        for given in other:
+            equal(call(*given), function(*given))
+    z = random(4, 8)
+    for change in (z.t_, z.t_, lambda: z.resize_(2, 8), lambda: z.set_(random(8, 4).t())):
+        change()
+        w = torch.ones(z.shape, device=NPU)
+        if z.size(1) == 8:
+            equal(call(z, w), function(z, w))
+
+
+class Stateful(nn.Module):
+    """What a session must refuse: each kind of change that is none of a tensor's content."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.count, self.seen = kind, 0, []
+        self.register_buffer("last", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """Do what ``kind`` says."""
+        if self.kind == "assigns a buffer":
+            self.last = x * 2
+        if self.kind == "counts":
+            self.count += 1
+        if self.kind == "appends":
+            self.seen.append(x + 1)
+        if self.kind == "prints":
+            print("called")
+        if self.kind == "branches" and x.sum() > 0:
+            return x + 1
+        if self.kind == "nonzero":
+            return x.nonzero()
+        if self.kind == "view of an argument":
+            return x[1:]
+        if self.kind == "only the host":
+            return 3
+        return x * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("assigns a buffer", "_buffers"),
+        ("counts", "function"),
+        ("appends", "seen"),
+        ("prints", r"(?s)print.*test_session\.py"),
+        ("branches", r"(?s)[Dd]ata-dependent.*test_session\.py"),
+        ("nonzero", r"test_session\.py"),
+        ("view of an argument", "view"),
+        ("only the host", "nothing"),
+    ],
+)
+def test_refused(kind: str, reason: str) -> None:
+    """With the reason, and the place where torch knows it; the model is as it was."""
+    model = Stateful(kind).to(NPU)
+    with pytest.raises(SessionError, match=reason):
+        session(model, (random(4),))
+    assert (model.count, model.seen) == (0, [])
+    equal(model.last, torch.zeros(4, device=NPU))
+
+
+def test_wrong_calls() -> None:
+    """What is no argument of a session, and what is no call of it."""
+    call = session(lambda x: x * 2, (random(4),))
+    with pytest.raises(SessionError, match="slice"):
+        call(slice(3))
+    with pytest.raises(SessionError, match="tuple or list"):
+        session(lambda x: x, random(4))  # type: ignore[arg-type]
+    with pytest.raises(SessionError, match="function"):
+        session(3, (random(4),))  # type: ignore[arg-type]
+    with pytest.raises(OptionError):
+        session(lambda x: x, (random(4),), options={"fores_eager": True})
+    with pytest.raises(OptionError, match="force_eager"):
+        session(lambda x: x, (random(4),), options={"force_eager": True})
+
+
+def test_captures_that_go_away() -> None:
+    """`invalidate`, and a limit of captures below the number of sizes: captured again, and right."""
+    model, eager = twins()
+    call = session(model, (random(4, 8),), dynamic=True, options={"capture_limit": 2})
+    for number in range(15):
+        x = random(2 + number % 4, 8)
+        equal(call(x), eager(x))
+        if number % 5 == 4:
+            npugraph_ex.invalidate()
+
+
+def test_random_numbers_go_on() -> None:
+    """Dropout draws anew at each call, as a captured graph does, and follows the seed."""
+    model = nn.Dropout(0.5).train()
+    x = torch.ones(1000, device=NPU)
+    call = session(model, (x,))
+    torch.npu.manual_seed(3)
+    first, second = call(x), call(x)
+    torch.npu.manual_seed(3)
+    again = call(x)
+    assert not torch.equal(first, second)
+    equal(again, first)
+
+
+def test_nothing_is_left() -> None:
+    """A session that is gone has no hooks, and its arguments are not held."""
+    hooks = registration._global_parameter_registration_hooks
+    gc.collect()
+    before = len(hooks)
+    call, x = session(nn.Linear(8, 8).to(NPU), (random(4, 8),)), random(4, 8)
+    call(x)
+    assert len(hooks) == before + 1
+    references = len(gc.get_referrers(x))
+    call(x)
+    assert len(gc.get_referrers(x)) == references
+    del call
+    gc.collect()
+    assert len(hooks) == before
