@@ -81,6 +81,16 @@ def refused(error: Exception) -> bool:
     return isinstance(error, npugraph_ex.errors.NpuGraphExError)
 
 
+def served(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """A session, with captures ahead."""
+    step = npugraph_ex.inference.session(model, (x,), dynamic=True, options={"capture_limit": 3})
+    step.warm_up([1, 2], lambda size: (torch.ones(size),))
+    step.debug = True
+    step.refresh()
+    result: torch.Tensor = step(x, flag=True)
+    return result
+
+
 def older_scripts() -> list[ModuleType]:
     """The packages that a bare import brings, for scripts written for other libraries."""
     npugraph_ex.compat.use_as_torchair()

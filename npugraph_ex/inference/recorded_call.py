@@ -6,7 +6,6 @@ arrange results, `record` returns a `RecordedCall`: which argument goes to which
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,9 +23,6 @@ from npugraph_ex.inference.call_forms import Form
 
 STATE, ARGUMENTS = "function", ("args", "kwargs")
 """The local variables of the function that a session compiles: what it closes over, and a call's arguments."""
-
-_FEW = 3
-"""Up to so many tensors are compared pair by pair, which is faster than a set."""
 
 Build = Callable[[Sequence[Any], Sequence[Any]], Any]
 """Makes what a call returns from the graph's results and the call's leaves."""
@@ -170,9 +166,6 @@ class RecordedCall:
             for position, leaf in moving
             if position in in_place
         ]
-        tensors = [leaf for leaf, value in enumerate(leaves) if isinstance(value, torch.Tensor)]
-        self._tensors = tensors if len(tensors) > _FEW else []
-        self._pairs = list(itertools.combinations(tensors, 2)) if len(tensors) <= _FEW else []
         written = [inputs[position] for position in plan.written if inputs[position] is not None]
         places = dict(moving)
         self._written_state = written
@@ -183,17 +176,14 @@ class RecordedCall:
         self._versions = [tensor for tensor in written if not tensor.is_inference()]
 
     def accepts(self, leaves: Sequence[Any]) -> bool:
-        """Whether a call of the recorded form has its addresses too, and shares memory between arguments as it did."""
+        """Whether a call of the recorded form has its addresses too, and no argument in memory that it writes."""
         for leaf, address, offset in self._fixed:
             if leaves[leaf].data_ptr() != address or leaves[leaf].storage_offset() != offset:
                 return False
         for leaf in self._free:
             if leaves[leaf].untyped_storage().data_ptr() in self._written_storages:
                 return False
-        for one, other in self._pairs:
-            if leaves[one] is leaves[other]:
-                return False
-        return len({id(leaves[leaf]) for leaf in self._tensors}) == len(self._tensors) if self._tensors else True
+        return True
 
     def run(self, leaves: Sequence[Any]) -> tuple[bool, Any]:
         """Run it, if the captures are still there: whether they were, and what the call returns."""
