@@ -17,7 +17,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +117,51 @@ def unguarded_call(layers: int, inputs: int = 2, outputs: int = 2) -> dict[str, 
     compiled = compiled_for(model, arguments, guard_filter_fn=torch.compiler.skip_guard_on_all_nn_modules_unsafe)
     with npu_emulator.null_kernels():
         return side_by_side({"modules unguarded": lambda: compiled(*arguments)})
+
+
+def session_call(layers: int, inputs: int = 2, outputs: int = 2) -> dict[str, float]:
+    """Microseconds of a session's call beside a raw replay of the same model, a compiled call, and what torch offers.
+
+    "alive" calls keep the last result during the next call, as a loop does; others drop it.
+    """
+    from npugraph_ex.inference import session  # the bundled backend has none
+
+    torch._dynamo.reset()
+    model, arguments = stack(layers, inputs=inputs, outputs=outputs)
+    captured = torch.npu.NPUGraph()
+    with torch.npu.graph(captured):
+        kept = [model(*arguments)]
+    sets = itertools.cycle([tuple(argument.clone() for argument in arguments) for _ in range(3)])
+    calls: dict[str, Callable[[], object]] = {"raw replay": captured.replay}
+
+    def three(name: str, make: Callable[[], Callable[..., Any]]) -> None:
+        """Steady inputs, moving inputs, and results that stay alive: each with a function that has seen nothing else."""
+        steady, moving, alive = make(), make(), make()
+
+        def keeping() -> None:
+            kept[0] = alive(*arguments)
+
+        for kind, call in (
+            ("", lambda: steady(*arguments)),
+            (" moving", lambda: moving(*next(sets))),
+            (" alive", keeping),
+        ):
+            calls[name + kind] = call
+            for _ in range(SETTLED):
+                call()
+
+    # Isolated: otherwise each call would look at the guards of the other functions, too.
+    compiled = partial(torch.compile, model, backend=BACKEND, dynamic=False, fullgraph=True, isolate_recompiles=True)
+    three("session", lambda: session(model, arguments, dynamic=False))
+    three("compiled", compiled)
+    ahead, unguarded = compiled().aot_compile((arguments, {})), compiled()
+    for _ in range(SETTLED):
+        ahead(*arguments), unguarded(*arguments)
+    calls["aot_compile"] = lambda: ahead(*arguments)
+    with npu_emulator.null_kernels():
+        found = side_by_side(calls)
+        with torch.compiler.set_stance("skip_guard_eval_unsafe"):
+            return found | side_by_side({"stance": lambda: unguarded(*arguments)})
 
 
 def compile_time(layers: int, rounds: int) -> dict[str, float]:
@@ -354,6 +399,7 @@ QUESTIONS: dict[str, Callable[..., dict[str, float]]] = {
     for question in (
         host_cost,
         unguarded_call,
+        session_call,
         compile_time,
         cold_and_warm,
         device_work,

@@ -12,6 +12,8 @@ from tables import Table
 
 LAYERS = (2, 8, 32, 64)
 OF_THE_FLOOR, BELOW_BUNDLED = 1.5, 3.0
+OF_A_COMPILED_CALL, SESSION_BELOW_BUNDLED = 0.5, 20.0
+"""What a session may take of a compiled call; and how many times it is below a bundled call at the most layers."""
 ROOM = 1.5
 """3 times below bundled is asked for where the floor itself is 4.5 times below it, which leaves 1.5 times the floor. In deep
 stacks it is not: Dynamo and AOT, which check and pass every parameter, take a third of a bundled call and more."""
@@ -21,7 +23,7 @@ STACKS = (*map(str, LAYERS), "[2, 10, 2]", "[2, 2, 10]")
 
 def ours() -> list[dict[str, float]]:
     """This library's figures, for each of the stacks."""
-    return ask_ours("host_cost+unguarded_call", *STACKS)
+    return ask_ours("host_cost+unguarded_call+session_call", *STACKS)
 
 
 def theirs(*stacks: str) -> list[dict[str, float]]:
@@ -71,6 +73,40 @@ def test_call_is_near_the_floor(layers: int, table: Table) -> None:
         },
     )
     assert not broken(own, bundled)
+
+
+def times_below(own: dict[str, float], bundled: dict[str, float], kind: str) -> float:
+    """How many times below a bundled call a session's is, with each process's own floor taken out, as in `below`."""
+    return (bundled["steady inputs"] / bundled["floor"]) / (own[kind] / own["floor"])
+
+
+def test_sessions(table: Table) -> None:
+    """A session's call takes at most half of a compiled call, far less at depth, and what it adds to a raw replay does not grow."""
+    answers, bundled = ours()[: len(LAYERS)], theirs(*map(str, LAYERS))
+    for layers, own, other in zip(LAYERS, answers, bundled, strict=True):
+        table(
+            "calls without guards, us of processor time",
+            layers=layers,
+            **{
+                "raw replay": own["raw replay"],
+                "session": own["session"],
+                "session, moving inputs": own["session moving"],
+                "session, result alive": own["session alive"],
+                "compiled": own["compiled"],
+                "compiled, moving inputs": own["compiled moving"],
+                "compiled, result alive": own["compiled alive"],
+                "aot_compile": own["aot_compile"],
+                "stance skip_guard_eval_unsafe": own["stance"],
+                "session of compiled": own["session"] / own["compiled"],
+                "session below bundled": times_below(own, other, "session"),
+            },
+        )
+    for own in answers:
+        for kind in ("", " moving", " alive"):
+            assert own[f"session{kind}"] <= OF_A_COMPILED_CALL * own[f"compiled{kind}"], kind
+    least, most = (own["session"] - own["raw replay"] for own in (answers[0], answers[-1]))
+    assert most <= OF_THE_FLOOR * least, "what a session adds to a raw replay grows with the layers"
+    assert times_below(answers[-1], bundled[-1], "session") >= SESSION_BELOW_BUNDLED
 
 
 def test_where_the_time_goes(table: Table) -> None:

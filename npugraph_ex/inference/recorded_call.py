@@ -180,10 +180,10 @@ class RecordedCall:
         for leaf, address, offset in self._fixed:
             if leaves[leaf].data_ptr() != address or leaves[leaf].storage_offset() != offset:
                 return False
-        for leaf in self._free:
-            if leaves[leaf].untyped_storage().data_ptr() in self._written_storages:
-                return False
-        return True
+        if not self._free:
+            return True
+        written = self._written_storages
+        return all(leaves[leaf].untyped_storage().data_ptr() not in written for leaf in self._free)
 
     def run(self, leaves: Sequence[Any]) -> tuple[bool, Any]:
         """Run it, if the captures are still there: whether they were, and what the call returns."""
