@@ -29,6 +29,7 @@ from npugraph_ex._torch_private.aot import (
     replay_no_views_of_bases,
     saves_intermediates,
     static_input_positions,
+    without_side_effects,
     written_inputs,
 )
 from npugraph_ex._torch_private.graphs import (
@@ -149,5 +150,6 @@ __all__ = [
     "unobserved_execution",
     "version",
     "was_made_while_tracing",
+    "without_side_effects",
     "written_inputs",
 ]

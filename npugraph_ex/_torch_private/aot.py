@@ -205,6 +205,25 @@ def dynamo_input_roots(gm: fx.GraphModule) -> list[str]:
     return roots
 
 
+@contextmanager
+def without_side_effects(*, compilations: int) -> Iterator[None]:
+    """Dynamo's settings for compiled code that does nothing but run its graph and arrange the results.
+
+    Within the block Dynamo refuses functions with other effects, guards on hooks of modules, and takes floats as constants.
+
+    Args:
+        compilations: how often it may compile one function.
+    """
+    with torch._dynamo.config.patch(
+        side_effect_replay_policy="error",
+        skip_nnmodule_hook_guards=False,
+        specialize_float=True,
+        recompile_limit=compilations,
+        accumulated_recompile_limit=compilations,
+    ):
+        yield
+
+
 def guard_on_result(*path: str) -> None:
     """Add a Dynamo guard: compile the current function again if a function of torch returns another value.
 

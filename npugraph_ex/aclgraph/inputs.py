@@ -226,6 +226,7 @@ class Buffer:
         count = 0 if adopt else device_copies.bytes_to_copy(tensor, self.tensor, extent)
         self._copy = device_copies.DeviceCopy(self.tensor.data_ptr(), count) if count else None
         self._format = device_copies.format_question()
+        self._index = self.tensor.get_device()
 
     def load_bytes(self, tensor: torch.Tensor, stream: ctypes.c_void_p) -> None:
         """Copy the caller's values in as bytes, if its bytes mean the same as the buffer's; otherwise as `load` does.
@@ -240,6 +241,7 @@ class Buffer:
             and tensor.shape == size
             and tensor.stride() == stride
             and tensor.dtype is dtype
+            and tensor.get_device() == self._index
             and not tensor.is_neg()
             and self._format(tensor) in device_copies.PLAIN_FORMATS
             and self._copy.start(tensor.data_ptr(), stream)

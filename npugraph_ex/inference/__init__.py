@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from npugraph_ex.config import CompilerConfig
-    from npugraph_ex.inference.decode_session import Session
+    from npugraph_ex.inference.decode_session import DecodeSession
 
 __all__ = ["cache_compile", "readable_cache", "session"]
 
@@ -22,13 +22,13 @@ def session(
     options: Mapping[str, object] | None = None,
     dynamic: bool | None = None,
     debug: bool = False,
-) -> Session:
+) -> DecodeSession:
     """Compile and capture a model ahead, for calls that check their arguments and replay: no guards, no cost by the layer.
 
     A session serves inference: make it and call it under ``torch.no_grad()`` or ``torch.inference_mode()``. Each call compares
     what may differ between calls: the arguments' number, types, numbers, dtypes, shapes, strides, devices and
     ``requires_grad``; the addresses of those that the model writes; the modes of the thread. A form of call that is new is
-    compiled and captured when it comes. `Session.refresh` says when the model itself has changed. docs/sessions.md has the
+    compiled and captured when it comes. `DecodeSession.refresh` says when the model itself has changed. docs/sessions.md has the
     whole contract.
 
     Args:
@@ -47,9 +47,9 @@ def session(
         OptionError: a wrong option.
         SessionError: the model cannot be a session; says why and, as far as torch knows, where.
     """
-    from npugraph_ex.inference.decode_session import Session
+    from npugraph_ex.inference.decode_session import DecodeSession
 
-    return Session.compile(model, example_inputs, config=config, options=options, dynamic=dynamic, debug=debug)
+    return DecodeSession.compile(model, example_inputs, config=config, options=options, dynamic=dynamic, debug=debug)
 
 
 def cache_compile(  # noqa: PLR0913 - the signature that TorchAir's users know

@@ -1,4 +1,4 @@
-"""`Session`: what `npugraph_ex.inference.session` returns. Its calls replay captures without Dynamo's guards and AOT's wrapper.
+"""`DecodeSession`, which `npugraph_ex.inference.session` returns: its calls replay without Dynamo's guards and AOT's wrapper.
 
 A call whose form is known compares the form and the modes of the thread, and replays. Any other call goes through
 torch.compile, which checks everything, and is recorded.
@@ -26,7 +26,7 @@ from npugraph_ex.config.compiler_config import apply_flat, given_or_default
 from npugraph_ex.errors import SessionError
 from npugraph_ex.frontend.entry.backend import get_npu_backend
 from npugraph_ex.inference.call_forms import Form, differences, form_of, is_flat, leaves_of, modes_now
-from npugraph_ex.inference.recorded_call import Gate, Notes, NotRecordableError, Probed, RecordedCall, record
+from npugraph_ex.inference.recorded_call import CallNotes, Gate, NotRecordableError, Probed, RecordedCall, record
 from npugraph_ex.inference.replaced_state import watch
 from npugraph_ex.observe.logger import logger
 
@@ -40,7 +40,7 @@ _COMPILATIONS = 4096
 """How often torch.compile may compile the function, for sizes and numbers that are no symbols."""
 
 
-class Session:
+class DecodeSession:
     """A function compiled for calls whose host cost does not grow with the model. Call it like the function.
 
     Args:
@@ -60,7 +60,7 @@ class Session:
         self.__wrapped__ = function
         self._root = _module_of(function)
         self._training = None if self._root is None else self._root.training
-        self._notes = Notes()
+        self._notes = CallNotes()
         self._modes = modes_now()
         self._lock = threading.RLock()
         self._known: OrderedDict[Form, list[RecordedCall]] = OrderedDict()
@@ -81,7 +81,7 @@ class Session:
         options: Mapping[str, object] | None,
         dynamic: bool | None,
         debug: bool,
-    ) -> Session:
+    ) -> DecodeSession:
         """See `npugraph_ex.inference.session`."""
         if not callable(function):
             raise SessionError(f"session takes a module, a function or a method, got {function!r}")
@@ -198,7 +198,7 @@ class Session:
         notes.outer, notes.inner = None, []
         leaves = leaves_of(args, kwargs)
         try:
-            with _settings():
+            with _torch_private.without_side_effects(compilations=_COMPILATIONS):
                 result = self._compiled(_negative_zeros(leaves), *args, **kwargs)
             try:
                 call = record(notes, leaves, result)
@@ -240,7 +240,7 @@ class Session:
         notes = self._notes
         notes.probing = True
         try:
-            with _settings():
+            with _torch_private.without_side_effects(compilations=_COMPILATIONS):
                 self._compiled(_negative_zeros(leaves), *args, **kwargs)
         except Probed:
             pass
@@ -258,7 +258,7 @@ class Session:
 
 
 def _compile_behind_gate(
-    config: CompilerConfig, notes: Notes, gm: fx.GraphModule, example_inputs: Sequence[Any]
+    config: CompilerConfig, notes: CallNotes, gm: fx.GraphModule, example_inputs: Sequence[Any]
 ) -> Callable[..., Any]:
     """The session's backend: the library's own, with notes of what is called."""
     if torch.is_grad_enabled() and any(
@@ -270,19 +270,6 @@ def _compile_behind_gate(
     gate = Gate(gm, notes, _torch_private.dynamo_input_names(gm))
     gate.become(get_npu_backend(compiler_config=config, on_compiled=gate.watch)(gm, example_inputs))
     return gate
-
-
-@contextmanager
-def _settings() -> Iterator[None]:
-    """Torch's settings for a compilation without side effects: they would be left out of calls that go around Dynamo."""
-    with torch._dynamo.config.patch(
-        side_effect_replay_policy="error",
-        skip_nnmodule_hook_guards=False,
-        specialize_float=True,
-        recompile_limit=_COMPILATIONS,
-        accumulated_recompile_limit=_COMPILATIONS,
-    ):
-        yield
 
 
 def _code_of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -309,7 +296,7 @@ def _module_of(function: Callable[..., Any]) -> nn.Module | None:
     return owner if isinstance(owner, nn.Module) else None
 
 
-def _refresh(session: weakref.ref[Session]) -> None:
+def _refresh(session: weakref.ref[DecodeSession]) -> None:
     alive = session()
     if alive is not None:
         alive.refresh()

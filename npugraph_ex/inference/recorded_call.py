@@ -1,6 +1,6 @@
 """How one call of a session went through Dynamo, AOT and a captured graph, so that the next such call needs only the last.
 
-`Notes` records a call that torch.compile serves. If Dynamo's and AOT's code around the graph did nothing but fetch inputs and
+`CallNotes` records a call that torch.compile serves. If Dynamo's and AOT's code around the graph did nothing but fetch inputs and
 arrange results, `record` returns a `RecordedCall`: which argument goes to which input, and which result goes where.
 """
 
@@ -37,7 +37,7 @@ class NotRecordableError(Exception):
 
 
 @dataclass
-class Notes(threading.local):
+class CallNotes(threading.local):
     """What this thread's last call through torch.compile did.
 
     Attributes:
@@ -56,7 +56,7 @@ class Notes(threading.local):
 class NotedGraph:
     """A captured graph that notes its calls; AOT calls it in the graph's place."""
 
-    def __init__(self, graph: CompiledGraph, notes: Notes) -> None:
+    def __init__(self, graph: CompiledGraph, notes: CallNotes) -> None:
         self._graph = graph
         self._notes = notes
 
@@ -84,7 +84,7 @@ class Gate:
         of_state: for each input, whether it comes from the function and not from the arguments.
     """
 
-    def __init__(self, gm: fx.GraphModule, notes: Notes, names: Sequence[str]) -> None:
+    def __init__(self, gm: fx.GraphModule, notes: CallNotes, names: Sequence[str]) -> None:
         roots = _torch_private.dynamo_input_roots(gm)
         self.names = [name.replace(f"L['{STATE}']", "the function") for name in names]
         self.of_state = [root in {STATE, ""} for root in roots]
@@ -217,7 +217,7 @@ def _address(value: Any) -> int | None:
     return value.data_ptr() if isinstance(value, torch.Tensor) else None
 
 
-def record(notes: Notes, leaves: Sequence[Any], result: Any) -> RecordedCall:
+def record(notes: CallNotes, leaves: Sequence[Any], result: Any) -> RecordedCall:
     """The call that ``notes`` are of.
 
     Raises:
@@ -245,7 +245,7 @@ def record(notes: Notes, leaves: Sequence[Any], result: Any) -> RecordedCall:
     return RecordedCall(pinned, gate, state, inputs=inputs, moving=moving, build=build, leaves=leaves)
 
 
-def _only_graph(notes: Notes) -> tuple[Gate, CompiledGraph, list[Any], list[Any]]:
+def _only_graph(notes: CallNotes) -> tuple[Gate, CompiledGraph, list[Any], list[Any]]:
     """The Dynamo graph and the captured graph of a call, and the captured graph's inputs and results."""
     if notes.outer is None:
         raise NotRecordableError("nothing of it runs on the device")

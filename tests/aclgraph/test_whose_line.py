@@ -90,7 +90,7 @@ _SPELLINGS = {"addmm": "linear", "linear": "linear", "add_rms_norm": "norm", "ad
 
 def _kind(name: str) -> str:
     """`mul` of `aten.mul_.Tensor`; what a fused operator takes the place of."""
-    short = name.split(".")[1].removeprefix("npu_").rstrip("_")
+    short = name.split(".")[name.startswith(("aten.", "npu."))].removeprefix("npu_").rstrip("_")
     return _SPELLINGS.get(short, short)
 
 

@@ -72,7 +72,7 @@ def equal(have: Any, want: Any) -> None:
 def test_calls_of_many_forms_equal_eager_mode() -> None:
     """Sizes, strides, None, flags by keyword; the buffer goes on; all results stay as they were."""
     model, eager = twins()
-    call = session(model, (random(4, 8),), dynamic=False)
+    call = session(model.forward, (random(4, 8),), dynamic=False)
     equal(model.total, torch.zeros(8, device=NPU))  # compiling ahead left no trace
     kept: Kept = []
     for number in range(30):
