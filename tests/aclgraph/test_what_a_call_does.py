@@ -73,4 +73,5 @@ def test_a_replayed_call_does_nothing_else() -> None:
             modules, called = profiled(partial(graph, inputs[-1]))
         assert modules <= _MODULES
         assert set(called) - _WATCH == _CHECK | _COPY | _WORK
+        called.subtract(["_npu_getCurrentStream"])  # asked twice: for the order of calls, and for the copy
         assert {count for name, count in called.items() if name not in _WATCH} == {1}
