@@ -1,13 +1,15 @@
 """Conversion of a tensor to another dtype.
 
 Floating to floating rounds half to even; floating to integer truncates towards zero, as ``Tensor.to`` does.
-Not covered: packed 4-bit types and ``hifloat8``, which no torch dtype holds.
+``hifloat8``, which no torch dtype holds, lies in uint8; only ``input_dtype`` tells such bytes from whole numbers.
+Not covered: packed 4-bit types.
 """
 
 from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._hifloat8 import HIFLOAT8, decode, encode
 from npugraph_ex.operators._precision import unsupported
 from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators._scalar_types import dtype_of
@@ -23,7 +25,11 @@ def npu_dtype_cast(
     dtype: int,
     input_dtype: int | None = None,
 ) -> torch.Tensor:
-    """``input`` as ``dtype`` (a ScalarType code), contiguous, same shape."""
+    """``input`` as ``dtype`` (a ScalarType code, or torch_npu's), contiguous, same shape."""
+    if input_dtype == HIFLOAT8:
+        input, input_dtype = decode(input), None  # noqa: A001 - as above
+    if dtype == HIFLOAT8:
+        return encode(input, saturate=False).contiguous()
     if input_dtype is not None and dtype_of(input_dtype, "npu_dtype_cast", "input_dtype") != input.dtype:
         raise unsupported("npu_dtype_cast", "input_dtype", input_dtype, f"None and {input.dtype}, the dtype of input")
     return _npu_dtype_cast(input, dtype_of(dtype, "npu_dtype_cast", "dtype"))

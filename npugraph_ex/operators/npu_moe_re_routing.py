@@ -10,7 +10,9 @@ Formula (operator documentation of ``torch_npu.npu_moe_re_routing``), with ``n[r
 Numbers that add up to more tokens than there are name rows that are left out. Without ``per_token_scales`` the device leaves the
 second result unwritten; here it is zeros.
 
-Not covered: ``expert_token_num_type`` other than 1, ``idx_type`` other than 0, 8-bit and 4-bit floating tokens (``tokens_dtype``).
+The tokens move as they are, whatever ``tokens_dtype`` says that their bytes stand for; so do the scales.
+
+Not covered: ``expert_token_num_type`` other than 1, ``idx_type`` other than 0.
 """
 
 from __future__ import annotations
@@ -45,20 +47,25 @@ def npu_moe_re_routing(
     for name, value, only in (
         ("expert_token_num_type", expert_token_num_type, 1),
         ("idx_type", idx_type, 0),
-        ("tokens_dtype", tokens_dtype, None),
     ):
         if value != only:
             raise unsupported(_NAME, name, value, repr(only))
+    del tokens_dtype
     numbers = expert_token_num_per_rank.long()
     ranks, experts = numbers.shape
     # The sender's order numbers the parts rank by rank; sorted by (expert, rank) they are the result's.
     part = torch.arange(ranks * experts).repeat_interleave(numbers.reshape(-1))[: tokens.shape[0]]
     order = (part % experts * ranks + part // experts).argsort(stable=True)
     order = torch.cat([order, torch.arange(order.numel(), tokens.shape[0])])
-    scales = torch.zeros(tokens.shape[0]) if per_token_scales is None else per_token_scales[order]
+    scales = torch.zeros(tokens.shape[0]) if per_token_scales is None else _taken(per_token_scales, order)
     return (
-        tokens[order],
+        _taken(tokens, order),
         scales,
         order.to(torch.int32),
         expert_token_num_per_rank.sum(0, dtype=expert_token_num_per_rank.dtype),
     )
+
+
+def _taken(rows: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """Rows in an order, as bytes, which every dtype has."""
+    return rows.contiguous().view(torch.uint8)[order].view(rows.dtype) if rows.dim() > 1 else rows[order]

@@ -6,7 +6,7 @@ Formula (CANN operator documentation, aclnnQuantMax and aclnnGroupedQuantMax)::
     amax = max(abs(x))
 
 With ``group_list`` [G], which holds where each group of rows ends, each group has its own scale and maximum, 0 for a group without
-rows. Not covered: hifloat8 outputs.
+rows. hifloat8 rounds ties away from zero (``round``).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import torch
 
 from npugraph_ex.operators._groups import Groups
+from npugraph_ex.operators._hifloat8 import HIFLOAT8, encode
 from npugraph_ex.operators._precision import FLOATS, compute_dtype, round_to, stored_like, unsupported
 from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators._scalar_types import dtype_of
@@ -28,6 +29,7 @@ _OUTPUTS = (torch.float8_e5m2, torch.float8_e4m3fn)
     dtypes=FLOATS,
     examples=(
         lambda: call(torch.randn(4, 8).half(), torch.tensor([0.5])),
+        lambda: call(torch.randn(4, 8), torch.tensor([0.5]), round_mode="round", dst_dtype=290),
         lambda: call(torch.randn(4, 8), torch.tensor([0.5, 2.0, 1.0]), group_list=torch.tensor([1, 1, 4])),
     ),
 )
@@ -40,14 +42,15 @@ def npu_quant_max(
     group_list: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``(y, amax)``: y like ``x``, of 8 bits; amax [1], or [G], of the dtype of ``x``; scale [1], or [G]."""
-    if round_mode != "rint":
-        raise unsupported(_NAME, "round_mode", round_mode, "'rint'")
-    target = dtype_of(dst_dtype, _NAME, "dst_dtype")
-    if target not in _OUTPUTS:
-        raise unsupported(_NAME, "dst_dtype", dst_dtype, ", ".join(map(str, _OUTPUTS)))
+    mode = "round" if dst_dtype == HIFLOAT8 else "rint"
+    if round_mode != mode:
+        raise unsupported(_NAME, "round_mode", round_mode, f"{mode!r} for this dst_dtype")
+    target = torch.uint8 if dst_dtype == HIFLOAT8 else dtype_of(dst_dtype, _NAME, "dst_dtype")
+    if dst_dtype != HIFLOAT8 and target not in _OUTPUTS:
+        raise unsupported(_NAME, "dst_dtype", dst_dtype, ", ".join(map(str, (*_OUTPUTS, HIFLOAT8))))
     wide = x.to(compute_dtype(x, scale))
     if group_list is None:
-        y = stored_like(x, round_to(target, wide * scale.to(wide.dtype)), target)
+        y = stored_like(x, _rounded(target, wide * scale.to(wide.dtype)), target)
         return y, wide.abs().amax().reshape(1).to(x.dtype)
     rows = wide.reshape(x.shape[0], -1)
     groups = Groups(group_list, x.shape[0], counts=False)
@@ -57,4 +60,8 @@ def npu_quant_max(
     row = torch.arange(x.shape[0], device=x.device)
     mine = (row >= starts) & (row < ends.unsqueeze(-1))
     amax = torch.where(mine, rows.abs().amax(-1), 0.0).amax(-1)
-    return stored_like(x, round_to(target, scaled).reshape(x.shape), target), amax.to(x.dtype)
+    return stored_like(x, _rounded(target, scaled).reshape(x.shape), target), amax.to(x.dtype)
+
+
+def _rounded(target: torch.dtype, scaled: torch.Tensor) -> torch.Tensor:
+    return encode(scaled, saturate=True) if target == torch.uint8 else round_to(target, scaled)

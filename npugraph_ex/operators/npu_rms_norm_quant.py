@@ -6,13 +6,15 @@ Formula (CANN operator documentation, aclnnRmsNormQuant and aclnnRmsNormQuantV3)
     y = round(n / scale + offset)                               half to even, saturated;  n * scale in v2 without div_mode
 
 The operator documentation of ``torch_npu.npu_rms_norm_quant`` writes a product with the scale; CANN's document and op-plugin's
-test divide, and so does this formula. Int4 outputs (``torch.quint4x2``) are packed, eight in one int32. Not covered: hifloat8.
+test divide, and so does this formula. Int4 outputs (``torch.quint4x2``) are packed, eight in one int32; hifloat8
+lies in uint8.
 """
 
 from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._hifloat8 import HIFLOAT8, encode
 from npugraph_ex.operators._int4 import INT4, pack
 from npugraph_ex.operators._precision import HALVES, compute_dtype, round_to, unsupported
 from npugraph_ex.operators._record import Operator, call
@@ -36,9 +38,13 @@ def _stored(operator: str, quotient: torch.Tensor, dst_dtype: int | torch.dtype 
     """The rounded output, contiguous."""
     if dst_dtype in INT4:
         return pack(operator, round_to(torch.int8, quotient))
+    if dst_dtype == HIFLOAT8:
+        return encode(quotient, saturate=True).contiguous()
     target = torch.int8 if dst_dtype is None else dtype_of(dst_dtype, operator, "dst_dtype")
     if target not in _OUTPUTS:
-        raise unsupported(operator, "dst_dtype", dst_dtype, f"None, torch.quint4x2, {', '.join(map(str, _OUTPUTS))}")
+        raise unsupported(
+            operator, "dst_dtype", dst_dtype, f"None, torch.quint4x2, {HIFLOAT8}, {', '.join(map(str, _OUTPUTS))}"
+        )
     return round_to(target, quotient).contiguous()
 
 

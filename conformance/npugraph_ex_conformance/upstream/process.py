@@ -26,8 +26,6 @@ _LOOKS_IDLE = 240
 for something that does not come."""
 _TICKS_IDLE = 10
 """Processor ticks that such polls may take in all: a process group that waits for a dead rank asks again and again."""
-_MOST_MEMORY = 8 << 30
-"""Bytes of resident memory."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +34,12 @@ class ProcessLimits:
 
     Attributes:
         processor: seconds of processor time for each process.
+        memory: GiB of resident memory for the processes of a file.
         chips: the chips that the emulated device knows.
     """
 
     processor: int
+    memory: int
     chips: tuple[str, ...]
     _own: threading.local = field(default_factory=threading.local)
 
@@ -138,8 +138,8 @@ def _watched(nursery: Nursery, process: int, limits: ProcessLimits) -> tuple[str
             idle += 1
         if idle > _LOOKS_IDLE:
             why = "waits for something that does not come"
-        elif memory > _MOST_MEMORY:
-            why = f"takes more than {_MOST_MEMORY >> 30} GiB of memory"
+        elif memory > limits.memory << 30:
+            why = f"takes more than {limits.memory} GiB of memory"
         if why:
             _end_session(process)
     if not why and status == -signal.SIGXCPU:

@@ -1,0 +1,56 @@
+"""The bytes of HiFloat8, against values of the format's paper, and the operators that read and write them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from npugraph_ex.operators import OPERATORS, UnsupportedArgumentError
+from npugraph_ex.operators._hifloat8 import LARGEST, decode, encode
+
+
+def test_values_of_bytes() -> None:
+    """The numbers at the borders of each width of the exponent."""
+    known = {0x00: 0.0, 0x01: 2.0**-22, 0x07: 2.0**-16, 0x08: 1.0, 0x0F: 1.875, 0x10: 2.0, 0x18: 0.5, 0x20: 4.0, 0x6E: LARGEST,
+             0x6F: math.inf, 0x7E: 2.0**-15, 0xEF: -math.inf, 0x88: -1.0}  # fmt: skip
+    assert decode(torch.tensor(list(known), dtype=torch.uint8)).tolist() == list(known.values())
+    assert decode(torch.tensor([0x80], dtype=torch.uint8)).isnan().all()
+
+
+def test_every_byte_comes_back_and_ties_round_away_from_zero() -> None:
+    """Encoding is the inverse of decoding; the middle of two neighbours becomes the larger magnitude."""
+    stored = torch.arange(256, dtype=torch.uint8)
+    assert torch.equal(encode(decode(stored), saturate=False), stored)
+    values = decode(stored[:128]).sort().values[:-1].double()
+    middles = (values[1:] + values[:-1]) / 2
+    for sign in (1, -1):
+        assert torch.equal(decode(encode(sign * middles, saturate=False)).double(), sign * values[1:])
+        below = torch.nextafter(middles, torch.zeros_like(middles))
+        assert torch.equal(decode(encode(sign * below, saturate=False)).double(), sign * values[:-1])
+    assert decode(encode(torch.tensor([40959.0, 40960.0, -1e9]), saturate=False)).tolist() == [
+        LARGEST,
+        math.inf,
+        -math.inf,
+    ]
+    assert decode(encode(torch.tensor([1e9, -1e9]), saturate=True)).tolist() == [LARGEST, -LARGEST]
+
+
+def test_operators_with_hifloat8() -> None:
+    """A cast there and back, a quantisation, and a normalisation that quantises."""
+    x = torch.tensor([[0.3, -1.3], [100.0, 5000.0]])
+    cast = OPERATORS["npu::npu_dtype_cast"].formula
+    stored = cast(x, 290)
+    assert stored.dtype == torch.uint8
+    assert cast(stored, torch.float32, 290).tolist() == [[0.3125, -1.25], [96.0, 4096.0]]
+    y, amax = OPERATORS["npu::npu_quant_max"].formula(x, torch.tensor([2.0]), round_mode="round", dst_dtype=290)
+    assert decode(y).tolist() == [[0.625, -2.5], [192.0, 8192.0]]
+    assert amax.tolist() == [5000.0]
+    with pytest.raises(UnsupportedArgumentError, match="round_mode"):
+        OPERATORS["npu::npu_quant_max"].formula(x, torch.tensor([2.0]), dst_dtype=290)
+    ones = torch.ones(2).half()
+    n = OPERATORS["npu::npu_rms_norm_quant"].formula(
+        torch.tensor([[3.0, 3.0]]).half(), ones, 0 * ones, ones[:1] / 8, torch.zeros(1, dtype=torch.int8), dst_dtype=290
+    )
+    assert decode(n).tolist() == [[8.0, 8.0]]
