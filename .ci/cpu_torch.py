@@ -16,6 +16,7 @@ import base64
 import csv
 import hashlib
 import io
+import os
 import re
 import subprocess
 import sys
@@ -169,10 +170,14 @@ def compile_library(target: Path, wanted: dict[str, str], *, version: str | None
 def main() -> int:
     """Provide the wheel and run pip."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--torch", required=True, help="the release of torch")
+    parser.add_argument(
+        "--torch", default=os.environ.get("TORCH"), help="the release of torch; the variable TORCH if left out"
+    )
     parser.add_argument("--wheels", type=Path, default=Path(".tox/wheels"), help="the folder of the wheels")
     options, arguments = parser.parse_known_args()
     options.wheels.mkdir(parents=True, exist_ok=True)
+    if options.torch is None:
+        parser.error("say which release of torch, by --torch or by the variable TORCH")
     provide(options.torch, options.wheels)
     return pip(*arguments, "--find-links", str(options.wheels)) if arguments else 0
 

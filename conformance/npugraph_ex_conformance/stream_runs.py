@@ -18,6 +18,7 @@ import npu_emulator
 from npu_emulator.races.report import Race
 from npugraph_ex.graph.streams.events import MAIN, is_record, is_record_stream, is_wait, stream_of
 from npugraph_ex.graph.streams.ops import KEEP_ALIVES, argument
+from npugraph_ex.versions.failed_captures import leave_capture
 
 SCHEDULES = ("fifo", "lazy", *(f"random:{seed}" for seed in range(6)), *(f"pct:{seed}:3" for seed in range(6)))
 """The orders under which `judge` runs a graph."""
@@ -130,12 +131,16 @@ class CapturedAsWritten:
 
     def __init__(self, gm: fx.GraphModule, inputs: Sequence[torch.Tensor], reuse: Reuse | None = None) -> None:
         self._buffers = [torch.empty_like(tensor, device="npu") for tensor in inputs]
-        self._graph = torch.npu.NPUGraph()
+        self._graph, pool = torch.npu.NPUGraph(), torch.npu.graph_pool_handle()
         torch.npu.synchronize()
         # The outer block puts the current stream back where ending the capture fails; torch.npu.graph alone does not.
-        with torch.npu.stream(torch.npu.current_stream()), torch.npu.graph(self._graph):
-            run = AsWritten(gm, torch.npu.current_stream(), reuse)
-            self._outputs = run.run(*self._buffers)
+        try:
+            with torch.npu.stream(torch.npu.current_stream()), torch.npu.graph(self._graph, pool=pool):
+                run = AsWritten(gm, torch.npu.current_stream(), reuse)
+                self._outputs = run.run(*self._buffers)
+        except RuntimeError:
+            leave_capture(torch.npu.current_device(), pool)
+            raise
         if run.missed:
             raise BlockNotFreeError(f"{reuse} cannot be: that memory is in use")
 

@@ -66,9 +66,7 @@ from npugraph_ex._torch_private.operators import (
 )
 from npugraph_ex._torch_private.sizes import guard_names, input_guards, new_symbols, size_functions, symbolic_size
 from npugraph_ex._torch_private.streams import (
-    CURRENT_STREAM,
     fetches_traced_object,
-    set_current_stream,
     trace_as_constant_call,
     traced_object,
     was_made_while_tracing,
@@ -85,7 +83,6 @@ from npugraph_ex._torch_private.tensors import (
 )
 
 __all__ = [
-    "CURRENT_STREAM",
     "UNKNOWN_TO_FAKE_TENSORS",
     "active_fake_mode",
     "aot_backend",
@@ -139,7 +136,6 @@ __all__ = [
     "saves_intermediates",
     "schema",
     "scoped_library",
-    "set_current_stream",
     "size_functions",
     "static_input_positions",
     "storage_handle",

@@ -10,10 +10,6 @@ import torch
 from torch import fx
 
 from npugraph_ex.versions.import_sources import torch_source
-from npugraph_ex.versions.traced_objects import replace_traced_object
-
-CURRENT_STREAM = 0
-"""Dynamo's number for the current stream of a call."""
 
 
 def traced_object(number: int) -> Any:
@@ -21,11 +17,6 @@ def traced_object(number: int) -> Any:
     from torch._dynamo.graph_bytecode_inputs import get_external_object_by_index
 
     return get_external_object_by_index(number)
-
-
-def set_current_stream(stream: object) -> None:
-    """Set the object that Dynamo's stream operators use as the current stream, during one call."""
-    replace_traced_object(CURRENT_STREAM, stream)
 
 
 def was_made_while_tracing(number: int) -> bool:

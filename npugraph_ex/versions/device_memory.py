@@ -7,8 +7,8 @@ from typing import Any
 from npugraph_ex.versions.difference import VersionDifference
 
 DIFFERENCE = VersionDifference(
-    what="Torch_npu 2.11 gives its memory statistics to `torch.accelerator`; torch_npu 2.10 has them in `torch.npu` alone.",
-    since=(2, 11),
+    what="Torch_npu 2.13 gives its memory statistics to `torch.accelerator`; before, `torch.npu` alone has them.",
+    since=(2, 13),
     test="tests/testing",
 )
 

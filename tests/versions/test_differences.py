@@ -13,6 +13,8 @@ import pytest
 import torch
 
 import npugraph_ex_autoload
+from npugraph_ex.errors import ScopeError
+from npugraph_ex.frontend.native_streams import streams
 from npugraph_ex.observe import environment, private_names
 from npugraph_ex.versions import out_tag, pairs
 from npugraph_ex.versions.difference import VersionDifference, differences, installed
@@ -154,3 +156,16 @@ def test_the_readmes_name_the_tested_releases() -> None:
         line = next(line for line in (ROOT / page).read_text(encoding="utf-8").splitlines() if "Apache-2.0" in line)
         assert first in line
         assert last in line
+
+
+def test_a_method_that_dynamo_does_not_trace_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under older releases of torch, in one sentence that names the method; AOT would drop the call, and the streams would race."""
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    current = graph.call_function(torch.npu.current_stream)
+    graph.call_method("wait_stream", (current, current))
+    graph.output((x,))
+    monkeypatch.setattr("npugraph_ex.versions.difference.installed", lambda: (2, 11))
+    monkeypatch.setattr(torch.npu, "fake_record_stream", object(), raising=False)
+    with pytest.raises(ScopeError, match=r"uses wait_stream, .*`event.record\(stream\)`.* torch 2.12 or later"):
+        streams.lower(torch.fx.GraphModule({}, graph))

@@ -20,6 +20,7 @@ from npugraph_ex.report.passes import PassReport
 from npugraph_ex.stream_check.analysis import analyse
 from npugraph_ex.testing.streams.programs import StreamProgram, counting_inputs
 from npugraph_ex.testing.streams.strategies import parts_graphs, stream_graphs
+from npugraph_ex.versions import stream_methods
 from npugraph_ex_conformance.corpus.streams import stream_corpus
 from npugraph_ex_conformance.examples.native_parts import draw, native_part_example
 from npugraph_ex_conformance.examples.parts import OPTIONS, check_parts
@@ -30,6 +31,7 @@ from npugraph_ex_conformance.stream_runs import Reuse, StreamVerdict, judge, run
 
 FEW = ("lazy", "random:1", "random:2", "pct:1:3")
 RACES = {Code.READ_AFTER_WRITE, Code.WRITE_AFTER_READ, Code.WRITE_AFTER_WRITE}
+METHODS_TRACED = pytest.mark.skipif(stream_methods.DIFFERENCE.older, reason=stream_methods.DIFFERENCE.what)
 PROGRAMS = [pytest.param(program, id=program.name) for program in stream_corpus()]
 
 pytestmark = pytest.mark.skipif(not npu_emulator.is_active(), reason="schedules and races are the emulated device's")
@@ -90,7 +92,9 @@ def _assert_equal(results: Sequence[torch.Tensor], expected: Sequence[torch.Tens
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("form", FORM_NAMES)
+@pytest.mark.parametrize(
+    "form", [pytest.param(name, marks=METHODS_TRACED) if name.startswith("native") else name for name in FORM_NAMES]
+)
 def test_every_form(run: Run, form: str, dynamic: bool) -> None:
     """Written in every form, the program gives the plain one's integers, at other sizes too, without a race."""
     with run.entered(f"(streams) form: {form}") as reports:
@@ -147,6 +151,7 @@ def test_random_parts(run: Run) -> None:
     agree()
 
 
+@METHODS_TRACED
 def test_random_native_programs(run: Run) -> None:
     """Native programs whose streams write parts of a buffer in turns mean on every schedule what they mean in eager mode."""
     for number in range(run.seed, run.seed + run.profile.streams // 2):

@@ -15,6 +15,7 @@ import torch
 from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph import side_streams
 from npugraph_ex.graph.streams.labels import MAIN
+from npugraph_ex.versions.traced_objects import current_stream_numbers, replace_traced_object
 
 
 @dataclass(frozen=True)
@@ -71,10 +72,13 @@ def around(compiled: Callable[..., Any], original: Callable[..., Any], objects: 
 
 
 def as_traced(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A Dynamo graph in its original form, on the user's streams and operator by operator."""
+    """The Dynamo graph that is being compiled, in its original form, on the user's streams and operator by operator."""
+    numbers = current_stream_numbers()
 
     def run(*args: Any) -> Any:
-        _torch_private.set_current_stream(torch.npu.current_stream())
+        current = torch.npu.current_stream()
+        for number in numbers:
+            replace_traced_object(number, current)
         return original(*args)
 
     return run

@@ -42,6 +42,9 @@ from npugraph_ex.frontend.native_streams.nodes import (
 from npugraph_ex.graph.source import source_line
 from npugraph_ex.graph.streams.labels import CUBE, MAIN, STREAM, VECTOR
 from npugraph_ex.graph.streams.ops import ENTERS, EXITS, argument
+from npugraph_ex.versions.recorded_streams import as_operators
+from npugraph_ex.versions.stream_methods import untraced_method
+from npugraph_ex.versions.traced_objects import traced_current_stream
 
 _ours = torch.ops.npugraph_ex
 
@@ -61,6 +64,7 @@ class _NativeLowering:
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def run(self) -> NativeObjects:
+        self._refuse_untraced_methods()
         self._refuse_set_stream()
         self._name_streams()
         limits = take_out(self.graph, self._label_at)
@@ -85,9 +89,19 @@ class _NativeLowering:
                 "outside the compiled graph; write `with torch.npu.stream(s):` instead"
             )
 
+    def _refuse_untraced_methods(self) -> None:
+        """Refuse a method whose order Dynamo did not trace: AOT would drop the call, and the streams would race."""
+        for node in self.graph.nodes:
+            method = untraced_method(node)
+            if method:
+                raise ScopeError(
+                    f"{source_line(node)} uses {method}, which this release of torch does not trace in order. Order the streams by "
+                    "`event.record(stream)` and `event.wait(stream)` or by npugraph_ex.ops, or use torch 2.12 or later"
+                )
+
     def _name_streams(self) -> None:
         """Give every stream in the graph a label; equal streams get equal labels."""
-        known = {identity(_torch_private.traced_object(_torch_private.CURRENT_STREAM)): MAIN}
+        known = {identity(traced_current_stream()): MAIN}
         for node in self.graph.nodes:
             for number in mentioned(node):
                 stream = identity(_torch_private.traced_object(number))
@@ -219,6 +233,7 @@ def lower(gm: fx.GraphModule) -> Callable[[Callable[..., Any]], Callable[..., An
     """
     if not names_streams(gm.graph):
         return None
+    as_operators(gm.graph)
     original = fx.GraphModule(gm, copy.deepcopy(gm.graph))
     objects = _NativeLowering(gm.graph).run()
     gm.graph.lint()
@@ -228,7 +243,12 @@ def lower(gm: fx.GraphModule) -> Callable[[Callable[..., Any]], Callable[..., An
 
 def kept(gm: fx.GraphModule) -> Callable[..., Any]:
     """The present form of a Dynamo graph, operator by operator; a copy if `lower` would rewrite it."""
-    return as_traced(fx.GraphModule(gm, copy.deepcopy(gm.graph))) if names_streams(gm.graph) else gm
+    if not names_streams(gm.graph):
+        return gm
+    copied = fx.GraphModule(gm, copy.deepcopy(gm.graph))
+    as_operators(copied.graph)
+    copied.recompile()
+    return as_traced(copied)
 
 
 def on_the_host(gm: fx.GraphModule) -> Callable[..., Any] | None:
@@ -240,4 +260,8 @@ def on_the_host(gm: fx.GraphModule) -> Callable[..., Any] | None:
     Returns:
         A function of the graph's inputs; None if there is something to compile.
     """
-    return as_traced(gm.forward) if names_streams(gm.graph) and not has_work(gm.graph) else None
+    if not names_streams(gm.graph) or has_work(gm.graph):
+        return None
+    as_operators(gm.graph)
+    gm.recompile()
+    return as_traced(gm.forward)

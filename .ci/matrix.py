@@ -1,0 +1,94 @@
+"""Runs the checks on every supported pair of torch and torch_npu, and writes the table of docs/versions.md.
+
+`tox -e matrix` runs it: for each pair the emulator's tests, the unit tests, the quick profile of the conformance suite, and its
+models. `--checks` and `--torch` choose some; the other cells keep what they say. Each runs in the tox environment of its pair.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "versions.md"
+BEGIN, END = "<!-- written by `tox -e matrix` -->\n", "<!-- end -->\n"
+CHECKS: Mapping[str, tuple[str, ...]] = {
+    "emulator": ("pytest", "-q", "-n", "2", "tests/emulator"),
+    "unit": ("pytest", "-q", "-n", "2", "tests", "--ignore=tests/emulator"),
+    "suite": ("npugraph-ex", "conformance", "--target=emulated", "--jobs=2", "--report-dir={work}/conformance"),
+    "models": ("npugraph-ex", "conformance", "--target=emulated", "--report-dir={work}/models", "-k", "model"),
+}
+"""What is run, by the column of the table; the suite has the models among other programs, and their column is for them alone."""
+
+
+def pairs() -> dict[str, str]:
+    """The release of torch_npu by that of torch; read as text, because torch is not here."""
+    text = (ROOT / "npugraph_ex" / "versions" / "pairs.py").read_text(encoding="utf-8")
+    return dict(re.findall(r'^    "([\d.]+)": "([\w.]+)",$', text, re.MULTILINE))
+
+
+def run(torch: str, check: str, work: Path) -> str:
+    """One cell: what the check said in its last line, and the day."""
+    name = f"tests-torch{''.join(torch.split('.')[:2])}"
+    command = [part.format(work=work / name) for part in CHECKS[check]]
+    log = work / f"{name}-{check}.log"
+    with log.open("w", encoding="utf-8") as stream:
+        tox = [sys.executable, "-m", "tox", "run", "-e", name, "--", *command]
+        status = subprocess.run(tox, cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT, check=False).returncode
+    said = dict(re.findall(r"\b(\d+) (passed|failed|errors?|skipped)\b", log.read_text(encoding="utf-8")[-4000:]))
+    counts = {word: number for number, word in said.items()}
+    words = ", ".join(
+        f"{counts[word]} {word}" for word in ("failed", "error", "errors", "passed", "skipped") if word in counts
+    )
+    print(f"torch {torch}: {check}: {words or 'no result'}; log in {log}", flush=True)
+    return f"{'' if status == 0 else '**'}{words or f'status {status}'}{'' if status == 0 else '**'}, {dt.date.today()}"  # noqa: DTZ011
+
+
+def cells(page: str) -> dict[str, list[str]]:
+    """The table as it is, by torch."""
+    rows = re.findall(r"^\| (2\.\d+\.\d+) (.*)\|$", page.partition(BEGIN)[2].partition(END)[0], re.MULTILINE)
+    return {torch: [cell.strip() for cell in rest.split("|")[1:]] for torch, rest in rows}
+
+
+def write(results: Mapping[str, list[str]]) -> None:
+    """Put the table into the page."""
+    page = PAGE.read_text(encoding="utf-8")
+    head = ["| torch | torch_npu | " + " | ".join(CHECKS) + " |", "|---" * (2 + len(CHECKS)) + "|"]
+    rows = [f"| {torch} | {pairs()[torch]} | {' | '.join(results[torch])} |" for torch in pairs()]
+    before, _, rest = page.partition(BEGIN)
+    PAGE.write_text(before + BEGIN + "\n".join([*head, *rows]) + "\n" + END + rest.partition(END)[2], encoding="utf-8")
+
+
+def main() -> int:
+    """Run what was asked for.
+
+    Returns:
+        0, or 1 where a check failed.
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--torch", action="append", choices=pairs(), help="a release; all if left out")
+    parser.add_argument("--checks", action="append", choices=CHECKS, help="a column; all if left out")
+    parser.add_argument("--work", type=Path, default=ROOT / ".tox" / "matrix", help="the folder of logs and reports")
+    options = parser.parse_args()
+    options.work.mkdir(parents=True, exist_ok=True)
+    results = {
+        torch: cells(PAGE.read_text(encoding="utf-8")).get(torch, ["not run"] * len(CHECKS)) for torch in pairs()
+    }
+    failed = False
+    for torch in options.torch or pairs():
+        for column, check in enumerate(CHECKS):
+            if check in (options.checks or CHECKS):
+                results[torch][column] = run(torch, check, options.work.absolute())
+                failed = failed or results[torch][column].startswith("**")
+                write(results)  # after each check: the whole takes hours
+    print(PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0])
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
