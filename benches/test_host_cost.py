@@ -96,7 +96,7 @@ def test_sessions(table: Table) -> None:
                 "compiled, moving inputs": own["compiled moving"],
                 "compiled, result alive": own["compiled alive"],
                 "aot_compile": own["aot_compile"],
-                "stance skip_guard_eval_unsafe": own["stance"],
+                "skip_guard_eval_unsafe": own["stance"],
                 "session of compiled": own["session"] / own["compiled"],
                 "session below bundled": times_below(own, other, "session"),
             },

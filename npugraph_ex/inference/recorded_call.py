@@ -97,8 +97,10 @@ class Gate:
 
     def watch(self, made: CompiledFxGraph) -> None:
         """Take a compiled graph of this Dynamo graph; called before AOT takes it."""
-        if isinstance(made.runner, CompiledGraph):
-            made.runner = NotedGraph(made.runner, self._notes)
+        # A graph that depends on the current device is wrapped; a session's calls have the device of the compilation.
+        graph = getattr(made.runner, "__wrapped__", made.runner)
+        if isinstance(graph, CompiledGraph):
+            made.runner = NotedGraph(graph, self._notes)
         self._graphs.append(made)
 
     def become(self, run: Callable[..., Sequence[Any]]) -> None:

@@ -346,10 +346,11 @@ def test_arguments_that_are_alike_in_part() -> None:
     x = random(4, 8)
     spectrum = torch.fft.fft(torch.randn(4, 8)).npu()
     other: list[tuple[Any, ...]] = [
-        (x, x), (x, x.clone()), (x, x), (x, model.weight[:4]), (model.weight[:4], x), (model.weight, model.bias),
+        (x, x), (x, x.clone()), (x, x), (x, model.weight[:4]), (model.weight[:4], x),
+        (model.weight, model.bias), (nn.Parameter(random(8, 8)), nn.Parameter(random(8))),
         (model.weight.detach().clone(), model.bias), (x, spectrum.conj().imag), (x, spectrum.imag), (x,), (x, 1), (x, True),
-        (x, 1.0), (x, 0.0), (x, -0.0), (random(0, 8), random(0, 8)), (x[::2], x[:2]), (x.half().float(), x),
-        (nn.Parameter(x), x), (x.requires_grad_(), x.detach()), (x.detach(), x.detach().double()),
+        (x, 2.0), (random(0, 8), random(0, 8)), (x[::2], x[:2]), (x.half().float(), x), (nn.Parameter(x), x),
+        (x.requires_grad_(), x.detach()), (x.detach(), x.detach().double()),
     ]  # fmt: skip
     for _ in range(2):
         for given in other:
@@ -360,6 +361,21 @@ def test_arguments_that_are_alike_in_part() -> None:
         w = torch.ones(z.shape, device=NPU)
         if z.size(1) == 8:
             equal(call(z, w), function(z, w))
+
+
+def test_numbers_that_compare_equal() -> None:
+    """1, 1.0 and True, 0.0 and -0.0: `==` holds between them, and code tells them apart."""
+
+    def function(x: torch.Tensor, y: Any) -> torch.Tensor:
+        if isinstance(y, float):
+            return torch.copysign(x, torch.full((1,), y, device=NPU))
+        return x * 3 if y is True else x * y
+
+    x = random(4)
+    call = session(function, (x, 1.0))
+    for _ in range(2):
+        for y in (0.0, -0.0, 1.0, 1, True, 0, False):
+            equal(call(x, y), function(x, y))
 
 
 class Stateful(nn.Module):

@@ -83,6 +83,7 @@ class AnyDevice:
                 )
             return self._as_given(*inputs)
 
+        run.__wrapped__ = compiled  # for callers who check the current device themselves
         return run
 
 
