@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["announce", "announced", "is_ours", "resume"]
 
 _PATH = "LD_LIBRARY_PATH"
+_LINKING = "LIBRARY_PATH"
+"""Where a compiler looks for `-lascendcl`: a program may build an extension that calls CANN."""
 
 
 def announce(settings: Settings, folder: Path) -> None:
@@ -31,8 +33,9 @@ def announce(settings: Settings, folder: Path) -> None:
         if value is None:
             continue  # not set here either, so a child finds the same default as this process
         os.environ[f"{SWITCH}_{field.name.upper()}"] = str(int(value) if isinstance(value, bool) else value)
-    others = [entry for entry in os.environ.get(_PATH, "").split(os.pathsep) if entry and not is_ours(Path(entry))]
-    os.environ[_PATH] = os.pathsep.join([str(folder), *others])
+    for name in (_PATH, _LINKING):
+        others = [entry for entry in os.environ.get(name, "").split(os.pathsep) if entry and not is_ours(Path(entry))]
+        os.environ[name] = os.pathsep.join([str(folder), *others])
 
 
 def announced() -> list[Path]:

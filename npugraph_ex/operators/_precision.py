@@ -99,17 +99,22 @@ def round_to_int8(quotient: torch.Tensor) -> torch.Tensor:
 
 
 def rounded(
-    before_rounding: _Formula, *, results: int, target: Callable[[dict[str, Any]], torch.dtype] | None = None
+    before_rounding: _Formula,
+    *,
+    results: int,
+    target: Callable[[dict[str, Any]], torch.dtype] | None = None,
+    store: Callable[[torch.dtype, torch.Tensor], torch.Tensor] = round_to,
 ) -> _Formula:
     """The formula of an operator whose first ``results`` results are rounded, from the one that gives their quotients.
 
     ``target`` gives the dtype of the rounded results from the keyword arguments of a call; without it they are int8.
+    ``store`` rounds to that dtype.
     """
 
     @functools.wraps(before_rounding)
     def formula(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
         values = before_rounding(*args, **kwargs)
         dtype = torch.int8 if target is None else target(kwargs)
-        return (*(round_to(dtype, value) for value in values[:results]), *values[results:])
+        return (*(store(dtype, value) for value in values[:results]), *values[results:])
 
     return formula  # type: ignore[return-value]

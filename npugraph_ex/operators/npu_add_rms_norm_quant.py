@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import torch
 
-from npugraph_ex.operators._precision import compute_dtype, rounded, stored_like, unsupported
+from npugraph_ex.operators._hifloat8 import HIFLOAT8, encode
+from npugraph_ex.operators._precision import compute_dtype, round_to, rounded, stored_like, unsupported
 from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators._scalar_types import dtype_of
 from npugraph_ex.operators.npu_quantize import affine
@@ -30,11 +31,15 @@ _NAME = "npu_add_rms_norm_quant"
 _ThreeTensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-_OUTPUTS = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
+_OUTPUTS = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8)
 
 
 def _target(dst_type: int | None) -> torch.dtype:
-    """The dtype of the quantised outputs."""
+    """The dtype of the quantised outputs; uint8 holds hifloat8."""
+    if dst_type == HIFLOAT8:
+        return torch.uint8
+    if dst_type == 0:  # uint8 itself
+        raise unsupported(_NAME, "dst_type", dst_type, f"None, {', '.join(map(str, _OUTPUTS[:-1]))}, {HIFLOAT8}")
     return torch.int8 if dst_type is None else dtype_of(dst_type, _NAME, "dst_type")
 
 
@@ -43,7 +48,7 @@ def _refuse(axis: int, dst_type: int | None, scales2: torch.Tensor | None, zero_
     if axis != -1:
         raise ValueError(f"{_NAME}: axis must be -1, the only one documented; it is {axis}.")
     if _target(dst_type) not in _OUTPUTS:
-        raise unsupported(_NAME, "dst_type", dst_type, f"None, {', '.join(map(str, _OUTPUTS))}")
+        raise unsupported(_NAME, "dst_type", dst_type, f"None, {', '.join(map(str, _OUTPUTS[:-1]))}, {HIFLOAT8}")
     if zero_points2 is not None and scales2 is None:
         raise ValueError(f"{_NAME}: zero_points2 needs scales2; pass both.")
 
@@ -80,6 +85,10 @@ def before_rounding(
     return first.contiguous(), second.contiguous(), x
 
 
+def _store(target: torch.dtype, quotient: torch.Tensor) -> torch.Tensor:
+    return encode(quotient, saturate=True) if target == torch.uint8 else round_to(target, quotient)
+
+
 npu_add_rms_norm_quant = Operator(
     name="npu::npu_add_rms_norm_quant",
     source="CANN operator documentation, aclnnAddRmsNormQuantV2",
@@ -91,5 +100,5 @@ npu_add_rms_norm_quant = Operator(
             torch.randn(3, 16).half(), torch.randn(3, 16).half(), torch.randn(16).half(), torch.rand(16) + 0.5, None
         ),
     ),
-)(rounded(before_rounding, results=2, target=lambda kwargs: _target(kwargs.get("dst_type"))))
-"""``(y1, y2, x)``: y1 and y2 int8 or 8-bit floats, x of the dtype of ``x1``; all of the shape of ``x1``, contiguous."""
+)(rounded(before_rounding, results=2, target=lambda kwargs: _target(kwargs.get("dst_type")), store=_store))
+"""``(y1, y2, x)`` of the shape of ``x1``, contiguous: y1 and y2 int8, 8-bit floats, or hifloat8 in uint8; x of the dtype of ``x1``."""

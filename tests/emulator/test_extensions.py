@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+
+import torch
 
 from npu_emulator import build
 from npu_emulator.extensions import schemas_in
@@ -83,3 +86,14 @@ def test_pyacl_copies_and_names_what_it_lacks(program: Program) -> None:
     copied, refusal = done.stdout.splitlines()
     assert copied == "0 [0.0, 1.0, 2.0, 3.0] True"
     assert refusal.startswith("acl.rt.malloc_host is a function of CANN's Python module, which is not installed")
+
+
+def test_a_program_links_with_the_runtime(tmp_path: Path) -> None:
+    """A compiler that a program starts finds CANN's libraries, and the program's own library calls the emulated device."""
+    source, library = tmp_path / "extension.cpp", tmp_path / "extension.so"
+    source.write_text(
+        'extern "C" int aclrtGetDeviceCount(unsigned *);\n'
+        'extern "C" unsigned devices() { unsigned count = 0; aclrtGetDeviceCount(&count); return count; }\n'
+    )
+    subprocess.run(["c++", "-shared", "-fPIC", source, "-lascendcl", "-o", library], check=True)
+    assert ctypes.CDLL(str(library)).devices() == torch.npu.device_count()

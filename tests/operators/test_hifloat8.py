@@ -54,3 +54,14 @@ def test_operators_with_hifloat8() -> None:
         torch.tensor([[3.0, 3.0]]).half(), ones, 0 * ones, ones[:1] / 8, torch.zeros(1, dtype=torch.int8), dst_dtype=290
     )
     assert decode(n).tolist() == [[8.0, 8.0]]
+    y1, y2, x = OPERATORS["npu::npu_add_rms_norm_quant"].formula(
+        torch.tensor([[1.0, 1.0]]).half(),
+        torch.tensor([[2.0, 2.0]]).half(),
+        ones,
+        torch.ones(2) / 8,
+        None,
+        dst_type=290,
+    )
+    assert decode(y1).tolist() == [[8.0, 8.0]]
+    assert y2.dtype == torch.uint8
+    assert x.tolist() == [[3.0, 3.0]]

@@ -47,9 +47,13 @@ class Worker:
         self._answers.flush()
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Leave out what is not asked for, and in a file of unittest what is in no class: helpers, whatever their names."""
+        """Leave out what is not asked for, and in a file of unittest what is in no class: helpers, whatever their names.
+
+        Classes run in the order of their names, as unittest's own runner takes them: some files depend on it.
+        """
         only, without = self._order["only"], {*self._order["without"]}
-        cases = [item for item in items if isinstance(item, TestCaseFunction)]
+        cases: list[pytest.Item] = [item for item in items if isinstance(item, TestCaseFunction)]
+        cases.sort(key=lambda item: _short(item).partition("::")[0])
         kept = [
             item for item in cases or items if _short(item) not in without and (only is None or _short(item) in only)
         ]
