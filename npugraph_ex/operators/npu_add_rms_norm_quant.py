@@ -101,4 +101,4 @@ npu_add_rms_norm_quant = Operator(
         ),
     ),
 )(rounded(before_rounding, results=2, target=lambda kwargs: _target(kwargs.get("dst_type")), store=_store))
-"""``(y1, y2, x)`` of the shape of ``x1``, contiguous: y1 and y2 int8, 8-bit floats, or hifloat8 in uint8; x of the dtype of ``x1``."""
+"""``(y1, y2, x)`` of the shape of ``x1``, contiguous: y1 and y2 int8, 8-bit floats, or hifloat8 in uint8; x like ``x1``."""
