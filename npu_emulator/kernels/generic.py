@@ -337,7 +337,14 @@ class Kernel:
 
         self._launcher.launch(self.name, self._number, index, body, bound.reads, [], work=self._work_of(bound))
         self._launcher.wait(index, self.name)
-        return tree_map(lambda value: self._to_device(value, index), results)
+        return tree_map(lambda value: self._to_device(self._narrowed(value, bound), index), results)
+
+    def _narrowed(self, value: Any, bound: Bound) -> Any:
+        """Round a result that the CPU has in float32 only because it lacks a kernel for the arguments' small floats."""
+        if self._brought or not isinstance(value, torch.Tensor) or value.dtype != torch.float32:
+            return value
+        given = {tensor.dtype for tensor in bound.reads if tensor.is_floating_point()}
+        return value.to(given.pop()) if len(given) == 1 and given <= {torch.float16, torch.bfloat16} else value
 
     def _to_device(self, value: Any, index: int) -> Any:
         if not isinstance(value, torch.Tensor):
