@@ -105,7 +105,7 @@ def test_calls_that_only_a_device_takes() -> None:
     torch.testing.assert_close(x.grad.cpu(), wanted.grad.half())
 
     image, weight = torch.randn(1, 2, 3, 4, 4).half(), torch.randn(1, 2, 3, 3, 3).half()
-    volume = torch._C._nn.slow_conv3d(image.npu(), weight.npu(), (3, 3, 3))  # noqa: SLF001 - its public name
+    volume = torch._C._nn.slow_conv3d(image.npu(), weight.npu(), (3, 3, 3))
     assert volume.dtype == torch.float16
     torch.testing.assert_close(
         volume.cpu().float(), functional.conv3d(image.float(), weight.float()), atol=2e-2, rtol=2e-3
