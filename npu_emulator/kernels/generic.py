@@ -282,6 +282,10 @@ class Kernel:
             if not isinstance(like, Like) or (self._keeps_shape and out.numel() == math.prod(like.size)):
                 continue
             if tuple(out.size()) != like.size:
+                if any(out is value for value in args):  # the in-place form of an operator that has none of its own
+                    raise RuntimeError(
+                        f"output with shape {list(out.size())} doesn't match the broadcast shape {list(like.size)} ({self.name})"
+                    )
                 out.resize_(like.size)
         return True
 

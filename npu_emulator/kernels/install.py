@@ -121,7 +121,7 @@ class Installer:
             kernel = as_on_the_device(name, special.get(name) or self._by_the_cpu(name, op))
             self._register(name, kernel)
             if name in above:
-                self._register(name, _refusing_gradients(op, kernel), "AutogradPrivateUse1")
+                self._register(name, _without_gradient(op), "AutogradPrivateUse1")
             count += 1
         formats = format_kernels()
         of_vendor = [*_registered("npu::"), *_registered("atb::")]
@@ -195,19 +195,22 @@ def _into(compute: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _refusing_gradients(op: OpOverload, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function for the autograd key: the kernel; for an out variant it first rejects tensors that need gradients."""
-    if not any(argument.is_out for argument in op._schema.arguments):
-        return kernel
+def _without_gradient(op: OpOverload) -> Callable[..., Any]:
+    """Return the function for the autograd key. It goes on to the kernel; an out variant first rejects tensors that need gradients.
+
+    It calls the operator once more, not the kernel: a fake tensor has its own key below that of autograd.
+    """
+    refuses = any(argument.is_out for argument in op._schema.arguments)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         needed = (isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in tree_leaves((args, kwargs)))
-        if torch.is_grad_enabled() and any(needed):
+        if refuses and torch.is_grad_enabled() and any(needed):
             raise RuntimeError(
                 f"{op.overloadpacket.__name__}(): functions with out=... arguments don't support automatic differentiation, "
                 "but one of the arguments requires grad."
             )
-        return kernel(*args, **kwargs)
+        with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001 - no public name
+            return op(*args, **kwargs)
 
     return run
 
