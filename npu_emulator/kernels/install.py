@@ -17,7 +17,6 @@ from npu_emulator.kernels.composites import composite_kernels
 from npu_emulator.kernels.copies import copy_kernels
 from npu_emulator.kernels.device_forms import as_on_the_device
 from npu_emulator.kernels.device_only import DEVICE_ONLY
-from npu_emulator.kernels.eager_collectives import eager_collective_kernels
 from npu_emulator.kernels.formats import NATIVE_CASTS, format_kernels
 from npu_emulator.kernels.generic import Kernel
 from npu_emulator.kernels.gradients import GRADIENTS
@@ -136,8 +135,6 @@ class Installer:
         }
         for name, other in others.items():
             self._register(name, other)
-        for name, eager in eager_collective_kernels().items():
-            self._register(name, eager, with_keyset=True)
         for name, composed in composite_kernels().items():
             for key in ("PrivateUse1", "AutogradPrivateUse1"):
                 self._register(name, composed, key)

@@ -40,6 +40,8 @@ enum : aclError {
     ACL_ERROR_RT_TASK_TYPE_NOT_SUPPORT = 507009,
     ACL_ERROR_RT_MODEL_EXECUTE = 507011,
     ACL_ERROR_RT_STREAM_SYNC_TIMEOUT = 507046,
+    ACL_ERROR_RT_FFTS_PLUS_TIMEOUT = 507048,
+    ACL_ERROR_RT_SUSPECT_REMOTE_ERROR = 507057,
 };
 
 // Flags of events, and the comparisons of a wait for a word in memory.

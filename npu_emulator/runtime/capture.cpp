@@ -78,7 +78,7 @@ aclError append(Stream* stream, Task task, Lock&) {
     }
     if (task.kind == Kind::Record) graph.seen_at_record[index] = lane.seen;
     note_captured(graph, stream->lane, index, task);
-    if ((task.kind == Kind::Wait && task.edge < 0) || task.kind == Kind::ValueWait) graph.waits_outside = true;
+    if ((task.kind == Kind::Wait && task.edge < 0) || task.kind == Kind::ValueWait || task.kind == Kind::Collective) graph.waits_outside = true;
     const bool replaceable = task.kind != Kind::Record && task.kind != Kind::Wait && task.kind != Kind::Spoil;
     if (stream->group && replaceable) stream->group->tasks.push_back(index);
     auto place = lane.tasks.end();

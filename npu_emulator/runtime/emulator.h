@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -45,10 +46,12 @@ struct Group {
 };
 using GroupRef = std::shared_ptr<Group>;
 
-enum class Kind : uint8_t { Kernel, Copy, Fill, HostCall, Record, Wait, Replay, ValueWrite, ValueWait, Update, Reset, Spoil };
+enum class Kind : uint8_t { Kernel, Copy, Fill, HostCall, Record, Wait, Replay, ValueWrite, ValueWait, Update, Reset, Spoil, Collective };
 
 // The modes of Kind::Spoil: bytes 0xFF, and marks of unwritten bytes.
 constexpr uint64_t kPoison = 1, kMarkUnwritten = 2;
+
+struct Exchange;
 
 struct Task {
     Kind kind = Kind::Kernel;
@@ -66,6 +69,7 @@ struct Task {
     std::vector<uint64_t> seeds;
     GroupRef group;            // Update only, with the replacements of the group's tasks
     std::vector<Task> replacements;
+    std::shared_ptr<const Exchange> exchange;  // Collective only
 };
 
 struct Event;
@@ -101,6 +105,7 @@ struct Run {
     GraphRef graph;
     std::vector<uint32_t> next;  // per lane
     std::vector<bool> done;      // per task
+    std::vector<bool> away;      // per lane: its next task is a collective that has started and not finished
     size_t left = 0;
     struct Stream* stream = nullptr;
     std::vector<uint64_t> seeds;
@@ -113,6 +118,7 @@ struct Stream {
     uint32_t priority = 0;  // a smaller number is more urgent
     std::deque<std::pair<uint64_t, Task>> queue;  // (launch number, task)
     bool replaying = false;                       // the head is a Replay whose Run has started
+    bool away = false;                            // the head is a collective that has started and not finished
     GraphRef capture;
     uint32_t lane = 0;
     GroupRef group;                  // the task group of the present capture
@@ -159,6 +165,7 @@ struct State {
     uint32_t next_graph = 0;
     uint64_t launched = 0;
     size_t pending = 0;       // tasks in queues that have not finished
+    size_t away = 0;          // collectives that have started and not finished
     std::map<char*, size_t> freed;  // memory to poison as soon as nothing is queued: address -> bytes
     bool busy = false;        // a thread is executing a task
     std::thread::id owner;    // which
@@ -203,6 +210,9 @@ aclError wait_for_ticket(Lock& lock, const TicketRef& ticket);
 bool step(Lock& lock, Stream* wanted);
 aclError take_failure(Lock& lock);
 void deliver_interrupt(Lock& lock);
+
+// collectives (communicator.cpp)
+void start_exchange(const std::shared_ptr<const Exchange>& exchange, std::function<void(aclError)> finished);
 
 // policy (policy.cpp)
 const Choice& pick(const std::vector<Choice>& found, const Stream* wanted);

@@ -208,7 +208,7 @@ bool ready(const Task& task) {
 
 bool lane_ready(const Run& run, uint32_t lane) {
     const auto& tasks = run.graph->lanes[lane].tasks;
-    if (run.next[lane] >= tasks.size()) return false;
+    if (run.next[lane] >= tasks.size() || run.away[lane]) return false;
     const Task& task = run.graph->tasks[tasks[run.next[lane]]];
     if (task.kind == Kind::Wait && task.edge >= 0) return run.done[static_cast<size_t>(task.edge)];
     return ready(task);
@@ -217,7 +217,7 @@ bool lane_ready(const Run& run, uint32_t lane) {
 std::vector<Choice> choices(State& s) {
     std::vector<Choice> found;
     for (auto& stream : s.streams) {
-        if (stream->queue.empty() || stream->replaying || !ready(stream->queue.front().second)) continue;
+        if (stream->queue.empty() || stream->replaying || stream->away || !ready(stream->queue.front().second)) continue;
         found.push_back({stream->queue.front().first, stream.get(), nullptr, 0});
     }
     for (auto& run : s.runs) {
@@ -254,11 +254,7 @@ void spoil_in_lane(Run* run, uint32_t lane) {
     }
 }
 
-void run_lane_step(State& s, Run* run, uint32_t lane, Lock& lock) {
-    const GraphRef graph = run->graph;  // keeps the task alive during its run
-    const uint32_t index = graph->lanes[lane].tasks[run->next[lane]];
-    note_ran(run->stream, graph->tasks[index], graph.get(), run->replay, lane);
-    run_task(s, graph->tasks[index], run->seeds.data(), lock);
+void finish_lane_step(State& s, Run* run, uint32_t lane, uint32_t index) {
     ++run->next[lane];
     run->done[index] = true;
     --run->left;
@@ -273,6 +269,32 @@ void run_lane_step(State& s, Run* run, uint32_t lane, Lock& lock) {
     finish_head(s, stream);
 }
 
+// Starts a collective, whose engine calls `finish` with the lock held.
+void send_away(State& s, const Task& task, std::function<void()> finish) {
+    ++s.away;
+    start_exchange(task.exchange, [&s, finish](aclError status) {
+        --s.away;
+        note_failure(s, status);
+        finish();
+    });
+}
+
+void run_lane_step(State& s, Run* run, uint32_t lane, Lock& lock) {
+    const GraphRef graph = run->graph;  // keeps the task alive during its run
+    const uint32_t index = graph->lanes[lane].tasks[run->next[lane]];
+    note_ran(run->stream, graph->tasks[index], graph.get(), run->replay, lane);
+    if (graph->tasks[index].kind == Kind::Collective) {
+        run->away[lane] = true;
+        send_away(s, graph->tasks[index], [&s, run, lane, index] {
+            run->away[lane] = false;
+            finish_lane_step(s, run, lane, index);
+        });
+        return;
+    }
+    run_task(s, graph->tasks[index], run->seeds.data(), lock);
+    finish_lane_step(s, run, lane, index);
+}
+
 void start_replay(State& s, Stream* stream, Lock& lock) {
     Task replay = stream->queue.front().second;
     const GraphRef graph = replay.graph;
@@ -285,6 +307,7 @@ void start_replay(State& s, Stream* stream, Lock& lock) {
     run->graph = graph;
     run->next.assign(graph->lanes.size(), 0);
     run->done.assign(graph->tasks.size(), false);
+    run->away.assign(graph->lanes.size(), false);
     run->left = graph->tasks.size();
     run->stream = stream;
     run->seeds = std::move(replay.seeds);
@@ -316,11 +339,34 @@ bool step(Lock& lock, Stream* wanted) {
     } else {
         const Task task = chosen.stream->queue.front().second;
         note_ran(chosen.stream, task, nullptr, 0, 0);
+        if (task.kind == Kind::Collective) {
+            Stream* stream = chosen.stream;
+            stream->away = true;
+            send_away(s, task, [&s, stream] {
+                stream->away = false;
+                finish_head(s, stream);
+            });
+            return true;
+        }
         run_task(s, task, nullptr, lock);
         if (task.kind == Kind::Kernel) s.released.push_back(task.kernel);
         finish_head(s, chosen.stream);
     }
     return true;
+}
+
+// Waits a moment for another thread, which executes a task or a collective.
+void wait_for_change(Lock& lock) {
+    State& s = state();
+    const size_t pending = s.pending;
+    lock.unlock();
+    {
+        // This scope releases the GIL before it takes the lock, and takes the GIL back after it releases the lock.
+        WithoutGil guard;
+        Lock waiting(s.mutex);
+        s.changed.wait_for(waiting, std::chrono::milliseconds(10), [&] { return !s.busy && (s.away == 0 || s.pending != pending); });
+    }
+    lock.lock();
 }
 
 // Runs tasks, or waits for a thread that runs them, until `finished()`.
@@ -330,6 +376,10 @@ aclError wait_until(Lock& lock, Predicate finished, Stream* wanted) {
     while (!finished()) {
         if (!s.busy) {
             if (step(lock, wanted)) continue;
+            if (s.away != 0) {
+                wait_for_change(lock);
+                continue;
+            }
             return fail(ACL_ERROR_RT_STREAM_SYNC_TIMEOUT,
                         "deadlock: the host waits for a stream whose next task waits for something that nothing queued will signal",
                         "record the event, or write the value, that the stream waits for before synchronising");
@@ -337,14 +387,7 @@ aclError wait_until(Lock& lock, Predicate finished, Stream* wanted) {
         if (s.owner == std::this_thread::get_id())
             return fail(ACL_ERROR_RT_TASK_TYPE_NOT_SUPPORT, "a kernel or host function may not wait for the device that runs it",
                                                             "synchronise from the program, after the launch");
-        lock.unlock();
-        {
-            // This scope releases the GIL before it takes the lock, and takes the GIL back after it releases the lock.
-            WithoutGil guard;
-            Lock waiting(s.mutex);
-            s.changed.wait_for(waiting, std::chrono::milliseconds(10), [&] { return !s.busy; });
-        }
-        lock.lock();
+        wait_for_change(lock);
     }
     deliver_interrupt(lock);
     return ACL_SUCCESS;

@@ -1,0 +1,107 @@
+// A communicator of HCCL: ranks that exchange bytes through memory that their processes share.
+#pragma once
+
+#include <atomic>
+#include <functional>
+
+#include "emulator.h"
+#include "hccl.h"
+
+namespace emu {
+
+enum class Collective : uint32_t {
+    AllReduce, Broadcast, AllGather, ReduceScatter, Reduce, Scatter, AllToAll, Barrier, SendReceive,
+};
+
+// What a rank gives to and takes from one other rank, in the forms with unequal parts.
+struct Part {
+    uint64_t bytes = 0, offset = 0;
+};
+
+// One call of a collective on one rank.
+struct Exchange {
+    struct Communicator* communicator = nullptr;
+    Collective kind = Collective::Barrier;
+    HcclDataType type = HCCL_DATA_TYPE_INT8;
+    HcclReduceOp operation = HCCL_REDUCE_SUM;
+    uint32_t root = 0;
+    const char* send = nullptr;
+    char* receive = nullptr;
+    std::vector<Part> given, taken;          // by rank; AllReduce, Broadcast and Reduce use the first one
+    std::vector<HcclSendRecvItem> messages;  // SendReceive
+    std::string line;                        // the program's line
+    uint64_t send_bytes = 0, receive_bytes = 0;  // the memory that is read and written
+};
+
+// What a rank shows to the others at the beginning of a collective.
+struct Header {
+    uint32_t kind, type, operation, root;
+    uint64_t number, bytes, rounds;
+    char line[232];
+};
+
+constexpr uint64_t kWindow = uint64_t{2} << 20;   // bytes of one round
+constexpr uint64_t kMessage = uint64_t{1} << 18;  // bytes of one part of a message
+
+// One rank's part of the shared memory. Rounds alternate between two headers and two windows: a rank writes one only after
+// all ranks have arrived at the round after its last use.
+struct Seat {
+    std::atomic<int32_t> process;      // 0 before the rank has joined
+    std::atomic<uint64_t> born;        // tells that process from a later one of the same number
+    std::atomic<uint32_t> left;        // the rank has destroyed its communicator, or the communicator has failed there
+    std::atomic<uint32_t> bell;        // rung for the rank's engine
+    std::atomic<uint32_t> waiters;     // ranks that wait for this one
+    std::atomic<uint32_t> arrived;     // rounds that the rank has reached
+    Header header[2];
+};
+
+// A message between two ranks, in parts.
+struct Mailbox {
+    std::atomic<uint32_t> full;
+    uint64_t bytes;  // of the whole message
+    uint32_t type;
+    char line[232];
+};
+
+struct Communicator {
+    std::string name;
+    uint32_t ranks = 0, rank = 0;
+    int32_t device = 0;
+    char* memory = nullptr;
+    uint64_t size = 0;
+    std::thread engine;
+    std::atomic<bool> stop{false};
+    std::atomic<uint32_t> failed{HCCL_SUCCESS};
+    std::string failure;  // why, once it has failed
+    struct Job {
+        std::shared_ptr<const Exchange> exchange;
+        std::function<void(aclError)> finished;
+    };
+    std::deque<Job> jobs;  // guarded by the runtime's lock
+    uint64_t number = 0;   // collectives so far; only the engine uses it
+    uint32_t round = 0;    // likewise
+
+    Seat& seat(uint32_t of) const;
+    char* window(uint32_t of, uint32_t parity) const;
+    Mailbox& mailbox(uint32_t from, uint32_t to) const;
+    char* message(uint32_t from, uint32_t to) const;
+};
+
+uint64_t size_of(HcclDataType type);
+const char* name_of(HcclDataType type);
+const char* name_of(Collective kind);
+
+// communicator.cpp
+HcclResult join(const char* place, uint32_t ranks, uint32_t rank, std::string name, Communicator** made);
+HcclResult leave(Communicator* communicator);
+bool open_root(char* place, size_t capacity);
+aclError fail_communicator(Communicator& c, HcclResult result, aclError code, const std::string& text);
+aclError meet(Communicator& c);
+void ring(std::atomic<uint32_t>& bell);
+// Waits until `ready()` or an error, for something that rank `other` does.
+aclError await(Communicator& c, uint32_t other, std::atomic<uint32_t>& word, const std::function<bool()>& ready);
+
+// collectives.cpp
+aclError run_exchange(const Exchange& exchange);
+
+}  // namespace emu

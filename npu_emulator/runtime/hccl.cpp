@@ -1,0 +1,232 @@
+// HCCL's C interface: communicators, and collectives as tasks on streams.
+#include <cstdio>
+#include <cstring>
+
+#include "communicator.h"
+
+using namespace emu;
+
+namespace {
+
+Communicator* of(HcclComm handle) { return static_cast<Communicator*>(handle); }
+
+std::shared_ptr<Exchange> exchange(HcclComm comm, Collective kind, HcclDataType type) {
+    auto made = std::make_shared<Exchange>();
+    made->communicator = of(comm);
+    made->kind = kind;
+    made->type = type;
+    return made;
+}
+
+// The counts and places of a form with unequal parts, in elements.
+std::vector<Part> parts(const void* counts, const void* displacements, uint32_t ranks, uint64_t element) {
+    std::vector<Part> found(ranks);
+    for (uint32_t rank = 0; rank < ranks; ++rank)
+        found[rank] = {static_cast<const uint64_t*>(counts)[rank] * element, static_cast<const uint64_t*>(displacements)[rank] * element};
+    return found;
+}
+
+std::vector<Part> equal_parts(uint64_t bytes, uint32_t ranks) {
+    std::vector<Part> found(ranks);
+    for (uint32_t rank = 0; rank < ranks; ++rank) found[rank] = {bytes, rank * bytes};
+    return found;
+}
+
+uint64_t end_of(const std::vector<Part>& parts) {
+    uint64_t end = 0;
+    for (const Part& part : parts)
+        if (part.bytes != 0) end = std::max(end, part.offset + part.bytes);
+    return end;
+}
+
+HcclResult reject(const std::string& cause, const std::string& advice) {
+    fail(ACL_ERROR_RT_PARAM_INVALID, cause, advice);
+    return HCCL_E_PARA;
+}
+
+HcclResult launch(std::shared_ptr<Exchange> made, const void* send, const void* receive, aclrtStream stream) {
+    const Communicator& c = *made->communicator;
+    if (made->root >= c.ranks)
+        return reject(std::string(name_of(made->kind)) + ": " + c.name + " has no rank " + std::to_string(made->root), "choose a root below " + std::to_string(c.ranks));
+    made->send = static_cast<const char*>(send);
+    made->receive = static_cast<char*>(const_cast<void*>(receive));
+    if (python_line != nullptr) {
+        char line[232] = "";
+        python_line(line, sizeof line);
+        made->line = line;
+    }
+    Lock lock(state().mutex);
+    Task task;
+    task.kind = Kind::Collective;
+    task.destination = made->receive;
+    task.source = made->send;
+    task.exchange = std::move(made);
+    return submit(resolve(stream), std::move(task), lock) == ACL_SUCCESS ? HCCL_SUCCESS : HCCL_E_RUNTIME;
+}
+
+bool reduces(HcclDataType type, HcclReduceOp operation) { return type <= HCCL_DATA_TYPE_BFP16 && operation <= HCCL_REDUCE_MIN; }
+
+HcclResult no_reduction(HcclDataType type) {
+    return reject(std::string("HCCL does not reduce ") + name_of(type), "convert it to a number of 8 to 64 bits first");
+}
+
+}  // namespace
+
+EMU_API HcclResult HcclGetRootInfo(HcclRootInfo* root) {
+    memset(root, 0, sizeof *root);
+    return open_root(root->internal, sizeof root->internal) ? HCCL_SUCCESS : HCCL_E_SYSCALL;
+}
+EMU_API HcclResult HcclCommInitRootInfo(uint32_t ranks, const HcclRootInfo* root, uint32_t rank, HcclComm* comm) {
+    Communicator* made = nullptr;
+    const HcclResult result = join(root->internal, ranks, rank, "group", &made);
+    *comm = made;
+    return result;
+}
+EMU_API HcclResult HcclCommInitRootInfoConfig(uint32_t ranks, const HcclRootInfo* root, uint32_t rank, const HcclCommConfigStart* config, HcclComm* comm) {
+    const HcclResult result = HcclCommInitRootInfo(ranks, root, rank, comm);
+    if (result == HCCL_SUCCESS && config != nullptr && config->name[0] != 0) of(*comm)->name = config->name;
+    return result;
+}
+EMU_API HcclResult HcclCommDestroy(HcclComm comm) {
+    {
+        Lock lock(state().mutex);
+        if (of(comm)->failed.load() == HCCL_SUCCESS) wait_for_device(lock, of(comm)->device);
+    }
+    return leave(of(comm));
+}
+EMU_API HcclResult HcclGetCommName(HcclComm comm, char* name) {
+    snprintf(name, 128, "%s", of(comm)->name.c_str());
+    return HCCL_SUCCESS;
+}
+EMU_API HcclResult HcclGetRankSize(HcclComm comm, uint32_t* ranks) {
+    *ranks = of(comm)->ranks;
+    return HCCL_SUCCESS;
+}
+EMU_API HcclResult HcclGetRankId(HcclComm comm, uint32_t* rank) {
+    *rank = of(comm)->rank;
+    return HCCL_SUCCESS;
+}
+EMU_API HcclResult HcclGetCommAsyncError(HcclComm comm, HcclResult* error) {
+    *error = static_cast<HcclResult>(of(comm)->failed.load());
+    return HCCL_SUCCESS;
+}
+EMU_API const char* HcclGetErrorString(HcclResult code) {
+    switch (code) {
+        case HCCL_SUCCESS: return "no error";
+        case HCCL_E_PARA: return "parameter error: the ranks called different collectives, or an argument is wrong";
+        case HCCL_E_TIMEOUT: return "timeout: a rank did not come";
+        case HCCL_E_REMOTE: return "remote error: another rank has ended or failed";
+        default: return "error of the emulated HCCL";
+    }
+}
+// The settings of HcclCommConfig that are read: the name (number 2).
+EMU_API uint32_t HcclGetCommConfigCapability() { return 3; }
+
+EMU_API HcclResult HcclAllReduce(void* send, void* receive, uint64_t count, HcclDataType type, HcclReduceOp operation, HcclComm comm, aclrtStream stream) {
+    if (!reduces(type, operation)) return no_reduction(type);
+    auto made = exchange(comm, Collective::AllReduce, type);
+    made->operation = operation;
+    made->given = {{count * size_of(type), 0}};
+    made->send_bytes = made->receive_bytes = count * size_of(type);
+    return launch(std::move(made), send, receive, stream);
+}
+EMU_API HcclResult HcclReduce(void* send, void* receive, uint64_t count, HcclDataType type, HcclReduceOp operation, uint32_t root, HcclComm comm, aclrtStream stream) {
+    if (!reduces(type, operation)) return no_reduction(type);
+    auto made = exchange(comm, Collective::Reduce, type);
+    made->operation = operation;
+    made->root = root;
+    made->given = {{count * size_of(type), 0}};
+    made->send_bytes = count * size_of(type);
+    made->receive_bytes = of(comm)->rank == root ? made->send_bytes : 0;
+    return launch(std::move(made), send, receive, stream);
+}
+EMU_API HcclResult HcclBroadcast(void* buffer, uint64_t count, HcclDataType type, uint32_t root, HcclComm comm, aclrtStream stream) {
+    auto made = exchange(comm, Collective::Broadcast, type);
+    made->root = root;
+    made->given = {{count * size_of(type), 0}};
+    (of(comm)->rank == root ? made->send_bytes : made->receive_bytes) = count * size_of(type);
+    return launch(std::move(made), buffer, buffer, stream);
+}
+EMU_API HcclResult HcclAllGather(void* send, void* receive, uint64_t count, HcclDataType type, HcclComm comm, aclrtStream stream) {
+    auto made = exchange(comm, Collective::AllGather, type);
+    made->given = {{count * size_of(type), 0}};
+    made->taken = equal_parts(count * size_of(type), of(comm)->ranks);
+    made->send_bytes = count * size_of(type);
+    made->receive_bytes = end_of(made->taken);
+    return launch(std::move(made), send, receive, stream);
+}
+EMU_API HcclResult HcclAllGatherV(void* send, uint64_t count, void* receive, const void* counts, const void* displacements, HcclDataType type, HcclComm comm, aclrtStream stream) {
+    auto made = exchange(comm, Collective::AllGather, type);
+    made->taken = parts(counts, displacements, of(comm)->ranks, size_of(type));
+    if (made->taken[of(comm)->rank].bytes != count * size_of(type))
+        return reject("HcclAllGatherV: this rank sends " + std::to_string(count) + " elements and its counts say " +
+                          std::to_string(made->taken[of(comm)->rank].bytes / size_of(type)), "give every rank the same counts");
+    made->send_bytes = count * size_of(type);
+    made->receive_bytes = end_of(made->taken);
+    return launch(std::move(made), send, receive, stream);
+}
+EMU_API HcclResult HcclReduceScatter(void* send, void* receive, uint64_t count, HcclDataType type, HcclReduceOp operation, HcclComm comm, aclrtStream stream) {
+    if (!reduces(type, operation)) return no_reduction(type);
+    auto made = exchange(comm, Collective::ReduceScatter, type);
+    made->operation = operation;
+    made->given = equal_parts(count * size_of(type), of(comm)->ranks);
+    made->send_bytes = end_of(made->given);
+    made->receive_bytes = count * size_of(type);
+    return launch(std::move(made), send, receive, stream);
+}
+EMU_API HcclResult HcclReduceScatterV(void* send, const void* counts, const void* displacements, void* receive, uint64_t count, HcclDataType type, HcclReduceOp operation, HcclComm comm, aclrtStream stream) {
+    if (!reduces(type, operation)) return no_reduction(type);
+    auto made = exchange(comm, Collective::ReduceScatter, type);
+    made->operation = operation;
+    made->given = parts(counts, displacements, of(comm)->ranks, size_of(type));
+    if (made->given[of(comm)->rank].bytes != count * size_of(type))
+        return reject("HcclReduceScatterV: this rank receives " + std::to_string(count) + " elements and its counts say " +
+                          std::to_string(made->given[of(comm)->rank].bytes / size_of(type)), "give every rank the same counts");
+    made->send_bytes = end_of(made->given);
+    made->receive_bytes = count * size_of(type);
+    return launch(std::move(made), send, receive, stream);
+}
+EMU_API HcclResult HcclScatter(void* send, void* receive, uint64_t count, HcclDataType type, uint32_t root, HcclComm comm, aclrtStream stream) {
+    auto made = exchange(comm, Collective::Scatter, type);
+    made->root = root;
+    made->given = equal_parts(count * size_of(type), of(comm)->ranks);
+    made->taken = {{count * size_of(type), 0}};
+    made->send_bytes = of(comm)->rank == root ? end_of(made->given) : 0;
+    made->receive_bytes = count * size_of(type);
+    return launch(std::move(made), send, receive, stream);
+}
+EMU_API HcclResult HcclAlltoAll(const void* send, uint64_t send_count, HcclDataType send_type, const void* receive, uint64_t receive_count, HcclDataType receive_type, HcclComm comm, aclrtStream stream) {
+    auto made = exchange(comm, Collective::AllToAll, send_type);
+    made->given = equal_parts(send_count * size_of(send_type), of(comm)->ranks);
+    made->taken = equal_parts(receive_count * size_of(receive_type), of(comm)->ranks);
+    made->send_bytes = end_of(made->given);
+    made->receive_bytes = end_of(made->taken);
+    return launch(std::move(made), send, receive, stream);
+}
+EMU_API HcclResult HcclAlltoAllV(const void* send, const void* send_counts, const void* send_places, HcclDataType send_type, const void* receive, const void* receive_counts, const void* receive_places, HcclDataType receive_type, HcclComm comm, aclrtStream stream) {
+    auto made = exchange(comm, Collective::AllToAll, send_type);
+    made->given = parts(send_counts, send_places, of(comm)->ranks, size_of(send_type));
+    made->taken = parts(receive_counts, receive_places, of(comm)->ranks, size_of(receive_type));
+    made->send_bytes = end_of(made->given);
+    made->receive_bytes = end_of(made->taken);
+    return launch(std::move(made), send, receive, stream);
+}
+EMU_API HcclResult HcclBarrier(HcclComm comm, aclrtStream stream) {
+    return launch(exchange(comm, Collective::Barrier, HCCL_DATA_TYPE_INT8), nullptr, nullptr, stream);
+}
+EMU_API HcclResult HcclBatchSendRecv(HcclSendRecvItem* items, uint32_t count, HcclComm comm, aclrtStream stream) {
+    auto made = exchange(comm, Collective::SendReceive, HCCL_DATA_TYPE_INT8);
+    made->messages.assign(items, items + count);
+    for (const HcclSendRecvItem& item : made->messages)
+        if (item.remoteRank >= of(comm)->ranks)
+            return reject("send and receive: " + of(comm)->name + " has no rank " + std::to_string(item.remoteRank), "choose a rank below " + std::to_string(of(comm)->ranks));
+    return launch(std::move(made), nullptr, nullptr, stream);
+}
+EMU_API HcclResult HcclSend(void* buffer, uint64_t count, HcclDataType type, uint32_t to, HcclComm comm, aclrtStream stream) {
+    HcclSendRecvItem item{HCCL_SEND, buffer, count, type, to};
+    return HcclBatchSendRecv(&item, 1, comm, stream);
+}
+EMU_API HcclResult HcclRecv(void* buffer, uint64_t count, HcclDataType type, uint32_t from, HcclComm comm, aclrtStream stream) {
+    HcclSendRecvItem item{HCCL_RECV, buffer, count, type, from};
+    return HcclBatchSendRecv(&item, 1, comm, stream);
+}
