@@ -25,6 +25,7 @@ __all__ = ["LIBRARIES", "MARK", "SOURCES", "build", "compiler", "digest_of_sourc
 LIBRARIES = (
     "libascendcl.so",
     "libhccl.so",
+    "libhcomm.so",
     "libacl_op_compiler.so",
     "libge_runner.so",
     "libgraph.so",

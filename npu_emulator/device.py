@@ -85,6 +85,8 @@ class NoteKind(IntEnum):
     SYNC_STREAM = 6
     SYNC_DEVICE = 7
     SYNC_TICKET = 8
+    COLLECTIVE_READ = 9
+    COLLECTIVE_WRITE = 10
 
 
 class Note(NamedTuple):
@@ -119,6 +121,7 @@ class Runtime:
         self.only_others_capture = self._declare("emu_only_others_capture", i32, pointer)
         self.capture_draws = self._declare("emu_capture_draws", None, pointer, ctypes.c_uint32)
         self.null_kernels = self._declare("emu_null_kernels", i32)
+        self._collective_name = self._declare("emu_collective_name", ctypes.c_char_p, u64)
         self.set_null_kernels = self._declare("emu_set_null_kernels", None, i32)
         self.name_op = self._declare("emu_name_op", None, ctypes.c_uint32, ctypes.c_char_p)
         self.name_says_emulated = self._declare("emu_name_says_emulated", None)
@@ -194,10 +197,10 @@ class Runtime:
         self._held.emu_set_capture_watcher(self._watcher)
 
     def set_line_finder(self, find: Callable[[], str]) -> None:
-        """Set the function that names the Python line of a call into the runtime; each error's text ends with it."""
+        """Set the function that names the Python line of a call into the runtime, for errors and collectives."""
 
         def write(text: int, capacity: int) -> None:
-            line = f". Python line: {find()}".encode()[: capacity - 1]
+            line = find().encode()[: capacity - 1]
             ctypes.memmove(text, line + b"\0", len(line) + 1)
 
         self._line_finder = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64)(write)
@@ -247,6 +250,10 @@ class Runtime:
     def take_notes(self) -> list[Note]:
         """Return the lines of the log and empty it."""
         return self._take(self._held.emu_take_notes)
+
+    def collective_name(self, number: int) -> str:
+        """Return the name of a collective by its number in a note: `hccl.all_reduce`."""
+        return "hccl." + self._collective_name(number).decode()
 
     def set_logging(self, *, on: bool) -> None:
         """Start or stop the log of kernels that run, which begins empty."""

@@ -47,11 +47,11 @@ class Operand(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """One kernel, copy or fill that the device ran.
+    """One kernel, copy, fill or collective that the device ran.
 
     Attributes:
         number: its position in the log, from 1.
-        name: the operator, `memcpy` or `memset`.
+        name: the operator, `memcpy`, `memset`, or a collective of HCCL such as `hccl.all_reduce`.
         stream: the number of the stream; for a replay, the stream of its launch.
         launch: the number of the launch by the host; a captured kernel keeps it in each replay. 0: a copy or a fill.
         graph: the graph in whose replay it ran; None for eager work.
@@ -189,6 +189,9 @@ class Recorder:
             reads, writes = _operands(kernel.reads), _operands(kernel.writes)
         elif note.kind == NoteKind.FILL:
             name = "memset"
+        elif note.kind == NoteKind.COLLECTIVE_WRITE:
+            name = self._launcher.runtime.collective_name(note.first)
+            reads = (Operand("uint8", (note.second,), note.second),)
         else:
             reads = writes
         graph, replay, lane = (note.graph, note.task, note.edge) if note.graph else (None, None, None)

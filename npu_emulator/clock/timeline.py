@@ -116,7 +116,7 @@ class Timeline:
         """Advance one stream; `record` and `awaited` give the event numbers."""
         now = max(lanes.ends.get(note.stream, _BEGINNING), self._host)
         match note.kind:
-            case NoteKind.KERNEL | NoteKind.COPY | NoteKind.FILL:
+            case NoteKind.KERNEL | NoteKind.COPY | NoteKind.FILL | NoteKind.COLLECTIVE_WRITE:
                 name, duration, line = self._price(note)
                 self.spans.append(Span(name, lanes.stream(note.stream), now.time, duration, line))
                 self._causes.append(now.cause)
@@ -146,6 +146,8 @@ class Timeline:
             # A captured kernel takes its time at each replay; an eager kernel runs once.
             take = self._works.get if note.graph else self._works.pop
             return take(note.first, ("launched before the timeline began", LAUNCH_US, ""))
+        if note.kind == NoteKind.COLLECTIVE_WRITE:  # the time on the links between devices is not modelled
+            return self._runtime.collective_name(note.second), self.model.copy_us(note.third), ""
         return ("memset" if note.kind == NoteKind.FILL else "memcpy", self.model.copy_us(note.third), "")
 
     def _replay(self, note: Note, start: _SpanEnd) -> _SpanEnd:

@@ -12,7 +12,6 @@ from torch.utils._pytree import tree_leaves
 
 from npu_emulator.errors import KernelMissingError
 from npu_emulator.kernels.auxiliary import COMPLETED
-from npu_emulator.kernels.collectives import collective_kernels
 from npu_emulator.kernels.composites import composite_kernels
 from npu_emulator.kernels.copies import copy_kernels
 from npu_emulator.kernels.device_forms import as_on_the_device
@@ -124,17 +123,9 @@ class Installer:
             count += 1
         formats = format_kernels()
         of_vendor = [*_registered("npu::"), *_registered("atb::")]
-        of_vendor = [
-            name
-            for name in of_vendor
-            if name not in NATIVE_CASTS and not any(part in name for part in _NPU_WITHOUT_COMPUTE)
-        ]
-        others = {
-            **{name: formats.get(name) or _without_formula(name) for name in of_vendor},
-            **collective_kernels(self._launcher),
-        }
-        for name, other in others.items():
-            self._register(name, other)
+        for name in of_vendor:
+            if name not in NATIVE_CASTS and not any(part in name for part in _NPU_WITHOUT_COMPUTE):
+                self._register(name, formats.get(name) or _without_formula(name))
         for name, composed in composite_kernels().items():
             for key in ("PrivateUse1", "AutogradPrivateUse1"):
                 self._register(name, composed, key)
@@ -166,12 +157,12 @@ class Installer:
         if out is not None and _is_out_form(out, op):
             self._register(f"{name}.out", kernel_with(out, self._launcher, _into(compute)))
 
-    def _register(self, name: str, kernel: Callable[..., Any], key: str = "PrivateUse1", **how: bool) -> None:
+    def _register(self, name: str, kernel: Callable[..., Any], key: str = "PrivateUse1") -> None:
         namespace, _, rest = name.partition("::")
         library = self._libraries.get(namespace)
         if library is None:
             library = self._libraries[namespace] = torch.library.Library(namespace, "IMPL")
-        library.impl(rest, kernel, key, allow_override=True, **how)
+        library.impl(rest, kernel, key, allow_override=True)
 
 
 def _is_out_form(out: OpOverload, op: OpOverload) -> bool:

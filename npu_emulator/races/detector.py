@@ -75,7 +75,7 @@ class Detector:
             return
         clock = self._eager.clock(note.stream)
         match note.kind:
-            case NoteKind.KERNEL | NoteKind.COPY | NoteKind.FILL:
+            case NoteKind.KERNEL | NoteKind.COPY | NoteKind.FILL | NoteKind.COLLECTIVE_READ | NoteKind.COLLECTIVE_WRITE:
                 name, frames, fresh, accesses = self._work(note)
                 self._touch(self._eager, note.stream, name, frames, accesses, fresh=fresh)
             case NoteKind.RECORD:
@@ -96,6 +96,9 @@ class Detector:
         if note.kind == NoteKind.KERNEL:
             launch, accesses = self._launches.pop(note.first)
             return launch.name, launch.frames, launch.fresh, accesses
+        if note.kind in {NoteKind.COLLECTIVE_READ, NoteKind.COLLECTIVE_WRITE}:
+            touched = of_range(note.first, note.third, writes=note.kind == NoteKind.COLLECTIVE_WRITE)
+            return self._runtime.collective_name(note.second), (), False, [touched] if note.third else []
         target = of_range(note.first, note.third, writes=True)
         if note.kind == NoteKind.FILL:
             return "memset", (), False, [target]
@@ -140,7 +143,7 @@ class Detector:
                 graph.awaits.append(note.first)
             case NoteKind.WAIT:
                 join(clock, graph.records.get(note.edge - 1, {}))
-            case NoteKind.KERNEL | NoteKind.COPY | NoteKind.FILL:
+            case NoteKind.KERNEL | NoteKind.COPY | NoteKind.FILL | NoteKind.COLLECTIVE_READ | NoteKind.COLLECTIVE_WRITE:
                 name, frames, _, accesses = self._work(note)
                 graph.work.append((name, frames, accesses))
                 self._touch(graph.domain, note.stream, name, frames, accesses, graph=note.graph)

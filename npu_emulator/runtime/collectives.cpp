@@ -355,20 +355,24 @@ aclError send_receive(const Exchange& e) {
     std::vector<uint64_t> done(e.messages.size(), 0);
     std::vector<bool> finished(e.messages.size(), false);
     while (true) {
-        bool moved = false;
+        bool moved = false, later = false;
         const HcclSendRecvItem* waiting = nullptr;
         std::set<std::pair<uint32_t, uint32_t>> busy;
         const uint32_t seen = c.seat(c.rank).bell.load();
         for (size_t at = 0; at < e.messages.size(); ++at) {
             const HcclSendRecvItem& item = e.messages[at];
-            if (finished[at] || !busy.emplace(item.sendRecvType, item.remoteRank).second) continue;
+            if (finished[at]) continue;
+            if (!busy.emplace(item.sendRecvType, item.remoteRank).second) {
+                later = true;
+                continue;
+            }
             std::string wrong;
             finished[at] = move_part(c, e, item, done[at], moved, wrong);
             if (!wrong.empty()) return fail_communicator(c, HCCL_E_PARA, ACL_ERROR_RT_PARAM_INVALID, wrong);
             if (!finished[at]) waiting = &item;
         }
-        if (waiting == nullptr) return ACL_SUCCESS;
         if (moved) continue;
+        if (waiting == nullptr && !later) return ACL_SUCCESS;
         std::atomic<uint32_t>& bell = c.seat(c.rank).bell;
         const aclError status = await(c, waiting->remoteRank, bell, [&] { return bell.load() != seen; });
         if (status != ACL_SUCCESS) return status;

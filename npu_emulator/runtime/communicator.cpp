@@ -129,7 +129,11 @@ aclError fail_communicator(Communicator& c, HcclResult result, aclError code, co
             c.failure = text;
             c.failed.store(result);
         }
-        if (s.failure == ACL_SUCCESS) s.failure_message = text;
+        if (s.failure == ACL_SUCCESS) {
+            s.failure_message = text;
+            s.failure_advice = result == HCCL_E_PARA ? "call the same collectives with the same sizes in the same order on every rank"
+                                                     : "look at the output of that rank first";
+        }
     }
     c.seat(c.rank).left.store(1);
     for (uint32_t other = 0; other < c.ranks; ++other) ring(c.seat(other).bell);

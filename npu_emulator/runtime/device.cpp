@@ -236,7 +236,7 @@ EMU_API const char* aclGetRecentErrMsg() {
     if (!given.empty() && find_line != nullptr) {
         char place[1024] = "";
         find_line(place, sizeof place);
-        given += place;
+        given += std::string(". Python line: ") + place;
     }
     return given.empty() ? nullptr : given.c_str();
 }

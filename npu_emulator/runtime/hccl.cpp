@@ -1,6 +1,7 @@
 // HCCL's C interface: communicators, and collectives as tasks on streams.
 #include <cstdio>
 #include <cstring>
+#include <utility>
 
 #include "communicator.h"
 
@@ -44,24 +45,43 @@ HcclResult reject(const std::string& cause, const std::string& advice) {
     return HCCL_E_PARA;
 }
 
+HcclResult start(std::shared_ptr<Exchange> made, aclrtStream stream) {
+    Lock lock(state().mutex);
+    Task task;
+    task.kind = Kind::Collective;
+    task.exchange = std::move(made);
+    return submit(resolve(stream), std::move(task), lock) == ACL_SUCCESS ? HCCL_SUCCESS : HCCL_E_RUNTIME;
+}
+
+// The calls between HcclGroupStart and HcclGroupEnd of a thread. Messages of one communicator on one stream become one batch,
+// so that ranks may list their sends and receives in any order.
+thread_local int group_depth = 0;
+thread_local std::vector<std::pair<std::shared_ptr<Exchange>, aclrtStream>> grouped;
+
+HcclResult collect(std::shared_ptr<Exchange> made, aclrtStream stream) {
+    if (made->kind == Collective::SendReceive) {
+        for (auto& [known, on] : grouped) {
+            if (known->kind != Collective::SendReceive || known->communicator != made->communicator || on != stream) continue;
+            known->messages.insert(known->messages.end(), made->messages.begin(), made->messages.end());
+            return HCCL_SUCCESS;
+        }
+    }
+    grouped.emplace_back(std::move(made), stream);
+    return HCCL_SUCCESS;
+}
+
 HcclResult launch(std::shared_ptr<Exchange> made, const void* send, const void* receive, aclrtStream stream) {
     const Communicator& c = *made->communicator;
     if (made->root >= c.ranks)
         return reject(std::string(name_of(made->kind)) + ": " + c.name + " has no rank " + std::to_string(made->root), "choose a root below " + std::to_string(c.ranks));
     made->send = static_cast<const char*>(send);
     made->receive = static_cast<char*>(const_cast<void*>(receive));
-    if (python_line != nullptr) {
+    if (const auto find_line = python_line.load()) {
         char line[232] = "";
-        python_line(line, sizeof line);
+        find_line(line, sizeof line);
         made->line = line;
     }
-    Lock lock(state().mutex);
-    Task task;
-    task.kind = Kind::Collective;
-    task.destination = made->receive;
-    task.source = made->send;
-    task.exchange = std::move(made);
-    return submit(resolve(stream), std::move(task), lock) == ACL_SUCCESS ? HCCL_SUCCESS : HCCL_E_RUNTIME;
+    return group_depth == 0 ? start(std::move(made), stream) : collect(std::move(made), stream);
 }
 
 bool reduces(HcclDataType type, HcclReduceOp operation) { return type <= HCCL_DATA_TYPE_BFP16 && operation <= HCCL_REDUCE_MIN; }
@@ -82,9 +102,9 @@ EMU_API HcclResult HcclCommInitRootInfo(uint32_t ranks, const HcclRootInfo* root
     *comm = made;
     return result;
 }
-EMU_API HcclResult HcclCommInitRootInfoConfig(uint32_t ranks, const HcclRootInfo* root, uint32_t rank, const HcclCommConfigStart* config, HcclComm* comm) {
+EMU_API HcclResult HcclCommInitRootInfoConfig(uint32_t ranks, const HcclRootInfo* root, uint32_t rank, const HcclCommConfig* config, HcclComm* comm) {
     const HcclResult result = HcclCommInitRootInfo(ranks, root, rank, comm);
-    if (result == HCCL_SUCCESS && config != nullptr && config->name[0] != 0) of(*comm)->name = config->name;
+    if (result == HCCL_SUCCESS && config != nullptr && config->hcclCommName[0] != 0) of(*comm)->name = config->hcclCommName;
     return result;
 }
 EMU_API HcclResult HcclCommDestroy(HcclComm comm) {
@@ -221,6 +241,20 @@ EMU_API HcclResult HcclBatchSendRecv(HcclSendRecvItem* items, uint32_t count, Hc
         if (item.remoteRank >= of(comm)->ranks)
             return reject("send and receive: " + of(comm)->name + " has no rank " + std::to_string(item.remoteRank), "choose a rank below " + std::to_string(of(comm)->ranks));
     return launch(std::move(made), nullptr, nullptr, stream);
+}
+EMU_API HcclResult HcclGroupStart() {
+    ++group_depth;
+    return HCCL_SUCCESS;
+}
+EMU_API HcclResult HcclGroupEnd() {
+    if (group_depth == 0) return reject("HcclGroupEnd: no group has begun on this thread", "call HcclGroupStart before");
+    if (--group_depth != 0) return HCCL_SUCCESS;
+    HcclResult result = HCCL_SUCCESS;
+    for (auto& [made, stream] : std::exchange(grouped, {})) {
+        const HcclResult started = start(std::move(made), stream);
+        if (result == HCCL_SUCCESS) result = started;
+    }
+    return result;
 }
 EMU_API HcclResult HcclSend(void* buffer, uint64_t count, HcclDataType type, uint32_t to, HcclComm comm, aclrtStream stream) {
     HcclSendRecvItem item{HCCL_SEND, buffer, count, type, to};

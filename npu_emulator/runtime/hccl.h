@@ -48,10 +48,10 @@ struct HcclSendRecvItem {
     HcclDataType dataType;
     uint32_t remoteRank;
 };
-// The part of HcclCommConfig that is read; later releases have appended fields.
-struct HcclCommConfigStart {
+// Its beginning, which is read; each release appends fields.
+struct HcclCommConfig {
     char reserved[24];
-    uint32_t buffer_size;
-    uint32_t deterministic;
-    char name[128];
+    uint32_t hcclBufferSize;
+    uint32_t hcclDeterministic;
+    char hcclCommName[128];
 };

@@ -1,17 +1,44 @@
 // A log of everything that orders work, for checkers in Python: launches, records, waits, captured tasks, replays, and the
 // moments at which the host learns that work has finished. Launches decide the order, so one log covers all schedules. Only a
 // checker switches it on.
+#include "communicator.h"
 #include "emulator.h"
 
 namespace emu {
 
-enum class NoteKind : uint64_t { Kernel, Copy, Fill, Record, Wait, Replay, SyncStream, SyncDevice, SyncTicket };
+enum class NoteKind : uint64_t { Kernel, Copy, Fill, Record, Wait, Replay, SyncStream, SyncDevice, SyncTicket, CollectiveRead, CollectiveWrite };
 
 namespace {
 
 uint64_t id_of(const TicketRef& ticket) { return ticket ? ticket->id : 0; }
 
-bool noteworthy(const Task& task) { return task.kind <= Kind::ValueWait && task.kind != Kind::HostCall; }
+bool noteworthy(const Task& task) {
+    return (task.kind <= Kind::ValueWait && task.kind != Kind::HostCall) || task.kind == Kind::Collective;
+}
+
+// The memory of a collective as notes: those that it reads, then those that it writes, one at least, which may be empty.
+// first: address; second: which collective; third: bytes.
+std::vector<Note> ranges_of(const Exchange& exchange) {
+    std::vector<Note> reads, writes;
+    const auto add = [&](std::vector<Note>& to, NoteKind kind, const void* address, uint64_t bytes) {
+        Note note;
+        note.kind = static_cast<uint64_t>(kind);
+        note.first = reinterpret_cast<uint64_t>(address);
+        note.second = static_cast<uint64_t>(exchange.kind);
+        note.third = bytes;
+        to.push_back(note);
+    };
+    if (exchange.send_bytes != 0) add(reads, NoteKind::CollectiveRead, exchange.send, exchange.send_bytes);
+    if (exchange.receive_bytes != 0) add(writes, NoteKind::CollectiveWrite, exchange.receive, exchange.receive_bytes);
+    for (const HcclSendRecvItem& item : exchange.messages) {
+        const bool sends = item.sendRecvType == HCCL_SEND;
+        add(sends ? reads : writes, sends ? NoteKind::CollectiveRead : NoteKind::CollectiveWrite, item.buf, item.count * size_of(item.dataType));
+    }
+    if (writes.empty()) add(writes, NoteKind::CollectiveWrite, nullptr, 0);
+    reads.insert(reads.end(), writes.begin(), writes.end());
+    return reads;
+}
+
 
 // A task in three numbers: a kernel's key, or a copy's two addresses and length, or a ticket, or a graph.
 void describe(Note& note, const Task& task) {
@@ -39,35 +66,49 @@ void describe(Note& note, const Task& task) {
     }
 }
 
+// One note, or several for a collective.
+std::vector<Note> notes_of(const Task& task) {
+    if (task.kind == Kind::Collective) return ranges_of(*task.exchange);
+    Note note;
+    describe(note, task);
+    return {note};
+}
+
 }  // namespace
 
 void note_launch(const Stream* stream, const Task& task) {
     State& s = state();
     if (!s.tracing || !noteworthy(task)) return;
-    Note note;
-    note.stream = static_cast<uint64_t>(stream->id);
-    describe(note, task);
-    s.notes.push_back(note);
+    for (Note note : notes_of(task)) {
+        note.stream = static_cast<uint64_t>(stream->id);
+        s.notes.push_back(note);
+    }
 }
 
 void note_captured(const Graph& graph, uint32_t lane, uint32_t index, const Task& task) {
     State& s = state();
     if (!s.tracing || !noteworthy(task)) return;
-    Note note;
-    describe(note, task);
-    note.stream = lane;
-    note.graph = graph.id;
-    note.index = index;
-    note.edge = static_cast<uint64_t>(task.edge + 1);
-    s.notes.push_back(note);
+    for (Note note : notes_of(task)) {
+        note.stream = lane;
+        note.graph = graph.id;
+        note.index = index;
+        note.edge = static_cast<uint64_t>(task.edge + 1);
+        s.notes.push_back(note);
+    }
 }
 
 // The work that ran has a separate log: launches decide the order, but the schedule decides the time of execution.
 void note_ran(const Stream* stream, const Task& task, const Graph* graph, uint64_t replay, uint32_t lane) {
     State& s = state();
-    if (!s.logging || task.kind > Kind::Fill) return;
+    if (!s.logging || (task.kind > Kind::Fill && task.kind != Kind::Collective)) return;
     Note note;
     describe(note, task);
+    if (task.kind == Kind::Collective) {  // first: which collective; second and third: bytes read and written
+        note = {static_cast<uint64_t>(NoteKind::CollectiveWrite)};
+        for (const Note& range : ranges_of(*task.exchange))
+            (range.kind == static_cast<uint64_t>(NoteKind::CollectiveRead) ? note.second : note.third) += range.third;
+        note.first = static_cast<uint64_t>(task.exchange->kind);
+    }
     note.stream = static_cast<uint64_t>(stream->id);
     if (graph != nullptr) {
         note.graph = graph->id;
@@ -104,6 +145,9 @@ EMU_API void emu_set_tracing(int on) {
     s.tracing = on != 0;
     s.notes.clear();
 }
+
+// The name of a collective by its number in notes.
+EMU_API const char* emu_collective_name(uint64_t number) { return name_of(static_cast<Collective>(number)); }
 
 EMU_API void emu_set_logging(int on) {
     State& s = state();

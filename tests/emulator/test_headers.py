@@ -14,14 +14,18 @@ _PROGRAM = """
 #include <cstdint>
 namespace ours {{
 #include "cann.h"
+#include "hccl.h"
 constexpr int64_t numbers[] = {{ {names} }};
 }}
 #include "acl/acl.h"
 #include "acl/acl_op_compiler.h"
 #include "acl/error_codes/rt_error_codes.h"
+#include "third_party/hccl/inc/hccl/hccl.h"
 {numbers}
 {sizes}
 static_assert(offsetof(ours::aclrtPtrAttributes, location) == offsetof(aclrtPtrAttributes, location));
+static_assert(offsetof(ours::HcclCommConfig, hcclCommName) == offsetof(HcclCommConfig, hcclCommName));
+static_assert(offsetof(ours::HcclSendRecvItem, remoteRank) == offsetof(HcclSendRecvItem, remoteRank));
 static_assert(offsetof(ours::aclrtMemLocation, type) == offsetof(aclrtMemLocation, type));
 #include "runtime.cpp"
 """
@@ -33,8 +37,8 @@ def test_our_declarations_are_those_of_torch_npu(tmp_path: Path) -> None:
     The runtime is compiled behind CANN's headers, whose declarations the compiler compares with the definitions. The
     libraries are then right for this torch_npu, though they were not compiled against its headers.
     """
-    text = (SOURCES / "cann.h").read_text()
-    names = re.findall(r"\b(ACL_\w+) =", text)
+    text = "".join((SOURCES / name).read_text() for name in ("cann.h", "hccl.h"))
+    names = re.findall(r"\b((?:ACL|HCCL)_\w+) =", text)
     types = re.findall(
         r"^(?:enum|struct) (\w+) (?::|\{)|^typedef [\w*]+ (\w+);|^typedef void \(\*(\w+)\)", text, re.MULTILINE
     )
@@ -46,11 +50,12 @@ def test_our_declarations_are_those_of_torch_npu(tmp_path: Path) -> None:
             numbers="\n".join(
                 f'static_assert(ours::numbers[{at}] == {name}, "{name}");' for at, name in enumerate(names)
             ),
-            sizes="\n".join(f"static_assert(sizeof(ours::{name}) == sizeof({name}));" for name in map("".join, types)),
+            sizes="\n".join(f"static_assert(sizeof(ours::{name}) == sizeof({name}));" for name in map("".join, types) if name != "HcclCommConfig"),
         )
     )
-    include = torch_npu_folder() / "include" / "third_party" / "acl" / "inc"
-    folders = [f"-I{folder}" for folder in (SOURCES, include, include / "acl")]
+    root = torch_npu_folder() / "include"
+    include = root / "third_party" / "acl" / "inc"
+    folders = [f"-I{folder}" for folder in (SOURCES, root, include, include / "acl")]
     done = subprocess.run(
         [*compiler(), "-fsyntax-only", "-std=c++17", *folders, str(program)],
         capture_output=True,

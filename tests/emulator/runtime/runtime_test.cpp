@@ -299,6 +299,129 @@ void the_log_is_read_while_others_launch() {
     CHECK(seen > 0);
     CHECK(std::accumulate(counts.begin(), counts.end(), uint64_t{0}) == kThreads * kSteps);
 }
+// -- HCCL: the ranks are threads of this process, each with a communicator and a stream of its own.
+
+void with_ranks(uint32_t ranks, const std::function<void(uint32_t, HcclComm, aclrtStream)>& work) {
+    HcclRootInfo root;
+    CHECK(HcclGetRootInfo(&root) == HCCL_SUCCESS);
+    std::vector<std::thread> threads;
+    for (uint32_t rank = 0; rank < ranks; ++rank)
+        threads.emplace_back([&, rank] {
+            OK(aclrtSetDevice(0));
+            HcclComm comm = nullptr;
+            CHECK(HcclCommInitRootInfo(ranks, &root, rank, &comm) == HCCL_SUCCESS);
+            aclrtStream stream = new_stream();
+            work(rank, comm, stream);
+            CHECK(HcclCommDestroy(comm) == HCCL_SUCCESS);
+            OK(aclrtDestroyStream(stream));
+        });
+    for (auto& thread : threads) thread.join();
+}
+
+constexpr uint32_t kRanks = 3;
+
+void reductions_over_three_ranks() {
+    constexpr uint64_t kCount = 700'000;  // more than one window of floats
+    with_ranks(kRanks, [](uint32_t rank, HcclComm comm, aclrtStream stream) {
+        auto* given = device_memory<float>(kCount);
+        auto* sums = device_memory<float>(kCount);
+        for (int turn = 0; turn < 3; ++turn) {
+            for (uint64_t at = 0; at < kCount; ++at) given[at] = static_cast<float>(at % 1000 + rank + turn);
+            CHECK(HcclAllReduce(given, sums, kCount, HCCL_DATA_TYPE_FP32, HCCL_REDUCE_SUM, comm, stream) == HCCL_SUCCESS);
+            OK(aclrtSynchronizeStream(stream));
+            for (uint64_t at = 0; at < kCount; ++at) CHECK(sums[at] == static_cast<float>(kRanks * (at % 1000 + turn) + 3));
+        }
+        OK(aclrtFree(given));
+        OK(aclrtFree(sums));
+    });
+}
+
+void small_floats_round_at_each_sum() {
+    with_ranks(2, [](uint32_t rank, HcclComm comm, aclrtStream stream) {
+        // 1 + 2^-11 is half way between two float16 and rounds to even; so does 1 + 2^-8 of bfloat16.
+        const uint16_t halves[2][4] = {{0x3C00, 0x3C01, 0x7BFF, 0x0001}, {0x1000, 0x1000, 0x7BFF, 0x0001}};
+        const uint16_t half_sums[4] = {0x3C00, 0x3C02, 0x7C00, 0x0002};
+        const uint16_t brains[2][2] = {{0x3F80, 0x3F81}, {0x3B80, 0x3B80}};
+        const uint16_t brain_sums[2] = {0x3F80, 0x3F82};
+        auto* memory = device_memory<uint16_t>(4);
+        memcpy(memory, halves[rank], sizeof halves[rank]);
+        CHECK(HcclAllReduce(memory, memory, 4, HCCL_DATA_TYPE_FP16, HCCL_REDUCE_SUM, comm, stream) == HCCL_SUCCESS);
+        OK(aclrtSynchronizeStream(stream));
+        CHECK(memcmp(memory, half_sums, sizeof half_sums) == 0);
+        memcpy(memory, brains[rank], sizeof brains[rank]);
+        CHECK(HcclAllReduce(memory, memory, 2, HCCL_DATA_TYPE_BFP16, HCCL_REDUCE_SUM, comm, stream) == HCCL_SUCCESS);
+        OK(aclrtSynchronizeStream(stream));
+        CHECK(memcmp(memory, brain_sums, sizeof brain_sums) == 0);
+        OK(aclrtFree(memory));
+    });
+}
+
+// Rank 0 sends two messages of several parts; both ranks send to each other in one batch.
+void messages_in_both_directions() {
+    constexpr uint64_t kCount = 300'000;
+    with_ranks(2, [](uint32_t rank, HcclComm comm, aclrtStream stream) {
+        auto* out = device_memory<int64_t>(2 * kCount);
+        auto* in = device_memory<int64_t>(2 * kCount);
+        for (uint64_t at = 0; at < 2 * kCount; ++at) out[at] = static_cast<int64_t>(at * 10 + rank);
+        HcclSendRecvItem items[] = {{HCCL_RECV, in, kCount, HCCL_DATA_TYPE_INT64, 1 - rank},
+                                    {HCCL_SEND, out, kCount, HCCL_DATA_TYPE_INT64, 1 - rank},
+                                    {HCCL_RECV, in + kCount, kCount, HCCL_DATA_TYPE_INT64, 1 - rank},
+                                    {HCCL_SEND, out + kCount, kCount, HCCL_DATA_TYPE_INT64, 1 - rank}};
+        CHECK(HcclBatchSendRecv(items, 4, comm, stream) == HCCL_SUCCESS);
+        OK(aclrtSynchronizeStream(stream));
+        for (uint64_t at = 0; at < 2 * kCount; ++at) CHECK(in[at] == static_cast<int64_t>(at * 10 + 1 - rank));
+        OK(aclrtFree(out));
+        OK(aclrtFree(in));
+    });
+}
+
+// Nobody waits on rank 0, whose work is queued and whose program does something else, until rank 1 needs it.
+void a_waiting_rank_makes_the_other_run() {
+    std::atomic<bool> done{false};
+    with_ranks(2, [&](uint32_t rank, HcclComm comm, aclrtStream stream) {
+        auto* memory = device_memory<int32_t>(1);
+        OK(aclrtMemsetAsync(memory, 4, 1, 4, stream));
+        CHECK(HcclAllReduce(memory, memory, 1, HCCL_DATA_TYPE_INT32, HCCL_REDUCE_SUM, comm, stream) == HCCL_SUCCESS);
+        if (rank == 1) {
+            OK(aclrtSynchronizeStream(stream));
+            done = true;
+        }
+        while (!done) std::this_thread::yield();
+        OK(aclrtSynchronizeStream(stream));
+        CHECK(*memory == 0x02020202);
+        OK(aclrtFree(memory));
+    });
+}
+
+void different_collectives_fail_on_every_rank() {
+    with_ranks(2, [](uint32_t rank, HcclComm comm, aclrtStream stream) {
+        auto* memory = device_memory<int32_t>(8);
+        CHECK(HcclAllReduce(memory, memory, rank == 0 ? 4 : 5, HCCL_DATA_TYPE_INT32, HCCL_REDUCE_SUM, comm, stream) == HCCL_SUCCESS);
+        aclrtSynchronizeStream(stream);  // both ranks are one device here: one of them takes the error
+        HcclResult error = HCCL_SUCCESS;
+        CHECK(HcclGetCommAsyncError(comm, &error) == HCCL_SUCCESS);
+        CHECK(error == HCCL_E_PARA);
+        OK(aclrtFree(memory));
+    });
+}
+
+void a_captured_collective() {
+    with_ranks(2, [](uint32_t rank, HcclComm comm, aclrtStream stream) {
+        auto* memory = device_memory<int32_t>(2);
+        OK(aclmdlRICaptureBegin(stream, ACL_MODEL_RI_CAPTURE_MODE_THREAD_LOCAL));
+        CHECK(HcclAllReduce(memory, memory + 1, 1, HCCL_DATA_TYPE_INT32, HCCL_REDUCE_SUM, comm, stream) == HCCL_SUCCESS);
+        aclmdlRI graph = nullptr;
+        OK(aclmdlRICaptureEnd(stream, &graph));
+        for (int32_t turn = 0; turn < 5; ++turn) {
+            memory[0] = turn + static_cast<int32_t>(rank);
+            OK(aclmdlRIExecuteAsync(graph, stream));
+            OK(aclrtSynchronizeStream(stream));
+            CHECK(memory[1] == 2 * turn + 1);
+        }
+        OK(aclmdlRIDestroy(graph));
+        OK(aclrtFree(memory));
+    });
+}
 
 // Each thread in its own loop, with no other call in between: a lock there would order them and hide a race from a sanitizer.
 void all_at_once(const std::function<void(int)>& work) {
@@ -392,6 +515,12 @@ const Test kTests[] = {
     TEST(the_log_is_read_while_others_launch),
     TEST(settings_change_while_others_read_them),
     TEST(switches_change_while_others_launch),
+    TEST(reductions_over_three_ranks),
+    TEST(small_floats_round_at_each_sum),
+    TEST(messages_in_both_directions),
+    TEST(a_waiting_rank_makes_the_other_run),
+    TEST(different_collectives_fail_on_every_rank),
+    TEST(a_captured_collective),
 };
 
 }  // namespace
