@@ -10,7 +10,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from npu_emulator.chips import CHIPS, DEFAULT
 from npu_emulator.schedules import parse
@@ -253,7 +253,8 @@ class Runtime:
 
     def collective_name(self, number: int) -> str:
         """Return the name of a collective by its number in a note: `hccl.all_reduce`."""
-        return "hccl." + self._collective_name(number).decode()
+        name = cast("bytes", self._collective_name(number))
+        return f"hccl.{name.decode()}"
 
     def set_logging(self, *, on: bool) -> None:
         """Start or stop the log of kernels that run, which begins empty."""

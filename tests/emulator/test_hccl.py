@@ -9,7 +9,9 @@ import pytest
 
 import npu_emulator
 
-pytestmark = pytest.mark.skipif(not npu_emulator.is_active(), reason="emulated processes; real ones need several devices")
+pytestmark = pytest.mark.skipif(
+    not npu_emulator.is_active(), reason="emulated processes; real ones need several devices"
+)
 
 _RANKS = """
 import json, os, sys, tempfile, traceback
@@ -183,7 +185,8 @@ def distances(rank, ranks):
     parallel = parallelize_module(made(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
     found["tensor parallel"] = far(parallel(given), expected)
     rows = distribute_tensor(torch.arange(12.0).reshape(4, 3).npu(), mesh, [Shard(0)])
-    found["DTensor"] = far((rows @ rows.T).redistribute(mesh, [Shard(1)]).full_tensor(), (rows.full_tensor() @ rows.full_tensor().T))
+    product, whole = (rows @ rows.T).redistribute(mesh, [Shard(1)]), rows.full_tensor()
+    found["DTensor"] = far(product.full_tensor(), whole @ whole.T)
     stage = PipelineStage(made()[:2] if rank == 0 else made()[2], rank, ranks, torch.device("npu", rank))
     given_here = [given] if rank == 0 else []
     last = ScheduleGPipe(stage, 2).step(*given_here)
@@ -209,7 +212,14 @@ answer = over_ranks(2, distances)
 def test_models_over_two_ranks_agree_with_one(ask: Callable[..., Any]) -> None:
     """Three training steps of DDP and FSDP2, tensor parallelism, DTensor, a pipeline, and a captured collective."""
     for rank in ask(_MODELS, NPU_EMULATOR_DEVICES="2"):
-        assert set(rank) >= {"DistributedDataParallel", "fully_shard", "tensor parallel", "DTensor", "pipeline", "replay 2"}
+        assert set(rank) >= {
+            "DistributedDataParallel",
+            "fully_shard",
+            "tensor parallel",
+            "DTensor",
+            "pipeline",
+            "replay 2",
+        }
         assert {name: far for name, far in rank.items() if not far <= 1e-6} == {}
 
 
@@ -260,9 +270,11 @@ def test_faults_are_named_at_once(ask: Callable[..., Any]) -> None:
         assert "rank 1: all_reduce number 2 of 20 bytes of float32 (sum) at " in said["sizes"][rank]
         assert "rank 1: broadcast number 2 of 16 bytes of float32 with root 0" in said["kinds"][rank]
         assert "rank 0: all_reduce number 2 of 16 bytes of float32 (maximum)" in said["operations"][rank]
-    assert "rank 0 waits for rank 1" in said["ended"][0] and "which has ended" in said["ended"][0]
+    assert "rank 0 waits for rank 1" in said["ended"][0]
+    assert "which has ended" in said["ended"][0]
     assert said["ended"][1] is None
-    assert "sends 12 bytes of float32" in said["messages"][1] and "receives 16 bytes of float32" in said["messages"][1]
+    assert "sends 12 bytes of float32" in said["messages"][1]
+    assert "receives 16 bytes of float32" in said["messages"][1]
 
 
 _RACE = (

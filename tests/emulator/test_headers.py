@@ -50,7 +50,11 @@ def test_our_declarations_are_those_of_torch_npu(tmp_path: Path) -> None:
             numbers="\n".join(
                 f'static_assert(ours::numbers[{at}] == {name}, "{name}");' for at, name in enumerate(names)
             ),
-            sizes="\n".join(f"static_assert(sizeof(ours::{name}) == sizeof({name}));" for name in map("".join, types) if name != "HcclCommConfig"),
+            sizes="\n".join(
+                f"static_assert(sizeof(ours::{name}) == sizeof({name}));"
+                for name in map("".join, types)
+                if name != "HcclCommConfig"
+            ),
         )
     )
     root = torch_npu_folder() / "include"

@@ -202,7 +202,6 @@ def test_small_floats_are_not_rounded_in_between(name: str, dtype: torch.dtype) 
 
 
 INDEXED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "one_hot": lambda _, index: functional.one_hot(index, 4),
     "put_": lambda x, index: x.clone().put_(index, -x[:2]),
     "take": lambda x, index: x.take(index),
     "gather": lambda x, index: x.gather(0, index),
