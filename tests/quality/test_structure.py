@@ -108,13 +108,15 @@ WITHOUT_PUBLIC_NAME = (
 
 OTHER_PRIVATE_USES = {
     # The emulator takes the place of torch_npu's kernels in torch's dispatcher, below everything that torch makes public.
-    "npu_emulator/activation.py": {"torch.npu._lazy_call"},
+    "npu_emulator/activation.py": {"torch.npu._lazy_call", "torch_npu._C"},
     "npu_emulator/extensions.py": {"torch._C"},
     "npu_emulator/frames.py": {"torch.nn.Module._call_impl"},
     "npu_emulator/host_state.py": {"torch._C"},
     "npu_emulator/kernels/composites.py": {"torch._C", "torch._decomp"},
+    "npu_emulator/kernels/formats.py": {"torch._C"},
     "npu_emulator/kernels/generic.py": {"torch._C"},
     "npu_emulator/kernels/install.py": {"torch._C"},
+    "npu_emulator/kernels/recovery.py": {"torch_npu._C", "torch_npu.utils._error_code"},
     "npu_emulator/launch.py": {"torch._C", "torch._neg_view", "torch_npu._C", "torch_npu.utils._npu_trace"},
     "npu_emulator/memory/allocator.py": {"torch_npu._C", "torch_npu.utils._npu_trace"},
     # A symbol needs a source, and torch's sources are Dynamo's.
