@@ -17,13 +17,19 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "versions.md"
 BEGIN, END = "<!-- written by `tox -e matrix` -->\n", "<!-- end -->\n"
+SMOKE = (
+    "tests/versions", "tests/environment/test_private_names.py", "tests/test_readme.py",
+    "tests/integrations/test_vllm_ascend_contract.py", "tests/integrations/test_vllm_compiler.py",
+)  # fmt: skip
+"""The records of differences, all private names, the README's examples, the client's contract and compiler."""
 CHECKS: Mapping[str, tuple[str, ...]] = {
+    "smoke": ("pytest", "-q", "-n", "1", *SMOKE),
     "emulator": ("pytest", "-q", "-n", "2", "tests/emulator"),
     "unit": ("pytest", "-q", "-n", "2", "tests", "--ignore=tests/emulator"),
     "suite": ("npugraph-ex", "conformance", "--target=emulated", "--jobs=2", "--report-dir={work}/conformance"),
     "models": ("npugraph-ex", "conformance", "--target=emulated", "--report-dir={work}/models", "-k", "model"),
 }
-"""What is run, by the column of the table; the suite has the models among other programs, and their column is for them alone."""
+"""What is run, by the column of the table. The suite has the models among other programs; their column is for them alone."""
 
 
 def pairs() -> dict[str, str]:
@@ -32,27 +38,33 @@ def pairs() -> dict[str, str]:
     return dict(re.findall(r'^    "([\d.]+)": "([\w.]+)",$', text, re.MULTILINE))
 
 
-def run(torch: str, check: str, work: Path) -> str:
-    """One cell: what the check said in its last line, and the day."""
+def run(torch: str, check: str, work: Path, environment: Path | None) -> str:
+    """One cell: what the check said in its last lines, and the day. It runs in ``environment``, or in the one that tox makes."""
     name = f"tests-torch{''.join(torch.split('.')[:2])}"
     command = [part.format(work=work / name) for part in CHECKS[check]]
     log = work / f"{name}-{check}.log"
     with log.open("w", encoding="utf-8") as stream:
-        tox = [sys.executable, "-m", "tox", "run", "-e", name, "--", *command]
-        status = subprocess.run(tox, cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT, check=False).returncode
-    said = dict(re.findall(r"\b(\d+) (passed|failed|errors?|skipped)\b", log.read_text(encoding="utf-8")[-4000:]))
-    counts = {word: number for number, word in said.items()}
-    words = ", ".join(
-        f"{counts[word]} {word}" for word in ("failed", "error", "errors", "passed", "skipped") if word in counts
-    )
-    print(f"torch {torch}: {check}: {words or 'no result'}; log in {log}", flush=True)
-    return f"{'' if status == 0 else '**'}{words or f'status {status}'}{'' if status == 0 else '**'}, {dt.date.today()}"  # noqa: DTZ011
+        if environment is None:
+            command = [sys.executable, "-m", "tox", "run", "-e", name, "--", *command]
+        else:
+            command[0] = str(environment / "bin" / command[0])
+        status = subprocess.run(command, cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT, check=False).returncode
+    cell = summary(log.read_text(encoding="utf-8"), status)
+    print(f"torch {torch}: {check}: {cell}; log in {log}", flush=True)
+    return f"{cell}, {dt.date.today()}"  # noqa: DTZ011 - the day where it ran
+
+
+def summary(log: str, status: int) -> str:
+    """What the last lines of a log say; in bold where the check failed."""
+    counts = {word: number for number, word in re.findall(r"\b(\d+) (passed|failed|errors?|skipped)\b", log[-4000:])}
+    words = ", ".join(f"{number} {word}" for word, number in sorted(counts.items())) or f"status {status}"
+    return words if status == 0 else f"**{words}**"
 
 
 def cells(page: str) -> dict[str, list[str]]:
     """The table as it is, by torch."""
     rows = re.findall(r"^\| (2\.\d+\.\d+) (.*)\|$", page.partition(BEGIN)[2].partition(END)[0], re.MULTILINE)
-    return {torch: [cell.strip() for cell in rest.split("|")[1:]] for torch, rest in rows}
+    return {torch: [cell.strip() for cell in rest.split("|")[2:]] for torch, rest in rows}
 
 
 def write(results: Mapping[str, list[str]]) -> None:
@@ -73,8 +85,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--torch", action="append", choices=pairs(), help="a release; all if left out")
     parser.add_argument("--checks", action="append", choices=CHECKS, help="a column; all if left out")
+    parser.add_argument("--environment", type=Path, help="an environment with the pair of --torch, instead of tox's")
     parser.add_argument("--work", type=Path, default=ROOT / ".tox" / "matrix", help="the folder of logs and reports")
     options = parser.parse_args()
+    if options.environment is not None and len(options.torch or ()) != 1:
+        parser.error("--environment holds one pair: say which, by --torch")
     options.work.mkdir(parents=True, exist_ok=True)
     results = {
         torch: cells(PAGE.read_text(encoding="utf-8")).get(torch, ["not run"] * len(CHECKS)) for torch in pairs()
@@ -83,7 +98,7 @@ def main() -> int:
     for torch in options.torch or pairs():
         for column, check in enumerate(CHECKS):
             if check in (options.checks or CHECKS):
-                results[torch][column] = run(torch, check, options.work.absolute())
+                results[torch][column] = run(torch, check, options.work.absolute(), options.environment)
                 failed = failed or results[torch][column].startswith("**")
                 write(results)  # after each check: the whole takes hours
     print(PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0])

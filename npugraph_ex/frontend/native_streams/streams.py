@@ -43,7 +43,7 @@ from npugraph_ex.graph.source import source_line
 from npugraph_ex.graph.streams.labels import CUBE, MAIN, STREAM, VECTOR
 from npugraph_ex.graph.streams.ops import ENTERS, EXITS, argument
 from npugraph_ex.versions.recorded_streams import as_operators
-from npugraph_ex.versions.stream_methods import untraced_method
+from npugraph_ex.versions.stream_methods import REFUSED, untraced_method
 from npugraph_ex.versions.traced_objects import traced_current_stream
 
 _ours = torch.ops.npugraph_ex
@@ -95,8 +95,8 @@ class _NativeLowering:
             method = untraced_method(node)
             if method:
                 raise ScopeError(
-                    f"{source_line(node)} uses {method}, which this release of torch does not trace in order. Order the streams by "
-                    "`event.record(stream)` and `event.wait(stream)` or by npugraph_ex.ops, or use torch 2.12 or later"
+                    f"{source_line(node)} uses {method}, {REFUSED}. Order the streams by `event.record(stream)` and "
+                    "`event.wait(stream)` or by npugraph_ex.ops, or use torch 2.12 or later"
                 )
 
     def _name_streams(self) -> None:

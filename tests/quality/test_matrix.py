@@ -1,0 +1,56 @@
+"""The table of checks by pair of torch and torch_npu: the pairs are the same everywhere, and the page keeps what was not run."""
+
+from __future__ import annotations
+
+import importlib.util
+from configparser import ConfigParser
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from npugraph_ex.versions import pairs
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def matrix() -> ModuleType:
+    """The script."""
+    spec = importlib.util.spec_from_file_location("matrix", ROOT / ".ci" / "matrix.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_pair_has_its_environment(matrix: ModuleType) -> None:
+    """The script reads the tested pairs, and tox installs each of them."""
+    assert matrix.pairs() == pairs.TESTED
+    tox = ConfigParser(interpolation=None)
+    tox.read(ROOT / "tox.ini", encoding="utf-8")
+    (name,) = (name for name in tox.sections() if name.startswith("testenv:tests-torch"))
+    installed = tox[name]["deps"].split("\n")
+    for torch, torch_npu in pairs.TESTED.items():
+        factor = f"torch{''.join(torch.split('.')[:2])}"
+        assert factor.removeprefix("torch") in name
+        assert {f"{factor}: torch=={torch}+cpu", f"{factor}: torch_npu=={torch_npu}"} <= set(installed)
+        assert f"{factor}: TORCH = {torch}" in tox[name]["set_env"]
+
+
+def test_the_page_keeps_its_other_cells(matrix: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What a run writes is what the next one reads; a failure is bold, and says how many."""
+    monkeypatch.setattr(matrix, "PAGE", tmp_path / "page.md")
+    matrix.PAGE.write_text(f"before\n{matrix.BEGIN}{matrix.END}after\n", encoding="utf-8")
+    log = "3 passed in a line of a test\n" + "." * 5000 + "\n= 2 failed, 7 passed, 1 skipped in 9 s =\n"
+    assert matrix.summary(log, 1) == "**2 failed, 7 passed, 1 skipped**"
+    assert matrix.summary("= 7 passed in 9 s =", 0) == "7 passed"
+    assert matrix.summary("", 3) == "**status 3**"
+    written = {torch: [f"{torch} {check}" for check in matrix.CHECKS] for torch in matrix.pairs()}
+    for _ in range(2):
+        matrix.write(written)
+    page = matrix.PAGE.read_text(encoding="utf-8")
+    assert page.startswith("before\n")
+    assert page.endswith("after\n")
+    assert matrix.cells(page) == written
