@@ -6,7 +6,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,8 @@ def _one_hot(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """The result has the dtype of the indices; the CPU takes int64 alone, and gives it."""
 
     def run(indices: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-        if isinstance(indices, FakeTensor):  # as torch_npu composes it, so that a compiled graph has plain operators
+        if type(indices) is not torch.Tensor or torch._is_functional_tensor(indices):  # noqa: SLF001 - a compiler traces
+            # As torch_npu composes it, so that a compiled graph has plain operators.
             return (indices.unsqueeze(-1) == torch.arange(num_classes, device=indices.device)).long()
         return kernel(indices.long(), num_classes).to(indices.dtype)  # type: ignore[no-any-return]
 

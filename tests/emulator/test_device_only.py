@@ -75,6 +75,8 @@ def test_calls_that_only_a_device_takes() -> None:
     hot = torch.nn.functional.one_hot(torch.tensor([1, 0], dtype=torch.int32).npu(), 3)
     assert hot.dtype == torch.int32
     assert hot.tolist() == [[0, 1, 0], [1, 0, 0]]
+    compiled = torch.compile(lambda x: torch.nn.functional.one_hot(x, 3), backend="aot_eager")
+    assert compiled(torch.tensor([1, 0]).npu()).tolist() == [[0, 1, 0], [1, 0, 0]]
 
     pairs = torch.tensor([[0x21, 0x43]], dtype=torch.uint8)
     padded = torch.constant_pad_nd(pairs.view(torch.float4_e2m1fn_x2).npu(), (2, 0, 0, 1), -1.5)
