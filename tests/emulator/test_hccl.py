@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -140,9 +144,10 @@ def test_every_collective_is_what_arithmetic_says(ask: Callable[..., Any], sched
     assert answers == [[], [], []]
 
 
-_MODELS = (
-    _RANKS
-    + """
+_MODELS = """
+import json, os, sys
+import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
@@ -201,17 +206,31 @@ def distances(rank, ranks):
         moving.fill_(turn + rank)
         graph.replay()
         found[f"replay {turn}"] = far(result, torch.full((4,), 4.0 * turn + 3).npu())
-    dist.destroy_process_group()
     return found
 
-answer = over_ranks(2, distances)
+if __name__ == "__main__":
+    rank = int(os.environ["RANK"])
+    torch.npu.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("hccl")
+    found = distances(rank, dist.get_world_size())
+    dist.destroy_process_group()
+    with open(f"{sys.argv[1]}/{rank}.json", "w") as file:
+        json.dump(found, file)
 """
-)
 
 
-def test_models_over_two_ranks_agree_with_one(ask: Callable[..., Any]) -> None:
-    """Three training steps of DDP and FSDP2, tensor parallelism, DTensor, a pipeline, and a captured collective."""
-    for rank in ask(_MODELS, NPU_EMULATOR_DEVICES="2"):
+def test_models_over_two_ranks_agree_with_one(tmp_path: Path) -> None:
+    """Three training steps of DDP and FSDP2, tensor parallelism, DTensor, a pipeline, and a captured collective.
+
+    The script knows nothing of the emulator; the command is that of the page.
+    """
+    script = tmp_path / "train.py"
+    script.write_text(_MODELS)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [sys.executable, "-m", "npu_emulator", "--devices", "2", *launcher, str(script), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for rank in (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)):
         assert set(rank) >= {
             "DistributedDataParallel",
             "fully_shard",
