@@ -127,6 +127,12 @@ def address_comparison() -> Callable[[list[Any], list[int | None], list[int]], b
     return compare
 
 
+def format_question() -> Callable[[torch.Tensor], int]:
+    """A function that returns a tensor's storage format as a number: the operator without its Python layer."""
+    question: Callable[[torch.Tensor], int] = torch.ops.npu.get_npu_format.default._op
+    return question
+
+
 def launcher(graph: torch.npu.NPUGraph) -> Callable[[], None]:
     """The replay of a captured graph, without torch_npu's method around it, which only writes to the debug log."""
     launch: Callable[[], None] = super(torch.npu.NPUGraph, graph).replay

@@ -55,8 +55,7 @@ class DeviceCopy:
 @cache
 def format_question() -> Callable[[torch.Tensor], int]:
     """A function that returns a tensor's storage format as a number."""
-    question: Callable[[torch.Tensor], int] = torch.ops.npu.get_npu_format.default
-    return question
+    return _npu_private.format_question()
 
 
 PLAIN_FORMATS = frozenset({0, 1, 2, 30, 47})
