@@ -8,6 +8,7 @@ import sys
 __all__ = [
     "ActivationError",
     "BuildError",
+    "DimensionError",
     "EmulatorError",
     "KernelMissingError",
     "MemoryFaultError",
@@ -35,6 +36,10 @@ class BuildError(EmulatorError):
 
 class KernelMissingError(EmulatorError, NotImplementedError):
     """An operator was launched for which the emulated device has no kernel."""
+
+
+class DimensionError(IndexError, RuntimeError):
+    """A dimension that a tensor does not have: an IndexError in torch, a RuntimeError from an NPU's operators."""
 
 
 class RaceError(EmulatorError):

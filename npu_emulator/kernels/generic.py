@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from npu_emulator.errors import DimensionError
 from npu_emulator.kernels.arguments import Bound, bind
 from npu_emulator.kernels.metadata import Given, Like, Likes, MetadataCache, on_meta
 from npu_emulator.kernels.recovery import refuse_unsafe
@@ -168,6 +169,8 @@ class Kernel:
             return self._run_on_host(bound, args, kwargs)
         try:
             likes = self._metadata.outputs(bound.key, args, kwargs)
+        except IndexError as error:
+            raise DimensionError(str(error)) from None
         except RuntimeError:  # includes NotImplementedError: no meta kernel, or one that needs values
             if torch.npu.is_current_stream_capturing():
                 raise

@@ -78,6 +78,10 @@ def test_calls_that_only_a_device_takes() -> None:
     compiled = torch.compile(lambda x: torch.nn.functional.one_hot(x, 3), backend="aot_eager")
     assert compiled(torch.tensor([1, 0]).npu()).tolist() == [[0, 1, 0], [1, 0, 0]]
 
+    for error in (IndexError, RuntimeError):  # torch's, and an NPU's
+        with pytest.raises(error, match="Dimension out of range"):
+            torch.ones(1, 1).npu().sum(-3)
+
     pairs = torch.tensor([[0x21, 0x43]], dtype=torch.uint8)
     padded = torch.constant_pad_nd(pairs.view(torch.float4_e2m1fn_x2).npu(), (2, 0, 0, 1), -1.5)
     assert padded.view(torch.uint8).tolist() == [[0xBB, 0x21, 0x43], [0xBB, 0xBB, 0xBB]]
