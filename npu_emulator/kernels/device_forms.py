@@ -79,10 +79,22 @@ def _softmax_backward(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def _searchsorted(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """An `out` of another dtype than the call asks for is refused, as torch does on the CPU."""
+
+    def run(*args: Any, out: torch.Tensor, out_int32: bool = False, **kwargs: Any) -> Any:
+        if out.dtype != (torch.int32 if out_int32 else torch.int64):
+            raise RuntimeError(f"searchsorted: output tensor's dtype is wrong: {out.dtype} with out_int32={out_int32}")
+        return kernel(*args, out=out, out_int32=out_int32, **kwargs)
+
+    return run
+
+
 _WRAPPERS: Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = MappingProxyType(
     {
         "aten::one_hot": _one_hot,
         "aten::constant_pad_nd": _padded,
+        "aten::searchsorted.Tensor_out": _searchsorted,
         "aten::_softmax": _softmax,
         "aten::_log_softmax": _softmax,
         "aten::_softmax_backward_data": _softmax_backward,

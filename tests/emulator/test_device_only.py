@@ -82,6 +82,12 @@ def test_calls_that_only_a_device_takes() -> None:
         with pytest.raises(error, match="Dimension out of range"):
             torch.ones(1, 1).npu().sum(-3)
 
+    places = torch.empty(1, dtype=torch.int32).npu()
+    ordered, value = torch.arange(3.0).npu(), torch.tensor([0.5]).npu()
+    assert torch.searchsorted(ordered, value, out_int32=True, out=places).tolist() == [1]
+    with pytest.raises(RuntimeError, match="dtype is wrong"):
+        torch.searchsorted(ordered, value, out=places)
+
     pairs = torch.tensor([[0x21, 0x43]], dtype=torch.uint8)
     padded = torch.constant_pad_nd(pairs.view(torch.float4_e2m1fn_x2).npu(), (2, 0, 0, 1), -1.5)
     assert padded.view(torch.uint8).tolist() == [[0xBB, 0x21, 0x43], [0xBB, 0xBB, 0xBB]]
