@@ -53,6 +53,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--memory", type=at_least(1), default=8, metavar="GIB",
         help="resident memory of the host that the processes of a file may take (default: 8)",
     )  # fmt: skip
+    parser.add_argument(
+        "--devices", type=at_least(1), default=1, metavar="N",
+        help="how many NPUs to emulate; tests of collectives want 2 or more (default: 1)",
+    )  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every outcome")
     parser.add_argument(
         "--known", type=Path, default=known.OURS, metavar="FILE",
@@ -95,7 +99,7 @@ def _run_all(checkout: checkouts.Checkout, arguments: argparse.Namespace, outcom
     from npu_emulator.settings import SOCS
     from npugraph_ex_conformance.upstream.process import ProcessLimits, run_file
 
-    limits = ProcessLimits(arguments.limit, arguments.memory, SOCS)
+    limits = ProcessLimits(arguments.limit, arguments.memory, arguments.devices, SOCS)
     with ThreadPoolExecutor(arguments.jobs) as pool:
         running = {pool.submit(run_file, file, checkout, limits): file for file in checkout.files}
         try:

@@ -215,6 +215,6 @@ def test_a_process_that_waits_for_nothing_is_ended(monkeypatch: pytest.MonkeyPat
         def ended(self, _: float) -> int | None:
             return -9 if ended else None
 
-    why, status = process._watched(Waiting(), 7, process.ProcessLimits(1, 1, ()))
+    why, status = process._watched(Waiting(), 7, process.ProcessLimits(1, 1, 1, ()))
     assert (why, status, ended) == ("waits for something that does not come", -9, [7])
     assert len(list(looks)) == 4

@@ -35,11 +35,13 @@ class ProcessLimits:
     Attributes:
         processor: seconds of processor time for each process.
         memory: GiB of resident memory for the processes of a file.
+        devices: the number of emulated devices.
         chips: the chips that the emulated device knows.
     """
 
     processor: int
     memory: int
+    devices: int
     chips: tuple[str, ...]
     _own: threading.local = field(default_factory=threading.local)
 
@@ -49,7 +51,8 @@ class ProcessLimits:
         if chip not in nurseries:
             kept = {name: value for name, value in os.environ.items() if not name.startswith("NPU_EMULATOR_")}
             cache = {name: os.environ[name] for name in ("NPU_EMULATOR_CACHE",) if name in os.environ}
-            nurseries[chip] = Nursery(chip, {**kept, **cache, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"})
+            ours = {"NPU_EMULATOR_DEVICES": str(self.devices), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+            nurseries[chip] = Nursery(chip, {**kept, **cache, **ours})
         return nurseries[chip]
 
 
