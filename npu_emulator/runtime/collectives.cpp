@@ -138,11 +138,43 @@ struct Slice {
     }
 };
 
-std::string describe(const Header& header) {
+// The bytes that a rank gives to another one, and takes from it.
+uint64_t gives(const Exchange& e, uint32_t to) {
+    const Communicator& c = *e.communicator;
+    switch (e.kind) {
+        case Collective::AllGather: return e.taken[c.rank].bytes;
+        case Collective::ReduceScatter: case Collective::AllToAll: return e.given[to].bytes;
+        case Collective::Scatter: return c.rank == e.root ? e.given[to].bytes : 0;
+        case Collective::Barrier: case Collective::SendReceive: return 0;
+        default: return e.given[0].bytes;
+    }
+}
+
+uint64_t takes(const Exchange& e, uint32_t from) {
+    const Communicator& c = *e.communicator;
+    switch (e.kind) {
+        case Collective::AllGather: case Collective::AllToAll: return e.taken[from].bytes;
+        case Collective::ReduceScatter: return e.given[c.rank].bytes;
+        case Collective::Scatter: return from == e.root ? e.taken[0].bytes : 0;
+        case Collective::Barrier: case Collective::SendReceive: return 0;
+        default: return e.given[0].bytes;
+    }
+}
+
+// "4 bytes", or "4, 8 and so on" where the parts are unequal.
+std::string sizes_of(const uint64_t* amounts, uint32_t ranks) {
+    if (std::all_of(amounts, amounts + ranks, [&](uint64_t bytes) { return bytes == amounts[0]; })) return std::to_string(amounts[0]);
+    std::string text;
+    for (uint32_t rank = 0; rank < ranks; ++rank) text += (rank == 0 ? "" : "+") + std::to_string(amounts[rank]);
+    return text;
+}
+
+std::string describe(const Header& header, const uint64_t* amounts, uint32_t ranks) {
     const auto kind = static_cast<Collective>(header.kind);
     std::string text = std::string(name_of(kind)) + " number " + std::to_string(header.number);
     if (kind != Collective::Barrier)
-        text += " of " + std::to_string(header.bytes) + " bytes of " + name_of(static_cast<HcclDataType>(header.type));
+        text += " of " + sizes_of(kind == Collective::Scatter ? amounts + ranks : amounts, ranks) + " bytes of " + name_of(static_cast<HcclDataType>(header.type));
+    if (kind == Collective::AllToAll) text += ", taking " + sizes_of(amounts + ranks, ranks);
     if (kind == Collective::AllReduce || kind == Collective::Reduce || kind == Collective::ReduceScatter) {
         static const char* const operations[] = {"sum", "product", "maximum", "minimum"};
         text += std::string(" (") + operations[header.operation & 3] + ")";
@@ -153,8 +185,8 @@ std::string describe(const Header& header) {
 }
 
 bool agree(const Header& one, const Header& other) {
-    return std::tie(one.kind, one.type, one.operation, one.root, one.number, one.bytes) ==
-           std::tie(other.kind, other.type, other.operation, other.root, other.number, other.bytes);
+    return std::tie(one.kind, one.type, one.operation, one.root, one.number) ==
+           std::tie(other.kind, other.type, other.operation, other.root, other.number);
 }
 
 class Rounds {
@@ -168,7 +200,7 @@ class Rounds {
         for (uint64_t round = 0; round < total; ++round) {
             const uint32_t parity = c_.round & 1;
             put(round, c_.window(c_.rank, parity));
-            if (round == 0) show(c_.seat(c_.rank).header[parity], rounds);
+            if (round == 0) show(parity, rounds);
             aclError status = meet(c_);
             if (status == ACL_SUCCESS && round == 0) status = compare(parity, total);
             if (status != ACL_SUCCESS) return status;
@@ -181,14 +213,17 @@ class Rounds {
     const Exchange& e_;
     Communicator& c_;
 
-    void show(Header& header, uint64_t rounds) const {
+    void show(uint32_t parity, uint64_t rounds) const {
+        Header& header = c_.seat(c_.rank).header[parity];
         header.kind = static_cast<uint32_t>(e_.kind);
         header.type = e_.type;
         header.operation = e_.operation;
         header.root = e_.root;
         header.number = ++c_.number;
-        const bool unequal = e_.given.size() > 1 || e_.taken.size() > 1;  // then the parts are compared
-        header.bytes = unequal || e_.given.empty() ? 0 : e_.given[0].bytes;
+        for (uint32_t rank = 0; rank < c_.ranks; ++rank) {
+            c_.amounts(c_.rank, parity)[rank] = gives(e_, rank);
+            c_.amounts(c_.rank, parity)[c_.ranks + rank] = takes(e_, rank);
+        }
         header.rounds = rounds;
         snprintf(header.line, sizeof header.line, "%s", e_.line.c_str());
     }
@@ -201,11 +236,13 @@ class Rounds {
             const Header& header = c_.seat(rank).header[parity];
             same = same && agree(mine, header);
             total = std::max(total, header.rounds);
+            for (uint32_t other = 0; other < c_.ranks; ++other)
+                same = same && c_.amounts(rank, parity)[other] == c_.amounts(other, parity)[c_.ranks + rank];
         }
         if (same) return ACL_SUCCESS;
         std::string text = "the ranks of " + c_.name + " called different collectives:";
         for (uint32_t rank = 0; rank < c_.ranks; ++rank)
-            text += "\n  rank " + std::to_string(rank) + ": " + describe(c_.seat(rank).header[parity]);
+            text += "\n  rank " + std::to_string(rank) + ": " + describe(c_.seat(rank).header[parity], c_.amounts(rank, parity), c_.ranks);
         const aclError met = meet(c_);  // so that every rank has read every header before one leaves
         return met != ACL_SUCCESS ? met : fail_communicator(c_, HCCL_E_PARA, ACL_ERROR_RT_PARAM_INVALID, text);
     }

@@ -26,7 +26,8 @@ struct Shared {
 uint64_t page_up(uint64_t bytes) { return (bytes + 65535) / 65536 * 65536; }
 uint64_t seats_at() { return 64; }
 uint64_t mailboxes_at(uint64_t ranks) { return seats_at() + ranks * sizeof(Seat); }
-uint64_t windows_at(uint64_t ranks) { return page_up(mailboxes_at(ranks) + ranks * ranks * sizeof(Mailbox)); }
+uint64_t amounts_at(uint64_t ranks) { return mailboxes_at(ranks) + ranks * ranks * sizeof(Mailbox); }
+uint64_t windows_at(uint64_t ranks) { return page_up(amounts_at(ranks) + 2 * ranks * 2 * ranks * sizeof(uint64_t)); }
 uint64_t messages_at(uint64_t ranks) { return windows_at(ranks) + 2 * ranks * kWindow; }
 uint64_t whole(uint64_t ranks) { return messages_at(ranks) + ranks * ranks * kMessage; }
 
@@ -104,6 +105,9 @@ Mailbox& Communicator::mailbox(uint32_t from, uint32_t to) const {
     return reinterpret_cast<Mailbox*>(memory + mailboxes_at(ranks))[from * ranks + to];
 }
 char* Communicator::window(uint32_t of, uint32_t parity) const { return memory + windows_at(ranks) + (2 * of + parity) * kWindow; }
+uint64_t* Communicator::amounts(uint32_t of, uint32_t parity) const {
+    return reinterpret_cast<uint64_t*>(memory + amounts_at(ranks)) + (2 * of + parity) * 2 * ranks;
+}
 char* Communicator::message(uint32_t from, uint32_t to) const {
     return memory + messages_at(ranks) + (uint64_t{from} * ranks + to) * kMessage;
 }

@@ -36,7 +36,7 @@ struct Exchange {
 // What a rank shows to the others at the beginning of a collective.
 struct Header {
     uint32_t kind, type, operation, root;
-    uint64_t number, bytes, rounds;
+    uint64_t number, rounds;
     char line[232];
 };
 
@@ -83,6 +83,8 @@ struct Communicator {
 
     Seat& seat(uint32_t of) const;
     char* window(uint32_t of, uint32_t parity) const;
+    // The bytes that a rank gives to each other one, and then those that it takes from each.
+    uint64_t* amounts(uint32_t of, uint32_t parity) const;
     Mailbox& mailbox(uint32_t from, uint32_t to) const;
     char* message(uint32_t from, uint32_t to) const;
 };

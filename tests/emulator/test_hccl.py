@@ -255,6 +255,13 @@ def kinds(rank):
 def operations(rank):
     dist.all_reduce(torch.ones(4, device="npu"), dist.ReduceOp.MAX if rank == 0 else dist.ReduceOp.SUM)
 
+def gathered(rank):
+    part = torch.ones(2 + rank, device="npu")
+    dist.all_gather_into_tensor(torch.empty(2 * len(part), device="npu"), part)
+
+def turned(rank):
+    dist.all_to_all_single(torch.empty(5, device="npu"), torch.ones(5, device="npu"), [2, 3], [2, 3])
+
 def ended(rank):
     if rank == 1:
         os.kill(os.getpid(), 9)
@@ -276,7 +283,7 @@ def said_by(fault):
         return ""
     return work
 
-answer = {fault.__name__: over_ranks(2, said_by(fault)) for fault in (sizes, kinds, operations, ended, messages)}
+answer = {fault.__name__: over_ranks(2, said_by(fault)) for fault in (sizes, kinds, operations, gathered, turned, ended, messages)}
 """
 )
 
@@ -289,6 +296,8 @@ def test_faults_are_named_at_once(ask: Callable[..., Any]) -> None:
         assert "rank 1: all_reduce number 2 of 20 bytes of float32 (sum) at " in said["sizes"][rank]
         assert "rank 1: broadcast number 2 of 16 bytes of float32 with root 0" in said["kinds"][rank]
         assert "rank 0: all_reduce number 2 of 16 bytes of float32 (maximum)" in said["operations"][rank]
+        assert "rank 1: all_gather number 2 of 12 bytes of float32 at " in said["gathered"][rank]
+        assert "rank 0: all_to_all number 2 of 8+12 bytes of float32, taking 8+12 at " in said["turned"][rank]
     assert "rank 0 waits for rank 1" in said["ended"][0]
     assert "which has ended" in said["ended"][0]
     assert said["ended"][1] is None
