@@ -47,6 +47,8 @@ WRONG: list[tuple[list[str], tuple[str, ...]]] = [
     (["conformance", "--jobs", "0"], ("--jobs", "at least 1", "'0'")),
     (["conformance", "--jobs", "two"], ("--jobs", "whole number", "'two'")),
     (["upstream", ".", "--jobs", "0"], ("--jobs", "at least 1", "'0'")),
+    (["upstream", ".", "--memory", "0"], ("--memory", "at least 1", "'0'")),
+    (["upstream", ".", "--devices", "two"], ("--devices", "whole number", "'two'")),
     (["upstream", ".", "--limit", "soon"], ("--limit", "whole number", "'soon'")),
     (["conformance", "--seed", "1.5"], ("--seed", "whole number", "'1.5'")),
     (["conformance", "alarms", "--examples", "none"], ("--examples", "at least 1", "'none'")),

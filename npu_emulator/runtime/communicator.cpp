@@ -133,11 +133,7 @@ aclError fail_communicator(Communicator& c, HcclResult result, aclError code, co
             c.failure = text;
             c.failed.store(result);
         }
-        if (s.failure == ACL_SUCCESS) {
-            s.failure_message = text;
-            s.failure_advice = result == HCCL_E_PARA ? "call the same collectives with the same sizes in the same order on every rank"
-                                                     : "look at the output of that rank first";
-        }
+        if (s.failure == ACL_SUCCESS) s.failure_message = text;
     }
     c.seat(c.rank).left.store(1);
     for (uint32_t other = 0; other < c.ranks; ++other) ring(c.seat(other).bell);
@@ -147,7 +143,7 @@ aclError fail_communicator(Communicator& c, HcclResult result, aclError code, co
 
 aclError await(Communicator& c, uint32_t other, std::atomic<uint32_t>& word, const std::function<bool()>& ready) {
     if (ready()) return ACL_SUCCESS;
-    static const double patience = seconds_from("HCCL_EXEC_TIMEOUT", 1836);
+    const double patience = seconds_from("HCCL_EXEC_TIMEOUT", 1836);
     Seat& seat = c.seat(other);
     seat.waiters.fetch_add(1);
     ring(seat.bell);

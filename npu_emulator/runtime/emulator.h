@@ -191,7 +191,7 @@ struct State {
     std::unordered_map<void*, GraphRef> graphs;  // handles given to torch_npu
     std::unordered_map<void*, std::weak_ptr<Group>> groups;
     aclError failure = ACL_SUCCESS;    // error of an asynchronous task; the next synchronisation reports it
-    std::string failure_message, failure_advice;
+    std::string failure_message;
 };
 
 State& state();

@@ -70,7 +70,7 @@ EMU_API int aclnnConstantPadNdGetWorkspaceSize(const void* self, const void* pad
     const bool at_end = from.sizes.size() == 2 && from.sizes[0] == 1 && amounts.size() == 2 && amounts[0] == 0 && amounts[1] >= 0;
     const bool zero = std::all_of(with.begin(), with.end(), [](char byte) { return byte == 0; });
     if (!at_end || !zero || !from.contiguous || !into.contiguous)
-        return fail(ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "aclnnConstantPadNd appends zeros to one row, and does nothing else here", "use torch.nn.functional.pad");
+        return fail(ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "aclnnConstantPadNd appends zeros to one row, and does nothing else here", "pad with torch.nn.functional.pad instead");
     *workspace = 0;
     *executor = new Padding{from, into};
     return ACL_SUCCESS;

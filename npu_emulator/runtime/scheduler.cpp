@@ -432,10 +432,10 @@ aclError take_failure(Lock&) {
     s.failure = ACL_SUCCESS;
     std::string message;
     message.swap(s.failure_message);
-    std::string advice;
-    advice.swap(s.failure_advice);
     if (message.empty()) message = "an asynchronous task failed";
-    if (!advice.empty()) return fail(code, message, advice);
+    if (code == ACL_ERROR_RT_PARAM_INVALID) return fail(code, message, "call the same collectives with the same sizes in the same order on every rank");
+    if (code == ACL_ERROR_RT_SUSPECT_REMOTE_ERROR || code == ACL_ERROR_RT_FFTS_PLUS_TIMEOUT)
+        return fail(code, message, "look at the output of that rank first");
     if (code == ACL_ERROR_RT_MODEL_EXECUTE) return fail(code, message, kKeepAllocated);
     return fail(code, message, "mend what that line launches: run eagerly it raises there");
 }

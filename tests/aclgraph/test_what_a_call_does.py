@@ -30,7 +30,11 @@ _MODULES = {
 }
 _CHECK = {"_npu_getCurrentStream", "_tensors_data_ptrs_at_indices_equal", "__exit__"}  # the last is the lock's
 _WATCH = {"data_ptr", "stride", "add", "min"}  # whether the inputs that are copied come to rest
-_COPY = {"OpOverload.__call__", "is_neg", "get_device"}  # whether bytes alone can be copied: format, negation, device
+_COPY = {
+    "",
+    "is_neg",
+    "get_device",
+}  # whether bytes alone can be copied: format (torch names operators so), negation, device
 _WORK = {"replay"}  # a copy is a call through ctypes; results are handed out through an attribute, `data`
 
 

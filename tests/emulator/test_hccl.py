@@ -267,6 +267,21 @@ def ended(rank):
         os.kill(os.getpid(), 9)
     dist.all_reduce(torch.ones(4, device="npu"))
 
+def late(rank):                              # rank 1 lives, and comes only after rank 0 has given up
+    os.environ["HCCL_EXEC_TIMEOUT"] = "2"
+    if rank == 1:
+        import time
+        while not os.path.exists(mark):
+            time.sleep(0.05)
+        return
+    try:
+        dist.all_reduce(torch.ones(4, device="npu"))
+        torch.npu.synchronize()
+    finally:
+        open(mark, "w").close()
+
+mark = tempfile.mktemp()
+
 def messages(rank):
     value = torch.ones(3 + rank, device="npu")
     dist.send(value, 1) if rank == 0 else dist.recv(value, 0)
@@ -283,7 +298,8 @@ def said_by(fault):
         return ""
     return work
 
-answer = {fault.__name__: over_ranks(2, said_by(fault)) for fault in (sizes, kinds, operations, gathered, turned, ended, messages)}
+faults = (sizes, kinds, operations, gathered, turned, ended, late, messages)
+answer = {fault.__name__: over_ranks(2, said_by(fault)) for fault in faults}
 """
 )
 
@@ -300,7 +316,10 @@ def test_faults_are_named_at_once(ask: Callable[..., Any]) -> None:
         assert "rank 0: all_to_all number 2 of 8+12 bytes of float32, taking 8+12 at " in said["turned"][rank]
     assert "rank 0 waits for rank 1" in said["ended"][0]
     assert "which has ended" in said["ended"][0]
+    assert "507057" in said["ended"][0]
     assert said["ended"][1] is None
+    assert "507048" in said["late"][0]
+    assert "has waited 2 s for rank 1" in said["late"][0]
     assert "sends 12 bytes of float32" in said["messages"][1]
     assert "receives 16 bytes of float32" in said["messages"][1]
 

@@ -68,7 +68,7 @@ def test_torch_without_torch_npu(with_torch: Guest) -> None:
 
 _OLDER_TORCH = """
 import torch, torch._dynamo, torch._dynamo.source
-del torch._dynamo.source.ImportSource  # a private name that an older torch lacks
+del torch._dynamo.source.CallFunctionNoArgsSource  # a private name that an older torch lacks
 import torch_npu.dynamo
 torch_npu.dynamo._register_backends()
 """
@@ -154,7 +154,7 @@ except Exception as error:
     assert done.stdout == "2.0\nTrue True True\n"
     (line,) = done.stderr.splitlines()
     assert line.startswith(
-        "dynamo could not be prepared for npugraph-ex (ImportError: cannot import name 'ImportSource'"
+        "dynamo could not be prepared for npugraph-ex (ImportError: cannot import name 'CallFunctionNoArgsSource'"
     )
 
 
