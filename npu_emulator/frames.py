@@ -12,7 +12,7 @@ import re
 import sys
 from functools import cache
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 import torch
 from torch import fx
@@ -135,7 +135,8 @@ def _traced_path(node: fx.Node | None) -> str:
     return ".".join(part for part in path.split(".") if part)
 
 
-_names: WeakKeyDictionary[torch.nn.Module, dict[int, str]] = WeakKeyDictionary()
+_names: dict[ref[torch.nn.Module], dict[int, str]] = {}
+"""By module. No WeakKeyDictionary: its methods are Python, which Dynamo compiles where it calls a kernel, and fails for FSDP."""
 
 
 def _path_of(modules: Sequence[torch.nn.Module]) -> str:
@@ -153,12 +154,17 @@ def _path_of(modules: Sequence[torch.nn.Module]) -> str:
     return ".".join(part for part in ".".join(path).split(".") if part not in {"", "_orig_mod"})
 
 
+def _forget(dead: ref[torch.nn.Module]) -> None:
+    _names.pop(dead, None)
+
+
 def _name_in(parent: torch.nn.Module, child: torch.nn.Module) -> str | None:
     """The path of a module below another; None if there is none."""
+    known = ref(parent)
     for fresh in (False, True):
-        if fresh or parent not in _names:
-            _names[parent] = {id(module): name for name, module in parent.named_modules()}
-        name = _names[parent].get(id(child))
+        if fresh or known not in _names:
+            _names[ref(parent, _forget)] = {id(module): name for name, module in parent.named_modules()}
+        name = _names[known].get(id(child))
         if name is not None and _at(parent, name) is child:
             return name
     return None

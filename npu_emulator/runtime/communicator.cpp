@@ -117,7 +117,7 @@ void ring(std::atomic<uint32_t>& bell) {
     wake_all(bell);
 }
 
-// Makes the file of a new communicator and writes where it is found. The file descriptor lives as long as the process.
+// Makes the file of a new communicator and writes where it is found. Rank 0 closes it when all ranks have joined.
 bool open_root(char* place, size_t capacity) {
     const int file = memfd_create("npu_emulator", MFD_CLOEXEC);
     if (file < 0) return false;
@@ -242,6 +242,8 @@ HcclResult join(const char* place, uint32_t ranks, uint32_t rank, std::string na
              "start every rank of the group");
         return HCCL_E_TIMEOUT;
     }
+    int process = 0, root = 0;  // nobody looks for the root's file any more
+    if (sscanf(place, "/proc/%d/fd/%d", &process, &root) == 2 && process == getpid() && rank == 0) close(root);
     Communicator& made_now = *c;
     c->engine = std::thread([&made_now] { run_engine(made_now); });
     *made = c.release();

@@ -80,6 +80,7 @@ HcclResult launch(std::shared_ptr<Exchange> made, const void* send, const void* 
         char line[232] = "";
         find_line(line, sizeof line);
         made->line = line;
+        made->line = made->line.substr(0, made->line.find(" (in "));  // which function of torch called it
     }
     return group_depth == 0 ? start(std::move(made), stream) : collect(std::move(made), stream);
 }

@@ -36,6 +36,8 @@ _FORMS_KEPT = 1024
 _ADDRESSES_KEPT = 16
 """How many calls of one form are remembered, which differ in the addresses of arguments that the graph writes."""
 
+_SHARED = "an argument lies in memory that it writes"
+
 _COMPILATIONS = 4096
 """How often torch.compile may compile the function, for sizes and numbers that are no symbols."""
 
@@ -91,7 +93,9 @@ class DecodeSession:
                 "tensor alone is (tensor,)"
             )
         chosen = copy.deepcopy(given_or_default(config, "session: config"))
-        apply_flat(chosen, {**(options or {}), "require_capture": True})
+        # A server's other threads work with the device while a session captures.
+        first = {} if config is not None else {"capture_error_mode": "thread_local"}
+        apply_flat(chosen, {**first, **(options or {}), "require_capture": True})
         made = cls(function, config=chosen, dynamic=dynamic, debug=debug)
         try:
             made._run_ahead(tuple(example_inputs), {})
@@ -169,11 +173,9 @@ class DecodeSession:
         with self._lock, self._restoring():
             held = [self._through_torch(form, args, kwargs) for _ in range(2)]
             del held
-            reasons = self._warned
             if self._find(form, leaves_of(args, kwargs)) is None:
-                raise SessionError(
-                    f"{_name(self.__wrapped__)} cannot be a session: {'; '.join(sorted(reasons))}. torch.compile serves it"
-                )
+                reasons = "; ".join(sorted(self._warned)) or _SHARED
+                raise SessionError(f"{_name(self.__wrapped__)} cannot be a session: {reasons}. torch.compile serves it")
 
     @contextmanager
     def _restoring(self) -> Iterator[None]:

@@ -186,6 +186,14 @@ def distances(rank, ranks):
     trained(sharded, mine)
     found["fully_shard"] = far(sharded(given), expected)
 
+    compiled = {"DistributedDataParallel": torch.nn.parallel.DistributedDataParallel(made()), "fully_shard": made()}
+    for layer in (compiled["fully_shard"][0], compiled["fully_shard"][2], compiled["fully_shard"]):
+        fully_shard(layer, mesh=mesh)
+    for name, model in compiled.items():
+        fast = torch.compile(model, backend="npugraph_ex")
+        trained(fast, mine)
+        found[f"compiled {name}"] = far(fast(given), expected)
+
     expected = made()(given)
     parallel = parallelize_module(made(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
     found["tensor parallel"] = far(parallel(given), expected)
@@ -232,8 +240,8 @@ def test_models_over_two_ranks_agree_with_one(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for rank in (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)):
         assert set(rank) >= {
-            "DistributedDataParallel",
-            "fully_shard",
+            "compiled DistributedDataParallel",
+            "compiled fully_shard",
             "tensor parallel",
             "DTensor",
             "pipeline",
