@@ -1,4 +1,4 @@
-"""Runs the checks on every supported pair of torch and torch_npu, and writes the table of docs/versions.md.
+"""Runs the checks on every supported pair of torch and torch_npu, and writes the table of docs/reference/versions.md.
 
 `tox -e matrix` runs it: for each pair the emulator's tests, the unit tests, the quick profile of the conformance suite, and its
 models. `--checks` and `--torch` choose some; the other cells keep what they say. Each runs in the tox environment of its pair.
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "versions.md"
+PAGE = ROOT / "docs" / "reference" / "versions.md"
 BEGIN, END = "<!-- written by `tox -e matrix` -->\n", "<!-- end -->\n"
 SMOKE = (
     "tests/versions", "tests/environment/test_private_names.py", "tests/test_readme.py",

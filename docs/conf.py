@@ -5,6 +5,10 @@ import re
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+import languages
+
 from npugraph_ex._version import __version__
 from npugraph_ex.config import OPTION_TABLE
 
@@ -17,19 +21,35 @@ extensions = ["myst_parser", "sphinx.ext.napoleon", "autoapi.extension"]
 myst_heading_anchors = 3
 exclude_patterns = ["_build"]
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+templates_path = ["_templates"]
+html_sidebars = {
+    "**": [
+        "sidebar/brand.html",
+        "sidebar/language.html",
+        "sidebar/search.html",
+        "sidebar/scroll-start.html",
+        "sidebar/navigation.html",
+        "sidebar/scroll-end.html",
+    ]
+}
 html_title = f"npugraph_ex {release}"
 napoleon_use_ivar = True  # an attribute that a class both annotates and describes stands on its page once
 default_role = "code"  # docstrings write `name` as the pages do
 
-# The option table as a page: written at every build, never by hand.
+# The option table as a page: written at every build, never by hand. A section for each option, because a table of sentences is
+# wider than a screen, and because a section can be linked.
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parent
 _GENERATED = _HERE / "_generated"
 _GENERATED.mkdir(exist_ok=True)
-_ROWS = ["| option | default | allowed | meaning |", "|---|---|---|---|"]
-_ROWS += [f"| `{row.name}` | `{row.default!r}` | {row.kind.allowed} | {row.meaning} |" for row in OPTION_TABLE.values()]
-(_GENERATED / "options.md").write_text("\n".join(_ROWS) + "\n", encoding="utf-8")
-exclude_patterns += ["_generated", "speed-tables.md"]
+_SECTIONS = [
+    f"## {row.name}\n\n{row.meaning}\n\nDefault: `{row.default!r}`. Takes: {row.kind.allowed}.\n"
+    for row in OPTION_TABLE.values()
+]
+(_GENERATED / "options.md").write_text("\n".join(_SECTIONS), encoding="utf-8")
+exclude_patterns += ["_generated", "reference/speed-tables.md", "zh", "example"]
 
 # The reference of the public names, from their docstrings. autoapi parses the sources and imports nothing, so no torch is needed.
 _PAGES = (
@@ -43,7 +63,9 @@ _PAGES = (
     "npu_emulator",
 )
 """The public modules (docs/architecture.md, "What is public"); each gets a page."""
-_RETURNED = re.findall(r"autoapiclass:: ([\w.]+)\.\w+", (_HERE / "returned-objects.md").read_text(encoding="utf-8"))
+_RETURNED = re.findall(
+    r"autoapiclass:: ([\w.]+)\.\w+", (_HERE / "reference" / "returned-objects.md").read_text(encoding="utf-8")
+)
 """The modules of the classes on that page."""
 
 
@@ -60,7 +82,7 @@ _MODULES |= _homes("npugraph_ex.testing.validation")  # a package that gathers i
 _FILES = [source for package in ("npugraph_ex", "npu_emulator") for source in (_ROOT / package).rglob("*.py*")]
 
 autoapi_dirs = [str(_ROOT / package) for package in ("npugraph_ex", "npu_emulator")]
-autoapi_root = "reference"
+autoapi_root = "api"
 autoapi_add_toctree_entry = False
 autoapi_keep_files = False
 autoapi_file_patterns = ["*.pyi", "*.py"]  # a façade's names are in its stub
@@ -102,6 +124,9 @@ def _public_name(app, env, node, content):  # noqa: ANN001, ANN202 - Sphinx's ho
 
 
 def setup(app):  # noqa: ANN001, ANN201 - Sphinx's hook
-    """Add both hooks."""
+    """Add the hooks."""
+    app.add_config_value("npugraph_ex_pages", sorted(languages.pages()), "env", list)
+    app.connect("source-read", languages.read_source)
+    app.connect("doctree-read", languages.share_anchors)
     app.connect("autoapi-skip-member", _skip)
     app.connect("missing-reference", _public_name)

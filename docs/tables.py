@@ -64,8 +64,8 @@ def _besides(record: Operator) -> Iterator[str]:
 
 
 TABLES: dict[str, tuple[str, Callable[[], Iterator[str]]]] = {
-    "rules": ("fusion.md", rules),
-    "operators": ("operators.md", operators),
+    "rules": ("how-to/fusion.md", rules),
+    "operators": ("reference/operators.md", operators),
 }
 
 

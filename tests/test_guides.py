@@ -19,7 +19,13 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
-GUIDES = ["CONTRIBUTING.md", "README.md", "README.zh.md", "docs/architecture.md", "docs/operators.md"]
+GUIDES = [
+    "CONTRIBUTING.md",
+    "README.md",
+    "README.zh.md",
+    "docs/explanation/architecture.md",
+    "docs/reference/operators.md",
+]
 # Files that a reader writes, and one of torch_npu's.
 _ELSEWHERE = {"script.py", "my_fusions.py", "acl_rt.h"}
 _FILE = re.compile(r"[\w.<>*-]*/[\w.<>*/-]*|[\w<>*]+\.(?:py|pyi|md|cpp|h|toml|ini|pth)")

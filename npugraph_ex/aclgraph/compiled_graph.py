@@ -1,4 +1,4 @@
-"""`CompiledGraph`: the function that a caller calls. It owns the state of a call; docs/a-call.md draws the states.
+"""`CompiledGraph`: the function that a caller calls. It owns the state of a call; docs/explanation/a-call.md draws the states.
 
 Each call goes one of three ways: it replays the captures of the last call, it finds or makes captures by graph key, or it
 runs the graph operator by operator.

@@ -129,7 +129,7 @@ def _told(needed: list[dict[str, Any]], name: str) -> Iterator[str]:
     absent = sum(row["missing"] for row in needed)
     yield f"{absent} of {counted(len(needed), 'operator')} {'is' if absent == 1 else 'are'} missing.\n"
     if absent:
-        yield "What the script did after the first missing one means nothing. How to add one: docs/operators.md\n"
+        yield "What the script did after the first missing one means nothing. How to add one: docs/reference/operators.md\n"
 
 
 def _checked(arguments: argparse.Namespace) -> int:

@@ -28,8 +28,8 @@ def session(
     A session serves inference: make it and call it under ``torch.no_grad()`` or ``torch.inference_mode()``. Each call compares
     what may differ between calls: the arguments' number, types, numbers, dtypes, shapes, strides, devices and
     ``requires_grad``; the addresses of those that the model writes; the modes of the thread. A form of call that is new is
-    compiled and captured when it comes. `DecodeSession.refresh` says when the model itself has changed. docs/sessions.md has the
-    whole contract.
+    compiled and captured when it comes. `DecodeSession.refresh` says when the model itself has changed. docs/how-to/sessions.md
+    has the whole contract.
 
     Args:
         model: a module, a function or a method; the whole of it must be one graph that can be captured.

@@ -141,7 +141,7 @@ class DecodeSession:
     def refresh(self) -> None:
         """Let torch.compile check everything once more, at the next call of each form: weights, attributes, hooks, globals.
 
-        Call it after a change that a session does not notice by itself; docs/sessions.md lists them. What has not changed is
+        Call it after a change that a session does not notice by itself; docs/how-to/sessions.md lists them. What has not changed is
         not compiled or captured again.
         """
         with self._lock:

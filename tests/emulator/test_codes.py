@@ -259,7 +259,7 @@ def test_the_page_lists_every_code() -> None:
         numbers.update(re.findall(r"\b(ACL_ERROR_\w+)[\s=]+(\d+)", header.read_text(errors="replace")))
     used = {name for path in SOURCES.iterdir() for name in re.findall(r"\bACL_ERROR_\w+", path.read_text())}
     used.add("ACL_ERROR_RT_AICORE_EXCEPTION")  # launch.py: a kernel that raises
-    page = (Path(__file__).parents[2] / "docs" / "emulator-codes.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "emulator-codes.md").read_text()
     listed = dict(re.findall(r"\| (\d{6}) `(\w+)` \|", page))
     here = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
     assert not [number for number in listed if number not in here], "listed, and raised in no test of this folder"

@@ -15,7 +15,7 @@ import torch
 import npu_emulator
 
 Program = Callable[..., subprocess.CompletedProcess[str]]
-PAGE = (Path(__file__).parents[2] / "docs" / "emulator-records.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "emulator-records.md").read_text()
 
 
 def test_the_documented_example_prints_what_the_page_says(program: Program, tmp_path: Path) -> None:

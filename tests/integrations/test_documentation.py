@@ -13,7 +13,7 @@ from test_vllm_ascend_contract import SYMBOLS
 
 from npugraph_ex.integrations.vllm import VllmSettings
 
-PAGE = (Path(__file__).parents[2] / "docs" / "vllm-ascend.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "vllm-ascend.md").read_text(encoding="utf-8")
 
 
 def _offline() -> Any:

@@ -234,7 +234,7 @@ def test_listeners_hear_of_new_records(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_documented_record_runs_on_the_device() -> None:
     """The page's own example: the operator computes on an NPU, and its example is there for checks."""
-    page = (Path(__file__).parent.parent.parent / "docs" / "operators.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parent.parent.parent / "docs" / "reference" / "operators.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     exec(block, {})  # noqa: S102 - the documentation's own code
     x = torch.randn(4, 16)

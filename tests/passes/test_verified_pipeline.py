@@ -191,7 +191,7 @@ def test_a_pass_that_the_graph_needs_is_not_undone(needed: Pass) -> None:
 
 def test_the_passes_that_are_never_undone_are_documented() -> None:
     """The table on the backend's page names exactly these."""
-    page = (Path(__file__).parents[2] / "docs" / "backend.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "explanation" / "backend.md").read_text(encoding="utf-8")
     section = page.partition("## Passes that are never undone")[2].partition("\n## ")[0]
     rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
     assert set(re.findall(r"`(\w+)`", "".join(rows))) == {pass_.name for pass_ in NEEDED}

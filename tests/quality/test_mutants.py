@@ -14,7 +14,7 @@ from npugraph_ex_conformance.corpus.programs import CORPUS
 from npugraph_ex_conformance.examples import FAMILIES
 from npugraph_ex_conformance.mutants.search import BUDGET, Kill, kill
 
-TABLE = Path(__file__).parents[2] / "docs" / "mutants.md"
+TABLE = Path(__file__).parents[2] / "docs" / "reference" / "mutants.md"
 FROM_RANDOM_PROGRAMS = {
     name for name in FAMILIES if name not in {"streams", "parts", "forms", "random numbers", "updates", "cache"}
 }
@@ -66,7 +66,7 @@ def test_every_kind_of_example_kills_a_mutant() -> None:
 
 
 def test_the_documentation_lists_every_mutant() -> None:
-    """The table is the one that `npugraph-ex conformance mutants --markdown docs/mutants.md` writes today."""
+    """The table is the one that `npugraph-ex conformance mutants --markdown docs/reference/mutants.md` writes today."""
     rows = [line.split("|")[1:4] for line in TABLE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
     listed = [tuple(cell.strip() for cell in row) for row in rows]
     assert listed == [(f"`{m.name}`", m.breaks, m.found_by) for m in testing.mutants().values()]

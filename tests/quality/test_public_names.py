@@ -14,7 +14,9 @@ import npugraph_ex
 
 _ROOT = Path(__file__).parents[2]
 _SECTION = re.search(
-    r"## What is public\n(.*?)\n## ", (_ROOT / "docs" / "architecture.md").read_text(encoding="utf-8"), re.DOTALL
+    r"## What is public\n(.*?)\n## ",
+    (_ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8"),
+    re.DOTALL,
 )[1]
 _TABLE = [
     name

@@ -76,8 +76,12 @@ def test_only_one_room_knows_releases() -> None:
 
 
 def test_the_page_on_architecture_names_every_room() -> None:
-    """`docs/architecture.md` has each package of the library in its table of rooms."""
-    table = (_LIBRARY.parent / "docs" / "architecture.md").read_text(encoding="utf-8").partition("## The rooms")[2]
+    """`docs/explanation/architecture.md` has each package of the library in its table of rooms."""
+    table = (
+        (_LIBRARY.parent / "docs" / "explanation" / "architecture.md")
+        .read_text(encoding="utf-8")
+        .partition("## The rooms")[2]
+    )
     packages = {name for name in _packages() if (_LIBRARY / name).is_dir()}
     assert [name for name in packages if f"`{name}`" not in table] == []
 

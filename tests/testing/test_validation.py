@@ -37,7 +37,7 @@ from npugraph_ex.testing.validation.guards import numbers_in
 from npugraph_ex.testing.validation.survey import Setting
 from npugraph_ex.testing.validation.trials import Trial, Trials, in_turn
 
-PAGE = Path(__file__).parents[2] / "docs" / "validate.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "validate.md"
 WIDTH = 96
 CASE = Case("def program(x0):\n    return x0\n", (Input((2,)),))
 """A case that nobody runs, for trials whose end is given."""

@@ -1,0 +1,62 @@
+"""The Chinese pages say what the English ones say today: the same code, the same headings, and a record of the text translated."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
+LANGUAGES = runpy.run_path(str(DOCS / "languages.py"))
+TRANSLATED = [name for name in LANGUAGES["pages"]() if LANGUAGES["state"](name) != "missing"]
+_BLOCK = re.compile(r"^(```+)(\w+)\n(.*?)^\1$", re.MULTILINE | re.DOTALL)
+
+
+def code(text: str) -> list[str]:
+    """The fenced and indented code of a page, without comments."""
+    fenced = [block[2] for block in _BLOCK.findall(text)]
+    indented = re.findall(r"^    \S.*$", _BLOCK.sub("", text), re.MULTILINE)
+    return [
+        re.sub(r"\s+#.*|(?<=\S)\s{3,}.*", "", line) for block in (*fenced, *indented) for line in block.splitlines()
+    ]
+
+
+def test_pages_are_found_and_every_chinese_page_has_an_english_one() -> None:
+    """A Chinese page under a name that no English page has would never be read."""
+    names = set(LANGUAGES["pages"]())
+    assert {"index", "install", "how-to/streams", "reference/options"} <= names
+    assert {path.relative_to(DOCS / "zh").with_suffix("").as_posix() for path in (DOCS / "zh").rglob("*.md")} <= names
+
+
+@pytest.mark.parametrize("name", TRANSLATED)
+def test_a_chinese_page_is_up_to_date(name: str) -> None:
+    """The English text has not changed since; code and the levels of headings are the same."""
+    assert LANGUAGES["state"](name) == "current", f"docs/{name}.md changed: see `python docs/languages.py`"
+    english, chinese = ((folder / f"{name}.md").read_text(encoding="utf-8") for folder in (DOCS, DOCS / "zh"))
+    levels = [[level for level, _ in LANGUAGES["headings"](text)] for text in (english, chinese)]
+    assert levels[0] == levels[1]
+    assert code(english) == code(chinese)
+
+
+def test_a_changed_english_page_is_noticed(tmp_path: Path) -> None:
+    """State and digest: a translated page is current until the English text, and not its generated table, changes."""
+    languages = runpy.run_path(str(DOCS / "languages.py"))
+    languages["state"].__globals__.update(DOCS=tmp_path, CHINESE=tmp_path / "zh")
+    english, chinese = tmp_path / "page.md", tmp_path / "zh" / "page.md"
+    chinese.parent.mkdir()
+    english.write_text(
+        "# Page\n<!-- table of things: x -->\n1\n<!-- end of the table of things -->\n", encoding="utf-8"
+    )
+    assert languages["state"]("page") == "missing"
+    chinese.write_text("# 页\n\n<!-- table of things -->\n", encoding="utf-8")
+    assert languages["state"]("page") == "stale"
+    languages["accept"]("page")
+    assert languages["state"]("page") == "current"
+    assert "\n1\n" in languages["chinese"]("page")
+    english.write_text(english.read_text(encoding="utf-8").replace("\n1\n", "\n2\n"), encoding="utf-8")
+    assert languages["state"]("page") == "current"
+    english.write_text(english.read_text(encoding="utf-8") + "New.\n", encoding="utf-8")
+    assert languages["state"]("page") == "stale"
+    assert "可能不是最新" in languages["chinese"]("page")
