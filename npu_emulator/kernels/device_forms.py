@@ -90,6 +90,31 @@ def _searchsorted(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def _rotary(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Chips before the Ascend950 turn halves and pairs alone."""
+
+    def run(given: torch.Tensor, r1: torch.Tensor, r2: torch.Tensor, rotary_mode: str = "half", *rest: Any) -> Any:
+        if rotary_mode not in {"half", "interleave"} and not torch.npu.get_device_name().startswith("Ascend950"):
+            raise RuntimeError(
+                f"The rotary_mode of npu_rotary_mul should be half or interleave, but got {rotary_mode}, which needs an Ascend950"
+            )
+        return kernel(given, r1, r2, rotary_mode, *rest)
+
+    return run
+
+
+def _two_quantisations(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """The results of a quantisation that is not wanted have one element; torch_npu's meta function gives them none."""
+
+    def run(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        results = kernel(*args, **kwargs)
+        if not results[2].numel():
+            return results  # type: ignore[no-any-return]
+        return tuple(result if result.numel() else result.new_empty(()) for result in results)
+
+    return run
+
+
 _WRAPPERS: Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = MappingProxyType(
     {
         "aten::one_hot": _one_hot,
@@ -100,6 +125,8 @@ _WRAPPERS: Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = Ma
         "aten::_softmax_backward_data": _softmax_backward,
         "aten::_log_softmax_backward_data": _softmax_backward,
         "npu::npu_gather_backward": _gather_backward,
+        "npu::npu_rotary_mul": _rotary,
+        "npu::npu_add_rms_norm_dynamic_quant": _two_quantisations,
     }
 )
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 
 _ALIGNED = 128
+_SPREAD = 0x9E3779B97F4A7C15
+"""The golden ratio in 64 bits. An emulated device gives a draw at an offset of its generator the seed of `generator_at`."""
+_WORD = 2**64
 
 
 def packed(kept: torch.Tensor) -> torch.Tensor:
@@ -15,7 +18,21 @@ def packed(kept: torch.Tensor) -> torch.Tensor:
 
 def generator_at(seed: int, offset: int) -> torch.Generator:
     """The generator of a seed and an offset: masks that are made apart and those that attention makes are the same."""
-    return torch.Generator().manual_seed((seed * 0x9E3779B1 + offset) % 2**63)
+    return torch.Generator().manual_seed((seed + (offset + 1) * _SPREAD) % _WORD)
+
+
+def drawn_seed() -> int:
+    """The seed, at offset 0, of a mask from torch's generator, which moves on.
+
+    It is the one that `generator_at` makes that generator of, if nothing was drawn from it yet: on a device a mask that is
+    made with the generator's seed and offset is the same as the one that an operator draws there.
+    """
+    now = torch.default_generator.get_state()
+    fresh = torch.Generator().manual_seed(torch.initial_seed() % _WORD)
+    number = int(torch.randint(2**62, (1,)))
+    if torch.equal(fresh.get_state(), now):
+        number = (torch.initial_seed() - _SPREAD) % _WORD
+    return number if number < _WORD // 2 else number - _WORD
 
 
 def drawn(size: tuple[int, ...] | list[int] | torch.Size, p: float, **options: object) -> torch.Tensor:

@@ -87,7 +87,7 @@ class Random:
 
     def dropped(self, weights: torch.Tensor, keep_prob: float) -> torch.Tensor:
         """``weights`` [B, N, Sq, Skv] with some of them 0 and the others divided by ``keep_prob``."""
-        if keep_prob == 1.0:
+        if keep_prob == 1.0 or weights.is_meta:
             return weights
         if self._bits is not None:
             return masked_by_bits(weights, self._bits, 1.0 - keep_prob)

@@ -13,7 +13,14 @@ from __future__ import annotations
 import torch
 
 from npugraph_ex.operators._int4 import INT4, unpack
-from npugraph_ex.operators._precision import HALVES, compute_dtype, refused, stored_like, unsupported
+from npugraph_ex.operators._precision import (
+    HALVES,
+    RefusedArgumentError,
+    compute_dtype,
+    refused,
+    stored_like,
+    unsupported,
+)
 from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators._scalar_types import dtype_of
 
@@ -27,6 +34,10 @@ def _target(x: torch.Tensor, dst_dtype: int | None, src_dtype: int | None) -> to
         raise unsupported(_NAME, "x", x.dtype, ", ".join(map(str, _INPUTS)))
     if src_dtype is not None and (src_dtype in INT4) != (x.dtype == torch.int32):
         raise refused(_NAME, "src_dtype", src_dtype, "torch.quint4x2 for an int32 x, and the dtype of x for others")
+    if dst_dtype is not None and dst_dtype < 0:
+        raise RefusedArgumentError(
+            f"{_NAME}: Input dst_type must be valid, but got UNKNOWN_SCALAR: dst_dtype={dst_dtype} is the code of no dtype."
+        )
     target = torch.float16 if dst_dtype is None else dtype_of(dst_dtype, _NAME, "dst_dtype")
     if target not in HALVES:
         raise refused(_NAME, "dst_dtype", dst_dtype, "torch.float16 or torch.bfloat16")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from npugraph_ex.operators._attention_masks import Masking
+from npugraph_ex.operators._dropout import drawn_seed
 from npugraph_ex.operators._precision import HALVES
 from npugraph_ex.operators._record import Call, Operator, call
 from npugraph_ex.operators._training_attention import NO_LIMIT, AttentionSettings, Random, backward, forward, join_rope
@@ -31,7 +32,7 @@ def _run(
 ) -> _Result:
     """The results of both versions; ``seed`` and ``offset`` are those of the mask that is given or wanted, or of a draw."""
     if _draws(how.keep_prob, dropout_mask) and not (seed or offset):
-        seed, offset = int(torch.randint(2**62, (1,))), 0
+        seed, offset = drawn_seed(), 0
     elif dropout_mask is None and how.keep_prob == 1.0:
         seed, offset = 0, 0
     output, largest, total = forward(*operands, how, Random(seed, dropout_mask, offset=offset))

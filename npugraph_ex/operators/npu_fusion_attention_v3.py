@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from npugraph_ex.operators._attention_masks import Masking
+from npugraph_ex.operators._dropout import drawn_seed
 from npugraph_ex.operators._precision import HALVES
 from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators._training_attention import NO_LIMIT, AttentionSettings, Random, ends, forward
@@ -19,7 +20,7 @@ def _drops(*args: object, **kwargs: Any) -> bool:
 
 def _drawn(keep_prob: float) -> torch.Tensor:
     """What decides which weights are dropped: one number [1], int64; 0 where none is."""
-    return torch.zeros(1, dtype=torch.int64) if keep_prob == 1.0 else torch.randint(2**62, (1,))
+    return torch.zeros(1, dtype=torch.int64) if keep_prob == 1.0 else torch.tensor([drawn_seed()])
 
 
 @Operator(

@@ -118,3 +118,19 @@ def test_the_gradient_of_dropout_is_that_of_what_was_dropped(backend: str) -> No
         assert value.grad is not None
         torch.testing.assert_close(value.grad, kept.detach().mT @ upstream, rtol=1e-5, atol=1e-5)
         assert 0.6 < (kept != 0).float().mean().item() < 0.9
+
+
+def test_a_mask_made_apart_is_the_one_that_attention_draws() -> None:
+    """After a seed is set, the mask of that seed and offset 0 drops what the forward drops; the next forward drops others."""
+    query, key, value = (torch.randn(1, 2, 16, 16).half().npu() for _ in range(3))
+
+    def attend(**given: Any) -> Any:
+        return torch_npu.npu_fusion_attention(query, key, value, 2, "BNSD", scale=0.25, keep_prob=0.5, **given)
+
+    for seed in (2, 2**40 + 7):
+        torch.npu.manual_seed(seed)
+        drawn = attend()
+        mask = torch_npu._npu_dropout_gen_mask(query, [1, 2, 16, 16], 0.5, seed, 0, parallel=True, sync=False)
+        assert drawn[4:6] == (seed, 0)
+        assert torch.equal(drawn[0].cpu(), attend(dropout_mask=mask, seed=seed)[0].cpu())
+        assert not torch.equal(drawn[0].cpu(), attend()[0].cpu())

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch_npu
 from torch.nn import functional
 
 _EYE = torch.eye(3) * 2 + 0.1
@@ -263,3 +264,18 @@ def test_what_has_no_gradient_can_be_traced(dynamic: bool) -> None:
     index = torch.tensor([[3, 1], [0, 2]], device="npu")
     traced = torch.compile(lambda at: functional.one_hot(at, 4).permute(2, 1, 0), backend="eager", dynamic=dynamic)
     _same(traced(index), functional.one_hot(index.cpu(), 4).permute(2, 1, 0))
+
+
+def test_what_the_device_answers_in_its_own_way() -> None:
+    """An unwanted quantisation has results of one element, this chip turns no quarters, and a code of no dtype is refused."""
+    x, weight = torch.randn(3, 16).half().npu(), torch.ones(16).half().npu()
+    given = torch_npu.npu_add_rms_norm_dynamic_quant(x, x, weight, output_mask=[True, False])
+    assert [tuple(result.shape) for result in given] == [(3, 16), (), (3, 16), (3,), ()]
+    assert [result.dtype for result in given[:2]] == [torch.int8, torch.int8]
+    empty = torch_npu.npu_add_rms_norm_dynamic_quant(x[:0], x[:0], weight)
+    assert empty[0].shape == (0, 16)
+    cosine = torch.ones(1, 1, 1, 16).half().npu()
+    with pytest.raises(RuntimeError, match="should be half or interleave, but got quarter"):
+        torch_npu.npu_rotary_mul(x.reshape(1, 3, 1, 16), cosine, cosine, "quarter")
+    with pytest.raises(RuntimeError, match="dst_dtype=-10 is the code of no dtype"):
+        torch_npu.npu_anti_quant(x.to(torch.int8), torch.ones(1).npu(), dst_dtype=-10)

@@ -58,7 +58,7 @@ def project(tmp_path: Path) -> Path:
 def test_a_run_that_is_stopped_keeps_what_it_found(project: Path, tmp_path: Path) -> None:
     """Passes, failures by cause, a crash and the tests after it, the limit, a chip, a helper, an import error; then Ctrl-C."""
     differences, found = tmp_path / "known.toml", tmp_path / "found.json"
-    differences.write_text('[op-plugin]\n"ops/test_a_*::*wrong_value" = "zeros are wanted"\n')
+    differences.write_text('[op-plugin.mistake]\n"ops/test_a_*::*wrong_value" = "zeros are wanted"\n')
     command = subprocess.Popen(
         [sys.executable, "-m", "npugraph_ex.cli", "upstream", str(project), "--limit", "3", "--json", str(found),
          "--known", str(differences)],
@@ -90,7 +90,8 @@ def test_a_run_that_is_stopped_keeps_what_it_found(project: Path, tmp_path: Path
     chips = {outcome["test"]: outcome["chip"] for outcome in answer["outcomes"]}
     assert chips["TestFirst::test_g_asks_for_a_chip"].startswith("Ascend950")
     assert chips["TestFirst::test_a_passes"] == checkout.DEFAULT_CHIP
-    assert "1  zeros are wanted" in said
+    wrong = 1 + FIRST[: FIRST.index("torch.testing")].count("\n")
+    assert f"failed: the test's own mistake (mistake)\n      1  test_a_first.py:{wrong}: zeros are wanted" in said
     assert "tests: 3 passed, 5 failed (1 known), 1 skipped, 37.5 % of those that ran" in said
     assert sorted(path.name for path in project.rglob("*") if path.is_file()) == [
         "helper.py", "test_a_first.py", "test_b_second.py", "test_c_third.py", "test_d_last.py",
@@ -175,8 +176,9 @@ def test_known_differences_explain_failures_and_grow_stale(tmp_path: Path) -> No
     """An entry is for one project's tests; one whose file ran without such a failure is named, one whose file did not is not."""
     file = tmp_path / "known.toml"
     file.write_text(
-        '[op-plugin]\n"ops/test_a.py::T::test_x" = "rounds"\n"ops/test_b.py" = "slow"\n"ops/test_c.py" = "gone"\n'
-        '"ops/test_d.py" = "not run"\n[torch_npu]\n"ops/test_a.py::T::test_y" = "no"\n'
+        '[op-plugin.gap]\n"ops/test_a.py::T::test_x" = "rounds"\n"ops/test_c.py" = "gone"\n"ops/test_d.py" = "not run"\n'
+        '[op-plugin.limit]\n"ops/test_b.py" = "slow"\n"ops/test_c.py::T::*" = "large"\n'
+        '[torch_npu.gap]\n"ops/test_a.py::T::test_y" = "no"\n'
     )
     entries = known.load(file, "op-plugin")
     found = known.explained(
@@ -184,7 +186,7 @@ def test_known_differences_explain_failures_and_grow_stale(tmp_path: Path) -> No
          outcome("ops/test_b.py", "", "failed"), outcome("ops/test_c.py", "T::test_z", "passed")],
         entries,
     )  # fmt: skip
-    assert [one.known for one in found] == ["rounds", "", "slow", ""]
+    assert [(one.kind, one.known) for one in found] == [("gap", "rounds"), ("", ""), ("limit", "slow"), ("", "")]
     assert list(known.stale(found, entries)) == ["ops/test_c.py"]
     text = "\n".join(tables.report(found, ["ops/test_c.py"]))
     assert "delete their lines\n  ops/test_c.py" in text
@@ -192,11 +194,40 @@ def test_known_differences_explain_failures_and_grow_stale(tmp_path: Path) -> No
     assert "files: 1 of 3 files that ran passed whole; 0 skipped whole" in text
 
 
+def test_the_share_of_files_of_covered_operators_is_counted() -> None:
+    """A file that calls what has no kernel, what torch_npu does not have, or several devices is none; one with a mistake is."""
+
+    def failed(file: str, kind: str, cause: str = "another value") -> UpstreamOutcome:
+        return UpstreamOutcome(f"ops/{file}.py", "T::test", "Ascend910B2", "failed", cause, known="why", kind=kind)
+
+    files = [outcome(f"ops/passes_{number}.py", "T::test", "passed") for number in range(3)]
+    files += [
+        failed("no_kernel", "gap", "no kernel for npu::npu_of_a_test"), failed("absent", "absent"),
+        failed("devices", "devices"), failed("mistake", "mistake"), failed("gap", "gap"), failed("unknown", ""),
+        outcome("ops/skips.py", "T::test", "skipped"),
+    ]  # fmt: skip
+    text = "\n".join(tables.report(files, []))
+    assert "files: 3 of 9 files that ran passed whole; 1 skipped whole" in text
+    assert "files of covered operators: 3 of 6 passed whole, 50.0 %" in text
+    assert (
+        "1 that call an operator without a kernel, 1 that call what the installed torch_npu does not have, 1 that"
+        in text
+    )
+    assert "among them: 1 with a mistake of the test's own" in text
+    assert "files of covered" not in "\n".join(tables.report(files[:3], []))
+
+
 def test_our_known_differences_can_be_read(tmp_path: Path) -> None:
     """Each has a reason of one line; a file that has not is refused by name."""
     assert all(known.load(known.OURS, project) is not None for project in ("op-plugin", "torch_npu"))
     file = tmp_path / "known.toml"
-    for text in ("[op-plugin\n", '[op-plugin]\n"a" = ""\n', '[op-plugin]\n"a" = 3\n'):
+    wrong = (
+        "[op-plugin\n",
+        '[op-plugin.gap]\n"a" = ""\n',
+        '[op-plugin.gap]\n"a" = 3\n',
+        '[op-plugin]\n"a" = "no kind"\n',
+    )
+    for text in wrong:
         file.write_text(text)
         with pytest.raises(UsageError, match=r"known\.toml"):
             known.load(file, "op-plugin")

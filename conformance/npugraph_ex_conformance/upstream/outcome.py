@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 CALL, LIMIT, CRASH = "call", "limit", "crash"
 _LONGEST = 110
+_NO_KERNEL_CAUSE = "no kernel for "
 _NO_KERNEL = re.compile(r"no kernel for (\w+::[\w.]+)")
 _NOT_COVERED = re.compile(r"(\w+): the reference does not cover (\w+)=")
 _OTHER_VALUE = re.compile(
@@ -25,7 +26,9 @@ class UpstreamOutcome(NamedTuple):
         state: ``"passed"``, ``"failed"`` or ``"skipped"``.
         cause: of a failure, or the reason of a skip; failures with one cause are counted together.
         message: what the test said.
+        line: of the file, at which the test failed; 0 where nothing tells.
         known: why the failure is no fault; empty where nothing explains it.
+        kind: of what kind that reason is; `known` lists the kinds.
     """
 
     file: str
@@ -34,7 +37,15 @@ class UpstreamOutcome(NamedTuple):
     state: str
     cause: str = ""
     message: str = ""
+    line: int = 0
     known: str = ""
+    kind: str = ""
+
+    @property
+    def uncovered(self) -> str:
+        """Why the operator of a failed test is none that this torch_npu and this device have; empty where it is one."""
+        no_kernel = self.cause.startswith(_NO_KERNEL_CAUSE)
+        return "no kernel" if no_kernel else self.kind if self.kind in {"absent", "devices"} else ""
 
     @property
     def name(self) -> str:
@@ -47,7 +58,7 @@ def cause_of(kind: str, message: str) -> str:
     first = message.strip().splitlines()[0] if message.strip() else ""
     missing, uncovered = _NO_KERNEL.search(message), _NOT_COVERED.search(message)
     if missing:
-        return f"no kernel for {missing[1]}"
+        return f"{_NO_KERNEL_CAUSE}{missing[1]}"
     if uncovered:
         return f"not covered: {uncovered[1]}({uncovered[2]}=)"
     if kind == "AssertionError":

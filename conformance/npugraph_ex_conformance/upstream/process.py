@@ -95,7 +95,9 @@ def _on_chip(
             started = line.get("started", started)
             if "test" in line:
                 cause = cause_of(line["kind"], line["message"]) if line["state"] == "failed" else line["message"]
-                found[line["test"]] = UpstreamOutcome(name, line["test"], chip, line["state"], cause, line["message"])
+                found[line["test"]] = UpstreamOutcome(
+                    name, line["test"], chip, line["state"], cause, line["message"], line.get("line", 0)
+                )
         if not ended.why:
             break
         if started in found and started:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from npugraph_ex._plurals import counted
+from npugraph_ex_conformance.upstream.known import KINDS
 from npugraph_ex_conformance.upstream.outcome import UpstreamOutcome
 
 
@@ -32,7 +33,8 @@ def report(outcomes: Sequence[UpstreamOutcome], stale: Sequence[str]) -> Iterato
         yield from (f"  {file:<{width}}  {tally(of)}" for file, of in wrong.items())
         yield ""
     yield from _counted("failed by cause", (o.cause for o in outcomes if o.state == "failed" and not o.known))
-    yield from _counted("failed, with a known reason", (o.known for o in outcomes if o.known))
+    for kind, words in KINDS.items():
+        yield from _counted(f"failed: {words} ({kind})", (_reason(o) for o in outcomes if o.kind == kind))
     yield from _counted("skipped by reason", (o.cause for o in outcomes if o.state == "skipped"))
     if stale:
         yield "known differences that are gone; delete their lines"
@@ -43,7 +45,34 @@ def report(outcomes: Sequence[UpstreamOutcome], stale: Sequence[str]) -> Iterato
     share = f", {100 * passed / len(tests):.1f} % of those that ran" if tests else ""
     yield f"tests: {tally(outcomes)}{share}"
     skipped = len(by_file) - len(ran)
-    yield f"files: {len(ran - set(wrong))} of {counted(len(ran), 'file')} that ran passed whole; {skipped} skipped whole"
+    whole = len(ran - set(wrong))
+    yield f"files: {whole} of {counted(len(ran), 'file')} that ran passed whole; {skipped} skipped whole"
+    yield from _covered(wrong, len(ran), whole)
+
+
+def _reason(outcome: UpstreamOutcome) -> str:
+    """Why a failure is known; where the test is to blame, at which line of which file it stops."""
+    at = f"{outcome.file.rpartition('/')[2]}:{outcome.line}: " if outcome.kind == "mistake" and outcome.line else ""
+    return at + outcome.known
+
+
+def _covered(wrong: Mapping[str, Sequence[UpstreamOutcome]], ran: int, whole: int) -> Iterator[str]:
+    """The share of the files whose operators this torch_npu and the emulated device have; and what stops the others of them."""
+    reasons = {file: {o.uncovered for o in of if o.uncovered} for file, of in wrong.items()}
+    left_out = Counter(
+        next(name for name in ("no kernel", "absent", "devices") if name in of) for of in reasons.values() if of
+    )
+    covered = ran - left_out.total()
+    if not left_out or not covered:
+        return
+    share = 100 * whole / covered
+    yield f"files of covered operators: {whole} of {covered} passed whole, {share:.1f} %"
+    yield (
+        f"  not among them: {left_out['no kernel']} that call an operator without a kernel, {left_out['absent']} that call what "
+        f"the installed torch_npu does not have, {left_out['devices']} that need several devices"
+    )
+    blamed = sum(not reasons[file] and any(o.kind == "mistake" for o in of) for file, of in wrong.items())
+    yield f"  among them: {blamed} with a mistake of the test's own"
 
 
 def _counted(title: str, causes: Iterable[str]) -> Iterator[str]:

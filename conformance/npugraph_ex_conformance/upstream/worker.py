@@ -10,7 +10,7 @@ output      where what is printed goes
 processor   the most seconds of processor time that the process may take
 only        the tests to run; null for all
 without     tests to leave out: those that an earlier process of the same file did
-answers     where each line goes: ``{"started": test}``, ``{"test", "state", "kind", "message"}``
+answers     where each line goes: ``{"started": test}``, ``{"test", "state", "kind", "message", "line"}``
 =========== ===========================================================================
 """
 
@@ -82,11 +82,13 @@ class Worker:
         if test in self._done or not (report.when == "call" or report.failed or report.skipped):
             return report
         self._done.add(test)
-        kind, message, state = "", "", report.outcome
+        kind, message, state, line = "", "", report.outcome, 0
         if report.skipped:
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
             message = getattr(report, "wasxfail", "") or reason.removeprefix("Skipped: ")
         elif report.failed and call.excinfo is not None:
             kind, message = call.excinfo.type.__name__, str(call.excinfo.value)
-        self._write(test=test, state=state, kind=kind, message=message[:2000])
+            own = [entry.lineno + 1 for entry in call.excinfo.traceback if str(entry.path) == self._order["file"]]
+            line = own[-1] if own else 0
+        self._write(test=test, state=state, kind=kind, message=message[:2000], line=line)
         return report
