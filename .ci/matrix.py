@@ -67,9 +67,11 @@ def cells(page: str) -> dict[str, list[str]]:
     return {torch: [cell.strip() for cell in rest.split("|")[2:]] for torch, rest in rows}
 
 
-def write(results: Mapping[str, list[str]]) -> None:
-    """Put the table into the page."""
+def write(torch: str, check: str, cell: str) -> None:
+    """Put one cell into the page's table; another process may have changed the others meanwhile."""
     page = PAGE.read_text(encoding="utf-8")
+    results = {release: cells(page).get(release, ["not run"] * len(CHECKS)) for release in pairs()}
+    results[torch][list(CHECKS).index(check)] = cell
     head = ["| torch | torch_npu | " + " | ".join(CHECKS) + " |", "|---" * (2 + len(CHECKS)) + "|"]
     rows = [f"| {torch} | {pairs()[torch]} | {' | '.join(results[torch])} |" for torch in pairs()]
     before, _, rest = page.partition(BEGIN)
@@ -91,16 +93,12 @@ def main() -> int:
     if options.environment is not None and len(options.torch or ()) != 1:
         parser.error("--environment holds one pair: say which, by --torch")
     options.work.mkdir(parents=True, exist_ok=True)
-    results = {
-        torch: cells(PAGE.read_text(encoding="utf-8")).get(torch, ["not run"] * len(CHECKS)) for torch in pairs()
-    }
     failed = False
     for torch in options.torch or pairs():
-        for column, check in enumerate(CHECKS):
-            if check in (options.checks or CHECKS):
-                results[torch][column] = run(torch, check, options.work.absolute(), options.environment)
-                failed = failed or results[torch][column].startswith("**")
-                write(results)  # after each check: the whole takes hours
+        for check in options.checks or CHECKS:
+            cell = run(torch, check, options.work.absolute(), options.environment)
+            failed = failed or cell.startswith("**")
+            write(torch, check, cell)  # after each check: the whole takes hours
     print(PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0])
     return 1 if failed else 0
 
