@@ -40,17 +40,32 @@ def test_every_pair_has_its_environment(matrix: ModuleType) -> None:
 
 
 def test_the_page_keeps_its_other_cells(matrix: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What a run writes is what the next one reads; a failure is bold, and says how many."""
+    """What a run writes is what the next one reads, in any order."""
     monkeypatch.setattr(matrix, "PAGE", tmp_path / "page.md")
     matrix.PAGE.write_text(f"before\n{matrix.BEGIN}{matrix.END}after\n", encoding="utf-8")
-    log = "3 passed in a line of a test\n" + "." * 5000 + "\n= 2 failed, 7 passed, 1 skipped in 9 s =\n"
-    assert matrix.summary(log, 1) == "**2 failed, 7 passed, 1 skipped**"
-    assert matrix.summary("= 7 passed in 9 s =", 0) == "7 passed"
-    assert matrix.summary("", 3) == "**status 3**"
     written = {torch: [f"{torch} {check}" for check in matrix.CHECKS] for torch in matrix.pairs()}
-    for _ in range(2):
-        matrix.write(written)
+    for torch in reversed(matrix.pairs()):
+        for check in matrix.CHECKS:
+            matrix.write(torch, check, f"{torch} {check}")
     page = matrix.PAGE.read_text(encoding="utf-8")
     assert page.startswith("before\n")
     assert page.endswith("after\n")
     assert matrix.cells(page) == written
+
+
+def test_a_cell_adds_up_its_commands(matrix: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each command's closing line counts once; the cell is bold if one of them failed, or ran nothing."""
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "say"
+    program.write_text("#!/bin/sh\necho '3 passed in a line of a test'\necho \"= $1 in 9.1s (0:09) =\"\nexit $2\n")
+    program.chmod(0o700)
+
+    def cell(*commands: str) -> str:
+        monkeypatch.setattr(matrix, "CHECKS", {"smoke": commands})
+        said: str = matrix.run("2.10.0", "smoke", tmp_path, tmp_path).rpartition(", ")[0]
+        return said
+
+    assert cell("say '7 passed, 1 skipped' 0", "say '2 passed' 0") == "9 passed, 1 skipped"
+    assert cell("say '7 passed' 0", "say '2 failed, 1 error' 1") == "**1 error, 2 failed, 7 passed**"
+    assert cell("say '2 failed' 1", "say '7 passed' 0") == "**2 failed, 7 passed**"
+    assert cell("say nothing 3") == "**no tests**"
