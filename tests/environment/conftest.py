@@ -54,8 +54,8 @@ Build = Callable[..., subprocess.CompletedProcess[str]]
 def build_wheel() -> Build:
     """Build this checkout into a folder as it is published: an editable installation does not list its files."""
 
-    def build(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    def build(folder: Path, kind: str = "wheel", **variables: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(folder)]
         environment = {**os.environ, **variables}
         return subprocess.run(
             command, cwd=_ROOT, check=False, capture_output=True, text=True, timeout=300, env=environment
@@ -75,12 +75,13 @@ def wheel(build_wheel: Build, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def make_guest(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Guest]:
-    """Make an environment with this package and the named ones, which are links to those of the running environment."""
+    """Make an environment with the named packages, which are links to those of the running environment, and with ours, or not."""
 
-    def make(*packages: str, wheel: Path = wheel) -> Guest:
+    def make(*packages: str, unpacked: Path | None = wheel) -> Guest:
         guest = Guest(tmp_path_factory.mktemp("venv"), tmp_path_factory.mktemp("work"))
         venv.create(guest.folder, with_pip=False, symlinks=True)
-        zipfile.ZipFile(wheel).extractall(guest.site)
+        if unpacked:  # much faster than pip
+            zipfile.ZipFile(unpacked).extractall(guest.site)
         for top in sorted(set(_top_level(packages))):
             if not (guest.site / top.name).exists():
                 (guest.site / top.name).symlink_to(top)

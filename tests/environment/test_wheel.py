@@ -1,8 +1,10 @@
-"""The wheel with the compiled emulated device: it starts where there is no compiler, and is not built without one."""
+"""What is published: both distributions, the compiled emulated device that starts without a compiler, and no wheel without one."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,28 +12,34 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from conftest import Build, Guest
 
-_PROGRAM = """
-import torch
-x = torch.arange(4.0, device="npu")
-graph = torch.npu.NPUGraph()
-with torch.npu.graph(graph):
-    y = x * 2
-x += 1
-graph.replay()
-print(y.sum().item(), torch.npu.get_device_name())
-"""
+ROOT = Path(__file__).parents[2]
+_SCRIPT = re.compile(r"^```python\n(import torch, torch_npu, npugraph_ex\n.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def _pip(*arguments: str | Path) -> None:
+    command = [sys.executable, "-m", "pip", *map(str, arguments), "--quiet", "--no-deps", "--no-index"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_no_compiler_is_needed(tmp_path: Path, build_wheel: Build, make_guest: Callable[..., Guest]) -> None:
-    """With nothing on PATH the device starts, captures and replays, and nothing comes into the cache of compiled devices."""
-    build_wheel(tmp_path).check_returncode()
+    """The source distribution gives a wheel; pip installs it, and the README's script runs with nothing on PATH.
+
+    The emulated device that the wheel brings is used: nothing comes into the cache of compiled devices.
+    """
+    build_wheel(tmp_path, "sdist").check_returncode()
+    _pip("wheel", "--no-build-isolation", "--wheel-dir", tmp_path, *tmp_path.glob("*.tar.gz"))
     (wheel,) = tmp_path.glob("*.whl")
     assert re.search(r"-py3-none-manylinux_2_\d+_(x86_64|aarch64)\.whl$", wheel.name)
-    guest = make_guest("torch", "torch_npu", "packaging", "pyelftools", "tabulate", "rich", wheel=wheel)
-    guest.write({"program.py": _PROGRAM})
+    guest = make_guest("torch", "torch_npu", "packaging", "pyelftools", "tabulate", "rich", unpacked=None)
+    _pip("--python", guest.folder / "bin" / "python", "install", wheel)
+    (script,) = _SCRIPT.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    guest.write({"script.py": script})
     cache = guest.work / "cache"
-    done = guest.run("-m", "npu_emulator", "program.py", PATH="/nonexistent", NPU_EMULATOR_CACHE=str(cache))
-    assert (done.returncode, done.stdout) == (0, "20.0 Ascend910B2 (emulated)\n"), done.stderr
+    command = str(guest.folder / "bin" / "npugraph-ex")
+    done = guest.run(command, "run", "--emulate", "script.py", PATH="/nonexistent", NPU_EMULATOR_CACHE=str(cache))
+    assert (done.returncode, done.stdout) == (0, "eager and compiled agree\n"), done.stderr
+    assert "1 emulated Ascend910B2" in done.stderr
     assert not cache.exists()
 
 
