@@ -12,7 +12,18 @@ from rich.console import Console
 from rich.table import Table
 
 from npugraph_ex._version import __version__
-from npugraph_ex.commands import bench, cache, conformance, diff, operators, options, script, upstream, validate
+from npugraph_ex.commands import (
+    bench,
+    cache,
+    campaign,
+    conformance,
+    diff,
+    operators,
+    options,
+    script,
+    upstream,
+    validate,
+)
 from npugraph_ex.commands.interrupts import Interrupt
 from npugraph_ex.errors import NpuGraphExError, UsageError
 from npugraph_ex.observe import environment, private_names
@@ -22,6 +33,7 @@ _SWITCH = "NPUGRAPH_EX"
 _COMMANDS = {
     "bench": bench,
     "cache": cache,
+    "campaign": campaign,
     "conformance": conformance,
     "diff": diff,
     "operators": operators,
@@ -40,6 +52,7 @@ examples:
   npugraph-ex validate my_fusions.py            are the replacements that it registers right? exit status 1 if not
   npugraph-ex cache ls                          saved compilations; `cache show NAME`, `cache clear [PREFIX]`
   npugraph-ex conformance --profile full        random programs, streams, models: do eager, fused and replayed agree?
+  npugraph-ex campaign integers=200000          very many examples, on all cores or on a Ray cluster; can be resumed
   npugraph-ex bench call device                 what a call costs beside the floor and the bundled backend; tables
   npugraph-ex upstream op-plugin -k rms_norm    the tests of op-plugin or torch_npu on the emulated NPU: what fails, and why
   npugraph-ex diff dump_a dump_b                the first node whose values differ between two dumps, with ULPs

@@ -239,7 +239,7 @@ def test_a_process_that_waits_for_nothing_is_ended(monkeypatch: pytest.MonkeyPat
     looks = iter([(1, False, 0)] * 3 + [(30, False, 0)] + [(30, True, 0)] * 9 + polls)
     ended: list[int] = []
     monkeypatch.setattr(process, "_LOOKS_IDLE", 4)
-    monkeypatch.setattr(process, "_use_of", lambda _: next(looks))
+    monkeypatch.setattr(process, "use_of", lambda _: next(looks))
     monkeypatch.setattr(process, "_end_session", ended.append)
 
     class Waiting:

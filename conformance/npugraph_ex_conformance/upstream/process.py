@@ -24,7 +24,7 @@ _LOOK = 0.25
 _LOOKS_IDLE = 240
 """After so many looks at which the process neither wanted to run nor, in all, ran longer than a poll now and then takes, it waits
 for something that does not come."""
-_TICKS_IDLE = 10
+TICKS_IDLE = 10
 """Processor ticks that such polls may take in all: a process group that waits for a dead rank asks again and again."""
 
 
@@ -136,8 +136,8 @@ def _watched(nursery: Nursery, process: int, limits: ProcessLimits) -> tuple[str
     """Wait for the end of a process; why it was early, or nothing, and its exit status."""
     idle, before, why = 0, 0, ""
     while (status := nursery.ended(_LOOK)) is None:
-        ticks, running, memory = _use_of(process)
-        if running or ticks > before + _TICKS_IDLE:
+        ticks, running, memory = use_of(process)
+        if running or ticks > before + TICKS_IDLE:
             idle, before = 0, ticks
         else:
             idle += 1
@@ -152,7 +152,7 @@ def _watched(nursery: Nursery, process: int, limits: ProcessLimits) -> tuple[str
     return why or (f"the process dies of {signal.Signals(-status).name}" if status < 0 else ""), status
 
 
-def _use_of(session: int) -> tuple[int, bool, int]:
+def use_of(session: int) -> tuple[int, bool, int]:
     """Processor ticks, whether anything wants to run, and resident bytes of a session's processes."""
     ticks, running, pages = 0, False, 0
     for stat in Path("/proc").glob("[0-9]*/stat"):

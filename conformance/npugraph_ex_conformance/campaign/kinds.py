@@ -1,0 +1,193 @@
+"""The kinds of items, by name. Each opens its examples only in the process that runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from npugraph_ex_conformance.campaign.items import Answer, CampaignSettings, ItemKind
+
+if TYPE_CHECKING:
+    from npugraph_ex.testing import Outcome, Program
+    from npugraph_ex.testing.generator.strategies import Maker
+
+_STRIDE = 1_000_003
+"""Examples that take a number get another one for each seed."""
+
+
+def _integers(_number: int, *, dynamic: bool | None) -> Maker:
+    from npugraph_ex import testing
+
+    return testing.exact_programs(dynamic=dynamic)
+
+
+def _planted(number: int, *, near_miss: bool) -> Maker:
+    """A rule's programs, of all rules in turn."""
+    from npugraph_ex import testing
+    from npugraph_ex.fusion.rules import RULE_NAMES
+    from npugraph_ex.testing.generator.near_misses import applicable
+
+    names = [
+        name for name in sorted(RULE_NAMES) if not near_miss or any(map(applicable, testing.registered_patterns(name)))
+    ]
+    return testing.planted_programs(pattern=names[number % len(names)], near_miss=near_miss)
+
+
+def _programs(what: str, made: Callable[[int], Maker], route: str, *, name: str, batch: int) -> ItemKind:
+    """A kind of random programs that the oracle checks along a route."""
+
+    def seed(settings: CampaignSettings, number: int) -> str:
+        return f"{settings.seed}:{name}:{number}"
+
+    def opened(settings: CampaignSettings) -> Callable[[int], Answer]:
+        from npugraph_ex.testing import Case, check, sample
+
+        def checked(number: int) -> Answer:
+            program = sample(made(number), f"{seed(settings, number)}:0")  # as find_failure draws its first
+            outcome = check(Case.of(program, route=route))
+            return Answer(outcome.failures[0] if outcome.failures else "", _features(program, outcome))
+
+        return checked
+
+    def shrink(settings: CampaignSettings, number: int) -> str:
+        from npugraph_ex.testing import find_failure, script_of
+
+        found = find_failure(made(number), examples=1, seed=seed(settings, number), route=route)
+        return script_of(*found) if found is not None else ""
+
+    return ItemKind(name, what, opened, shrink=shrink, batch=batch)
+
+
+def _features(program: Program, outcome: Outcome) -> Iterator[str]:
+    """What a program reached: which operator reads which one's result, what passes did with it, why nothing was fused."""
+    made = {name: step.operator for step in program.steps for name in step.results}
+    for step in program.steps:
+        for value in step.args:
+            yield f"{made.get(getattr(value, 'name', ''), 'input')} > {step.operator}"
+    for spec in program.inputs:
+        yield f"input {spec.dtype} {spec.layout}{' shared' if spec.alias_of is not None else ''}"
+    for record in outcome.report.passes if outcome.report is not None else ():
+        yield f"pass {record.name}: {record.outcome}"
+    for reason in outcome.near_misses:
+        yield f"near-miss: {''.join(letter for letter in reason if not letter.isdigit())[:80]}"
+    if program.pattern is not None:
+        yield f"{program.pattern} {program.dtype} {program.near_miss or 'planted'} {'dynamic' if program.dynamic else 'static'}"
+
+
+def _examples(family: str, what: str, *, batch: int) -> ItemKind:
+    """A family of examples as a kind."""
+
+    def opened(settings: CampaignSettings) -> Callable[[int], Answer]:
+        from npugraph_ex_conformance.examples import FAMILIES
+
+        return lambda number: Answer(FAMILIES[family](settings.seed * _STRIDE + number))
+
+    return ItemKind(family.replace(" ", "-"), what, opened, batch=batch)
+
+
+def _listed(
+    name: str,
+    what: str,
+    listed: Callable[[CampaignSettings], list[Any]],
+    checked: Callable[[CampaignSettings, Any], Answer],
+    **options: Any,
+) -> ItemKind:
+    """A kind with an end: the examples are the elements of a list."""
+
+    def opened(settings: CampaignSettings) -> Callable[[int], Answer]:
+        elements = listed(settings)
+        return lambda number: checked(settings, elements[number])
+
+    return ItemKind(name, what, opened, size=lambda settings: len(listed(settings)), **options)
+
+
+def _records(_settings: CampaignSettings) -> list[str]:
+    from npugraph_ex.operators import OPERATORS
+
+    return sorted(name for name, record in OPERATORS.items() if record.formula is not None)
+
+
+def _record(_settings: CampaignSettings, name: str) -> Answer:
+    from npugraph_ex.operators import OPERATORS
+    from npugraph_ex.testing.operator_checks import faults
+
+    return Answer("; ".join(faults(OPERATORS[name])), label=name)
+
+
+def _mutants(_settings: CampaignSettings) -> list[str]:
+    from npugraph_ex.testing import mutants
+
+    return [*mutants()]
+
+
+def _mutant(_settings: CampaignSettings, name: str) -> Answer:
+    from npugraph_ex_conformance.mutants.search import kill
+
+    killed = kill(name)
+    return Answer("" if killed.examples else "survives", [f"killed: {name}"], name)
+
+
+def _files(settings: CampaignSettings) -> list[Any]:
+    from pathlib import Path
+
+    from npugraph_ex.errors import UsageError
+    from npugraph_ex_conformance.upstream.checkout import find
+
+    if not settings.checkout:
+        raise UsageError("the kind upstream needs --checkout, a folder of op-plugin's or torch_npu's tests")
+    return list(find(Path(settings.checkout)).files)
+
+
+def _file(settings: CampaignSettings, file: Any) -> Answer:
+    from npu_emulator.settings import SOCS
+    from npugraph_ex_conformance.upstream import known
+    from npugraph_ex_conformance.upstream.checkout import find
+    from npugraph_ex_conformance.upstream.process import ProcessLimits, run_file
+
+    checkout = find(file)
+    limits = ProcessLimits(600, max(int(settings.memory), 1), 2, SOCS)
+    outcomes = known.explained(run_file(file, checkout, limits), known.load(known.OURS, checkout.project))
+    wrong = [outcome for outcome in outcomes if outcome.state == "failed" and not outcome.known]
+    return Answer("; ".join(f"{outcome.test}: {outcome.cause}" for outcome in wrong), label=checkout.name(file))
+
+
+_ALL = (
+    _programs(
+        "random programs on integers, through the passes",
+        partial(_integers, dynamic=False),
+        "fx",
+        name="integers",
+        batch=100,
+    ),
+    _programs("those with symbolic sizes", partial(_integers, dynamic=True), "fx", name="integers-dynamic", batch=50),
+    _programs(
+        "a planted pattern, through the passes", partial(_planted, near_miss=False), "fx", name="planted", batch=30
+    ),
+    _programs("what only resembles a pattern", partial(_planted, near_miss=True), "fx", name="near-misses", batch=40),
+    _programs("integers, captured and replayed", partial(_integers, dynamic=None), "graph", name="replays", batch=30),
+    _programs(
+        "a pattern, captured and replayed",
+        partial(_planted, near_miss=False),
+        "graph",
+        name="planted-replays",
+        batch=10,
+    ),
+    _programs("through torch.compile", partial(_integers, dynamic=None), "compile", name="compiled", batch=5),
+    _examples("streams", "graphs of several streams, under every schedule", batch=60),
+    _examples("parts", "parts of graphs on streams", batch=10),
+    _examples("forms", "every form in which streams are written", batch=6),
+    _examples("events", "where events stand", batch=1000),
+    _examples("spellings", "operators written in ATen, lifted", batch=20),
+    _examples("user rules", "a user's rules", batch=20),
+    _examples("literals", "numbers in patterns", batch=20),
+    _examples("random numbers", "random numbers in captured graphs", batch=10),
+    _examples("updates", "host arguments of captured graphs", batch=8),
+    _examples("cache", "saved compilations", batch=8),
+    _examples("shared pool", "several graphs in one pool", batch=15),
+    _listed("operators", "the checks of every operator's record", _records, _record, batch=4),
+    _listed("mutants", "deliberate faults: does the suite notice?", _mutants, _mutant, batch=1),
+    _listed("upstream", "test files of op-plugin or torch_npu", _files, _file, batch=1, processor=3600),
+)
+KINDS: Mapping[str, ItemKind] = MappingProxyType({kind.name: kind for kind in _ALL})

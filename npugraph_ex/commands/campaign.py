@@ -1,0 +1,192 @@
+"""`npugraph-ex campaign`: many examples of many kinds on many cores, by Ray; what is written is never run again."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from npugraph_ex.commands.interrupts import interruptible
+from npugraph_ex.commands.numbers import at_least, whole
+from npugraph_ex.commands.suites import require
+from npugraph_ex.errors import UsageError
+
+if TYPE_CHECKING:
+    from npugraph_ex_conformance.campaign.driver import Driver
+    from npugraph_ex_conformance.campaign.ledger import Ledger, Row
+
+_NEEDED = {name: name for name in ("ray", "hypothesis", "transformers")}
+_DESCRIPTION = """\
+Run very many examples: random programs, schedules, mutants, operators, models, other projects' tests. KIND=COUNT says how many of
+which; KIND alone is all of a kind that has an end. --list names the kinds. Ray shares them among the cores of this machine, or
+of a cluster (--address). Every answer is written to DIR/results.jsonl as it comes; --resume runs the rest of that campaign.
+
+  npugraph-ex campaign integers=200000 planted=20000 streams=20000
+  npugraph-ex campaign operators mutants --workers 8
+
+An item that crashes its process, waits for ever, takes too long or takes too much memory is an answer, too.
+
+exit status: 0 all right, 1 something is wrong, 2 wrong use, 130 after Ctrl-C
+"""
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser(
+        "campaign", help="very many examples of the conformance suite, on all cores or on a cluster",
+        description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("kinds", nargs="*", metavar="KIND[=COUNT]", help="what to run")
+    parser.add_argument("--list", action="store_true", help="name the kinds and end")
+    parser.add_argument(
+        "--target", choices=("emulated", "npu"), default="emulated", help="which device (default: emulated)"
+    )
+    parser.add_argument(
+        "--address", metavar="ADDRESS", help="of a Ray cluster; auto: the one that runs on this machine"
+    )
+    parser.add_argument("--workers", type=at_least(1), metavar="N", help="cores of this machine to use (default: all)")
+    parser.add_argument("--seed", type=whole, default=0, metavar="N", help="decides the examples (default: 0)")
+    parser.add_argument(
+        "--report-dir", type=Path, default=Path("campaign_report"), metavar="DIR",
+        help="where results.jsonl, report.html and failing scripts go (default: campaign_report)",
+    )  # fmt: skip
+    parser.add_argument("--resume", action="store_true", help="run what the campaign in DIR has no answer for")
+    parser.add_argument(
+        "--memory",
+        type=at_least(1),
+        default=4,
+        metavar="GIB",
+        help="the most that an item's process may take (default: 4)",
+    )
+    parser.add_argument(
+        "--limit", type=at_least(1), metavar="SECONDS", help="of processor time an item (default: its kind's)"
+    )
+    parser.add_argument(
+        "--nice", type=at_least(0), default=0, metavar="N", help="stand back behind other work (default: 0)"
+    )
+    parser.add_argument(
+        "--checkout", default="", metavar="PATH", help="op-plugin's or torch_npu's tests, for the kind upstream"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run it, show how far it is, and write the page."""
+    from npugraph_ex_conformance.campaign.items import CampaignSettings
+    from npugraph_ex_conformance.campaign.kinds import KINDS
+
+    if arguments.list:
+        width = max(map(len, KINDS))
+        sys.stdout.write("".join(f"{kind.name:<{width}}  {kind.what}\n" for kind in KINDS.values()))
+        return 0
+    plan = _plan(arguments.kinds)
+    require("a campaign needs", _NEEDED, "campaign")
+    from npugraph_ex_conformance.campaign.driver import Driver, cluster, sizes
+    from npugraph_ex_conformance.campaign.ledger import FILE, Ledger
+    from npugraph_ex_conformance.folders import FolderError, prepare
+
+    settings = CampaignSettings(
+        arguments.seed, arguments.target, arguments.memory, arguments.nice, arguments.checkout, arguments.limit
+    )
+    folder: Path = arguments.report_dir
+    try:
+        lock = prepare(folder, resume=False)
+    except FolderError as error:
+        raise UsageError(str(error)) from error
+    with interruptible() as stop, cluster(arguments.address, arguments.workers) as dashboard:
+        ledger = Ledger(folder / FILE, sizes(settings, plan), {**asdict(settings), **_versions()})
+        ledger.open(resume=arguments.resume)
+        driver = Driver(ledger, settings)
+        try:
+            _show(driver, ledger, dashboard)
+            driver.shrink()
+        except KeyboardInterrupt:
+            sys.stderr.write(f"npugraph-ex: stopped by {stop}; --resume runs the rest\n")
+        status = _finish(ledger, folder)
+    os.close(lock)
+    return stop.status if stop.number else status
+
+
+def _plan(words: list[str]) -> dict[str, int | None]:
+    """How many of each kind; None for all."""
+    from npugraph_ex_conformance.campaign.items import kind_named
+
+    plan: dict[str, int | None] = {}
+    for word in words:
+        name, equals, count = word.partition("=")
+        kind = kind_named(name)
+        if equals and not (count.isdecimal() and int(count)):
+            raise UsageError(f"{word!r}: the number of items is a whole number, at least 1")
+        if not equals and kind.size is None:
+            raise UsageError(f"there is no end of {name!r}; say how many, as in {name}=10000")
+        plan[name] = int(count) if equals else None
+    if not plan:
+        raise UsageError("name what to run, as in integers=10000; --list names the kinds")
+    return plan
+
+
+def _versions() -> dict[str, str]:
+    """Of what decides an answer."""
+    return {name: metadata.version(name) for name in ("npugraph-ex", "torch", "torch_npu")}
+
+
+def _show(driver: Driver, ledger: Ledger, dashboard: str) -> None:
+    """Run it with a bar that says how far it is; on a file, with a line now and then."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True)
+    if dashboard:
+        console.print(f"Ray's dashboard: http://{dashboard}")
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    total, wrong = sum(ledger.plan.values()), sum(row.is_wrong for row in ledger.rows)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("items", total=total, completed=len(ledger.rows))
+        said = len(ledger.rows)
+
+        def told(rows: list[Row]) -> None:
+            nonlocal wrong, said
+            wrong += sum(row.is_wrong for row in rows)
+            progress.update(task, completed=len(ledger.rows), description=f"{wrong} wrong")
+            if not console.is_terminal and len(ledger.rows) - said >= max(total // 100, 1):
+                said = len(ledger.rows)
+                console.print(f"{said} of {total}, {wrong} wrong")
+
+        driver.told = told
+        driver.run()
+
+
+def _finish(ledger: Ledger, folder: Path) -> int:
+    """Print the tables, and write the page and the scripts."""
+    from tabulate import tabulate
+
+    from npugraph_ex_conformance.campaign import summary
+    from npugraph_ex_conformance.folders import SCRIPTS, write_whole
+
+    ledger.close()
+    write_whole(folder / "report.html", summary.page(ledger))
+    for line in ledger.notes:
+        if line.get("script"):
+            (folder / SCRIPTS).mkdir(exist_ok=True)
+            write_whole(folder / SCRIPTS / f"{line['shrunk'].split()[0].replace('/', '_')}.py", line["script"])
+    sentence, good = summary.verdict(ledger)
+    parts = [
+        tabulate(summary.kind_rows(ledger), headers=summary.KIND_HEADERS, tablefmt="simple", disable_numparse=True),
+        tabulate(summary.run_rows(ledger), headers=summary.RUN_HEADERS, tablefmt="simple", disable_numparse=True),
+        *(f"WRONG {len(rows):6d} × {cause}" for cause, rows in summary.causes(ledger.rows).items()),
+        sentence, f"written: {folder / 'report.html'}",
+    ]  # fmt: skip
+    sys.stdout.write("\n\n".join(parts) + "\n")
+    return int(not good)

@@ -1,0 +1,56 @@
+"""Kinds of items for the tests of campaigns: they need no device, and do to their process whatever can be done to one."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from npugraph_ex_conformance.campaign.items import Answer, CampaignSettings, ItemKind
+
+
+def _marked(settings: CampaignSettings) -> Callable[[int], Answer]:
+    """Each item leaves a line in a file, so that it is known how often it ran."""
+
+    def check(number: int) -> Answer:
+        with Path(settings.checkout).open("a", encoding="ascii") as file:
+            file.write(f"{number}\n")
+        time.sleep(0.05)
+        return Answer("" if number % 10 else f"output 3 of call {number} differs at /tmp/x{number}", [f"f{number % 7}"])
+
+    return check
+
+
+def _fatal(_settings: CampaignSettings) -> Callable[[int], Answer]:
+    kept = []
+
+    def check(number: int) -> Answer:
+        if number == 1:
+            os.abort()
+        while number == 2:
+            time.sleep(60)
+        while number == 3:
+            pass
+        if number == 4:
+            kept.append(bytearray(700 << 20))
+        if number == 5:
+            raise ZeroDivisionError("five")
+        return Answer(skipped="nothing to do" if number == 6 else "")
+
+    return check
+
+
+def _cumulative(_settings: CampaignSettings) -> Callable[[int], Answer]:
+    kept: list[bytearray] = []
+
+    def check(_number: int) -> Answer:
+        kept.append(bytearray(150 << 20))
+        return Answer()
+
+    return check
+
+
+MARKED = ItemKind("campaign_kinds:MARKED", "leaves a mark", _marked, batch=6)
+FATAL = ItemKind("campaign_kinds:FATAL", "ends its process", _fatal, size=lambda _: 8, processor=1)
+CUMULATIVE = ItemKind("campaign_kinds:CUMULATIVE", "leaves memory behind", _cumulative)

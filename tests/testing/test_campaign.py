@@ -1,0 +1,154 @@
+"""Campaigns: every item has one answer, whatever dies; an item that ends its process is an answer; kinds find faults."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from npugraph_ex.errors import UsageError
+from npugraph_ex.testing import mutant
+from npugraph_ex.testing.generator.client_operators import client_operators
+from npugraph_ex_conformance.campaign import summary, warm
+from npugraph_ex_conformance.campaign.items import CampaignSettings
+from npugraph_ex_conformance.campaign.kinds import KINDS
+from npugraph_ex_conformance.campaign.ledger import Ledger, Row
+from npugraph_ex_conformance.campaign.warm import WarmProcess
+
+HERE = Path(__file__).parent
+MARKED, FATAL, CUMULATIVE = (f"campaign_kinds:{name}" for name in ("MARKED", "FATAL", "CUMULATIVE"))
+
+
+@pytest.fixture(autouse=True)
+def _own_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other processes find the kinds of the tests."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH")))))
+    monkeypatch.syspath_prepend(str(HERE))
+
+
+@pytest.fixture
+def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[WarmProcess]:
+    """A process that may take 0.5 GiB; one that waits is noticed after a second."""
+    monkeypatch.setattr(warm, "_LOOKS_IDLE", 4)
+    found = WarmProcess(CampaignSettings(target="", memory=0.5))
+    yield found
+    found.close()
+
+
+def test_an_item_that_ends_its_process_is_an_answer(process: WarmProcess) -> None:
+    """A crash, a wait for ever, an endless loop, too much memory: each has its name, and what comes after runs."""
+    rows = [process.run(FATAL, number) for number in range(8)]
+    assert [row.state for row in rows] == [
+        "passed", "crashed", "hung", "too long", "too much memory", "failed", "skipped", "passed"
+    ]  # fmt: skip
+    assert "SIGABRT" in rows[1].message
+    assert rows[5].message == "raised ZeroDivisionError: five"
+
+
+def test_what_items_leave_behind_together_is_told_apart(process: WarmProcess) -> None:
+    """Memory that grows from item to item is reported with the number of items; alone, the item is right."""
+    rows = [process.run(CUMULATIVE, number) for number in range(4)]
+    assert [row.state for row in rows] == ["passed", "passed", "passed", "too much memory"]
+    assert "had run 3 items before; alone the item passed" in rows[3].message
+
+
+def test_every_item_has_one_answer_when_nodes_and_the_driver_die(tmp_path: Path) -> None:
+    """Two nodes die while they work, the driver dies in the middle of a line; the campaign that goes on runs only the rest."""
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    from npugraph_ex_conformance.campaign.driver import Driver, cluster
+
+    def added() -> object:
+        return nodes.add_node(num_cpus=1, include_dashboard=False, object_store_memory=80 << 20)
+
+    marks, settings = tmp_path / "marks", CampaignSettings(target="", checkout=str(tmp_path / "marks"))
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    workers = [added(), added()]
+    ledger = Ledger(tmp_path / "results.jsonl", {MARKED: 200}, {"seed": 0})
+    ledger.open(resume=False)
+
+    def kill_a_node() -> None:
+        nodes.remove_node(workers.pop(0), allow_graceful=False)
+
+    def first_run(_rows: list[Row]) -> None:
+        if len(workers) == 2 and len(ledger.rows) >= 20:
+            kill_a_node()
+            workers.extend((added(), added()))
+        if len(ledger.rows) >= 80 and driver.measured.lost:
+            raise KeyboardInterrupt
+
+    try:
+        with cluster(nodes.address, None):
+            driver = Driver(ledger, settings)
+            driver.told = first_run
+            with pytest.raises(KeyboardInterrupt):
+                driver.run()
+        assert len(driver.measured.nodes) >= 3
+        ledger.close()
+        with ledger.path.open("a", encoding="ascii") as file:
+            file.write('{"kind": "' + MARKED)  # the line that the driver was writing when it died
+        before, done = Counter(marks.read_text().split()), {str(row.number) for row in ledger.rows}
+
+        again = Ledger(ledger.path, {MARKED: 200}, {"seed": 0})
+        again.open(resume=True)
+        assert again.rows == ledger.rows
+        with cluster(nodes.address, None):
+            driver = Driver(again, settings)
+            driver.told = lambda _: kill_a_node() if len(workers) == 3 else None
+            driver.run()
+        again.close()
+    finally:
+        nodes.shutdown()
+    _assert_complete(again)
+    after = Counter(marks.read_text().split())
+    assert {name for name in after if after[name] == before[name]} >= done  # what had an answer was not run again
+
+
+def _assert_complete(ledger: Ledger) -> None:
+    """Each of 200 items has one row, in memory and in the file; the page says what they came to."""
+    read = Ledger(ledger.path, ledger.plan, ledger.settings)
+    read.open(resume=True)
+    read.close()
+    assert read.rows == ledger.rows
+    assert sorted(row.number for row in read.rows) == [*range(200)]
+    assert ledger.left == ledger.twice == 0
+    assert sorted(row.number for row in read.rows if row.is_wrong) == [*range(0, 200, 10)]
+    ((cause, rows),) = summary.causes(read.rows).items()
+    assert (cause, len(rows)) == (f"{MARKED}: output N of call N differs at xN", 20)
+    assert summary.coverage(read.rows)[-1] == (200, 7)
+    text = summary.page(read)
+    assert "every one of 200 items is accounted for: 180 passed, 20 failed" in text
+    assert cause in text
+
+
+def test_a_ledger_counts_an_item_once_and_refuses_another_campaign(tmp_path: Path) -> None:
+    """A second answer is no second item; another plan, or a campaign in the way, is refused."""
+    ledger = Ledger(tmp_path / "results.jsonl", {"integers": 2}, {"seed": 0})
+    ledger.open(resume=False)
+    ledger.add([Row("integers", 0, "passed"), Row("integers", 1, "failed", message="first")])
+    assert ledger.add([Row("integers", 1, "passed")]) == []
+    ledger.close()
+    assert [(row.state, row.message) for row in ledger.rows] == [("passed", ""), ("failed", "first")]
+    with pytest.raises(UsageError, match="holds a campaign"):
+        Ledger(ledger.path, {"integers": 2}, {"seed": 0}).open(resume=False)
+    with pytest.raises(UsageError, match="another campaign"):
+        Ledger(ledger.path, {"integers": 3}, {"seed": 0}).open(resume=True)
+
+
+def test_a_kind_finds_a_fault_and_shrinks_it() -> None:
+    """With a deliberate fault the kind of its programs fails, and gives a script of that failure; without it, nothing."""
+    kind = KINDS["near-misses"]
+    check = kind.opened(CampaignSettings())
+    with client_operators(), mutant("fusion-closes-cycles"):
+        number = next(number for number in range(60) if check(number).message)
+        assert kind.shrink is not None
+        script = kind.shrink(CampaignSettings(), number)
+    assert "mutant='fusion-closes-cycles'" in script
+    with client_operators():
+        verdict = check(number)
+    assert verdict.message == ""
+    assert any(feature.startswith("near-miss: ") for feature in verdict.features)
