@@ -105,3 +105,49 @@ def floating_product(
         factor = rows.to(wide)
         out = out * (factor if factor.numel() == 1 else factor.reshape(*factor.shape[: factor.dim() - 1], -1, 1))
     return out if bias is None else out + bias.to(wide)
+
+
+_POWERS_OF_TWO = {44, 293, torch.float8_e8m0fnu}
+"""What names float8_e8m0fnu: torch's code, torch_npu's and the dtype."""
+
+
+def check_scales(operator: str, **codes: int | torch.dtype | None) -> None:
+    """Raise for a dtype of scales, by the argument's name, that is not a power of two; a tensor's own dtype tells otherwise."""
+    for name, code in codes.items():
+        if code is not None and code not in _POWERS_OF_TWO:
+            raise unsupported(operator, name, code, "None and float8_e8m0fnu (293)")
+
+
+def are_small_floats(
+    operator: str, x: torch.Tensor, weight: torch.Tensor, codes: tuple[int | None, int | None]
+) -> bool:
+    """Whether both factors are 8-bit or 4-bit floats; raises where x alone is, or a dtype argument names another type."""
+    factors = (FloatingOperand(x, codes[0], None, "x_dtype"), FloatingOperand(weight, codes[1], None, "weight_dtype"))
+    for factor in factors:
+        factor.check(operator)
+    if factors[0].floating != factors[1].floating and (factors[0].floating or factors[1].packed):
+        raise unsupported(
+            operator, "x and weight", (x.dtype, weight.dtype), "8-bit and 4-bit floats in both or in none"
+        )
+    return factors[0].floating
+
+
+def small_product(
+    operator: str,
+    factors: tuple[torch.Tensor, torch.Tensor],
+    codes: tuple[int | None, int | None],
+    scales: tuple[torch.Tensor | None, torch.Tensor | None],
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The product of the rows [m, k] of one group with its matrix [k, n], each with its scale, in float32.
+
+    It is in float64 where a scale is.
+    """
+    wide = (
+        torch.float64 if any(scale is not None and scale.dtype == torch.float64 for scale in scales) else torch.float32
+    )
+    left, right = (
+        FloatingOperand(factor, code, scale, name)
+        for factor, code, scale, name in zip(factors, codes, scales, ("x_dtype", "weight_dtype"), strict=True)
+    )
+    return floating_product(operator, left, right, wide, bias=bias)

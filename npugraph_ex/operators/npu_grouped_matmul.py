@@ -15,7 +15,10 @@ Formula (operator documentation of ``torch_npu.npu_grouped_matmul``), for group 
 ``group_list`` has the groups' ends (``group_list_type`` 0), sizes (1), or pairs of a group's number and size (2). ``split_item``
 0 and 1 give a tensor for each group, 2 and 3 one for all. An integer y is rounded half to even and saturated.
 
-Not covered: 4-bit and 8-bit floating operands (the dtype arguments), quantised activations, ``split_item`` 0 and 1 of one tensor x.
+8-bit and 4-bit floating operands, with powers of two of 32 elements or with scales of tensors, rows and columns:
+``_floating_products``. The scale of such a weight is ``scale``, or ``antiquant_scale`` where x has 8 bits and the weight 4.
+
+Not covered: quantised activations, ``split_item`` 0 and 1 of one tensor x, 8-bit and 4-bit floats where k is split.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from collections.abc import Sequence
 
 import torch
 
+from npugraph_ex.operators._floating_products import are_small_floats, check_scales, small_product
 from npugraph_ex.operators._grouped import Factors, multiplied, of_each, spans
 from npugraph_ex.operators._integers import matrix_of
 from npugraph_ex.operators._precision import RefusedArgumentError, refused, round_to_int8, unsupported
@@ -102,9 +106,10 @@ def npu_grouped_matmul(
     """x: [m_i, k] each, or one [m, k]; weight: [k, n] each, or one [groups, k, n]; all else as a list or stacked, like weight.
 
     x: floating or int8; weight: floating, int8, or int32 with eight int4 values each. per_token_scale: [m] or [m, 1] for each x.
+    Of 8-bit and 4-bit floats in blocks: per_token_scale [m, k / 64, 2] and scale or antiquant_scale [groups, k / 64, n, 2], bytes.
     """
+    check_scales(_NAME, scale_dtype=scale_dtype, per_token_scale_dtype=per_token_scale_dtype)
     _refuse(
-        x_dtype=x_dtype, weight_dtype=weight_dtype, scale_dtype=scale_dtype, per_token_scale_dtype=per_token_scale_dtype,
         activation_input=activation_input, activation_quant_scale=activation_quant_scale,
         activation_quant_offset=activation_quant_offset,
     )  # fmt: skip
@@ -118,22 +123,39 @@ def npu_grouped_matmul(
     if act_type not in {None, 0, 1, 2, 3, 4, 5} or target not in _OUTPUTS:
         name, value = ("act_type", act_type) if target in _OUTPUTS else ("output_dtype", target)
         raise unsupported(_NAME, name, value, "act_type 0 to 5, and int8, int32 and floating outputs")
-    _refuse_without_scales(x[0], weight[0], scale, antiquant_scale, target)
+    codes = (x_dtype, weight_dtype)
+    small = are_small_floats(_NAME, x[0], weight[0], codes)
+    if small:
+        _refuse_small(x[0], group_type, target, offset or antiquant_offset)
+    else:
+        _refuse_without_scales(x[0], weight[0], scale, antiquant_scale, target)
     if group_type == 2:
         return _split_columns(x[0], weight, group_list, group_list_type, split_item)
     stacked = len(weight) == 1 and weight[0].dim() == 3
     matrices = [*weight[0].unbind()] if stacked else [*weight]
-    given = (bias, scale, offset, antiquant_scale, antiquant_offset)
-    others = [of_each(each, len(matrices), stacked=stacked) for each in given]
+    factors = (bias, scale, offset, antiquant_scale, antiquant_offset)
+    others = [of_each(each, len(matrices), stacked=stacked) for each in factors]
     products = []
     for group, rows, token in _pieces(x, per_token_scale, group_list, group_type, group_list_type, len(matrices)):
-        biases, scales, offsets, anti_scales, anti_offsets = (each[group] for each in others)
-        matrix = matrices[group]
-        if anti_scales is not None:
-            matrix = _floating(matrix, rows, anti_scales, anti_offsets)
-        y = multiplied(rows, Factors(matrix, biases, scales, offsets, token))
+        given = [each[group] for each in others]
+        y = _product(rows, matrices[group], token, given, codes if small else None)
         products.append(_stored(_activated(y, act_type), target))
     return _gathered(products, x, split_item, group_type)
+
+
+def _product(
+    rows: torch.Tensor,
+    matrix: torch.Tensor,
+    token: torch.Tensor | None,
+    others: Sequence[torch.Tensor | None],
+    codes: tuple[int | None, int | None] | None,
+) -> torch.Tensor:
+    """One group's product; ``others`` are its bias, scale, offset and anti-quantisation, ``codes`` the dtypes of small floats."""
+    bias, scale, offset, anti_scale, anti_offset = others
+    if codes is not None:
+        return small_product(_NAME, (rows, matrix), codes, (token, anti_scale if scale is None else scale), bias)
+    plain = matrix if anti_scale is None else _floating(matrix, rows, anti_scale, anti_offset)
+    return multiplied(rows, Factors(plain, bias, scale, offset, token))
 
 
 def _floating(
@@ -143,6 +165,12 @@ def _floating(
     wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
     shift = None if offset is None else offset.to(wide)
     return antiquantised(matrix_of(matrix, rows.shape[-1]), scale.to(wide), shift)
+
+
+def _refuse_small(x: torch.Tensor, group_type: int, target: torch.dtype, offset: Sequence[torch.Tensor] | None) -> None:
+    """Raise for 8-bit and 4-bit floats in a form that is not covered."""
+    if group_type == 2 or not target.is_floating_point or target.itemsize == 1 or offset:
+        raise unsupported(_NAME, "x", x.dtype, "such floats without offsets, with a wider floating output, and whole k")
 
 
 def _refuse_without_scales(

@@ -7,7 +7,7 @@ Formula (operator documentation of ``torch_npu.npu_grouped_matmul_finalize_routi
     out[t]                = sum over the rows r with row_index[r] = t of logit[r] * y[r]
     out[shared_input_offset + j] += shared_input_weight * shared_input[j]
 
-Not covered: 8-bit and 4-bit floating operands (the dtype arguments).
+8-bit and 4-bit floating operands, with powers of two of 32 elements or scales of rows and columns: ``_floating_products``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from collections.abc import Sequence
 
 import torch
 
+from npugraph_ex.operators._floating_products import are_small_floats, check_scales, small_product
 from npugraph_ex.operators._grouped import COUNTS, Factors, multiplied, spans
-from npugraph_ex.operators._precision import compute_dtype, unsupported
+from npugraph_ex.operators._precision import compute_dtype, refused, unsupported
 from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators._scalar_types import dtype_of
 
@@ -66,35 +67,28 @@ def npu_grouped_matmul_finalize_routing(
     scale_dtype: int | None = None,
     pertoken_scale_dtype: int | None = None,
 ) -> torch.Tensor:
-    """[output_bs or m, n] float32. x: [m, k] int8; w: [groups, k, n] int8, or int32 [groups, k, n / 8] with packed int4.
+    """[output_bs or m, n] float32. x: [m, k] int8; w: [groups, k, n] int8, or int32 [groups, k, n / 8] with packed int4; or floats.
 
-    scale: [groups, n], or [groups, parts, n] with int4; pertoken_scale, logit, row_index: [m]; shared_input: [rows, n].
+    scale: [groups, n], or [groups, parts, n] with int4; pertoken_scale, logit, row_index: [m]; shared_input: [rows, n]. Of floats
+    in blocks: scale [groups, k / 64, n, 2] and pertoken_scale [m, k / 64, 2], bytes.
     """
-    for name, value in (
-        ("x_dtype", x_dtype),
-        ("w_dtype", w_dtype),
-        ("scale_dtype", scale_dtype),
-        ("pertoken_scale_dtype", pertoken_scale_dtype),
-    ):
-        if value is not None:
-            raise unsupported(_NAME, name, value, "None")
+    check_scales(_NAME, scale_dtype=scale_dtype, pertoken_scale_dtype=pertoken_scale_dtype)
+    codes = (x_dtype, w_dtype)
+    small = are_small_floats(_NAME, x, w, codes)
     if dtype is not None and dtype_of(dtype, _NAME, "dtype") != torch.float32:
         raise unsupported(_NAME, "dtype", dtype, "float32")
-    if x.dtype != torch.int8 or w.dtype not in {torch.int8, torch.int32} or w.dim() != 3:
+    if not small and (x.dtype != torch.int8 or w.dtype not in {torch.int8, torch.int32}):
         raise unsupported(
-            _NAME, "x and w", (x.dtype, w.dtype, w.dim()), "int8 x, and w [groups, k, n] of int8 or packed int4"
+            _NAME, "x and w", (x.dtype, w.dtype), "int8 x with int8 or packed int4 w, and 8-bit and 4-bit floats"
         )
     wide = compute_dtype(scale, pertoken_scale, logit, shared_input)
-    n = w.shape[-1] * (8 if w.dtype == torch.int32 else 1)
+    n = _columns(w, scale, offset, shared_input, small=small)
     y = torch.zeros(x.shape[0], n, dtype=wide)
     kind = COUNTS if group_list_type is None else group_list_type
     for group, start, end in spans(_NAME, group_list, kind, x.shape[0], w.shape[0]):
-        rows = x[start:end]
-        each = multiplied(rows, Factors(w[group], *(None if t is None else t[group] for t in (bias, scale)))).to(wide)
-        if offset is not None:
-            parts = rows.to(wide).reshape(rows.shape[0], offset.shape[1], -1).sum(-1)
-            each = each + parts @ offset[group].to(wide)
-        y[start:end] = each if pertoken_scale is None else each * pertoken_scale.to(wide).reshape(-1, 1)[start:end]
+        token = None if pertoken_scale is None else pertoken_scale[start:end]
+        given = [None if each is None else each[group] for each in (bias, scale, offset)]
+        y[start:end] = _product(x[start:end], w[group], token, given, codes if small else None).to(wide)
     if logit is not None:
         y = y * logit.to(wide).unsqueeze(1)
     out = torch.zeros(output_bs or x.shape[0], n, dtype=wide)
@@ -104,3 +98,41 @@ def npu_grouped_matmul_finalize_routing(
         weight = 1.0 if shared_input_weight is None else shared_input_weight
         out[first : first + shared_input.shape[0]] += weight * shared_input.to(wide)
     return out
+
+
+def _product(
+    rows: torch.Tensor,
+    matrix: torch.Tensor,
+    token: torch.Tensor | None,
+    given: Sequence[torch.Tensor | None],
+    codes: tuple[int | None, int | None] | None,
+) -> torch.Tensor:
+    """One group's product; ``given`` are its bias, scale and offset, ``codes`` the dtypes of small floats."""
+    bias, scale, offset = given
+    if codes is not None:
+        return small_product(_NAME, (rows, matrix), codes, (token, scale), bias)
+    y = multiplied(rows, Factors(matrix, bias, scale))
+    if offset is not None:
+        wide = compute_dtype(y, offset)
+        parts = rows.to(wide).reshape(rows.shape[0], offset.shape[0], -1).sum(-1)
+        y = y.to(wide) + parts @ offset.to(wide)
+    return y if token is None else y * token.to(compute_dtype(y, token)).reshape(-1, 1)
+
+
+def _columns(
+    w: torch.Tensor,
+    scale: torch.Tensor | None,
+    offset: torch.Tensor | None,
+    shared_input: torch.Tensor | None,
+    *,
+    small: bool,
+) -> int:
+    """The columns of the result; ``small`` says that the operands are 8-bit or 4-bit floats."""
+    if w.dim() != 3 or (small and (scale is None or offset is not None)):
+        raise unsupported(_NAME, "w", w.dim(), "w [groups, k, n]; 8-bit and 4-bit floats with a scale and no offset")
+    n = int(w.shape[-1]) * (8 if w.dtype == torch.int32 else 1)
+    if small and scale is not None:
+        n = int(scale.shape[-2 if scale.element_size() == 1 else -1])
+    if shared_input is not None and shared_input.shape[-1] != n:
+        raise refused(_NAME, "shared_input", shared_input.shape, f"of {n} columns, as many as the result has")
+    return n

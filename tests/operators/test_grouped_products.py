@@ -11,9 +11,12 @@ import torch
 import torch_npu
 
 from npugraph_ex.operators import OPERATORS, UnsupportedArgumentError
+from npugraph_ex.operators._microscaling import E2M1, pack
 
 assert_equal = functools.partial(torch.testing.assert_close, rtol=0, atol=0)
 near = functools.partial(torch.testing.assert_close, rtol=1e-5, atol=1e-4)
+E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+FP4 = 296
 ENDS = torch.tensor([2, 3, 5])
 SIZES = torch.tensor([2, 1, 2])
 
@@ -196,6 +199,70 @@ def test_swiglu_of_products_of_floats() -> None:
         second([powers_w], powers_x, ENDS, quant_dtype=296, **modes)
 
 
+@pytest.mark.parametrize("halved", [(False, False), (False, True), (True, True)], ids=["8 8", "8 4", "4 4"])
+def test_products_of_small_floats_in_blocks(halved: tuple[bool, bool]) -> None:
+    """Powers of two of 32 elements; 4-bit floats of the weight lie along k or n; added up for tokens; numbers as scales."""
+    numbers = torch.tensor(E2M1_VALUES)
+    first, second = (numbers[torch.randint(0, 8, size)] for size in ((6, 128), (3, 128, 16)))
+    powers_x, powers_w = (torch.randint(124, 130, size).to(torch.uint8) for size in ((6, 2, 2), (3, 2, 16, 2)))
+    x = pack(first, E2M1).view(torch.int8) if halved[0] else first.to(torch.float8_e4m3fn)
+    along_n = pack(second, E2M1) if halved[1] else second.to(torch.float8_e4m3fn)
+    along_k = pack(second.mT.contiguous(), E2M1).mT if halved[1] else along_n
+    left = first.double() * torch.exp2(powers_x.double() - 127).flatten(1).repeat_interleave(32, 1)
+    right = second.double() * torch.exp2(powers_w.double() - 127).transpose(1, 2).flatten(2).repeat_interleave(32, 2).mT
+    codes = [FP4 if half else None for half in halved]
+    bias, logit, rows = torch.randn(3, 16), torch.rand(6), torch.tensor([0, 1, 2, 0, 1, 2])
+    expected = by_group(left, right)
+    each = (expected + torch.cat([bias[[0, 0, 1, 2, 2]], torch.zeros(1, 16)])) * logit.unsqueeze(1)
+    for weight in (along_n, along_k):
+        for name in ("scale", "antiquant_scale"):
+            scales: dict[str, Any] = {name: [powers_w]}
+            (out,) = formula("npu_grouped_matmul")(
+                [x], [weight], **scales, per_token_scale=[powers_x], per_token_scale_dtype=293, group_list=ENDS,
+                split_item=3, group_type=0, x_dtype=codes[0], weight_dtype=codes[1], output_dtype=6, act_type=1,
+            )  # fmt: skip
+            near(out.double(), expected.relu())
+        out = formula("npu_grouped_matmul_finalize_routing")(
+            x, weight, SIZES, scale=powers_w, bias=bias, pertoken_scale=powers_x, logit=logit, row_index=rows, output_bs=3,
+            x_dtype=codes[0], w_dtype=codes[1], scale_dtype=293, pertoken_scale_dtype=44,
+        )  # fmt: skip
+        near(out.double(), each[:3] + each[3:])
+    if not any(halved):
+        scale, token = torch.rand(3, 16), torch.rand(6)
+        (out,) = formula("npu_grouped_matmul")(
+            [x],
+            [along_n],
+            scale=[scale],
+            per_token_scale=[token],
+            group_list=ENDS,
+            split_item=3,
+            group_type=0,
+            output_dtype=6,
+        )
+        plain = by_group(first.double() * token.double().unsqueeze(1), second.double() * scale.double().unsqueeze(1))
+        near(out.double(), plain)
+
+
+@pytest.mark.parametrize(
+    ("message", "fields"),
+    [
+        ("x_dtype=290", {"x_dtype": 290}),
+        ("scale_dtype=5", {"scale_dtype": 5}),
+        ("wider floating output", {"output_dtype": 1}),
+        ("whole k", {"group_type": 2}),
+        ("in both or in none", {"x": [torch.ones(2, 64).half()], "weight_dtype": FP4}),
+    ],
+)
+def test_small_floats_that_are_refused(message: str, fields: dict[str, Any]) -> None:
+    """What the bytes are not known to stand for, integers and narrow results, split columns, one such factor alone."""
+    given = {"output_dtype": 5, "group_type": 0, "split_item": 3, "group_list": torch.tensor([2]), **fields}
+    x = given.pop("x", [torch.ones(2, 64).to(torch.float8_e5m2)])
+    weight = torch.ones(1, 64, 8)
+    weight = weight.to(torch.int8) if "weight_dtype" in given else weight.to(torch.float8_e5m2)
+    with pytest.raises(UnsupportedArgumentError, match=message):
+        formula("npu_grouped_matmul")(x, [weight], scale=[torch.ones(1, 8)], **given)
+
+
 def test_grouped_products_are_added_up_for_each_token() -> None:
     """Each row weighted and added to its token, and the shared expert's rows; int4 weights with an offset of their groups."""
     x, weight = small(6, 16), small(3, 16, 8)
@@ -219,6 +286,8 @@ def test_grouped_products_are_added_up_for_each_token() -> None:
         bias=8 * (weight * scale.unsqueeze(1)).sum(1),
     )  # fmt: skip
     near(out.double(), expected)
+    with pytest.raises(RuntimeError, match="shared_input should be of 8 columns"):
+        formula("npu_grouped_matmul_finalize_routing")(x, weight, SIZES, scale=scale, shared_input=torch.randn(2, 16))
 
 
 def test_a_grouped_product_on_the_device() -> None:
