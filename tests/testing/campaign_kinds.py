@@ -7,25 +7,27 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from npugraph_ex_conformance.campaign.items import Answer, CampaignSettings, ItemKind
+from npugraph_ex_conformance.campaign.items import ItemAnswer, CampaignSettings, ItemKind
 
 
-def _marked(settings: CampaignSettings) -> Callable[[int], Answer]:
+def _marked(settings: CampaignSettings) -> Callable[[int], ItemAnswer]:
     """Each item leaves a line in a file, so that it is known how often it ran."""
 
-    def check(number: int) -> Answer:
+    def check(number: int) -> ItemAnswer:
         with Path(settings.checkout).open("a", encoding="ascii") as file:
             file.write(f"{number}\n")
         time.sleep(0.05)
-        return Answer("" if number % 10 else f"output 3 of call {number} differs at /tmp/x{number}", [f"f{number % 7}"])
+        return ItemAnswer(
+            "" if number % 10 else f"output 3 of call {number} differs at /tmp/x{number}", [f"f{number % 7}"]
+        )
 
     return check
 
 
-def _fatal(_settings: CampaignSettings) -> Callable[[int], Answer]:
+def _fatal(_settings: CampaignSettings) -> Callable[[int], ItemAnswer]:
     kept = []
 
-    def check(number: int) -> Answer:
+    def check(number: int) -> ItemAnswer:
         if number == 1:
             os.abort()
         while number == 2:
@@ -36,17 +38,17 @@ def _fatal(_settings: CampaignSettings) -> Callable[[int], Answer]:
             kept.append(bytearray(700 << 20))
         if number == 5:
             raise ZeroDivisionError("five")
-        return Answer(skipped="nothing to do" if number == 6 else "")
+        return ItemAnswer(skipped="nothing to do" if number == 6 else "")
 
     return check
 
 
-def _cumulative(_settings: CampaignSettings) -> Callable[[int], Answer]:
+def _cumulative(_settings: CampaignSettings) -> Callable[[int], ItemAnswer]:
     kept: list[bytearray] = []
 
-    def check(_number: int) -> Answer:
+    def check(_number: int) -> ItemAnswer:
         kept.append(bytearray(150 << 20))
-        return Answer()
+        return ItemAnswer()
 
     return check
 

@@ -18,19 +18,19 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from npugraph_ex_conformance.campaign.items import Answer, CampaignSettings, kind_named
+from npugraph_ex_conformance.campaign.items import ItemAnswer, CampaignSettings, kind_named
 
 _PR_SET_PDEATHSIG = 1
 
 
 def main(text: str, descriptor: int) -> None:
-    """Answer orders until the input ends."""
+    """ItemAnswer orders until the input ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # an item may run when its worker is killed
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     settings = CampaignSettings(**json.loads(text))
     os.nice(settings.nice)
     logging.disable(logging.ERROR)
-    opened: dict[str, Callable[[int], Answer]] = {}
+    opened: dict[str, Callable[[int], ItemAnswer]] = {}
     seen: set[str] = set()
     with ExitStack() as stack, os.fdopen(descriptor, "w", encoding="utf-8", buffering=1) as answers:
         _start(settings, stack)
@@ -55,7 +55,7 @@ def _start(settings: CampaignSettings, stack: ExitStack) -> None:
 
 
 def _answer(
-    order: dict[str, Any], settings: CampaignSettings, opened: dict[str, Callable[[int], Answer]], seen: set[str]
+    order: dict[str, Any], settings: CampaignSettings, opened: dict[str, Callable[[int], ItemAnswer]], seen: set[str]
 ) -> dict[str, Any]:
     kind, before = kind_named(order["kind"]), time.process_time()
     try:
@@ -67,7 +67,7 @@ def _answer(
             opened[kind.name] = kind.opened(settings)
         verdict = opened[kind.name](order["number"])
     except Exception as error:  # noqa: BLE001 - whatever an example raises is its answer
-        verdict = Answer(f"raised {type(error).__name__}: {str(error)[:1500]}")
+        verdict = ItemAnswer(f"raised {type(error).__name__}: {str(error)[:1500]}")
     new = [feature for feature in dict.fromkeys(verdict.features) if feature not in seen]
     seen.update(new)
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])

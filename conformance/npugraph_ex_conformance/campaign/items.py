@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from npugraph_ex.errors import UsageError
 
 
-class Answer(NamedTuple):
+class ItemAnswer(NamedTuple):
     """What came of one example.
 
     Attributes:
@@ -43,7 +43,7 @@ class ItemKind:
 
     name: str
     what: str
-    opened: Callable[[CampaignSettings], Callable[[int], Answer]]
+    opened: Callable[[CampaignSettings], Callable[[int], ItemAnswer]]
     size: Callable[[CampaignSettings], int] | None = None
     shrink: Callable[[CampaignSettings, int], str] | None = None
     batch: int = 40

@@ -7,7 +7,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from npugraph_ex_conformance.campaign.items import Answer, CampaignSettings, ItemKind
+from npugraph_ex_conformance.campaign.items import ItemAnswer, CampaignSettings, ItemKind
 
 if TYPE_CHECKING:
     from npugraph_ex.testing import Outcome, Program
@@ -41,13 +41,13 @@ def _programs(what: str, made: Callable[[int], Maker], route: str, *, name: str,
     def seed(settings: CampaignSettings, number: int) -> str:
         return f"{settings.seed}:{name}:{number}"
 
-    def opened(settings: CampaignSettings) -> Callable[[int], Answer]:
+    def opened(settings: CampaignSettings) -> Callable[[int], ItemAnswer]:
         from npugraph_ex.testing import Case, check, sample
 
-        def checked(number: int) -> Answer:
+        def checked(number: int) -> ItemAnswer:
             program = sample(made(number), f"{seed(settings, number)}:0")  # as find_failure draws its first
             outcome = check(Case.of(program, route=route))
-            return Answer(outcome.failures[0] if outcome.failures else "", _features(program, outcome))
+            return ItemAnswer(outcome.failures[0] if outcome.failures else "", _features(program, outcome))
 
         return checked
 
@@ -79,10 +79,10 @@ def _features(program: Program, outcome: Outcome) -> Iterator[str]:
 def _examples(family: str, what: str, *, batch: int) -> ItemKind:
     """A family of examples as a kind."""
 
-    def opened(settings: CampaignSettings) -> Callable[[int], Answer]:
+    def opened(settings: CampaignSettings) -> Callable[[int], ItemAnswer]:
         from npugraph_ex_conformance.examples import FAMILIES
 
-        return lambda number: Answer(FAMILIES[family](settings.seed * _STRIDE + number))
+        return lambda number: ItemAnswer(FAMILIES[family](settings.seed * _STRIDE + number))
 
     return ItemKind(family.replace(" ", "-"), what, opened, batch=batch)
 
@@ -91,12 +91,12 @@ def _listed(
     name: str,
     what: str,
     listed: Callable[[CampaignSettings], list[Any]],
-    checked: Callable[[CampaignSettings, Any], Answer],
+    checked: Callable[[CampaignSettings, Any], ItemAnswer],
     **options: Any,
 ) -> ItemKind:
     """A kind with an end: the examples are the elements of a list."""
 
-    def opened(settings: CampaignSettings) -> Callable[[int], Answer]:
+    def opened(settings: CampaignSettings) -> Callable[[int], ItemAnswer]:
         elements = listed(settings)
         return lambda number: checked(settings, elements[number])
 
@@ -109,11 +109,11 @@ def _records(_settings: CampaignSettings) -> list[str]:
     return sorted(name for name, record in OPERATORS.items() if record.formula is not None)
 
 
-def _record(_settings: CampaignSettings, name: str) -> Answer:
+def _record(_settings: CampaignSettings, name: str) -> ItemAnswer:
     from npugraph_ex.operators import OPERATORS
     from npugraph_ex.testing.operator_checks import faults
 
-    return Answer("; ".join(faults(OPERATORS[name])), label=name)
+    return ItemAnswer("; ".join(faults(OPERATORS[name])), label=name)
 
 
 def _mutants(_settings: CampaignSettings) -> list[str]:
@@ -122,11 +122,11 @@ def _mutants(_settings: CampaignSettings) -> list[str]:
     return [*mutants()]
 
 
-def _mutant(_settings: CampaignSettings, name: str) -> Answer:
+def _mutant(_settings: CampaignSettings, name: str) -> ItemAnswer:
     from npugraph_ex_conformance.mutants.search import kill
 
     killed = kill(name)
-    return Answer("" if killed.examples else "survives", [f"killed: {name}"], name)
+    return ItemAnswer("" if killed.examples else "survives", [f"killed: {name}"], name)
 
 
 def _files(settings: CampaignSettings) -> list[Any]:
@@ -140,7 +140,7 @@ def _files(settings: CampaignSettings) -> list[Any]:
     return list(find(Path(settings.checkout)).files)
 
 
-def _file(settings: CampaignSettings, file: Any) -> Answer:
+def _file(settings: CampaignSettings, file: Any) -> ItemAnswer:
     from npu_emulator.settings import SOCS
     from npugraph_ex_conformance.upstream import known
     from npugraph_ex_conformance.upstream.checkout import find
@@ -150,7 +150,7 @@ def _file(settings: CampaignSettings, file: Any) -> Answer:
     limits = ProcessLimits(600, max(int(settings.memory), 1), 2, SOCS)
     outcomes = known.explained(run_file(file, checkout, limits), known.load(known.OURS, checkout.project))
     wrong = [outcome for outcome in outcomes if outcome.state == "failed" and not outcome.known]
-    return Answer("; ".join(f"{outcome.test}: {outcome.cause}" for outcome in wrong), label=checkout.name(file))
+    return ItemAnswer("; ".join(f"{outcome.test}: {outcome.cause}" for outcome in wrong), label=checkout.name(file))
 
 
 _ALL = (
