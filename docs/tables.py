@@ -12,6 +12,7 @@ from pathlib import Path
 
 from npugraph_ex.fusion.rules import RECORDS
 from npugraph_ex.operators import OPERATORS, Operator
+from npugraph_ex_conformance.fidelity.table import markdown_rows
 
 HERE = Path(__file__).parent
 
@@ -65,6 +66,7 @@ def _besides(record: Operator) -> Iterator[str]:
 
 TABLES: dict[str, tuple[str, Callable[[], Iterator[str]]]] = {
     "rules": ("how-to/fusion.md", rules),
+    "fidelity": ("reference/fidelity.md", markdown_rows),
     "operators": ("reference/operators.md", operators),
 }
 

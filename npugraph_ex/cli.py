@@ -18,6 +18,7 @@ from npugraph_ex.commands import (
     campaign,
     conformance,
     diff,
+    fidelity,
     operators,
     options,
     script,
@@ -36,6 +37,7 @@ _COMMANDS = {
     "campaign": campaign,
     "conformance": conformance,
     "diff": diff,
+    "fidelity": fidelity,
     "operators": operators,
     "options": options,
     "upstream": upstream,
@@ -53,6 +55,7 @@ examples:
   npugraph-ex cache ls                          saved compilations; `cache show NAME`, `cache clear [PREFIX]`
   npugraph-ex conformance --profile full        random programs, streams, models: do eager, fused and replayed agree?
   npugraph-ex campaign integers=200000          very many examples, on all cores or on a Ray cluster; can be resumed
+  npugraph-ex fidelity --target npu             does a real NPU obey the rules of the emulated one? one file of answers
   npugraph-ex bench call device                 what a call costs beside the floor and the bundled backend; tables
   npugraph-ex upstream op-plugin -k rms_norm    the tests of op-plugin or torch_npu on the emulated NPU: what fails, and why
   npugraph-ex diff dump_a dump_b                the first node whose values differ between two dumps, with ULPs

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from npugraph_ex_conformance.campaign.items import ItemAnswer, CampaignSettings, ItemKind
+from npugraph_ex_conformance.campaign.items import CampaignSettings, ItemAnswer, ItemKind
 
 
 def _marked(settings: CampaignSettings) -> Callable[[int], ItemAnswer]:

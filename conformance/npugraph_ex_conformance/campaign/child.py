@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from npugraph_ex_conformance.campaign.items import ItemAnswer, CampaignSettings, kind_named
+from npugraph_ex_conformance.campaign.items import CampaignSettings, ItemAnswer, kind_named
 
 _PR_SET_PDEATHSIG = 1
 
@@ -75,6 +75,7 @@ def _answer(
         "state": "failed" if verdict.message else "skipped" if verdict.skipped else "passed",
         "message": verdict.message or verdict.skipped,
         "label": verdict.label,
+        "value": verdict.value,
         "new": new,
         "seconds": round(time.process_time() - before, 4),
         "memory": pages * resource.getpagesize(),

@@ -19,12 +19,14 @@ class ItemAnswer(NamedTuple):
         features: what the example reached; the campaign's coverage is the number of different ones.
         label: what the example is, where the number says it to nobody: an operator and a dtype, a model.
         skipped: why the example says nothing; empty where it does.
+        value: what was measured, where something was; it can be written as JSON.
     """
 
     message: str = ""
     features: Iterable[str] = ()
     label: str = ""
     skipped: str = ""
+    value: Any = None
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ class Row:
         new: what it reached first in its process.
         node: the machine.
         at: seconds since the campaign began, over all its runs.
+        value: what was measured, where something was.
     """
 
     kind: str
@@ -44,6 +45,7 @@ class Row:
     new: tuple[str, ...] = ()
     node: str = ""
     at: float = 0.0
+    value: Any = None
 
     @property
     def item(self) -> str:

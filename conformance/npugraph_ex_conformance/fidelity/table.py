@@ -1,0 +1,84 @@
+"""All rules, the kind of items that asks them one by one, and the file of a device's answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from npugraph_ex.errors import UsageError
+from npugraph_ex_conformance.campaign.items import CampaignSettings, ItemAnswer, ItemKind
+from npugraph_ex_conformance.campaign.warm import WarmProcess
+from npugraph_ex_conformance.fidelity.rule import DeviceRule
+
+HEADERS = ("rule", "what it says", "source")
+
+
+def all_rules() -> tuple[DeviceRule, ...]:
+    """Every rule, in order; their list needs no device.
+
+    Raises:
+        ValueError: two have one name.
+    """
+    from npugraph_ex_conformance.fidelity import captures, memory, others, streams
+
+    found = tuple(rule for part in (captures, streams, memory, others) for rule in part.rules())
+    if len({rule.name for rule in found}) < len(found):
+        raise ValueError("two rules have one name")
+    return found
+
+
+def _opened(_settings: CampaignSettings) -> Callable[[int], ItemAnswer]:
+    rules = all_rules()
+
+    def ask(number: int) -> ItemAnswer:
+        rule = rules[number]
+        try:
+            answer = json.loads(json.dumps(rule.probe()))
+        except Exception as error:  # noqa: BLE001 - a device may refuse what the probe does not expect to be refused
+            answer = f"{type(error).__name__}: {str(error)[:300]}"
+        wrong = "" if answer == rule.answer else f"answers {answer!r}; the rule says {rule.answer!r}"
+        return ItemAnswer(wrong, label=rule.name, value=answer)
+
+    return ask
+
+
+FIDELITY = ItemKind("fidelity", "the rules of the emulated device", _opened, size=lambda _: len(all_rules()))
+
+
+def ask(numbers: Iterable[int], target: str) -> dict[str, Any]:
+    """The answer to each rule, in a process of its own; that of a probe that ended its process is how it ended."""
+    process = WarmProcess(CampaignSettings(target=target))
+    try:
+        rows = [process.run(FIDELITY.name, number) for number in numbers]
+    finally:
+        process.close()
+    names = [rule.name for rule in all_rules()]
+    answered = ("failed", "passed")
+    return {names[row.number]: row.value if row.state in answered else f"{row.state}: {row.message}" for row in rows}
+
+
+def read(file: Path) -> Mapping[str, Any]:
+    """The answers of a device, by rule.
+
+    Raises:
+        UsageError: the file is none of ours.
+    """
+    try:
+        answers = json.loads(file.read_text(encoding="utf-8"))["answers"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{str(file)!r} is no file of `npugraph-ex fidelity`: {error}") from error
+    return answers  # type: ignore[no-any-return]
+
+
+def markdown_rows() -> Iterator[str]:
+    """The table of a page, and a line that counts the sources."""
+    rules = all_rules()
+    assumed = sum(rule.is_assumed for rule in rules)
+    yield f"{len(rules)} rules; {assumed} of them are only assumed."
+    yield ""
+    yield f"| {' | '.join(HEADERS)} |"
+    yield "|---|---|---|"
+    for rule in rules:
+        yield f"| `{rule.name}` | {rule.says} | {rule.source} |"

@@ -1,0 +1,72 @@
+"""`npugraph-ex fidelity`: does a device obey the rules that the emulated device is built on? One file of its answers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from npugraph_ex.commands.suites import require
+from npugraph_ex.errors import UsageError
+
+_DESCRIPTION = """\
+Ask a device, rule by rule, for what the emulated device is built on: error codes, what a capture refuses, order, allocator,
+random numbers, updates of captured tasks, formats. Prints the rules that it does not obey, and writes all answers to a file.
+
+exit status: 0 all answers are those of the rules (or of --as-measured), 1 some differ, 2 wrong use
+"""
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser(
+        "fidelity", help="does a device obey the rules of the emulated one?", description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument(
+        "--target", choices=("emulated", "npu"), default="emulated", help="which device (default: emulated)"
+    )
+    parser.add_argument(
+        "-k", default="", metavar="WORD", help="only rules with this word in their name, as in capture."
+    )
+    parser.add_argument("--output", type=Path, metavar="FILE", help="where the answers go")
+    parser.add_argument(
+        "--as-measured", type=Path, metavar="FILE", help="compare with the answers in FILE, which another device gave"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Ask, print what differs, and write the file."""
+    require("the rules need", {"hypothesis": "hypothesis"}, "conformance")
+    from npugraph_ex.testing.targets import start_target
+    from npugraph_ex_conformance.fidelity.table import ask, read
+
+    measured: Mapping[str, Any] | None = read(arguments.as_measured) if arguments.as_measured is not None else None
+    target = start_target(arguments.target)
+    from npugraph_ex_conformance.fidelity.table import all_rules
+
+    rules = {number: rule for number, rule in enumerate(all_rules()) if arguments.k in rule.name}
+    if not rules:
+        parts = sorted({f"{rule.name.partition('.')[0]}." for rule in all_rules()})
+        raise UsageError(f"no rule has {arguments.k!r} in its name; they begin with {', '.join(parts)}")
+    sys.stdout.write(f"{target.describe()}\n\n")
+    answers = ask(rules, arguments.target)
+    differing = 0
+    for rule in rules.values():
+        wanted = rule.answer if measured is None else measured.get(rule.name, rule.answer)
+        if answers[rule.name] != wanted:
+            differing += 1
+            sys.stdout.write(f"DIFFERS {rule.name}: {rule.says}\n  source: {rule.source}\n")
+            sys.stdout.write(
+                f"  here: {answers[rule.name]!r}; {'rule' if measured is None else 'measured'}: {wanted!r}\n"
+            )
+    assumed = sum(rule.is_assumed for rule in rules.values())
+    sys.stdout.write(f"{len(rules)} rules, {assumed} of them only assumed; {differing} differ\n")
+    if arguments.output is not None:
+        found = {"device": target.device, "kind": target.kind, "versions": dict(target.versions), "answers": answers}
+        arguments.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        sys.stdout.write(f"written: {arguments.output}\n")
+    return int(bool(differing))

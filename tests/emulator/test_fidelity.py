@@ -1,0 +1,49 @@
+"""The rules of the emulated device: it obeys each, a device that does not is noticed, and another's answers can be compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from npugraph_ex import cli
+from npugraph_ex_conformance.campaign.items import CampaignSettings
+from npugraph_ex_conformance.fidelity import table
+from npugraph_ex_conformance.fidelity.rule import ASSUMED, HEADER, RUNTIME, TORCH, TORCH_NPU
+from npugraph_ex_conformance.fidelity.table import FIDELITY, all_rules
+
+RULES = all_rules()
+
+
+def test_the_emulated_device_obeys_every_rule() -> None:
+    """Every probe gives the rule's answer, one after the other in one process; there are at least 150."""
+    ask = FIDELITY.opened(CampaignSettings())
+    assert {answer.label: answer.message for answer in map(ask, range(len(RULES))) if answer.message} == {}
+    assert len(RULES) >= 150
+
+
+def test_every_rule_has_a_source() -> None:
+    """It is one of the five, and a header or a document is named with the place in it."""
+    for rule in RULES:
+        assert rule.is_assumed or rule.source.startswith((f"{HEADER}: ", f"{RUNTIME}: ", TORCH, f"{TORCH_NPU}: ")), rule
+        assert rule.says.endswith("."), rule
+    assert sum(rule.source == ASSUMED for rule in RULES) == sum(rule.is_assumed for rule in RULES)
+
+
+def test_answers_of_another_device_are_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of answers is written; one with another answer makes the command fail, and both answers are printed."""
+    file = tmp_path / "answers.json"
+    command = ["fidelity", "-k", "memory.rounds"]
+    assert cli.main([*command, "--output", str(file)]) == 0
+    assert "4 rules, 0 of them only assumed; 0 differ" in capsys.readouterr().out
+    found = json.loads(file.read_text())
+    assert found["answers"]["memory.rounds-481"] == 1024
+    here = dict(found["answers"])
+    monkeypatch.setattr(table, "ask", lambda *_: here)  # one start of a process is enough
+    found["answers"]["memory.rounds-481"] = 2048
+    file.write_text(json.dumps(found))
+    assert cli.main([*command, "--as-measured", str(file)]) == 1
+    assert "here: 1024; measured: 2048" in capsys.readouterr().out
