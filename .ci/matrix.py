@@ -1,24 +1,27 @@
-"""Runs the checks on every supported pair of torch and torch_npu, and writes the table of docs/reference/versions.md.
+"""Runs the checks on every supported pair of torch and torch_npu, and writes the tables of docs/reference/versions.md.
 
-`tox -e matrix` runs it: for each pair the emulator's tests, the unit tests, the quick profile of the conformance suite, and its
-models. `--checks` and `--torch` choose some; the other cells keep what they say. Each runs in the tox environment of its pair.
+`tox -e matrix` runs it: for each pair the emulator's tests, the unit tests, the quick profile of the conformance suite, its models,
+and the speed of both backends. `--checks` and `--torch` choose some; the other cells keep what they say. Each runs in the tox
+environment of its pair.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime as dt
+import json
 import re
 import shlex
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reference" / "versions.md"
-BEGIN, END = "<!-- written by `tox -e matrix` -->\n", "<!-- end -->\n"
+CHECKED, TIMED = "<!-- written by `tox -e matrix` -->\n", "<!-- written by `tox -e matrix`: speed -->\n"
+END = "<!-- end -->\n"
 SMOKE = (
     "tests/versions tests/environment/test_private_names.py tests/test_readme.py tests/emulator/test_graphs.py "
     "tests/integrations/test_vllm_ascend_contract.py tests/integrations/test_vllm_compiler.py"
@@ -73,21 +76,38 @@ def summary(wrote: str, *, failed: bool) -> str:
     return f"**{words}**" if failed else words
 
 
-def cells(page: str) -> dict[str, list[str]]:
-    """The table as it is, by torch."""
-    rows = re.findall(r"^\| (2\.\d+\.\d+) (.*)\|$", page.partition(BEGIN)[2].partition(END)[0], re.MULTILINE)
-    return {torch: [cell.strip() for cell in rest.split("|")[2:]] for torch, rest in rows}
+def time(torch: str, work: Path, environment: Path | None) -> dict[str, str]:
+    """The row of speeds of a pair, by column."""
+    name = f"tests-torch{''.join(torch.split('.')[:2])}"
+    python = ["python"] if environment is None else [str(environment / "bin" / "python")]
+    command = [*python, "benches/pair_speed.py", str(work / f"{name}-speed.json")]
+    if environment is None:
+        command = [sys.executable, "-m", "tox", "run", "-e", name, "--", *command]
+    subprocess.run(command, cwd=ROOT, check=True)
+    row: dict[str, str] = json.loads((work / f"{name}-speed.json").read_text(encoding="utf-8"))
+    return row
 
 
-def write(torch: str, check: str, cell: str) -> None:
-    """Put one cell into the page's table; another process may have changed the others meanwhile."""
-    page = PAGE.read_text(encoding="utf-8")
-    results = {release: cells(page).get(release, ["not run"] * len(CHECKS)) for release in pairs()}
-    results[torch][list(CHECKS).index(check)] = cell
-    head = ["| torch | torch_npu | " + " | ".join(CHECKS) + " |", "|---" * (2 + len(CHECKS)) + "|"]
-    rows = [f"| {torch} | {pairs()[torch]} | {' | '.join(results[torch])} |" for torch in pairs()]
-    before, _, rest = page.partition(BEGIN)
-    PAGE.write_text(before + BEGIN + "\n".join([*head, *rows]) + "\n" + END + rest.partition(END)[2], encoding="utf-8")
+def cells(page: str, begin: str) -> dict[str, dict[str, str]]:
+    """The table that is written under ``begin``: its cells by torch and column."""
+    lines = page.partition(begin)[2].partition(END)[0].splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {row[0]: dict(zip(rows[0][2:], row[2:], strict=True)) for row in rows[2:]}
+
+
+def write(torch: str, new: Mapping[str, str], begin: str = CHECKED, columns: Iterable[str] = CHECKS) -> None:
+    """Put some cells into a row of the page's table; another process may have changed the others meanwhile."""
+    page, columns = PAGE.read_text(encoding="utf-8"), list(columns)
+    known = cells(page, begin)
+    known[torch] = known.get(torch, {}) | dict(new)
+    head = ["| torch | torch_npu | " + " | ".join(columns) + " |", "|---" * (2 + len(columns)) + "|"]
+    rows = [
+        [release, npu, *(known.get(release, {}).get(name, "not run") for name in columns)]
+        for release, npu in pairs().items()
+    ]
+    lines = [*head, *(f"| {' | '.join(row)} |" for row in rows)]
+    before, _, rest = page.partition(begin)
+    PAGE.write_text(before + begin + "\n".join(lines) + "\n" + END + rest.partition(END)[2], encoding="utf-8")
 
 
 def main() -> int:
@@ -98,7 +118,7 @@ def main() -> int:
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--torch", action="append", choices=pairs(), help="a release; all if left out")
-    parser.add_argument("--checks", action="append", choices=CHECKS, help="a column; all if left out")
+    parser.add_argument("--checks", action="append", choices=[*CHECKS, "speed"], help="a column; all if left out")
     parser.add_argument("--environment", type=Path, help="an environment with the pair of --torch, instead of tox's")
     parser.add_argument("--work", type=Path, default=ROOT / ".tox" / "matrix", help="the folder of logs and reports")
     parser.add_argument("--keep-page", action="store_true", help="run, and leave the table as it is")
@@ -108,13 +128,17 @@ def main() -> int:
     options.work.mkdir(parents=True, exist_ok=True)
     failed = False
     for torch in options.torch or pairs():
-        for check in options.checks or CHECKS:
+        for check in options.checks or (*CHECKS, "speed"):
+            if check == "speed":
+                row = time(torch, options.work.absolute(), options.environment)
+                write(torch, row, TIMED, row)
+                continue
             cell = run(torch, check, options.work.absolute(), options.environment)
             failed = failed or cell.startswith("**")
             if not options.keep_page:
-                write(torch, check, cell)  # after each check: the whole takes hours
+                write(torch, {check: cell})  # after each check: the whole takes hours
     if not options.keep_page:
-        print(PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0])
+        print(PAGE.read_text(encoding="utf-8").partition(CHECKED)[2].partition(END)[0])
     return 1 if failed else 0
 
 

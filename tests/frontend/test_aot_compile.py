@@ -15,8 +15,10 @@ from torch._functorch._aot_autograd import autograd_cache
 from npugraph_ex.errors import SavedGraphError
 from npugraph_ex.report import captures
 from npugraph_ex.report.graphs import graph_records
+from npugraph_ex.versions import ahead_of_time
 from tests.device_helpers import NPU
 
+pytestmark = pytest.mark.skipif(ahead_of_time.DIFFERENCE.older, reason=ahead_of_time.DIFFERENCE.what)
 Ahead = Callable[..., Any]
 
 

@@ -12,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from npugraph_ex import compile_fx
 from npugraph_ex.report.captures import capture_records, captures_so_far
+from npugraph_ex.versions import default_device
 
 Function = Callable[[torch.Tensor], Any]
 DEVICES = (0, 1, 0, 1, 1, 0)
@@ -100,6 +101,7 @@ def test_random_numbers_come_from_the_current_devices_generator() -> None:
     assert drawn[0] == drawn[1]
 
 
+@pytest.mark.skipif(default_device.DIFFERENCE.older, reason=default_device.DIFFERENCE.what)
 def test_a_default_device() -> None:
     """The graph names no device; torch's default one is the current one."""
     torch.set_default_device("npu")

@@ -40,17 +40,22 @@ def test_every_pair_has_its_environment(matrix: ModuleType) -> None:
 
 
 def test_the_page_keeps_its_other_cells(matrix: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What a run writes is what the next one reads, in any order."""
+    """What a run writes is what the next one reads, in any order, in either table."""
     monkeypatch.setattr(matrix, "PAGE", tmp_path / "page.md")
-    matrix.PAGE.write_text(f"before\n{matrix.BEGIN}{matrix.END}after\n", encoding="utf-8")
-    written = {torch: [f"{torch} {check}" for check in matrix.CHECKS] for torch in matrix.pairs()}
+    tables = f"{matrix.CHECKED}{matrix.END}between\n{matrix.TIMED}{matrix.END}"
+    matrix.PAGE.write_text(f"before\n{tables}after\n", encoding="utf-8")
+    written = {torch: {check: f"{torch} {check}" for check in matrix.CHECKS} for torch in matrix.pairs()}
     for torch in reversed(matrix.pairs()):
         for check in matrix.CHECKS:
-            matrix.write(torch, check, f"{torch} {check}")
+            matrix.write(torch, {check: f"{torch} {check}"})
+    matrix.write("2.12.0", {"a call": "9 us"}, matrix.TIMED, ["a call"])
     page = matrix.PAGE.read_text(encoding="utf-8")
     assert page.startswith("before\n")
+    assert "between\n" in page
     assert page.endswith("after\n")
-    assert matrix.cells(page) == written
+    assert matrix.cells(page, matrix.CHECKED) == written
+    times = {torch: row["a call"] for torch, row in matrix.cells(page, matrix.TIMED).items()}
+    assert times == dict.fromkeys(matrix.pairs(), "not run") | {"2.12.0": "9 us"}
 
 
 def test_a_cell_adds_up_its_commands(matrix: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

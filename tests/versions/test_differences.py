@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-import tomllib
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,11 @@ from npugraph_ex.frontend.native_streams import streams
 from npugraph_ex.observe import environment, private_names
 from npugraph_ex.versions import out_tag, pairs
 from npugraph_ex.versions.difference import VersionDifference, differences, installed
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
 CUDA = "cuda: Optional[str] = '13.0'\n"
