@@ -7,10 +7,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import generated
 import languages
 
 from npugraph_ex._version import __version__
-from npugraph_ex.config import OPTION_TABLE
 
 project = "npugraph_ex"
 author = "the npugraph_ex authors"
@@ -38,17 +38,10 @@ html_title = f"npugraph_ex {release}"
 napoleon_use_ivar = True  # an attribute that a class both annotates and describes stands on its page once
 default_role = "code"  # docstrings write `name` as the pages do
 
-# The option table as a page: written at every build, never by hand. A section for each option, because a table of sentences is
-# wider than a screen, and because a section can be linked.
+# The options and commands as pages: written at every build, never by hand.
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parent
-_GENERATED = _HERE / "_generated"
-_GENERATED.mkdir(exist_ok=True)
-_SECTIONS = [
-    f"## {row.name}\n\n{row.meaning}\n\nDefault: `{row.default!r}`. Takes: {row.kind.allowed}.\n"
-    for row in OPTION_TABLE.values()
-]
-(_GENERATED / "options.md").write_text("\n".join(_SECTIONS), encoding="utf-8")
+generated.write(_HERE / "_generated")
 exclude_patterns += ["_generated", "reference/speed-tables.md", "zh", "example"]
 
 # The reference of the public names, from their docstrings. autoapi parses the sources and imports nothing, so no torch is needed.

@@ -31,8 +31,8 @@ Each option is also an environment variable: --memory-gb 16 is NPU_EMULATOR_MEMO
 """
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Parse the emulator's own options, activate it, and run the program in this process."""
+def command_line() -> argparse.ArgumentParser:
+    """What the launcher takes."""
     parser = argparse.ArgumentParser(
         prog="python -m npu_emulator",
         description="Run a torch_npu program on an emulated Ascend NPU: no CANN, no hardware.",
@@ -78,6 +78,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("program", help="script file, or module name after -m")
     further = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the program")
     further.required = False  # Python 3.11 would ask for them beside a missing program
+    return parser
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Parse the emulator's own options, activate it, and run the program in this process."""
+    parser = command_line()
     options = parser.parse_args(argv)
     _refuse_what_is_not_there(parser, options.program, module=options.module)
     settings = {field.name: getattr(options, field.name) for field in fields(Settings)}

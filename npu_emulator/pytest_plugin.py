@@ -1,7 +1,7 @@
 """pytest plugin: `pytest --npu=emulated` gives a test suite that uses `device="npu"` an emulated one.
 
 `--npu=hardware` runs the same suite on a real NPU and stops with one sentence if there is none. Without `--npu` the plugin
-only adds a hint if tests cannot be imported because CANN is not installed.
+only adds a hint if tests cannot be imported because CANN is not installed. docs/how-to/ci-owner.md shows everything that it has.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Generator, Iterator
 
+    import torch
+
 __all__: list[str] = []
 
 _NOT_LOADED = re.compile(r"(lib\w+\.so[.\d]*): cannot open shared object file")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--npu` and `--npu-schedule`."""
+    """Add the options, and the lines of a project's configuration that stand for them."""
     group = parser.getgroup("npu", "the Ascend NPU that tests run on")
     group.addoption(
         "--npu", choices=("emulated", "hardware"), help="emulated: npu_emulator's device; hardware: a real one"
@@ -40,13 +42,47 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--npu-races", action="store_true", help="fail a test in which two streams race (emulated device only)"
     )
+    group.addoption("--npu-devices", type=int, metavar="N", help="how many NPUs to emulate (default 1)")
+    parser.addini("npu", "what --npu is where it is not given")
+    parser.addini("npu_schedule", "what --npu-schedule is where it is not given")
+    parser.addini("npu_devices", "what --npu-devices is where it is not given")
+
+
+def _with_ini(config: pytest.Config) -> argparse.Namespace:
+    """The options, each filled in from the project's configuration where the command line does not have it.
+
+    Raises:
+        pytest.UsageError: the configuration has a value that the option does not take.
+    """
+    options = config.known_args_namespace
+    if options.npu is None and (npu := config.getini("npu")):
+        if npu not in {"emulated", "hardware"}:
+            raise pytest.UsageError(f"npu = {npu}: the configuration takes emulated or hardware")
+        options.npu = npu
+    if options.npu == "emulated":  # the other two are of the emulated device
+        options.npu_schedule = options.npu_schedule or config.getini("npu_schedule") or None
+        devices = config.getini("npu_devices")
+        if options.npu_devices is None and devices:
+            if not devices.isdecimal():
+                raise pytest.UsageError(f"npu_devices = {devices}: the configuration takes a whole number")
+            options.npu_devices = int(devices)
+    return options
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the markers."""
+    config.addinivalue_line(
+        "markers",
+        "npu_schedule(name): run the test under another schedule of the emulated device; nothing on a real one",
+    )
+    config.addinivalue_line("markers", "npu_devices(n): skip the test where there are fewer than n NPUs")
 
 
 # hookwrapper, not wrapper: any installed pytest loads this plugin, older ones too.
 @pytest.hookimpl(tryfirst=True, hookwrapper=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, Any, None]:
     """Start the device before any conftest can import torch; add a hint if a conftest cannot import it."""
-    _start(early_config.known_args_namespace)
+    _start(_with_ini(early_config))
     outcome = yield
     if outcome.excinfo is not None:
         hint = _hint("".join(traceback.format_exception(outcome.excinfo[1])))
@@ -62,7 +98,7 @@ def _start(options: argparse.Namespace) -> None:
     _refuse_what_would_do_nothing(options)
     if options.npu == "emulated" and not is_active():
         try:
-            activate(quiet=True, schedule=options.npu_schedule)
+            activate(quiet=True, schedule=options.npu_schedule, devices=options.npu_devices)
         except EmulatorError as error:
             raise pytest.UsageError(f"--npu=emulated: {error}") from error
     elif options.npu == "hardware":
@@ -78,7 +114,11 @@ def _is_emulated() -> bool:
 
 
 def _refuse_what_would_do_nothing(options: argparse.Namespace) -> None:
-    given = {"--npu-races": options.npu_races, "--npu-schedule": options.npu_schedule is not None}
+    given = {
+        "--npu-races": options.npu_races,
+        "--npu-schedule": options.npu_schedule is not None,
+        "--npu-devices": options.npu_devices is not None,
+    }
     for name in (name for name, is_given in given.items() if is_given):
         if options.npu == "hardware" or not (options.npu == "emulated" or _is_emulated()):
             raise pytest.UsageError(f"{name} is for the emulated device; add --npu=emulated")
@@ -120,7 +160,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
         settings = current().settings
         return f"npu: emulated {settings.soc}, {counted(settings.devices, 'device')}, schedule {settings.schedule}"
-    return "npu: hardware" if config.getoption("--npu") == "hardware" else None
+    return "npu: hardware" if (config.getoption("--npu") or config.getini("npu")) == "hardware" else None
 
 
 @pytest.fixture(autouse=True)
@@ -133,3 +173,36 @@ def _npu_races(request: pytest.FixtureRequest) -> Iterator[None]:
 
     with detect_races(stop_at_first=True):
         yield
+
+
+@pytest.fixture(autouse=True)
+def _npu_marks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Do what the markers `npu_schedule` and `npu_devices` say."""
+    devices, order = (request.node.get_closest_marker(name) for name in ("npu_devices", "npu_schedule"))
+    if devices is not None:
+        import torch
+        import torch_npu  # noqa: F401 - gives torch its `npu`
+
+        there = torch.npu.device_count()
+        if there < devices.args[0]:
+            pytest.skip(f"wants {devices.args[0]} NPUs; there {'is' if there == 1 else 'are'} {there}")
+    if order is None or not is_active():
+        yield
+        return
+    from npu_emulator import schedule
+
+    with schedule(order.args[0]):
+        yield
+
+
+@pytest.fixture
+def npu() -> torch.device:
+    """The NPU of the tests as a `torch.device`. Skips the test where there is none."""
+    try:
+        import torch
+        import torch_npu  # noqa: F401 - gives torch its `npu`
+    except (ImportError, OSError, RuntimeError) as error:
+        pytest.skip(f"there is no NPU: {error}")
+    if not torch.npu.is_available():
+        pytest.skip("there is no NPU: start pytest with --npu=emulated, or on a machine with one")
+    return torch.device("npu", torch.npu.current_device())

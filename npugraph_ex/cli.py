@@ -21,6 +21,7 @@ from npugraph_ex.commands import (
     fidelity,
     operators,
     options,
+    remedies,
     script,
     upstream,
     validate,
@@ -38,6 +39,7 @@ _COMMANDS = {
     "conformance": conformance,
     "diff": diff,
     "fidelity": fidelity,
+    "help": remedies,
     "operators": operators,
     "options": options,
     "upstream": upstream,
@@ -60,6 +62,7 @@ examples:
   npugraph-ex upstream op-plugin -k rms_norm    the tests of op-plugin or torch_npu on the emulated NPU: what fails, and why
   npugraph-ex diff dump_a dump_b                the first node whose values differ between two dumps, with ULPs
   npugraph-ex operators script.py               which NPU operators it needs, and which of them the emulated NPU lacks
+  npugraph-ex help CaptureError                 what causes an error or a device code, and what to do
   npugraph-ex options                           every option of torch.compile(..., options={...})
 
 in a program:

@@ -5,9 +5,35 @@ A message says what was expected, what came, and what to do. Not for errors of t
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class NpuGraphExError(Exception):
     """Root of the tree: `except NpuGraphExError` catches what this library raises on purpose."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        if sys.version_info >= (3, 11):  # a note: the traceback shows it, and a message that quotes this error does not
+            self.add_note(self.address)
+
+    @property
+    def address(self) -> str:
+        """The command that prints cause and remedy, as docs/reference/errors.md has them."""
+        documented = next(kind for kind in type(self).__mro__ if kind.__module__ == __name__)
+        return f"help: npugraph-ex help {documented.__name__}"
+
+
+@contextmanager
+def with_address() -> Iterator[None]:
+    """End the message of an error with its address, where a caller shows the message alone, as Dynamo does of its backend's."""
+    try:
+        yield
+    except NpuGraphExError as error:
+        if error.address not in str(error):
+            error.args = (f"{error}\n{error.address}",)
+        raise
 
 
 class UsageError(NpuGraphExError):

@@ -10,31 +10,19 @@ import re
 import subprocess
 import sys
 from configparser import ConfigParser
-from dataclasses import dataclass
 from pathlib import Path
 
+import printed
 import pytest
+from printed import Block
 
 ROOT = Path(__file__).parents[1]
 READMES = ["README.md", "README.zh.md"]
-_BLOCK = re.compile(
-    r"(?:<!-- not run: (?P<reason>.*?) -->\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
-)
-
-
-@dataclass(frozen=True)
-class Block:
-    """One fenced block: its language, its text, and why it is not run (empty if it is)."""
-
-    language: str
-    code: str
-    reason: str
 
 
 def blocks(readme: str) -> list[Block]:
     """Return the fenced blocks of a file in order."""
-    text = (ROOT / readme).read_text(encoding="utf-8")
-    return [Block(found["language"], found["code"], found["reason"] or "") for found in _BLOCK.finditer(text)]
+    return printed.blocks(ROOT / readme)
 
 
 def test_the_extraction_sees_every_fence() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 _SUITE = """
+import pytest
 import torch
 
 def test_adds():
@@ -22,6 +23,33 @@ def test_races():
     with torch.npu.stream(side):
         x.add_(1)
     x.mul_(2)
+"""
+_MARKED = """
+import pytest
+import torch
+from npu_emulator import kernel_log
+
+def ran_before_anyone_waits(device):
+    x = torch.ones(4, device=device)
+    torch.npu.synchronize()
+    with kernel_log() as log:
+        x + 1
+        return len(log)
+
+def test_the_schedule_of_the_configuration(npu):
+    assert (npu.type, torch.npu.device_count(), ran_before_anyone_waits(npu)) == ("npu", 2, 0)
+
+@pytest.mark.npu_schedule("fifo")
+def test_another_schedule(npu):
+    assert ran_before_anyone_waits(npu) == 1
+
+@pytest.mark.npu_devices(2)
+def test_two_devices():
+    assert torch.ones(1, device="npu:1").item() == 1
+
+@pytest.mark.npu_devices(3)
+def test_three_devices():
+    raise AssertionError
 """
 
 
@@ -38,6 +66,17 @@ def test_a_suite_runs_on_the_emulated_device(tmp_path: Path, fresh_environment: 
     done = _pytest(tmp_path, fresh_environment(), "--npu=emulated", "--npu-schedule=lazy", "-v")
     assert "npu: emulated Ascend910B2, 1 device, schedule lazy" in done.stdout, done.stdout + done.stderr
     assert "2 passed" in done.stdout
+
+
+def test_configuration_markers_and_fixture(tmp_path: Path, fresh_environment: Callable[..., dict[str, str]]) -> None:
+    """The project's configuration chooses device and schedule; markers change the order and skip; workers of xdist do so too."""
+    (tmp_path / "pytest.ini").write_text(
+        "[pytest]\nnpu = emulated\nnpu_schedule = lazy\nnpu_devices = 2\naddopts = --strict-markers -rs -n 1\n"
+    )
+    (tmp_path / "test_marked.py").write_text(_MARKED)
+    done = _pytest(tmp_path, fresh_environment(), "-k", "not races and not adds")
+    assert "3 passed, 1 skipped" in done.stdout, done.stdout + done.stderr
+    assert "wants 3 NPUs; there are 2" in done.stdout
 
 
 def test_races_fail_a_test(tmp_path: Path, fresh_environment: Callable[..., dict[str, str]]) -> None:

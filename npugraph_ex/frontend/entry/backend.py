@@ -11,7 +11,7 @@ from torch import fx
 from npugraph_ex import _torch_private
 from npugraph_ex.config import CompilerConfig
 from npugraph_ex.config.compiler_config import apply_flat, given_or_default
-from npugraph_ex.errors import GraphVerificationError, OptionValueError, SavedGraphError
+from npugraph_ex.errors import GraphVerificationError, OptionValueError, SavedGraphError, with_address
 from npugraph_ex.frontend.entry import current_device, ge
 from npugraph_ex.frontend.entry.compiler import CompiledFxGraph, NpuFxCompiler
 from npugraph_ex.frontend.native_streams import core_limits
@@ -49,6 +49,7 @@ def get_npu_backend(
     if config.mode == ge.MODE:
         return ge.backend(config, decompositions)
 
+    @with_address()
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         if config.mode == ge.MODE:
             return ge.backend(config, decompositions)(gm, example_inputs)

@@ -1,0 +1,56 @@
+"""Parts of pages that every build writes from the code: the options, and the commands as their own `--help` shows them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from npu_emulator.__main__ import command_line
+from npugraph_ex.cli import _parser
+from npugraph_ex.config import OPTION_TABLE
+
+
+def options() -> Iterator[str]:
+    """A section for each option: a table of sentences is wider than a screen, and a section can be linked."""
+    for row in OPTION_TABLE.values():
+        yield f"## {row.name}\n\n{row.meaning}\n\nDefault: `{row.default!r}`. Takes: {row.kind.allowed}.\n"
+
+
+def commands() -> Iterator[str]:
+    """A section for each command and subcommand.
+
+    sphinx-argparse reads descriptions as reStructuredText, under which the lists of examples in these are broken markup.
+    """
+    width = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "100"  # as argparse asks for the terminal's
+    try:
+        for parser in (*_subcommands(_parser()), command_line()):
+            parser.color = False  # since Python 3.14, if a terminal runs the build
+            yield f"## {parser.prog}\n\n```text\n{parser.format_help().rstrip()}\n```\n"
+    finally:
+        if width is None:
+            del os.environ["COLUMNS"]
+        else:
+            os.environ["COLUMNS"] = width
+
+
+def _subcommands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    yield parser
+    for action in parser._actions:  # noqa: SLF001 - argparse has no public way to its subcommands
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - as above
+            for further in action.choices.values():
+                yield from _subcommands(further)
+
+
+def write(folder: Path) -> None:
+    """Write every part into the folder."""
+    folder.mkdir(exist_ok=True)
+    for name, sections in (("options", options), ("commands", commands)):
+        (folder / f"{name}.md").write_text("\n".join(sections()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))

@@ -1,0 +1,71 @@
+"""`npugraph-ex help NAME`: cause and remedy of an error or of a device code, from the pages of the documentation."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from npugraph_ex.errors import UsageError
+
+_DESCRIPTION = """\
+Print what causes an error and what to do about it: a class of npugraph_ex or npu_emulator, or a code of the device.
+
+examples:
+  npugraph-ex help CaptureError
+  npugraph-ex help 107030
+  npugraph-ex help                 every name that has a section
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Describe the command line."""
+    parser = commands.add_parser(
+        "help", help="cause and remedy of an error class or a device code",
+        description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("name", nargs="?", help="a class such as CaptureError, or a code such as 107030")
+    parser.add_argument("--json", action="store_true", help="one JSON object: the text by name")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print a section, or the names of all; the exit status is 0.
+
+    Raises:
+        UsageError: nothing has this name; the message has the nearest ones.
+    """
+    found = sections()
+    if arguments.name is not None:
+        name = arguments.name.rpartition(".")[2]
+        if name not in found:
+            close = difflib.get_close_matches(name, found, n=3)
+            near = f"; perhaps {' or '.join(close)}" if close else ""
+            raise UsageError(f"nothing is known of {name!r}{near}. `npugraph-ex help` lists all names")
+        found = {name: found[name]}
+    if arguments.json:
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+    elif arguments.name is None:
+        sys.stdout.write("\n".join(found) + "\n")
+    else:
+        sys.stdout.write(f"{name}\n\n{found[name]}\n")
+    return 0
+
+
+def sections() -> dict[str, str]:
+    """What the pages say, by the name of a class or by a code: text without links."""
+    page = _page("errors.md")
+    found = dict(re.findall(r"^### (\w+)\n\n(.*?)\n*(?=^#|\Z)", page, re.MULTILINE | re.DOTALL))
+    for code, name, raised in re.findall(r"^\| (\d+) `(\w+)` \| (.*) \|$", _page("emulator-codes.md"), re.MULTILINE):
+        found[code] = f"{name}. Raised by {raised}."
+    return {name: re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text).replace("*", "") for name, text in found.items()}
+
+
+def _page(name: str) -> str:
+    """A page of the reference: inside the installed package, or in the checkout."""
+    home = Path(__file__).parents[1]
+    folders = (home / "_help", home.parent / "docs" / "reference")
+    return next(folder / name for folder in folders if (folder / name).exists()).read_text(encoding="utf-8")

@@ -1,0 +1,71 @@
+"""Each error names its section on the page of errors, and the section is there."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import npu_emulator.errors
+from npugraph_ex import errors, testing
+from npugraph_ex.aclgraph.capture_pool import CaptureNotBegunError
+from npugraph_ex.commands.remedies import sections
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+_FOUND = sections()
+_CLASSES = [
+    kind
+    for module in (errors, npu_emulator.errors, testing)
+    for name in (dir(module) if module is not testing else testing.__all__)
+    if inspect.isclass(kind := getattr(module, name)) and issubclass(kind, Exception)
+]
+
+
+def test_every_class_has_a_section_with_cause_and_remedy_and_no_section_is_left_over() -> None:
+    """The page follows the classes, and no section of a class that is gone stays."""
+    names = {kind.__name__ for kind in _CLASSES}
+    assert len(names) > 30
+    assert names == {name for name in _FOUND if not name.isdigit()}
+    assert [name for name in names if "Cause." not in _FOUND[name] or "Remedy." not in _FOUND[name]] == []
+
+
+def test_a_code_of_the_device_has_its_line() -> None:
+    """The line of the table of codes, as text."""
+    assert _FOUND["107025"].startswith("STREAM_UNJOINED. Raised by the end of a capture")
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"), [(errors.CaptureError, "CaptureError"), (CaptureNotBegunError, "CaptureError")]
+)
+def test_an_error_names_its_section(kind: type[errors.NpuGraphExError], named: str) -> None:
+    """An internal class names the public one below it; the message itself stays what it was."""
+    error = kind("what happened")
+    assert str(error) == "what happened"
+    assert error.address == f"help: npugraph-ex help {named}"
+    assert getattr(error, "__notes__", [error.address]) == [error.address]
+
+
+def test_what_dynamo_shows_ends_with_the_address() -> None:
+    """Dynamo quotes the message of its backend's error and drops the notes."""
+
+    @torch.compile(backend="npugraph_ex", fullgraph=True, options={"require_capture": True})
+    def step(x: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
+        return x.clamp(max=limits[1].item())
+
+    with pytest.raises(Exception, match="CaptureError") as found:
+        step(torch.ones(4, device="npu"), torch.zeros(2, device="npu"))
+    assert str(found.value).count("help: npugraph-ex help CaptureError") == 1
+
+
+def test_the_command_prints_a_section(command: Command) -> None:
+    """A class with its module in front, too; a wrong name is wrong use, and the nearest name is shown."""
+    done = command("help", "npugraph_ex.errors.ScopeError")
+    assert done.returncode == 0, done.stderr
+    assert "Cause. A scope or a stream is used wrongly" in done.stdout
+    assert "](" not in done.stdout
+    wrong = command("help", "ScopError")
+    assert wrong.returncode == 2
+    assert "ScopeError" in wrong.stderr
