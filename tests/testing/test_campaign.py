@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -137,6 +139,16 @@ def test_a_ledger_counts_an_item_once_and_refuses_another_campaign(tmp_path: Pat
         Ledger(ledger.path, {"integers": 2}, {"seed": 0}).open(resume=False)
     with pytest.raises(UsageError, match="another campaign"):
         Ledger(ledger.path, {"integers": 3}, {"seed": 0}).open(resume=True)
+
+
+def test_the_driver_needs_no_torch() -> None:
+    """The command names its kinds where no device has started: torch must come after the device."""
+    program = (
+        "import sys; from npugraph_ex.cli import main; main(['campaign', '--list']); sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "fidelity" in done.stdout
 
 
 def test_a_kind_finds_a_fault_and_shrinks_it() -> None:

@@ -23,6 +23,8 @@ _WAITING = 1
 """Batches for each core that wait for it: it goes from one to the next without the driver."""
 _LOST = 3
 """A batch that was lost so often is divided; a single item that was has crashed its worker."""
+_PATIENCE = 10.0
+"""Seconds after which the driver looks for new nodes though no answer has come."""
 _SHRUNK = 20
 """So many causes are shrunk."""
 _STORE = 100 << 20
@@ -100,6 +102,7 @@ class Driver:
         self._start = time.monotonic()
         self._running: dict[Any, Batch] = {}
         self._again: deque[Batch] = deque()
+        self._asked, self._cores = float("-inf"), 0
         # Retries are the driver's own affair, so that they are counted and an item that ends every worker is known.
         self._task: Any = ray.remote(run_batch).options(max_retries=0)
         self.measured = Measured()
@@ -114,7 +117,7 @@ class Driver:
                     self._running[self._task.remote(self._settings, batch.kind, batch.numbers)] = batch
                 if not self._running:
                     break
-                ready, _ = self._ray.wait([*self._running], num_returns=1, timeout=1.0)
+                ready, _ = self._ray.wait([*self._running], num_returns=1, timeout=_PATIENCE)
                 for answer in ready:
                     self._take(answer)
         finally:
@@ -135,9 +138,12 @@ class Driver:
             self._ledger.note(shrunk=row.item, script=self._ray.get(answer).get("script", ""))
 
     def _room(self) -> int:
-        cores = int(self._ray.cluster_resources().get("CPU", 0))
-        self.measured.cores = max(self.measured.cores, cores)
-        return max(cores, 1) * (1 + _WAITING)
+        """How many batches may be under way. The cluster is asked once a second: the question costs more than a batch."""
+        if time.monotonic() > self._asked + 1.0:
+            self._asked = time.monotonic()
+            self._cores = int(self._ray.cluster_resources().get("CPU", 0))
+            self.measured.cores = max(self.measured.cores, self._cores)
+        return max(self._cores, 1) * (1 + _WAITING)
 
     def _next(self, todo: Iterator[Batch]) -> Batch | None:
         return self._again.popleft() if self._again else next(todo, None)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from npugraph_ex_conformance.campaign.items import CampaignSettings, ItemAnswer, ItemKind
 from npugraph_ex_conformance.fidelity.table import FIDELITY
+from npugraph_ex_conformance.mutation.oracle import SYSTEMATIC
 
 if TYPE_CHECKING:
     from npugraph_ex.testing import Outcome, Program
@@ -189,6 +190,7 @@ _ALL = (
     _examples("shared pool", "several graphs in one pool", batch=15),
     _listed("operators", "the checks of every operator's record", _records, _record, batch=4),
     FIDELITY,
+    SYSTEMATIC,
     _listed("mutants", "deliberate faults: does the suite notice?", _mutants, _mutant, batch=1),
     _listed("upstream", "test files of op-plugin or torch_npu", _files, _file, batch=1, processor=3600),
 )

@@ -52,13 +52,16 @@ class WarmProcess:
     def run(self, kind: str, number: int, node: str = "") -> Row:
         """Run one item.
 
-        One that ends a process in which others ran before is run again in a new one: does it do so alone?
+        One that ends a process in which others ran before is run again in a new one: does it do so alone? So is one whose process
+        was killed from outside.
         """
         before = self._run
         answer = self._ask(kind, {"kind": kind, "number": number})
-        if isinstance(answer, _Death) and before:
+        # No program sends itself this signal: the kernel did, for want of memory, or somebody else.
+        outside = isinstance(answer, _Death) and "SIGKILL" in answer.why
+        if isinstance(answer, _Death) and (before or outside):
             again = self._ask(kind, {"kind": kind, "number": number})
-            if isinstance(again, _Death):
+            if isinstance(again, _Death) or outside:
                 answer = again
             else:
                 why = f"{answer.why}, in a process that had run {before} items before; alone the item {again['state']}"

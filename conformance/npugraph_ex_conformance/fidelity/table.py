@@ -1,16 +1,18 @@
-"""All rules, the kind of items that asks them one by one, and the file of a device's answers."""
+"""All rules, the kind of items that asks them one by one, and the file of a device's answers. Imports nothing of torch."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from npugraph_ex.errors import UsageError
 from npugraph_ex_conformance.campaign.items import CampaignSettings, ItemAnswer, ItemKind
 from npugraph_ex_conformance.campaign.warm import WarmProcess
-from npugraph_ex_conformance.fidelity.rule import DeviceRule
+
+if TYPE_CHECKING:
+    from npugraph_ex_conformance.fidelity.rule import DeviceRule
 
 HEADERS = ("rule", "what it says", "source")
 

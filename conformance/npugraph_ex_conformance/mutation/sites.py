@@ -1,0 +1,206 @@
+"""Where faults can be made in a module, and the function of the running program with one of them in it.
+
+A fault changes the code of one function in place (``__code__``), so whoever holds the function has the fault. It is written in
+some ninety lines on `ast`: mutmut and cosmic-ray change files, and so would import torch and the library anew for each fault, which
+takes a hundred times as long as most examples.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import hashlib
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+_SHIFTED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
+}  # fmt: skip
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@dataclass(frozen=True, order=True)
+class Site:
+    """A fault that can be made.
+
+    Attributes:
+        module: its name.
+        function: the outermost function of the module, or the method, that has it.
+        line: in the module.
+        position: of the changed node among those of the function, in the order of `ast.walk`.
+        change: what is done to the node.
+    """
+
+    module: str
+    function: str
+    line: int
+    position: int
+    change: str
+
+    @property
+    def name(self) -> str:
+        """For people, and in files."""
+        return f"{self.module}:{self.line} {self.function}: {self.change}"
+
+
+def sites(module: str) -> list[Site]:
+    """All faults that can be made in a module."""
+    found = []
+    for function, tree in _functions(module).items():
+        for position, node in enumerate(ast.walk(tree)):
+            line = getattr(node, "lineno", tree.lineno)
+            found += [Site(module, function, line, position, change) for change in _changes(node)]
+    return found
+
+
+def chosen(modules: Sequence[str], count: int) -> list[Site]:
+    """So many of the faults of some modules, the same everywhere: by a hash of what they are."""
+    every = [site for module in modules for site in sites(module)]
+    return sorted(sorted(every, key=_hash)[:count])
+
+
+def _hash(site: Site) -> bytes:
+    return hashlib.sha256(site.name.encode() + bytes(site.position % 256)).digest()
+
+
+@contextmanager
+def made(site: Site) -> Iterator[None]:
+    """The fault, for the length of a block.
+
+    Raises:
+        LookupError: the function cannot be reached by its name.
+    """
+    function, code = _live(site), _code(site)
+    before = function.__code__
+    if code.co_freevars != before.co_freevars:
+        raise LookupError(f"{site.name}: the function is a closure of its decorator's")
+    function.__code__ = code
+    try:
+        yield
+    finally:
+        function.__code__ = before
+
+
+def _changes(node: ast.AST) -> Iterator[str]:  # noqa: C901 - one test a change
+    """What can be done to a node."""
+    if isinstance(node, (ast.If, ast.IfExp, ast.While)):
+        yield "condition negated"
+    if isinstance(node, ast.If):
+        yield "condition dropped"
+    if isinstance(node, ast.comprehension) and node.ifs:
+        yield "filter dropped"
+    if isinstance(node, ast.BoolOp):
+        yield "first operand dropped"
+        yield "last operand dropped"
+    if isinstance(node, ast.Compare) and type(node.ops[0]) in _SHIFTED:
+        yield "comparison shifted"
+    if (
+        isinstance(node, ast.Call)
+        and len(node.args) > 1
+        and not any(isinstance(arg, ast.Starred) for arg in node.args[:2])
+    ):
+        yield "arguments swapped"
+    if (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)) or isinstance(node, ast.AugAssign):
+        yield "statement removed"
+    if isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        yield "truth flipped"
+    elif isinstance(node, ast.Constant) and isinstance(node.value, int):
+        yield "number increased"
+    if isinstance(node, _FUNCTIONS):
+        yield "early return"
+
+
+def _change(node: Any, change: str) -> Any:  # noqa: C901 - one line a change
+    """The node with a change; it may be another node."""
+    match change:
+        case "condition negated":
+            node.test = ast.UnaryOp(ast.Not(), node.test)
+        case "condition dropped":
+            node.test = ast.Constant(value=True)
+        case "filter dropped":
+            node.ifs = node.ifs[1:]
+        case "first operand dropped":
+            node.values = node.values[1:]
+            return node if len(node.values) > 1 else node.values[0]
+        case "last operand dropped":
+            node.values = node.values[:-1]
+            return node if len(node.values) > 1 else node.values[0]
+        case "comparison shifted":
+            node.ops[0] = _SHIFTED[type(node.ops[0])]()
+        case "arguments swapped":
+            node.args[:2] = node.args[1], node.args[0]
+        case "statement removed":
+            return ast.Pass()
+        case "truth flipped":
+            node.value = not node.value
+        case "number increased":
+            node.value += 1
+        case "early return":
+            node.body = [ast.Return(value=None), *node.body]
+    return node
+
+
+class _Changer(ast.NodeTransformer):
+    """Changes one node, which is known by its identity."""
+
+    def __init__(self, node: ast.AST, change: str) -> None:
+        self._node, self._change = node, change
+
+    def visit(self, node: ast.AST) -> Any:
+        return _change(node, self._change) if node is self._node else self.generic_visit(node)
+
+
+def _code(site: Site) -> CodeType:
+    """The code of the function with the fault."""
+    tree, source = _parsed(site.module)
+    tree = copy.deepcopy(tree)
+    function = _functions_of(tree)[site.function]
+    node = next(node for position, node in enumerate(ast.walk(function)) if position == site.position)
+    module = compile(ast.fix_missing_locations(_Changer(node, site.change).visit(tree)), source, "exec")
+    found: CodeType = module
+    for part in site.function.split("."):
+        found = next(c for c in found.co_consts if isinstance(c, CodeType) and c.co_name == part)
+    return found
+
+
+@lru_cache(maxsize=64)
+def _parsed(module: str) -> tuple[ast.Module, str]:
+    path = Path(str(import_module(module).__file__))
+    return ast.parse(path.read_text(encoding="utf-8")), str(path)
+
+
+def _functions(module: str) -> dict[str, ast.FunctionDef]:
+    return _functions_of(_parsed(module)[0])
+
+
+def _functions_of(tree: ast.Module) -> dict[str, ast.FunctionDef]:
+    """The functions of a module and the methods of its classes, by name; one that is defined twice is left out."""
+    found: dict[str, list[ast.FunctionDef]] = {}
+    for node in tree.body:
+        inner = node.body if isinstance(node, ast.ClassDef) else [node]
+        for one in inner:
+            if isinstance(one, ast.FunctionDef):
+                name = f"{node.name}.{one.name}" if isinstance(node, ast.ClassDef) else one.name
+                found.setdefault(name, []).append(one)
+    return {name: functions[0] for name, functions in found.items() if len(functions) == 1}
+
+
+def _live(site: Site) -> FunctionType:
+    """The function of the running program, without what decorators put around it."""
+    owner: Any = import_module(site.module)
+    for part in site.function.split("."):
+        owner = inspect.getattr_static(owner, part)
+    for attribute in ("__func__", "fget", "func"):  # a static or class method, a property, a cached one
+        owner = getattr(owner, attribute, owner)
+    found = inspect.unwrap(owner)
+    if not isinstance(found, FunctionType) or found.__code__.co_name != site.function.rpartition(".")[2]:
+        raise LookupError(f"{site.name}: not a function of the running program")
+    return found

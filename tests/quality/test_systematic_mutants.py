@@ -1,0 +1,80 @@
+"""Faults made by rule: they change the running function, are gone afterwards, and the oracle says how each is noticed."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from npugraph_ex import _plurals
+from npugraph_ex._plurals import counted
+from npugraph_ex_conformance.campaign.items import CampaignSettings, ItemAnswer
+from npugraph_ex_conformance.mutation import oracle
+from npugraph_ex_conformance.mutation.oracle import TARGETS, all_sites
+from npugraph_ex_conformance.mutation.sites import made, sites
+
+
+def _said() -> list[str]:
+    """What the function says, or that it raises; also for whoever imported it by name."""
+    assert counted is _plurals.counted
+    found = []
+    for number, word in ((0, "pass"), (1, "pass"), (2, "entry"), (3, "item")):
+        try:
+            found.append(counted(number, word))
+        except Exception as error:  # noqa: BLE001 - a fault may raise anything
+            found.append(type(error).__name__)
+    return found
+
+
+def test_a_fault_is_in_the_running_function_and_leaves_it() -> None:
+    """Most faults of a small module change what its function says; each has its own effect for the length of the block."""
+    right, effects = _said(), []
+    for site in sites("npugraph_ex._plurals"):
+        with made(site):
+            effects.append(_said())
+        assert _said() == right
+    assert len(effects) >= 5
+    assert sum(effect != right for effect in effects) >= 0.7 * len(effects)
+
+
+def test_the_faults_are_many_the_same_everywhere_and_in_every_part() -> None:
+    """At least a thousand, each part has some, and all but a few can be made."""
+    every = all_sites()
+    assert len(every) == len({site for _, site in every}) >= 1000
+    assert {part for part, _ in every} == set(TARGETS)
+    for _, site in every[::25]:
+        with made(site):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("says", "integers/0: None"),
+        ("crash", "the process dies of SIGABRT"),
+        ("raises", "ZeroDivisionError: x"),
+        ("survives", ""),
+    ],
+)
+def test_the_oracle_says_how_a_fault_is_noticed(monkeypatch: pytest.MonkeyPatch, change: str, said: str) -> None:
+    """By the first example that fails, or by how the fork ended; a fault that no example notices survives."""
+
+    def example(_number: int) -> ItemAnswer:
+        if counted(2, "item") == "2 items":
+            return ItemAnswer()
+        if change == "crash":
+            os.kill(os.getpid(), signal.SIGABRT)
+        if change == "raises":
+            raise ZeroDivisionError("x")
+        return ItemAnswer("None")
+
+    every = [site for site in sites("npugraph_ex._plurals") if site.function == "counted"]
+    site = next(site for site in every if site.change == "early return")
+    monkeypatch.setattr(oracle, "all_sites", lambda: (("passes", site),))
+    monkeypatch.setattr(
+        oracle, "_opened_kind", lambda *_: (lambda _: ItemAnswer()) if change == "survives" else example
+    )
+    answer = oracle.SYSTEMATIC.opened(CampaignSettings())(0)
+    assert answer.value == {"part": "passes", "by": said}
+    assert answer.message == ("survives" if change == "survives" else "")
