@@ -46,6 +46,11 @@ def ours(gm: fx.GraphModule, search: Any, replace: Any, examples: Function, **ru
     return report.build()
 
 
+def undecomposed(function: Function, arguments: Sequence[Any], **_: Any) -> fx.GraphModule:
+    """A graph of the operators as they are written. Torch's matcher passes the choice on only since release 2.12."""
+    return fwd_only(function, arguments, get_decomp_fn=dict)
+
+
 def plain_torch(
     gm: fx.GraphModule, search: Any, replace: Any, examples: Function, pattern: PatternExpr | None = None
 ) -> int:
@@ -53,7 +58,7 @@ def plain_torch(
     matcher = PatternMatcherPass()
     with FakeTensorMode():
         fakes = [like(example) for example in examples()]
-        torch_register(search, replace, fakes, fwd_only, matcher, search_fn_pattern=pattern, get_decomp_fn=dict)
+        torch_register(search, replace, fakes, undecomposed, matcher, search_fn_pattern=pattern)
     count = matcher.apply(gm)
     gm.recompile()
     return count
