@@ -23,10 +23,10 @@ PAGE = ROOT / "docs" / "reference" / "versions.md"
 CHECKED, TIMED = "<!-- written by `tox -e matrix` -->\n", "<!-- written by `tox -e matrix`: speed -->\n"
 END = "<!-- end -->\n"
 SMOKE = (
-    "tests/versions tests/environment/test_private_names.py tests/test_readme.py tests/emulator/test_graphs.py "
+    "tests/versions tests/environment/test_private_names.py tests/test_readme.py "
     "tests/integrations/test_vllm_ascend_contract.py tests/integrations/test_vllm_compiler.py"
 )
-"""The records of differences, all private names, the README's examples, captures, the client's contract and compiler."""
+"""The records of differences, all private names, the README's examples, the client's contract and compiler."""
 SUITE = "npugraph-ex conformance --target=emulated --report-dir={work}"
 CHECKS: Mapping[str, tuple[str, ...]] = {
     "smoke": (f"pytest -q -n 2 {SMOKE}", f"{SUITE}/smoke -k 'test_decodes_the_same_tokens and llama'"),

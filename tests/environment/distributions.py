@@ -3,6 +3,7 @@
 - The source distribution and the wheel have the same bytes in both builds; twine and auditwheel find nothing wrong.
 - The wheel, in a new environment on whose search path there is no compiler, runs the README's script and the conformance suite.
 - The source distribution, in another one, compiles the emulated device and runs the script.
+- A wheel for aarch64, where Debian's compiler for it is installed, has the same bytes twice, and auditwheel agrees with its name.
 
 torch, torch_npu and the rest are installed from the index, or linked from the site-packages of another environment (`--borrow`).
 """
@@ -22,6 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 COMPILERS = ("g++", "gcc", "c++", "cc", "clang++", "clang", "zig")
+CROSS = "aarch64-linux-gnu-g++"
 OURS = re.compile(r"npugraph|npu_emulator|__pycache__")
 SCRIPT = re.compile(r"^```python\n(import torch, torch_npu, npugraph_ex\n.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -43,9 +45,26 @@ def build(folder: Path) -> list[Path]:
 def same_bytes(first: list[Path], second: list[Path]) -> None:
     """Refuse two builds that differ."""
     sums = [{path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in built} for built in (first, second)]
-    if sums[0] != sums[1] or len(first) != 2:
+    if sums[0] != sums[1] or not first:
         sys.exit(f"two builds of one commit differ: {sums}")
     print(*(f"{digest}  {name}" for name, digest in sums[0].items()), sep="\n")
+
+
+def cross_compiled(work: Path) -> None:
+    """Build the wheel for aarch64 from both clones, and check it; without its compiler say so."""
+    if shutil.which(CROSS) is None:
+        print(
+            f"NO WHEEL FOR AARCH64: {CROSS} is not installed (Debian and Ubuntu: `apt-get install g++-aarch64-linux-gnu`)"
+        )
+        return
+    for name in ("one", "two"):
+        folder = work / name
+        run(sys.executable, "-m", "build", "--wheel", "--outdir", folder / "aarch64", folder / "checkout", CXX=CROSS)
+    first, second = ([*(work / name / "aarch64").iterdir()] for name in ("one", "two"))
+    same_bytes(first, second)
+    if not first[0].stem.endswith("_aarch64"):
+        sys.exit(f"{CROSS} made {first[0].name}")
+    platform_is_honest(first[0])
 
 
 def platform_is_honest(wheel: Path) -> None:
@@ -104,6 +123,7 @@ def main() -> None:
         run(sys.executable, "-m", "twine", "check", "--strict", *first)
         wheel, source = first if first[0].suffix == ".whl" else first[::-1]
         platform_is_honest(wheel)
+        cross_compiled(work)
 
         programs = environment(work / "of_wheel", wheel, borrowed, *options.pins)
         hidden = without_compiler(programs, work / "cache")
