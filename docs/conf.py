@@ -36,6 +36,7 @@ html_sidebars = {
 }
 html_title = f"npugraph_ex {release}"
 napoleon_use_ivar = True  # an attribute that a class both annotates and describes stands on its page once
+smartquotes = False  # what stands in quotes is often code
 default_role = "code"  # docstrings write `name` as the pages do
 
 # The options and commands as pages: written at every build, never by hand.

@@ -29,7 +29,7 @@ def commands() -> Iterator[str]:
     try:
         for parser in (*_subcommands(_parser()), command_line()):
             parser.color = False  # since Python 3.14, if a terminal runs the build
-            yield f"## {parser.prog}\n\n```text\n{parser.format_help().rstrip()}\n```\n"
+            yield f"## {parser.prog}\n\n```{{code-block}} text\n:class: wrapped\n\n{parser.format_help().rstrip()}\n```\n"
     finally:
         if width is None:
             del os.environ["COLUMNS"]

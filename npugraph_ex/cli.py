@@ -84,6 +84,10 @@ def main(argv: Sequence[str] | None = None, *, choice: str | None = None) -> int
         choice: The value of NPUGRAPH_EX that the console script took out of the environment, so that this code loads.
     """
     parser = _parser()
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks what may come next, and wants no more of this process
+        import argcomplete
+
+        argcomplete.autocomplete(parser)
     arguments, further = parser.parse_known_args(argv)
     if further and not getattr(arguments, "takes_further", False):
         parser.error(f"unrecognized arguments: {' '.join(further)}")

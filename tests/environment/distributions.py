@@ -1,6 +1,7 @@
 """Builds what is published from a clean checkout, twice, and uses it as a stranger does: `tox -e wheel`.
 
-- The source distribution and the wheel have the same bytes in both builds; twine and auditwheel find nothing wrong.
+- The source distribution and the wheel have the same bytes in both builds; twine, check-wheel-contents and auditwheel find
+  nothing wrong.
 - The wheel, in a new environment on whose search path there is no compiler, runs the README's script and the conformance suite.
 - The source distribution, in another one, compiles the emulated device and runs the script.
 - A wheel for aarch64, where Debian's compiler for it is installed, has the same bytes twice, and auditwheel agrees with its name.
@@ -122,6 +123,8 @@ def main() -> None:
         same_bytes(first, second)
         run(sys.executable, "-m", "twine", "check", "--strict", *first)
         wheel, source = first if first[0].suffix == ".whl" else first[::-1]
+        # W009: three packages and two hooks are one project.
+        run(sys.executable, "-m", "check_wheel_contents", "--ignore", "W009", wheel)
         platform_is_honest(wheel)
         cross_compiled(work)
 
