@@ -6,15 +6,16 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from npugraph_ex.errors import UsageError
 from npugraph_ex.testing import mutant
 from npugraph_ex.testing.generator.client_operators import client_operators
-from npugraph_ex_conformance.campaign import summary, warm
+from npugraph_ex_conformance.campaign import strangers, summary, warm
 from npugraph_ex_conformance.campaign.items import CampaignSettings
 from npugraph_ex_conformance.campaign.kinds import KINDS
 from npugraph_ex_conformance.campaign.ledger import Ledger, Row
@@ -164,3 +165,30 @@ def test_a_kind_finds_a_fault_and_shrinks_it() -> None:
         verdict = check(number)
     assert verdict.message == ""
     assert any(feature.startswith("near-miss: ") for feature in verdict.features)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message", "upstream"),
+    [((), "", 0), (("npugraph_ex",), "sample 0: other values", 0), (("npugraph_ex", "aot_eager"), "", 2)],
+)
+def test_an_operator_of_torch_s_database_is_compared(
+    monkeypatch: pytest.MonkeyPatch, wrong: tuple[str, ...], message: str, upstream: int
+) -> None:
+    """Right results pass; wrong ones are a difference, unless torch's own plain backend gives wrong ones, too."""
+    case = next(
+        case
+        for case in strangers.operator_cases(CampaignSettings())
+        if strangers.database()[case.position].name == "atan2" and not case.dynamic
+    )
+
+    def compile_wrongly(program: Callable[..., torch.Tensor], *, backend: str, dynamic: bool | None) -> object:
+        return lambda *given: program(*given) + (1 if backend in wrong else 0)
+
+    monkeypatch.setattr(torch, "compile", compile_wrongly)
+    monkeypatch.setattr(strangers, "_SAMPLES", 2)
+    monkeypatch.setattr(strangers.database()[case.position], "inplace_variant", None)
+    found = strangers.check_operator(CampaignSettings(), case)
+    assert found.message == message
+    assert found.label == "atan2 float32 static"
+    if not message:
+        assert found.value == {"ran": 2, "upstream": upstream}

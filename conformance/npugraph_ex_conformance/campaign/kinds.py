@@ -118,6 +118,18 @@ def _record(_settings: CampaignSettings, name: str) -> ItemAnswer:
     return ItemAnswer("; ".join(faults(OPERATORS[name])), label=name)
 
 
+def _operator_cases(settings: CampaignSettings) -> list[Any]:
+    from npugraph_ex_conformance.campaign.strangers import operator_cases
+
+    return list(operator_cases(settings))
+
+
+def _operator_case(settings: CampaignSettings, case: Any) -> ItemAnswer:
+    from npugraph_ex_conformance.campaign.strangers import check_operator
+
+    return check_operator(settings, case)
+
+
 def _mutants(_settings: CampaignSettings) -> list[str]:
     from npugraph_ex.testing import mutants
 
@@ -189,6 +201,9 @@ _ALL = (
     _examples("cache", "saved compilations", batch=8),
     _examples("shared pool", "several graphs in one pool", batch=15),
     _listed("operators", "the checks of every operator's record", _records, _record, batch=4),
+    _listed(
+        "opinfo", "torch's database of operators, compiled against eager mode", _operator_cases, _operator_case, batch=6
+    ),
     FIDELITY,
     SYSTEMATIC,
     _listed("mutants", "deliberate faults: does the suite notice?", _mutants, _mutant, batch=1),

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from npugraph_ex_conformance.campaign.items import CampaignSettings, ItemAnswer, ItemKind, kind_named
-from npugraph_ex_conformance.mutation.sites import Site, chosen, made
+from npugraph_ex_conformance.mutation.sites import Site, by_chance, chosen, made
 
 _SECONDS = 90
 """Of processor time for all examples of a fault; one that takes more is noticed by that."""
@@ -39,7 +39,7 @@ class Target:
 
 _CAPTURE = (("replays", 30), ("random-numbers", 4), ("updates", 4), ("shared-pool", 4), ("cache", 3))
 _FUSION = (("near-misses", 32), ("planted", 24), ("user-rules", 12), ("literals", 8))
-_PASSES = (("integers", 40), ("near-misses", 16), ("planted", 16), ("user-rules", 6))
+_PASSES = (("integers", 40), ("near-misses", 16), ("planted", 16), ("parts", 4), ("streams", 12), ("user-rules", 6))
 TARGETS: Mapping[str, Target] = MappingProxyType(
     {
         "passes": Target(("npugraph_ex.passes",), 180, _PASSES),
@@ -58,10 +58,9 @@ _LEFT_OUT = tuple(f"npu_emulator.{name}" for name in ("__main__", "kernels", "co
 
 @cache
 def all_sites() -> tuple[tuple[str, Site], ...]:
-    """Every fault that is looked for, with its part."""
-    return tuple(
-        (part, site) for part, target in TARGETS.items() for site in chosen(list(_modules(target)), target.count)
-    )
+    """Every fault that is looked for, with its part; in an order by chance, so that the first hundred say something of all."""
+    every = [(part, site) for part, target in TARGETS.items() for site in chosen(list(_modules(target)), target.count)]
+    return tuple(sorted(every, key=lambda pair: by_chance(pair[1])))
 
 
 def _modules(target: Target) -> Iterator[str]:
@@ -74,24 +73,21 @@ def _modules(target: Target) -> Iterator[str]:
 def _opened(settings: CampaignSettings) -> Callable[[int], ItemAnswer]:
     sites = all_sites()
     opened: dict[str, Callable[[int], ItemAnswer]] = {}
-    checked: set[str] = set()
 
     def look(number: int) -> ItemAnswer:
         part, site = sites[number]
         for kind, _ in TARGETS[part].kinds:
             if kind not in opened:
                 opened[kind] = _opened_kind(kind, settings)
-        if part not in checked:
-            found = _forked(lambda: _noticed(part, opened))
-            if found:
-                return ItemAnswer(f"without any fault: {found}", label=site.name)
-            checked.add(part)
-
         try:
             with made(site):  # the fork has it, too
                 found = _forked(lambda: _noticed(part, opened))
         except LookupError as error:
             return ItemAnswer(label=site.name, skipped=str(error))
+        kind, _, rest = found.partition("/")
+        example = rest.partition(":")[0]
+        if kind in opened and (alone := _forked(lambda: opened[kind](int(example)).message)):
+            return ItemAnswer(f"{kind}/{example} fails without any fault: {alone}", label=site.name)
         value = {"part": part, "by": found[:200]}
         return ItemAnswer("" if found else "survives", label=site.name, value=value)
 
@@ -106,7 +102,10 @@ def _noticed(part: str, opened: Mapping[str, Callable[[int], ItemAnswer]]) -> st
     """Which example is the first to fail, and how; empty when none is."""
     for kind, count in TARGETS[part].kinds:
         for number in range(count):
-            message = opened[kind](number).message
+            try:
+                message = opened[kind](number).message
+            except Exception as error:  # noqa: BLE001 - whatever a fault makes the program raise
+                message = f"raised {type(error).__name__}: {error}"
             if message:
                 return f"{kind}/{number}: {message}"
     return ""

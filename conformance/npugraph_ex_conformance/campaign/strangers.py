@@ -1,0 +1,134 @@
+"""Strangers' programs as kinds of items: torch's own database of operators, and architectures of transformers, against eager mode.
+
+The examples were written by others, who did not know what the library finds easy. A difference that `aot_eager`, torch's backend
+without any compiler, has as well is not this library's: the item passes, and its value says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils import _pytree as pytree
+
+from npugraph_ex_conformance.campaign.items import CampaignSettings, ItemAnswer
+
+_SAMPLES = 12
+"""Of an operator's samples so many are looked at, of which the first two and the last run."""
+_DTYPES = (torch.float32, torch.float16, torch.int64, torch.bool)
+_UPSTREAM = "aot_eager does the same"
+
+
+class OperatorCase(NamedTuple):
+    """One item: an operator of the database, a dtype, fixed or symbolic sizes."""
+
+    position: int
+    dtype: torch.dtype
+    dynamic: bool
+
+
+@cache
+def database() -> Sequence[Any]:
+    """Torch's database of operators."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return tuple(op_db)
+
+
+def operator_cases(_settings: CampaignSettings) -> list[OperatorCase]:
+    """Every operator in every dtype that the CPU takes."""
+    return [
+        OperatorCase(position, dtype, dynamic)
+        for position, operator in enumerate(database())
+        for dtype in _DTYPES
+        if dtype in operator.supported_dtypes("cpu")
+        for dynamic in (False, True)
+    ]
+
+
+def check_operator(_settings: CampaignSettings, case: OperatorCase) -> ItemAnswer:
+    """The operator's samples, as a function and in place, compiled and called twice."""
+    operator = database()[case.position]
+    name = f"{operator.name}{f'.{operator.variant_test_name}' if operator.variant_test_name else ''}"
+    label = f"{name} {str(case.dtype).removeprefix('torch.')} {'dynamic' if case.dynamic else 'static'}"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)  # samples are drawn from it
+        samples = list(itertools.islice(operator.sample_inputs("cpu", case.dtype, requires_grad=False), _SAMPLES))
+        upstream = ran = 0
+        for number, sample in enumerate([*samples[:2], *samples[2:][-1:]]):
+            for form, function in (("", operator.op), (" in place", operator.inplace_variant)):
+                found = _difference(function, sample, dynamic=case.dynamic) if function is not None else None
+                if found is None:
+                    continue
+                ran += 1
+                upstream += found == _UPSTREAM
+                if found and found != _UPSTREAM:
+                    return ItemAnswer(f"sample {number}{form}: {found}", [f"ran {name}"], label)
+    if not ran:
+        return ItemAnswer(label=label, skipped="eager mode on the device refuses every sample")
+    return ItemAnswer(features=[f"ran {name}"], label=label, value={"ran": ran, "upstream": upstream})
+
+
+def _difference(function: Callable[..., Any], sample: Any, *, dynamic: bool) -> str | None:
+    """What differs from eager mode; nothing where nothing does, None where eager mode refuses the call."""
+
+    def program(value: Any, args: Any, kwargs: Any) -> Any:
+        return function(value, *args, **kwargs)
+
+    def call(called: Callable[..., Any]) -> Any:
+        """Results, and the arguments after the call, from new copies and the same random numbers."""
+        given = pytree.tree_map_only(
+            torch.Tensor, lambda tensor: tensor.detach().clone().npu(), (sample.input, sample.args, sample.kwargs)
+        )
+        torch.npu.manual_seed(3)
+        return called(*given), given
+
+    def compiled(backend: str) -> Iterator[Any]:
+        torch._dynamo.reset()
+        fast = torch.compile(program, backend=backend, dynamic=dynamic or None)
+        for _ in range(2):
+            yield call(fast)
+
+    try:
+        expected = call(program)
+    except Exception:  # noqa: BLE001 - what eager mode does not take says nothing about a compiler
+        return None
+    ours = _first_difference(expected, compiled("npugraph_ex"))
+    if not ours:
+        return ""
+    return _UPSTREAM if _first_difference(expected, compiled("aot_eager")) else ours
+
+
+def _first_difference(expected: Any, calls: Iterator[Any]) -> str:
+    try:
+        return next(filter(None, (_unlike(expected, found) for found in calls)), "")
+    except Exception as error:  # noqa: BLE001 - an exception is a difference, too
+        return f"raised {type(error).__name__}: {str(error)[:300]}"
+
+
+def _unlike(expected: Any, found: Any) -> str:
+    """How two calls differ: dtype, shape, strides, bits of dense tensors; other results by their values."""
+    pairs = [pytree.tree_leaves(expected), pytree.tree_leaves(found)]
+    if len(pairs[0]) != len(pairs[1]):
+        return f"{len(pairs[1])} results and arguments instead of {len(pairs[0])}"
+    for old, new in zip(*pairs, strict=True):
+        if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
+            same = type(old) is type(new) and (isinstance(old, torch.Tensor) or old == new or old != old)  # noqa: PLR0124 - NaN
+            if not same:
+                return f"{new!r} instead of {old!r}"
+            continue
+        if (old.dtype, old.shape) != (new.dtype, new.shape):
+            return f"{new.dtype} {tuple(new.shape)} instead of {old.dtype} {tuple(old.shape)}"
+        if old.layout != torch.strided:
+            continue
+        if old.numel() > 1 and 1 not in old.shape and old.stride() != new.stride():
+            return f"strides {new.stride()} instead of {old.stride()}"
+        values = [value.cpu().resolve_conj().resolve_neg() for value in (old, new)]
+        if not torch.equal(*(value.nan_to_num(nan=7.125) if value.is_floating_point() else value for value in values)):
+            return "other values"
+    return ""
