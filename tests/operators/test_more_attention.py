@@ -7,6 +7,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention as attention
 
 from npugraph_ex.operators import OPERATORS, UnsupportedArgumentError
+from npugraph_ex.operators._hifloat8 import decode, encode
 
 
 def formula(name: str, *args: object, **kwargs: object) -> object:
@@ -199,3 +200,45 @@ def test_sparse_blocks_and_statistics() -> None:
     scores = torch.cat((query[0, 0] @ named.T * 0.3, sinks.unsqueeze(-1)), -1)
     torch.testing.assert_close(output[0, 0], torch.softmax(scores, -1)[:, :4] @ named)
     torch.testing.assert_close((largest + total.log()).flatten(), scores.logsumexp(-1))
+
+
+@pytest.mark.parametrize("kind", ["int8", "float8", "hifloat8"])
+def test_sparse_attention_to_quantised_latent_keys(kind: str) -> None:
+    """The keys that an index names, times their tiles' scales; in pages, causal; the values are the keys' latent part."""
+    query = torch.randn(2, 3, 4, 320).half()
+    latent, rope, scale = torch.randn(2, 6, 1, 256) * 9, torch.randn(2, 6, 1, 64).half(), torch.rand(2, 6, 1, 2)
+    code = {"hifloat8": 290}.get(kind)
+    if code:
+        stored = encode(latent, saturate=True)
+        numbers = decode(stored)
+    else:
+        stored = latent.to(torch.int8 if kind == "int8" else torch.float8_e4m3fn)
+        numbers = stored.float()
+    key = torch.cat([part.view(torch.uint8) for part in (stored, rope, scale)], -1).view(stored.dtype)
+    indices = torch.tensor([5, 0, 2, 3, -1, 4], dtype=torch.int32).expand(2, 3, 1, 6).contiguous()
+    given = (0.1, 2, 2)
+    how = {"attention_mode": 2, "key_dtype": code, "value_dtype": code}
+    output = formula("kv_quant_sparse_flash_attention", query, key, key, indices, *given, **how)
+    values = (numbers * scale.repeat_interleave(128, -1)).half()
+    keys = torch.cat([values, rope], -1).double()[:, :, 0]
+    for row in range(3):
+        named = [index for index in (5, 0, 2, 3) if index <= 3 + row]
+        weights = (torch.einsum("bnd,bsd->bns", query[:, row].double(), keys[:, named]) * 0.1).softmax(-1)
+        expected = torch.einsum("bns,bsd->bnd", weights, values[:, named, 0].double())
+        torch.testing.assert_close(output[:, row].double(), expected, rtol=2e-3, atol=2e-2)
+    pages = key.reshape(6, 2, 1, -1)[[4, 1, 2, 0, 3, 5]]
+    table = torch.tensor([[3, 1, 2], [4, 0, 5]])
+    lengths = torch.tensor([6, 6])
+    paged = {"block_table": table, "actual_seq_lengths_kv": lengths, "layout_kv": "PA_BSND", **how}
+    assert torch.equal(
+        formula("kv_quant_sparse_flash_attention", query, pages, pages, indices, *given, **paged), output
+    )
+    for message, fields in (
+        ("tile_size should be 128", {"tile_size": 64}),
+        ("value_dtype should be", {"value_dtype": 5}),
+        ("key_dequant_scale should be None", {"key_dequant_scale": scale}),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            formula("kv_quant_sparse_flash_attention", query, key, key, indices, *given, **{**how, **fields})
+    with pytest.raises(RuntimeError, match="of 260 bytes a row"):
+        formula("kv_quant_sparse_flash_attention", query[..., :192], key, key, indices, *given, **how)
