@@ -66,6 +66,7 @@ double seconds_from(const char* variable, double otherwise) {
 std::string loss(Communicator& c, uint32_t other) {
     Seat& seat = c.seat(other);
     if (seat.left.load()) return "has left the communicator";
+    if (seat.process.load() == getpid()) return "";  // a rank in another thread; an emulated processor dates each thread by itself
     if (birth_of(seat.process.load()) != seat.born.load()) return "has ended (process " + std::to_string(seat.process.load()) + ")";
     return "";
 }
