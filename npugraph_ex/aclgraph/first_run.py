@@ -71,8 +71,9 @@ def first_run_checked(gm: fx.GraphModule, original: Original | None = None) -> G
 
     Args:
         gm: the graph after the passes.
-        original: the graph before the passes. It computes the results if an operator has an undeclared effect. Such an effect
-            is an error if `original` is None, and inside a capture of the caller, which cannot be undone.
+        original: the graph before the passes. It computes the results if an operator has an undeclared effect. If `original`
+            is None (a saved graph), and inside a capture of the caller, which cannot be undone, an effect that matters is an
+            error.
     """
     if not any(is_foreign(node.target) for node in gm.graph.nodes):
         return gm.forward
@@ -83,7 +84,10 @@ def first_run_checked(gm: fx.GraphModule, original: Original | None = None) -> G
         if function is not None:
             return function(*inputs)
         if original is None or torch.npu.is_current_stream_capturing():
-            results: Sequence[Any] = ContractInterpreter(gm).run(*inputs, enable_io_processing=False)
+            interpreter = ContractInterpreter(gm, stays=True)
+            results: Sequence[Any] = interpreter.run(*inputs, enable_io_processing=False)
+            for effect in interpreter.found:
+                effect.remember()
             function = gm.forward
             return results
         contents = Contents(_reached_by_foreign(gm.graph), inputs)
@@ -93,9 +97,9 @@ def first_run_checked(gm: fx.GraphModule, original: Original | None = None) -> G
         except UndeclaredEffectError as effect:
             effect.remember()
             contents.put_back()
-            interpreter = ContractInterpreter(original.gm, is_original=True)
-            results = interpreter.run(*inputs, enable_io_processing=False)
-            for other in interpreter.found:
+            again = ContractInterpreter(original.gm, is_original=True)
+            results = again.run(*inputs, enable_io_processing=False)
+            for other in again.found:
                 other.remember()
             function = original.compile()
         return results

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
 from npugraph_ex import _torch_private
@@ -71,6 +72,8 @@ class ContractInterpreter(fx.Interpreter):
     Args:
         gm: the graph.
         is_original: whether no pass has changed it. Then an undeclared effect does no harm, and is only noted.
+        stays: whether the graph cannot be compiled again. Then an operator may return memory of an argument, undeclared, as long
+            as no later node writes that memory: what the graph computes is the same as with new memory.
 
     Attributes:
         found: the undeclared effects.
@@ -80,11 +83,14 @@ class ContractInterpreter(fx.Interpreter):
         BrokenPromiseError: an operator breaks its contract in another way.
     """
 
-    def __init__(self, gm: fx.GraphModule, *, is_original: bool = False) -> None:
+    def __init__(self, gm: fx.GraphModule, *, is_original: bool = False, stays: bool = False) -> None:
         super().__init__(gm)
         self.extra_traceback = False  # the messages already name the node
         self.found: list[UndeclaredEffectError] = []
         self._is_original = is_original
+        self._stays = stays
+        # By storage: who returned it although it was an argument's. No other storage gets its key while the reference is kept.
+        self._shared: dict[int, tuple[StorageWeakRef, UndeclaredEffectError]] = {}
         self._at: fx.Node | None = None
 
     @property
@@ -102,6 +108,9 @@ class ContractInterpreter(fx.Interpreter):
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call an operator; check a foreign one."""
+        if self._shared and isinstance(target, OpOverload):
+            for storage in _written_storages(target, args, kwargs) & self._shared.keys():
+                raise self._shared[storage][1]
         given = _tensors((args, kwargs)) if is_foreign(target) else []
         if not given or any(type(tensor) not in _PLAIN for tensor in given):
             return super().call_function(target, args, kwargs)
@@ -122,7 +131,10 @@ class ContractInterpreter(fx.Interpreter):
             )  # fmt: skip
         returned = _returned_undeclared(target, args, kwargs, _tensors(result))
         if returned:
-            self._note(target, returned, "returned memory of an argument, undeclared", "return a clone")
+            self._note(
+                target, returned, "returned memory of an argument, undeclared", "return a clone",
+                shared=_tensors(result),
+            )  # fmt: skip
         if _share_memory(target, given, _tensors(result)):
             self._refuse("returned two results in one memory, undeclared", "return a clone")
         broken = _difference(_declared(target, args, kwargs), result)
@@ -133,10 +145,22 @@ class ContractInterpreter(fx.Interpreter):
     def _refuse(self, what: str, remedy: str) -> None:
         raise BrokenPromiseError(self._message(what, remedy))
 
-    def _note(self, target: OpOverload, arguments: Sequence[str], what: str, remedy: str) -> None:
+    def _note(
+        self,
+        target: OpOverload,
+        arguments: Sequence[str],
+        what: str,
+        remedy: str,
+        *,
+        shared: Sequence[torch.Tensor] = (),
+    ) -> None:
         effect = UndeclaredEffectError(self._message(what, remedy), target, frozenset(arguments))
-        if not self._is_original:
+        if not self._is_original and not (self._stays and shared):
             raise effect
+        if self._stays:
+            for tensor in shared:
+                reference = StorageWeakRef(tensor.untyped_storage())
+                self._shared[_torch_private.storage_key(tensor)] = reference, effect
         self.found.append(effect)
 
     def _message(self, what: str, remedy: str) -> str:
@@ -149,14 +173,19 @@ def _tensors(value: object) -> list[torch.Tensor]:
 
 def _left_alone(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, list[torch.Tensor]]:
     """By argument: the tensors that no known effect writes and whose writes torch counts."""
+    theirs = _written_storages(target, args, kwargs)
+    return {
+        name: [t for t in _tensors(value) if not t.is_inference() and _torch_private.storage_key(t) not in theirs]
+        for name, value in named_arguments(target, args, kwargs).items()
+    }
+
+
+def _written_storages(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:
+    """The memory that an operator writes, by all that is known of it."""
     arguments = _torch_private.schema(target).arguments
     written = {a.name for a in arguments if (a.alias_info and a.alias_info.is_write) or writes_undeclared(target, a)}
     given = named_arguments(target, args, kwargs)
-    theirs = {_torch_private.storage_key(tensor) for name in written for tensor in _tensors(given.get(name))}
-    return {
-        name: [t for t in _tensors(value) if not t.is_inference() and _torch_private.storage_key(t) not in theirs]
-        for name, value in given.items()
-    }
+    return {_torch_private.storage_key(tensor) for name in written for tensor in _tensors(given.get(name))}
 
 
 def _declared(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

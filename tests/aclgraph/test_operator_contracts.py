@@ -145,6 +145,33 @@ def test_a_saved_compilation_learns_too(
         operators._traits.cache_clear()
 
 
+@pytest.mark.parametrize("in_place", [False, True], ids=["new memory", "in place"])
+def test_a_graph_that_was_saved_before_its_first_run(
+    in_place: bool, library: torch.library.Library, tmp_path: Path
+) -> None:
+    """It cannot be compiled again where it is loaded. It runs if it writes nothing of what is shared; otherwise it is an error."""
+    own = "saved_in_place" if in_place else "saved"
+    _define(library, f"{own}(Tensor x) -> Tensor", lambda x: x, like)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return _read_beside(getattr(torch.ops.npugraph_ex_lies, own), x)
+
+    x = random(4, 4)
+    torch._dynamo.reset()
+    options = {"force_eager": True, "inplace_pass": in_place}
+    saved = torch.compile(program, backend="npugraph_ex", fullgraph=True, options=options).aot_compile(((x,), {}))
+    saved.save_compiled_function(str(tmp_path / "saved"))
+    with (tmp_path / "saved").open("rb") as file:
+        loaded = torch.compiler.load_compiled_function(file)
+    if in_place:
+        with pytest.raises(BrokenPromiseError, match="returned memory of an argument"):
+            loaded(x)
+        return
+    for _ in range(3):
+        assert torch.equal(loaded(x).cpu(), program(x).cpu())
+    assert undeclared.was_found(getattr(torch.ops.npugraph_ex_lies, own).default)
+
+
 def test_a_custom_op_that_returns_its_input() -> None:
     """The same through `torch.library.custom_op`, which has a check of its own: an error at each call, never values."""
 
