@@ -6,6 +6,7 @@ more for each core to begin with next: that is the back-pressure.
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -57,6 +58,9 @@ def cluster(address: str | None, workers: int | None) -> Iterator[str]:
     """Be connected to Ray: to a cluster, or to one of this machine's cores. The value is the dashboard's address, or nothing."""
     import ray
 
+    # Ray's own default, 15, leaves a campaign what other work does not take; --nice says how far it stands back.
+    if not address:
+        os.environ.setdefault("RAY_worker_niceness", "0")
     kept = {"log_to_driver": False, "logging_level": "ERROR", "ignore_reinit_error": True}
     alone = {"num_cpus": workers, "include_dashboard": False, "object_store_memory": _STORE}
     context = ray.init(**kept, **({"address": address} if address else alone))
