@@ -120,6 +120,7 @@ def _public_name(app, env, node, content):  # noqa: ANN001, ANN202 - Sphinx's ho
 def setup(app):  # noqa: ANN001, ANN201 - Sphinx's hook
     """Add the hooks."""
     app.add_config_value("npugraph_ex_pages", sorted(languages.pages()), "env", list)
+    app.connect("env-get-outdated", languages.outdated)
     app.connect("source-read", languages.read_source)
     app.connect("doctree-read", languages.share_anchors)
     app.connect("autoapi-skip-member", _skip)

@@ -81,6 +81,17 @@ def read_source(app, name, source):  # noqa: ANN001, ANN201 - Sphinx's hook
         source[0] = chinese(name)
 
 
+def outdated(app, env, _added, _changed, _removed):  # noqa: ANN001, ANN201 - Sphinx's hook
+    """The pages whose Chinese text is newer than their last reading: Sphinx looks at the English file alone."""
+    if app.config.language != "zh_CN":
+        return []
+    texts = {name: CHINESE / f"{name}.md" for name in app.config.npugraph_ex_pages}
+    read = env.all_docs  # in microseconds
+    return [
+        name for name, text in texts.items() if text.exists() and text.stat().st_mtime_ns // 1000 > read.get(name, 0)
+    ]
+
+
 def share_anchors(app, doctree):  # noqa: ANN001, ANN201 - Sphinx's hook
     """Give each section the anchor of its English heading too: `page.html#results` is right in both languages."""
     from docutils import nodes
