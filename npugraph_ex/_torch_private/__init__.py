@@ -55,7 +55,6 @@ from npugraph_ex._torch_private.modes import (
     run_meta_kernel,
     unobserved_execution,
 )
-from npugraph_ex._torch_private.opaque_objects import fake_of_opaque, opaque_value, opaque_value_class
 from npugraph_ex._torch_private.operators import (
     auto_functionalized_operators,
     call_unwrapped,
@@ -101,7 +100,6 @@ __all__ = [
     "dynamo_input_roots",
     "fake_execution",
     "fake_of_meta",
-    "fake_of_opaque",
     "fetches_traced_object",
     "forget_fake_results",
     "fresh_fake",
@@ -126,8 +124,6 @@ __all__ = [
     "never_from_torchs_cache",
     "new_symbols",
     "on_meta_tensors",
-    "opaque_value",
-    "opaque_value_class",
     "operator_name",
     "outputs_in_inputs",
     "outside_compilation",

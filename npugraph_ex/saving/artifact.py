@@ -135,7 +135,7 @@ class SavedGraph:
             A function of the graph's inputs; it refuses inputs that the graph was not compiled for.
 
         Raises:
-            SavedGraphError: an operator of the graph, or a class of its inputs, is not registered here.
+            SavedGraphError: an operator of the graph is not registered here.
         """
         check = InputCheck(self.data["inputs"], self.data["condition"])
         here = int(torch.npu.current_device())
@@ -153,12 +153,12 @@ class SavedGraph:
         options = Options.from_mapping(data["options"])
         try:
             gm = decode_graph(data["nodes"], home)
-            with _torch_private.real_execution():
-                inputs = fake_inputs(data["inputs"], SymbolicSizes(data["hints"]), home)
         except LookupError as error:
             raise SavedGraphError(
                 f"the saved graph calls {error}, which is not registered in this process; import what registers it"
             ) from error
+        with _torch_private.real_execution():
+            inputs = fake_inputs(data["inputs"], SymbolicSizes(data["hints"]), home)
         for node in gm.graph.nodes:
             if str(node.target) in data["undeclared"]:
                 learn(node.target, frozenset(data["undeclared"][str(node.target)]))

@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-from npugraph_ex import _torch_private
 from npugraph_ex.errors import SavedGraphError
 from npugraph_ex.saving.sizes import Condition, SymbolicSizes
-from npugraph_ex.saving.values import Json, Unsaveable, decode, encode
+from npugraph_ex.saving.values import Json, Unsaveable
 from npugraph_ex.versions.symbol_values import symbol_values
 
 
@@ -22,11 +21,11 @@ def encode_inputs(values: Sequence[Any], names: Sequence[str]) -> list[Json]:
     """Encode the example inputs of a graph.
 
     Args:
-        values: the fake tensor, number or opaque object of each placeholder.
+        values: the fake tensor or number of each placeholder.
         names: the input names for messages.
 
     Raises:
-        Unsaveable: another kind of input, or an opaque object whose attributes have no spelling.
+        Unsaveable: an input that is neither a tensor nor a whole number.
     """
     return [_encode(value, name) for value, name in zip(values, names, strict=True)]
 
@@ -47,12 +46,7 @@ def _encode(value: Any, name: str) -> Json:
         return {"name": name, "symbol": str(value)}
     if type(value) is int:
         return {"name": name, "number": value}
-    opaque = _torch_private.opaque_value(value)
-    if opaque is None:
-        raise Unsaveable(f"the input {name} is {value!r}, neither a tensor, a whole number nor an opaque object")
-    kind = type(opaque)
-    # The example's attributes: torch hashes the object when it traces an operator. Each call brings an object of its own.
-    return {"name": name, "opaque": [kind.__module__, kind.__qualname__], "attributes": encode(vars(opaque), None)}
+    raise Unsaveable(f"the input {name} is {value!r}, neither a tensor nor a whole number")
 
 
 def _size(number: int | torch.SymInt) -> int | str:
@@ -83,11 +77,7 @@ def hints_of(values: Sequence[Any]) -> dict[str, int]:
 
 
 def fake_inputs(spelt: Sequence[Json], sizes: SymbolicSizes, home: torch.device) -> list[Any]:
-    """Undo `encode_inputs`: fake tensors, symbolic numbers and opaque objects, in the fake mode of ``sizes``.
-
-    Raises:
-        LookupError: the class of an opaque object is not registered in this process.
-    """
+    """Undo `encode_inputs`: fake tensors and symbolic numbers, in the fake mode of ``sizes``."""
     return [_decode(entry, sizes, home) for entry in spelt]
 
 
@@ -96,11 +86,6 @@ def _decode(entry: Json, sizes: SymbolicSizes, home: torch.device) -> Any:
         return sizes.size(entry["symbol"])
     if "number" in entry:
         return entry["number"]
-    if "opaque" in entry:
-        kind = _torch_private.opaque_value_class(*entry["opaque"])
-        opaque: Any = object.__new__(kind)
-        vars(opaque).update(decode(entry["attributes"], {}, None))
-        return _torch_private.fake_of_opaque(opaque, sizes.mode)
     size = [sizes.size(number) for number in entry["size"]]
     stride = [sizes.size(number) for number in entry["stride"]]
     dtype = getattr(torch, entry["dtype"])
@@ -125,7 +110,7 @@ class InputCheck:
             for entry in spelt
         ]
         self._condition = Condition(condition)
-        self._numbered = [position for position, entry in enumerate(spelt) if "dtype" in entry or "symbol" in entry]
+        self._numbered = [position for position, entry in enumerate(spelt) if "number" not in entry]
 
     def __call__(self, inputs: Sequence[Any]) -> None:
         """Raise ``SavedGraphError`` unless the graph was compiled for such inputs."""
@@ -133,7 +118,7 @@ class InputCheck:
             raise SavedGraphError(f"the saved graph takes {len(self._entries)} inputs, got {len(inputs)}")
         for value, dtype, fixed, entry in zip(inputs, self._dtypes, self._fixed, self._entries, strict=True):
             if dtype is None:
-                self._check_other(value, entry)
+                self._check_number(value, entry)
             elif (
                 not isinstance(value, torch.Tensor)
                 or value.dtype is not dtype
@@ -152,13 +137,9 @@ class InputCheck:
             )
 
     @staticmethod
-    def _check_other(value: Any, entry: Json) -> None:
-        """A number, or an opaque object."""
-        if "opaque" in entry:
-            fits = [type(value).__module__, type(value).__qualname__] == entry["opaque"]
-        else:
-            fits = type(value) is int and value == entry.get("number", value)
-        if not fits:
+    def _check_number(value: Any, entry: Json) -> None:
+        expected = entry.get("number")
+        if type(value) is not int or (expected is not None and value != expected):
             raise SavedGraphError(_refusal(entry, value))
 
 
@@ -184,8 +165,6 @@ def _refusal(entry: Json, value: object) -> str:
         sizes = ", ".join(map(str, entry["size"]))
         strides = ", ".join(map(str, entry["stride"]))
         expected = f"{entry['dtype']}[{sizes}] with strides [{strides}] on {entry['device']}"
-    elif "opaque" in entry:
-        expected = f"an object of {'.'.join(entry['opaque'])}"
     else:
         expected = str(entry["number"]) if "number" in entry else f"a whole number ({entry['symbol']})"
     return (
