@@ -5,6 +5,9 @@ Formulas (operator documentation of ``torch_npu.npu_attention_update``; op-plugi
 
     lse    = log(sum_i exp(lse_i))              output = sum_i exp(lse_i - lse) output_i
 
+A part whose lse is +inf counts nothing: fused attention gives that for a row without keys, and its callers merge such parts as they
+are (vLLM-Ascend: a prompt without cached tokens beside one that has some). The documents do not say so: assumed. ::
+
     maximum = max(maximum_1, maximum_2)         sum = sum_i exp(maximum_i - maximum) sum_i
     output  = sum_i output_i exp(maximum_i - maximum) sum_i / sum
 """
@@ -37,10 +40,12 @@ def npu_attention_update(
         raise refused("npu_attention_update", "update_type", update_type, "0 or 1")
     dtype = compute_dtype(*lse, *local_out)
     parts = torch.stack([part.to(dtype) for part in lse])
+    parts = parts.masked_fill(parts == torch.inf, -torch.inf)
     whole = parts.logsumexp(0)
-    shares = torch.exp(parts - whole.masked_fill(whole == -torch.inf, 0.0)).unsqueeze(-1)
+    seen = whole != -torch.inf
+    shares = torch.exp(parts - whole.where(seen, 0.0)).unsqueeze(-1)
     output = (shares * torch.stack([part.to(dtype) for part in local_out])).sum(0)
-    return output.to(local_out[0].dtype), whole.to(lse[0].dtype)
+    return output.to(local_out[0].dtype), whole.where(seen, torch.inf).to(lse[0].dtype)
 
 
 def _ring_example() -> Call:

@@ -131,6 +131,12 @@ def test_parts_are_merged_to_the_whole() -> None:
     ]
     output, lse = formula("attention_update", [score.logsumexp(-1) for score in scores], outputs, 1)
     torch.testing.assert_close((output, lse), (whole, (q @ k.T).logsumexp(-1)))
+    # A part without keys, as fused attention hands it out, counts nothing; a row without any is zeros.
+    parts = [scores[0].logsumexp(-1), torch.full((5,), torch.inf).double()]
+    parts[0][4] = torch.inf
+    merged_parts = formula("attention_update", parts, [outputs[0], torch.zeros_like(outputs[0])], 1)
+    seen = torch.cat([outputs[0][:4], torch.zeros_like(outputs[0][4:])])
+    torch.testing.assert_close(merged_parts, (seen, parts[0]))
     maxima = [score.amax(-1) for score in scores]
     sums = [torch.exp(score - top.unsqueeze(-1)).sum(-1) for score, top in zip(scores, maxima, strict=True)]
     for layout, rows, statistics in (("SBH", (5, 1, D), (1, 1, 5, 1)), ("TND", (5, 1, D), (5, 1, 1))):
