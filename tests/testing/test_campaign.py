@@ -58,6 +58,10 @@ def test_what_items_leave_behind_together_is_told_apart(process: WarmProcess) ->
     assert "had run 3 items before; alone the item passed" in rows[3].message
 
 
+@pytest.mark.skipif(
+    "NPUGRAPH_EX_CLUSTER" not in os.environ,
+    reason="Ray gives up nodes whose machine is busy; `tox -e campaigns` runs this test alone",
+)
 def test_every_item_has_one_answer_when_nodes_and_the_driver_die(tmp_path: Path) -> None:
     """Two nodes die while they work, the driver dies in the middle of a line; the campaign that goes on runs only the rest."""
     pytest.importorskip("ray")
@@ -65,8 +69,13 @@ def test_every_item_has_one_answer_when_nodes_and_the_driver_die(tmp_path: Path)
 
     from npugraph_ex_conformance.campaign.driver import Driver, cluster
 
-    def added() -> object:
-        return nodes.add_node(num_cpus=1, include_dashboard=False, object_store_memory=80 << 20)
+    def added(left: int = 3) -> object:
+        try:
+            return nodes.add_node(num_cpus=1, include_dashboard=False, object_store_memory=80 << 20)
+        except SystemExit:  # Ray gives a node some seconds to start, which a busy machine may not have
+            if left == 1:
+                raise
+            return added(left - 1)
 
     marks, settings = tmp_path / "marks", CampaignSettings(target="", checkout=str(tmp_path / "marks"))
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
