@@ -95,7 +95,7 @@ MODELS = {
     "deepseek": Model(_deepseek, seed=0),
     "qwen3-w8a8": Model(_qwen3, (_NORM_ROPE,), quantised=True, from_float32=0.5),
 }
-"""The models by name. With activations rounded to int8 and all else in float32, logprobs of the second one move by 0.26."""
+"""The models by name. With activations rounded to int8 and all else in float32, logprobs of the last one move by 0.26."""
 
 _SPREAD = {"embed_tokens": 0.3, "lm_head": 0.15, "mlp.gate.weight": 0.5}
 """The standard deviations of weights by a part of their names, …"""
