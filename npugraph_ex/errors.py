@@ -9,14 +9,21 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from typing_extensions import Self
+
 
 class NpuGraphExError(Exception):
     """Root of the tree: `except NpuGraphExError` catches what this library raises on purpose."""
 
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)
-        if sys.version_info >= (3, 11):  # a note: the traceback shows it, and a message that quotes this error does not
-            self.add_note(self.address)
+    def __new__(cls, *args: object, **_: object) -> Self:
+        """Add the address as a note: the traceback shows it, and a message that quotes this error does not.
+
+        Not in ``__init__``: Dynamo cannot trace ``raise`` with an error that has one.
+        """
+        error = super().__new__(cls, *args)
+        if sys.version_info >= (3, 11):
+            error.add_note(error.address)
+        return error
 
     @property
     def address(self) -> str:

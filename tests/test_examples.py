@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from importlib import import_module
 from inspect import ismodule
 from pathlib import Path
@@ -10,11 +11,21 @@ from pathlib import Path
 import pytest
 from printed import blocks
 
+import npugraph_ex
+
 DOCS = Path(__file__).parents[1] / "docs"
 _CODE = [block.code for block in blocks(DOCS / "reference" / "examples.md") if block.language == "python"]
 _MODULES = ["npugraph_ex", "npugraph_ex.inference", "npugraph_ex.operators", "npugraph_ex.ops", "npugraph_ex.scope"]
 
 
+@pytest.fixture
+def _logger_as_it_was() -> Iterator[None]:
+    level = npugraph_ex.logger.level
+    yield
+    npugraph_ex.logger.setLevel(level)
+
+
+@pytest.mark.usefixtures("_logger_as_it_was")
 def test_the_examples_run_as_printed() -> None:
     """From top to bottom, in one program."""
     namespace: dict[str, object] = {"__name__": "examples"}

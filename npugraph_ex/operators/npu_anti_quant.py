@@ -34,7 +34,7 @@ def _target(x: torch.Tensor, dst_dtype: int | None, src_dtype: int | None) -> to
         raise unsupported(_NAME, "x", x.dtype, ", ".join(map(str, _INPUTS)))
     if src_dtype is not None and (src_dtype in INT4) != (x.dtype == torch.int32):
         raise refused(_NAME, "src_dtype", src_dtype, "torch.quint4x2 for an int32 x, and the dtype of x for others")
-    if dst_dtype is not None and dst_dtype < 0:
+    if isinstance(dst_dtype, int) and dst_dtype < 0:
         raise RefusedArgumentError(
             f"{_NAME}: Input dst_type must be valid, but got UNKNOWN_SCALAR: dst_dtype={dst_dtype} is the code of no dtype."
         )

@@ -16,14 +16,14 @@ from types import MappingProxyType
 from typing import Any
 
 from npugraph_ex_conformance.campaign.items import CampaignSettings, ItemAnswer, ItemKind, kind_named
-from npugraph_ex_conformance.mutation.sites import Site, by_chance, chosen, made
+from npugraph_ex_conformance.mutation.sites import FaultSite, by_chance, chosen, made
 
 _SECONDS = 90
 """Of processor time for all examples of a fault; one that takes more is noticed by that."""
 
 
 @dataclass(frozen=True)
-class Target:
+class MutationTarget:
     """A part of the code, and what looks at it.
 
     Attributes:
@@ -40,16 +40,16 @@ class Target:
 _CAPTURE = (("replays", 30), ("random-numbers", 4), ("updates", 4), ("shared-pool", 4), ("cache", 3))
 _FUSION = (("near-misses", 32), ("planted", 24), ("user-rules", 12), ("literals", 8))
 _PASSES = (("integers", 40), ("near-misses", 16), ("planted", 16), ("parts", 4), ("streams", 12), ("user-rules", 6))
-TARGETS: Mapping[str, Target] = MappingProxyType(
+TARGETS: Mapping[str, MutationTarget] = MappingProxyType(
     {
-        "passes": Target(("npugraph_ex.passes",), 180, _PASSES),
-        "matcher": Target(("npugraph_ex.fusion",), 180, _FUSION),
-        "graph facts": Target(("npugraph_ex.graph",), 180, (*_PASSES[:2], ("streams", 24), ("parts", 4))),
-        "streams": Target(("npugraph_ex.stream_check",), 120, (("streams", 60), ("forms", 6), ("parts", 6))),
-        "capture": Target(("npugraph_ex.aclgraph",), 220, _CAPTURE),
-        "saving": Target(("npugraph_ex.saving",), 80, (("cache", 10),)),
-        "lifting": Target(("npugraph_ex.lifting",), 100, (("spellings", 40),)),
-        "emulator": Target(("npu_emulator",), 100, (("fidelity", 155), ("replays", 8))),
+        "passes": MutationTarget(("npugraph_ex.passes",), 180, _PASSES),
+        "matcher": MutationTarget(("npugraph_ex.fusion",), 180, _FUSION),
+        "graph facts": MutationTarget(("npugraph_ex.graph",), 180, (*_PASSES[:2], ("streams", 24), ("parts", 4))),
+        "streams": MutationTarget(("npugraph_ex.stream_check",), 120, (("streams", 60), ("forms", 6), ("parts", 6))),
+        "capture": MutationTarget(("npugraph_ex.aclgraph",), 220, _CAPTURE),
+        "saving": MutationTarget(("npugraph_ex.saving",), 80, (("cache", 10),)),
+        "lifting": MutationTarget(("npugraph_ex.lifting",), 100, (("spellings", 40),)),
+        "emulator": MutationTarget(("npu_emulator",), 100, (("fidelity", 155), ("replays", 8))),
     }
 )
 _LEFT_OUT = tuple(f"npu_emulator.{name}" for name in ("__main__", "kernels", "compilation", "build", "dynamo"))
@@ -57,13 +57,13 @@ _LEFT_OUT = tuple(f"npu_emulator.{name}" for name in ("__main__", "kernels", "co
 
 
 @cache
-def all_sites() -> tuple[tuple[str, Site], ...]:
+def all_sites() -> tuple[tuple[str, FaultSite], ...]:
     """Every fault that is looked for, with its part; in an order by chance, so that the first hundred say something of all."""
     every = [(part, site) for part, target in TARGETS.items() for site in chosen(list(_modules(target)), target.count)]
     return tuple(sorted(every, key=lambda pair: by_chance(pair[1])))
 
 
-def _modules(target: Target) -> Iterator[str]:
+def _modules(target: MutationTarget) -> Iterator[str]:
     for package in target.packages:
         for found in pkgutil.walk_packages(import_module(package).__path__, f"{package}."):
             if not found.name.startswith(_LEFT_OUT) and not found.ispkg:

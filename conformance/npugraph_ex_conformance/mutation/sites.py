@@ -28,7 +28,7 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True, order=True)
-class Site:
+class FaultSite:
     """A fault that can be made.
 
     Attributes:
@@ -51,29 +51,29 @@ class Site:
         return f"{self.module}:{self.line} {self.function}: {self.change}"
 
 
-def sites(module: str) -> list[Site]:
+def sites(module: str) -> list[FaultSite]:
     """All faults that can be made in a module."""
     found = []
     for function, tree in _functions(module).items():
         for position, node in enumerate(ast.walk(tree)):
             line = getattr(node, "lineno", tree.lineno)
-            found += [Site(module, function, line, position, change) for change in _changes(node)]
+            found += [FaultSite(module, function, line, position, change) for change in _changes(node)]
     return found
 
 
-def chosen(modules: Sequence[str], count: int) -> list[Site]:
+def chosen(modules: Sequence[str], count: int) -> list[FaultSite]:
     """So many of the faults of some modules, the same everywhere: by a hash of what they are."""
     every = [site for module in modules for site in sites(module)]
     return sorted(sorted(every, key=by_chance)[:count])
 
 
-def by_chance(site: Site) -> bytes:
+def by_chance(site: FaultSite) -> bytes:
     """A key that orders faults by chance, the same everywhere."""
     return hashlib.sha256(site.name.encode() + bytes(site.position % 256)).digest()
 
 
 @contextmanager
-def made(site: Site) -> Iterator[None]:
+def made(site: FaultSite) -> Iterator[None]:
     """The fault, for the length of a block.
 
     Raises:
@@ -159,7 +159,7 @@ class _Changer(ast.NodeTransformer):
         return _change(node, self._change) if node is self._node else self.generic_visit(node)
 
 
-def _code(site: Site) -> CodeType:
+def _code(site: FaultSite) -> CodeType:
     """The code of the function with the fault."""
     tree, source = _parsed(site.module)
     tree = copy.deepcopy(tree)
@@ -194,7 +194,7 @@ def _functions_of(tree: ast.Module) -> dict[str, ast.FunctionDef]:
     return {name: functions[0] for name, functions in found.items() if len(functions) == 1}
 
 
-def _live(site: Site) -> FunctionType:
+def _live(site: FaultSite) -> FunctionType:
     """The function of the running program, without what decorators put around it."""
     owner: Any = import_module(site.module)
     for part in site.function.split("."):
