@@ -31,6 +31,9 @@ _COMMON: dict[str, Any] = {
     "num_hidden_layers": 2,
     "max_position_embeddings": 256,
 }
+_HEADS: dict[str, Any] = {"head_dim": HEAD}
+_ROUTER: dict[str, Any] = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+"""What transformers always does for DeepSeek-V3, and vLLM reads from the configuration."""
 
 
 def _qwen3() -> nn.Module:
@@ -49,9 +52,8 @@ def _qwen3_moe() -> nn.Module:
 
     return Qwen3MoeForCausalLM(
         Qwen3MoeConfig(
-            **_COMMON, intermediate_size=256, num_attention_heads=4, num_key_value_heads=2, head_dim=HEAD,
-            num_experts=4, num_experts_per_tok=2, moe_intermediate_size=128, norm_topk_prob=True,
-            tie_word_embeddings=False,
+            **_COMMON, **_HEADS, intermediate_size=256, num_attention_heads=4, num_key_value_heads=2, num_experts=4,
+            num_experts_per_tok=2, moe_intermediate_size=128, norm_topk_prob=True, tie_word_embeddings=False,
         )
     )  # fmt: skip
 
@@ -61,11 +63,10 @@ def _deepseek() -> nn.Module:
 
     return DeepseekV3ForCausalLM(
         DeepseekV3Config(
-            **_COMMON, intermediate_size=256, num_attention_heads=4, num_key_value_heads=4, q_lora_rank=64,
+            **_COMMON, **_ROUTER, intermediate_size=256, num_attention_heads=4, num_key_value_heads=4, q_lora_rank=64,
             kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, first_k_dense_replace=1,
             n_routed_experts=8, n_shared_experts=1, num_experts_per_tok=2, n_group=2, topk_group=1,
             moe_intermediate_size=128, norm_topk_prob=True, routed_scaling_factor=1.0, tie_word_embeddings=False,
-            topk_method="noaux_tc", scoring_func="sigmoid",  # what transformers always does, and vLLM reads from here
         )
     )  # fmt: skip
 
