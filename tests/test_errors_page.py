@@ -34,7 +34,7 @@ def test_every_class_has_a_section_with_cause_and_remedy_and_no_section_is_left_
 
 def test_a_code_of_the_device_has_its_line() -> None:
     """The line of the table of codes, as text."""
-    assert _FOUND["107025"].startswith("STREAM_UNJOINED. Raised by the end of a capture")
+    assert _FOUND["107025"].startswith("STREAM_UNJOINED. Raised: the end of a capture")
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,8 @@ def _plan(words: list[str]) -> dict[str, int | None]:
             raise UsageError(f"{word!r}: the number of items is a whole number, at least 1")
         if not equals and kind.size is None:
             raise UsageError(f"there is no end of {name!r}; say how many, as in {name}=10000")
+        if name in plan:
+            raise UsageError(f"{name!r} is there twice; one number of items for each kind")
         plan[name] = int(count) if equals else None
     if not plan:
         raise UsageError("name what to run, as in integers=10000; --list names the kinds")

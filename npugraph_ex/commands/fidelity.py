@@ -16,7 +16,8 @@ _DESCRIPTION = """\
 Ask a device, rule by rule, for what the emulated device is built on: error codes, what a capture refuses, order, allocator,
 random numbers, updates of captured tasks, formats. Prints the rules that it does not obey, and writes all answers to a file.
 
-exit status: 0 all answers are those of the rules (or of --as-measured), 1 some differ, 2 wrong use
+exit status: 0 all answers are those of the rules (or of --as-measured), 1 some differ or have nothing to be compared with,
+2 wrong use
 """
 
 
@@ -45,6 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
     from npugraph_ex_conformance.fidelity.table import ask, read
 
     measured: Mapping[str, Any] | None = read(arguments.as_measured) if arguments.as_measured is not None else None
+    if arguments.output is not None and not arguments.output.parent.is_dir():
+        raise UsageError(f"--output: there is no folder {arguments.output.parent}")
     target = start_target(arguments.target)
     from npugraph_ex_conformance.fidelity.table import all_rules
 
@@ -54,10 +57,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"no rule has {arguments.k!r} in its name; they begin with {', '.join(parts)}")
     sys.stdout.write(f"{target.describe()}\n\n")
     answers = ask(rules, arguments.target)
+    expected = {rule.name: rule.answer for rule in rules.values()} if measured is None else measured
+    missing = [rule.name for rule in rules.values() if rule.name not in expected]
     differing = 0
     for rule in rules.values():
-        wanted = rule.answer if measured is None else measured.get(rule.name, rule.answer)
-        if answers[rule.name] != wanted:
+        wanted = expected.get(rule.name)
+        if rule.name in expected and answers[rule.name] != wanted:
             differing += 1
             sys.stdout.write(f"DIFFERS {rule.name}: {rule.says}\n  source: {rule.source}\n")
             sys.stdout.write(
@@ -65,8 +70,12 @@ def run(arguments: argparse.Namespace) -> int:
             )
     assumed = sum(rule.is_assumed for rule in rules.values())
     sys.stdout.write(f"{len(rules)} rules, {assumed} of them only assumed; {differing} differ\n")
+    if missing:
+        sys.stdout.write(
+            f"{len(missing)} are not in {arguments.as_measured} and were not compared: {', '.join(missing)}\n"
+        )
     if arguments.output is not None:
         found = {"device": target.device, "kind": target.kind, "versions": dict(target.versions), "answers": answers}
         arguments.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         sys.stdout.write(f"written: {arguments.output}\n")
-    return int(bool(differing))
+    return int(bool(differing or missing))

@@ -60,7 +60,7 @@ def sections() -> dict[str, str]:
     page = _page("errors.md")
     found = dict(re.findall(r"^### (\w+)\n\n(.*?)\n*(?=^#|\Z)", page, re.MULTILINE | re.DOTALL))
     for code, name, raised in re.findall(r"^\| (\d+) `(\w+)` \| (.*) \|$", _page("emulator-codes.md"), re.MULTILINE):
-        found[code] = f"{name}. Raised by {raised}."
+        found[code] = f"{name}. Raised: {raised}."
     return {name: re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text).replace("*", "") for name, text in found.items()}
 
 

@@ -47,3 +47,10 @@ def test_answers_of_another_device_are_compared(
     file.write_text(json.dumps(found))
     assert cli.main([*command, "--as-measured", str(file)]) == 1
     assert "here: 1024; measured: 2048" in capsys.readouterr().out
+    file.write_text(json.dumps({"answers": {name: here[name] for name in sorted(here)[1:]}}))
+    assert cli.main([*command, "--as-measured", str(file)]) == 1
+    assert f"0 differ\n1 are not in {file} and were not compared: {min(here)}" in capsys.readouterr().out
+    file.write_text('{"answers": 5}')
+    for wrong in (["--as-measured", str(file)], ["--output", str(tmp_path / "nowhere" / "answers.json")]):
+        assert cli.main([*command, *wrong]) == 2
+    assert "has no object" in capsys.readouterr().err

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from npugraph_ex.commands.campaign import _plan
 from npugraph_ex.errors import UsageError
 from npugraph_ex.testing import mutant
 from npugraph_ex.testing.generator.client_operators import client_operators
@@ -147,6 +148,14 @@ def test_a_ledger_counts_an_item_once_and_refuses_another_campaign(tmp_path: Pat
     assert [(row.state, row.message) for row in ledger.rows] == [("passed", ""), ("failed", "first")]
     with pytest.raises(UsageError, match="holds a campaign"):
         Ledger(ledger.path, {"integers": 2}, {"seed": 0}).open(resume=False)
+    for line in ('{"kind": "nosuch"}', '{"kind": "integers", "number": 2}', '{"kind": "integers", "colour": 1}'):
+        kept = ledger.path.read_text()
+        ledger.path.write_text(f"{kept}{line}\n")
+        with pytest.raises(UsageError, match=r"damaged in line 4: .*Delete that line"):
+            Ledger(ledger.path, {"integers": 2}, {"seed": 0}).open(resume=True)
+        ledger.path.write_text(kept)
+    with pytest.raises(UsageError, match="there twice"):
+        _plan(["integers=5", "integers=6"])
     with pytest.raises(UsageError, match="another campaign"):
         Ledger(ledger.path, {"integers": 3}, {"seed": 0}).open(resume=True)
 

@@ -17,6 +17,9 @@ from npugraph_ex.errors import UsageError
 
 FILE = "results.jsonl"
 PASSED, SKIPPED = "passed", "skipped"
+ENDED = ("crashed", "hung", "too long", "too much memory")
+"""How an item may end its process."""
+STATES = (PASSED, SKIPPED, "failed", *ENDED)
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,21 @@ class Ledger:
             text = text[os.write(self._file, text) :]
         os.fsync(self._file)
 
+    def _row(self, found: dict[str, Any], line: int) -> Row:
+        """The row of a line, which has to be that of an item of the plan."""
+        try:
+            row = Row(**{"state": PASSED, "number": 0, **found, "new": tuple(found.get("new", ()))})
+        except TypeError as error:
+            raise self._damaged(line, str(error)) from error
+        if row.number not in range(self.plan.get(row.kind, 0)) or row.state not in STATES:
+            raise self._damaged(line, f"there is no item {row.kind} {row.number!r} with the state {row.state!r}")
+        return row
+
+    def _damaged(self, line: int, what: str) -> UsageError:
+        return UsageError(
+            f"{self.path} is damaged in line {line}: {what}. Delete that line and go on by --resume; its item runs again"
+        )
+
     def _read(self, head: dict[str, Any]) -> int:
         """Take over the rows; how many bytes of the file are whole lines."""
         if not self.path.is_file():
@@ -151,12 +169,12 @@ class Ledger:
             try:
                 found = json.loads(line)
             except ValueError as error:
-                raise UsageError(f"{self.path} is damaged in line {position + 1}: {error}") from error
+                raise self._damaged(position + 1, str(error)) from error
             if position == 0:
                 if found != json.loads(json.dumps(head)):
                     raise UsageError(f"{self.path} holds another campaign: {found}; this one is {head}")
             elif "kind" in found:
-                self._keep(Row(**{"state": PASSED, "number": 0, **found, "new": tuple(found.get("new", ()))}))
+                self._keep(self._row(found, position + 1))
             else:
                 self.notes.append(found)
             kept += len(line)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from npugraph_ex._plurals import counted
-from npugraph_ex_conformance.campaign.ledger import SKIPPED, Ledger, Row
+from npugraph_ex_conformance.campaign.ledger import ENDED, SKIPPED, Ledger, Row
 from npugraph_ex_conformance.reporting.html import Section, drawing, preformatted, render_page, table
 from npugraph_ex_conformance.reporting.svg import framed
 from npugraph_ex_conformance.upstream.outcome import cause_of
@@ -25,7 +25,6 @@ RUN_HEADERS = (
     "cores that one driver feeds",
     "batches lost",
 )
-_STATES = ("crashed", "hung", "too long", "too much memory")
 _FOLDER, _DIGITS = re.compile(r"/\S*/"), re.compile(r"\d+")
 _POINTS = 200
 _WIDE, _HIGH, _LEFT, _BELOW = 640, 220, 70, 30
@@ -37,7 +36,7 @@ def causes(rows: Iterable[Row]) -> dict[str, list[Row]]:
     found: dict[str, list[Row]] = {}
     for row in rows:
         if row.is_wrong:
-            how = row.state if row.state in _STATES else ""
+            how = row.state if row.state in ENDED else ""
             text = cause_of(how, _DIGITS.sub("N", _FOLDER.sub("", row.message))).removeprefix(": ")
             found.setdefault(f"{row.kind}: {text}", []).append(row)
     return dict(sorted(found.items(), key=lambda pair: -len(pair[1])))

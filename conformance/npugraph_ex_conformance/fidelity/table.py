@@ -68,10 +68,13 @@ def read(file: Path) -> Mapping[str, Any]:
         UsageError: the file is none of ours.
     """
     try:
-        answers = json.loads(file.read_text(encoding="utf-8"))["answers"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise UsageError(f"{str(file)!r} is no file of `npugraph-ex fidelity`: {error}") from error
-    return answers  # type: ignore[no-any-return]
+    answers = found.get("answers") if isinstance(found, dict) else None
+    if not isinstance(answers, dict):
+        raise UsageError(f'{str(file)!r} is no file of `npugraph-ex fidelity`: it has no object "answers"')
+    return answers
 
 
 def markdown_rows() -> Iterator[str]:
