@@ -195,15 +195,23 @@ def times_scales(rows: torch.Tensor, scale: torch.Tensor, sizes: tuple[int, int]
 
 
 def quantised_groups(
-    like: torch.Tensor, x: torch.Tensor, group_index: torch.Tensor, how: BlockQuantisation, operator: str
+    like: torch.Tensor,
+    x: torch.Tensor,
+    group_index: torch.Tensor,
+    how: BlockQuantisation,
+    operator: str,
+    *,
+    some_rows: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``quantised`` along the first axis of x [M, N], anew for each group of rows; ``group_index`` [G] has the groups' ends.
 
-    The scales are [M / 64 + G, N, 2]: those of a group begin where no earlier group's can reach.
+    The scales are [M / 64 + G, N, 2]: those of a group begin where no earlier group's can reach. ``some_rows``: the last group may
+    end before the last row; the rows behind it are zeros.
     """
     ends = group_index.tolist()
     starts = [0, *ends][: len(ends)]
-    if x.dim() != 2 or not ends or ends[-1] != x.shape[0] or any(a > b for a, b in zip(starts, ends, strict=True)):
+    covered = bool(ends) and (ends[-1] == x.shape[0] or (some_rows and ends[-1] < x.shape[0]))
+    if x.dim() != 2 or not covered or any(a > b for a, b in zip(starts, ends, strict=True)):
         raise refused(
             operator, "x and group_index", (tuple(x.shape), ends), "[M, N] and ends of groups, the last of them M"
         )
@@ -212,4 +220,6 @@ def quantised_groups(
     for (_, of_group), start, group in zip(parts, starts, range(len(ends)), strict=True):
         first = start // (2 * how.block) + group
         scale[first : first + len(of_group)] = of_group
-    return torch.cat([y.view(torch.uint8) for y, _ in parts]).view(how.element.dtype), scale
+    y = torch.cat([y.view(torch.uint8) for y, _ in parts])
+    y = torch.nn.functional.pad(y, (0, 0, 0, x.shape[0] - ends[-1]))
+    return y.view(how.element.dtype), scale

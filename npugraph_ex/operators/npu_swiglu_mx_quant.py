@@ -7,6 +7,10 @@ Formula (CANN operator documentation, aclnnSwigluMxQuant and aclnnSwigluMxQuantW
                     a is every second element of x, at most clamp_limit; b the others, between -clamp_limit and clamp_limit
     y, scale = s quantised as by npu_dynamic_mx_quant; with two axes as by npu_dynamic_mx_quant_with_dual_axis
 
+and of the gradient of mode 0, quantised along both axes, g being the gradient of s::
+
+    x_grad = (g * b * silu'(a), g * silu(a))         in the order of a and b in x
+
 Not covered: groups of rows (``group_index``), an activation along another dimension than the last.
 """
 
@@ -20,6 +24,7 @@ from npugraph_ex.operators._record import Operator, call
 
 _NAME = "npu_swiglu_mx_quant"
 _DUAL = f"{_NAME}_with_dual_axis"
+_BACKWARD = "_npu_swiglu_backward_mx_quant_with_dual_axis"
 
 
 def _activated(operator: str, x: torch.Tensor, *, left: bool) -> torch.Tensor:
@@ -105,3 +110,44 @@ def npu_swiglu_mx_quant_with_dual_axis(
     if group_index is None:
         return (*first, *quantised(like, s, -2, how, _DUAL))
     return (*first, *quantised_groups(like, s, group_index, how, _DUAL))
+
+
+@Operator(
+    name=f"npu::{_BACKWARD}",
+    source="op-plugin, opapi/SwigluBackwardMxQuantWithDualAxisOpApi.cpp, and its test",
+    dtypes=HALVES,
+    examples=(
+        lambda: call(torch.randn(40, 128).half(), torch.randn(40, 64).half()),
+        lambda: call(
+            torch.randn(70, 64).bfloat16(), torch.randn(70, 32).bfloat16(), group_index=torch.tensor([33, 70])
+        ),
+    ),
+)
+def _npu_swiglu_backward_mx_quant_with_dual_axis(
+    x: torch.Tensor,
+    y_grad: torch.Tensor,
+    *,
+    group_index: torch.Tensor | None = None,
+    activate_left: bool = True,
+    round_mode: str = "rint",
+    scale_alg: int = 1,
+    dst_type: int = 24,
+    dst_type_max: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``(y1, scale1, y2, scale2)`` of the gradient of x [M, 2 N], along the axes -1 and -2; ``y_grad`` [M, N].
+
+    ``group_index`` as in the forward. Rows behind the last group have a y2 of zeros; the device writes none there.
+    """
+    if x.dim() < 2 or x.shape[-1] % 64 or not x.shape[-1]:
+        raise refused(_BACKWARD, "x", x.shape, "of two dimensions or more, the last a multiple of 64")
+    how = block_quantisation(_BACKWARD, dst_type, round_mode=round_mode, scale_alg=scale_alg, dst_type_max=dst_type_max)
+    dtype = compute_dtype(x, y_grad)
+    halves, slope = x.to(dtype).chunk(2, -1), y_grad.to(dtype)
+    a, b = halves if activate_left else halves[::-1]
+    of_halves = torch.ops.aten.silu_backward(slope * b, a), slope * torch.nn.functional.silu(a)
+    gradient = torch.cat(of_halves if activate_left else of_halves[::-1], -1)
+    like = x.new_empty(x.shape)
+    first = quantised(like, gradient, -1, how, _BACKWARD)
+    if group_index is None:
+        return (*first, *quantised(like, gradient, -2, how, _BACKWARD))
+    return (*first, *quantised_groups(like, gradient, group_index, how, _BACKWARD, some_rows=True))

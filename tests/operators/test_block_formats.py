@@ -144,6 +144,25 @@ def test_activated_and_quantised() -> None:
     assert all(torch.equal(one, other.view(torch.uint8)) for one, other in zip(bits, (*row, *column), strict=True))
 
 
+@pytest.mark.parametrize("left", [True, False])
+def test_the_gradient_of_the_activation_quantised_along_both_axes(left: bool) -> None:
+    """Autograd's gradient, quantised by the plain operators; rows behind the last group are left out along the columns."""
+    x, slope = torch.randn(70, 128).double().requires_grad_(), torch.randn(70, 64).double()
+    a, b = x.chunk(2, -1)[:: 1 if left else -1]
+    (gradient,) = torch.autograd.grad(torch.nn.functional.silu(a) * b, x, slope)
+    both = run("npu_dynamic_mx_quant_with_dual_axis", gradient, dst_type=FP8, scale_alg=1)
+    name = "_npu_swiglu_backward_mx_quant_with_dual_axis"
+    found = run(name, x.detach(), slope, activate_left=left)
+    assert all(
+        torch.equal(one.view(torch.uint8), other.view(torch.uint8)) for one, other in zip(found, both, strict=True)
+    )
+    _, _, y, scale = run(name, x.detach(), slope, activate_left=left, group_index=torch.tensor([5, 40]))
+    whole = run("npu_grouped_dynamic_mx_quant", gradient[:40], torch.tensor([5, 40]), dst_type=FP8, scale_alg=1)
+    assert torch.equal(y[:40].view(torch.uint8), whole[0].view(torch.uint8))
+    assert not y[40:].float().any()
+    assert torch.equal(scale[:2], whole[1])
+
+
 def powers(*size: int) -> torch.Tensor:
     """Powers of two near 1, as bytes."""
     return torch.randint(125, 130, size).to(torch.uint8)

@@ -248,3 +248,32 @@ def test_sparse_attention_to_quantised_latent_keys(kind: str) -> None:
             formula("kv_quant_sparse_flash_attention", query, key, key, indices, *given, **{**how, **fields})
     with pytest.raises(RuntimeError, match="of 260 bytes a row"):
         formula("kv_quant_sparse_flash_attention", query[..., :192], key, key, indices, *given, **how)
+
+
+def test_blocks_selected_for_each_query() -> None:
+    """Two sequences: torch's attention over the keys that are named, one of them twice, and autograd's gradients of it."""
+    heads, shared, block = 4, 2, 16
+    q, k, v = (
+        torch.randn(size).double().requires_grad_() for size in ((3, heads, 8), (80, shared, 8), (80, shared, 6))
+    )
+    named = torch.tensor([[[2, 0], [1, 1]], [[0, 1], [2, 1]], [[1, 0], [0, 0]]], dtype=torch.int32)
+    rows = []
+    for row, first in ((0, 0), (1, 0), (2, 48)):
+        keys = [first + torch.cat([torch.arange(block) + block * int(i) for i in named[row, n]]) for n in range(shared)]
+        mine = [torch.stack([operand[keys[n], n] for n in range(shared)]).unsqueeze(0) for operand in (k, v)]
+        rows.append(attention(q[row].unsqueeze(0).unsqueeze(2), *mine, scale=0.3, enable_gqa=True)[0, :, 0])
+    expected = torch.stack(rows)
+    slope = torch.randn_like(expected)
+    how = (named, 0.3, heads, block, 2)
+    ends = {"actual_seq_qlen": [2, 3], "actual_seq_kvlen": [48, 80]}
+    plain = [operand.detach() for operand in (q, k, v)]
+    found = formula("nsa_select_attention", *plain, *how, **ends)
+    torch.testing.assert_close(found[0], expected.detach())
+    assert found[1].shape == found[2].shape == (3, heads, 8)
+    gradients = formula("nsa_select_attention_grad", slope, *plain, *found, *how, **ends)
+    for one, other in zip(gradients, torch.autograd.grad(expected, (q, k, v), slope), strict=True):
+        torch.testing.assert_close(one, other)
+    with pytest.raises(RuntimeError, match="topk_indices"):
+        formula("nsa_select_attention", *plain, named + 1, *how[1:], **ends)
+    with pytest.raises(UnsupportedArgumentError, match="atten_mask"):
+        formula("nsa_select_attention", *plain, *how, atten_mask=torch.ones(1), **ends)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from npugraph_ex.operators import OPERATORS, UnsupportedArgumentError
+from npugraph_ex.operators._hifloat8 import encode
 from npugraph_ex.operators._int4 import pack, unpack
 
 
@@ -198,3 +199,68 @@ def test_gradients_of_the_weighted_activation(limit: float) -> None:
     plain, nothing = run("npu_swiglu_group_quant_backward", g, x.detach(), clamp_limit=limit)
     torch.testing.assert_close(plain, of_x / weight.detach())
     assert nothing.shape == (0,)
+
+
+def test_the_weighted_activation_in_groups() -> None:
+    """A scale for each group from its largest magnitude, or a given one; groups end at the last row; rows behind them are 0."""
+    x = torch.tensor([[4.0, 3.0], [2.0, -1.0], [1.0, 2.0], [5.0, 5.0]]).double()
+    a, b = x.clamp(max=2.0)[:, :1], x.clamp(-2.0, 2.0)[:, 1:]
+    activated = torch.nn.functional.silu(a) * b * torch.tensor([[1.0], [3.0], [0.5], [1.0]])
+    how = {"weight": torch.tensor([1.0, 3.0, 0.5, 1.0]).double(), "clamp_limit": 2.0, "output_origin": True}
+    name = "npu_swiglu_group_quant"
+    y, scale, origin = run(name, x, group_index=torch.tensor([2, 0, 1]), quant_mode=3, dst_type_max=8.0, **how)
+    torch.testing.assert_close(origin, torch.cat((activated[:3], torch.zeros(1, 1).double())))
+    largest = torch.stack((activated[:2].abs().max(), torch.tensor(1e-8).double(), activated[2].abs().max()))
+    torch.testing.assert_close(scale, largest / 8)
+    shares = torch.cat((activated[:2] / scale[0], activated[2:3] / scale[2], torch.zeros(1, 1).double()))
+    assert torch.equal(y, encode(shares, saturate=False))
+    beyond = run(name, x, group_index=torch.tensor([9, 2]), quant_mode=3, dst_type_max=8.0, **how)[1]
+    torch.testing.assert_close(beyond, torch.stack((activated.abs().max(), largest[1])) / 8)
+    y, scale, _ = run(name, x, group_index=torch.tensor([3, 9]), quant_mode=2, scale=torch.tensor([2.0, 4.0]), **how)
+    factors = torch.tensor([[2.0], [2.0], [2.0], [4.0]])
+    assert torch.equal(y, encode(activated * factors, saturate=False))
+    assert scale.shape == (0,)
+    for wrong, match in (
+        ({"quant_mode": 1}, "quant_mode"),
+        ({"quant_mode": 2}, "scale"),
+        ({"quant_mode": 3, "clamp_limit": 0.0}, "clamp"),
+    ):
+        with pytest.raises(RuntimeError, match=match):
+            run(name, x, **wrong)
+
+
+def test_blocks_that_begin_anew_with_each_group() -> None:
+    """Three groups, one of them empty: each quantised as if it were alone, its scales in places of its own."""
+    x, ends = torch.randn(2, 300, 70), [130, 130, 300]
+    sizes = {"row_block_size": 128, "col_block_size": 64, "dst_type": 24, "min_scale": 0.5}
+    name = "npu_grouped_dynamic_block_quant"
+    y, scale = run(name, x, torch.tensor(ends, dtype=torch.int32), **sizes)
+    assert scale.shape == (2, 300 // 128 + 3, 2)
+    for start, end, first, rows in ((0, 130, 0, 2), (130, 300, 3, 2)):
+        alone = run("npu_dynamic_block_quant", x[:, start:end], **sizes)
+        assert torch.equal(y[:, start:end].view(torch.uint8), alone[0].view(torch.uint8))
+        assert torch.equal(scale[:, first : first + rows], alone[1])
+    assert not scale[:, 2].any()
+    for wrong in ({"row_block_size": 2}, {"col_block_size": 5}, {"group_list_type": 1}):
+        with pytest.raises(RuntimeError, match=next(iter(wrong))):
+            run(name, x, torch.tensor(ends), **wrong)
+    with pytest.raises(RuntimeError, match="group_list"):
+        run(name, x, torch.tensor([130, 20, 300]))
+
+
+def test_weights_in_another_memory_order() -> None:
+    """Values and strides stay; weights that do not lie transposed, and other dtypes, are refused with the device's code."""
+    record = OPERATORS["npu::npu_weight_quant_preprocess"]
+    (weight, scale, *codes), named = record.calls()[0]
+    found = record.formula(weight, scale, *codes, bias=torch.ones(3), **named)
+    for one, given in zip(found, (weight, scale, weight.new_empty(0), torch.ones(3)), strict=True):
+        assert torch.equal(one, given)
+        assert one.stride() == given.stride()
+    record.constraints(weight, scale, *codes, **named)
+    for wrong in (
+        (weight.contiguous(), scale, *codes),
+        (weight, scale.contiguous(), *codes),
+        (weight, scale, 5, 296, 293),
+    ):
+        with pytest.raises(RuntimeError, match="161002"):
+            record.constraints(*wrong, **named)
