@@ -6,19 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from npu_emulator.clock.picture import chart
+from npu_emulator.clock.timeline import Span
+from npu_emulator.pages import Drawing, Page, Section, Table, Verbatim
 from npugraph_ex._plurals import counted
 from npugraph_ex.testing import Limits
-from npugraph_ex_conformance.reporting import (
-    Section,
-    draw_histogram,
-    draw_program,
-    draw_timeline,
-    drawing,
-    preformatted,
-    render_page,
-    table,
-)
-from npugraph_ex_conformance.reporting.modelled import DeviceWork
+from npugraph_ex_conformance.reporting.charts import draw_histogram
+from npugraph_ex_conformance.reporting.drawing import draw_program
 from npugraph_ex_conformance.results import Books, Entry, Finished, Slowest
 
 if TYPE_CHECKING:
@@ -133,29 +127,29 @@ def page(run: Run, *, seconds: float, tests: int) -> str:
     facts.append(f"profile {books.run['profile']} · seed {run.seed} · {seconds:.0f} s · {Limits()}")
     sections = [
         Section("What failed", [block for test in wrong for block in _failed(test)]),
-        Section("What did not run", [_skipped(books.finished)] if any(map(_reason, books.finished)) else []),
+        Section("What did not run", [_skipped(books.finished)]),
         Section(
             "Patterns, capture and streams",
-            [table(HEADERS, pattern_rows(run)), preformatted(LEGEND)] if books.entries else [],
+            [Table(HEADERS, pattern_rows(run)), Verbatim(LEGEND)] if books.entries else [],
         ),
         Section(
             "Passes",
-            [table(PASS_HEADERS, pass_rows(run))] if books.entries else [],
+            [Table(PASS_HEADERS, pass_rows(run))] if books.entries else [],
             "In how many programs each pass of the pipeline did something, in order.",
         ),
-        Section("Speed", [table(RATE_HEADERS, rate_rows(run))] if books.entries else []),
+        Section("Speed", [Table(RATE_HEADERS, rate_rows(run))]),
         _ulps(books.entries),
         _graphs(books.entries),
         _timeline(books.slowest),
         *(_model(model) for test in books.finished for model in test.models),
-        Section("Slowest tests", [_slowest(run)] if books.finished else []),
+        Section("Slowest tests", [_slowest(run)]),
     ]
-    return render_page("Conformance", verdict, good=good, facts=facts, sections=sections)
+    return Page("Conformance", sections, verdict, good, facts).html()
 
 
-def _failed(test: Finished) -> list[str]:
+def _failed(test: Finished) -> list[Verbatim | Drawing]:
     """The test with its whole text folded away, the smallest failing program as a drawing, and what is to blame."""
-    whole = preformatted(test.text, test.test)
+    whole = Verbatim(test.text, test.test)
     if test.failure is None:
         return [whole]
     failure = test.failure
@@ -163,7 +157,7 @@ def _failed(test: Finished) -> list[str]:
         f"{failure.message}. Guilty: {failure.guilty}. Shrunk to {counted(failure.operators, 'operator')}; "
         f"{failure.script} reproduces it."
     )
-    return [whole, drawing(draw_program(failure.source), caption)]
+    return [whole, Drawing(draw_program(failure.source), caption)]
 
 
 def _reason(test: Finished) -> str:
@@ -171,13 +165,13 @@ def _reason(test: Finished) -> str:
     return test.text or "no reason is given" if test.outcome in {"skipped", "xfailed"} else ""
 
 
-def _skipped(finished: Sequence[Finished]) -> str:
+def _skipped(finished: Sequence[Finished]) -> Table:
     """Each reason, and the tests that did not run, or did not count, for it."""
     rows: dict[tuple[str, str], list[str]] = {}
     for test in finished:
         if reason := _reason(test):
             rows.setdefault((test.outcome, reason), []).append(test.test.rpartition("::")[2])
-    return table(
+    return Table(
         ("outcome", "because", "tests", "which"),
         [(outcome, reason, len(tests), ", ".join(tests)) for (outcome, reason), tests in rows.items()],
     )
@@ -190,7 +184,7 @@ def _ulps(entries: list[Entry]) -> Section:
         if entry.fusions and not entry.failures:
             by_pattern.setdefault(entry.what, []).append(entry.worst_ulp)
     blocks = [
-        drawing(draw_histogram(values), f"{name}: {counted(len(values), 'program')}")
+        Drawing(draw_histogram(values), f"{name}: {counted(len(values), 'program')}")
         for name, values in by_pattern.items()
     ]
     return Section(
@@ -212,7 +206,7 @@ def _graphs(entries: list[Entry]) -> Section:
                 entry = _typical(chosen)
                 why = f", near-miss “{entry.near_miss}”" if entry.near_miss else ""
                 why += f": {'; '.join(entry.reasons)}" if why and entry.reasons else ""
-                blocks.append(drawing(draw_program(entry.source), f"{name}, {what}{why}"))
+                blocks.append(Drawing(draw_program(entry.source), f"{name}, {what}{why}"))
     return Section("Graphs", blocks, "The planted pattern is marked. Rows are depths; dashed boxes are inputs.")
 
 
@@ -227,21 +221,21 @@ def _timeline(slowest: Slowest | None) -> Section:
         return Section(title, [])
     blocks = []
     for what, work in (("eager", slowest.eager), ("captured and replayed", slowest.replayed)):
-        spans = [DeviceWork(**span) for span in work]
+        spans = [Span(**span) for span in work]
         end = max((span.start + span.duration for span in spans), default=0)
-        blocks.append(drawing(draw_timeline(spans), f"{what}: {end:.1f} µs, modelled"))
+        blocks.append(Drawing(chart(spans), f"{what}: {end:.1f} µs, modelled"))
     return Section(
-        title, [*blocks, preformatted(slowest.source)],
+        title, [*blocks, Verbatim(slowest.source)],
         f"It took {slowest.seconds:.2f} s to check. Times below are a roofline model of the emulated chip, not measurements.",
     )  # fmt: skip
 
 
 def _model(model: dict[str, object]) -> Section:
-    blocks = [table(model["headers"], model["rows"])]  # type: ignore[arg-type]
-    blocks += [table(part["headers"], part["rows"]) for part in model.get("parts", ())]  # type: ignore[attr-defined]
+    blocks = [Table(model["headers"], model["rows"])]  # type: ignore[arg-type]
+    blocks += [Table(part["headers"], part["rows"]) for part in model.get("parts", ())]  # type: ignore[attr-defined]
     return Section(f"Model: {model['name']}", blocks, str(model["note"]))
 
 
-def _slowest(run: Run) -> str:
+def _slowest(run: Run) -> Table:
     tests = sorted(run.books.finished, key=lambda test: -test.seconds)[:_SLOWEST]
-    return table(("seconds", "outcome", "test"), [(f"{test.seconds:.1f}", test.outcome, test.test) for test in tests])
+    return Table(("seconds", "outcome", "test"), [(f"{test.seconds:.1f}", test.outcome, test.test) for test in tests])

@@ -91,7 +91,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Slowest:
-    """The example that took longest on the device: seconds, program, and the modelled spans of one call as ``Work``."""
+    """The example that took longest on the device: seconds, program, and the modelled spans of one call, as in `Span`."""
 
     seconds: float
     source: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,7 +143,7 @@ class Run:
 
         seconds, case = self.slowest
         with client_operators():  # which the tests have put away by now
-            eager, replayed = (tuple(map(asdict, spans)) for spans in modelled_spans(case))
+            eager, replayed = (tuple(span._asdict() for span in spans) for spans in modelled_spans(case))
         return Slowest(seconds, case.source, eager, replayed)
 
     def record(self, what: str, program: Program, case: Case, outcome: Outcome, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""A modelled timeline as one HTML page without scripts, fonts or network access.
+"""A modelled timeline as a page and as a chart.
 
 Each stream has a lane; filled boxes are work, hatched areas are idle time, curves are events. Wide timelines scroll sideways
 and the lanes' names stay visible, so that the page is readable on a phone too.
@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import math
 from html import escape
-from importlib import resources
 from statistics import median
 from typing import TYPE_CHECKING
 
 from npu_emulator.clock.summary import Share, Summary, idle, summarise
+from npu_emulator.pages import Drawing, Facts, Page, Section, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from npu_emulator.clock.timeline import Arrow, Span, Timeline
 
-__all__ = ["picture"]
+__all__ = ["chart", "picture", "sections"]
 
 _ROW, _TRACK_TOP, _TRACK = 56, 22, 26
 """Pixels of a lane, of the name above its track, and of the track; as in the style sheet."""
@@ -40,60 +40,63 @@ def picture(timeline: Timeline, *, title: str) -> str:
     Returns:
         An HTML document.
     """
+    return Page(title, sections(timeline)).html()
+
+
+def sections(timeline: Timeline) -> list[Section]:
+    """The parts of the page: figures and chart, the replays, the critical path."""
     summary = summarise(timeline)
-    style = resources.files("npu_emulator.clock").joinpath("picture.css").read_text()
-    model = (
-        f"Modelled, not measured: a roofline of the {timeline.model.name}; streams share neither cores nor bandwidth."
-    )
-    parts = [
-        f"<h1>{escape(title)}</h1>",
-        f'<p class="note">{escape(model)}</p>',
-        _facts(summary, len(timeline.arrows)),
-        _chart(timeline, summary) if timeline.spans else "<p>Nothing ran on the device.</p>",
-        _graphs(summary.graphs),
-        _critical(summary),
-    ]
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>\n{style}</style></head>\n'
-        f"<body>\n{chr(10).join(part for part in parts if part)}\n</body></html>\n"
-    )
-
-
-def _facts(summary: Summary, events: int) -> str:
     whole = summary.whole
     facts = [
         ("with streams", f"{whole.busy:.1f} µs"),
         ("on one stream", f"{whole.serial:.1f} µs"),
         ("speed-up", f"{whole.speed_up:.2f} ×"),
         ("kernels on the critical path", f"{len(summary.critical)} of {whole.kernels}"),
-        ("events between streams", str(events)),
+        ("events between streams", str(len(timeline.arrows))),
     ]
-    cards = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts)
-    return f'<dl class="facts">{cards}</dl>'
+    model = (
+        f"Modelled, not measured: a roofline of the {timeline.model.name}; streams share neither cores nor bandwidth."
+    )
+    left_out = len(timeline.spans) - _MOST_SPANS
+    text = model if timeline.spans else f"{model} Nothing ran on the device."
+    text += f" The first {left_out} pieces of work are not drawn." if left_out > 0 else ""
+    drawn = Drawing(chart(timeline.spans, timeline.arrows, summary.critical)) if timeline.spans else None
+    return [
+        Section("Modelled time", [Facts(facts), *([drawn] if drawn else [])], text),
+        Section("Replays", [_graphs(summary.graphs)]),
+        Section("Critical path", [_critical(summary)], _more(summary)),
+    ]
 
 
-def _chart(timeline: Timeline, summary: Summary) -> str:
-    shown = timeline.spans[-_MOST_SPANS:]
-    begin, end = min(span.start for span in shown), timeline.end
+def chart(spans: Sequence[Span], arrows: Sequence[Arrow] = (), critical: Sequence[Span] = ()) -> str:
+    """The HTML of the lanes.
+
+    Args:
+        spans: the work; the latest 4000 are drawn.
+        arrows: the events between its streams.
+        critical: those of the spans that determine the end.
+    """
+    shown = spans[-_MOST_SPANS:]
+    begin, end = min(span.start for span in shown), max(span.start + span.duration for span in shown)
     scale = _Scale(begin, max(end - begin, 1e-9))
-    critical = set(map(id, summary.critical))
-    kept = set(map(id, shown))
+    marked = set(map(id, critical))
+    lanes = dict.fromkeys(span.stream for span in spans)
     rows = []
-    for lane in summary.lanes:
-        drawn = [span for span in lane.spans if id(span) in kept]
-        boxes = "".join(_box(span, scale, critical=id(span) in critical) for span in drawn)
-        name = f"{escape(lane.name)} <small>idle {idle(drawn, shown):.0%}</small>"
+    for lane in lanes:
+        drawn = [span for span in shown if span.stream == lane]
+        boxes = "".join(_box(span, scale, critical=id(span) in marked) for span in drawn)
+        name = f"{escape(lane)} <small>idle {idle(drawn, shown):.0%}</small>"
         rows.append(f'<div class="lane"><div class="name">{name}</div><div class="track">{boxes}</div></div>')
     width = min(_WIDEST, max(320, _PIXELS_A_SPAN * scale.length / max(median(span.duration for span in shown), 1e-9)))
-    places = {lane.name: number for number, lane in enumerate(summary.lanes)}
-    arrows = [arrow for arrow in timeline.arrows if arrow.target[0] in places and arrow.source[0] in places]
-    left_out = len(timeline.spans) - len(shown)
-    hint = f"<p>The first {left_out} pieces of work are not drawn.</p>" if left_out else ""
-    legend = '<p class="legend"><i class="critical"></i> critical path <i></i> other work <i class="idle"></i> idle</p>'
-    axis, curves = _axis(scale, round(max(width, 700) / 100)), _curves(arrows, places, scale)
-    lanes = f'<div class="lanes">{"".join(rows)}{curves}</div>'
-    return f'{legend}{hint}<div class="scroll"><div class="canvas" style="min-width:{width:.0f}px">{axis}{lanes}</div></div>'
+    places = {name: number for number, name in enumerate(lanes)}
+    between = [arrow for arrow in arrows if arrow.target[0] in places and arrow.source[0] in places]
+    legend = '<i class="critical"></i> critical path <i></i> other work <i class="idle"></i> idle'
+    axis, curves = _axis(scale, round(max(width, 700) / 100)), _curves(between, places, scale)
+    label = f"timeline of {len(lanes)} streams{'; a table below lists the critical path' if critical else ''}"
+    return (
+        f'<p class="legend faint">{legend}</p><div class="canvas" role="img" aria-label="{label}" '
+        f'style="min-width:{width:.0f}px">{axis}<div class="lanes">{"".join(rows)}{curves}</div></div>'
+    )
 
 
 class _Scale:
@@ -147,27 +150,21 @@ def _curves(arrows: Sequence[Arrow], places: dict[str, int], scale: _Scale) -> s
     return f'<div class="events" style="height:{height}px">{svg}{"".join(heads)}</div>'
 
 
-def _graphs(graphs: Sequence[Share]) -> str:
+def _graphs(graphs: Sequence[Share]) -> Table:
     rows = [
-        (share.title, str(share.kernels), f"{share.busy:.1f}", f"{share.serial:.1f}", f"{share.speed_up:.2f} ×")
+        (share.title, share.kernels, f"{share.busy:.1f}", f"{share.serial:.1f}", f"{share.speed_up:.2f} ×")
         for share in graphs
     ]
-    return _table("Replays", ("", "kernels", "with streams, µs", "on one stream, µs", "speed-up"), rows)
+    return Table(("graph", "kernels", "with streams, µs", "on one stream, µs", "speed-up"), rows)
 
 
-def _critical(summary: Summary) -> str:
+def _critical(summary: Summary) -> Table:
     rows = [
         (f"{span.start:.1f}", span.name, span.stream, f"{span.duration:.1f}", span.line)
         for span in summary.critical[:_MOST_ROWS]
     ]
-    more = len(summary.critical) - len(rows)
-    table = _table("Critical path", ("start, µs", "operator", "stream", "µs", "line"), rows)
-    return table + (f"<p>… and {more} more.</p>" if more else "")
+    return Table(("start, µs", "operator", "stream", "µs", "line"), rows)
 
 
-def _table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    if not rows:
-        return ""
-    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<h2>{title}</h2><div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
+def _more(summary: Summary) -> str:
+    return f"The first {_MOST_ROWS} of {len(summary.critical)}." if len(summary.critical) > _MOST_ROWS else ""

@@ -29,8 +29,7 @@ class _Page(HTMLParser):
         self.seen.append((tag, found.get("class") or ""))
         if tag == "i" and "title" in found:
             self.boxes.append(found["title"] or "")
-        if tag != "meta":
-            self.open.append(tag)
+        self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,23 +12,15 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from npu_emulator.pages import Drawing, Facts, Page, Section, Table, Verbatim
 from npugraph_ex import testing
 from npugraph_ex.testing import Case, Input
 from npugraph_ex.testing.generator.client_operators import client_operators
 from npugraph_ex_conformance import known_failures, page, results, session
 from npugraph_ex_conformance.folders import FolderError
-from npugraph_ex_conformance.reporting import (
-    Section,
-    draw_histogram,
-    draw_program,
-    draw_timeline,
-    drawing,
-    preformatted,
-    render_page,
-    table,
-)
-from npugraph_ex_conformance.reporting.charts import binned
-from npugraph_ex_conformance.reporting.modelled import DeviceWork, modelled_spans
+from npugraph_ex_conformance.reporting.charts import binned, draw_histogram
+from npugraph_ex_conformance.reporting.drawing import draw_program
+from npugraph_ex_conformance.reporting.modelled import modelled_spans
 
 PROGRAM = """\
 def program(x0, x1):
@@ -91,25 +85,59 @@ def test_a_histogram_counts_every_value_once() -> None:
     assert bars[3] == 0
 
 
-def test_a_timeline_is_to_scale() -> None:
-    """Twice the time is twice the length, later is further right, each stream has a lane."""
-    spans = [DeviceWork("a", "s0", 0, 10), DeviceWork("b", "s1", 10, 20), DeviceWork("c", "s0", 30, 10)]
-    first, second, third = _parsed(draw_timeline(spans)).iter("rect")
-    assert float(second.get("width", 0)) == pytest.approx(2 * float(first.get("width", 0)), rel=0.01)
-    assert float(second.get("x", 0)) == pytest.approx(float(first.get("x", 0)) + float(first.get("width", 0)), abs=0.2)
-    assert second.get("y") != first.get("y") == third.get("y")
-
-
 def test_the_page_is_well_formed_and_loads_nothing() -> None:
     """What tests print is escaped; no script, no address; an empty section is left out; wrong is coloured."""
-    blocks = [table(("a", "b"), [("<x>", "right"), (1, "2 WRONG")]), preformatted("a < b & c", "why <not>")]
-    sections = [Section("One", [*blocks, drawing(draw_program(PROGRAM), "caption")], "said"), Section("Empty", [])]
-    text = render_page("Title", "all <right>", good=True, facts=["seed 3"], sections=sections)
-    body = text.replace("<!doctype html>", "").replace('<meta charset="utf-8">', "")
-    _parsed(body.replace('content="width=device-width, initial-scale=1">', 'content="w"/>'))
-    assert not any(word in text for word in ("<script", "http", "src=", "href=", "Empty", "<x>"))
+    blocks = [
+        Table(("a", "b"), [("<x>", "right"), (1, "2 WRONG")]),
+        Verbatim("a < b & c", "why <not>"),
+        Facts([("n", 1)]),
+    ]
+    drawing = Drawing(draw_program(PROGRAM), "caption")
+    sections = [Section("One", [*blocks, drawing], "said"), Section("Empty", [Table(("a",), [])])]
+    page_ = Page(
+        "Title", [*sections, *(Section(f"More {n}", blocks) for n in range(4))], "all <right>", True, ["seed 3"]
+    )
+    text = page_.html()
+    root = _parsed(text.replace("<!doctype html>", ""))
+    assert not any(word in text for word in ("<script", "http", "src=", "Empty", "<x>"))
     assert '<td class="good">right</td>' in text
     assert '<td class="bad">2 WRONG</td>' in text
+    # By keyboard and by ear: the contents lead to every section; what scrolls can be reached and has a name.
+    anchors = [link.get("href") for link in root.iter("a")]
+    assert anchors == [f"#{part.get('id')}" for part in root.iter("section")]
+    assert len(anchors) == 5
+    scrolling = [part for part in root.iter("div") if part.get("class") == "wide"]
+    assert all(part.get("tabindex") == "0" and part.get("aria-label") for part in scrolling)
+    assert root.get("lang") == "en"
+    # A notebook shows the same document in a frame; a log shows all of its text.
+    (frame,) = [_parsed(page_._repr_html_().replace(' loading="lazy"', ""))]
+    assert (frame.tag, str(frame.get("srcdoc")).split()) == ("iframe", text.split())
+    assert all(
+        words in str(page_) for words in ("Title", "all <right>", "seed 3", "<x>  right", "a < b & c", "caption")
+    )
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_all_text_has_contrast(scheme: int) -> None:
+    """4.5 to 1, as WCAG 2 asks: each colour of text on the page's background, on boxes, and white on the chart's work."""
+    style = resources.files("npu_emulator.pages").joinpath("page.css").read_text()
+    roots = [dict(re.findall(r"--(\w+): (#\w+)", root)) for root in re.findall(r":root \{(.*?)\}", style, re.DOTALL)]
+    colours = {name: _luminance(value) for name, value in roots[scheme].items()}
+    pairs = [(text, ground) for ground in ("paper", "box") for text in ("ink", "faint", "good", "bad")]
+    pairs += [("link", "paper"), ("ink", "mark")]
+    assert {pair: ratio for pair in pairs if (ratio := _contrast(colours[pair[0]], colours[pair[1]])) < 4.5} == {}
+    assert min(_contrast(1.0, colours[work]) for work in ("work", "critical")) >= 4.5
+
+
+def _luminance(colour: str) -> float:
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+    parts = [int(digits[place : place + 2], 16) / 255 for place in (0, 2, 4)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def _contrast(one: float, other: float) -> float:
+    return (max(one, other) + 0.05) / (min(one, other) + 0.05)
 
 
 def test_modelled_spans_of_a_program() -> None:

@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from npu_emulator.pages import Drawing, Page, Section, Table, Verbatim, framed
 from npugraph_ex._plurals import counted
 from npugraph_ex_conformance.campaign.ledger import ENDED, SKIPPED, Ledger, Row
-from npugraph_ex_conformance.reporting.html import Section, drawing, preformatted, render_page, table
-from npugraph_ex_conformance.reporting.svg import framed
 from npugraph_ex_conformance.upstream.outcome import cause_of
 
 KIND_HEADERS = ("kind", "items", "wrong", "skipped", "processor s", "a second a core", "slowest s")
@@ -111,26 +110,24 @@ def page(ledger: Ledger) -> str:
     points = coverage(ledger.rows)
     sections = [
         Section("What is wrong, by cause", failures),
-        Section("Throughput", [table(KIND_HEADERS, kind_rows(ledger))], "Processor seconds are those of the items alone."),
+        Section("Throughput", [Table(KIND_HEADERS, kind_rows(ledger))], "Processor seconds are those of the items alone."),
         Section(
             "Coverage over time",
-            [drawing(_curve(points), f"{points[-1][1]} after {counted(points[-1][0], 'item')}")] if points[-1][1] else [],
+            [Drawing(_curve(points), f"{points[-1][1]} after {counted(points[-1][0], 'item')}")] if points[-1][1] else [],
             "Features that items reached: pairs of operators that follow each other, what passes did, reasons of near-misses.",
         ),
-        Section("Scaling", [table(RUN_HEADERS, run_rows(ledger))], "Busy: of the cores' time, what items took."),
-        Section("Nodes", [table(("node", "items"), Counter(row.node for row in ledger.rows if row.node).most_common())]),
+        Section("Scaling", [Table(RUN_HEADERS, run_rows(ledger))], "Busy: of the cores' time, what items took."),
+        Section("Nodes", [Table(("node", "items"), Counter(row.node for row in ledger.rows if row.node).most_common())]),
     ]  # fmt: skip
-    return render_page("Campaign", sentence, good=good, facts=facts, sections=sections)
+    return Page("Campaign", sections, sentence, good, facts).html()
 
 
-def _cause(cause: str, rows: Sequence[Row], scripts: dict[str, str]) -> list[str]:
+def _cause(cause: str, rows: Sequence[Row], scripts: dict[str, str]) -> list[Verbatim]:
     named = ", ".join(row.item for row in rows[:_NAMED]) + (", …" if len(rows) > _NAMED else "")
-    blocks = [preformatted(f"{named}\n\n{rows[0].message}", f"{cause} ({counted(len(rows), 'item')})")]
+    blocks = [Verbatim(f"{named}\n\n{rows[0].message}", f"{cause} ({counted(len(rows), 'item')})")]
     script = scripts.get(rows[0].item)
     return (
-        [*blocks, preformatted(script, f"smallest like {rows[0].item}: a script that reproduces it")]
-        if script
-        else blocks
+        [*blocks, Verbatim(script, f"smallest like {rows[0].item}: a script that reproduces it")] if script else blocks
     )
 
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from html import escape
 
-from npugraph_ex_conformance.reporting.svg import framed
+from npu_emulator.pages import framed
 
 _PLANTED = re.compile(r"p\d+_")
 _CHARACTER, _HEIGHT, _GAP, _ROW = 7.2, 26, 14, 58

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Sequence
 
@@ -10,25 +9,15 @@ import torch
 
 import npu_emulator
 import npugraph_ex
+from npu_emulator.clock.timeline import Span
 from npugraph_ex.testing.generator.inputs import make_inputs
 from npugraph_ex.testing.oracle import tracing
 from npugraph_ex.testing.oracle.case import Case
-from npugraph_ex_conformance.reporting.charts import ChartSpan
 
 _GRAPH = re.compile(r", graph \d+(?=, )")
 
 
-@dataclasses.dataclass(frozen=True)
-class DeviceWork:
-    """A piece of work on a stream; times in modelled microseconds from the beginning of the call."""
-
-    name: str
-    stream: str
-    start: float
-    duration: float
-
-
-def modelled_spans(case: Case) -> tuple[list[DeviceWork], list[DeviceWork]]:
+def modelled_spans(case: Case) -> tuple[list[Span], list[Span]]:
     """What the device does for one call of the program: in eager mode, and as a replay of the captured graph."""
     sizes = case.sizes[0]
     first, second, third = (make_inputs(case.inputs, sizes=sizes, call=call) for call in range(3))
@@ -51,8 +40,7 @@ def modelled_spans(case: Case) -> tuple[list[DeviceWork], list[DeviceWork]]:
     return eager, replayed
 
 
-def _from_zero(spans: Sequence[ChartSpan]) -> list[DeviceWork]:
+def _from_zero(spans: Sequence[Span]) -> list[Span]:
     """The same from time zero; a graph's lanes without its number, which is another in each run."""
-    work = [DeviceWork(span.name, _GRAPH.sub("", span.stream), span.start, span.duration) for span in spans]
-    start = min((span.start for span in work), default=0.0)
-    return [dataclasses.replace(span, start=span.start - start) for span in work]
+    start = min((span.start for span in spans), default=0.0)
+    return [span._replace(stream=_GRAPH.sub("", span.stream), start=span.start - start) for span in spans]
