@@ -24,7 +24,9 @@ _TABLE = pytest.StashKey[Table]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Where the tables are kept, and what they are compared with."""
     parser.addoption("--tables", type=Path, default=Path("reports/benches.json"), help="write the tables here as JSON")
-    parser.addoption("--tables-page", type=Path, help="write the tables here as a page in Markdown")
+    parser.addoption(
+        "--tables-page", type=Path, help="write the tables here as a page, in Markdown or, named *.html, in HTML"
+    )
     parser.addoption("--tables-against", type=Path, help="print beside each figure how it was in this earlier JSON")
 
 
@@ -70,5 +72,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatu
     terminalreporter.write_line(f"\nwritten to {path}")
     page: Path | None = config.getoption("tables_page")
     if page is not None and exitstatus != pytest.ExitCode.INTERRUPTED:
-        page.write_text(saved.page(), encoding="utf-8")
+        page.write_text(saved.html() if page.suffix == ".html" else saved.page(), encoding="utf-8")
         terminalreporter.write_line(f"written to {page}")

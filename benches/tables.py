@@ -13,6 +13,8 @@ from typing import Any
 from tabulate import tabulate
 from typing_extensions import Self
 
+from npu_emulator import pages
+
 Rows = dict[str, list[dict[str, Any]]]
 
 
@@ -70,6 +72,15 @@ class Saved:
         """All tables, each under its title."""
         return "\n\n".join([self._about(), *(f"{title}\n{_drawn(rows)}" for title, rows in self.rows.items())])
 
+    def html(self) -> str:
+        """All tables as a page that stands alone."""
+        sections = []
+        for title, rows in self.rows.items():
+            columns = list(dict.fromkeys(column for row in rows for column in row))
+            cells = [[_shown(row.get(column, "")) for column in columns] for row in rows]
+            sections.append(pages.Section(title[0].upper() + title[1:], [pages.PageTable(columns, cells)]))
+        return pages.Page("Benches", sections, facts=[self._about()]).html()
+
     def page(self) -> str:
         """All tables in Markdown, for the documentation."""
         parts = [f"{self._about()}."]
@@ -92,6 +103,10 @@ class Saved:
 
 _NAMING = ("layers", "sizes", "nodes", "graph", "model", "pass", "part", "backend")
 """The columns that say what a row is about."""
+
+
+def _shown(value: object) -> object:
+    return f"{value:.2f}" if isinstance(value, float) else value
 
 
 def _name(row: dict[str, Any]) -> tuple[object, ...]:

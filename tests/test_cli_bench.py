@@ -56,6 +56,7 @@ def test_tables_are_compared_row_by_row(tmp_path: Path) -> None:
     assert "7.00 (" not in said
     assert json.loads((tmp_path / "earlier.json").read_text(encoding="utf-8"))["about"] == {"torch": "1"}
     assert "|        2 |" in now.page()
+    assert "<td>64</td><td>7.00</td>" in now.html()
 
 
 def test_one_run_saves_compares_and_writes_the_page(command: Command, tmp_path: Path) -> None:

@@ -70,7 +70,8 @@ def test_json_is_all_of_stdout_also_when_the_script_fails(command: Command, tmp_
     path = tmp_path / "fails.py"
     path.write_text(SCRIPT.replace("sys.exit(int(sys.argv[2]))", "raise ValueError('on purpose')"))
     sarif = tmp_path / "streams.sarif"
-    options = ("--json", "--emulate", "--sarif", str(sarif))
+    page = tmp_path / "story.html"
+    options = ("--json", "--emulate", "--sarif", str(sarif), "--html", str(page))
     done = command("explain", *options, str(path), "2", NPU_EMULATOR_FORCE="1")
     assert done.returncode == 1
     assert "ValueError: on purpose" in done.stderr
@@ -82,6 +83,10 @@ def test_json_is_all_of_stdout_also_when_the_script_fails(command: Command, tmp_
     assert {"npu_add_rms_norm", "npu_dynamic_quant"} <= set(rule["fusions"][0]["replaced"])
     assert [miss["node"] for miss in rule["near_misses"]] == ["npu_dynamic_quant_1"]
     assert [norm["node"] for norm in graph["graph"]["report"]["unfused"]] == ["npu_rms_norm"]
+    story = page.read_text()
+    assert "fused by add_rms_norm_dynamic_quant" in story
+    assert "near-miss of add_rms_norm_dynamic_quant: output 0 of npu_add_rms_norm_1 is also used" in story
+    assert story.count('title="aten.add_.Tensor') == 2  # two replays on the modelled clock
     assert "sum 16.0" in done.stderr
     assert json.loads(sarif.read_text())["runs"][0]["results"] == []
 

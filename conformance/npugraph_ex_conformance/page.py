@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from npu_emulator.clock.picture import chart
 from npu_emulator.clock.timeline import Span
-from npu_emulator.pages import Drawing, Page, Section, Table, Verbatim
+from npu_emulator.pages import Drawing, Page, PageTable, Section, Verbatim
 from npugraph_ex._plurals import counted
 from npugraph_ex.testing import Limits
 from npugraph_ex_conformance.reporting.charts import draw_histogram
@@ -130,14 +130,14 @@ def page(run: Run, *, seconds: float, tests: int) -> str:
         Section("What did not run", [_skipped(books.finished)]),
         Section(
             "Patterns, capture and streams",
-            [Table(HEADERS, pattern_rows(run)), Verbatim(LEGEND)] if books.entries else [],
+            [PageTable(HEADERS, pattern_rows(run)), Verbatim(LEGEND)] if books.entries else [],
         ),
         Section(
             "Passes",
-            [Table(PASS_HEADERS, pass_rows(run))] if books.entries else [],
+            [PageTable(PASS_HEADERS, pass_rows(run))] if books.entries else [],
             "In how many programs each pass of the pipeline did something, in order.",
         ),
-        Section("Speed", [Table(RATE_HEADERS, rate_rows(run))]),
+        Section("Speed", [PageTable(RATE_HEADERS, rate_rows(run))]),
         _ulps(books.entries),
         _graphs(books.entries),
         _timeline(books.slowest),
@@ -165,13 +165,13 @@ def _reason(test: Finished) -> str:
     return test.text or "no reason is given" if test.outcome in {"skipped", "xfailed"} else ""
 
 
-def _skipped(finished: Sequence[Finished]) -> Table:
+def _skipped(finished: Sequence[Finished]) -> PageTable:
     """Each reason, and the tests that did not run, or did not count, for it."""
     rows: dict[tuple[str, str], list[str]] = {}
     for test in finished:
         if reason := _reason(test):
             rows.setdefault((test.outcome, reason), []).append(test.test.rpartition("::")[2])
-    return Table(
+    return PageTable(
         ("outcome", "because", "tests", "which"),
         [(outcome, reason, len(tests), ", ".join(tests)) for (outcome, reason), tests in rows.items()],
     )
@@ -231,11 +231,13 @@ def _timeline(slowest: Slowest | None) -> Section:
 
 
 def _model(model: dict[str, object]) -> Section:
-    blocks = [Table(model["headers"], model["rows"])]  # type: ignore[arg-type]
-    blocks += [Table(part["headers"], part["rows"]) for part in model.get("parts", ())]  # type: ignore[attr-defined]
+    blocks = [PageTable(model["headers"], model["rows"])]  # type: ignore[arg-type]
+    blocks += [PageTable(part["headers"], part["rows"]) for part in model.get("parts", ())]  # type: ignore[attr-defined]
     return Section(f"Model: {model['name']}", blocks, str(model["note"]))
 
 
-def _slowest(run: Run) -> Table:
+def _slowest(run: Run) -> PageTable:
     tests = sorted(run.books.finished, key=lambda test: -test.seconds)[:_SLOWEST]
-    return Table(("seconds", "outcome", "test"), [(f"{test.seconds:.1f}", test.outcome, test.test) for test in tests])
+    return PageTable(
+        ("seconds", "outcome", "test"), [(f"{test.seconds:.1f}", test.outcome, test.test) for test in tests]
+    )

@@ -12,7 +12,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from npu_emulator.clock.summary import Share, Summary, idle, summarise
-from npu_emulator.pages import Drawing, Facts, Page, Section, Table
+from npu_emulator.pages import Drawing, Facts, Page, PageTable, Section
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -150,20 +150,20 @@ def _curves(arrows: Sequence[Arrow], places: dict[str, int], scale: _Scale) -> s
     return f'<div class="events" style="height:{height}px">{svg}{"".join(heads)}</div>'
 
 
-def _graphs(graphs: Sequence[Share]) -> Table:
+def _graphs(graphs: Sequence[Share]) -> PageTable:
     rows = [
         (share.title, share.kernels, f"{share.busy:.1f}", f"{share.serial:.1f}", f"{share.speed_up:.2f} ×")
         for share in graphs
     ]
-    return Table(("graph", "kernels", "with streams, µs", "on one stream, µs", "speed-up"), rows)
+    return PageTable(("graph", "kernels", "with streams, µs", "on one stream, µs", "speed-up"), rows)
 
 
-def _critical(summary: Summary) -> Table:
+def _critical(summary: Summary) -> PageTable:
     rows = [
         (f"{span.start:.1f}", span.name, span.stream, f"{span.duration:.1f}", span.line)
         for span in summary.critical[:_MOST_ROWS]
     ]
-    return Table(("start, µs", "operator", "stream", "µs", "line"), rows)
+    return PageTable(("start, µs", "operator", "stream", "µs", "line"), rows)
 
 
 def _more(summary: Summary) -> str:

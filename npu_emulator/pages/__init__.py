@@ -14,10 +14,10 @@ from typing import Any
 
 from tabulate import tabulate
 
-__all__ = ["Drawing", "Facts", "Page", "Section", "Table", "Verbatim", "framed"]
+__all__ = ["Drawing", "Facts", "Page", "PageTable", "Section", "Verbatim", "framed"]
 
 
-class _Block:
+class _PagePart:
     """A part of a section: `str` gives plain text; the template asks `__html__` for its macro of the same name."""
 
     def __html__(self) -> str:
@@ -25,7 +25,7 @@ class _Block:
 
 
 @dataclass(frozen=True)
-class Table(_Block):
+class PageTable(_PagePart):
     """Rows of plain texts and numbers; a row with the word WRONG gets its colour. A page leaves a table without rows out.
 
     Attributes:
@@ -47,7 +47,7 @@ class Table(_Block):
 
 
 @dataclass(frozen=True)
-class Facts(_Block):
+class Facts(_PagePart):
     """Names and values; on a page, cards if the values are short."""
 
     pairs: Sequence[tuple[str, object]]
@@ -57,7 +57,7 @@ class Facts(_Block):
 
 
 @dataclass(frozen=True)
-class Drawing(_Block):
+class Drawing(_PagePart):
     """Trusted HTML, from ``framed`` or a chart, with a line under it, which is all that plain text shows of it."""
 
     drawn: str
@@ -68,7 +68,7 @@ class Drawing(_Block):
 
 
 @dataclass(frozen=True)
-class Verbatim(_Block):
+class Verbatim(_PagePart):
     """Text as it is; folded below a summary if there is one."""
 
     text: str
@@ -89,7 +89,7 @@ class Section:
     """
 
     title: str
-    blocks: Sequence[_Block]
+    blocks: Sequence[_PagePart]
     text: str = ""
 
     def __str__(self) -> str:

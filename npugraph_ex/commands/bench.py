@@ -61,7 +61,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("topics", nargs="*", metavar="topic", help="what to measure (default: everything)")
     parser.add_argument("--save", metavar="FILE", default="bench_report.json", help="(default: bench_report.json)")
     parser.add_argument("--compare", metavar="FILE", help="what an earlier --save wrote")
-    parser.add_argument("--page", metavar="FILE", help="also write the tables as Markdown")
+    parser.add_argument(
+        "--page", metavar="FILE", help="also write the tables, as Markdown or, if it ends in .html, as a page"
+    )
     parser.set_defaults(takes_further=True)
 
 

@@ -13,13 +13,16 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from npugraph_ex.commands import timeline
 from npugraph_ex.commands.interrupts import Interrupt, end_children, interruptible
 from npugraph_ex.commands.numbers import seconds
 from npugraph_ex.errors import NpuGraphExError, UsageError
 from npugraph_ex.observe import environment
+
+if TYPE_CHECKING:
+    from npu_emulator.clock.timeline import Timeline
 
 _SWITCH = "NPUGRAPH_EX"
 _EXPLAIN = """\
@@ -44,6 +47,10 @@ def add_parsers(commands: Any) -> None:
         "--json", action="store_true", help="one JSON object; the script's own output goes to stderr"
     )
     explaining.add_argument(
+        "--html", type=Path, metavar="FILE",
+        help="also write all of it as a page, graphs side by side; with --emulate, with the modelled time of the streams",
+    )  # fmt: skip
+    explaining.add_argument(
         "--sarif", type=Path, metavar="FILE", help="also write what the stream check found, as SARIF 2.1.0"
     )
     explaining.add_argument(
@@ -62,16 +69,22 @@ def explain(arguments: argparse.Namespace, choice: str) -> int:
     """Run a script and print what this backend made of it, even when the script fails or is stopped."""
     if choice == "bundled":
         raise UsageError(f"explain tells of this library, and {_SWITCH}=bundled asks for torch_npu's; unset it")
-    if arguments.sarif is not None and not arguments.sarif.parent.is_dir():
-        raise UsageError(f"--sarif: there is no folder {str(arguments.sarif.parent)!r} to write in; make it first")
+    for option, file in (("--sarif", arguments.sarif), ("--html", arguments.html)):
+        if file is not None and not file.parent.is_dir():
+            raise UsageError(f"{option}: there is no folder {str(file.parent)!r} to write in; make it first")
     out = sys.stdout
 
     @contextmanager
     def explained() -> Iterator[None]:
+        clock: Timeline | None = None
         try:
-            yield
+            if arguments.html is not None and arguments.emulate:
+                with timeline.followed() as clock:
+                    yield
+            else:
+                yield
         finally:
-            _report(arguments, out)
+            _report(arguments, out, clock)
 
     with interruptible(after=arguments.after) as stop, redirect_stdout(sys.stderr if arguments.json else out):
         status = run(arguments, choice, around=explained, stop=stop)
@@ -89,14 +102,22 @@ def _leave_threads(stop: Interrupt, status: int) -> None:
             os._exit(status)
 
 
-def _report(arguments: argparse.Namespace, out: TextIO) -> None:
-    if "npugraph_ex.frontend.entry.backend" not in sys.modules:  # then torch may not even import
+def _report(arguments: argparse.Namespace, out: TextIO, clock: Timeline | None) -> None:
+    if (
+        "npugraph_ex.frontend.entry.backend" not in sys.modules and arguments.html is None
+    ):  # then torch may not even import
         out.write(f"{_NOTHING}\n" if arguments.json else "\nNothing was compiled by this backend.\n")
         return
     from npugraph_ex.frontend.entry.explain import Watch
 
     found = Watch(from_start=True).explanation()
     out.write(f"{found.to_json()}\n" if arguments.json else f"\n{found}\n")
+    if arguments.html is not None:
+        from npu_emulator.clock.picture import sections
+
+        story = found.page(title=f"{Path(arguments.script).name} explained", further=sections(clock) if clock else ())
+        arguments.html.write_text(story.html(), encoding="utf-8")
+        sys.stderr.write(f"written: {arguments.html}\n")
     if arguments.sarif is not None:
         arguments.sarif.write_text(found.streams.to_sarif(), encoding="utf-8")
 

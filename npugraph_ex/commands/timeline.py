@@ -7,6 +7,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from npu_emulator.clock.timeline import Timeline
 
 _DESCRIPTION = """\
 Run a script on the emulated NPU, follow its work on a modelled clock, and write two files:
@@ -33,6 +37,18 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 @contextmanager
+def followed() -> Iterator[Timeline]:
+    """Follow the block's work on the modelled clock, to its end, or to where it is interrupted."""
+    import torch_npu
+
+    import npu_emulator
+
+    with npu_emulator.timeline() as clock:
+        yield clock
+        torch_npu.npu.synchronize()
+
+
+@contextmanager
 def drawn(script: str, folder: Path) -> Iterator[None]:
     """Follow the block's work; at its end, even after an error, write picture and trace and print what they come to.
 
@@ -40,9 +56,6 @@ def drawn(script: str, folder: Path) -> Iterator[None]:
         script: what the block runs; names the files.
         folder: where they go; made if it is not there.
     """
-    import torch_npu
-
-    import npu_emulator
     from npu_emulator.clock.picture import picture
     from npu_emulator.clock.summary import summarise
 
@@ -51,9 +64,8 @@ def drawn(script: str, folder: Path) -> Iterator[None]:
     page = folder / f"{name}.timeline.html"
     clock = None
     try:
-        with npu_emulator.timeline() as clock:
+        with followed() as clock:
             yield
-            torch_npu.npu.synchronize()
     finally:
         if clock is not None:
             page.write_text(picture(clock, title=f"{name}: modelled timeline"), encoding="utf-8")

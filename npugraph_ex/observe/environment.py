@@ -18,7 +18,7 @@ from pathlib import Path
 from npugraph_ex.observe.installing import install_command
 from npugraph_ex.versions import pairs
 
-_PACKAGES = ("npugraph-ex", "torch", "torch_npu", "packaging", "pyelftools", "rich", "tabulate")
+_PACKAGES = ("npugraph-ex", "torch", "torch_npu", "packaging", "pyelftools", "rich", "tabulate", "jinja2")
 _TOOLKITS = ("/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend/cann", "~/Ascend/ascend-toolkit/latest")
 _PROBE_SECONDS = 300
 _CHOICES = ("", "library", "bundled")

@@ -1,4 +1,4 @@
-"""`Explanation`: what became of a program under this backend, as one frozen value that prints as tables or as JSON.
+"""`Explanation`: what became of a program under this backend, as one frozen value: tables, a page, or JSON.
 
 It joins what is recorded elsewhere (graphs, pass reports, captures) and measures nothing but the memory pools, which
 its maker hands in.
@@ -7,14 +7,15 @@ its maker hands in.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from difflib import SequenceMatcher
 
-from tabulate import tabulate
-
+from npu_emulator.pages import Facts, Page, PageTable, Section, Verbatim
+from npugraph_ex._plurals import counted
 from npugraph_ex.report.captures import CaptureRecord, capture_records
 from npugraph_ex.report.findings import Findings
-from npugraph_ex.report.graphs import GraphRecord, graph_records
+from npugraph_ex.report.graphs import CallRecord, GraphRecord, graph_records
 
 
 @dataclass(frozen=True)
@@ -31,30 +32,84 @@ class GraphExplanation:
     captures: tuple[CaptureRecord, ...]
     pool_bytes: int | None
 
-    def text(self) -> str:
-        """The graph as a heading and tables."""
+    def facts(self) -> list[tuple[str, object]]:
+        """How the graph runs, and why."""
         graph = self.graph
         saved = graph.kernels_before - graph.kernels_after
-        facts = [
+        return [
             ("runs as", _FATES[graph.fate]),
             ("kernels", f"{graph.kernels_before} before the passes, {graph.kernels_after} after, {saved} saved"),
             ("captures", len(self.captures)),
             ("pool", "none" if self.pool_bytes is None else f"{self.pool_bytes:,} bytes"),
-            *((name, value) for name, value in graph.options),
+            *graph.options,
             *(("not capturable", obstacle) for obstacle in graph.obstacles),
         ]
+
+    def section(self) -> Section:
+        """The graph as a heading, tables and notes."""
+        graph = self.graph
         inputs = [(entry.name, entry.kind, "yes" if entry.mutated else "", entry.value) for entry in graph.inputs]
-        captures = [(record.number, record.reason, _numbers(record)) for record in self.captures]
-        sections = [
-            f"graph {graph.number}",
-            tabulate(facts, tablefmt="plain", disable_numparse=True),
-            _table(inputs, ("input", "class", "mutated", "value")),
-            graph.report.table(),
-            _table(captures, ("capture", "because of", "sizes and scalars")),
+        captures = [(record.number, record.reason, ", ".join(map(str, record.numbers))) for record in self.captures]
+        tables = [
+            PageTable(("input", "class", "mutated", "value"), inputs),
+            *(PageTable(*table) for table in graph.report.tables()),
+            *map(Verbatim, graph.report.notes()),
+            PageTable(("capture", "because of", "sizes and scalars"), captures),
         ]
-        return "\n\n".join(section for section in sections if section)
+        return Section(f"graph {graph.number}", [Facts(self.facts()), *filter(bool, tables)])
+
+    def side_by_side(self) -> Section:
+        """The calls before and after the passes, one row each, with what became of them and the user's line."""
+        graph = self.graph
+        told: dict[str, list[str]] = {}
+        for record in graph.report.rules:
+            for fusion in record.fusions:
+                for name in fusion.replaced:
+                    told.setdefault(name, []).append(f"fused by {fusion.rule}")
+                for name in fusion.by:
+                    told.setdefault(name, []).append(f"made by {fusion.rule}")
+        for miss in graph.report.near_misses():
+            told.setdefault(miss.node, []).append(f"near-miss of {miss.rule}: {miss.reason}")
+        for miss in graph.report.unfused:
+            told.setdefault(miss.node, []).append(miss.reason)
+        for finding in graph.report.streams:
+            for side in filter(None, (finding.first, finding.second)):
+                told.setdefault(side.node, []).append(f"{finding.level}: {finding.code.value}")
+        rows = [_row(before, after, told) for before, after in _aligned(graph.before, graph.after)]
+        headers = ("node", "before", "after", "stream", "what happened", "line")
+        return Section(
+            f"graph {graph.number}: before and after the passes",
+            [PageTable(headers, rows)],
+            "The calls in order. A node that the passes kept is one row, what they removed or made has one side only.",
+        )
 
 
+def _aligned(
+    before: Sequence[CallRecord], after: Sequence[CallRecord]
+) -> Iterator[tuple[CallRecord | None, CallRecord | None]]:
+    """Pairs of calls in order: a node that stayed, by its name, with itself, another one alone."""
+    old, new = ([node.name for node in side] for side in (before, after))
+    for kind, first, last, begin, end in SequenceMatcher(a=old, b=new, autojunk=False).get_opcodes():
+        if kind == "equal":
+            yield from zip(before[first:last], after[begin:end], strict=True)
+        else:
+            yield from ((node, None) for node in before[first:last])
+            yield from ((None, node) for node in after[begin:end])
+
+
+def _row(before: CallRecord | None, after: CallRecord | None, told: Mapping[str, list[str]]) -> tuple[str, ...]:
+    node = after or before
+    if node is None:
+        raise AssertionError("a row has a call on one side at least")
+    usual = (
+        ("" if before.operator == after.operator else "changed") if before and after else "new" if after else "removed"
+    )
+    happened = "; ".join(dict.fromkeys(told.get(node.name, [usual])))
+    old, new = (side.operator.removesuffix(".default") if side else "" for side in (before, after))
+    return node.name, old, new, node.stream, happened, node.source
+
+
+_NOTHING = "Nothing was compiled by this backend."
 _FATES = {
     "captured": "captured graphs, replayed",
     "force_eager": "operator by operator, because of force_eager",
@@ -77,10 +132,49 @@ class Explanation:
     breaks: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        parts = [entry.text() for entry in self.graphs] or ["Nothing was compiled by this backend."]
+        parts = [str(entry.section()) for entry in self.graphs] or [_NOTHING]
         if self.breaks:
             parts.append("\n".join(["graph breaks:", *(f"  {reason}" for reason in self.breaks)]))
         return "\n\n".join(parts)
+
+    def page(self, *, title: str = "Explanation", further: Sequence[Section] = ()) -> Page:
+        """The whole story as a page: graphs, before and after side by side, fusions, streams, captures, memory.
+
+        Args:
+            title: its heading.
+            further: sections after those of the graphs: the modelled time.
+        """
+        overview = [
+            (
+                entry.graph.number, entry.graph.kernels_before, entry.graph.kernels_after, entry.graph.report.fusions(),
+                len(entry.graph.report.near_misses()), len(entry.graph.report.streams), len(entry.captures),
+                "" if entry.pool_bytes is None else f"{entry.pool_bytes:,}",
+            )
+            for entry in self.graphs
+        ]  # fmt: skip
+        headers = (
+            "graph",
+            "kernels before",
+            "after",
+            "fusions",
+            "near-misses",
+            "stream findings",
+            "captures",
+            "pool, bytes",
+        )
+        sections = [
+            Section("All graphs", [PageTable(headers, overview)]),
+            *(part for entry in self.graphs for part in (entry.section(), entry.side_by_side())),
+            *further,
+            Section("Graph breaks", [Verbatim(reason) for reason in self.breaks]),
+        ]
+        saved = sum(entry.graph.kernels_before - entry.graph.kernels_after for entry in self.graphs)
+        verdict = f"{counted(len(self.graphs), 'graph')}; the passes saved {counted(saved, 'kernel')}."
+        return Page(title, sections, verdict if self.graphs else _NOTHING)
+
+    def _repr_html_(self) -> str:
+        """The page, below a cell of a Jupyter notebook."""
+        return self.page()._repr_html_()
 
     @property
     def streams(self) -> Findings:
@@ -112,11 +206,3 @@ def collect(
         ),
         breaks,
     )
-
-
-def _table(rows: Sequence[tuple[object, ...]], headers: tuple[str, ...]) -> str:
-    return tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True) if rows else ""
-
-
-def _numbers(record: CaptureRecord) -> str:
-    return ", ".join(str(number) for number in record.numbers)

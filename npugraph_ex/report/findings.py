@@ -18,6 +18,7 @@ from tabulate import tabulate
 
 from npugraph_ex._version import __version__
 
+FINDING_HEADERS = ("level", "finding", "first", "second", "repair")
 Level = Literal["error", "warning", "note"]
 """Wrong results are possible; probably not what was meant; does nothing."""
 
@@ -173,9 +174,9 @@ class Findings:
     def __str__(self) -> str:
         return "\n".join(str(finding) for finding in self.found) or "Streams: nothing was found."
 
-    def table(self) -> str:
-        """One row a finding; empty when there is none."""
-        rows = [
+    def rows(self) -> list[tuple[str, ...]]:
+        """One row a finding, below `FINDING_HEADERS`."""
+        return [
             (
                 finding.level + (" (repaired)" if finding.repaired else ""),
                 finding.code.value,
@@ -184,8 +185,11 @@ class Findings:
             )
             for finding in self.found
         ]  # fmt: skip
-        headers = ("level", "finding", "first", "second", "repair")
-        return tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True) if rows else ""
+
+    def table(self) -> str:
+        """The rows as text; empty when there is none."""
+        rows = self.rows()
+        return tabulate(rows, headers=FINDING_HEADERS, tablefmt="simple", disable_numparse=True) if rows else ""
 
     def to_json(self) -> str:
         """A JSON list, one object a finding, its level included."""

@@ -39,6 +39,25 @@ class InputRecord:
 
 
 @dataclass(frozen=True)
+class CallRecord:
+    """A call of a graph.
+
+    Attributes:
+        name: in the graph; a node that the passes leave alone keeps it.
+        operator: what it calls.
+        stream: its stream's label; empty for the main stream.
+        source: ``file:line`` of the user's code; empty where the graph does not know.
+        kernel: whether it starts work on the device.
+    """
+
+    name: str
+    operator: str
+    stream: str
+    source: str
+    kernel: bool
+
+
+@dataclass(frozen=True)
 class GraphRecord:
     """One compiled graph.
 
@@ -51,6 +70,8 @@ class GraphRecord:
         kernels_after: the number after all passes.
         obstacles: operations that keep the graph from being captured, each with its source line.
         options: those that are not at their default, by name, as text.
+        before: the calls of AOT's graph, in order.
+        after: the calls after all passes.
     """
 
     number: int
@@ -61,6 +82,8 @@ class GraphRecord:
     kernels_after: int
     obstacles: tuple[str, ...] = ()
     options: tuple[tuple[str, str], ...] = ()
+    before: tuple[CallRecord, ...] = ()
+    after: tuple[CallRecord, ...] = ()
 
 
 _records: deque[GraphRecord] = deque(maxlen=_KEPT)

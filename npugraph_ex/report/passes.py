@@ -7,6 +7,7 @@ Nothing here edits or inspects a graph beyond naming its nodes.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
@@ -14,7 +15,7 @@ from tabulate import tabulate
 
 from npugraph_ex._plurals import counted, noun
 from npugraph_ex.errors import FusionCountError
-from npugraph_ex.report.findings import Finding, Findings
+from npugraph_ex.report.findings import FINDING_HEADERS, Finding, Findings
 
 PassOutcome = Literal["unchanged", "changed", "rolled back", "skipped"]
 
@@ -100,8 +101,8 @@ class PassReport:
             f"Near-misses:\n{reasons or '  none: nothing in the graph looks like the pattern.'}"
         )
 
-    def table(self) -> str:
-        """The report as text: passes, rules, near-misses, unfused norms, stream findings, each only if it has rows."""
+    def tables(self) -> list[tuple[Sequence[str], Sequence[Sequence[object]]]]:
+        """Headers and rows of passes, rules, lifts, near-misses, unfused norms, stream findings, each only if it has rows."""
         passes = [
             (p.name, p.outcome, f"{p.seconds * 1e3:.1f}", p.nodes_before, p.nodes_after, p.message) for p in self.passes
         ]
@@ -114,22 +115,29 @@ class PassReport:
         ]
         misses = [(m.rule, m.node, m.reason, m.source) for m in self.near_misses()]
         left = [(m.node, m.reason, m.source) for m in self.unfused]
-        sections = (
-            (passes, ("pass", "outcome", "ms", "nodes before", "after", "note")),
-            (rules, ("fusion rule", "fused", "near-misses", "inactive because")),
-            (lifts, ("lifted by", "in place of", "ulps from float64", "eager mode's", "source")),
-            (misses, ("near-miss of", "node", "reason", "source")),
-            (left, ("norm that no rule came near", "reason", "source")),
-        )
-        tables = [tabulate(rows, headers=headers, tablefmt="simple") for rows, headers in sections if rows]
-        if self.streams:
-            tables.append(self.streams.table())
+        found: list[tuple[Sequence[str], Sequence[Sequence[object]]]] = [
+            (("pass", "outcome", "ms", "nodes before", "after", "note"), passes),
+            (("fusion rule", "fused", "near-misses", "inactive because"), rules),
+            (("lifted by", "in place of", "ulps from float64", "eager mode's", "source"), lifts),
+            (("near-miss of", "node", "reason", "source"), misses),
+            (("norm that no rule came near", "reason", "source"), left),
+            (FINDING_HEADERS, self.streams.rows()),
+        ]
+        return [(headers, rows) for headers, rows in found if rows]
+
+    def notes(self) -> list[str]:
+        """What is in no table: dropped events, and why values were not compared."""
+        notes = [f"check_numerics compares no values: {reason}." for reason in self.uncompared]
         if self.dropped_waits or self.dropped_records:
-            tables.append(
-                f"Redundant events: {self.dropped_waits} waits and {self.dropped_records} records were dropped."
+            notes.insert(
+                0, f"Redundant events: {self.dropped_waits} waits and {self.dropped_records} records were dropped."
             )
-        tables += [f"check_numerics compares no values: {reason}." for reason in self.uncompared]
-        return "\n\n".join(tables)
+        return notes
+
+    def table(self) -> str:
+        """The report as text."""
+        tables = [tabulate(rows, headers=headers, tablefmt="simple") for headers, rows in self.tables()]
+        return "\n\n".join([*tables, *self.notes()])
 
     def to_json(self) -> str:
         """The report as JSON, one key a field."""

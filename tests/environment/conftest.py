@@ -99,7 +99,7 @@ def bare(make_guest: Callable[..., Guest]) -> Guest:
 @pytest.fixture(scope="session")
 def with_torch(make_guest: Callable[..., Guest]) -> Guest:
     """Torch too, with NumPy, whose absence torch itself warns of, and no torch_npu."""
-    return make_guest("pytest", "torch", "numpy", "tabulate")
+    return make_guest("pytest", "torch", "numpy", "tabulate", "jinja2", "markupsafe")
 
 
 def _top_level(packages: Iterable[str]) -> Iterable[Path]:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import npugraph_ex
+from npu_emulator.pages import PageTable
 from npugraph_ex.observe import dump
 
 
@@ -55,6 +56,33 @@ def test_kernels_passes_and_captures_are_counted() -> None:
     assert entry.pool_bytes > 0
 
 
+def test_before_and_after_stand_side_by_side() -> None:
+    """Every call of AOT's graph and of the final one has its row: kept, changed, removed or new, with the user's line."""
+    explanation = npugraph_ex.explain(_step, _device(4, 4), _device(4, 4), 3)
+    (entry,) = explanation.graphs
+    (table,) = entry.side_by_side().blocks
+    assert isinstance(table, PageTable)
+    rows = {str(row[0]): row[1:] for row in table.rows}
+    assert rows["add"][:4] == ("aten.add.Tensor", "aten.add_.Tensor", "", "changed")
+    assert rows["copy_"][:4] == ("aten.copy_", "", "", "removed")
+    assert rows["sum_1"][:4] == ("aten.sum", "aten.sum", "", "")
+    assert str(rows["add"][4]).endswith(f"test_explain.py:{_step.__code__.co_firstlineno + 1}")
+    for side, nodes in enumerate((entry.graph.before, entry.graph.after)):
+        assert [row[0] for row in table.rows if row[1 + side]] == [node.name for node in nodes]
+        assert sum(node.kernel for node in nodes) == (entry.graph.kernels_before, entry.graph.kernels_after)[side]
+    text = explanation.page().html()
+    assert all(
+        words in text
+        for words in (
+            f"graph {entry.graph.number}",
+            "aten.add_.Tensor",
+            "a new address of",
+            "the passes saved 1 kernel",
+        )
+    )
+    assert explanation._repr_html_().startswith("<iframe")
+
+
 def test_an_obstacle_is_named_with_its_line() -> None:
     """A graph that cannot be captured says which operation forbids it and where it was written."""
 
@@ -66,7 +94,7 @@ def test_an_obstacle_is_named_with_its_line() -> None:
     assert "test_explain.py" in entry.graph.obstacles[0]
     assert entry.captures == ()
     assert entry.pool_bytes is None
-    assert entry.graph.obstacles[0] in str(entry.text())
+    assert entry.graph.obstacles[0] in str(entry.section())
 
 
 def test_it_says_which_option_keeps_it_from_capture() -> None:

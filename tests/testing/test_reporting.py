@@ -12,7 +12,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from npu_emulator.pages import Drawing, Facts, Page, Section, Table, Verbatim
+from npu_emulator.pages import Drawing, Facts, Page, PageTable, Section, Verbatim
 from npugraph_ex import testing
 from npugraph_ex.testing import Case, Input
 from npugraph_ex.testing.generator.client_operators import client_operators
@@ -88,12 +88,12 @@ def test_a_histogram_counts_every_value_once() -> None:
 def test_the_page_is_well_formed_and_loads_nothing() -> None:
     """What tests print is escaped; no script, no address; an empty section is left out; wrong is coloured."""
     blocks = [
-        Table(("a", "b"), [("<x>", "right"), (1, "2 WRONG")]),
+        PageTable(("a", "b"), [("<x>", "right"), (1, "2 WRONG")]),
         Verbatim("a < b & c", "why <not>"),
         Facts([("n", 1)]),
     ]
     drawing = Drawing(draw_program(PROGRAM), "caption")
-    sections = [Section("One", [*blocks, drawing], "said"), Section("Empty", [Table(("a",), [])])]
+    sections = [Section("One", [*blocks, drawing], "said"), Section("Empty", [PageTable(("a",), [])])]
     page_ = Page(
         "Title", [*sections, *(Section(f"More {n}", blocks) for n in range(4))], "all <right>", True, ["seed 3"]
     )

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from npu_emulator.pages import Drawing, Page, Section, Table, Verbatim, framed
+from npu_emulator.pages import Drawing, Page, PageTable, Section, Verbatim, framed
 from npugraph_ex._plurals import counted
 from npugraph_ex_conformance.campaign.ledger import ENDED, SKIPPED, Ledger, Row
 from npugraph_ex_conformance.upstream.outcome import cause_of
@@ -110,14 +110,14 @@ def page(ledger: Ledger) -> str:
     points = coverage(ledger.rows)
     sections = [
         Section("What is wrong, by cause", failures),
-        Section("Throughput", [Table(KIND_HEADERS, kind_rows(ledger))], "Processor seconds are those of the items alone."),
+        Section("Throughput", [PageTable(KIND_HEADERS, kind_rows(ledger))], "Processor seconds are those of the items alone."),
         Section(
             "Coverage over time",
             [Drawing(_curve(points), f"{points[-1][1]} after {counted(points[-1][0], 'item')}")] if points[-1][1] else [],
             "Features that items reached: pairs of operators that follow each other, what passes did, reasons of near-misses.",
         ),
-        Section("Scaling", [Table(RUN_HEADERS, run_rows(ledger))], "Busy: of the cores' time, what items took."),
-        Section("Nodes", [Table(("node", "items"), Counter(row.node for row in ledger.rows if row.node).most_common())]),
+        Section("Scaling", [PageTable(RUN_HEADERS, run_rows(ledger))], "Busy: of the cores' time, what items took."),
+        Section("Nodes", [PageTable(("node", "items"), Counter(row.node for row in ledger.rows if row.node).most_common())]),
     ]  # fmt: skip
     return Page("Campaign", sections, sentence, good, facts).html()
 

@@ -20,15 +20,15 @@ from npugraph_ex.config import CompilerConfig, Options
 from npugraph_ex.config.variables import warn_of_unknown
 from npugraph_ex.errors import GraphVerificationError, OptionValueError, SavedGraphError
 from npugraph_ex.frontend.entry import current_device
-from npugraph_ex.frontend.entry.record import description, record
+from npugraph_ex.frontend.entry.record import description, nodes_of, record
 from npugraph_ex.frontend.upstream_repairs import nary_products, returned_views
 from npugraph_ex.fusion.engine import check_switches, training_rules
-from npugraph_ex.graph.launches import count_kernels
 from npugraph_ex.graph.undeclared import keep_writers
 from npugraph_ex.observe.dump import GraphDumper, new_dumper
 from npugraph_ex.observe.logger import logger
 from npugraph_ex.passes import pipeline
 from npugraph_ex.report import captures, graphs
+from npugraph_ex.report.graphs import CallRecord
 from npugraph_ex.report.passes import PassReport, ReportBuilder
 from npugraph_ex.saving.artifact import SavedGraph
 from npugraph_ex.saving.values import Unsaveable
@@ -254,7 +254,7 @@ class NpuFxCompiler:
         placeholders = gm.graph.find_nodes(op="placeholder")
         values = [_torch_private.aot_input_value(node, self.values) for node in placeholders] if self.values else ()
         compilation = Compilation(self.config, options, self._dumper or new_dumper(), joint, values=values)
-        number, kernels_before = graphs.next_number(), count_kernels(gm.graph)
+        number, before = graphs.next_number(), nodes_of(gm.graph)
         static = _torch_private.static_input_positions()
         names = [self._name_of(node) for node in placeholders]
         nary_products.pair(gm.graph)
@@ -283,7 +283,7 @@ class NpuFxCompiler:
                 gm, example_inputs, options, static=static, names=names, number=number,
                 original=self._original(as_given, example_inputs, compilation, became, static=static, names=names),
             )  # fmt: skip
-        self._record(gm, example_inputs, names, compilation, runner, number=number, kernels_before=kernels_before)
+        self._record(gm, example_inputs, names, compilation, runner, number=number, before=before)
         runner = runner if elsewhere is None else elsewhere.around(runner)
 
         def code() -> str:
@@ -311,13 +311,13 @@ class NpuFxCompiler:
         def compile_again() -> Callable[..., Sequence[Any]]:
             gm = fx.GraphModule(as_given, copy.deepcopy(as_given.graph))
             again = replace(compilation, dumper=new_dumper(), so_far=None, values=())
-            number, kernels_before = graphs.next_number(), count_kernels(gm.graph)
+            number, before = graphs.next_number(), nodes_of(gm.graph)
             optimise(gm, example_inputs, again)
             original = self._original(as_given, example_inputs, compilation, became, static=static, names=names)
             runner = compile_graph(
                 gm, example_inputs, again.options, static=static, names=names, number=number, original=original
             )
-            self._record(gm, example_inputs, names, again, runner, number=number, kernels_before=kernels_before)
+            self._record(gm, example_inputs, names, again, runner, number=number, before=before)
             became(gm)
             return runner
 
@@ -338,7 +338,7 @@ class NpuFxCompiler:
         runner: Callable[..., Any],
         *,
         number: int,
-        kernels_before: int,
+        before: tuple[CallRecord, ...],
     ) -> None:
         made = record(
             gm,
@@ -348,7 +348,7 @@ class NpuFxCompiler:
             runner,
             number=number,
             report=compilation.report or PassReport(),
-            kernels_before=kernels_before,
+            before=before,
         )
         if compilation.dumper is not None:
             compilation.dumper.text(description(made), "captured_graph")

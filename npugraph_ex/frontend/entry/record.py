@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,10 +14,12 @@ from npugraph_ex.aclgraph import CompiledGraph
 from npugraph_ex.aclgraph.host_updates import UpdatePlan
 from npugraph_ex.aclgraph.obstacles import find_obstacles
 from npugraph_ex.config import Options
-from npugraph_ex.graph.launches import count_kernels
+from npugraph_ex.graph.launches import launches
 from npugraph_ex.graph.memory.aliases import AliasFacts, mutated_inputs
+from npugraph_ex.graph.source import source_line
+from npugraph_ex.graph.streams.events import stream_of
 from npugraph_ex.report import graphs
-from npugraph_ex.report.graphs import Fate, GraphRecord, InputClass, InputRecord
+from npugraph_ex.report.graphs import CallRecord, Fate, GraphRecord, InputClass, InputRecord
 from npugraph_ex.report.passes import PassReport
 
 
@@ -29,22 +32,34 @@ def record(  # noqa: PLR0913 - the parts of one compilation
     *,
     number: int,
     report: PassReport,
-    kernels_before: int,
+    before: tuple[CallRecord, ...],
 ) -> GraphRecord:
     """Make and publish the record of one compiled graph, after all passes."""
     obstacles = tuple(str(obstacle) for obstacle in find_obstacles(gm, UpdatePlan.from_graph(gm)))
+    after = nodes_of(gm.graph)
     made = GraphRecord(
         number=number,
         fate=_fate(gm, compiled, options, obstacles),
         inputs=_inputs(gm, example_inputs, names, compiled),
         report=report,
-        kernels_before=kernels_before,
-        kernels_after=count_kernels(gm.graph),
+        kernels_before=sum(node.kernel for node in before),
+        kernels_after=sum(node.kernel for node in after),
         obstacles=obstacles,
         options=tuple((name, repr(value)) for name, value in options.changed().items()),
+        before=before,
+        after=after,
     )
     graphs.publish(made)
     return made
+
+
+def nodes_of(graph: fx.Graph) -> tuple[CallRecord, ...]:
+    """The calls of a graph, in order; what only takes a result out of a tuple is none."""
+    return tuple(
+        CallRecord(node.name, str(node.target), stream_of(node), source_line(node), launches(node))
+        for node in graph.nodes
+        if node.op not in {"placeholder", "output"} and node.target is not operator.getitem
+    )
 
 
 def _fate(gm: fx.GraphModule, compiled: Callable[..., Any], options: Options, obstacles: tuple[str, ...]) -> Fate:
