@@ -8,9 +8,6 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from rich.console import Console
-from rich.table import Table
-
 from npugraph_ex._version import __version__
 from npugraph_ex.commands import (
     bench,
@@ -23,6 +20,7 @@ from npugraph_ex.commands import (
     options,
     remedies,
     script,
+    terminal,
     upstream,
     validate,
 )
@@ -31,6 +29,7 @@ from npugraph_ex.errors import NpuGraphExError, UsageError
 from npugraph_ex.observe import environment, private_names
 
 _SWITCH = "NPUGRAPH_EX"
+_WANTED, _UNKNOWN = " (the emulated device needs one)", "unknown: the imports fail"
 
 _COMMANDS = {
     "bench": bench,
@@ -45,6 +44,14 @@ _COMMANDS = {
     "upstream": upstream,
     "validate": validate,
 }
+
+_EXAMPLES = {
+    "cache": "cache ls\ncache show --json 3f2a\ncache --dir /shared/graphs clear 3f",
+    "env": "env\nenv --emulate --json\nenv --emulate --canary",
+    "options": "options\noptions --json",
+    "run": "run --emulate script.py --steps 3\nrun --as-torchair old_script.py",
+}
+"""Of the commands whose description has none."""
 
 _EPILOG = """\
 examples:
@@ -70,6 +77,7 @@ in a program:
   fast = torch.compile(model, backend="npugraph_ex", options={"capture_limit": 16})
 
 NPUGRAPH_EX=bundled gives the name npugraph_ex back to the backend that torch_npu brings.
+Every command takes --json (data for programs on stdout; all else goes to stderr) and --quiet (no progress, no remarks).
 Ctrl-C ends each of them at once: it prints and keeps what it found so far.
 exit status: 0 well, 1 something is wrong (the message says what), 2 wrong use or nothing ran, 130 after Ctrl-C; `run` and
 `explain` pass the script's on.
@@ -124,7 +132,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"npugraph-ex {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command")
     env = commands.add_parser("env", help="what is installed, which device, what is wrong and how to mend it")
-    env.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     env.add_argument("--emulate", action="store_true", help="look at the emulated device even beside a real one")
     env.add_argument(
         "--canary", action="store_true",
@@ -134,6 +141,8 @@ def _parser() -> argparse.ArgumentParser:
     script.add_parsers(commands)
     for command in _COMMANDS.values():
         command.add_parser(commands)
+    for name, command_parser in commands.choices.items():
+        terminal.furnish(command_parser, examples=_EXAMPLES.get(name, ""), result=name != "run")
     return parser
 
 
@@ -171,30 +180,27 @@ def _env(*, as_json: bool, emulate: bool, choice: str) -> int:
     if as_json:
         sys.stdout.write(found.as_json() + "\n")
         return 0 if found.works else 1
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    table.add_row("Python", found.python)
-    for package, version in found.packages.items():
-        table.add_row(package, version or "not installed")
-    table.add_row("tested torch/torch_npu", ", ".join(f"{torch}/{npu}" for torch, npu in found.tested.items()))
-    table.add_row("CANN", found.cann or "not found")
-    table.add_row("NPU devices", ", ".join(found.npus) or "none")
-    lacking = "not found, nor needed" if found.shipped else "not found (the emulated device needs one)"
-    table.add_row("emulated device", "came with the wheel" if found.shipped else "compiled on first use")
-    table.add_row("C++ compiler", found.compiler or lacking)
-    table.add_row("device", f"{found.device}{f' ({found.device_name})' if found.device_name else ''}")
-    table.add_row(_SWITCH, found.choice or "not set: this library")
-    table.add_row("import npugraph_ex", found.import_name or "unknown: the imports fail")
-    table.add_row('backend="npugraph_ex"', found.backend_string or "unknown: the imports fail")
-    console = Console(soft_wrap=not sys.stdout.isatty())
-    console.print(table)
+    rows = [
+        ("Python", found.python),
+        *((package, version or "not installed") for package, version in found.packages.items()),
+        ("tested torch/torch_npu", ", ".join(f"{torch}/{npu}" for torch, npu in found.tested.items())),
+        ("CANN", found.cann or "not found"),
+        ("NPU devices", ", ".join(found.npus) or "none"),
+        ("emulated device", "came with the wheel" if found.shipped else "compiled on first use"),
+        ("C++ compiler", found.compiler or f"not found{', nor needed' if found.shipped else _WANTED}"),
+        ("device", f"{found.device}{f' ({found.device_name})' if found.device_name else ''}"),
+        (_SWITCH, found.choice or "not set: this library"),
+        ("import npugraph_ex", found.import_name or _UNKNOWN),
+        ('backend="npugraph_ex"', found.backend_string or _UNKNOWN),
+    ]
+    # No table of rich's: it breaks paths and commands at the edge of the terminal, and nobody can copy them.
+    width = max(len(name) for name, _ in rows)
+    said = [f"{name:<{width}}  {value}" for name, value in rows]
     for problem in found.problems:
-        console.print(f"\n{'problem' if problem.fatal else 'note'}: {problem.what}", markup=False)
-        console.print(f"  mend it: {problem.remedy}", markup=False)
-    console.print()
-    for way, works in found.commands.items():
-        console.print(f"{'works:         ' if works else 'does not work: '}{way}", markup=False, highlight=False)
+        said += ["", f"{'problem' if problem.fatal else 'note'}: {problem.what}", f"  mend it: {problem.remedy}"]
+    said.append("")
+    said += [f"{'works:         ' if works else 'does not work: '}{way}" for way, works in found.commands.items()]
+    sys.stdout.write("\n".join(said) + "\n")
     return 0 if found.works else 1
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -243,6 +244,29 @@ def test_the_tables_of_mutants_and_alarms_are_printed_so_far(
     said = capsys.readouterr()
     assert "0 false alarms in 1 program\n" in said.out
     assert "stopped by SIGTERM" in said.err
+
+
+def test_the_answers_of_a_device_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those before the interrupt are compared, printed as JSON, and written to the file."""
+    from npugraph_ex_conformance.fidelity import table
+
+    def ask_two(rules: dict[int, Any], _target: str) -> Iterator[tuple[str, object]]:
+        first, second, *_ = rules.values()
+        yield first.name, first.answer
+        yield second.name, "another answer"
+        os.kill(os.getpid(), signal.SIGINT)
+        yield "never", None
+
+    monkeypatch.setattr(table, "ask", ask_two)
+    assert cli.main(["fidelity", "-k", "capture.", "--json", "--output", str(tmp_path / "answers.json")]) == 130
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert list(found["answers"]) == [rule.name for rule in table.all_rules() if "capture." in rule.name][:2]
+    assert found["differing"] == list(found["answers"])[1:]
+    assert json.loads((tmp_path / "answers.json").read_text(encoding="utf-8"))["answers"] == found["answers"]
+    assert re.search(r"\[2/\d+\] capture\..*stopped by Ctrl-C after 2 of \d+ rules", said.err, re.DOTALL)
 
 
 def test_the_signals_are_given_back() -> None:

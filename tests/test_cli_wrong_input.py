@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import io
+import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from npu_emulator import __main__ as launcher
 from npugraph_ex import cli
 from npugraph_ex._plurals import counted, noun
-from npugraph_ex.commands import alarms, mutants
+from npugraph_ex.commands import alarms, campaign, mutants
+from npugraph_ex.commands.remedies import sections
+from npugraph_ex.commands.terminal import progress
 
 WRONG: list[tuple[list[str], tuple[str, ...]]] = [
     # No command, or none of that name.
@@ -124,6 +130,68 @@ def test_every_option_with_a_type_is_tried_above() -> None:
         for action in parser._actions:
             if action.option_strings and (action.choices or action.type not in {None, Path}):
                 assert any(option in tried for option in action.option_strings), (parser.prog, action.option_strings)
+
+
+def test_every_command_has_json_quiet_and_an_example() -> None:
+    """What all commands share; `run` prints no result of its own. A part of a command takes both after its name too."""
+    commands = list(_parsers(cli._parser()))
+    assert len(commands) > 17
+    for parser in (*commands[1:], mutants.parser(), alarms.parser()):
+        assert "--quiet" in parser._option_string_actions, parser.prog
+        assert ("--json" in parser._option_string_actions) == (parser.prog != "npugraph-ex run"), parser.prog
+        texts = f"{parser.description}\n{parser.epilog}"
+        assert f"  {parser.prog}" in texts or parser.prog.startswith("npugraph-ex cache "), parser.prog
+    for words in (["cache", "--json", "ls"], ["cache", "ls", "--json"]):
+        assert cli._parser().parse_args(words).json
+    assert not cli._parser().parse_args(["cache", "ls"]).json
+
+
+def test_progress_draws_a_bar_on_a_terminal_and_lines_in_a_file() -> None:
+    """The share, the words and the time left; in a file a line for each hundredth; nothing with `--quiet`."""
+
+    def told(*, quiet: bool = False, total: int | None = 200, **settings: bool) -> str:
+        console = Console(file=io.StringIO(), width=100, _environ={}, **settings)  # type: ignore[arg-type]
+        with progress(total, quiet=quiet, done=2, console=console) as reached:
+            for count in range(3, 9):
+                reached(count, f"item {count}")
+        return console.file.getvalue()  # type: ignore[attr-defined]
+
+    assert told() == "[4/200] item 4\n[6/200] item 6\n[8/200] item 8\n"
+    assert told(total=None).splitlines()[0] == "[3] item 3"
+    drawn = told(force_terminal=True)
+    assert "8/200" in drawn
+    assert re.search(r"item 8 .*left \S*\d?:\d\d", drawn)
+    assert told(quiet=True) == told(quiet=True, force_terminal=True).replace("\x1b[?25l", "") == ""
+
+
+def test_results_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """One object on stdout and nothing else there: of saved compilations, of a help section, of the kinds of a campaign."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "saved").mkdir()
+    for words, expected in (
+        (["cache", "--dir", "saved", "ls"], {"folder": "saved", "saved": []}),
+        (["cache", "--dir", "saved", "clear"], {"folder": "saved", "deleted": 0}),
+        (["help", "107025"], {"107025": sections()["107025"]}),
+    ):
+        assert cli.main([*words, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == expected
+    assert cli.main(["campaign", "--list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["fidelity"] == "the rules of the emulated device"
+
+
+def test_a_campaign_looks_before_it_starts_ray(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A ledger that is there, none to resume, and a Ray that lacks something: one sentence each, and no cluster."""
+    monkeypatch.setattr(campaign, "require", lambda *_: None)
+    monkeypatch.setitem(sys.modules, "ray", None)  # importing it raises ImportError
+    assert cli.main(["campaign", "events=1", "--resume", "--report-dir", str(tmp_path / "new")]) == 2
+    assert "there is no campaign in" in capsys.readouterr().err
+    (tmp_path / "results.jsonl").write_text("{}\n", encoding="utf-8")
+    assert cli.main(["campaign", "events=1", "--report-dir", str(tmp_path)]) == 2
+    assert "holds a campaign" in capsys.readouterr().err
+    assert cli.main(["campaign", "events=1", "--report-dir", str(tmp_path / "new")]) == 2
+    assert "Ray is installed and cannot be imported" in capsys.readouterr().err
 
 
 def test_every_positional_and_value_has_a_name() -> None:

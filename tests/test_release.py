@@ -8,9 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 from npugraph_ex import __version__
+from npugraph_ex.observe.explain import GraphExplanation
+from npugraph_ex.report.graphs import GraphRecord
+from npugraph_ex.report.passes import PassReport
 
 ROOT = Path(__file__).parents[1]
 
@@ -27,6 +31,26 @@ def test_towncrier_reads_every_fragment() -> None:
     """`<issue>.<kind>.<number>.md`: a word in the place of the number stops the build of the changelog."""
     names = {path.name for path in (ROOT / "changelog.d").glob("*.md")} - {"README.md"}
     assert [name for name in names if not re.fullmatch(r"\d+\.(added|changed|fixed|removed)(\.\d+)?\.md", name)] == []
+
+
+def test_what_is_deprecated_names_its_replacement_and_goes_in_time() -> None:
+    """Each mark says "NAME goes in 0.3; use OTHER", and none is left when that release comes; the first use warns."""
+    sources = [
+        path.read_text(encoding="utf-8")
+        for name in ("npugraph_ex", "npu_emulator")
+        for path in (ROOT / name).rglob("*.py")
+    ]
+    messages = [message for source in sources for message in re.findall(r"@deprecated\((\".*\")\)\n", source)]
+    assert messages
+    now = tuple(map(int, __version__.split(".")[:2]))
+    for message in messages:
+        release = re.fullmatch(r'"\S+ goes in (\d+)\.(\d+); use .+\."', message)
+        assert release, message
+        assert (int(release[1]), int(release[2])) > now, f"0.{release[2]} is here: delete what {message} is about"
+    graph = GraphExplanation(GraphRecord(1, "captured", (), PassReport(), 1, 1), (), None)
+    with pytest.warns(DeprecationWarning, match="goes in") as warned:
+        assert graph.text() == str(graph.section())
+    assert warned[0].filename == __file__
 
 
 def test_a_shell_completes_a_command(tmp_path: Path) -> None:

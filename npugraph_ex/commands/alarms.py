@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from npugraph_ex._plurals import counted
 from npugraph_ex.commands.interrupts import interruptible
 from npugraph_ex.commands.numbers import at_least
+from npugraph_ex.commands.terminal import furnish, progress, remark, show
 
 if TYPE_CHECKING:
     from npugraph_ex_conformance.false_positives import Alarms
@@ -25,14 +26,14 @@ def parser() -> argparse.ArgumentParser:
     own.add_argument(
         "--first", type=at_least(0), default=0, metavar="N", help="the number of the first program (default: 0)"
     )
-    return own
+    return furnish(own, examples="conformance alarms --examples 2000 --first 20000")
 
 
 def run(arguments: argparse.Namespace, *, target: str | None = None) -> int:
     """Count them, print the table, and answer 1 if there is any; 130 after Ctrl-C, with the table so far."""
     from npugraph_ex.testing.targets import start_target
 
-    sys.stdout.write(f"{start_target(target or 'emulated').describe(seed=arguments.first)}\n\n")
+    remark(arguments, f"{start_target(target or 'emulated').describe(seed=arguments.first)}\n")
     import torch
     from tabulate import tabulate
 
@@ -40,18 +41,18 @@ def run(arguments: argparse.Namespace, *, target: str | None = None) -> int:
 
     torch.set_num_threads(1)
     alarms = Alarms()
-    with interruptible() as stop:
+    with interruptible() as stop, progress(arguments.examples, quiet=arguments.quiet) as reached:
 
         def note(so_far: Alarms) -> None:
             nonlocal alarms
             alarms = so_far
-            _progress(so_far)
+            reached(so_far.examples.total(), counted(len(so_far.raised), "alarm"))
             stop.check()
 
         try:
             count_alarms(arguments.examples, first=arguments.first, on_example=note)
         except KeyboardInterrupt:
-            sys.stderr.write(f"\nnpugraph-ex: stopped by {stop}\n")
+            sys.stderr.write(f"npugraph-ex: stopped by {stop}\n")
     rows = [
         (
             name,
@@ -62,21 +63,8 @@ def run(arguments: argparse.Namespace, *, target: str | None = None) -> int:
         for name, count in alarms.examples.items()
     ]
     headers = ("programs of", "checked", "false alarms", "a second of processor time")
-    sys.stdout.write(f"{tabulate(rows, headers=headers, tablefmt='simple')}\n\n")
-    sys.stdout.write(
-        "".join(f"WRONG {family}, number {number}: {message}\n" for family, number, message in alarms.raised)
-    )
-    sys.stdout.write(f"{counted(len(alarms.raised), 'false alarm')} in {counted(alarms.examples.total(), 'program')}\n")
+    lines = [f"{tabulate(rows, headers=headers, tablefmt='simple')}\n"]
+    lines += [f"WRONG {family}, number {number}: {message}" for family, number, message in alarms.raised]
+    lines.append(f"{counted(len(alarms.raised), 'false alarm')} in {counted(alarms.examples.total(), 'program')}")
+    show(arguments, {"checked": dict(alarms.examples), "raised": alarms.raised}, "\n".join(lines))
     return stop.status if stop.number else int(bool(alarms.raised))
-
-
-def _progress(alarms: Alarms) -> None:
-    """One line that replaces itself on a terminal, a line for every thousand elsewhere."""
-    done = alarms.examples.total()
-    said = f"{counted(done, 'program')}, {counted(len(alarms.raised), 'alarm')}"
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K{said}")
-        sys.stderr.flush()
-    elif done % 1000 == 0:
-        sys.stderr.write(f"{said}\n")
-        sys.stderr.flush()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 import npugraph_ex
 from npugraph_ex.commands.suites import require, run_pytest
+from npugraph_ex.commands.terminal import show
 from npugraph_ex.errors import UsageError
 
 _NEEDED = {
@@ -56,7 +58,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the subcommand."""
     parser = commands.add_parser(
         "bench", help="measure calls, compilation and device work; print tables", description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("topics", nargs="*", metavar="topic", help="what to measure (default: everything)")
     parser.add_argument("--save", metavar="FILE", default="bench_report.json", help="(default: bench_report.json)")
@@ -92,7 +93,10 @@ def run(arguments: argparse.Namespace) -> int:
     options += [f"--tables-page={Path(arguments.page).resolve()}"] if arguments.page else []
     own = [f"--rootdir={home}", "-c", str(home / "benches.ini"), "-p", "no:cacheprovider"]
     # Files before options: one such as --benchmark-compare would take the first of them for its own.
-    return run_pytest([*own, *files, *options, *arguments.further])
+    status = run_pytest([*own, *files, *options, *arguments.further], arguments)
+    if arguments.json and Path(arguments.save).is_file():
+        show(arguments, json.loads(Path(arguments.save).read_text(encoding="utf-8")), "")
+    return status
 
 
 def benches_folder() -> Path:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import datetime as dt
-import sys
 from pathlib import Path
 
 from tabulate import tabulate
 
 from npugraph_ex._plurals import counted
 from npugraph_ex.cache.store import SUFFIX, Store, read_entry
+from npugraph_ex.commands.terminal import show
 from npugraph_ex.errors import SavedGraphError, UsageError
 
 
@@ -39,13 +39,13 @@ def run(arguments: argparse.Namespace) -> int:
     if not store.directory.is_dir():
         return _no_folder(store, arguments)
     if arguments.action == "show":
-        return _show(store, arguments.name)
+        return _show(store, arguments)
     if arguments.action == "clear":
-        return _clear(store, arguments.prefix)
-    return _list(store)
+        return _clear(store, arguments)
+    return _list(store, arguments)
 
 
-def _list(store: Store) -> int:
+def _list(store: Store, arguments: argparse.Namespace) -> int:
     """Print the table; the status says whether every file is sound."""
     rows = []
     unsound = 0
@@ -58,10 +58,12 @@ def _list(store: Store) -> int:
         except (SavedGraphError, OSError) as error:
             verdict, unsound = f"no: {error}", unsound + 1
         rows.append((_name(store, path), f"{status.st_size:,}", f"{written:%Y-%m-%d %H:%M} UTC", verdict))
-    sys.stdout.write(f"{counted(len(rows), 'saved compilation')} in {store.directory}\n")
+    headers = ("name", "bytes", "written", "sound")
+    text = f"{counted(len(rows), 'saved compilation')} in {store.directory}\n"
     if rows:  # whole names, however long: they are what `show` and `clear` take
-        headers = ("name", "bytes", "written", "sound")
-        sys.stdout.write(f"\n{tabulate(rows, headers=headers, tablefmt='simple', disable_numparse=True)}\n")
+        text += f"\n{tabulate(rows, headers=headers, tablefmt='simple', disable_numparse=True)}\n"
+    saved = [dict(zip(headers, row, strict=True)) for row in rows]
+    show(arguments, {"folder": str(store.directory), "saved": saved}, text)
     return 1 if unsound else 0
 
 
@@ -82,7 +84,8 @@ def _no_folder(store: Store, arguments: argparse.Namespace) -> int:
     said = f"nothing was saved yet: there is no folder {store.directory} ($NPUGRAPH_EX_CACHE or --dir name another)"
     if arguments.action == "show":
         raise UsageError(said)
-    sys.stdout.write(f"{said}\n")
+    nothing: dict[str, object] = {"saved": []} if arguments.action == "ls" else {"deleted": 0}
+    show(arguments, {"folder": str(store.directory), **nothing}, said)
     return 0
 
 
@@ -90,14 +93,16 @@ def _name(store: Store, path: Path) -> str:
     return str(path.relative_to(store.directory)).removesuffix(SUFFIX)
 
 
-def _show(store: Store, name: str) -> int:
+def _show(store: Store, arguments: argparse.Namespace) -> int:
     from npugraph_ex.inference.readable import describe
 
+    name: str = arguments.name
     named = store.path(name.removesuffix(SUFFIX))  # warnings and `ls` of the shell show the file, suffix included
     path = named if named.exists() else Path(name)
     if not path.is_file():
         path = _only(store, name)
-    sys.stdout.write(describe(path))
+    text = describe(path)
+    show(arguments, {"file": str(path), "text": text}, text)
     return 0
 
 
@@ -116,12 +121,13 @@ def _only(store: Store, beginning: str) -> Path:
     raise UsageError(f"{beginning!r} is the beginning of {len(found)} names; which of them?\n  {names}")
 
 
-def _clear(store: Store, prefix: str) -> int:
+def _clear(store: Store, arguments: argparse.Namespace) -> int:
     """Delete; a file that another process reads meanwhile stays readable to it."""
     count = 0
     for path in store.entries():
-        if str(path.relative_to(store.directory)).startswith(prefix):  # the whole file name is a prefix too
+        if str(path.relative_to(store.directory)).startswith(arguments.prefix):  # the whole file name is a prefix too
             path.unlink(missing_ok=True)
             count += 1
-    sys.stdout.write(f"{counted(count, 'saved compilation')} deleted from {store.directory}\n")
+    text = f"{counted(count, 'saved compilation')} deleted from {store.directory}"
+    show(arguments, {"folder": str(store.directory), "deleted": count}, text)
     return 0

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 from npugraph_ex.commands.interrupts import interruptible
 from npugraph_ex.commands.numbers import at_least, whole
 from npugraph_ex.commands.suites import require
+from npugraph_ex.commands.terminal import progress, show
 from npugraph_ex.errors import UsageError
+from npugraph_ex.observe.installing import install_command
 
 if TYPE_CHECKING:
     from npugraph_ex_conformance.campaign.driver import Driver
@@ -38,7 +40,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the subcommand."""
     parser = commands.add_parser(
         "campaign", help="very many examples of the conformance suite, on all cores or on a cluster",
-        description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=_DESCRIPTION,
     )  # fmt: skip
     parser.add_argument("kinds", nargs="*", metavar="KIND[=COUNT]", help="what to run")
     parser.add_argument("--list", action="store_true", help="name the kinds and end")
@@ -80,18 +82,21 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.list:
         width = max(map(len, KINDS))
-        sys.stdout.write("".join(f"{kind.name:<{width}}  {kind.what}\n" for kind in KINDS.values()))
+        lines = [f"{kind.name:<{width}}  {kind.what}" for kind in KINDS.values()]
+        show(arguments, {kind.name: kind.what for kind in KINDS.values()}, "\n".join(lines))
         return 0
     plan = _plan(arguments.kinds)
     require("a campaign needs", _NEEDED, "campaign")
     from npugraph_ex_conformance.campaign.driver import Driver, cluster, sizes
-    from npugraph_ex_conformance.campaign.ledger import FILE, Ledger
+    from npugraph_ex_conformance.campaign.ledger import FILE, Ledger, refuse
     from npugraph_ex_conformance.folders import FolderError, prepare
 
     settings = CampaignSettings(
         arguments.seed, arguments.target, arguments.memory, arguments.nice, arguments.checkout, arguments.limit
     )
     folder: Path = arguments.report_dir
+    refuse(folder / FILE, resume=arguments.resume)
+    _import_ray()
     try:
         lock = prepare(folder, resume=False)
     except FolderError as error:
@@ -101,11 +106,11 @@ def run(arguments: argparse.Namespace) -> int:
         ledger.open(resume=arguments.resume)
         driver = Driver(ledger, settings)
         try:
-            _show(driver, ledger, dashboard)
+            _follow(driver, ledger, dashboard, quiet=arguments.quiet)
             driver.shrink()
         except KeyboardInterrupt:
             sys.stderr.write(f"npugraph-ex: stopped by {stop}; --resume runs the rest\n")
-        status = _finish(ledger, folder)
+        status = _finish(ledger, folder, arguments)
     os.close(lock)
     return stop.status if stop.number else status
 
@@ -135,42 +140,35 @@ def _versions() -> dict[str, str]:
     return {name: metadata.version(name) for name in ("npugraph-ex", "torch", "torch_npu")}
 
 
-def _show(driver: Driver, ledger: Ledger, dashboard: str) -> None:
-    """Run it with a bar that says how far it is; on a file, with a line now and then."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+def _import_ray() -> None:
+    """Import Ray, which may lack something of its own: then one sentence says what.
 
-    console = Console(stderr=True)
-    if dashboard:
-        console.print(f"Ray's dashboard: http://{dashboard}")
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
-    )  # fmt: skip
-    total, wrong = sum(ledger.plan.values()), sum(row.is_wrong for row in ledger.rows)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("items", total=total, completed=len(ledger.rows))
-        said = len(ledger.rows)
+    Raises:
+        UsageError: it cannot be imported.
+    """
+    try:
+        import ray  # noqa: F401 - what follows imports it
+    except ImportError as error:
+        raise UsageError(f"Ray is installed and cannot be imported: {error}; {install_command('campaign')}") from error
+
+
+def _follow(driver: Driver, ledger: Ledger, dashboard: str, *, quiet: bool) -> None:
+    """Run it, and tell how far it is."""
+    if dashboard and not quiet:
+        sys.stderr.write(f"Ray's dashboard: http://{dashboard}\n")
+    wrong = sum(row.is_wrong for row in ledger.rows)
+    with progress(sum(ledger.plan.values()), quiet=quiet, done=len(ledger.rows)) as reached:
 
         def told(rows: list[Row]) -> None:
-            nonlocal wrong, said
+            nonlocal wrong
             wrong += sum(row.is_wrong for row in rows)
-            progress.update(task, completed=len(ledger.rows), description=f"{wrong} wrong")
-            if not console.is_terminal and len(ledger.rows) - said >= max(total // 100, 1):
-                said = len(ledger.rows)
-                console.print(f"{said} of {total}, {wrong} wrong")
+            reached(len(ledger.rows), f"{wrong} wrong")
 
         driver.told = told
         driver.run()
 
 
-def _finish(ledger: Ledger, folder: Path) -> int:
+def _finish(ledger: Ledger, folder: Path, arguments: argparse.Namespace) -> int:
     """Print the tables, and write the page and the scripts."""
     from tabulate import tabulate
 
@@ -190,5 +188,7 @@ def _finish(ledger: Ledger, folder: Path) -> int:
         *(f"WRONG {len(rows):6d} × {cause}" for cause, rows in summary.causes(ledger.rows).items()),
         sentence, f"written: {folder / 'report.html'}",
     ]  # fmt: skip
-    sys.stdout.write("\n\n".join(parts) + "\n")
+    causes = {cause: [row.item for row in rows] for cause, rows in summary.causes(ledger.rows).items()}
+    found = {"verdict": sentence, "good": good, "done": len(ledger.rows), "left": ledger.left, "causes": causes}
+    show(arguments, {**found, "page": folder / "report.html"}, "\n\n".join(parts))
     return int(not good)

@@ -7,10 +7,12 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 from npugraph_ex.commands import alarms, mutants
 from npugraph_ex.commands.numbers import at_least, whole
 from npugraph_ex.commands.suites import require, run_pytest
+from npugraph_ex.commands.terminal import show
 from npugraph_ex.errors import UsageError
 from npugraph_ex.observe.installing import install_command
 
@@ -45,7 +47,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the subcommand."""
     parser = commands.add_parser(
         "conformance", help="run the conformance suite on this machine", description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter, add_help=False,
+        add_help=False,
     )  # fmt: skip
     # Not argparse's own: after `mutants` or `alarms` it is the help of these that is asked for.
     parser.add_argument("-h", "--help", action="store_true", help="show this help message and exit")
@@ -80,7 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
     table = _TABLES.get(arguments.further[0]) if arguments.further else None
     if table is not None:
         words = [*arguments.further[1:], *(["--help"] if arguments.help else [])]
-        own = table.parser().parse_args(words)
+        own = table.parser().parse_args(words, argparse.Namespace())
+        own.json, own.quiet = own.json or arguments.json, own.quiet or arguments.quiet
         _refuse_options_of_a_run(arguments)
         return int(table.run(own, target=arguments.target))
     if arguments.help:
@@ -95,7 +98,29 @@ def run(arguments: argparse.Namespace) -> int:
     options += _in_processes(arguments)
     # Not the settings of whatever project the command happens to be called in.
     own = [f"--rootdir={suite}", "-c", str(suite / "suite.ini"), "-p", "no:cacheprovider"]
-    return run_pytest([str(suite), *own, *options, *arguments.further])
+    status = run_pytest([str(suite), *own, *options, *arguments.further], arguments)
+    if arguments.json:
+        show(arguments, {"status": status, **_found(Path(arguments.report_dir))}, "")
+    return status
+
+
+def _found(folder: Path) -> dict[str, object]:
+    """What a run wrote into its folder: the files, and the tests by outcome."""
+    files = {
+        name: str(folder / name) for name in ("report.html", "junit.xml", "cases.jsonl") if (folder / name).is_file()
+    }
+    if "junit.xml" not in files:
+        return {"files": files}
+    tests = list(ET.parse(files["junit.xml"]).iter("testcase"))  # noqa: S314 - the suite's own file
+    named = {
+        outcome: [_named(test) for test in tests if test.find(outcome) is not None] for outcome in ("failure", "error")
+    }
+    skipped = sum(test.find("skipped") is not None for test in tests)
+    return {"tests": len(tests), "failed": [*named["failure"], *named["error"]], "skipped": skipped, "files": files}
+
+
+def _named(test: ET.Element) -> str:
+    return f"{test.get('classname')}::{test.get('name')}"
 
 
 def _refuse_options_of_a_run(arguments: argparse.Namespace) -> None:

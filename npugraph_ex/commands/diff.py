@@ -9,10 +9,15 @@ from pathlib import Path
 
 from npugraph_ex._plurals import counted, noun
 from npugraph_ex.commands.numbers import at_least
+from npugraph_ex.commands.terminal import show
 
 _DESCRIPTION = """\
 Compare two dumps that the option dump_tensor_data wrote, node by node in the order of execution: of two runs, of the
 graph before and after the passes (data_dump_stage), of two machines. Prints the first node whose values differ.
+
+examples:
+  npugraph-ex diff dump_before dump_after
+  npugraph-ex diff dump_cpu dump_npu --ulps 2 --all
 
 exit status: 0 equal, 1 different or not comparable, 2 wrong use
 """
@@ -22,7 +27,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the subcommand."""
     parser = commands.add_parser(
         "diff", help="the first node whose values differ between two dumps", description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("first", help="a folder of dumps: of one call, of a graph, or any above")
     parser.add_argument("second", help="the other one")
@@ -43,6 +47,9 @@ def run(arguments: argparse.Namespace) -> int:
     from npugraph_ex.observe.compare import compare
 
     found = compare(Path(arguments.first), Path(arguments.second), within=arguments.ulps)
+    if arguments.json:
+        show(arguments, found, "")
+        return 1 if found.differences else 0
     shown = found.differences if arguments.all else found.differences[:1]
     for difference in shown:
         place = f" ({difference.source})" if difference.source else ""

@@ -9,15 +9,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from npugraph_ex.commands.interrupts import end_children, interruptible
 from npugraph_ex.commands.suites import require
+from npugraph_ex.commands.terminal import progress, remark, show
 from npugraph_ex.errors import UsageError
 
 _DESCRIPTION = """\
 Ask a device, rule by rule, for what the emulated device is built on: error codes, what a capture refuses, order, allocator,
 random numbers, updates of captured tasks, formats. Prints the rules that it does not obey, and writes all answers to a file.
 
+examples:
+  npugraph-ex fidelity                                       the emulated device beside its own rules
+  npugraph-ex fidelity --target npu --output npu.json        a real device; the file can be compared with later
+  npugraph-ex fidelity --as-measured npu.json -k capture.    the emulated device beside that one
+
 exit status: 0 all answers are those of the rules (or of --as-measured), 1 some differ or have nothing to be compared with,
-2 wrong use
+2 wrong use, 130 after Ctrl-C (what was asked before it is printed and written)
 """
 
 
@@ -25,7 +32,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the subcommand."""
     parser = commands.add_parser(
         "fidelity", help="does a device obey the rules of the emulated one?", description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument(
         "--target", choices=("emulated", "npu"), default="emulated", help="which device (default: emulated)"
@@ -55,27 +61,38 @@ def run(arguments: argparse.Namespace) -> int:
     if not rules:
         parts = sorted({f"{rule.name.partition('.')[0]}." for rule in all_rules()})
         raise UsageError(f"no rule has {arguments.k!r} in its name; they begin with {', '.join(parts)}")
-    sys.stdout.write(f"{target.describe()}\n\n")
-    answers = ask(rules, arguments.target)
-    expected = {rule.name: rule.answer for rule in rules.values()} if measured is None else measured
-    missing = [rule.name for rule in rules.values() if rule.name not in expected]
-    differing = 0
-    for rule in rules.values():
-        wanted = expected.get(rule.name)
-        if rule.name in expected and answers[rule.name] != wanted:
-            differing += 1
-            sys.stdout.write(f"DIFFERS {rule.name}: {rule.says}\n  source: {rule.source}\n")
-            sys.stdout.write(
-                f"  here: {answers[rule.name]!r}; {'rule' if measured is None else 'measured'}: {wanted!r}\n"
-            )
-    assumed = sum(rule.is_assumed for rule in rules.values())
-    sys.stdout.write(f"{len(rules)} rules, {assumed} of them only assumed; {differing} differ\n")
+    remark(arguments, f"{target.describe()}\n")
+    answers: dict[str, Any] = {}
+    with interruptible() as stop, progress(len(rules), quiet=arguments.quiet) as reached:
+        try:
+            for name, answer in ask(rules, arguments.target):
+                answers[name] = answer
+                reached(len(answers), name)
+                stop.check()
+        except KeyboardInterrupt:
+            end_children()
+    asked = [rule for rule in rules.values() if rule.name in answers]
+    expected = {rule.name: rule.answer for rule in asked} if measured is None else measured
+    missing = [rule.name for rule in asked if rule.name not in expected]
+    differing = [rule for rule in asked if rule.name in expected and answers[rule.name] != expected[rule.name]]
+    basis = "rule" if measured is None else "measured"
+    lines = [
+        f"DIFFERS {rule.name}: {rule.says}\n  source: {rule.source}\n"
+        f"  here: {answers[rule.name]!r}; {basis}: {expected[rule.name]!r}"
+        for rule in differing
+    ]
+    assumed = sum(rule.is_assumed for rule in asked)
+    lines.append(f"{len(asked)} rules, {assumed} of them only assumed; {len(differing)} differ")
     if missing:
-        sys.stdout.write(
-            f"{len(missing)} are not in {arguments.as_measured} and were not compared: {', '.join(missing)}\n"
-        )
+        lines.append(f"{len(missing)} are not in {arguments.as_measured} and were not compared: {', '.join(missing)}")
+    found = {"device": target.device, "kind": target.kind, "versions": dict(target.versions), "answers": answers}
     if arguments.output is not None:
-        found = {"device": target.device, "kind": target.kind, "versions": dict(target.versions), "answers": answers}
         arguments.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        sys.stdout.write(f"written: {arguments.output}\n")
+        lines.append(f"written: {arguments.output}")
+    show(
+        arguments, {**found, "differing": [rule.name for rule in differing], "not_compared": missing}, "\n".join(lines)
+    )
+    if stop.number:
+        sys.stderr.write(f"npugraph-ex: stopped by {stop} after {len(asked)} of {len(rules)} rules\n")
+        return stop.status
     return int(bool(differing or missing))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from npugraph_ex._plurals import counted
 from npugraph_ex.commands.interrupts import interruptible
 from npugraph_ex.commands.numbers import at_least
+from npugraph_ex.commands.terminal import furnish, progress, remark, show
 from npugraph_ex.errors import UsageError
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
         "--budget", type=at_least(1), metavar="N", help="examples that a mutant may survive (default: 250)"
     )
     own.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table as a page")
-    return own
+    return furnish(own, examples="conformance mutants reinplace_ignores_readers --budget 500")
 
 
 def run(arguments: argparse.Namespace, *, target: str | None = None) -> int:
@@ -51,7 +52,7 @@ def run(arguments: argparse.Namespace, *, target: str | None = None) -> int:
     """
     from npugraph_ex.testing.targets import start_target
 
-    sys.stdout.write(f"{start_target(target or 'emulated').describe(seed=0)}\n\n")
+    remark(arguments, f"{start_target(target or 'emulated').describe(seed=0)}\n")
     import torch
 
     from npugraph_ex.testing import mutation
@@ -65,23 +66,24 @@ def run(arguments: argparse.Namespace, *, target: str | None = None) -> int:
         raise UsageError(f"there is no mutant called {', '.join(unknown)}; there are {', '.join(known)}")
     budget = BUDGET if arguments.budget is None else arguments.budget
     kills: list[Kill] = []
-    with interruptible() as stop:
+    asked = arguments.names or list(known)
+    with interruptible() as stop, progress(len(asked), quiet=arguments.quiet) as reached:
 
         def note(done: Kill) -> None:
             kills.append(done)
-            _progress(done)
+            reached(len(kills), f"{done.mutant}: {done.examples or 'SURVIVED'}")
             stop.check()
 
         try:
-            kill_all(arguments.names or None, budget=budget, on_kill=note)
+            kill_all(asked, budget=budget, on_kill=note)
         except KeyboardInterrupt:
-            _print(kills)
-            asked = len(arguments.names or known)
-            sys.stderr.write(f"npugraph-ex: stopped by {stop} after {len(kills)} of {counted(asked, 'mutant')}\n")
-            return stop.status
-    _print(kills)
-    false = list(false_kills(kills))
-    sys.stdout.write("".join(f"WRONG without any mutant: {message}\n" for message in false))
+            sys.stderr.write(f"npugraph-ex: stopped by {stop} after {len(kills)} of {counted(len(asked), 'mutant')}\n")
+    false = [] if stop.number else list(false_kills(kills))
+    lines = [f"{kill_table.plain(kills)}\n", kill_table.summary(kills)]
+    lines += [f"WRONG without any mutant: {message}" for message in false]
+    show(arguments, {"kills": kills, "wrong_without_a_mutant": false}, "\n".join(lines))
+    if stop.number:
+        return stop.status
     if arguments.markdown is not None:
         page = _PAGE.format(
             path=arguments.markdown.name, budget=BUDGET, summary=_counted(kills), table=kill_table.markdown(kills)
@@ -90,22 +92,8 @@ def run(arguments: argparse.Namespace, *, target: str | None = None) -> int:
     return int(bool(false) or any(done.examples is None for done in kills))
 
 
-def _print(kills: list[Kill]) -> None:
-    from npugraph_ex_conformance.mutants import table as kill_table
-
-    sys.stderr.write("\n" if sys.stderr.isatty() else "")
-    sys.stdout.write(f"{kill_table.plain(kills)}\n\n{kill_table.summary(kills)}\n")
-
-
 def _counted(kills: list[Kill]) -> str:
     """The summary without what differs from machine to machine."""
     from npugraph_ex_conformance.mutants import table as kill_table
 
     return kill_table.summary(kills).split(";")[0] + "."
-
-
-def _progress(done: Kill) -> None:
-    """One line that replaces itself on a terminal, nothing elsewhere."""
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K{done.mutant}: {done.examples or 'SURVIVED'}")
-        sys.stderr.flush()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from npugraph_ex._plurals import counted
 from npugraph_ex.commands import script
 from npugraph_ex.commands.interrupts import interruptible
+from npugraph_ex.commands.terminal import show
 from npugraph_ex.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the subcommand."""
     parser = commands.add_parser(
         "operators", help="which operators are covered, which a script needs, whether records are right",
-        description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=_DESCRIPTION,
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one JSON object; a script's own output goes to stderr")
     parser.add_argument("--check", metavar="MODULE", help="check the records that a module, a name or a .py file, adds")
@@ -58,10 +59,10 @@ def run(arguments: argparse.Namespace) -> int:
     from npugraph_ex.testing.targets import start_target
 
     start_target("emulated" if arguments.check else "auto")
-    return _checked(arguments) if arguments.check else _listed(as_json=arguments.json)
+    return _checked(arguments) if arguments.check else _listed(arguments)
 
 
-def _listed(*, as_json: bool) -> int:
+def _listed(arguments: argparse.Namespace) -> int:
     from npugraph_ex.operators import OPERATORS
 
     rows = [
@@ -69,8 +70,8 @@ def _listed(*, as_json: bool) -> int:
         for name, record in sorted(OPERATORS.items())
         if record.formula is not None
     ]
-    if as_json:
-        sys.stdout.write(json.dumps(rows, indent=1) + "\n")
+    if arguments.json:
+        show(arguments, rows, "")
         return 0
     width = max(len(str(row["operator"])) for row in rows)
     for row in rows:

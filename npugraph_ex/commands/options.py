@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from npugraph_ex.commands.terminal import show
 from npugraph_ex.config import OPTION_TABLE, Option
 
 _TABLE_WIDTH = 120  # a narrower table breaks words
@@ -18,8 +18,7 @@ _PIPED_WIDTH = 1000  # wider than any table, so that no name is broken for those
 
 def add_parser(commands: Any) -> None:
     """Describe the command line."""
-    parser = commands.add_parser("options", help="the table of compile options")
-    parser.add_argument("--json", action="store_true", help="one JSON list of objects")
+    commands.add_parser("options", help="the table of compile options")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -27,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     rows = list(OPTION_TABLE.values())
     console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH, highlight=False)
     if arguments.json:
-        sys.stdout.write(json.dumps([_as_dict(row) for row in rows], indent=2) + "\n")
+        show(arguments, [_as_dict(row) for row in rows], "")
     elif console.width < _TABLE_WIDTH:
         for row in rows:
             console.print(f"{row.name} = {row.default!r}", style="bold", markup=False)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
+from npugraph_ex.commands.terminal import show
 from npugraph_ex.errors import UsageError
 
 _DESCRIPTION = """\
-Print what causes an error and what to do about it: a class of npugraph_ex or npu_emulator, or a code of the device.
+Print what causes an error and what to do about it: a class of npugraph_ex or npu_emulator,
+one of torch that compiled programs raise, or a code of the device. Upper and lower case are the same.
 
 examples:
   npugraph-ex help CaptureError
@@ -26,10 +26,9 @@ def add_parser(commands: Any) -> None:
     """Describe the command line."""
     parser = commands.add_parser(
         "help", help="cause and remedy of an error class or a device code",
-        description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=_DESCRIPTION,
     )  # fmt: skip
     parser.add_argument("name", nargs="?", help="a class such as CaptureError, or a code such as 107030")
-    parser.add_argument("--json", action="store_true", help="one JSON object: the text by name")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -40,18 +39,16 @@ def run(arguments: argparse.Namespace) -> int:
     """
     found = sections()
     if arguments.name is not None:
-        name = arguments.name.rpartition(".")[2]
+        asked = arguments.name.rpartition(".")[2]
+        by_case = {known.lower(): known for known in found}
+        name = by_case.get(asked.lower(), asked)
         if name not in found:
-            close = difflib.get_close_matches(name, found, n=3)
+            close = [by_case[known] for known in difflib.get_close_matches(asked.lower(), by_case, n=3)]
             near = f"; perhaps {' or '.join(close)}" if close else ""
             raise UsageError(f"nothing is known of {name!r}{near}. `npugraph-ex help` lists all names")
         found = {name: found[name]}
-    if arguments.json:
-        sys.stdout.write(json.dumps(found, indent=2) + "\n")
-    elif arguments.name is None:
-        sys.stdout.write("\n".join(found) + "\n")
-    else:
-        sys.stdout.write(f"{name}\n\n{found[name]}\n")
+    text = "\n".join(found) if arguments.name is None else f"{name}\n\n{found[name]}"
+    show(arguments, found, text)
     return 0
 
 

@@ -29,6 +29,11 @@ _EXPLAIN = """\
 Run a script, then say what was compiled: inputs, passes, fusions, captures, and why each is as it is. A program that does not
 end by itself, such as a server, is explained when it is stopped: by Ctrl-C, by SIGTERM, or by --after.
 
+examples:
+  npugraph-ex explain --emulate script.py --steps 3
+  npugraph-ex explain --emulate --html story.html script.py
+  npugraph-ex explain --json server.py > graphs.json         Ctrl-C stops the server; then it is explained
+
 exit status: the script's; 130 after Ctrl-C, 143 after SIGTERM, 0 when --after ended it
 """
 _LAUNCHER = {__file__, runpy.run_path.__code__.co_filename}
@@ -41,11 +46,7 @@ def add_parsers(commands: Any) -> None:
     running = commands.add_parser("run", help="run a script as `python script.py` would")
     explaining = commands.add_parser(
         "explain", help="run a script, then say what was compiled and why it is as it is", description=_EXPLAIN,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    explaining.add_argument(
-        "--json", action="store_true", help="one JSON object; the script's own output goes to stderr"
-    )
     explaining.add_argument(
         "--html", type=Path, metavar="FILE",
         help="also write all of it as a page, graphs side by side; with --emulate, with the modelled time of the streams",
@@ -126,8 +127,8 @@ def draw(arguments: argparse.Namespace, choice: str) -> int:
     """Run a script and draw what its streams do."""
     if choice == "bundled":
         raise UsageError(f"timeline follows this process, and {_SWITCH}=bundled needs another; unset it")
-    with interruptible() as stop:
-        around = partial(timeline.drawn, arguments.script, arguments.output)
+    around = partial(timeline.drawn, arguments, sys.stdout)
+    with interruptible() as stop, redirect_stdout(sys.stderr if arguments.json else sys.stdout):
         status = run(arguments, choice, around=around, stop=stop)
     _leave_threads(stop, status)
     return status
@@ -239,7 +240,7 @@ def _prepare(arguments: argparse.Namespace, choice: str) -> None:
         import npu_emulator
 
         try:
-            npu_emulator.activate()
+            npu_emulator.activate(quiet=arguments.quiet)
         except npu_emulator.EmulatorError as error:
             raise NpuGraphExError(str(error)) from error
 

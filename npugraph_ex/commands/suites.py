@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from importlib.util import find_spec
 
 from npugraph_ex.commands.interrupts import end_children, interruptible
@@ -27,19 +29,20 @@ def require(who: str, needed: Mapping[str, str], extra: str) -> None:
         raise UsageError(f"{who} {', '.join(missing)}: {install_command(extra)}")
 
 
-def run_pytest(arguments: Sequence[str]) -> int:
-    """Run pytest in this process.
+def run_pytest(words: Sequence[str], arguments: argparse.Namespace) -> int:
+    """Run pytest in this process; with `--json` all that it prints goes to stderr.
 
     Returns:
         0 when everything held, 1 when something failed, 2 when nothing ran, 130 or 143 after Ctrl-C or SIGTERM: pytest's
         seven statuses are its own affair.
     """
-    with interruptible() as stop:
+    words = [*words, "--quiet"] if arguments.quiet else words
+    with interruptible() as stop, redirect_stdout(sys.stderr if arguments.json else sys.stdout):
         try:
             import pytest
 
             sys.dont_write_bytecode = True  # the folder may be read-only
-            status = pytest.main([*arguments])
+            status = pytest.main([*words])
         except KeyboardInterrupt:  # before pytest had begun to handle it
             status = 2
         if stop.number:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
+
+from npugraph_ex.commands.terminal import show
 
 if TYPE_CHECKING:
     from npu_emulator.clock.timeline import Timeline
@@ -19,6 +20,10 @@ Run a script on the emulated NPU, follow its work on a modelled clock, and write
                            against one stream; needs nothing else, looks right on a desk and on a phone
   SCRIPT.trace.json        the same for https://ui.perfetto.dev
 
+examples:
+  npugraph-ex timeline script.py --steps 3
+  npugraph-ex timeline --output pictures --json script.py
+
 Times are a roofline model of one chip, not measurements: good for what overlaps and what waits.
 """
 
@@ -27,7 +32,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the subcommand, without what all that run a script have in common."""
     parser = commands.add_parser(
         "timeline", help="run a script on the emulated NPU and draw what its streams do", description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument(
         "--output", type=Path, default=Path(), metavar="DIR", help="where to write (default: the current directory)"
@@ -49,17 +53,17 @@ def followed() -> Iterator[Timeline]:
 
 
 @contextmanager
-def drawn(script: str, folder: Path) -> Iterator[None]:
+def drawn(arguments: argparse.Namespace, out: TextIO) -> Iterator[None]:
     """Follow the block's work; at its end, even after an error, write picture and trace and print what they come to.
 
     Args:
-        script: what the block runs; names the files.
-        folder: where they go; made if it is not there.
+        arguments: the command line. The script's name is that of the files; their folder is made if it is not there.
+        out: where the figures are printed.
     """
     from npu_emulator.clock.picture import picture
     from npu_emulator.clock.summary import summarise
 
-    name = Path(script).stem
+    name, folder = Path(arguments.script).stem, arguments.output
     folder.mkdir(parents=True, exist_ok=True)
     page = folder / f"{name}.timeline.html"
     clock = None
@@ -70,6 +74,7 @@ def drawn(script: str, folder: Path) -> Iterator[None]:
         if clock is not None:
             page.write_text(picture(clock, title=f"{name}: modelled timeline"), encoding="utf-8")
             trace = clock.save(folder / f"{name}.trace.json")
-            sys.stdout.write(
-                f"\n{summarise(clock)}\n\npicture: {page}\ntrace:   {trace} (for https://ui.perfetto.dev)\n"
-            )
+            figures = summarise(clock)
+            files = f"picture: {page}\ntrace:   {trace} (for https://ui.perfetto.dev)"
+            with redirect_stdout(out):
+                show(arguments, {"picture": page, "trace": trace, "figures": figures}, f"\n{figures}\n\n{files}")

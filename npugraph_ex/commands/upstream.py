@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
@@ -11,10 +12,12 @@ from npugraph_ex._plurals import counted
 from npugraph_ex.commands.interrupts import end_children, interruptible
 from npugraph_ex.commands.numbers import at_least
 from npugraph_ex.commands.suites import require
+from npugraph_ex.commands.terminal import progress
 from npugraph_ex_conformance.upstream import checkout as checkouts
 from npugraph_ex_conformance.upstream import known, tables
 from npugraph_ex_conformance.upstream.outcome import UpstreamOutcome
 
+_STDOUT = Path("-")
 _DESCRIPTION = """\
 Run the tests of another project, which was written for real NPUs, on the emulated device, and count what passed, what failed
 by which cause, and what skipped itself by which reason. PATH is a checkout of op-plugin or torch_npu, or a folder or file of
@@ -36,7 +39,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the subcommand."""
     parser = commands.add_parser(
         "upstream", help="run the tests of op-plugin or torch_npu on the emulated device", description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("path", type=Path, metavar="PATH", help="a checkout, or a folder or file of its tests")
     parser.add_argument(
@@ -57,7 +59,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--devices", type=at_least(1), default=1, metavar="N",
         help="how many NPUs to emulate; tests of collectives want 2 or more (default: 1)",
     )  # fmt: skip
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every outcome")
+    parser.add_argument(
+        "--json", type=Path, nargs="?", const=_STDOUT, metavar="FILE",
+        help="every outcome as one JSON object: into FILE beside the table, or alone in place of the table",
+    )  # fmt: skip
     parser.add_argument(
         "--known", type=Path, default=known.OURS, metavar="FILE",
         help="known differences, in TOML (default: those of this project)",
@@ -74,17 +79,20 @@ def run(arguments: argparse.Namespace) -> int:
     checkout = checkouts.find(arguments.path, arguments.pattern)
     entries = known.load(arguments.known, checkout.project)
     outcomes: list[UpstreamOutcome] = []
-    with interruptible() as stop:
+    with interruptible() as stop, progress(len(checkout.files), quiet=arguments.quiet) as reached:
         try:
-            _run_all(checkout, arguments, outcomes)
+            _run_all(checkout, arguments, outcomes, reached)
         except KeyboardInterrupt:
             end_children()
     outcomes.sort()
     outcomes = known.explained(outcomes, entries)
     stale = [] if stop.number else list(known.stale(outcomes, entries))
-    if arguments.json is not None:
-        arguments.json.write_text(tables.as_json(outcomes, stale, complete=not stop.number), encoding="utf-8")
-    sys.stdout.write("\n".join(["", *tables.report(outcomes, stale), ""]))
+    found = tables.as_json(outcomes, stale, complete=not stop.number)
+    if arguments.json not in {None, _STDOUT}:
+        arguments.json.write_text(found, encoding="utf-8")
+    sys.stdout.write(
+        f"{found}\n" if arguments.json == _STDOUT else "\n".join(["", *tables.report(outcomes, stale), ""])
+    )
     if stop.number:
         files = len({outcome.file for outcome in outcomes})
         sys.stderr.write(f"npugraph-ex: stopped by {stop} after {files} of {counted(len(checkout.files), 'file')}\n")
@@ -94,8 +102,13 @@ def run(arguments: argparse.Namespace) -> int:
     return int(bool(unexplained or stale)) if ran else 2
 
 
-def _run_all(checkout: checkouts.Checkout, arguments: argparse.Namespace, outcomes: list[UpstreamOutcome]) -> None:
-    """Run the files, several at a time; a line on stderr for each."""
+def _run_all(
+    checkout: checkouts.Checkout,
+    arguments: argparse.Namespace,
+    outcomes: list[UpstreamOutcome],
+    reached: Callable[[int, str], None],
+) -> None:
+    """Run the files, several at a time; tell of each."""
     from npu_emulator.settings import SOCS
     from npugraph_ex_conformance.upstream.process import ProcessLimits, run_file
 
@@ -107,8 +120,7 @@ def _run_all(checkout: checkouts.Checkout, arguments: argparse.Namespace, outcom
                 found = future.result()
                 outcomes.extend(found)
                 name = checkout.name(running[future])
-                sys.stderr.write(f"[{number}/{len(running)}] {name}: {tables.tally(found)}\n")
-                sys.stderr.flush()
+                reached(number, f"{name}: {tables.tally(found)}")
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
             end_children()

@@ -11,6 +11,7 @@ from npugraph_ex._plurals import counted
 from npugraph_ex.commands.interrupts import end_children, interruptible
 from npugraph_ex.commands.numbers import at_least, whole
 from npugraph_ex.commands.suites import require
+from npugraph_ex.commands.terminal import progress
 from npugraph_ex.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,6 +32,11 @@ verdicts:
   not-judged         it cannot be traced, run or judged here
   overlaps-with      (a remark) another rule fuses the same operators; which one wins is told
 
+examples:
+  npugraph-ex validate my_fusions.py
+  npugraph-ex validate my_package.fusions:swiglu --dtype float16 --max-examples 500
+  npugraph-ex validate my_fusions.py --json --quiet > verdicts.json
+
 exit status: 0 nothing is wrong, 1 something is, 2 wrong use or nothing was validated (one line says why), 130 after Ctrl-C
 (the table has what was validated before it)
 """
@@ -40,7 +46,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the subcommand."""
     parser = commands.add_parser(
         "validate", help="are the replacements that a module registers right?", description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument(
         "module", metavar="MODULE[:NAME]",
@@ -68,7 +73,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--report-dir", default="npugraph_ex_validation", metavar="DIR",
         help="where counterexamples are written (default: npugraph_ex_validation)",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -85,11 +89,11 @@ def run(arguments: argparse.Namespace) -> int:
     from npugraph_ex.testing.validation.findings import report_table, to_json
 
     results: list[Validation] = []
-    with interruptible() as stop:
+    with interruptible() as stop, progress(None, quiet=arguments.quiet) as reached:
 
         def note(result: Validation) -> None:
             results.append(result)
-            sys.stderr.write(f"{result.rule}: {result.verdict}\n")
+            reached(len(results), f"{result.rule}: {result.verdict}")
             stop.check()
 
         try:

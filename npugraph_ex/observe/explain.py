@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from difflib import SequenceMatcher
 
+from typing_extensions import deprecated
+
 from npu_emulator.pages import Facts, Page, PageTable, Section, Verbatim
 from npugraph_ex._plurals import counted
 from npugraph_ex.report.captures import CaptureRecord, capture_records
@@ -57,6 +59,11 @@ class GraphExplanation:
             PageTable(("capture", "because of", "sizes and scalars"), captures),
         ]
         return Section(f"graph {graph.number}", [Facts(self.facts()), *filter(bool, tables)])
+
+    @deprecated("GraphExplanation.text() goes in 0.3; use str(graph.section()).")
+    def text(self) -> str:
+        """The section as text. Deprecated: it goes in 0.3; use ``str(graph.section())``."""
+        return str(self.section())
 
     def side_by_side(self) -> Section:
         """The calls before and after the passes, one row each, with what became of them and the user's line."""

@@ -22,6 +22,18 @@ ENDED = ("crashed", "hung", "too long", "too much memory")
 STATES = (PASSED, SKIPPED, "failed", *ENDED)
 
 
+def refuse(path: Path, *, resume: bool) -> None:
+    """Find out cheaply, before anything is started, that a campaign cannot begin or go on.
+
+    Raises:
+        UsageError: there is a campaign already, or none to resume.
+    """
+    if resume and not path.is_file():
+        raise UsageError(f"--resume: there is no campaign in {path.parent}")
+    if not resume and path.exists():
+        raise UsageError(f"{path} holds a campaign; go on with it by --resume, or choose another --report-dir")
+
+
 @dataclass(frozen=True)
 class Row:
     """What came of one item.
@@ -97,8 +109,7 @@ class Ledger:
             os.ftruncate(self._file, kept)
             os.lseek(self._file, 0, os.SEEK_END)
             return
-        if self.path.exists():
-            raise UsageError(f"{self.path} holds a campaign; go on with it by --resume, or choose another --report-dir")
+        refuse(self.path, resume=False)
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         self._write([head])
 
@@ -160,8 +171,7 @@ class Ledger:
 
     def _read(self, head: dict[str, Any]) -> int:
         """Take over the rows; how many bytes of the file are whole lines."""
-        if not self.path.is_file():
-            raise UsageError(f"--resume: there is no campaign in {self.path.parent}")
+        refuse(self.path, resume=True)
         kept = 0
         for position, line in enumerate(self.path.read_bytes().splitlines(keepends=True)):
             if not line.endswith(b"\n"):

@@ -49,16 +49,16 @@ def _opened(_settings: CampaignSettings) -> Callable[[int], ItemAnswer]:
 FIDELITY = ItemKind("fidelity", "the rules of the emulated device", _opened, size=lambda _: len(all_rules()))
 
 
-def ask(numbers: Iterable[int], target: str) -> dict[str, Any]:
-    """The answer to each rule, in a process of its own; that of a probe that ended its process is how it ended."""
+def ask(numbers: Iterable[int], target: str) -> Iterator[tuple[str, Any]]:
+    """Each rule and the answer to it, in a process of its own; that of a probe that ended its process is how it ended."""
+    names = [rule.name for rule in all_rules()]
     process = WarmProcess(CampaignSettings(target=target))
     try:
-        rows = [process.run(FIDELITY.name, number) for number in numbers]
+        for number in numbers:
+            row = process.run(FIDELITY.name, number)
+            yield names[number], row.value if row.state in {"failed", "passed"} else f"{row.state}: {row.message}"
     finally:
         process.close()
-    names = [rule.name for rule in all_rules()]
-    answered = ("failed", "passed")
-    return {names[row.number]: row.value if row.state in answered else f"{row.state}: {row.message}" for row in rows}
 
 
 def read(file: Path) -> Mapping[str, Any]:

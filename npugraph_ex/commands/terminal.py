@@ -1,0 +1,101 @@
+"""What all commands share on a terminal: examples in the help, `--json`, `--quiet`, and how far a long one is."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_JSON = "one JSON object instead of text"
+_QUIET = "print the result alone: no progress and no remarks"
+
+
+def furnish(
+    parser: argparse.ArgumentParser, *, examples: str = "", result: bool = True, default: object = False
+) -> argparse.ArgumentParser:
+    """Give a command what all have.
+
+    Args:
+        parser: the command's, or that of a part of it.
+        examples: command lines and what they do, one a line; for a command whose description has none.
+        result: whether it prints a result of its own, so that `--json` makes sense.
+        default: what the options are where the command line does not say.
+    """
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    if examples:
+        parser.epilog = "examples:\n" + "\n".join(f"  npugraph-ex {line}" for line in examples.splitlines())
+    # A part of a command leaves what was said before its name; so both places are good.
+    for actions in [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]:  # noqa: SLF001
+        for part in actions.choices.values():
+            furnish(part, result=result, default=argparse.SUPPRESS)
+    taken = parser._option_string_actions  # noqa: SLF001 - argparse has no public way to ask for its options
+    if result and "--json" not in taken:
+        parser.add_argument("--json", action="store_true", default=default, help=_JSON)
+    if "--quiet" not in taken:
+        parser.add_argument("--quiet", action="store_true", default=default, help=_QUIET)
+    return parser
+
+
+def show(arguments: argparse.Namespace, found: Any, text: str) -> None:
+    """Print a result: the data as JSON, dataclasses by their fields, or the text, as the command line asks."""
+    if arguments.json:
+        sys.stdout.write(json.dumps(found, indent=1, default=_plain) + "\n")
+    elif text:
+        sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
+
+
+def _plain(value: object) -> object:
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
+
+
+def remark(arguments: argparse.Namespace, text: str) -> None:
+    """Say what is no part of the result: on stdout before it, on stderr beside JSON, nowhere with `--quiet`."""
+    if not arguments.quiet:
+        (sys.stderr if arguments.json else sys.stdout).write(f"{text}\n")
+
+
+@contextmanager
+def progress(
+    total: int | None, *, quiet: bool, done: int = 0, console: Console | None = None
+) -> Iterator[Callable[[int, str], None]]:
+    """Tell on stderr how far a command is: on a terminal a bar with the time left, in a file a line for each hundredth.
+
+    Args:
+        total: of how many; None where nobody knows.
+        quiet: tell nothing.
+        done: how many were done before.
+        console: where to write.
+
+    Yields:
+        What is called with the number done so far and a few words about it.
+    """
+    from rich import progress as bars
+    from rich.console import Console
+
+    console = console or Console(stderr=True)
+    columns = (
+        bars.TextColumn("{task.description}", markup=False), bars.BarColumn(), bars.MofNCompleteColumn(),
+        bars.TimeElapsedColumn(), bars.TextColumn("left"), bars.TimeRemainingColumn(),
+    )  # fmt: skip
+    drawn = console.is_terminal and not quiet
+    with bars.Progress(*columns, console=console, disable=not drawn, transient=True) as bar:
+        task = bar.add_task("", total=total, completed=done)
+        told = done
+
+        def reached(count: int, said: str) -> None:
+            nonlocal told
+            bar.update(task, completed=count, description=said)
+            if not quiet and not drawn and (count == total or count - told >= max((total or 0) // 100, 1)):
+                told = count
+                console.print(
+                    f"[{count}{f'/{total}' if total else ''}] {said}", markup=False, highlight=False, soft_wrap=True
+                )
+
+        yield reached
