@@ -82,6 +82,13 @@ class Timeline:
         """The end of the last work, in modelled microseconds."""
         return max((span.start + span.duration for span in self.spans), default=0.0)
 
+    def _repr_html_(self) -> str:
+        """The picture, below a cell of a Jupyter notebook."""
+        from npu_emulator.clock.picture import sections
+        from npu_emulator.pages import Page
+
+        return Page("Modelled timeline", sections(self))._repr_html_()
+
     @property
     def critical_path(self) -> list[Span]:
         """The spans that determine the end, in order. Each starts where the one before it ends."""

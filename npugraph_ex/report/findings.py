@@ -191,6 +191,10 @@ class Findings:
         rows = self.rows()
         return tabulate(rows, headers=FINDING_HEADERS, tablefmt="simple", disable_numparse=True) if rows else ""
 
+    def _repr_html_(self) -> str:
+        """The table, below a cell of a Jupyter notebook."""
+        return str(tabulate(self.rows(), headers=FINDING_HEADERS, tablefmt="html")) if self.found else str(self)
+
     def to_json(self) -> str:
         """A JSON list, one object a finding, its level included."""
         return json.dumps([{"level": finding.level, **asdict(finding)} for finding in self.found], indent=2)

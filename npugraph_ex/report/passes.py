@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from html import escape
 from typing import Literal
 
 from tabulate import tabulate
@@ -138,6 +139,11 @@ class PassReport:
         """The report as text."""
         tables = [tabulate(rows, headers=headers, tablefmt="simple") for headers, rows in self.tables()]
         return "\n\n".join([*tables, *self.notes()])
+
+    def _repr_html_(self) -> str:
+        """The tables, below a cell of a Jupyter notebook."""
+        tables = [tabulate(rows, headers=headers, tablefmt="html") for headers, rows in self.tables()]
+        return "".join([*tables, *(f"<p>{escape(note)}</p>" for note in self.notes())])
 
     def to_json(self) -> str:
         """The report as JSON, one key a field."""
