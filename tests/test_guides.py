@@ -21,6 +21,7 @@ else:
 ROOT = Path(__file__).parents[1]
 GUIDES = [
     "CONTRIBUTING.md",
+    "CONTRIBUTING.zh.md",
     "README.md",
     "README.zh.md",
     "docs/explanation/architecture.md",

@@ -25,8 +25,6 @@ A mutant is a deliberate fault in one part of the library. `npugraph-ex conforma
 random examples must notice it within {budget}; a survivor fails the run. The examples are those of seed 0, so the table is
 the same everywhere.
 
-{summary}
-
 {table}
 """
 
@@ -86,7 +84,7 @@ def run(arguments: argparse.Namespace, *, target: str | None = None) -> int:
         return stop.status
     if arguments.markdown is not None:
         page = _PAGE.format(
-            path=arguments.markdown.name, budget=BUDGET, summary=_counted(kills), table=kill_table.markdown(kills)
+            path=arguments.markdown.name, budget=BUDGET, table=kill_table.markdown(kills, _counted(kills))
         )
         arguments.markdown.write_text(page, encoding="utf-8")
     return int(bool(false) or any(done.examples is None for done in kills))

@@ -37,17 +37,23 @@ def plain(kills: Sequence[Kill]) -> str:
     return text
 
 
-def markdown(kills: Sequence[Kill]) -> str:
+def markdown(kills: Sequence[Kill], counted: str) -> str:
     """The table as a page's part: which promise each fault breaks, and the example that noticed."""
     rows = [(f"`{done.mutant}`", done.breaks, done.family, done.examples or "**survived**") for done in kills]
     known = [(bug.name, f"<{bug.link}>", f"`{bug.mutant}`") for bug in CORPUS]
+    headers = ("mutant", "the promise that it breaks", "examples of", "killed by example")
     return "\n\n".join(
         (
-            tabulate(rows, headers=("mutant", "the promise that it breaks", "examples of", "killed by example"), tablefmt="github"),
+            _marked("mutants", f"{counted}\n\n{tabulate(rows, headers=headers, tablefmt='github')}"),
             "## Known bugs, and the mutant that brings each back",
-            tabulate(known, headers=("what went wrong elsewhere", "reported", "mutant"), tablefmt="github"),
+            _marked("bugs", tabulate(known, headers=("what went wrong elsewhere", "reported", "mutant"), tablefmt="github")),
         )
     )  # fmt: skip
+
+
+def _marked(name: str, table: str) -> str:
+    """A table with the marks by which the Chinese page takes it over (docs/languages.py)."""
+    return f"<!-- table of {name} -->\n{table}\n<!-- end of the table of {name} -->"
 
 
 def _shortened(message: str) -> str:

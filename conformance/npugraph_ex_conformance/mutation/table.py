@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-_BEGIN, _END = "<!-- kills: written by mutation/table.py -->", "<!-- end of the kills -->"
+_BEGIN, _END = "<!-- table of kills: written by mutation/table.py -->", "<!-- end of the table of kills -->"
 
 
 def score_rows(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
