@@ -37,7 +37,7 @@ def test_a_chinese_page_is_up_to_date(name: str) -> None:
     english, chinese = ((folder / f"{name}.md").read_text(encoding="utf-8") for folder in (DOCS, DOCS / "zh"))
     levels = [[level for level, _ in LANGUAGES["headings"](text)] for text in (english, chinese)]
     assert levels[0] == levels[1]
-    assert code(english) == code(chinese)
+    assert code(LANGUAGES["_TABLE"].sub("", english)) == code(chinese)
 
 
 def test_a_changed_english_page_is_noticed(tmp_path: Path) -> None:
