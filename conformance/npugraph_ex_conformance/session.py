@@ -35,6 +35,7 @@ class Profile:
     tokens: int
     streams: int
     shared_pool: int
+    callers: int
     spellings: int
     decoders: tuple[tuple[str, bool], ...]
     dynamic: tuple[tuple[str, bool], ...]
@@ -56,6 +57,7 @@ PROFILES = {
         tokens=12,
         streams=40,
         shared_pool=10,
+        callers=30,
         spellings=60,
         decoders=(("llama", False), ("deepseek", True)),
         dynamic=(("llama", False),),
@@ -71,6 +73,7 @@ PROFILES = {
         tokens=32,
         streams=4000,
         shared_pool=300,
+        callers=1000,
         spellings=2000,
         decoders=DECODERS,
         dynamic=DECODERS,
@@ -86,6 +89,7 @@ PROFILES = {
         tokens=64,
         streams=48000,
         shared_pool=3600,
+        callers=12000,
         spellings=24000,
         decoders=DECODERS,
         dynamic=DECODERS,

@@ -60,7 +60,8 @@ _ASK_FOR_THE_SHAPE = frozenset(
 )  # fmt: skip
 """Operators that read a tensor's size and not its elements."""
 
-_OFFSET_OF_AS_STRIDED = 3  # its position among the arguments
+_OFFSETS = {torch.ops.aten.as_strided: 3, torch.ops.aten.as_strided_copy: 3, torch.ops.aten.as_strided_scatter: 4}
+"""The operators that reach bytes of a storage beyond their argument; the position of the offset among their arguments."""
 
 _OVERWRITE = frozenset({torch.ops.aten.copy, torch.ops.aten.copy_, torch.ops.aten.fill_, torch.ops.aten.zero_})
 """Operators that do not read the elements of their first argument: they overwrite it, or (`copy`) take only its layout."""
@@ -196,11 +197,15 @@ def _returned(overload: OpOverload) -> _Parameter | None:
     return next((slot for slot in _traits(overload).written if slot in _traits(overload).aliased), None)
 
 
+def reaches_beyond(node: fx.Node) -> bool:
+    """Whether ``node`` is an `as_strided`, or its copy or scatter: it may reach bytes that its argument does not cover."""
+    return getattr(node.target, "overloadpacket", None) in _OFFSETS
+
+
 def counts_from_the_storage(node: fx.Node) -> bool:
-    """Whether ``node`` is an `as_strided` with an offset from the beginning of the storage, whatever its input's offset."""
-    return node.target is torch.ops.aten.as_strided.default and (
-        len(node.args) > _OFFSET_OF_AS_STRIDED or "storage_offset" in node.kwargs
-    )
+    """Whether ``node``, one that reaches beyond its argument, counts from the beginning of the storage instead."""
+    offset = _OFFSETS.get(getattr(node.target, "overloadpacket", None))
+    return offset is not None and (len(node.args) > offset or "storage_offset" in node.kwargs)
 
 
 def returned_argument(node: fx.Node) -> fx.Node | None:

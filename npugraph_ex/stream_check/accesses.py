@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import fx
 
-from npugraph_ex.graph.memory.aliases import AliasFacts, read_by, schema_of, tensor_leaves, written_by
+from npugraph_ex.graph.memory.aliases import AliasFacts, reaches_beyond, read_by, schema_of, tensor_leaves, written_by
 from npugraph_ex.graph.memory.memory_map import MemoryMap
 from npugraph_ex.graph.memory.regions import UNKNOWN, Region
 from npugraph_ex.graph.memory.strides import share_no_byte
@@ -84,6 +84,9 @@ class Touches:
     def of(self, node: fx.Node) -> list[Touch]:
         """The touches of ``node``: its reads, its writes in place, then its writes into new memory."""
         found = [touch for value in read_by(node) for touch in self.of_value(value)]
+        if reaches_beyond(node):
+            # All of the storage, in the name of no value that a later touch of this argument could cover.
+            found = [Touch(node, Region(touch.region.root), None, is_dense=False) for touch in found]
         found += [touch._replace(writes=True) for value in written_by(node) for touch in self.of_value(value)]
         given = {touch.region.root for argument in node.all_input_nodes for touch in self.of_value(argument)}
         results = self.of_value(node)

@@ -189,6 +189,8 @@ def test_a_lazily_conjugated_view_of_an_input_without_aot() -> None:
         lambda x: x.as_strided((3,), (1,), 1) + x[:3],
         lambda x: x[1:].as_strided((3,), (1,), 2) * 2,
         lambda x: x.as_strided((6,), (1,), 0) * 2,
+        lambda x: torch.as_strided_copy(x, (6,), (1,), 0) * 2,
+        lambda x: torch.as_strided_scatter(x, torch.zeros(2, dtype=x.dtype, device=x.device), (2,), (1,), 1) * 2,
     ],
 )
 def test_as_strided_counts_from_the_storage(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -198,3 +200,17 @@ def test_as_strided_counts_from_the_storage(function: Callable[[torch.Tensor], t
         base = random(20)
         view = base[start : start + 6]
         torch.testing.assert_close(graph(view), function(view), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_as_strided_of_one_of_two_inputs_in_a_storage(first: bool) -> None:
+    """Both inputs lie in one storage, and nobody guards where; whichever the graph takes the view of, it moves with that one."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x if first else y).as_strided((6,), (1,), 0) + x * y
+
+    graph = compiled(function)
+    for start in (0, 0, 1, 5, 2):
+        base = random(20)
+        views = base[start : start + 6], base[start : start + 6]
+        torch.testing.assert_close(graph(*views), function(*views), rtol=0, atol=0)

@@ -114,6 +114,12 @@ def _shared_pool(seed: int) -> str:
     return shared_pool_example(seed)
 
 
+def _callers(seed: int) -> str:
+    from npugraph_ex_conformance.examples.callers import caller_example
+
+    return caller_example(seed)
+
+
 def _spellings(seed: int) -> str:
     from npugraph_ex_conformance.examples.spellings import spelling_example
 
@@ -124,6 +130,9 @@ FAMILIES: Mapping[str, Example] = MappingProxyType(
     {
         "planted": programs(partial(planted_programs, pattern=_RULE), "fx"),
         "near-miss muls_add": programs(partial(planted_programs, pattern="muls_add", near_miss=True), "fx"),
+        "near-miss transposed product": programs(
+            partial(planted_programs, pattern="transpose_batchmatmul", near_miss=True), "fx"
+        ),
         "near-miss": programs(partial(planted_programs, pattern=_RULE, near_miss=True), "fx"),
         "exact": programs(exact_programs, "fx"),
         "device": programs(partial(exact_programs, dynamic=False), "graph"),
@@ -139,7 +148,8 @@ FAMILIES: Mapping[str, Example] = MappingProxyType(
         "user rules": _user_rules,
         "literals": _literals,
         "shared pool": _shared_pool,
+        "callers": _callers,
     }
 )
-"""By name. All but "updates", "random numbers", "cache", "shared pool" and "device ..." need no device; "streams", "parts" and
-"forms" want the emulated one."""
+"""By name. All but "updates", "random numbers", "cache", "shared pool", "callers" and "device ..." need no device; "streams",
+"parts" and "forms" want the emulated one."""

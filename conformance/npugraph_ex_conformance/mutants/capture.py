@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
+from sys import getrefcount
 from typing import Any
 
 import torch
@@ -35,6 +36,25 @@ def _at_the_start(original: Any) -> Any:
         return dataclasses.replace(original(value, whole), offset=0)
 
     return of
+
+
+def _without_offsets(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Where a tensor begins in its storage is no part of the key."""
+    return lambda plan, inputs: original(dataclasses.replace(plan, offsets=()), inputs)
+
+
+def _counting_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Who holds a result's storage alone, and no tensor, holds nothing."""
+
+    def has_live_results(outputs: Any) -> bool:
+        references = outputs._references
+        outputs._references = list(map(getrefcount, outputs._storages))
+        try:
+            return bool(original(outputs))
+        finally:
+            outputs._references = references
+
+    return has_live_results
 
 
 def _first_key(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,6 +118,18 @@ MUTANTS = (
     Mutant(
         "replay-ignores-addresses", "an input that is read in place and has moved needs a new capture",
         f"{_INPUTS}:InputPlan.addresses", answering(()), "device",
+    ),
+    Mutant(
+        "replay-ignores-offsets", "where in its storage an input begins counts if the graph reads more of the storage",
+        f"{_INPUTS}:InputPlan.numbers", _without_offsets, "callers",
+    ),
+    Mutant(
+        "replay-reads-what-it-writes", "an input that stays is copied if the graph writes its storage",
+        "npugraph_ex.aclgraph.stable_inputs:StableInputs._shares_memory", answering(answer=False), "callers",
+    ),
+    Mutant(
+        "replay-overwrites-storages", "a result that is kept as its storage alone never changes",
+        f"{_OUTPUTS}:Outputs.has_live_results", _counting_tensors, "callers",
     ),
     Mutant(
         "replay-ignores-sizes", "each size has a capture of its own",

@@ -66,6 +66,10 @@ MUTANTS = (
         _RULES, _replacing(_QUANT, _with_difference), "planted",
     ),
     Mutant(
+        "transposed-product-of-any-size", "an operator is not given sizes that it does not take",
+        "npugraph_ex.fusion.rules.transpose_batchmatmul:holds", answering(answer=True), "near-miss transposed product",
+    ),
+    Mutant(
         "muls-add-rounds-numbers", "a number that alpha would round is not fused",
         "npugraph_ex.fusion.rules.muls_add:_is_exact", answering(answer=True), "near-miss muls_add",
     ),

@@ -37,7 +37,7 @@ class MutationTarget:
     kinds: tuple[tuple[str, int], ...]
 
 
-_CAPTURE = (("replays", 30), ("random-numbers", 4), ("updates", 4), ("shared-pool", 4), ("cache", 3))
+_CAPTURE = (("replays", 30), ("random-numbers", 4), ("updates", 4), ("shared-pool", 4), ("callers", 8), ("cache", 3))
 _FUSION = (("near-misses", 32), ("planted", 24), ("user-rules", 12), ("literals", 8))
 _PASSES = (("integers", 40), ("near-misses", 16), ("planted", 16), ("parts", 4), ("streams", 12), ("user-rules", 6))
 TARGETS: Mapping[str, MutationTarget] = MappingProxyType(

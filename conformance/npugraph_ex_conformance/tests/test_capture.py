@@ -8,6 +8,7 @@ import pytest
 
 from npugraph_ex import testing
 from npugraph_ex.versions.device_memory import device_memory
+from npugraph_ex_conformance.examples.callers import caller_example
 from npugraph_ex_conformance.examples.shared_pools import shared_pool_example
 from npugraph_ex_conformance.session import Run
 
@@ -26,6 +27,14 @@ def test_integers_through_torch_compile(run: Run) -> None:
     run.explore(
         "compiled integers", testing.exact_programs(), examples=2 * run.profile.compiled, route="compile", what=WHAT
     )
+
+
+def test_callers(run: Run) -> None:
+    """Whatever a caller passes, keeps, writes and drops, results and what it kept are as in eager mode."""
+    for number in range(run.profile.callers):
+        example = run.seed * 1_000_003 + number
+        with run.entered("(callers)", source=f"caller_example({example})", kind="caller"):
+            assert caller_example(example) == ""
 
 
 def test_graphs_of_one_pool(run: Run) -> None:

@@ -23,6 +23,7 @@ class Operands:
         dependent: for each of these dtypes, the dtypes of the operands that depend on it, by name.
         numbers: the possible values of numeric operands.
         refused_numbers: numbers with which the rule must not fuse in 16 bits.
+        refused_sizes: sizes of the examples, and sizes in their place with which the rule must not fuse.
         takes_empty: whether the rule takes tensors without elements.
         small_integers: whether integer operands are small numbers from 0: zero points, or rows of a table.
         contains_another: whether a variant without its first operators is another variant, which then fuses. A near-miss
@@ -34,6 +35,7 @@ class Operands:
     dependent: Mapping[torch.dtype, Mapping[str, torch.dtype]] = field(default_factory=dict)
     numbers: tuple[float, ...] = (1e-6, 1e-5, 0.001)
     refused_numbers: tuple[float, ...] = ()
+    refused_sizes: tuple[Mapping[int, int], ...] = ()
     takes_empty: bool = False
     small_integers: bool = False
     contains_another: bool = False

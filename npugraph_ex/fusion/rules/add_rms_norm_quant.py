@@ -29,6 +29,7 @@ DTYPES: Mapping[torch.dtype, tuple[torch.dtype, torch.dtype]] = MappingProxyType
 """dtype of x1, x2 and gamma: (dtype of the scales, dtype of the zero points)."""
 GENERATED = Operands(
     dependent={dtype: {"scales": scales, "zero_points": points} for dtype, (scales, points) in DTYPES.items()},
+    refused_sizes=({16: 24}, {16: 40}),
     small_integers=True,
 )
 OPERANDS = NormOperands(tuple(DTYPES), range(1, 9), vectors=("gamma",), last_bytes=32)

@@ -49,5 +49,5 @@ RULE = BuiltInRule(
     variants=(FusionRule(NAME, _search, _replace, _examples, _unsupported),),
     default=False,
     order=30,
-    operands=Operands(dtypes=DTYPES),
+    operands=Operands(dtypes=DTYPES, refused_sizes=({16: LARGEST + 16},)),
 )

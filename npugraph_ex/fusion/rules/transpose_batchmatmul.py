@@ -109,5 +109,9 @@ RULE = BuiltInRule(
     ),
     default=True,
     order=40,
-    operands=Operands(dtypes=DTYPES, contains_another=True),
+    operands=Operands(
+        dtypes=DTYPES,
+        refused_sizes=({128: ALIGNMENT // 2}, {256: ALIGNMENT * 3 // 2}, {2: LIMIT // 128}, {256: LIMIT}),
+        contains_another=True,
+    ),
 )

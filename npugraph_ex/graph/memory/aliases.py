@@ -15,7 +15,7 @@ Every pass takes these facts from here:
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 from torch import fx
@@ -29,6 +29,7 @@ from npugraph_ex.graph.operators import (
     is_view,
     may_alias,
     named_arguments,
+    reaches_beyond,
     read_by,
     schema_of,
     tensor_leaves,
@@ -44,6 +45,7 @@ __all__ = [
     "mutated_inputs",
     "named_arguments",
     "output_values",
+    "reaches_beyond",
     "read_by",
     "schema_of",
     "tensor_leaves",
@@ -104,7 +106,12 @@ class AliasFacts:
 
     def reads(self, node: fx.Node) -> tuple[Region, ...]:
         """The bytes that ``node`` may read."""
-        return tuple(region for argument in read_by(node) for region in self.regions(argument))
+        return tuple(region for argument in read_by(node) for region in self.read_regions(node, argument))
+
+    def read_regions(self, node: fx.Node, argument: fx.Node) -> tuple[Region, ...]:
+        """The bytes that ``node`` may read of ``argument``, one of those that `read_by` names."""
+        regions = self.regions(argument)
+        return tuple(Region(region.root) for region in regions) if reaches_beyond(node) else regions
 
     def writes(self, node: fx.Node) -> tuple[Region, ...]:
         """The bytes that ``node`` may write, besides those of new memory that it returns."""
@@ -188,22 +195,19 @@ def inputs_left_behind(graph: fx.Graph, facts: AliasFacts) -> frozenset[int]:
     With symbolic sizes any `as_strided` may do so. So may one with an offset from the beginning of the storage: no guard
     fixes an input's own offset, so another call may pass an input at another offset.
     """
-    own = {region.root: (position, region) for position, region in _single_regions(graph, facts)}
-    beyond = set()
-    for node in graph.nodes:
-        strided = node.target is torch.ops.aten.as_strided.default
-        counting = counts_from_the_storage(node)
-        for region in facts.regions(node) if strided or is_view(node) else ():
-            position, mine = own.get(region.root, (-1, region))
-            if counting or not mine.covers(region) if region.is_exact and mine.is_exact else strided:
-                beyond.add(position)
-    return frozenset(beyond - {-1})
-
-
-def _single_regions(graph: fx.Graph, facts: AliasFacts) -> Iterator[tuple[int, Region]]:
+    own: dict[int, list[tuple[int, Region]]] = {}
     for position, node in enumerate(graph.find_nodes(op="placeholder")):
         for region in facts.regions(node):
-            yield position, region
+            own.setdefault(region.root, []).append((position, region))
+    beyond = set()
+    for node in filter(reaches_beyond, graph.nodes):
+        counting = counts_from_the_storage(node)
+        for region in facts.regions(node) if is_view(node) else facts.read_regions(node, node.all_input_nodes[0]):
+            # Several inputs may share the storage; this may be a view of any of them.
+            for position, mine in own.get(region.root, ()):
+                if counting or not (region.is_exact and mine.is_exact and mine.covers(region)):
+                    beyond.add(position)
+    return frozenset(beyond)
 
 
 def mutated_inputs(graph: fx.Graph, facts: AliasFacts) -> frozenset[int]:

@@ -6,7 +6,7 @@ that moves a value into another value's memory calls `merge`, so that later answ
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from heapq import merge
 from operator import attrgetter
@@ -52,12 +52,13 @@ class MemoryMap:
                 self._same[node] = returned
 
     def _note(self, node: fx.Node) -> None:
-        for accesses, values in ((self._reads, read_by(node)), (self._writes, written_by(node))):
-            for value in values:
-                self._add(accesses, node, value)
+        for value in read_by(node):
+            self._add(self._reads, node, value, self._facts.read_regions(node, value))
+        for value in written_by(node):
+            self._add(self._writes, node, value, self._facts.regions(value))
 
-    def _add(self, accesses: dict[int, History], node: fx.Node, value: fx.Node) -> None:
-        for region in self.regions(value):
+    def _add(self, accesses: dict[int, History], node: fx.Node, value: fx.Node, regions: Iterable[Region]) -> None:
+        for region in map(self._after_merges, regions):
             self._history(accesses, region.root).add(MemoryAccess(self.position[node], node, value, region))
 
     def _history(self, accesses: dict[int, History], root: int) -> History:
@@ -199,4 +200,4 @@ class MemoryMap:
 
     def wrote(self, node: fx.Node, value: fx.Node) -> None:
         """Record that ``node``, which had no effect, now writes the memory of ``value``."""
-        self._add(self._writes, node, value)
+        self._add(self._writes, node, value, self._facts.regions(value))

@@ -160,11 +160,15 @@ def make_inputs(
         if spec.alias_of is not None:
             if not 0 <= spec.alias_of < position:
                 raise ValueError(f"Input {position}: alias_of must name an earlier input; it is {spec.alias_of}.")
-            base = made[spec.alias_of]
-            made.append(base.as_strided(base.shape, base.stride(), base.storage_offset()))
+            made.append(alias_of(made[spec.alias_of]))
             continue
         made.append(_laid_out(spec.values(sizes or {}, call), spec.layout, device))
     return made
+
+
+def alias_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Another tensor in the same memory."""
+    return tensor.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def refill(tensors: Sequence[torch.Tensor], inputs: Sequence[Input], sizes: Mapping[str, int], call: int) -> None:

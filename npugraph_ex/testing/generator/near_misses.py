@@ -89,6 +89,12 @@ def number(builder: Builder, planted: Planted) -> bool:
     return True
 
 
+def size(builder: Builder, planted: Planted) -> bool:
+    """A size is one that the fused operator does not take (the caller drew it). Some are so large that nothing should run."""
+    del builder, planted
+    return False
+
+
 NEAR_MISSES: Mapping[str, Callable[[Builder, Planted], bool]] = MappingProxyType(
     {
         "extra user": extra_user,
@@ -101,6 +107,7 @@ NEAR_MISSES: Mapping[str, Callable[[Builder, Planted], bool]] = MappingProxyType
         "dropped keyword": dropped_keyword,
         "wrong dim": wrong_dim,
         "number": number,
+        "size": size,
         "stream boundary": stream_boundary,
         "late input": late_input,
         "cyclic input": cyclic_input,
@@ -137,6 +144,7 @@ def applicable(pattern: Pattern) -> tuple[str, ...]:
     excluded |= set() if set(traced.vanishing) - traced.views.keys() else {"extra user"}
     excluded |= {"dtype"} if constraints.takes_single else set()
     excluded |= set() if constraints.refused_numbers else {"number"}
+    excluded |= set() if constraints.refused_sizes else {"size"}
     excluded |= {"empty"} if pattern.leading is None or constraints.takes_empty else set()
     excluded |= set() if any(foreign_keywords(step) for step in traced.steps) else {"keyword"}
     excluded |= set() if dropping(traced.steps) else {"dropped keyword"}

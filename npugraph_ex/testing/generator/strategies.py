@@ -70,8 +70,12 @@ def _is_large(pattern: Pattern) -> bool:
 
 def _specs(builder: Builder, pattern: Pattern, dtype: torch.dtype, kind: str | None) -> dict[str, Spec]:
     """A shape and a dtype for each argument of the pattern."""
-    leading = (2,) if kind == "dropped keyword" else (1, 1, 2)
-    shapes = _shapes(builder, pattern, leading=builder.pick(leading) if pattern.rows else 1)
+    if kind == "size":
+        refused = builder.pick(operands_of(pattern.name).refused_sizes)
+        shapes = {a.name: tuple(refused.get(size, max(size, 1)) for size in a.dims) for a in pattern.arguments}
+    else:
+        leading = (2,) if kind == "dropped keyword" else (1, 1, 2)
+        shapes = _shapes(builder, pattern, leading=builder.pick(leading) if pattern.rows else 1)
     # Only what a rule's examples have in 16 bits is of the drawn dtype; float32 scales and integers stay what they are,
     # unless the rule says that they depend on it.
     depending = operands_of(pattern.name).dependent.get(dtype, {})

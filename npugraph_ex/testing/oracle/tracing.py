@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from npugraph_ex import _torch_private
 from npugraph_ex.graph.effects import has_effect
-from npugraph_ex.testing.generator.inputs import Dim, Input, size_of
+from npugraph_ex.testing.generator.inputs import Dim, Input, alias_of, size_of
 
 
 def trace(
@@ -50,8 +50,7 @@ def _fakes(inputs: Sequence[Input], size: Callable[[Dim], Any]) -> list[torch.Te
     made: list[torch.Tensor] = []
     for spec in inputs:
         if spec.alias_of is not None:
-            base = made[spec.alias_of]
-            made.append(base.as_strided(base.shape, base.stride(), base.storage_offset()))
+            made.append(alias_of(made[spec.alias_of]))
         else:
             made.append(_laid_out(spec, list(map(size, spec.shape))))
     return made

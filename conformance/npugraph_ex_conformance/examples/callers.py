@@ -1,0 +1,279 @@
+"""Examples about the caller of a captured graph: what it passes, what it keeps, and what it does between two calls.
+
+A random integer program is called many times, eagerly and compiled, by the same caller. The caller passes tensors that are new,
+that stay, that begin elsewhere in one storage, or that are earlier results. It keeps results as tensors, as views or as their
+storages alone, writes into what it keeps, and drops some of it. After each step everything that both sides keep is compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+import npugraph_ex
+from npugraph_ex.graph.memory.aliases import AliasFacts, mutated_inputs
+from npugraph_ex.testing.generator.choices import Choices, Sampled
+from npugraph_ex.testing.generator.inputs import Input, alias_of, make_inputs, size_of
+from npugraph_ex.testing.generator.program import Program, Ref, Step
+from npugraph_ex.testing.generator.strategies import exact_programs
+from npugraph_ex.testing.oracle import tracing
+from npugraph_ex.testing.oracle.judge import same_values
+from npugraph_ex.testing.oracle.observation import Observation, host_copy, observe, visible_difference
+
+_CALLS = 16
+"""Enough that inputs which stay are read in place, and then move."""
+_FROM_THE_STORAGE, _THROUGH_DYNAMO, _ONE_MEMORY, _WRITTEN, _DROPPED, _FORGOTTEN = 35, 40, 80, 30, 35, 5
+"""Chances in percent: that a program also reads an input's storage from its first element; of `torch.compile`; that
+two arguments share memory unknown to the graph; between two calls, that something kept is written, that each kept thing is
+dropped, that all captures are dropped."""
+_OPTIONS: tuple[Mapping[str, Any], ...] = (
+    {}, {}, {"clone_output": True}, {"stable_inputs_in_place": False}, {"capture_limit": 2}, {"frozen_parameter": True},
+)  # fmt: skip
+_HABITS = (
+    ("stays",) * 20 + ("new",),
+    ("new", "moves", "result"),
+    ("stays", "moves", "result", "result", "new"),
+    ("moves",) * 3 + ("stays",) * 3,
+)
+"""How an argument is passed, each as likely as named. The caller has one of these habits for each argument."""
+_KEEPINGS = ("storage", "tensor", "view", "data", "nothing")
+_MOST_KINDS_OF_CALLS = 64
+"""More than a caller makes: for Dynamo each way in which arguments share memory is another kind."""
+_OFFSETS = (0, 0, 1, 128)
+"""The last one is the allocator's step, so that new memory may begin where an argument of an earlier call did."""
+
+
+def caller_example(seed: int) -> str:
+    """What is wrong with one example; empty when nothing is."""
+    choices = Choices(Sampled(f"caller {seed}"))
+    try:
+        with torch._dynamo.config.patch(recompile_limit=_MOST_KINDS_OF_CALLS):
+            return _difference(choices)
+    except Exception as error:  # noqa: BLE001 - whatever a fault makes the library raise is what was found
+        return f"raised {type(error).__name__}: {error}"
+
+
+def _difference(choices: Choices) -> str:
+    """How the two sides come to differ; empty if they do not."""
+    program = _program(choices)
+    eager, compiled = _sides(choices, program)
+    habits = [choices.pick(_HABITS) for _ in program.inputs]
+    # A functional copy has as much memory around it as what it is a copy of, so its storage depends on the passes.
+    forms = _KEEPINGS[1:] if program.functional and not eager.by_dynamo else _KEEPINGS
+    for home in eager.twins.values():
+        habits[home] = _HABITS[0]
+    for call in range(_CALLS):
+        sizes = choices.pick(program.sizes)
+        passings = [_Passing.drawn(choices, habit) for habit in habits]
+        keepings = [choices.pick(forms) for _ in program.outputs]
+        this = _PlannedCall(call, sizes, passings, keepings, _results_to_pass(eager, program, sizes, passings))
+        seen = [side.call(program, this) for side in (eager, compiled)]
+        wrong = visible_difference(*seen, kept_as=eager.by_dynamo)
+        if wrong or not all(map(same_values, *((*one.outputs, *one.inputs) for one in seen))):
+            return f"replay, call {call}: {wrong or 'other values than eager mode'}"
+        what = _between(choices, eager, compiled)
+        for place, (wanted, found) in enumerate(zip(eager.values(), compiled.values(), strict=True)):
+            if not same_values(wanted, found):
+                return f"replay, call {call}{what}: kept result {place} is not what it is in eager mode"
+    return ""
+
+
+@dataclass(frozen=True)
+class _Passing:
+    """How the caller passes one argument.
+
+    Attributes:
+        how: "new" is a tensor in new memory, "stays" the one of the last call, "moves" another part of the memory that the
+            caller has for this argument, "result" something kept.
+        offset: the first element, for a new tensor and one that moves.
+        refilled: whether the caller writes other values into what stays.
+        which: the number of the kept thing, among those that fit.
+    """
+
+    how: str
+    offset: int
+    refilled: bool
+    which: int
+
+    @classmethod
+    def drawn(cls, choices: Choices, habit: Sequence[str]) -> _Passing:
+        return cls(choices.pick(habit), choices.pick(_OFFSETS), choices.chance(70), choices.number(0, 99))
+
+
+@dataclass(frozen=True)
+class _PlannedCall:
+    """What both sides do in one call: the sizes, how each argument is passed and each result kept; kept results to pass."""
+
+    number: int
+    sizes: Mapping[str, int]
+    passings: Sequence[_Passing]
+    keepings: Sequence[str]
+    results: Mapping[int, int]
+
+
+@dataclass
+class _Caller:
+    """One side: a function, what its caller has passed, by position, and what it keeps.
+
+    Attributes:
+        function: eager or compiled.
+        by_dynamo: whether `torch.compile` is between the caller and the graph. A graph alone may return an argument in place
+            of a view of all of it.
+        twins: the arguments that lie in the memory of another one, with that one's position.
+        homes: memory of the caller's own.
+        passed: the arguments of the last call.
+        kept: of results.
+        others: memory of somebody else.
+    """
+
+    function: Callable[..., Any]
+    by_dynamo: bool
+    twins: Mapping[int, int]
+    homes: dict[int, torch.Tensor] = field(default_factory=dict)
+    passed: dict[int, torch.Tensor] = field(default_factory=dict)
+    kept: list[torch.Tensor | torch.UntypedStorage] = field(default_factory=list)
+    others: torch.Tensor = field(default_factory=lambda: torch.zeros(1, device="npu"))
+
+    def values(self) -> list[torch.Tensor]:
+        """Copies of all that is kept."""
+        return [host_copy(self.tensor(place)) for place in range(len(self.kept))]
+
+    def tensor(self, place: int) -> torch.Tensor:
+        """A kept thing as a tensor."""
+        kept = self.kept[place]
+        return kept if isinstance(kept, torch.Tensor) else torch.empty(0, dtype=torch.int32, device="npu").set_(kept)
+
+    def call(self, program: Program, call: _PlannedCall) -> Observation:
+        """Make one call, keep its results, and say what it looked like."""
+        inputs: list[torch.Tensor] = [self.others] * len(program.inputs)
+        for position, spec in enumerate(program.inputs):
+            if position in call.results:
+                inputs[position] = self.tensor(call.results[position])
+            elif position not in self.twins:
+                inputs[position] = self._argument(position, spec, call)
+        for position, twin in self.twins.items():
+            inputs[position] = alias_of(inputs[twin])
+        outputs = self.function(*inputs)
+        outputs = tuple(outputs) if isinstance(outputs, (tuple, list)) else (outputs,)
+        seen = observe(inputs, outputs)
+        self.passed = dict(enumerate(inputs))
+        self.kept += [kept for kept in map(_kept, outputs, call.keepings) if kept is not None]
+        return seen
+
+    def _argument(self, position: int, spec: Input, call: _PlannedCall) -> torch.Tensor:
+        passing, values = call.passings[position], spec.values(call.sizes, call.number)
+        last = self.passed.get(position)
+        if passing.how == "stays" and last is not None and last.shape == values.shape:
+            if passing.refilled:
+                last.copy_(values)
+            return last
+        (plain,) = make_inputs([replace(spec, alias_of=None)], sizes=call.sizes, call=call.number)
+        if spec.below is not None:
+            return plain  # an index: its values have limits
+        steps = zip(plain.shape, plain.stride(), strict=True)
+        span = 1 + sum((size - 1) * stride for size, stride in steps) if plain.numel() else 0
+        room = span + max(_OFFSETS) if passing.how == "moves" else span + passing.offset
+        home = self.homes.get(position) if passing.how == "moves" else None
+        if home is None or home.numel() < room:
+            home = last = None
+            for held in (self.homes, self.passed):  # its memory is free, and somebody else may get it
+                held.pop(position, None)
+            if passing.refilled:
+                self.others = torch.zeros(1, device="npu")
+            home = self.homes[position] = torch.zeros(room, dtype=plain.dtype, device="npu")
+        tensor = home.as_strided(plain.shape, plain.stride(), passing.offset)
+        tensor.copy_(plain)
+        return tensor
+
+
+def _kept(result: torch.Tensor, how: str) -> torch.Tensor | torch.UntypedStorage | None:
+    if how == "storage":
+        return result.untyped_storage()
+    return {"tensor": result, "view": result[...], "data": result.data}.get(how)
+
+
+def _results_to_pass(
+    caller: _Caller, program: Program, sizes: Mapping[str, int], passings: Sequence[_Passing]
+) -> dict[int, int]:
+    """By argument, the kept result that is passed; nothing that shares memory with another argument."""
+    chosen: dict[int, int] = {}
+    taken = {home.untyped_storage().data_ptr() for home in (*caller.homes.values(), *caller.passed.values())}
+    for position, (spec, passing) in enumerate(zip(program.inputs, passings, strict=True)):
+        if passing.how != "result" or position in caller.twins or spec.below is not None:
+            continue
+        (wanted,) = make_inputs([spec], sizes=sizes)
+        fitting = [
+            place
+            for place, kept in enumerate(caller.kept)
+            if isinstance(kept, torch.Tensor)
+            and (kept.shape, kept.stride(), kept.dtype) == (wanted.shape, wanted.stride(), wanted.dtype)
+            and kept.untyped_storage().data_ptr() not in taken
+        ]
+        if fitting:
+            chosen[position] = fitting[passing.which % len(fitting)]
+            taken.add(caller.tensor(chosen[position]).untyped_storage().data_ptr())
+    return chosen
+
+
+def _between(choices: Choices, *callers: _Caller) -> str:
+    """What the caller does before its next call, on both sides; in words."""
+    kept = len(callers[0].kept)
+    dropped = {place for place in range(kept) if choices.chance(_DROPPED)}
+    written = choices.number(0, kept - 1) if kept and choices.chance(_WRITTEN) else None
+    if choices.chance(_FORGOTTEN):
+        npugraph_ex.invalidate()
+    for caller in callers:
+        if written is not None:
+            caller.tensor(written).add_(1)
+        caller.kept = [thing for place, thing in enumerate(caller.kept) if place not in dropped]
+    return "" if written is None else f", after a write into kept result {written}"
+
+
+def _program(choices: Choices) -> Program:
+    """An integer program that perhaps also reads the storage of its first input from the first element."""
+    program = exact_programs()(choices)
+    first, sizes = program.inputs[0], program.sizes[0]
+    if program.dynamic or not choices.chance(_FROM_THE_STORAGE):
+        return program
+    count = math.prod(size_of(dim, sizes) for dim in first.shape)
+    operator = choices.pick(("aten.as_strided.default", "aten.as_strided_copy.default"))
+    head = Step(operator, (Ref("x0"), (count,), (1,), 0), results=("head",))
+    flipped = Step("aten.bitwise_not.default", (Ref("head"),), results=("read",))
+    # What functionalisation makes of a view of more than its argument is not this example's question.
+    return replace(program, steps=(head, flipped, *program.steps), outputs=(*program.outputs, "read"), functional=False)
+
+
+def _sides(choices: Choices, program: Program) -> tuple[_Caller, _Caller]:
+    """The program as eager mode runs it, and compiled: by `torch.compile`, or as traced."""
+    function, options = program.function(), dict(choices.pick(_OPTIONS))
+    twins = {position: spec.alias_of for position, spec in enumerate(program.inputs) if spec.alias_of is not None}
+    torch.compiler.reset()
+    if choices.chance(_THROUGH_DYNAMO):
+        compiled = torch.compile(function, backend="npugraph_ex", options=options, fullgraph=True)
+        return _Caller(function, True, twins), _Caller(torch.no_grad()(compiled), True, twins)
+    traced = tracing.trace(
+        function, program.inputs, program.sizes[0], dynamic=program.dynamic, functional=program.functional
+    )
+    if program.functional and choices.chance(_ONE_MEMORY):
+        twins |= _readers_of_written_memory(traced.graph, program, twins)
+    captured = npugraph_ex.compile_fx(tracing.copy_of(traced), None, options)
+    return _Caller(traced if program.functional else function, False, twins), _Caller(captured, False, twins)
+
+
+def _readers_of_written_memory(graph: fx.Graph, program: Program, twins: Mapping[int, int]) -> dict[int, int]:
+    """An argument that is only read, and one like it that is written at the end, in whose memory the caller puts the first.
+
+    Nobody knew when the graph was traced. It reads its arguments before it writes any, so all values are certain.
+    """
+    written = mutated_inputs(graph, AliasFacts(graph))
+    alone = [position for position in range(len(program.inputs)) if position not in {*twins, *twins.values()}]
+    for reader in sorted(set(alone) - written):
+        for writer in sorted(written.intersection(alone)):
+            if replace(program.inputs[reader], seed=0) == replace(program.inputs[writer], seed=0):
+                return {reader: writer}
+    return {}
