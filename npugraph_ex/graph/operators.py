@@ -60,7 +60,11 @@ _ASK_FOR_THE_SHAPE = frozenset(
 )  # fmt: skip
 """Operators that read a tensor's size and not its elements."""
 
-_OFFSETS = {torch.ops.aten.as_strided: 3, torch.ops.aten.as_strided_copy: 3, torch.ops.aten.as_strided_scatter: 4}
+_OFFSETS: Mapping[object, int] = {
+    torch.ops.aten.as_strided: 3,
+    torch.ops.aten.as_strided_copy: 3,
+    torch.ops.aten.as_strided_scatter: 4,
+}
 """The operators that reach bytes of a storage beyond their argument; the position of the offset among their arguments."""
 
 _OVERWRITE = frozenset({torch.ops.aten.copy, torch.ops.aten.copy_, torch.ops.aten.fill_, torch.ops.aten.zero_})
