@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -31,6 +32,33 @@ def _own_stream() -> Iterator[None]:
     before = torch.npu.current_stream()
     yield
     torch.npu.set_stream(before)
+
+
+@pytest.fixture(autouse=True)
+def _failed_captures_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make torch_npu's allocator leave a capture that the device refuses to end: 2.10 does not, and all later captures fail."""
+    import torch
+
+    from npugraph_ex.versions.failed_captures import DIFFERENCE, leave_capture
+
+    if not DIFFERENCE.older:
+        return
+    begin, end = torch.npu.NPUGraph.capture_begin, torch.npu.NPUGraph.capture_end
+    pools: WeakKeyDictionary[torch.npu.NPUGraph, object] = WeakKeyDictionary()
+
+    def begin_in_a_known_pool(graph: torch.npu.NPUGraph, pool: object = None, **options: object) -> None:
+        pools[graph] = torch.npu.graph_pool_handle() if pool is None else pool
+        begin(graph, pools[graph], **options)
+
+    def end_and_leave(graph: torch.npu.NPUGraph) -> None:
+        try:
+            end(graph)
+        except RuntimeError:
+            leave_capture(torch.npu.current_device(), pools[graph])
+            raise
+
+    monkeypatch.setattr(torch.npu.NPUGraph, "capture_begin", begin_in_a_known_pool)
+    monkeypatch.setattr(torch.npu.NPUGraph, "capture_end", end_and_leave)
 
 
 @pytest.fixture
