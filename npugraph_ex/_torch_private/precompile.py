@@ -18,7 +18,7 @@ from torch._dynamo.guards import CheckFunctionManager
 from torch._dynamo.hooks import Hooks
 from torch._dynamo.package import SourceInfo
 
-from npugraph_ex.versions.aot_results import settings_that_keep_results
+from npugraph_ex.versions.aot_results import bytes_of, settings_of_precompilation
 
 __all__ = ["Precompiled", "SerializableCallable", "precompile"]
 
@@ -27,19 +27,20 @@ CANNOT_BE_KEPT = (PackageError, OSError)
 
 Guard = Any  # torch's GuardFilterEntry
 
+_SHAPES: Mapping[bool | None, Mapping[str, bool]] = {
+    None: {},
+    True: {"assume_static_by_default": False},
+    False: {"assume_static_by_default": True, "automatic_dynamic_shapes": False},
+}
+"""What ``torch.compile(dynamic=)`` sets in Dynamo. Torch 2.10's `aot_compile_fullgraph` has no such argument."""
+
 
 @contextlib.contextmanager
 def _own_aot() -> Iterator[None]:
     """Keep our own compiled graph: during a precompilation torch keeps AOT's result itself, but it can save only Inductor's."""
     import torch._functorch.config as settings
 
-    names = (
-        "strict_autograd_cache",
-        "bypass_autograd_cache_key",
-        "force_non_lazy_backward_lowering",
-        *settings_that_keep_results(),
-    )
-    with settings.patch(dict.fromkeys(names, False)):
+    with settings.patch(dict.fromkeys(settings_of_precompilation(), False)):
         yield
 
 
@@ -83,7 +84,7 @@ class Precompiled:
         """
         artifacts = dataclasses.replace(self._function._artifacts, source_info=SourceInfo(inlined_sources=set()))  # noqa: SLF001 - see above
         light = AOTCompiledFunction(artifacts)
-        return AOTCompiledFunction.serialize(light).serialized_data
+        return bytes_of(AOTCompiledFunction.serialize(light))
 
     @classmethod
     def load(cls, data: bytes, function: Any) -> Precompiled:
@@ -122,14 +123,13 @@ def precompile(
             return backend(gm, example_inputs)
 
     # A float attribute is a constant with a guard, because as an input the host would have to read it at every call.
-    with torch._dynamo.config.patch(specialize_float=True):
+    with torch._dynamo.config.patch(specialize_float=True, **_SHAPES[dynamic]):
         try:
             made = aot_compile_fullgraph(
                 function,
                 (tuple(args), dict(kwargs)),
                 hooks=Hooks(guard_filter_fn=keep_guards),
                 backend=compile_graph,
-                dynamic=dynamic,
             )
         except AssertionError as error:
             if "backend_input must not be None" not in str(error):
