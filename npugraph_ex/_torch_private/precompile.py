@@ -54,6 +54,15 @@ def serialisable(guard: Guard) -> bool:
     )
 
 
+def _says_there_is_no_graph(error: AssertionError) -> bool:
+    """Whether torch found no graph to compile; its assertion has a text since release 2.12."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    bare = not str(error) and last is not None and last.tb_frame.f_code is aot_compile_fullgraph.__code__
+    return bare or "backend_input must not be None" in str(error)
+
+
 class Precompiled:
     """One function, compiled by Dynamo for one set of guards."""
 
@@ -123,7 +132,7 @@ def precompile(
             return backend(gm, example_inputs)
 
     # A float attribute is a constant with a guard, because as an input the host would have to read it at every call.
-    with torch._dynamo.config.patch(specialize_float=True, **_SHAPES[dynamic]):
+    with torch._dynamo.config.patch({"specialize_float": True, **_SHAPES[dynamic]}):
         try:
             made = aot_compile_fullgraph(
                 function,
@@ -132,7 +141,7 @@ def precompile(
                 backend=compile_graph,
             )
         except AssertionError as error:
-            if "backend_input must not be None" not in str(error):
+            if not _says_there_is_no_graph(error):
                 raise
             raise PackageError("it computes nothing with tensors, so there is no graph") from error
     return Precompiled(made)

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from npugraph_ex import _torch_private
 from npugraph_ex.graph import noops
 from npugraph_ex.graph.memory.aliases import written_by
+from npugraph_ex.versions.joint_tracing import with_decompositions
 
 TraceFn = Callable[..., fx.GraphModule]
 
@@ -71,7 +72,8 @@ def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def trace(function: Callable[..., Any], args: Sequence[Any], trace_fn: TraceFn = fwd_only) -> fx.GraphModule:
     """The graph of ``function(*args)``, without dead code and no-ops; writes are kept so that they can be refused."""
-    gm = trace_fn(_plain(function), list(args), **_keywords(trace_fn))
+    with with_decompositions(_no_decompositions):
+        gm = trace_fn(_plain(function), list(args), **_keywords(trace_fn))
     noops.remove(gm.graph)
     gm.graph.eliminate_dead_code(is_impure_node=lambda node: node.is_impure() or bool(written_by(node)))
     return gm

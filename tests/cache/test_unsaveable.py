@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from npugraph_ex.inference import cache_compile
+from npugraph_ex.versions import ahead_of_time
 
 LOCAL = "it's defined in local scope"
 
@@ -97,6 +98,8 @@ def without_tensors(x: Tensor) -> int:
     return x.dim() + 3
 
 
+OF_A_LOCAL_CLASS = "what kind is decides" if ahead_of_time.DIFFERENCE.older else "local object"
+
 # The function, what it takes besides a tensor, and what the line says of it.
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "instance of a local class": (scaled, (PLAIN(),), LOCAL),
@@ -109,7 +112,11 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "partial": (applied, (functools.partial(torch.add, other=2),), "what function.func is decides"),
     "object that is called": (applied, (Called(),), "what type(function).__call__ is decides"),
     "class": (lambda x, kind: x * kind.factor, (Refusing,), "what kind is decides"),
-    "local class": (lambda x, kind: x * kind.factor, (PLAIN,), "local object"),
+    "local class": (
+        lambda x, kind: x * kind.factor,
+        (PLAIN,),
+        OF_A_LOCAL_CLASS,
+    ),
     "lock": (scaled, (WithLock(),), "cannot pickle '_thread.lock' object"),
     "own error": (scaled, (Refusing(),), "not me"),
     "streams": (on_a_stream, (), "it uses streams or events that are objects of this process"),

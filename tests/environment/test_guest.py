@@ -149,10 +149,10 @@ try:
 except Exception as error:
     print("npugraph-ex cannot be loaded beside" in str(error), "fwd_only" in str(error), "NPUGRAPH_EX=bundled" in str(error))
 """
-    done = stub.run("-W", "error::RuntimeWarning", "-c", code, PYTHONPATH=".")
+    done = stub.run("-W", "ignore::DeprecationWarning", "-W", "error::RuntimeWarning", "-c", code, PYTHONPATH=".")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout == "2.0\nTrue True True\n"
-    (line,) = done.stderr.splitlines()
+    *_, line = done.stderr.splitlines()  # before it, that the releases are no tested pair
     assert line.startswith(
         "dynamo could not be prepared for npugraph-ex (ImportError: cannot import name 'CallFunctionNoArgsSource'"
     )

@@ -32,7 +32,19 @@ def test_no_compiler_is_needed(tmp_path: Path, build_wheel: Build, make_guest: C
     (wheel,) = tmp_path.glob("*.whl")
     assert re.search(r"-py3-none-manylinux_2_\d+_(x86_64|aarch64)\.whl$", wheel.name)
     guest = make_guest(
-        "torch", "torch_npu", "packaging", "pyelftools", "tabulate", "rich", "jinja2", "markupsafe", unpacked=None
+        *(
+            "torch",
+            "torch_npu",
+            "pyyaml",
+            "numpy",
+            "packaging",
+            "pyelftools",
+            "tabulate",
+            "rich",
+            "jinja2",
+            "markupsafe",
+        ),
+        unpacked=None,
     )
     _pip("--python", guest.folder / "bin" / "python", "install", wheel)
     (script,) = _SCRIPT.findall((ROOT / "README.md").read_text(encoding="utf-8"))

@@ -80,12 +80,20 @@ class _NativeLowering:
         return NativeObjects(self.labels, given, tuple(self.recorded), tuple(self.awaited))
 
     def _refuse_set_stream(self) -> None:
-        """`with torch.npu.stream(s)` makes one `set_stream` to enter and one to leave; further ones are the user's."""
-        enters = [node for node in self.graph.nodes if is_context(node, "set_stream")]
-        leaves = [node for node in enters if is_context(node.args[0], "current_stream")]
-        if len(enters) != 2 * len(leaves):
+        """`with torch.npu.stream(s)` asks for the current stream, sets `s`, and in the end the other; more calls are the user's."""
+        before: fx.Node | None = None  # the last one that was asked for
+        within: list[tuple[fx.Node, fx.Node | None]] = []  # what opened each open block, and what it goes back to
+        for node in self.graph.nodes:
+            if is_context(node, "current_stream"):
+                before = node
+            elif is_context(node, "set_stream"):
+                if within and node.args[0] is within[-1][1]:
+                    within.pop()
+                else:
+                    within.append((node, before))
+        if within:
             raise ScopeError(
-                f"{source_line(enters[0])}: torch.npu.set_stream inside compiled code would change the stream of code "
+                f"{source_line(within[0][0])}: torch.npu.set_stream inside compiled code would change the stream of code "
                 "outside the compiled graph; write `with torch.npu.stream(s):` instead"
             )
 
