@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import io
 import json
 import re
@@ -14,11 +15,15 @@ import pytest
 from rich.console import Console
 
 from npu_emulator import __main__ as launcher
+from npu_emulator.clock.summary import Summary
 from npugraph_ex import cli
 from npugraph_ex._plurals import counted, noun
 from npugraph_ex.commands import alarms, campaign, mutants
 from npugraph_ex.commands.remedies import sections
 from npugraph_ex.commands.terminal import progress
+from npugraph_ex.observe.compare import Comparison, Difference
+from npugraph_ex.observe.environment import Environment
+from npugraph_ex.observe.explain import Explanation
 
 WRONG: list[tuple[list[str], tuple[str, ...]]] = [
     # No command, or none of that name.
@@ -144,6 +149,20 @@ def test_every_command_has_json_quiet_and_an_example() -> None:
     for words in (["cache", "--json", "ls"], ["cache", "ls", "--json"]):
         assert cli._parser().parse_args(words).json
     assert not cli._parser().parse_args(["cache", "ls"]).json
+
+
+def test_the_page_of_json_has_every_command_and_its_keys() -> None:
+    """A row for each command; the keys are the fields of what is printed, where that is a dataclass."""
+    page = (Path(__file__).parents[1] / "docs" / "reference" / "json.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `([^`]+)` \| (.*) \|$", page, re.MULTILINE))
+    parsers = (*list(_parsers(cli._parser()))[1:], mutants.parser(), alarms.parser())
+    names = {parser.prog.removeprefix("npugraph-ex ") for parser in parsers} - {"run", "cache"}
+    assert names <= set(rows)
+    for command, kinds in {
+        "diff": (Comparison, Difference), "env": (Environment,), "explain": (Explanation,), "timeline": (Summary,),
+    }.items():  # fmt: skip
+        fields = {field.name for kind in kinds for field in dataclasses.fields(kind)}
+        assert set(re.findall(r"`(\w+)`", rows[command])) - {"works", "picture", "trace", "figures"} == fields
 
 
 def test_progress_draws_a_bar_on_a_terminal_and_lines_in_a_file() -> None:

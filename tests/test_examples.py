@@ -17,7 +17,14 @@ import npugraph_ex
 
 DOCS = Path(__file__).parents[1] / "docs"
 _CODE = [block.code for block in blocks(DOCS / "reference" / "examples.md") if block.language == "python"]
-_MODULES = ["npugraph_ex", "npugraph_ex.inference", "npugraph_ex.operators", "npugraph_ex.ops", "npugraph_ex.scope", "npugraph_ex.testing"]
+_MODULES = [
+    "npugraph_ex",
+    "npugraph_ex.inference",
+    "npugraph_ex.operators",
+    "npugraph_ex.ops",
+    "npugraph_ex.scope",
+    "npugraph_ex.testing",
+]
 
 
 @pytest.fixture

@@ -35,7 +35,16 @@ class PassRecord:
 
 @dataclass(frozen=True)
 class Fusion:
-    """One replaced subgraph: the names of the removed and of the new nodes."""
+    """One replaced subgraph.
+
+    Attributes:
+        rule: its name.
+        replaced: the names of the removed nodes.
+        by: the names of the new nodes.
+        source: ``file:line`` of the user's code.
+        guards: what the sizes of later calls must obey.
+        ulps: of a lift, the largest distance from float64 that the judge saw, and eager mode's, in ulps.
+    """
 
     rule: str
     replaced: tuple[str, ...]
@@ -43,7 +52,6 @@ class Fusion:
     source: str = ""
     guards: tuple[str, ...] = ()
     ulps: tuple[float, float] | None = None
-    """Of a lift: the largest distance from float64 that the judge saw, and eager mode's, in ulps."""
 
 
 @dataclass(frozen=True)
