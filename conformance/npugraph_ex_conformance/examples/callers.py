@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +17,9 @@ import torch
 from torch import fx
 
 import npugraph_ex
+from npugraph_ex.errors import SessionError
 from npugraph_ex.graph.memory.aliases import AliasFacts, mutated_inputs
+from npugraph_ex.inference import session
 from npugraph_ex.testing.generator.choices import Choices, Sampled
 from npugraph_ex.testing.generator.inputs import Input, alias_of, make_inputs, size_of
 from npugraph_ex.testing.generator.program import Program, Ref, Step
@@ -27,10 +30,10 @@ from npugraph_ex.testing.oracle.observation import Observation, host_copy, obser
 
 _CALLS = 16
 """Enough that inputs which stay are read in place, and then move."""
-_FROM_THE_STORAGE, _THROUGH_DYNAMO, _ONE_MEMORY, _WRITTEN, _DROPPED, _FORGOTTEN = 35, 40, 80, 30, 35, 5
-"""Chances in percent: that a program also reads an input's storage from its first element; of `torch.compile`; that
-two arguments share memory unknown to the graph; between two calls, that something kept is written, that each kept thing is
-dropped, that all captures are dropped."""
+_FROM_THE_STORAGE, _THROUGH_DYNAMO, _SESSION, _ONE_MEMORY, _WRITTEN, _DROPPED, _FORGOTTEN = 35, 40, 30, 80, 30, 35, 5
+"""Chances in percent: that a program also reads an input's storage from its first element; of `torch.compile`, and of a session
+in its place; that two arguments share memory unknown to the graph; between two calls, that something kept is written, that each
+kept thing is dropped, that all captures are dropped."""
 _OPTIONS: tuple[Mapping[str, Any], ...] = (
     {}, {}, {"clone_output": True}, {"stable_inputs_in_place": False}, {"capture_limit": 2}, {"frozen_parameter": True},
 )  # fmt: skip
@@ -255,6 +258,10 @@ def _sides(choices: Choices, program: Program) -> tuple[_Caller, _Caller]:
     torch.compiler.reset()
     if choices.chance(_THROUGH_DYNAMO):
         compiled = torch.compile(function, backend="npugraph_ex", options=options, fullgraph=True)
+        if choices.chance(_SESSION):
+            with suppress(SessionError), torch.no_grad():  # it refuses programs that return views of their arguments
+                examples = make_inputs(program.inputs, sizes=program.sizes[0])
+                compiled = session(function, examples, dynamic=program.dynamic or None, options=options)
         return _Caller(function, True, twins), _Caller(torch.no_grad()(compiled), True, twins)
     traced = tracing.trace(
         function, program.inputs, program.sizes[0], dynamic=program.dynamic, functional=program.functional

@@ -1,4 +1,4 @@
-"""A session gives what eager mode gives, at every call, whatever changes between calls; or it says that it does not."""
+"""A session gives what eager mode gives, whatever the form, the modes, the streams and the threads of its calls."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from device_helpers import NPU, Kept, agree, random
+from session_models import equal, twins
 from torch import nn
 from torch.nn.modules import module as registration
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -27,46 +28,6 @@ from npugraph_ex.report.graphs import graphs_so_far
 def _inference() -> Iterator[None]:
     with torch.no_grad():
         yield
-
-
-class Model(nn.Module):
-    """Two projections, a buffer that is read, and one that each call writes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
-        self.act: nn.Module = nn.SiLU()
-        self.register_buffer("scale", torch.rand(8))
-        self.register_buffer("total", torch.zeros(8))
-        self.dropped = nn.Dropout(1.0)  # nothing in one mode, and zeros in the other
-
-    def forward(self, x: torch.Tensor, other: torch.Tensor | None = None, *, twice: bool = False) -> torch.Tensor:
-        """Map (n, 8) to the same shape."""
-        y = self.dropped(self.down(self.act(self.up(x)))) * self.scale
-        y = y if other is None else y + other
-        self.total.add_(x.sum(0))
-        if self.training:
-            y = y - 1
-        return y * 2 + self.total if twice else y + self.total
-
-
-def twins() -> tuple[Model, Model]:
-    """Two equal models on the device: one for the session, one for eager mode."""
-    one, other = Model().eval().to(NPU), Model().eval().to(NPU)
-    other.load_state_dict(one.state_dict())
-    return one, other
-
-
-def equal(have: Any, want: Any) -> None:
-    """Compare what two calls gave, structure and all."""
-    torch.testing.assert_close(have, want, rtol=0, atol=0)
-    leaves = [torch.utils._pytree.tree_leaves(value) for value in (have, want)]
-    for one, other in zip(*leaves, strict=True):
-        assert type(one) is type(other)
-        if isinstance(one, torch.Tensor):
-            assert (one.stride(), one.requires_grad, one.is_inference()) == (
-                other.stride(), other.requires_grad, other.is_inference(),
-            )  # fmt: skip
 
 
 def test_calls_of_many_forms_equal_eager_mode() -> None:
@@ -111,78 +72,6 @@ def test_loops_keep_results() -> None:
     result = call(x)
     result.add_(1), eager(x)
     equal(call(x), eager(x))
-
-
-def test_weights_changed_in_place() -> None:
-    """`copy_`, an optimizer's way and `load_state_dict` change the next call."""
-    model, eager = twins()
-    x = random(4, 8)
-    call = session(model, (x,))
-    for number in range(12):
-        for one in (model, eager):
-            one.up.weight.mul_(1.01)
-            one.scale.copy_(torch.full((8,), float(number)))
-            if number == 5:
-                one.load_state_dict({name: value + 1 for name, value in eager.state_dict().items()})
-        model.load_state_dict(eager.state_dict())
-        equal(call(x), eager(x))
-
-
-def test_replaced_state_is_noticed() -> None:
-    """A parameter, a buffer, a submodule, an assigned state: the next call has them, without `refresh`."""
-    model, eager = twins()
-    x = random(4, 8)
-    call = session(model, (x,))
-
-    def parameter(one: Model, value: torch.Tensor) -> None:
-        one.up.weight = nn.Parameter(value)
-
-    def buffer(one: Model, value: torch.Tensor) -> None:
-        one.scale = value[0]
-
-    def module(one: Model, value: torch.Tensor) -> None:
-        one.act = nn.Tanh()
-
-    def assigned(one: Model, value: torch.Tensor) -> None:
-        one.load_state_dict({name: value.clone() + 1 for name, value in eager.state_dict().items()}, assign=True)
-
-    def training(one: Model, value: torch.Tensor) -> None:
-        one.train()
-
-    for change in (parameter, buffer, module, assigned, training):
-        equal(call(x), eager(x))
-        value = random(16, 8)
-        change(model, value.clone()), change(eager, value.clone())
-        eager.load_state_dict(model.state_dict())
-        for _ in range(3):
-            equal(call(x), eager(x))
-
-
-def test_what_needs_refresh() -> None:
-    """New memory, plain attributes, a submodule's mode and hooks: nothing before `refresh`, everything after; debug mode raises."""
-    changes: dict[str, Callable[[Model], object]] = {
-        "up.weight": lambda one: setattr(one.up.weight, "data", torch.full((16, 8), 0.5, device=NPU)),
-        "checks": lambda one: one.dropped.train(),
-        "torch.compile checks": lambda one: one.act.register_forward_hook(lambda *given: given[2] + 1),
-    }
-    for name, change in changes.items():
-        model, eager = twins()
-        call = session(model, (random(4, 8),))
-        x = random(4, 8)
-        equal(call(x), eager(x))
-        change(model)
-        for _ in range(20):  # memory that was freed would be taken
-            random(16, 8)
-        equal(call(x), eager(x))
-        change(eager)
-        call.debug = True
-        with pytest.raises(SessionError, match=rf"{name}.*refresh"):
-            call(x)
-        call.refresh()
-        for _ in range(3):
-            equal(call(x), eager(x))
-        call.debug = False
-        equal(call(x), eager(x))
 
 
 class _Counting(TorchDispatchMode):
@@ -379,57 +268,6 @@ def test_numbers_that_compare_equal() -> None:
     for _ in range(2):
         for y in (0.0, -0.0, 1.0, 1, True, 0, False):
             equal(call(x, y), function(x, y))
-
-
-class Stateful(nn.Module):
-    """What a session must refuse: each kind of change that is none of a tensor's content."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.kind, self.count, self.seen = kind, 0, []
-        self.register_buffer("last", torch.zeros(4))
-
-    def forward(self, x: torch.Tensor) -> Any:
-        """Do what ``kind`` says."""
-        if self.kind == "assigns a buffer":
-            self.last = x * 2
-        if self.kind == "counts":
-            self.count += 1
-        if self.kind == "appends":
-            self.seen.append(x + 1)
-        if self.kind == "prints":
-            print("called")
-        if self.kind == "branches" and x.sum() > 0:
-            return x + 1
-        if self.kind == "nonzero":
-            return x.nonzero()
-        if self.kind == "view of an argument":
-            return x[1:]
-        if self.kind == "only the host":
-            return 3
-        return x * 2
-
-
-@pytest.mark.parametrize(
-    ("kind", "reason"),
-    [
-        ("assigns a buffer", "_buffers"),
-        ("counts", "function"),
-        ("appends", "seen"),
-        ("prints", r"(?s)print.*test_session\.py"),
-        ("branches", r"(?s)[Dd]ata-dependent.*test_session\.py"),
-        ("nonzero", r"test_session\.py"),
-        ("view of an argument", "view"),
-        ("only the host", "nothing"),
-    ],
-)
-def test_refused(kind: str, reason: str) -> None:
-    """With the reason, and the place where torch knows it; the model is as it was."""
-    model = Stateful(kind).to(NPU)
-    with pytest.raises(SessionError, match=reason):
-        session(model, (random(4),))
-    assert (model.count, model.seen) == (0, [])
-    equal(model.last, torch.zeros(4, device=NPU))
 
 
 def test_wrong_calls() -> None:

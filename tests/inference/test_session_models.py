@@ -1,0 +1,144 @@
+"""What changes in a model between the calls of a session, and the models that a session refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from device_helpers import NPU, random
+from session_models import Model, equal, twins
+from torch import nn
+
+from npugraph_ex.errors import SessionError
+from npugraph_ex.inference import session
+
+
+@pytest.fixture(autouse=True)
+def _inference() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def test_weights_changed_in_place() -> None:
+    """`copy_`, an optimizer's way and `load_state_dict` change the next call."""
+    model, eager = twins()
+    x = random(4, 8)
+    call = session(model, (x,))
+    for number in range(12):
+        for one in (model, eager):
+            one.up.weight.mul_(1.01)
+            one.scale.copy_(torch.full((8,), float(number)))
+            if number == 5:
+                one.load_state_dict({name: value + 1 for name, value in eager.state_dict().items()})
+        model.load_state_dict(eager.state_dict())
+        equal(call(x), eager(x))
+
+
+def test_replaced_state_is_noticed() -> None:
+    """A parameter, a buffer, a submodule, an assigned state: the next call has them, without `refresh`."""
+    model, eager = twins()
+    x = random(4, 8)
+    call = session(model, (x,))
+
+    def parameter(one: Model, value: torch.Tensor) -> None:
+        one.up.weight = nn.Parameter(value)
+
+    def buffer(one: Model, value: torch.Tensor) -> None:
+        one.scale = value[0]
+
+    def module(one: Model, value: torch.Tensor) -> None:
+        one.act = nn.Tanh()
+
+    def assigned(one: Model, value: torch.Tensor) -> None:
+        one.load_state_dict({name: value.clone() + 1 for name, value in eager.state_dict().items()}, assign=True)
+
+    def training(one: Model, value: torch.Tensor) -> None:
+        one.train()
+
+    for change in (parameter, buffer, module, assigned, training):
+        equal(call(x), eager(x))
+        value = random(16, 8)
+        change(model, value.clone()), change(eager, value.clone())
+        eager.load_state_dict(model.state_dict())
+        for _ in range(3):
+            equal(call(x), eager(x))
+
+
+def test_what_needs_refresh() -> None:
+    """New memory, plain attributes, a submodule's mode and hooks: nothing before `refresh`, everything after; debug mode raises."""
+    changes: dict[str, Callable[[Model], object]] = {
+        "up.weight": lambda one: setattr(one.up.weight, "data", torch.full((16, 8), 0.5, device=NPU)),
+        "checks": lambda one: one.dropped.train(),
+        "torch.compile checks": lambda one: one.act.register_forward_hook(lambda *given: given[2] + 1),
+    }
+    for name, change in changes.items():
+        model, eager = twins()
+        call = session(model, (random(4, 8),))
+        x = random(4, 8)
+        equal(call(x), eager(x))
+        change(model)
+        for _ in range(20):  # memory that was freed would be taken
+            random(16, 8)
+        equal(call(x), eager(x))
+        change(eager)
+        call.debug = True
+        with pytest.raises(SessionError, match=rf"{name}.*refresh"):
+            call(x)
+        call.refresh()
+        for _ in range(3):
+            equal(call(x), eager(x))
+        call.debug = False
+        equal(call(x), eager(x))
+
+
+class Stateful(nn.Module):
+    """What a session must refuse: each kind of change that is none of a tensor's content."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.count, self.seen = kind, 0, []
+        self.register_buffer("last", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """Do what ``kind`` says."""
+        if self.kind == "assigns a buffer":
+            self.last = x * 2
+        if self.kind == "counts":
+            self.count += 1
+        if self.kind == "appends":
+            self.seen.append(x + 1)
+        if self.kind == "prints":
+            print("called")
+        if self.kind == "branches" and x.sum() > 0:
+            return x + 1
+        if self.kind == "nonzero":
+            return x.nonzero()
+        if self.kind == "view of an argument":
+            return x[1:]
+        if self.kind == "only the host":
+            return 3
+        return x * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("assigns a buffer", "_buffers"),
+        ("counts", "function"),
+        ("appends", "seen"),
+        ("prints", r"(?s)print.*test_session_models\.py"),
+        ("branches", r"(?s)[Dd]ata-dependent.*test_session_models\.py"),
+        ("nonzero", r"test_session_models\.py"),
+        ("view of an argument", "view"),
+        ("only the host", "nothing"),
+    ],
+)
+def test_refused(kind: str, reason: str) -> None:
+    """With the reason, and the place where torch knows it; the model is as it was."""
+    model = Stateful(kind).to(NPU)
+    with pytest.raises(SessionError, match=reason):
+        session(model, (random(4),))
+    assert (model.count, model.seen) == (0, [])
+    equal(model.last, torch.zeros(4, device=NPU))
