@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -265,3 +266,50 @@ def test_an_argument_that_the_device_returns_is_returned() -> None:
     rows = torch.randn(6, 4).npu()
     _, kept = torch.ops.npu._npu_moe_token_unpermute(rows, ints(2, 0, 4, 3, 1, 5).npu(), torch.rand(3, 2).npu())
     assert kept.data_ptr() == rows.data_ptr()
+
+
+def _context_of(
+    common: tuple[int, ...], returned: torch.Tensor, sent: torch.Tensor, rows: torch.Tensor
+) -> torch.Tensor:
+    """The structure of workers that run apart, with the addresses of these buffers; the second micro batch is the one at work."""
+    context = bytearray(1024)
+    struct.pack_into("<6I", context, 0, *common)
+    struct.pack_into("<4QI", context, 256, 0, 0, returned.data_ptr(), returned.numel() * returned.itemsize, 1)
+    struct.pack_into(
+        "<5Q", context, 384, sent.data_ptr(), sent.numel() * 4, rows.data_ptr(), rows.numel() * rows.itemsize, 1
+    )
+    return torch.frombuffer(context, dtype=torch.int8)
+
+
+def test_workers_of_attention_and_of_experts_that_run_apart() -> None:
+    """Two sessions and micro batches, three tokens with two choices: rows by expert, one of none, and what came back added up."""
+    sessions, batches, tokens, choices, width = 2, 2, 3, 2, 256
+    returned = torch.randn(batches, tokens, choices, width).half()
+    experts = torch.tensor([[[0] * 6, [1, 0, 9, 1, 0, 0]], [[0] * 6, [0, 1, 1, 1, 0, 9]]], dtype=torch.int32)
+    sent = torch.cat((torch.ones(sessions, batches, 2, dtype=torch.int32), experts), -1)
+    rows = torch.randint(-9, 9, (sessions, batches, tokens, choices, width + 4), dtype=torch.int8)
+    scales = torch.rand(sessions, batches, tokens, choices, 1)
+    rows[..., width:] = scales.view(torch.int8)
+    context = _context_of((sessions, batches, tokens, choices, 2, width + 4), returned, sent, rows)
+    combine, batch = (
+        OPERATORS[f"npu::npu_{name}"].formula for name in ("attention_worker_combine", "ffn_worker_batching")
+    )
+    shares = torch.rand(tokens, 1)
+    y, following = combine(context, shares, torch.tensor([4], dtype=torch.int32), width)
+    assert torch.equal(y, (returned[1, :, 0].float() * shares + returned[1, :, 1].float()).half())
+    assert following.tolist() == [5]
+    shape = [sessions, tokens, choices, width]
+    y, groups, *places, of_rows, count = batch(context, 2, shape, token_dtype=2, need_schedule=1)
+    flat = experts[:, 1].flatten()
+    order = [place for expert in (0, 1) for place in range(12) if flat[place] == expert]
+    assert (groups.tolist(), count.tolist()) == ([[0, 5], [1, 5]], [10])
+    where = [(place // 6, 1, place % 6 // 2, place % 2) for place in order]
+    assert [*zip(*(place[:10].tolist() for place in places), strict=True)] == where
+    assert torch.equal(y[:10], torch.stack([rows[index][:width] for index in where]))
+    assert torch.equal(of_rows[:10], torch.stack([scales[index][0] for index in where]))
+    assert not y[10:].any()
+    sent[1, 1, 0] = 0
+    with pytest.raises(UnsupportedArgumentError, match="need_schedule"):
+        batch(context, 2, shape, token_dtype=2, need_schedule=1)
+    with pytest.raises(RuntimeError, match="bytes"):
+        combine(context, shares, torch.tensor([4]), 2 * width)
