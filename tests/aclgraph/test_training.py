@@ -77,6 +77,10 @@ def _steps(function: Callable[..., Any], order: str) -> list[torch.Tensor]:
     return [tensor.detach() for call in results for tensor in (results[call], leaves[call].grad)]
 
 
+needs_generator_states = pytest.mark.skipif(not generator_states.draws_again(), reason=generator_states.DIFFERENCE.what)
+
+
+@needs_generator_states
 @pytest.mark.parametrize("order", ["aabbccdd", "abcddbca"], ids=["in turn", "interleaved"])
 def test_checkpointed_dropout_is_eagers(order: str) -> None:
     """The generator that AOT gives both halves is obeyed: each call draws anew, and results and gradients are aot_eager's."""
@@ -88,6 +92,7 @@ def test_checkpointed_dropout_is_eagers(order: str) -> None:
     assert not any(torch.equal(first, second) for first, second in pairwise(have[::2]))
 
 
+@needs_generator_states
 def test_the_backward_of_checkpointed_dropout_has_the_forwards_mask() -> None:
     """Eager mode's law for one mask: the gradient is zero where the result is, in every call."""
     graph = compiled(lambda x: checkpoint(lambda y: F.dropout(y.sin(), 0.5), x, use_reentrant=False))
@@ -101,6 +106,7 @@ def test_the_backward_of_checkpointed_dropout_has_the_forwards_mask() -> None:
     assert not any(torch.equal(first, second) for first, second in pairwise(masks))
 
 
+@needs_generator_states
 def test_explain_says_what_keeps_checkpointed_dropout_uncaptured() -> None:
     """The reason names the generator; `require_capture` refuses such a graph."""
     watch = Watch()
