@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +44,13 @@ def _subcommands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentP
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - as above
             for further in action.choices.values():
                 yield from _subcommands(further)
+
+
+def index_codes(_app, name, source):  # noqa: ANN001, ANN201 - Sphinx's hook
+    """Make each code of the device an entry of the index: the search ignores a number that stands in a text."""
+    if name == "reference/emulator-codes":
+        entries = "\n".join(f"   single: {code}" for code in re.findall(r"^\| (\d+) `", source[0], re.MULTILINE))
+        source[0] += f"\n```{{eval-rst}}\n.. index::\n{entries}\n```\n"
 
 
 def write(folder: Path) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -37,6 +40,19 @@ def test_every_class_has_a_section_with_cause_and_remedy_and_no_section_is_left_
 def test_a_code_of_the_device_has_its_line() -> None:
     """The line of the table of codes, as text."""
     assert _FOUND["107025"].startswith("STREAM_UNJOINED. Raised: the end of a capture")
+
+
+def test_the_search_of_the_site_finds_a_code() -> None:
+    """Sphinx's search drops numbers from texts; it finds them among the entries of the index."""
+    docs = Path(__file__).parents[1] / "docs"
+    sys.path.insert(0, str(docs))
+    try:
+        import generated
+    finally:
+        sys.path.remove(str(docs))
+    source = [(docs / "reference" / "emulator-codes.md").read_text(encoding="utf-8")]
+    generated.index_codes(None, "reference/emulator-codes", source)
+    assert re.findall(r"^   single: (\d+)$", source[0], re.MULTILINE) == [name for name in _FOUND if name.isdigit()]
 
 
 @pytest.mark.parametrize(
