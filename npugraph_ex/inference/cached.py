@@ -275,7 +275,7 @@ class CachedFunction:
         run = backend(gm, inputs)
         if len(compiled) == 1:
             (graph,) = compiled
-            kept = KeptGraph(run, graph.get_code(), graph.unsaved)
+            kept = KeptGraph(run, graph.get_code(guarded=True), graph.unsaved)
             graph.changed = partial(_keep_again, graph, kept)
             graphs.append(kept)
         else:
@@ -305,7 +305,7 @@ class CachedFunction:
 
 def _keep_again(graph: CompiledFxGraph, kept: KeptGraph) -> None:
     """Bring the text of a graph that was compiled again to where it is kept."""
-    kept.text = graph.get_code()
+    kept.text = graph.get_code(guarded=True)
     if kept.keep_again is not None:
         kept.keep_again()
 

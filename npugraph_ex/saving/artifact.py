@@ -26,7 +26,8 @@ from npugraph_ex.saving import text
 from npugraph_ex.saving.devices import OnEachDevice
 from npugraph_ex.saving.inputs import InputCheck, encode_inputs, fake_inputs, hints_of
 from npugraph_ex.saving.nodes import decode_graph, encode_graph
-from npugraph_ex.saving.sizes import SymbolicSizes
+from npugraph_ex.saving.size_one import AtSizeOne
+from npugraph_ex.saving.sizes import Condition, SymbolicSizes, excludes_one
 from npugraph_ex.saving.values import Json, Unsaveable
 
 _NOT_KEPT = frozenset({"post_grad_custom_pre_pass", "post_grad_custom_post_pass", "use_graph_pool"})
@@ -46,7 +47,7 @@ class SavedGraph:
     source: str
 
     @classmethod
-    def from_graph(
+    def from_graph(  # noqa: PLR0913 - the parts of one compilation
         cls,
         gm: fx.GraphModule,
         example_inputs: Sequence[Any],
@@ -54,6 +55,7 @@ class SavedGraph:
         *,
         static: Sequence[int],
         names: Sequence[str],
+        at_one: AtSizeOne | None,
         current: int | None = None,
     ) -> SavedGraph:
         """Encode a graph after all passes.
@@ -64,6 +66,7 @@ class SavedGraph:
             options: the options it was compiled with.
             static: positions of inputs whose address does not change from call to call.
             names: the input names for messages.
+            at_one: whether the traced graph is right where a symbolic size is one, too; None for no.
             current: the current device at the compilation; None if no result depends on it.
 
         Raises:
@@ -85,19 +88,26 @@ class SavedGraph:
             raise Unsaveable(f"it makes tensors on the current device {current}, and its inputs lie on {home}")
         kept = {name: value for name, value in options.changed().items() if name not in _NOT_KEPT}
         parameters = [p for p, value in enumerate(example_inputs) if isinstance(value, torch.nn.Parameter)]
+        condition = _torch_private.input_guards(values, mode)
         data: dict[str, Json] = {
             "npugraph_ex": __version__,
             "torch": torch.__version__,
             "options": _plain(kept),
             "inputs": encode_inputs(values, names),
             "hints": hints_of(values),
-            "condition": _torch_private.input_guards(values, mode),
+            "condition": condition,
+            "right_at_one": not excludes_one(condition) or (at_one is not None and at_one.is_right),
             "static": sorted({*static, *parameters}),
             "follows_current_device": current is not None,
             "undeclared": found_in(gm.graph),
             "nodes": encode_graph(gm, home),
         }
         return cls(data, graph_source(gm, "A graph that npugraph_ex saved"))
+
+    @property
+    def right_at_one(self) -> bool:
+        """Whether it is right where a symbolic size is one, too; if not, only callers who check torch's guards may use it."""
+        return bool(self.data["right_at_one"])
 
     def spelt(self) -> str:
         """The graph as text."""
@@ -123,6 +133,7 @@ class SavedGraph:
         compile_graph: Callable[..., Callable[..., Sequence[Any]]],
         *,
         elsewhere: Callable[..., Sequence[Any]] | None = None,
+        unguarded: bool = False,
     ) -> Callable[..., Sequence[Any]]:
         """Make the graph callable in this process: on the current device now, and on other devices at the first call there.
 
@@ -130,6 +141,8 @@ class SavedGraph:
             compile_graph: `npugraph_ex.aclgraph.compile_graph`, or a replacement.
             elsewhere: runs a call whose inputs are not on the current device, if the graph makes tensors on the current
                 device. No saved graph can do that. None to refuse such calls.
+            unguarded: whether the caller drops torch's guards, as vLLM does. Then sizes of one are accepted if the graph is
+                right there.
 
         Returns:
             A function of the graph's inputs; it refuses inputs that the graph was not compiled for.
@@ -137,7 +150,8 @@ class SavedGraph:
         Raises:
             SavedGraphError: an operator of the graph is not registered here.
         """
-        check = InputCheck(self.data["inputs"], self.data["condition"])
+        condition = Condition(self.data["condition"], from_one=unguarded and self.right_at_one)
+        check = InputCheck(self.data["inputs"], condition)
         here = int(torch.npu.current_device())
         return OnEachDevice(
             check,

@@ -102,14 +102,14 @@ class InputCheck:
         condition: the condition on the symbolic sizes.
     """
 
-    def __init__(self, spelt: Sequence[Json], condition: str) -> None:
+    def __init__(self, spelt: Sequence[Json], condition: Condition) -> None:
         self._entries = list(spelt)
         self._dtypes = [getattr(torch, entry["dtype"]) if "dtype" in entry else None for entry in spelt]
         self._fixed = [
             (tuple(entry["size"]), tuple(entry["stride"])) if "dtype" in entry and _is_fixed(entry) else None
             for entry in spelt
         ]
-        self._condition = Condition(condition)
+        self._condition = condition
         self._numbered = [position for position, entry in enumerate(spelt) if "number" not in entry]
 
     def __call__(self, inputs: Sequence[Any]) -> None:

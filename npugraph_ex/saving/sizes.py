@@ -8,12 +8,13 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import CodeType
 from typing import Any
 
 import sympy
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from npugraph_ex import _torch_private
 
@@ -30,13 +31,18 @@ _CONDITION = (
 class Condition:
     """A condition on the sizes of a graph's inputs, in the form of `_torch_private.input_guards`.
 
+    Args:
+        text: the condition; empty for none.
+        from_one: whether a size of one is allowed where the text has a lower bound of two, as torch gives each symbolic size.
+
     Raises:
         ValueError: the text is no such condition.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, *, from_one: bool = False) -> None:
         self._names = {**_torch_private.guard_names(), "__builtins__": {}}
-        self._text = text
+        self._text = ast.unparse(_FromOne().visit(ast.parse(text, mode="eval"))) if from_one and text else text
+        text = self._text
         self._code = self._checked(ast.parse(text, mode="eval")) if text else None
 
     def holds(self, inputs: list[Any]) -> bool:
@@ -64,6 +70,26 @@ class Condition:
         return compile(tree, "<sizes of a saved graph>", "eval")
 
 
+def excludes_one(condition: str) -> bool:
+    """Whether a condition has the lower bound of two that torch gives each symbolic size."""
+    return bool(condition) and any(map(_is_bound_of_two, ast.walk(ast.parse(condition, mode="eval"))))
+
+
+def _is_bound_of_two(part: ast.AST) -> bool:
+    first = part.left if isinstance(part, ast.Compare) and isinstance(part.ops[0], ast.LtE) else None
+    return isinstance(first, ast.Constant) and first.value == 2
+
+
+class _FromOne(ast.NodeTransformer):
+    """Lowers such bounds to one."""
+
+    def visit_Compare(self, node: ast.Compare) -> ast.Compare:
+        """Edit one comparison."""
+        if _is_bound_of_two(node):
+            node.left = ast.Constant(1)
+        return node
+
+
 class SymbolicSizes:
     """Makes symbolic sizes from their text, in a new fake mode.
 
@@ -84,8 +110,20 @@ class SymbolicSizes:
         if isinstance(spelt, int):
             return spelt
         expression = self._expression(ast.parse(spelt, mode="eval").body)
-        hint = int(sympy.sympify(expression).xreplace(self._hints))
+        hint = self._in_the_examples(expression)
         return _torch_private.symbolic_size(self.mode, expression, hint)
+
+    def _in_the_examples(self, expression: Any) -> int:
+        return int(sympy.sympify(expression).xreplace(self._hints))
+
+    def value(self, size: Any, ones: Collection[str]) -> Any:
+        """The number that a size of this mode is where the symbols ``ones`` are one and the others as in the examples."""
+        if not isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return size
+        at = {
+            symbol: sympy.Integer(1 if name in ones else self._hints[symbol]) for name, symbol in self._symbols.items()
+        }
+        return sympy.sympify(size.node.expr).xreplace(at)
 
     def _expression(self, tree: ast.expr) -> Any:
         if isinstance(tree, ast.Constant) and type(tree.value) is int:
@@ -111,3 +149,17 @@ class SymbolicSizes:
             ast.FloorDiv: self._names["FloorDiv"],
             ast.Mod: self._names["PythonMod"],
         }
+
+
+class NumericSizes(SymbolicSizes):
+    """The same with numbers: each size is what it is in the examples."""
+
+    def __init__(self, hints: Mapping[str, int]) -> None:
+        super().__init__(hints)
+        self.mode = FakeTensorMode()
+
+    def size(self, spelt: int | str) -> int:
+        """A size from its text."""
+        if isinstance(spelt, int):
+            return spelt
+        return self._in_the_examples(self._expression(ast.parse(spelt, mode="eval").body))

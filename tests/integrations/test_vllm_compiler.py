@@ -14,7 +14,7 @@ from stand_in_cann import StandInCann, end_of_process
 from torch import fx
 
 from npugraph_ex import cache_key, register_replacement
-from npugraph_ex.errors import OptionError
+from npugraph_ex.errors import OptionError, SavedGraphError
 from npugraph_ex.integrations.vllm import VllmSettings
 from npugraph_ex.integrations.vllm.compiler import NpuGraphExCompiler
 from npugraph_ex.integrations.vllm.config import captured_batch_sizes
@@ -126,6 +126,8 @@ def test_results_keep_their_form(model: Callable[..., Any], compiler: NpuGraphEx
             assert form == expected_form
             for one, other in zip(flat, expected, strict=True):
                 assert torch.equal(one.cpu(), other.cpu()) if isinstance(one, torch.Tensor) else one == other
+            with pytest.raises(SavedGraphError, match="by itself"):  # what vLLM asks for to save a whole model
+                call.serialize()
 
 
 def test_static_kernels_for_the_sizes_of_decoding(cann: StandInCann, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from npugraph_ex.frontend.native_streams import core_limits
 from npugraph_ex.frontend.native_streams import streams as native_streams
 from npugraph_ex.frontend.upstream_repairs import layouts, shared_inputs
 from npugraph_ex.observe.dump import new_dumper
+from npugraph_ex.saving.size_one import AtSizeOne
 
 Backend = Callable[..., Callable[..., Any]]
 
@@ -70,6 +71,7 @@ def get_npu_backend(
         layouts.keep(gm)
         compile_one = NpuFxCompiler(config, names, dumper)
         compile_one.values = example_inputs
+        compile_one.at_one = AtSizeOne(gm, known_inputs)
         compile_one.follows_current_device = follows
         watched: list[shared_inputs.SharedInputs] = []
 
@@ -89,7 +91,7 @@ def get_npu_backend(
                 decompositions=decompositions,
                 keep_inference_input_mutations=True,
             )(gm, example_inputs)
-        compile_one.values = ()  # the compiled graph may live longer than the examples
+        compile_one.values, compile_one.at_one = (), None  # the compiled graph may live longer than the examples
         compiled = _unsaveable(compiled, unsaveable)
         compiled = compiled if on_streams is None else _unsaveable(on_streams(compiled), [_OBJECTS])
         for shared in watched:

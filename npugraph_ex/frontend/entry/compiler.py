@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
+import torch
 from functorch.compile import default_partition, make_boxed_func
 from torch import fx
 from typing_extensions import Self
@@ -31,6 +32,7 @@ from npugraph_ex.report import captures, graphs
 from npugraph_ex.report.graphs import CallRecord
 from npugraph_ex.report.passes import PassReport, ReportBuilder
 from npugraph_ex.saving.artifact import SavedGraph
+from npugraph_ex.saving.size_one import AtSizeOne
 from npugraph_ex.saving.values import Unsaveable
 
 
@@ -52,7 +54,7 @@ class CompiledFxGraph:
 
     Args:
         runner: runs a call.
-        code: returns the graph as text, or raises `Unsaveable`; None if nothing can be saved.
+        code: returns the graph to save, or raises `Unsaveable`; None if nothing can be saved.
         wrapped: whether AOT changes inputs or outputs outside the graph, so that the text is not complete.
 
     Attributes:
@@ -64,7 +66,11 @@ class CompiledFxGraph:
     unsaved = "nothing of it can be saved"
 
     def __init__(
-        self, runner: Callable[..., Sequence[Any]], code: Callable[[], str] | None = None, *, wrapped: bool = False
+        self,
+        runner: Callable[..., Sequence[Any]],
+        code: Callable[[], SavedGraph] | None = None,
+        *,
+        wrapped: bool = False,
     ) -> None:
         self.runner = runner
         self._code = code
@@ -93,10 +99,19 @@ class CompiledFxGraph:
 
         text, reason = "", self.unsaved if self._code is None else ""
         try:
-            text = self._code() if self._code is not None else ""
+            text = self._code().spelt() if self._code is not None else ""
         except Unsaveable as found:
             reason = str(found)
         return KeptOutput(self.boxed(), text, _boxed_from_text), reason
+
+    @staticmethod
+    def serialize() -> NoReturn:
+        """Refuse to be part of a saved function of torch's; `get_code` gives the text.
+
+        vLLM looks for this method on torch 2.12 and later, to save a whole model. Where it is missing, vLLM saves a model
+        without this graph, and the next process calls None.
+        """
+        raise SavedGraphError("a compiled graph is saved by itself, as the text of get_code(), and not with its model")
 
     @property
     def is_whole(self) -> bool:
@@ -109,17 +124,25 @@ class CompiledFxGraph:
         if self.changed is not None:
             self.changed()
 
-    def _whole(self) -> str:
+    def _whole(self, *, guarded: bool) -> str:
         """The graph as text, if the text is the complete function."""
         if self._wrapped or self._code is None:
             raise Unsaveable("AOT changes its inputs or outputs outside the graph")
-        return self._code()
+        saved = self._code()
+        if not guarded and not saved.right_at_one:
+            raise Unsaveable("it may do something else for a size of one, and nobody checks torch's guards")
+        return saved.spelt()
 
-    def get_code(self) -> str | None:
-        """The graph as text for `load_artifacts` in another process; None, with the reason in the log, if it cannot be saved."""
+    def get_code(self, *, guarded: bool = False) -> str | None:
+        """The graph as text for `load_artifacts` in another process; None, with the reason in the log, if it cannot be saved.
+
+        Args:
+            guarded: whether the caller checks torch's guards before each call. If not, as vLLM, a graph is saved only if it
+                is right for a batch of one, too.
+        """
         if self._text is None and self._code is not None:
             try:
-                self._text = self._whole()
+                self._text = self._whole(guarded=guarded)
             except Unsaveable as reason:
                 logger.info("A compiled graph is not saved: %s. It is compiled in every process", reason)
                 self._code, self.unsaved = None, str(reason)
@@ -139,12 +162,12 @@ class CompiledFxGraph:
         if not isinstance(text, str):
             raise SavedGraphError(f"py_code takes the text from get_code(), got {text!r}")
         saved = SavedGraph.read(text)
-        return cls(saved.load(compile_graph), lambda: text)
+        return cls(saved.load(compile_graph, unguarded=True), lambda: saved)
 
 
 def _boxed_from_text(text: str) -> Callable[[list[Any]], Sequence[Any]]:
-    """A saved graph as a function of one list of inputs."""
-    return CompiledFxGraph.load_artifacts(CompiledFxArtifacts(py_code=text)).boxed()
+    """A saved graph as a function of one list of inputs, for AOT, which keeps torch's guards with it."""
+    return CompiledFxGraph(SavedGraph.read(text).load(compile_graph)).boxed()
 
 
 @dataclass
@@ -200,6 +223,7 @@ class NpuFxCompiler:
 
     Attributes:
         values: the current call's inputs of the Dynamo graph, as long as they are available.
+        at_one: whether the Dynamo graph is right for a batch of one, as long as it is available.
         follows_current_device: whether the Dynamo graph names the current device, which AOT may have resolved.
     """
 
@@ -207,6 +231,7 @@ class NpuFxCompiler:
         self, compiler_config: CompilerConfig, names: Sequence[str] = (), dumper: GraphDumper | None = None
     ) -> None:
         self.values: Sequence[Any] = ()
+        self.at_one: AtSizeOne | None = None
         self.follows_current_device = False
         warn_of_unknown()
         keep_writers()  # before AOT, which removes dead code
@@ -266,6 +291,10 @@ class NpuFxCompiler:
         original = fx.GraphModule(gm, copy.deepcopy(gm.graph)) if options.dump_tensor_data else gm
         foreign = any(is_foreign(node.target) for node in gm.graph.nodes)
         as_given = fx.GraphModule(gm, copy.deepcopy(gm.graph)) if foreign else None
+        at_one = self.at_one
+        if at_one is None and any(isinstance(node.meta.get("val"), torch.SymInt) for node in placeholders):
+            traced = as_given or fx.GraphModule(gm, copy.deepcopy(gm.graph))
+            at_one = AtSizeOne(traced, [node.meta.get("val") for node in placeholders])
         latest = gm
 
         def became(again: fx.GraphModule) -> None:
@@ -286,10 +315,10 @@ class NpuFxCompiler:
         self._record(gm, example_inputs, names, compilation, runner, number=number, before=before)
         runner = runner if elsewhere is None else elsewhere.around(runner)
 
-        def code() -> str:
+        def code() -> SavedGraph:
             return SavedGraph.from_graph(
-                latest, example_inputs, options, static=static, names=names, current=current
-            ).spelt()
+                latest, example_inputs, options, static=static, names=names, at_one=at_one, current=current
+            )
 
         compiled = CompiledFxGraph(runner, code, wrapped=not plain)
         return compiled

@@ -130,7 +130,9 @@ class NpuGraphExCompiler(_Interface):  # type: ignore[misc] # a class of vLLM's,
         key, path = handle
         try:
             saved = SavedGraph.read(read_own(Path(path)).decode())
-            function = saved.load(compile_graph, elsewhere=lambda *inputs: pytree.tree_leaves(graph(*inputs)))
+            function = saved.load(
+                compile_graph, elsewhere=lambda *inputs: pytree.tree_leaves(graph(*inputs)), unguarded=True
+            )
         except (SavedGraphError, OSError, UnicodeDecodeError) as error:
             logger.warning("The saved graph %s is compiled anew: %s", os.fspath(path), error)
             return self.compile(graph, example_inputs, compile_range=compile_range, key=key)[0]
@@ -167,4 +169,5 @@ def _structured(function: Callable[..., Sequence[Any]], spec: pytree.TreeSpec) -
     def run(*inputs: Any) -> Any:
         return pytree.tree_unflatten(list(function(*inputs)), spec)
 
+    run.serialize = CompiledFxGraph.serialize
     return run
