@@ -34,12 +34,17 @@ def pages() -> Iterator[str]:
 
 def fingerprint(name: str) -> str:
     """A digest of an English page. Generated tables do not count; what the page includes does."""
+    return hashlib.sha256(_with_included(name).encode()).hexdigest()[:12]
+
+
+def _with_included(name: str) -> str:
+    """An English page, and after it the files that it includes, without generated tables."""
     path = DOCS / f"{name}.md"
     text = _TABLE.sub("", path.read_text(encoding="utf-8"))
     for included in re.findall(r"^```\{include\} (\S+\.md)$", text, re.MULTILINE):
         if not included.startswith(("_", "../_")):
             text += (path.parent / included).read_text(encoding="utf-8")
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    return text
 
 
 def state(name: str) -> str:
@@ -102,7 +107,7 @@ def share_anchors(app, doctree):  # noqa: ANN001, ANN201 - Sphinx's hook
         return
     slugify = getattr(base, "github_slugify", base.default_slugify)
     known = app.env.metadata[name].setdefault("myst_slugs", {})
-    titles = headings((DOCS / f"{name}.md").read_text(encoding="utf-8"))
+    titles = headings(_with_included(name))
     taken: set[str] = set()
     for section, (level, title) in zip(doctree.findall(nodes.section), titles, strict=False):
         slug = slugify(re.sub(r"\[([^]]*)\]\([^)]*\)|[`*]", r"\1", title))

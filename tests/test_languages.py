@@ -40,6 +40,17 @@ def test_a_chinese_page_is_up_to_date(name: str) -> None:
     assert code(LANGUAGES["_TABLE"].sub("", english)) == code(chinese)
 
 
+def test_an_included_page_has_its_headings() -> None:
+    """The anchors of the contributing page are those of the English file; the Chinese file has the same levels."""
+    english = LANGUAGES["headings"](LANGUAGES["_with_included"]("how-to/contributing"))
+    chinese = LANGUAGES["headings"]((DOCS.parent / "CONTRIBUTING.zh.md").read_text(encoding="utf-8"))
+    assert [level for level, _ in english] == [level for level, _ in chinese]
+    assert (3, "A fusion rule") in english
+    assert code((DOCS.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")) == code(
+        (DOCS.parent / "CONTRIBUTING.zh.md").read_text(encoding="utf-8")
+    )
+
+
 def test_a_changed_english_page_is_noticed(tmp_path: Path) -> None:
     """State and digest: a translated page is current until the English text, and not its generated table, changes."""
     languages = runpy.run_path(str(DOCS / "languages.py"))
