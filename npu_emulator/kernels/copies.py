@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from npu_emulator.kernels.arguments import is_npu
+from npu_emulator.kernels.formats import is_private
 from npu_emulator.kernels.generic import Kernel
 from npu_emulator.kernels.recovery import refuse_unsafe, refuse_unsafe_copy
 
@@ -22,7 +24,7 @@ def copy_kernels(launcher: Launcher) -> dict[str, Callable[..., Any]]:
     """Return the kernels of `copy_` and its like, `_to_copy`, `clone` and `_local_scalar_dense` by operator name."""
     copies = _Copies(launcher)
     return {
-        "aten::copy_": copies.copy_,
+        "aten::copy_": copies.copy_as_asked,
         "aten::_foreach_copy_": copies.copy_each_,
         "aten::_copy_from": copies.copy_from,
         "aten::_copy_from_and_resize": copies.copy_from_and_resize,
@@ -55,6 +57,24 @@ class _Copies:
             return
         for destination, source in zip(destinations, sources, strict=True):
             destination.copy_(source, non_blocking)
+
+    def copy_as_asked(
+        self,
+        destination: torch.Tensor,
+        source: torch.Tensor,
+        non_blocking: bool = False,  # noqa: FBT001, FBT002 - the operator's signature
+    ) -> torch.Tensor:
+        """Copy as `copy_` does; an Ascend950 copies no private format but to the host."""
+        if self._refuses_formats and is_npu(destination) and any(map(is_private, (destination, source))):
+            raise RuntimeError(
+                "copy_ of tensors in a private format is not supported on Ascend950, other than to the host; bring the tensor to "
+                "the format ND first, with torch_npu.npu_format_cast(x, 2)"
+            )
+        return self.copy_(destination, source, non_blocking)
+
+    @cached_property
+    def _refuses_formats(self) -> bool:
+        return bool(torch.npu.get_device_name().startswith("Ascend950"))
 
     def copy_(self, destination: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:  # noqa: FBT001, FBT002 - the operator's signature
         """Copy into `destination`, broadcasting and casting; only device-to-host copies make the host wait."""

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from npu_emulator.kernels.arguments import is_npu
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["NATIVE_CASTS", "format_kernels"]
+__all__ = ["NATIVE_CASTS", "format_kernels", "is_private"]
 
 NATIVE_CASTS = frozenset({"npu::npu_format_cast", "npu::npu_format_cast.Tensor"})
 """torch_npu's own: they choose a format and call `_npu_format_cast`."""
@@ -56,6 +58,11 @@ class _Cast:
         return cast
 
 
+def is_private(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lies in the device's memory in a format other than plain order."""
+    return is_npu(tensor) and _format_of(tensor) in _PRIVATE
+
+
 def _format_of(tensor: torch.Tensor) -> int:
     return int(torch.ops.npu.get_npu_format(tensor))
 
@@ -66,10 +73,12 @@ def _in_new_memory(source: torch.Tensor, acl_format: int) -> torch.Tensor:
     cast = torch.ops.npu.unsafe_empty_with_format(
         source.size(), dtype=source.dtype, device=source.device, acl_format=acl_format, keep_format=only_new_operators
     )
-    return cast.copy_(source)  # type: ignore[no-any-return]
+    torch._foreach_copy_([cast], [source])  # `copy_` refuses private formats on some chips
+    return cast  # type: ignore[no-any-return]
 
 
 def _copied_in(target: torch.Tensor, source: torch.Tensor, **also_ignored: int | None) -> torch.Tensor:
     """Take the values of a tensor of any format; the target's format stays."""
     del also_ignored
-    return target.copy_(source)
+    torch._foreach_copy_([target], [source])  # as above
+    return target

@@ -16,6 +16,7 @@ from npu_emulator.kernels.composites import composite_kernels
 from npu_emulator.kernels.copies import copy_kernels
 from npu_emulator.kernels.device_forms import as_on_the_device
 from npu_emulator.kernels.device_only import DEVICE_ONLY
+from npu_emulator.kernels.fallback import OnTheHost, falling_back
 from npu_emulator.kernels.formats import NATIVE_CASTS, format_kernels
 from npu_emulator.kernels.generic import Kernel
 from npu_emulator.kernels.gradients import GRADIENTS
@@ -109,6 +110,7 @@ class Installer:
         special = {**copy_kernels(self._launcher), **packing_kernels()}
         above = {name for name in _registered("aten::", "AutogradPrivateUse1") if name.endswith((".out", "_out"))}
         above |= _WITHOUT_GRADIENT
+        fallback_of = falling_back()
         count = 0
         for name in sorted(_aten_names()):
             if name in _TORCH_NPUS_OWN:
@@ -117,7 +119,8 @@ class Installer:
             if op is None:
                 continue
             kernel = as_on_the_device(name, special.get(name) or self._by_the_cpu(name, op))
-            self._register(name, kernel)
+            fallback = fallback_of(name)
+            self._register(name, OnTheHost(fallback, kernel) if fallback else kernel)
             if name in above:
                 self._register(name, _without_gradient(op), "AutogradPrivateUse1")
             count += 1

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -129,3 +132,45 @@ def test_calls_that_only_a_device_takes() -> None:
     hidden, _ = copy.deepcopy(cell).npu()(given.npu())
     assert hidden.dtype == torch.float16
     torch.testing.assert_close(hidden.cpu().float(), expected, atol=2e-3, rtol=2e-3)
+
+
+def test_what_torch_npu_would_leave_to_the_cpu_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One warning for an operator and its out form each; the variable that forbids it; none for an operator with a kernel."""
+    x, y = torch.tensor([1.0, float("nan")]).npu(), torch.tensor([2.0, 3.0]).npu()
+    monkeypatch.setenv("TORCH_NPU_FALLBACK_CPU_DISABLE", "1")
+    with pytest.raises(RuntimeError, match=r"aten::heaviside\.out has no kernel for the NPU"):
+        torch.heaviside(y, y)
+    monkeypatch.delenv("TORCH_NPU_FALLBACK_CPU_DISABLE")
+    for call, name in ((torch.heaviside, "heaviside"), (torch.nextafter, "nextafter")):
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            results = [call(y, y).tolist() for _ in range(2)]
+        assert [f"'aten::{name}.out' is not currently supported" in str(warning.message) for warning in seen] == [True]
+        assert results == [call(y.cpu(), y.cpu()).tolist()] * 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.maximum(y, y).tolist() == [2.0, 3.0]
+        assert (x[:1] + y[:1]).tolist() == [3.0]
+
+
+_PRIVATE_COPIES = """
+import torch, torch_npu
+x = torch.arange(64.0).reshape(8, 8).half()
+nz = torch_npu.npu_format_cast(x.npu(), 29)
+assert torch_npu.get_npu_format(nz) == 29, torch_npu.get_npu_format(nz)
+for target, source in ((nz, x), (nz, nz.clone()), (x.npu(), nz)):
+    try:
+        target.copy_(source)
+    except RuntimeError as error:
+        assert "not supported on Ascend950" in str(error), error
+    else:
+        raise AssertionError("copied")
+assert torch.equal(nz.cpu(), x)
+assert torch.equal(torch.zeros(8, 8).half().copy_(nz), x)
+"""
+
+
+def test_an_ascend950_copies_private_formats_to_the_host_alone(program: Callable[..., Any]) -> None:
+    """Refused from the host, between private formats, and to plain order; a copy to the host has the values."""
+    done = program(_PRIVATE_COPIES, "--quiet", "--soc", "Ascend950PR_9579")
+    assert done.returncode == 0, done.stderr
