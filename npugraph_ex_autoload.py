@@ -287,6 +287,9 @@ def _take_over(host: ModuleType, before: list[tuple[dict[str, Any], str, Any]]) 
     # And `torch.npu.npugraph_ex` is a module of torch_npu's own that forwards some names; this library takes its place.
     devices = sys.modules.get(_DEVICES)
     if devices is not None:
+        # Older releases have loaded that one's parts, which would answer for this library's.
+        parts = [name for name in sys.modules if name.startswith(f"{_DEVICES}.{NAME}.")]
+        before.extend((sys.modules, name, sys.modules.pop(name)) for name in parts)
         put(sys.modules, f"{_DEVICES}.{NAME}", facade)
         put(vars(devices), NAME, facade)
     put(vars(host), NAME, facade)
