@@ -73,12 +73,12 @@ def _in_new_memory(source: torch.Tensor, acl_format: int) -> torch.Tensor:
     cast = torch.ops.npu.unsafe_empty_with_format(
         source.size(), dtype=source.dtype, device=source.device, acl_format=acl_format, keep_format=only_new_operators
     )
-    torch._foreach_copy_([cast], [source])  # `copy_` refuses private formats on some chips
+    torch.ops.aten._foreach_copy_.default([cast], [source])
     return cast  # type: ignore[no-any-return]
 
 
 def _copied_in(target: torch.Tensor, source: torch.Tensor, **also_ignored: int | None) -> torch.Tensor:
     """Take the values of a tensor of any format; the target's format stays."""
     del also_ignored
-    torch._foreach_copy_([target], [source])  # as above
+    torch.ops.aten._foreach_copy_.default([target], [source])
     return target
