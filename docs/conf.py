@@ -98,7 +98,7 @@ nitpick_ignore_regex = [
     # What these functions return is a context manager and no more; the mutants are the suite's own.
     (r"py:class", r"_Scope|Kill|Mutant"),
     # Parts of returned objects that a program prints and does not take apart.
-    (r"py:class", r"(.*\.)?(Access|Arrow|Code|FaultKind|Fate|GraphDumper|InputClass|Launch)"),
+    (r"py:class", r"(.*\.)?(Access|Arrow|AtSizeOne|Code|FaultKind|Fate|GraphDumper|InputClass|Launch|SavedGraph)"),
     (
         r"py:class",
         r"(.*\.)?(Level|_PagePart|Operand|Operation|PassOutcome|Location|PreparedRule|Roofline|Runtime|Span|UserPass)",
