@@ -18,6 +18,8 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils import _pytree as pytree
 
+from npugraph_ex.versions.rotary_layout import with_true_layout
+
 
 @contextmanager
 def fake_execution(mode: FakeTensorMode | None, *, symbolic: bool = True) -> Iterator[None]:
@@ -46,7 +48,7 @@ def run_meta_kernel(mode: FakeTensorMode, operator: OpOverload, args: Sequence[A
     (device,) = devices
     try:
         with in_kernel_invocation_manager(mode):
-            results = operator(*args, **kwargs)
+            results = with_true_layout(operator, operator(*args, **kwargs))
         return pytree.tree_map_only(torch.Tensor, lambda result: fake_of_meta(mode, result, device), results)
     except Exception:  # noqa: BLE001 - the mode answers, or says better what is wrong
         return operator(*args, **kwargs)

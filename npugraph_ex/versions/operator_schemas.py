@@ -14,6 +14,7 @@ OTHER_SCHEMAS = frozenset(
     for name in (
         "npu_add_rms_norm_dynamic_quant",
         "npu_dynamic_mx_quant",
+        "npu_grouped_dynamic_block_quant",
         "npu_grouped_dynamic_mx_quant",
         "npu_grouped_matmul_swiglu_quant_v2",
         "npu_mhc_post_backward",
