@@ -24,6 +24,7 @@ from npugraph_ex import _torch_private
 from npugraph_ex.graph import repeated_parts
 from npugraph_ex.graph.memory.aliases import (
     AliasFacts,
+    counted_storages,
     counts_from_the_storage,
     named_arguments,
     output_values,
@@ -92,6 +93,14 @@ def _copy_is_invisible(node: fx.Node, source: fx.Node, facts: AliasFacts, leavin
     return not any(facts.share_storage(output, node) for output in leaving)
 
 
+def _begins_as(node: fx.Node, source: fx.Node, facts: AliasFacts, movable: frozenset[int]) -> bool:
+    """Whether a value begins at the same element of its storage as its source, in every call."""
+    if facts.share_storage(node, source):
+        return True
+    offsets = {str(leaf.storage_offset()) for one in (node, source) for leaf in tensor_leaves(one)}
+    return len(offsets) == 1 and movable.isdisjoint(facts.roots(source))
+
+
 def _inputs_that_may_begin_elsewhere(graph: fx.Graph, facts: AliasFacts) -> frozenset[int]:
     """The memory of the inputs, except bases that AOT made, which always are whole storages."""
     nodes = [node for node in graph.find_nodes(op="placeholder") if not _torch_private.is_synthetic_base(node)]
@@ -110,6 +119,7 @@ def remove(graph: fx.Graph, *, arithmetic: bool = False) -> None:
     leaving = [value for value in output_values(graph) if isinstance(value, fx.Node)]
     outputs = set(leaving)
     movable = _inputs_that_may_begin_elsewhere(graph, facts)
+    counted = frozenset(root for value in counted_storages(graph) for root in facts.roots(value))
     for node in graph.nodes:
         if node.op != "call_function" or node.target not in removable:
             continue
@@ -117,6 +127,8 @@ def remove(graph: fx.Graph, *, arithmetic: bool = False) -> None:
         if not isinstance(source, fx.Node) or not _is_identity(node, source) or node in outputs:
             continue
         if node.target not in IDENTITY_VIEWS and not _copy_is_invisible(node, source, facts, leaving):
+            continue
+        if not counted.isdisjoint(facts.roots(node)) and not _begins_as(node, source, facts, movable):
             continue
         if counts_from_the_storage(node) and not movable.isdisjoint(facts.roots(node)):
             continue

@@ -212,6 +212,17 @@ def counts_from_the_storage(node: fx.Node) -> bool:
     return offset is not None and (len(node.args) > offset or "storage_offset" in node.kwargs)
 
 
+_KEEP_THE_STORAGE = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in ("copy", "select_scatter", "slice_scatter", "diagonal_scatter", "as_strided_scatter")
+)
+
+
+def keeps_the_storage(node: fx.Node) -> bool:
+    """Whether the result of ``node`` begins in its own storage where its first argument begins: it is a copy of that storage."""
+    return getattr(node.target, "overloadpacket", None) in _KEEP_THE_STORAGE
+
+
 def returned_argument(node: fx.Node) -> fx.Node | None:
     """The argument that ``node``, an in-place operator or one with an ``out``, writes and returns."""
     slot = _returned(node.target) if isinstance(node.target, OpOverload) else None

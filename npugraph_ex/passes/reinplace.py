@@ -32,7 +32,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from npugraph_ex.graph.inplace import inplace_overload
-from npugraph_ex.graph.memory.aliases import AliasFacts, tensor_leaves, written_by
+from npugraph_ex.graph.memory.aliases import AliasFacts, counted_storages, tensor_leaves, written_by
 from npugraph_ex.graph.memory.history import MemoryAccess
 from npugraph_ex.graph.memory.memory_map import MemoryMap
 from npugraph_ex.graph.memory.regions import UNKNOWN, Region
@@ -57,6 +57,7 @@ class _Reinplacer:
     def __post_init__(self) -> None:
         # Computed before the first rewrite, because a view of moved memory looks like a copy until its metadata is refreshed.
         self._computing = {node for node in self.graph.nodes if computes(node)}
+        self._counted = counted_storages(self.graph)
 
     def run(self) -> None:
         for node in list(self.graph.nodes):
@@ -88,7 +89,15 @@ class _Reinplacer:
             and (not self.memory.leaves(own) or self.memory.owns_memory(target))
             and self._result_is_done_before(own, next(self.memory.writes_after(region, position), None), position)
             and self._is_ordered(node, target, region)
+            and self._begins_alike(node, target, own)
         )
+
+    def _begins_alike(self, node: fx.Node, target: fx.Node, own: Region) -> bool:
+        """Whether a node that counts from the beginning of the result's storage finds the same elements in the destination's."""
+        if not any(region.root == own.root for value in self._counted for region in self.memory.regions(value)):
+            return True
+        offsets = {str(leaf.storage_offset()) for one in (node, target) for leaf in tensor_leaves(one)}
+        return len(offsets) == 1 and not self.inputs
 
     def _is_unread(self, node: fx.Node, region: Region, position: int) -> bool:
         """Whether no later node reads the destination's present contents; for an input, no node before the next write."""

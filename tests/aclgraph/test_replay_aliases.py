@@ -202,6 +202,24 @@ def test_as_strided_counts_from_the_storage(function: Callable[[torch.Tensor], t
         torch.testing.assert_close(graph(view), function(view), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.as_strided_scatter(x.clone(), x[:2] * 2, (2,), (1,), 1),
+        lambda x: x.clone().as_strided((3,), (1,), 1) * 2,
+        lambda x: ((x * 2)[1:5] + 1).as_strided((3,), (1,), 1) * 2,
+        lambda x: torch.select_scatter(x, x[0], 0, 1).as_strided((3,), (1,), 1) * 2,
+    ],
+)
+def test_as_strided_of_a_value_counts_from_its_own_storage(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """A pass puts nothing in the place of that value that begins elsewhere in its storage."""
+    graph = compiled(function)
+    for start in (5, 0, 1, 5):
+        base = random(20)
+        view = base[start : start + 6]
+        torch.testing.assert_close(graph(view), function(view), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_as_strided_of_one_of_two_inputs_in_a_storage(first: bool) -> None:
     """Both inputs lie in one storage, and nobody guards where; whichever the graph takes the view of, it moves with that one."""

@@ -44,6 +44,8 @@ _HABITS = (
     ("moves",) * 3 + ("stays",) * 3,
 )
 """How an argument is passed, each as likely as named. The caller has one of these habits for each argument."""
+_READ = "read"
+"""The result that is read from the first element of a storage."""
 _KEEPINGS = ("storage", "tensor", "view", "data", "nothing")
 _MOST_KINDS_OF_CALLS = 64
 """More than a caller makes: for Dynamo each way in which arguments share memory is another kind."""
@@ -70,6 +72,8 @@ def _difference(choices: Choices) -> str:
     forms = _KEEPINGS[1:] if program.functional and not eager.by_dynamo else _KEEPINGS
     for home in eager.twins.values():
         habits[home] = _HABITS[0]
+    if _READ in program.outputs:
+        habits[0] = ("new", "new", "moves")  # so that it lies where another one lay, in a storage that begins elsewhere
     for call in range(_CALLS):
         sizes = choices.pick(program.sizes)
         passings = [_Passing.drawn(choices, habit) for habit in habits]
@@ -245,10 +249,18 @@ def _program(choices: Choices) -> Program:
         return program
     count = math.prod(size_of(dim, sizes) for dim in first.shape)
     operator = choices.pick(("aten.as_strided.default", "aten.as_strided_copy.default"))
-    head = Step(operator, (Ref("x0"), (count,), (1,), 0), results=("head",))
-    flipped = Step("aten.bitwise_not.default", (Ref("head"),), results=("read",))
+    # Of the argument, or of a value whose storage is its own: what takes that value's place must begin where it begins.
+    owned = choices.pick(
+        ((), (), ("aten.clone.default",), ("aten.neg.default",), ("aten.neg.default", "aten.clone.default"))
+    )
+    names = ["x0", *(f"own{number}" for number in range(len(owned)))]
+    steps = [Step(made, (Ref(names[at]),), results=(names[at + 1],)) for at, made in enumerate(owned)]
+    head = Step(operator, (Ref(names[-1]), (count,), (1,), 0), results=("head",))
+    flipped = Step("aten.bitwise_not.default", (Ref("head"),), results=(_READ,))
     # What functionalisation makes of a view of more than its argument is not this example's question.
-    return replace(program, steps=(head, flipped, *program.steps), outputs=(*program.outputs, "read"), functional=False)
+    return replace(
+        program, steps=(*steps, head, flipped, *program.steps), outputs=(*program.outputs, _READ), functional=False
+    )
 
 
 def _sides(choices: Choices, program: Program) -> tuple[_Caller, _Caller]:

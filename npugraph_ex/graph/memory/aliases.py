@@ -27,6 +27,7 @@ from npugraph_ex.graph.memory.regions import UNKNOWN, Region, Union
 from npugraph_ex.graph.operators import (
     counts_from_the_storage,
     is_view,
+    keeps_the_storage,
     may_alias,
     named_arguments,
     reaches_beyond,
@@ -39,6 +40,7 @@ from npugraph_ex.graph.operators import (
 __all__ = [
     "AliasFacts",
     "communicates",
+    "counted_storages",
     "counts_from_the_storage",
     "inputs_left_behind",
     "is_view",
@@ -207,7 +209,18 @@ def inputs_left_behind(graph: fx.Graph, facts: AliasFacts) -> frozenset[int]:
             for position, mine in own.get(region.root, ()):
                 if counting or not (region.is_exact and mine.is_exact and mine.covers(region)):
                     beyond.add(position)
+    counted = {root for value in counted_storages(graph) for root in facts.roots(value)}
+    for node in reversed(graph.nodes):
+        if keeps_the_storage(node) and not counted.isdisjoint(facts.roots(node)):
+            roots = facts.roots(node.all_input_nodes[0])
+            counted |= roots
+            beyond |= {position for root in roots for position, _ in own.get(root, ())}
     return frozenset(beyond)
+
+
+def counted_storages(graph: fx.Graph) -> list[fx.Node]:
+    """The values in whose storage a node counts from the beginning. What takes the place of one must begin where it begins."""
+    return [node.all_input_nodes[0] for node in graph.nodes if counts_from_the_storage(node)]
 
 
 def mutated_inputs(graph: fx.Graph, facts: AliasFacts) -> frozenset[int]:
