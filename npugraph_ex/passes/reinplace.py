@@ -96,8 +96,9 @@ class _Reinplacer:
         """Whether a node that counts from the beginning of the result's storage finds the same elements in the destination's."""
         if not any(region.root == own.root for value in self._counted for region in self.memory.regions(value)):
             return True
-        offsets = {str(leaf.storage_offset()) for one in (node, target) for leaf in tensor_leaves(one)}
-        return len(offsets) == 1 and not self.inputs
+        if self.inputs:  # the value is what the program wrote into the input, and means the input's storage
+            return True
+        return len({str(leaf.storage_offset()) for one in (node, target) for leaf in tensor_leaves(one)}) == 1
 
     def _is_unread(self, node: fx.Node, region: Region, position: int) -> bool:
         """Whether no later node reads the destination's present contents; for an input, no node before the next write."""

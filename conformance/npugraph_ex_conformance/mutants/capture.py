@@ -38,11 +38,6 @@ def _at_the_start(original: Any) -> Any:
     return of
 
 
-def _without_offsets(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Where a tensor begins in its storage is no part of the key."""
-    return lambda plan, inputs: original(dataclasses.replace(plan, offsets=()), inputs)
-
-
 def _counting_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
     """Who holds a result's storage alone, and no tensor, holds nothing."""
 
@@ -118,10 +113,6 @@ MUTANTS = (
     Mutant(
         "replay-ignores-addresses", "an input that is read in place and has moved needs a new capture",
         f"{_INPUTS}:InputPlan.addresses", answering(()), "device",
-    ),
-    Mutant(
-        "replay-ignores-offsets", "where in its storage an input begins counts if the graph reads more of the storage",
-        f"{_INPUTS}:InputPlan.numbers", _without_offsets, "callers",
     ),
     Mutant(
         "replay-reads-what-it-writes", "an input that stays is copied if the graph writes its storage",
