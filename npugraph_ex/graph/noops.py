@@ -119,7 +119,7 @@ def remove(graph: fx.Graph, *, arithmetic: bool = False) -> None:
     leaving = [value for value in output_values(graph) if isinstance(value, fx.Node)]
     outputs = set(leaving)
     movable = _inputs_that_may_begin_elsewhere(graph, facts)
-    counted = frozenset(root for value in counted_storages(graph) for root in facts.roots(value))
+    counted = frozenset(root for value in counted_storages(graph, facts) for root in facts.roots(value))
     for node in graph.nodes:
         if node.op != "call_function" or node.target not in removable:
             continue

@@ -20,7 +20,7 @@ _copy, _clone = torch.ops.aten.copy.default, torch.ops.aten.clone.default
 def run(gm: fx.GraphModule, context: PassContext) -> None:  # noqa: ARG001 - every pass takes it
     """Replace `copy(x, y)` by `clone(y)` where the clone has the copy's shape, strides and dtype."""
     facts = AliasFacts(gm.graph)
-    counted = frozenset(root for value in counted_storages(gm.graph) for root in facts.roots(value))
+    counted = frozenset(root for value in counted_storages(gm.graph, facts) for root in facts.roots(value))
     for node in gm.graph.find_nodes(op="call_function", target=_copy):
         source = node.args[1]
         if not counted.isdisjoint(facts.roots(node)):

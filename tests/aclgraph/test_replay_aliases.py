@@ -209,6 +209,7 @@ def test_as_strided_counts_from_the_storage(function: Callable[[torch.Tensor], t
         lambda x: x.clone().as_strided((3,), (1,), 1) * 2,
         lambda x: ((x * 2)[1:5] + 1).as_strided((3,), (1,), 1) * 2,
         lambda x: torch.select_scatter(x, x[0], 0, 1).as_strided((3,), (1,), 1) * 2,
+        lambda x: torch.select_scatter(x.clone(), x[0], 0, 1).as_strided((3,), (1,), 1) * 2,
     ],
 )
 def test_as_strided_of_a_value_counts_from_its_own_storage(function: Callable[[torch.Tensor], torch.Tensor]) -> None:

@@ -209,18 +209,22 @@ def inputs_left_behind(graph: fx.Graph, facts: AliasFacts) -> frozenset[int]:
             for position, mine in own.get(region.root, ()):
                 if counting or not (region.is_exact and mine.is_exact and mine.covers(region)):
                     beyond.add(position)
-    counted = {root for value in counted_storages(graph) for root in facts.roots(value)}
-    for node in reversed(graph.nodes):
-        if keeps_the_storage(node) and not counted.isdisjoint(facts.roots(node)):
-            roots = facts.roots(node.all_input_nodes[0])
-            counted |= roots
-            beyond |= {position for root in roots for position, _ in own.get(root, ())}
-    return frozenset(beyond)
+    counted = {root for value in counted_storages(graph, facts) for root in facts.roots(value)}
+    return frozenset(beyond | {position for root in counted for position, _ in own.get(root, ())})
 
 
-def counted_storages(graph: fx.Graph) -> list[fx.Node]:
-    """The values in whose storage a node counts from the beginning. What takes the place of one must begin where it begins."""
-    return [node.all_input_nodes[0] for node in graph.nodes if counts_from_the_storage(node)]
+def counted_storages(graph: fx.Graph, facts: AliasFacts) -> list[fx.Node]:
+    """The values in whose storage a node counts from the beginning. What takes the place of one must begin where it begins.
+
+    A scatter of one counts, too: its storage begins as that of what it was made from.
+    """
+    counted = [node.all_input_nodes[0] for node in graph.nodes if counts_from_the_storage(node)]
+    roots = {root for value in counted for root in facts.roots(value)}
+    for node in reversed(graph.nodes) if roots else ():
+        if keeps_the_storage(node) and not roots.isdisjoint(facts.roots(node)):
+            counted.append(node.all_input_nodes[0])
+            roots |= facts.roots(node.all_input_nodes[0])
+    return counted
 
 
 def mutated_inputs(graph: fx.Graph, facts: AliasFacts) -> frozenset[int]:
