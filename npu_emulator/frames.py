@@ -20,10 +20,11 @@ from torch import fx
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["python_line", "split_frame", "user_frames", "user_line"]
+__all__ = ["are_addresses_compared", "python_line", "split_frame", "user_frames", "user_line"]
 
 _NOT_THE_USERS = ("/npu_emulator/", "/torch/", "/torch_npu/", "<frozen ", "<eval_with_key>")
 _HIDES = "__npu_emulator_hides__"
+_COMPARES_ADDRESSES = "__npu_emulator_compares_addresses__"
 _RUNS_A_NODE = fx.Interpreter.run_node.__code__
 _CALLS_A_MODULE = torch.nn.Module._call_impl.__code__  # noqa: SLF001 - as above: the frame that tells which module runs
 _GENERATED = "<eval_with_key>"
@@ -69,6 +70,16 @@ def user_frames(limit: int = 6) -> tuple[str, ...]:
         return ()
     path = ".".join(filter(None, (_path_of(modules[::-1]), _traced_path(node))))
     return (f"{found[0]} of {path}" if path else found[0], *found[1:limit])
+
+
+def are_addresses_compared() -> bool:
+    """Tell whether a module on the stack says that each replay of what it captures is preceded by a comparison of addresses."""
+    frame: Any = sys._getframe(1)  # noqa: SLF001 - as in _walk
+    while frame is not None:
+        if frame.f_globals.get(_COMPARES_ADDRESSES, False):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _walk(limit: int) -> tuple[list[str], list[torch.nn.Module], fx.Node | None]:

@@ -35,7 +35,7 @@ def start_watching(launcher: Launcher, *, poison: bool, check: bool, stop_at_fir
     watch = MemoryWatch(launcher, shadow, poison=poison, stop_at_first=stop_at_first)
     if not check:
         watch.take_stock(torch.npu.memory_snapshot())
-    launcher.memory = watch if check else None
+    launcher.memory = watch
     _feed().start(watch)
     return watch
 

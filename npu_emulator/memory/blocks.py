@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from dataclasses import dataclass
+from math import inf
 
 __all__ = ["Block", "Blocks"]
 
@@ -21,6 +22,9 @@ class Block:
     """Whether it was allocated during a capture: then a graph owns the memory, and uses it long after the tensor is gone."""
     frames: tuple[str, ...]
     freed: tuple[str, ...] | None = None
+    since: int = 0
+    until: float = inf
+    """The moments of allocation and free on the host, by `Runtime.new_moment`."""
 
     @property
     def end(self) -> int:

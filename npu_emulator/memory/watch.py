@@ -2,7 +2,8 @@
 
 torch_npu's allocator reports each allocation and free. An allocation becomes a part of the last task on the block's stream,
 which marks its bytes as unwritten (and poisons them). So the marks are in order with the other work, also inside a captured
-graph, whose replays mark its intermediate results again.
+graph, whose replays mark its intermediate results again: those bytes that the graph's kernels read or write, since other memory
+of its pool may hold the results of another graph.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from npu_emulator.errors import MemoryFaultError
-from npu_emulator.frames import user_frames
+from npu_emulator.frames import are_addresses_compared, user_frames
 from npu_emulator.memory.blocks import Block, Blocks
 from npu_emulator.memory.bounds import extent_bytes
 from npu_emulator.memory.report import FaultKind, MemoryFault
@@ -38,6 +39,8 @@ class _Use(NamedTuple):
     frames: tuple[str, ...]
     stream: int
     captured: bool
+    compared: bool
+    """Whether the addresses are compared before each replay."""
     reads: Sequence[torch.Tensor]
     writes: Sequence[torch.Tensor]
     blocks: tuple[tuple[torch.Tensor, Block], ...]
@@ -49,7 +52,7 @@ class MemoryWatch:
     def __init__(self, launcher: Launcher, shadow: Shadow | None, *, poison: bool, stop_at_first: bool) -> None:
         """Watch what `launcher` launches; `poison` fills memory with 0xFF bytes when it is allocated and freed.
 
-        Without a `shadow` nothing is checked, and launches need not be shown.
+        Without a `shadow` nothing is checked.
         """
         self.faults: list[MemoryFault] = []
         self._launcher = launcher
@@ -64,7 +67,9 @@ class MemoryWatch:
     def allocated(self, address: int, size: int) -> None:
         """The allocator allocated `size` bytes for the current stream."""
         stream = self._launcher.current_stream()
-        self._blocks.add(Block(address, size, stream, self._launcher.is_capturing(stream), self._frames()))
+        block = Block(address, size, stream, self._launcher.is_capturing(stream), self._frames())
+        block.since = self._launcher.runtime.new_moment()
+        self._blocks.add(block)
         how = (_POISON if self._poison else 0) | (_MARK_UNWRITTEN if self._shadow is not None else 0)
         self._launcher.runtime.spoil(stream, address, size, how)
 
@@ -74,6 +79,7 @@ class MemoryWatch:
         if block is None or sys.is_finalizing():
             return
         block.freed = self._frames()
+        block.until = self._launcher.runtime.new_moment()
         # Memory freed during a capture belongs to the graph; replays spoil it themselves.
         if self._poison and not block.captured and not torch.npu.is_current_stream_capturing():
             self._launcher.runtime.poison_freed(block.start, block.size)
@@ -108,6 +114,10 @@ class MemoryWatch:
         writes: Sequence[torch.Tensor],
     ) -> Callable[[], object]:
         """Return `body` with a check of its reads before it and a mark of its writes after it."""
+        captured = self._launcher.is_capturing(stream)
+        if captured:
+            for tensor in (*reads, *writes):
+                self._launcher.runtime.note_use(stream, tensor.data_ptr(), extent_bytes(tensor))
         shadow = self._shadow
         if shadow is None:
             return body
@@ -116,7 +126,8 @@ class MemoryWatch:
             for tensor in (*reads, *writes)
             if (block := self._blocks.holding(tensor.data_ptr())) is not None
         )
-        use = _Use(name, user_frames(), stream, self._launcher.is_capturing(stream), reads, writes, blocks)
+        compared = captured and are_addresses_compared()
+        use = _Use(name, user_frames(), stream, captured, compared, reads, writes, blocks)
         self._check_launch(use)
 
         def guarded() -> None:
@@ -137,15 +148,23 @@ class MemoryWatch:
                 self._report(use, FaultKind.OUTSIDE, tensor, block, size)
 
     def _check_blocks(self, use: _Use) -> None:
-        """Check that a captured kernel's memory is the same allocation at every replay, unless the graph owns it."""
+        """Check that a captured kernel's memory is the same allocation at every replay, unless the graph owns it.
+
+        What counts is the launch of the replay: work that frees the memory later, or allocates it again, runs after it. Where the
+        addresses are compared before a replay, a whole tensor that lies there was given to the graph.
+        """
+        if not use.captured:
+            return  # eager work may use freed memory: its stream runs the queued work before a new owner's
+        launched = self._launcher.runtime.replay_moment()
         for tensor, block in use.blocks:
-            if not use.captured or block.captured:
-                continue  # eager work may use freed memory: its stream runs the queued work before a new owner's
-            now = self._blocks.holding(tensor.data_ptr())
-            if now is block and block.freed is None:
+            if block.captured or block.until > launched:
                 continue
+            now, size = self._blocks.holding(tensor.data_ptr()), extent_bytes(tensor)
+            if use.compared and now is not None and now.until > launched:
+                if tensor.data_ptr() + size <= now.end or now.since > launched:
+                    continue  # of the tensor that lay there at the launch nothing is known any more
             kind = FaultKind.FREED if now is block else FaultKind.REUSED
-            self._report(use, kind, tensor, block, tensor.numel() * tensor.element_size())
+            self._report(use, kind, tensor, block, size)
 
     def _check_reads(self, use: _Use, shadow: Shadow) -> None:
         if is_copy(use.name) and all(shadow.over(target) is not None for target in use.writes) and use.writes:

@@ -65,6 +65,48 @@ aclError refuse_in_capture(const char* operation, const char* advice) {
     return fail(ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT, std::string(operation) + " is not permitted while a stream is being captured", advice);
 }
 
+// A replay touches no other bytes than the capture's tasks do, so it spoils no others: memory that the capture only allocated
+// may meanwhile hold another graph's results.
+void note_use(Graph& graph, const void* address, size_t bytes) {
+    char* start = static_cast<char*>(const_cast<void*>(address));
+    char* const end = start + bytes;
+    auto next = graph.allocated.upper_bound(start);
+    if (next != graph.allocated.begin() && std::prev(next)->first + std::prev(next)->second.bytes > start) --next;
+    for (; start < end; ++next) {
+        const bool found = next != graph.allocated.end() && next->first < end;
+        char* const other = found ? std::max(start, next->first) : end;
+        if (start < other) {
+            char*& reached = graph.inherited[start];
+            reached = std::max(reached, other);
+        }
+        if (!found) return;
+        char* const stop = std::min(end, next->first + next->second.bytes);
+        Task& spoiling = graph.tasks[next->second.task];
+        char* const first = static_cast<char*>(spoiling.destination);
+        char* const last = std::max(first + spoiling.bytes, stop);
+        spoiling.destination = spoiling.bytes == 0 ? other : std::min(first, other);
+        spoiling.bytes = static_cast<size_t>((spoiling.bytes == 0 ? stop : last) - static_cast<char*>(spoiling.destination));
+        start = stop;
+    }
+}
+
+namespace {
+
+void allocate_in(Graph& graph, Task& spoiling, uint32_t index) {
+    char* const start = static_cast<char*>(spoiling.destination);
+    char* const end = start + spoiling.bytes;
+    auto item = graph.allocated.lower_bound(start);
+    if (item != graph.allocated.begin() && std::prev(item)->first + std::prev(item)->second.bytes > start) --item;
+    while (item != graph.allocated.end() && item->first < end) item = graph.allocated.erase(item);
+    graph.allocated[start] = {spoiling.bytes, index};
+    // Memory that an earlier task of the graph used may bring values into a replay.
+    const bool brings = std::any_of(graph.inherited.begin(), graph.inherited.lower_bound(end), [&](const auto& range) { return range.second > start; });
+    if (!brings) spoiling.value |= kSpoilAtStart;
+    spoiling.bytes = 0;  // until a task uses it
+}
+
+}  // namespace
+
 aclError append(Stream* stream, Task task, Lock&) {
     Graph& graph = *stream->capture;
     if (task.kind == Kind::Replay) return refuse_in_capture("the replay of a graph (aclmdlRIExecuteAsync)");
@@ -82,8 +124,15 @@ aclError append(Stream* stream, Task task, Lock&) {
     const bool replaceable = task.kind != Kind::Record && task.kind != Kind::Wait && task.kind != Kind::Spoil;
     if (stream->group && replaceable) stream->group->tasks.push_back(index);
     auto place = lane.tasks.end();
-    if (task.kind == Kind::Spoil)  // before the records at the end: as `submit_spoiling`
+    if (task.kind == Kind::Spoil) {  // before the records at the end: as `submit_spoiling`
         while (place != lane.tasks.begin() && graph.tasks[*std::prev(place)].kind == Kind::Record) --place;
+        allocate_in(graph, task, index);
+    } else if (task.kind == Kind::Copy || task.kind == Kind::Fill) {
+        if (task.source != nullptr) note_use(graph, task.source, task.bytes);
+        note_use(graph, task.destination, task.bytes);
+    } else if (task.kind == Kind::Collective) {
+        for (const Note& range : ranges_of(*task.exchange)) note_use(graph, reinterpret_cast<void*>(range.first), range.third);
+    }
     lane.tasks.insert(place, index);
     graph.tasks.push_back(std::move(task));
     graph.lane_of.push_back(stream->lane);
@@ -179,6 +228,7 @@ EMU_API aclError aclmdlRIExecuteAsync(aclmdlRI model, aclrtStream handle) {
         lock.lock();
     }
     if (!stream->capture) task.value = ++task.graph->replays;
+    task.moment = s.moment;
     if (replay_at_once(stream, task, lock)) return ACL_SUCCESS;
     return submit(stream, std::move(task), lock);
 }

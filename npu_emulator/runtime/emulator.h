@@ -48,8 +48,9 @@ using GroupRef = std::shared_ptr<Group>;
 
 enum class Kind : uint8_t { Kernel, Copy, Fill, HostCall, Record, Wait, Replay, ValueWrite, ValueWait, Update, Reset, Spoil, Collective };
 
-// The modes of Kind::Spoil: bytes 0xFF, and marks of unwritten bytes.
-constexpr uint64_t kPoison = 1, kMarkUnwritten = 2;
+// The modes of Kind::Spoil: bytes 0xFF, and marks of unwritten bytes; in a graph also whether the contents at the beginning of a
+// replay are of no use.
+constexpr uint64_t kPoison = 1, kMarkUnwritten = 2, kSpoilAtStart = 4;
 
 struct Exchange;
 
@@ -67,6 +68,7 @@ struct Task {
     TicketRef ticket;          // Record fires it, Wait waits for it (outside graphs and for external events)
     GraphRef graph;            // Replay only, with a seed for each generator that the graph draws from
     std::vector<uint64_t> seeds;
+    uint64_t moment = 0;       // Replay only: `State::moment` at its launch
     GroupRef group;            // Update only, with the replacements of the group's tasks
     std::vector<Task> replacements;
     std::shared_ptr<const Exchange> exchange;  // Collective only
@@ -78,6 +80,12 @@ struct Event;
 struct Lane {
     std::vector<uint32_t> tasks;
     std::map<uint32_t, int64_t> seen;  // lane -> last task index of it that is ordered before this lane's next task
+};
+
+// A block that was allocated in a capture, with the task that spoils the bytes of it that the graph uses.
+struct Allocation {
+    size_t bytes = 0;
+    uint32_t task = 0;
 };
 
 struct Graph {
@@ -97,6 +105,8 @@ struct Graph {
     bool waits_outside = false;  // some task waits for an event or value from outside the graph
     std::map<int64_t, std::map<uint32_t, int64_t>> seen_at_record;  // record -> the tasks ordered before it
     std::vector<struct Stream*> streams;  // lane -> the captured stream
+    std::map<char*, Allocation> allocated;  // by address; the last one there
+    std::map<char*, char*> inherited;       // memory used before the capture allocated it: first byte -> one past the last
     ~Graph();
 };
 
@@ -110,6 +120,7 @@ struct Run {
     struct Stream* stream = nullptr;
     std::vector<uint64_t> seeds;
     uint64_t replay = 0;  // its number among the graph's replays
+    uint64_t moment = 0;  // of its launch
 };
 
 struct Stream {
@@ -169,6 +180,8 @@ struct State {
     std::map<char*, size_t> freed;  // memory to poison as soon as nothing is queued: address -> bytes
     bool busy = false;        // a thread is executing a task
     std::thread::id owner;    // which
+    uint64_t moment = 0;         // counts what the allocator did
+    uint64_t replay_moment = 0;  // `moment` at the launch of the replay that runs now
     Policy policy = Policy::Fifo;
     std::mt19937_64 random;
     std::vector<uint32_t> choices;                           // Policy::Choices: the given choices
@@ -221,6 +234,7 @@ void choose_policy(Policy policy, uint64_t seed, uint32_t depth);
 
 // the log for checkers (trace.cpp)
 void note_launch(const Stream* stream, const Task& task);
+std::vector<Note> ranges_of(const Exchange& exchange);
 void note_captured(const Graph& graph, uint32_t lane, uint32_t index, const Task& task);
 void note_ran(const Stream* stream, const Task& task, const Graph* graph, uint64_t replay, uint32_t lane);
 void note_stream_finished(const Stream* stream);
@@ -244,6 +258,8 @@ aclError refuse_in_capture(const char* operation, const char* advice = "move it 
 // Whether every active capture belongs to another thread.
 bool only_others_capture(Lock& lock);
 aclError append(Stream* stream, Task task, Lock& lock);
+// Memory that the next task of a capture reads or writes.
+void note_use(Graph& graph, const void* address, size_t bytes);
 
 // memory (memory.cpp)
 int32_t device_of(const void* pointer);

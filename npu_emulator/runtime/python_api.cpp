@@ -134,6 +134,25 @@ EMU_API void emu_spoil(void* handle, uint64_t address, uint64_t bytes, uint64_t 
     submit_spoiling(resolve(handle), std::move(task), lock);
 }
 
+// Memory that the kernel launched next on a captured stream reads or writes.
+EMU_API void emu_note_use(void* handle, uint64_t address, uint64_t bytes) {
+    Lock lock(state().mutex);
+    const Stream* stream = resolve(handle);
+    if (stream->capture) note_use(*stream->capture, reinterpret_cast<void*>(address), bytes);
+}
+
+// A moment of the host, later than all earlier ones: of an allocation or a free.
+EMU_API uint64_t emu_new_moment() {
+    Lock lock(state().mutex);
+    return ++state().moment;
+}
+
+// The last such moment before the launch of the replay that runs now.
+EMU_API uint64_t emu_replay_moment() {
+    Lock lock(state().mutex);
+    return state().replay_moment;
+}
+
 // Poisons memory that the allocator frees, unless it is allocated again before.
 EMU_API void emu_poison_freed(uint64_t address, uint64_t bytes) {
     Lock lock(state().mutex);

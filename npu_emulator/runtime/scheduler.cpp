@@ -166,6 +166,7 @@ void run_task(State& s, const Task& task, const uint64_t* seeds, Lock& lock) {
 // Runs a whole graph in recorded order. This fast path is legal because recorded order respects every edge inside the graph.
 void run_graph_in_order(State& s, const Stream* stream, const Task& replay, Lock& lock) {
     const Graph& graph = *replay.graph;
+    s.replay_moment = replay.moment;
     s.busy = true;
     s.owner = std::this_thread::get_id();
     lock.unlock();
@@ -291,6 +292,7 @@ void run_lane_step(State& s, Run* run, uint32_t lane, Lock& lock) {
         });
         return;
     }
+    s.replay_moment = run->moment;
     run_task(s, graph->tasks[index], run->seeds.data(), lock);
     finish_lane_step(s, run, lane, index);
 }
@@ -312,9 +314,10 @@ void start_replay(State& s, Stream* stream, Lock& lock) {
     run->stream = stream;
     run->seeds = std::move(replay.seeds);
     run->replay = replay.value;
+    run->moment = replay.moment;
     // A replay writes its memory before it reads it. The contents from an earlier replay must not hide a missing write.
     for (const Task& task : graph->tasks)
-        if (task.kind == Kind::Spoil) spoil(task.destination, task.bytes, task.value & kPoison);
+        if (task.kind == Kind::Spoil && (task.value & kSpoilAtStart) != 0) spoil(task.destination, task.bytes, task.value & kPoison);
     for (uint32_t lane = 0; lane < run->next.size(); ++lane) spoil_in_lane(run.get(), lane);
     if (run->left == 0) {
         finish_head(s, stream);

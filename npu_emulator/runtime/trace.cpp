@@ -8,14 +8,6 @@ namespace emu {
 
 enum class NoteKind : uint64_t { Kernel, Copy, Fill, Record, Wait, Replay, SyncStream, SyncDevice, SyncTicket, CollectiveRead, CollectiveWrite };
 
-namespace {
-
-uint64_t id_of(const TicketRef& ticket) { return ticket ? ticket->id : 0; }
-
-bool noteworthy(const Task& task) {
-    return (task.kind <= Kind::ValueWait && task.kind != Kind::HostCall) || task.kind == Kind::Collective;
-}
-
 // The memory of a collective as notes: those that it reads, then those that it writes, one at least, which may be empty.
 // first: address; second: which collective; third: bytes.
 std::vector<Note> ranges_of(const Exchange& exchange) {
@@ -39,6 +31,13 @@ std::vector<Note> ranges_of(const Exchange& exchange) {
     return reads;
 }
 
+namespace {
+
+uint64_t id_of(const TicketRef& ticket) { return ticket ? ticket->id : 0; }
+
+bool noteworthy(const Task& task) {
+    return (task.kind <= Kind::ValueWait && task.kind != Kind::HostCall) || task.kind == Kind::Collective;
+}
 
 // A task in three numbers: a kernel's key, or a copy's two addresses and length, or a ticket, or a graph.
 void describe(Note& note, const Task& task) {

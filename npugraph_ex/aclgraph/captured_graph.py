@@ -19,6 +19,9 @@ from npugraph_ex.config.options import Options
 from npugraph_ex.errors import BrokenPromiseError, CaptureError, NestedCaptureError
 from npugraph_ex.versions.failed_captures import leave_capture
 
+__npu_emulator_compares_addresses__ = True
+"""The graph key has the addresses of all inputs that are used in place: another tensor at such an address is the caller's input."""
+
 
 def refuse_in_a_capture(cause: Exception | None = None) -> None:
     """Raise NestedCaptureError if the program itself is capturing the current stream."""

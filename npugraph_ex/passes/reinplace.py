@@ -96,8 +96,9 @@ class _Reinplacer:
         """Whether a node that counts from the beginning of the result's storage finds the same elements in the destination's."""
         if not any(region.root == own.root for value in self._counted for region in self.memory.regions(value)):
             return True
-        if self.inputs:  # the value is what the program wrote into the input, and means the input's storage
-            return True
+        if self.inputs:  # a value that the program wrote into the input means the input's storage; another one its own
+            write = next(self.memory.writes_after(self.memory.regions(target)[0], self.memory.position[node]))
+            return any(self.memory.overlap(value, node) for value in write.node.all_input_nodes)
         return len({str(leaf.storage_offset()) for one in (node, target) for leaf in tensor_leaves(one)}) == 1
 
     def _is_unread(self, node: fx.Node, region: Region, position: int) -> bool:

@@ -221,6 +221,24 @@ def test_as_strided_of_a_value_counts_from_its_own_storage(function: Callable[[t
         torch.testing.assert_close(graph(view), function(view), rtol=0, atol=0)
 
 
+def test_as_strided_of_a_copy_of_an_input_that_is_overwritten_later() -> None:
+    """The copy does not move into the input, which begins elsewhere; a traced graph has such writes before AOT adds its own."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        found = torch.as_strided_copy(x.clone(), (6,), (1,), 0) * 2
+        x.copy_(y)
+        return found
+
+    traced = make_fx(function, tracing_mode="fake")(random(6), random(6))
+    graph = npugraph_ex.compile_fx(traced, None, {})
+    for start in (5, 0, 1):
+        views = [random(20)[start : start + 6] for _ in range(2)]
+        expected = views[0] * 2
+        (found,) = graph(*views)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        torch.testing.assert_close(views[0], views[1], rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_as_strided_of_one_of_two_inputs_in_a_storage(first: bool) -> None:
     """Both inputs lie in one storage, and nobody guards where; whichever the graph takes the view of, it moves with that one."""

@@ -137,6 +137,55 @@ def test_a_graphs_own_memory_is_no_fault() -> None:
             assert result.sum().item() == 5 * 64
 
 
+@pytest.mark.parametrize("order", ["fifo", "lazy", "random:3"])
+def test_a_replay_spoils_only_what_its_kernels_use(order: str) -> None:
+    """It leaves memory that its capture only allocated, and values that an earlier graph of the pool left for it."""
+    with schedule(order), check_memory(stop_at_first=True):
+        x = torch.ones(64, device="npu")
+        first, second = torch.npu.NPUGraph(), torch.npu.NPUGraph()
+        with torch.npu.graph(first):
+            middle = x + 1
+            unused = torch.empty(3000, device="npu")
+        places = [middle.data_ptr(), unused.data_ptr()]
+        del unused
+        with torch.npu.graph(second, pool=first.pool()):
+            result = torch.full((3000,), 7.0, device="npu")
+            doubled = middle * 2
+            del middle
+            last = doubled + 1
+        assert [last.data_ptr(), result.data_ptr()] == places
+        for _ in range(2):
+            first.replay()
+            second.replay()
+            first.replay()
+            assert result.sum().item() == 7 * 3000
+            second.replay()
+            assert last.sum().item() == 5 * 64
+
+
+def test_a_replay_over_the_memory_of_another_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a module says that it compares addresses, a whole tensor at the address is right, and a part of one is not."""
+    monkeypatch.setitem(globals(), "__npu_emulator_compares_addresses__", True)
+    with check_memory() as faults:
+        x = torch.ones(96, 512, device="npu")[32:]  # begins inside its block
+        graph = torch.npu.NPUGraph()
+        with torch.npu.graph(graph):
+            y = x + 1
+        place = x.data_ptr()
+        del x
+        again = torch.full((96, 512), 4.0, device="npu")
+        assert again[32].data_ptr() == place
+        graph.replay()
+        assert y.sum().item() == 5 * 64 * 512
+        assert faults == []
+        del again
+        short = torch.full((40, 512), 4.0, device="npu")
+        assert short[32].data_ptr() == place
+        graph.replay()
+        torch.npu.synchronize()
+    assert kinds(faults) == [FaultKind.REUSED, FaultKind.UNWRITTEN]
+
+
 def test_poison_spoils_fresh_and_freed_memory() -> None:
     """With poison, what was never written is not a number; without it nothing is filled."""
     with check_memory(poison=True):
