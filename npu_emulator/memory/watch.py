@@ -160,9 +160,10 @@ class MemoryWatch:
             if block.captured or block.until > launched:
                 continue
             now, size = self._blocks.holding(tensor.data_ptr()), extent_bytes(tensor)
-            if use.compared and now is not None and now.until > launched:
-                if tensor.data_ptr() + size <= now.end or now.since > launched:
-                    continue  # of the tensor that lay there at the launch nothing is known any more
+            end = tensor.data_ptr() + size
+            # Of a tensor that lay there at the launch, and lies there no more, nothing is known.
+            if use.compared and now is not None and now.until > launched and (end <= now.end or now.since > launched):
+                continue
             kind = FaultKind.FREED if now is block else FaultKind.REUSED
             self._report(use, kind, tensor, block, size)
 

@@ -186,6 +186,21 @@ def test_a_replay_over_the_memory_of_another_argument(monkeypatch: pytest.Monkey
     assert kinds(faults) == [FaultKind.REUSED, FaultKind.UNWRITTEN]
 
 
+def test_a_queued_replay_outlives_its_input() -> None:
+    """Memory that is freed after the launch of a replay, and allocated again, gets its new values after the replay."""
+    with schedule("lazy"), check_memory(stop_at_first=True):
+        x = torch.ones(64, device="npu")
+        graph = torch.npu.NPUGraph()
+        with torch.npu.graph(graph):
+            y = x + 1
+        place = x.data_ptr()
+        graph.replay()
+        del x
+        other = torch.full((64,), 5.0, device="npu")
+        assert other.data_ptr() == place
+        assert y.sum().item() == 2 * 64
+
+
 def test_poison_spoils_fresh_and_freed_memory() -> None:
     """With poison, what was never written is not a number; without it nothing is filled."""
     with check_memory(poison=True):
