@@ -144,7 +144,7 @@ def test_gradients_equal_the_cpus(part: int) -> None:
     wrong, compared = [], 0
     for op in CHOSEN[part::PARTS]:
         torch.manual_seed(0)
-        for sample in itertools.islice(op.sample_inputs("cpu", torch.float32, requires_grad=True), 3 if WIDE else 1):
+        for sample in itertools.islice(op.sample_inputs_func(op, "cpu", torch.float32, True), 3 if WIDE else 1):
             try:
                 expected = _gradients(op, sample, "cpu")
             except (RuntimeError, NotImplementedError, IndexError, TypeError, ValueError):

@@ -58,7 +58,7 @@ def check_operator(_settings: CampaignSettings, case: OperatorCase) -> ItemAnswe
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)  # samples are drawn from it
-        samples = list(itertools.islice(operator.sample_inputs("cpu", case.dtype, requires_grad=False), _SAMPLES))
+        samples = list(itertools.islice(operator.sample_inputs_func(operator, "cpu", case.dtype, False), _SAMPLES))
         upstream = ran = 0
         for number, sample in enumerate([*samples[:2], *samples[2:][-1:]]):
             for form, function in (("", operator.op), (" in place", operator.inplace_variant)):
