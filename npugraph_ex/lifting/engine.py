@@ -22,7 +22,7 @@ from npugraph_ex.graph.launches import launches
 from npugraph_ex.graph.memory.aliases import tensor_leaves
 from npugraph_ex.graph.metadata import fake_mode_of
 from npugraph_ex.graph.source import source_line
-from npugraph_ex.lifting import repeated
+from npugraph_ex.lifting import constants, repeated
 from npugraph_ex.lifting.forms import FORMS
 from npugraph_ex.lifting.judging import Ruling, judge
 from npugraph_ex.lifting.proposal import Emit, Form, Proposal, Unlike
@@ -42,6 +42,7 @@ def lift(graph: fx.Graph, report: ReportBuilder, *, exact: bool) -> None:
     if mode is None:
         return
     noops.remove(graph, arithmetic=True)
+    constants.fold(graph, report)
     facts = GraphFacts.from_graph(graph)
     for form in FORMS:
         report.add_rule(form.name)
@@ -56,7 +57,7 @@ def lift(graph: fx.Graph, report: ReportBuilder, *, exact: bool) -> None:
 
 def refuse(report: ReportBuilder, why: str) -> None:
     """Say of every form why it was not tried."""
-    for name in (*(form.name for form in FORMS), repeated.NAME):
+    for name in (constants.NAME, *(form.name for form in FORMS), repeated.NAME):
         report.add_rule(name, why)
 
 

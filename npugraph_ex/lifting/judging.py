@@ -27,6 +27,8 @@ _ONE_ROUNDING = 0.5 + 2.0**-7
 """In ulps: the right value rounded once, from float32."""
 _ONE_ROUNDING_ON_AVERAGE = 0.3
 """In ulps: the root mean square of one rounding is 1/sqrt(12)."""
+_SUM = 2.0**-22
+"""Of the largest element of a row: what float32 cannot tell apart in its sums, two roundings each way."""
 _SAME_AVERAGE = 1 + 2.0**-7
 """Two averages over so few elements that differ by less are the same: one element was rounded the other way."""
 _MOST_KEPT = 1024
@@ -103,7 +105,7 @@ def _judged(proposal: Proposal, subgraph: Subgraph, replacement: fx.Graph, *, ex
                 message = str(error).strip().split("\n")[0]
                 return Ruling(f"it cannot be judged: with {kind}, {type(error).__name__}: {message}")
             for result in zip(lifted, eager, truth, strict=True):
-                compared = _Compared.of(*result)
+                compared = _Compared.of(*result, sums_rows=proposal.sums_rows)
                 reason = compared.bits if exact else compared.reason
                 if reason:
                     return Ruling(f"with {kind}, {reason}", compared.worst, compared.worst_eager)
@@ -129,7 +131,9 @@ class _Compared:
     worst_eager: float = 0.0
 
     @classmethod
-    def of(cls, lifted: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor) -> _Compared:
+    def of(
+        cls, lifted: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor, *, sums_rows: bool = False
+    ) -> _Compared:
         """Compare them."""
         if lifted.dtype != eager.dtype or lifted.shape != eager.shape:
             reason = f"it gives {lifted.dtype}{list(lifted.shape)} for {eager.dtype}{list(eager.shape)}"
@@ -141,7 +145,7 @@ class _Compared:
         odd = _odd(lifted, truth) & ~_odd(eager, truth) & ~same
         if bool(odd.any()):
             return cls("it is infinite or NaN, or finite, where float64 and eager mode are not", bits)
-        far, far_eager = _distances(lifted, truth), _distances(eager, truth)
+        far, far_eager = (_distances(one, truth, sums_rows=sums_rows) for one in (lifted, eager))
         measured = far.isfinite() & far_eager.isfinite()
         worst, worst_eager = (_largest(one[measured]) for one in (far, far_eager))
         usual, usual_eager = (_root_mean_square(one[measured]) for one in (far, far_eager))
@@ -169,10 +173,13 @@ def _odd(values: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
     )
 
 
-def _distances(values: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+def _distances(values: torch.Tensor, truth: torch.Tensor, *, sums_rows: bool) -> torch.Tensor:
     """Distances from the true values in ulps; NaN where either is not finite or beyond the format's range."""
     known = truth.isfinite() & (truth.abs() < FORMATS[values.dtype].largest) & values.isfinite()
-    return torch.where(known, (values.double() - truth).abs() / ulp(truth, values.dtype), torch.nan)
+    far = (values.double() - truth).abs()
+    if sums_rows and values.dtype != torch.float32:
+        far = (far - _SUM * truth.abs().nan_to_num(0.0, 0.0).amax(-1, keepdim=True)).clamp(min=0)
+    return torch.where(known, far / ulp(truth, values.dtype), torch.nan)
 
 
 def _largest(values: torch.Tensor) -> float:

@@ -40,6 +40,8 @@ class Proposal:
         outputs: the nodes whose place its results take.
         builds: ways to make it, of which the first is taken whose results have the metadata of the outputs.
         rounds_alike: whether the operator rounds where the spelling does; then every bit must be eager mode's.
+        sums_rows: whether an element is a difference of sums over its row, computed in float32: it cannot be nearer to the
+            right value than their rounding.
         sizes: those that trials keep as they are, such as the one that is normalised over.
     """
 
@@ -48,6 +50,7 @@ class Proposal:
     builds: tuple[Build, ...]
     sizes: tuple[Any, ...] = ()
     rounds_alike: bool = False
+    sums_rows: bool = False
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,34 @@ def gemma_norm(x: Any, w: Any) -> Any:
     return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPSILON) * (1.0 + w.float())).type_as(x)
 
 
+def layer_norm_of_a_sum(x: Any, w: Any) -> Any:
+    """As GPT-2 has it, which needs the sum again."""
+    total = x + x.flip(1)
+    normed = functional.layer_norm(total, (WIDTH,), w, w.flip(0), 1e-12)
+    return normed, total
+
+
+def layer_norm_of_a_scaled_sum(x: Any, w: Any) -> Any:
+    return functional.layer_norm(torch.add(x, x.flip(1), alpha=2), (WIDTH,), w, w, EPSILON)
+
+
+def layer_norm_of_a_wider_sum(x: Any, w: Any) -> Any:
+    return functional.layer_norm(x + w.flip(0), (WIDTH,), w, w, EPSILON)
+
+
+def layer_norm_without_a_bias(x: Any, w: Any) -> Any:
+    return functional.layer_norm(x + x.flip(1), (WIDTH,), w, None, EPSILON)
+
+
+def layer_norm_over_two_dimensions(x: Any, w: Any) -> Any:
+    w = w.expand(3, WIDTH).contiguous()
+    return functional.layer_norm(x + x.flip(1), (3, WIDTH), w, w, EPSILON)
+
+
+def layer_norm_with_its_mean(x: Any, w: Any) -> Any:
+    return torch.native_layer_norm(x + x.flip(1), (WIDTH,), w, w, EPSILON)[:2]
+
+
 def epsilon_outside(x: Any, w: Any) -> Any:
     wide = x.float()
     return (w * wide / (torch.sqrt(wide.pow(2).mean(-1, True)) + EPSILON)).to(x.dtype)
@@ -131,6 +159,11 @@ NOT_NORMS: dict[Callable[..., Any], str] = {
     squares_of_another: "which is not in the product",
     epsilon_in_the_mean: "",
     epsilon_from_a_tensor: "which is no number when the graph is compiled",
+    layer_norm_of_a_scaled_sum: "no sum of two tensors",
+    layer_norm_of_a_wider_sum: "several shapes or dtypes",
+    layer_norm_without_a_bias: "no weight or no bias",
+    layer_norm_over_two_dimensions: "over the last 2 dimensions",
+    layer_norm_with_its_mean: "the norm's second result is used",
 }
 
 
@@ -245,7 +278,15 @@ def attention_over_a_cache(q: Any, k: Any, v: Any, mask: Any) -> Any:
     return functional.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=mask > 0)
 
 
+def attention_of_copies(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    """As Whisper has it: heads and positions change places in memory first."""
+    q, k, v = (one.transpose(1, 2).contiguous() for one in (q, k.repeat(1, 1, 2, 1), v.repeat(1, 1, 2, 1)))
+    attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask > 0)
+    return attended.transpose(1, 2).contiguous()
+
+
 ATTENTION: dict[Callable[..., Any], tuple[str, ...]] = {
+    attention_of_copies: ("lift_attention_layout",),
     grouped_attention: ("lift_shared_heads", "lift_attention_layout"),
     attention_over_a_cache: ("lift_shared_heads",),
 }
@@ -353,6 +394,41 @@ NOT_ACTIVATIONS: dict[Callable[..., Any], str] = {
     gelu_in_float32: "farther from float64 than eager mode",
     gate_and_up_swapped: "the operator takes the first half as the gate", gated_rows: "",
 }  # fmt: skip
+
+
+def masked_by_constants(x: Any, w: Any) -> Any:
+    """As `transformers` finds sequences that are packed in a row; the mask depends on no input."""
+    rows = torch.arange(WIDTH, device=x.device)
+    before = torch.cat((rows[:1] - 1, rows))
+    sequence = (torch.diff(before) != 1).cumsum(-1)
+    allowed = (sequence[:, None] == sequence[None]) & (rows[None] <= rows[:, None])
+    numbers = (torch.full((), number, dtype=x.dtype, device=x.device) for number in (0.0, torch.finfo(x.dtype).min))
+    added = torch.where(allowed, *numbers)
+    return x[:, :1].transpose(1, 2) * w + added
+
+
+def constant_that_leaves(x: Any, w: Any) -> Any:
+    return x * w, torch.arange(WIDTH, device=x.device)
+
+
+def constant_that_is_written(x: Any, w: Any) -> Any:
+    """The next call needs the numbers as they were."""
+    rows = torch.arange(WIDTH, device=x.device)
+    rows[0] += w[0].long()
+    return x * rows
+
+
+def computed_with_fractions(x: Any, w: Any) -> Any:
+    return x * torch.exp(torch.arange(0, 1, 1 / WIDTH, device=x.device, dtype=x.dtype)) * w
+
+
+def drawn_at_random(x: Any, w: Any) -> Any:
+    return x * (torch.randint(0, 9, (WIDTH,), device=x.device) * 0 + 1) * w
+
+
+NOT_CONSTANTS: dict[Callable[..., Any], str] = dict.fromkeys(
+    (constant_that_leaves, computed_with_fractions, drawn_at_random), ""
+)
 
 NORM_SPECS = ((2, 3, WIDTH), (WIDTH,))
 ROTARY_SPECS = ((2, 3, HEADS, 16), (2, 3, 1, 16), (2, 3, 1, 16))

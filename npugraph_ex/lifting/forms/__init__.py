@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from npugraph_ex.lifting.forms import activation, add_rms_norm, attention, rms_norm, rotary, swiglu
+from npugraph_ex.lifting.forms import activation, add_norm, attention, rms_norm, rotary, swiglu
 from npugraph_ex.lifting.proposal import Form
 
 FORMS: tuple[Form, ...] = (
     rms_norm.FORM,
-    add_rms_norm.FORM,
+    add_norm.RMS_NORM,
+    add_norm.LAYER_NORM,
     rotary.FORM,
     attention.SHARED_HEADS,
     attention.LAYOUT,

@@ -99,7 +99,9 @@ def _without_repetition(found: _AttentionCall) -> Proposal | Unlike | None:
 
 
 def _turned(node: object) -> fx.Node | None:
-    """``x`` where ``node`` is ``x`` with heads and positions in each other's place."""
+    """``x`` where ``node`` is ``x`` with heads and positions in each other's place, or a copy of that."""
+    while terms.calls(node, _aten.clone.default):
+        node = node.args[0]
     if terms.calls(node, _aten.transpose.int) and {dim % 4 for dim in node.args[1:3]} == {1, _POSITIONS}:  # type: ignore[operator]
         return node.args[0]  # type: ignore[return-value]
     return None

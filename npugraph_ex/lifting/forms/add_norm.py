@@ -1,0 +1,111 @@
+"""A sum, then a norm of it => one operator, which hands out the sum too: `npu_add_rms_norm` and `npu_add_layer_norm`.
+
+The published kernel of the RMS norm normalises the sum as it is rounded for the second result (CANN operator documentation,
+aclnnAddRmsNorm; ops-nn, norm/add_rms_norm), so nothing is rounded otherwise. That of the layer norm normalises the sum before it
+is rounded (CANN operator documentation, aclnnAddLayerNorm), so the judge decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import getitem
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from npugraph_ex.graph.metadata import same_numbers
+from npugraph_ex.lifting import terms
+from npugraph_ex.lifting.proposal import Build, Emit, Proposal, Unlike
+
+_aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class _NormCall:
+    """A norm: what is normalised, the vectors of its last dimension, and the operator that adds before it."""
+
+    total: fx.Node
+    vectors: tuple[fx.Node, ...]
+    build: Build
+
+
+def _rms_norm(node: fx.Node) -> _NormCall | Unlike:
+    given = terms.arguments(node)
+    epsilon = given.get("epsilon", 1e-6)
+
+    def build(emit: Emit, *operands: fx.Node) -> tuple[fx.Node, ...]:
+        fused = emit(torch.ops.npu.npu_add_rms_norm.default, *operands, epsilon)
+        return emit(getitem, fused, 2), emit(getitem, fused, 0)
+
+    return _NormCall(given["input"], (given["gamma"],), build)
+
+
+def _layer_norm(node: fx.Node) -> _NormCall | Unlike:
+    given = terms.arguments(node)
+    total, epsilon = given["input"], given["eps"]
+    vectors = (given["weight"], given["bias"])
+    if None in vectors:
+        return Unlike(node, "the norm has no weight or no bias; the operator takes both")
+    values = [value for value in map(terms.tensor, (total, *vectors)) if value is not None]
+    if any(value.dtype != values[0].dtype for value in values):
+        return Unlike(
+            node, f"what is normalised, weight and bias are {', '.join(str(value.dtype) for value in values)}"
+        )
+    if len(given["normalized_shape"]) != 1:
+        return Unlike(node, f"the norm is over the last {len(given['normalized_shape'])} dimensions")
+
+    def build(emit: Emit, *operands: fx.Node) -> tuple[fx.Node, ...]:
+        fused = emit(torch.ops.npu.npu_add_layer_norm.default, *operands, epsilon, True)  # noqa: FBT003 - the schema's
+        return emit(getitem, fused, 3), emit(getitem, fused, 0)
+
+    return _NormCall(total, vectors, build)
+
+
+@dataclass(frozen=True)
+class _AddNorm:
+    """A form: a sum before the norm that ``ends_with`` names."""
+
+    name: str
+    norm: Callable[[], OpOverload]
+    read_norm: Callable[[fx.Node], _NormCall | Unlike]
+    rounds_alike: bool
+
+    @property
+    def ends_with(self) -> frozenset[OpOverload]:
+        """The norm; looked up late, because torch_npu defines one of them."""
+        return frozenset({self.norm()})
+
+    def read(self, node: fx.Node) -> Proposal | Unlike | None:
+        """The sum and the norm that ``node`` is."""
+        found = self.read_norm(node)
+        if isinstance(found, Unlike):
+            return found if terms.calls(terms.arguments(node)["input"], _aten.add.Tensor) else None
+        total = found.total
+        if not terms.calls(total, _aten.add.Tensor):
+            return None
+        results = [user for user in node.users if user.target is getitem and user.users]
+        if [user.args[1] for user in results] != [0]:
+            return Unlike(node, "the norm's second result is used, or its first is not")
+        values = [terms.tensor(operand) for operand in (*total.args, total)]
+        known = [value for value in values if value is not None]
+        operands = [operand for operand in total.args if isinstance(operand, fx.Node)]
+        if len(known) != 3 or total.kwargs.get("alpha", 1) != 1:
+            return Unlike(node, "what is normalised is no sum of two tensors")
+        whole = known[-1]
+        if not all(same_numbers(value.shape, whole.shape) and value.dtype == whole.dtype for value in known):
+            return Unlike(node, "what is added has several shapes or dtypes")
+        inputs = (*operands, *found.vectors)
+        return Proposal(
+            inputs,
+            (total, results[0]),
+            (found.build,),
+            (whole.shape[-1],),
+            rounds_alike=self.rounds_alike,
+            sums_rows=not self.rounds_alike,
+        )
+
+
+RMS_NORM = _AddNorm("lift_add_rms_norm", lambda: torch.ops.npu.npu_rms_norm.default, _rms_norm, rounds_alike=True)
+LAYER_NORM = _AddNorm("lift_add_layer_norm", lambda: _aten.native_layer_norm.default, _layer_norm, rounds_alike=False)
