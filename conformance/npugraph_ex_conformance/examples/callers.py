@@ -3,19 +3,21 @@
 A random integer program is called many times, eagerly and compiled, by the same caller. The caller passes tensors that are new,
 that stay, that begin elsewhere in one storage, or that are earlier results. It keeps results as tensors, as views or as their
 storages alone, writes into what it keeps, and drops some of it. After each step everything that both sides keep is compared.
+Every third caller has an emulated device that runs queued work in a random order.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx
 
+import npu_emulator
 import npugraph_ex
 from npugraph_ex.errors import SessionError
 from npugraph_ex.graph.memory.aliases import AliasFacts, mutated_inputs
@@ -57,10 +59,16 @@ def caller_example(seed: int) -> str:
     """What is wrong with one example; empty when nothing is."""
     choices = Choices(Sampled(f"caller {seed}"))
     try:
-        with torch._dynamo.config.patch(recompile_limit=_MOST_KINDS_OF_CALLS):
+        with torch._dynamo.config.patch(recompile_limit=_MOST_KINDS_OF_CALLS), _order(seed):
             return _difference(choices)
     except Exception as error:  # noqa: BLE001 - whatever a fault makes the library raise is what was found
         return f"raised {type(error).__name__}: {error}"
+
+
+def _order(seed: int) -> AbstractContextManager[None]:
+    if seed % 3 or not npu_emulator.is_active():
+        return nullcontext()
+    return npu_emulator.schedule(f"random:{seed}")
 
 
 def _difference(choices: Choices) -> str:
