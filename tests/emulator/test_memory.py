@@ -186,6 +186,22 @@ def test_a_replay_over_the_memory_of_another_argument(monkeypatch: pytest.Monkey
     assert kinds(faults) == [FaultKind.REUSED, FaultKind.UNWRITTEN]
 
 
+def test_rows_of_padding_between_two_graphs() -> None:
+    """Eager attention writes the rows of its tokens into what the graph before allocated; the graph after reads all rows."""
+    with check_memory(stop_at_first=True):
+        x, w = torch.ones(8, 4, device="npu"), torch.ones(4, 4, device="npu")
+        before, after = torch.npu.NPUGraph(), torch.npu.NPUGraph()
+        with torch.npu.graph(before):
+            q, attended = x + 1, torch.empty(8, 4, device="npu")
+        with torch.npu.graph(after, pool=before.pool()):
+            projected = attended @ w
+        for tokens in (5, 3):
+            before.replay()
+            attended[:tokens] = q[:tokens] * tokens
+            after.replay()
+            assert projected[:tokens].cpu().eq(8 * tokens).all()
+
+
 def test_a_queued_replay_outlives_its_input() -> None:
     """Memory that is freed after the launch of a replay, and allocated again, gets its new values after the replay."""
     with schedule("lazy"), check_memory(stop_at_first=True):
