@@ -1,7 +1,8 @@
 """Receives the allocations and frees of torch_npu's caching allocator.
 
 torch_npu reports them for its own stream sanitizer, to every listener for the rest of the process. It reports only addresses;
-the size of a block is the growth of the allocator's total.
+the size of a block is the growth of the allocator's total. Where another thread allocates at the same time, the growth is that
+of several blocks; then the allocator's snapshot, which takes longer, says the size.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class AllocatorFeed:
         self.watch: MemoryWatch | None = None
         self._statistics = torch_npu._C._npu_memoryStats  # noqa: SLF001 - the public form flattens a large dictionary
         self._device = torch.npu.current_device
-        self._totals: dict[int, int] = {}
+        self._totals: dict[int, tuple[int, int]] = {}
+        self._unreported = 0
+        """Allocations that are in the totals, and whose reports are still to come."""
         _npu_trace.register_callback_for_npu_memory_allocation(self._allocated, "npu_emulator")
         _npu_trace.register_callback_for_npu_memory_deallocation(self._freed, "npu_emulator")
         torch_npu._C._activate_npu_trace(_STREAM_MODE)  # noqa: SLF001 - what torch_npu's sanitizer does
@@ -43,24 +46,38 @@ class AllocatorFeed:
         import torch
 
         self._totals = {device: self._total(device) for device in range(torch.npu.device_count())}
+        self._unreported = 0
         self.watch = watch
 
-    def _total(self, device: int) -> int:
-        return int(self._statistics(device)["allocated_bytes"]["all"]["allocated"])
+    def _total(self, device: int) -> tuple[int, int]:
+        """The bytes and the number of all allocations so far."""
+        statistics = self._statistics(device)
+        return int(statistics["allocated_bytes"]["all"]["allocated"]), int(statistics["allocation"]["all"]["allocated"])
 
     def _allocated(self, address: int) -> None:
         if self.watch is None:
             return
         device = self._device()
-        total = self._total(device)
-        size = total - self._totals[device]
-        self._totals[device] = total
+        before, now = self._totals[device], self._total(device)
+        self._totals[device] = now
+        new = now[1] - before[1]
+        alone = new == 1 and self._unreported == 0
+        self._unreported = max(0, self._unreported + new - 1)
+        size = now[0] - before[0] if alone else _size_of(address)
         if size > 0:
             self.watch.allocated(address, size)
 
     def _freed(self, address: int) -> None:
         if self.watch is not None:
             self.watch.freed(address)
+
+
+def _size_of(address: int) -> int:
+    """The bytes of a block in use, from the allocator's snapshot; 0 where no block begins there."""
+    import torch
+
+    blocks = (block for segment in torch.npu.memory_snapshot() for block in segment["blocks"])
+    return next((block["size"] for block in blocks if block["address"] == address), 0)
 
 
 def _let_import(phase: str, info: object) -> None:

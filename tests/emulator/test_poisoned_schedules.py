@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -121,6 +122,25 @@ def test_freed_memory_that_another_stream_still_reads_keeps_its_values() -> None
                 total = middle + 1
                 del middle
                 assert total.cpu().tolist() == [4.0] * 64, text
+
+
+def test_threads_that_allocate_at_the_same_time_spoil_nothing_of_each_other() -> None:
+    """Poison covers the thread's own block, where the allocator's totals have grown by another thread's block too."""
+    results: list[list[torch.Tensor]] = [[] for _ in range(6)]
+
+    def work(number: int) -> None:
+        results[number] = [(torch.ones(4, device="npu") * number * 2 + 1).cumsum(0) for _ in range(5)]
+
+    for _ in range(15):
+        with schedule("lazy"):
+            threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            found = [[result.cpu().tolist() for result in of_one] for of_one in results]
+        expected = [[[(1.0 + 2 * number) * place for place in range(1, 5)]] * 5 for number in range(6)]
+        assert found == expected
 
 
 def test_what_a_program_throws_away_may_be_padding() -> None:
