@@ -9,6 +9,7 @@ this package.
 from __future__ import annotations
 
 from npugraph_ex._torch_private.aot import (
+    allow_retained_graphs,
     aot_backend,
     aot_input_position,
     aot_input_value,
@@ -85,6 +86,7 @@ from npugraph_ex._torch_private.tensors import (
 __all__ = [
     "UNKNOWN_TO_FAKE_TENSORS",
     "active_fake_mode",
+    "allow_retained_graphs",
     "aot_backend",
     "aot_input_position",
     "aot_input_value",

@@ -46,6 +46,16 @@ def static_input_positions() -> tuple[int, ...]:
     return tuple(metadata.static_input_indices) if metadata is not None else ()
 
 
+def allow_retained_graphs() -> None:
+    """Let the backward of the current function run again: nothing here overwrites what the forward saved for it.
+
+    AOT takes some saved tensors for the backward compiler's own, and then refuses `backward(retain_graph=True)`.
+    """
+    metadata = _metadata()
+    if metadata is not None:
+        metadata.bw_donated_idxs = []
+
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 

@@ -48,6 +48,24 @@ def test_gradients_with_results_given_up(function: Callable[..., Any], how: dict
             torch.testing.assert_close(have, want, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("function", SAVING.values(), ids=SAVING)
+def test_a_retained_graph_goes_back_again(function: Callable[..., Any], dynamic: bool | None) -> None:
+    """Three backwards of a call add its gradient three times, also after the backward of a later call."""
+    torch._dynamo.reset()
+    graph, gradients = torch.compile(function, backend="npugraph_ex", dynamic=dynamic), []
+    for call in (function, graph, graph):
+        leaf = torch.linspace(0.5, 1, 5, device=NPU).requires_grad_()
+        results = torch.utils._pytree.tree_leaves(call(leaf))
+        later = torch.utils._pytree.tree_leaves(call(torch.linspace(2, 3, 5, device=NPU).requires_grad_()))
+        torch.autograd.backward([result.sum() for result in later])
+        for retained in (True, True, False):
+            torch.autograd.backward([result.sum() for result in results], retain_graph=retained)
+        gradients.append(leaf.grad)
+    assert torch.equal(gradients[0], gradients[1])
+    assert torch.equal(gradients[0], gradients[2])
+
+
 def test_results_are_given_up_where_no_backward_needs_them() -> None:
     """The same function under `no_grad`, and one that saves its input only, still lend one memory to every call."""
     for function, wants_gradient in ((SAVING["intermediates"], False), (SAVING["an input"], True)):

@@ -76,6 +76,7 @@ def get_npu_backend(
         watched: list[shared_inputs.SharedInputs] = []
 
         def compiler(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            _torch_private.allow_retained_graphs()
             watched.extend(shared_inputs.of(graph.graph, known_inputs))
             made = compile_one(graph, inputs)
             if on_compiled is not None and on_streams is None:
