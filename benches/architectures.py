@@ -46,6 +46,10 @@ class First(nn.Module):
     def prepare(self) -> None:
         """Nothing."""
 
+    def written(self) -> list[torch.Tensor]:
+        """Nothing."""
+        return []
+
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
         """Logits or last hidden states of the model."""
         result: torch.Tensor = self.model(**dict(zip(self.names, inputs, strict=True)), **self.fixed)[0]
@@ -69,6 +73,10 @@ class DecodeStep(nn.Module):
         device = next(self.model.parameters()).device
         self.cache = transformers.StaticCache(config=self.model.config, max_cache_len=4 * TOKENS)
         self.model(input_ids=_ids(PAST).to(device), past_key_values=self.cache, use_cache=True)
+
+    def written(self) -> list[torch.Tensor]:
+        """The keys and values of each layer."""
+        return [value for layer in self.cache.layers for value in (layer.keys, layer.values)]
 
     def forward(self, token: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         """``token`` and ``position``, int64 [1, 1] -> logits [1, 1, vocabulary]."""
@@ -113,9 +121,9 @@ def _t5() -> Made:
     return First(model, ("input_ids", "decoder_input_ids"), use_cache=False), (_ids(), _ids())
 
 
-def _step(config: str, model: str) -> Callable[[], Made]:
+def _step(config: str, model: str, common: dict[str, Any] = _GROUPED, **extra: Any) -> Callable[[], Made]:
     def make() -> Made:
-        made = getattr(transformers, model)(getattr(transformers, config)(**_GROUPED))
+        made = getattr(transformers, model)(getattr(transformers, config)(**{**common, **extra}))
         return DecodeStep(made), (torch.tensor([[7]]), torch.tensor([[PAST]]))
 
     return make
@@ -123,7 +131,12 @@ def _step(config: str, model: str) -> Callable[[], Made]:
 
 ARCHITECTURES: dict[str, Callable[[], Made]] = {
     "Llama, decode step": _step("LlamaConfig", "LlamaForCausalLM"),
+    "Qwen2, decode step": _step("Qwen2Config", "Qwen2ForCausalLM"),
     "Qwen3, decode step": _step("Qwen3Config", "Qwen3ForCausalLM"),
+    "Qwen3-MoE, decode step": _step("Qwen3MoeConfig", "Qwen3MoeForCausalLM", _EXPERTS, num_experts=4),
+    "Mixtral, decode step": _step("MixtralConfig", "MixtralForCausalLM", _EXPERTS, num_local_experts=4),
+    "Phi-3, decode step": _step("Phi3Config", "Phi3ForCausalLM"),
+    "OLMo 2, decode step": _step("Olmo2Config", "Olmo2ForCausalLM"),
     "Llama": _text("LlamaConfig", "LlamaForCausalLM"),
     "Mistral": _text("MistralConfig", "MistralForCausalLM"),
     "Qwen2": _text("Qwen2Config", "Qwen2ForCausalLM"),
