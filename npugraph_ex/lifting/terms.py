@@ -31,6 +31,8 @@ _CASTS = frozenset(
         _aten.detach.default,
     }
 )
+_NPU_CASTS = frozenset({"npu._npu_dtype_cast.default", "npu.npu_dtype_cast.default"})
+"""By name, because torch_npu defines them."""
 _PRODUCTS = frozenset({_aten.mul.Tensor, _aten.mul.Scalar})
 _QUOTIENTS = frozenset({_aten.div.Tensor, _aten.div.Scalar})
 _SUMS = frozenset({_aten.add.Tensor, _aten.add.Scalar})
@@ -67,7 +69,7 @@ def arguments(node: fx.Node) -> dict[str, Any]:
 def casts(node: fx.Node) -> Iterator[fx.Node]:
     """The node and what it is a copy or a floating-point cast of, on the same device, down to what is neither."""
     yield node
-    while calls(node, *_CASTS) and isinstance(node.args[0], fx.Node):
+    while (calls(node, *_CASTS) or str(node.target) in _NPU_CASTS) and isinstance(node.args[0], fx.Node):
         new, old = tensor(node), tensor(node.args[0])
         if new is None or old is None or not (new.is_floating_point() and old.is_floating_point()):
             return

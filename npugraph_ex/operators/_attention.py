@@ -67,13 +67,13 @@ def attended(
     total = weights.sum(-1, keepdim=True)
     if sink is not None:
         total = total + torch.exp(sink - maximum)
-    shares = torch.where(total > 0, weights / total, 0.0)
+    shares = torch.where(total == 0, 0.0, weights / total)  # NaN stays NaN
     return Attended(shares @ shared_heads(value, heads), maximum, total)
 
 
 def log_sum_exp(result: Attended, *, unseen: float) -> torch.Tensor:
     """The logarithm of the sum of ``exp(scores)`` of each row, [..., N, Q, 1]; ``unseen`` for a row that sees nothing."""
-    return torch.where(result.total > 0, result.maximum + torch.log(result.total), unseen)
+    return torch.where(result.total == 0, unseen, result.maximum + torch.log(result.total))
 
 
 def excluded_by_band(rows: int, columns: int, before: float, after: float, *, at_end: bool) -> torch.Tensor:

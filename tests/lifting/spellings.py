@@ -292,6 +292,62 @@ ATTENTION: dict[Callable[..., Any], tuple[str, ...]] = {
 }
 
 
+def attention_of_scaled_queries(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    return torch.ops.aten._safe_softmax((q / 4) @ k.mT, -1) @ v
+
+
+def attention_by_bmm(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    q, k, v = (one.flatten(0, 1) for one in (q, k, v))
+    scores = torch.bmm(q * 0.5, (k * 0.5).transpose(1, 2)).float()
+    return torch.bmm(torch.ops.aten._safe_softmax(scores, 2).to(q.dtype), v)
+
+
+def attention_with_a_bias(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """As T5 has it; torch spells it in ATen operators."""
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+
+
+def attention_with_a_bias_for_all_heads(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias[:, :1], scale=1.0)
+
+
+SPELLED_ATTENTION: dict[Callable[..., Any], str] = {
+    attention_of_scaled_queries: "npu_fusion_attention_v3", attention_by_bmm: "npu_fusion_attention_v3",
+    attention_with_a_bias: "npu_fusion_attention_v2",
+    attention_with_a_bias_for_all_heads: "npu_fusion_attention_v2",
+}  # fmt: skip
+
+
+def softmax_over_the_queries(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    return torch.ops.aten._safe_softmax(q @ k.mT * 0.25, -2) @ v
+
+
+def plain_softmax(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """As `transformers` has it in its own spelling."""
+    weights = functional.softmax(torch.matmul(q, k.transpose(2, 3)) * 0.25, dim=-1, dtype=torch.float32).to(q.dtype)
+    return torch.matmul(weights, v)
+
+
+def scores_in_a_cap(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """As Gemma 2 has it."""
+    return (torch.tanh(q @ k.mT / 50) * 50).softmax(-1) @ v
+
+
+def keys_as_they_are(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    k, v = (one[..., :1, :].expand(2, HEADS, 16, 16) for one in (k, v))
+    return torch.ops.aten._safe_softmax(q @ k, -1) @ v
+
+
+def bias_of_keys(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias[:, :, :1])
+
+
+NOT_SPELLED_ATTENTION: dict[Callable[..., Any], str] = {
+    softmax_over_the_queries: "over dimension -2", plain_softmax: "gives NaN, and the operator 0",
+    scores_in_a_cap: "not of a product", keys_as_they_are: "not of a product", bias_of_keys: "the bias is [2, 4, 1, 5]",
+}  # fmt: skip
+
+
 def heads_in_another_order(q: Any, k: Any, v: Any, mask: Any) -> Any:
     q, k, v = (one.transpose(1, 2) for one in (q, k, v))
     k, v = (one.repeat(1, q.shape[1] // one.shape[1], 1, 1) for one in (k, v))
@@ -433,4 +489,5 @@ NOT_CONSTANTS: dict[Callable[..., Any], str] = dict.fromkeys(
 NORM_SPECS = ((2, 3, WIDTH), (WIDTH,))
 ROTARY_SPECS = ((2, 3, HEADS, 16), (2, 3, 1, 16), (2, 3, 1, 16))
 ATTENTION_SPECS = ((2, 5, HEADS, 16), (2, 5, 2, 16), (2, 5, 2, 16), (2, 1, 5, 5))
+SPELLED_SPECS = ((2, HEADS, 5, 16), (2, HEADS, 5, 16), (2, HEADS, 5, 16), (2, HEADS, 5, 5))
 ACTIVATION_SPECS = ((4, 6, WIDTH),)

@@ -41,6 +41,18 @@ def test_layouts_hold_the_same_attention(layout: str, key_heads: int, width: int
         torch.testing.assert_close(have, stored(want, layout), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_rows_that_see_nothing_are_zero_and_rows_of_nan_are_nan(value: float) -> None:
+    """As in torch's safe softmax: NaN is not taken for a row without scores."""
+    q, k, v = (torch.randn(1, 2, 3, 4, dtype=torch.float64) for _ in range(3))
+    q[0, 0, 1] = value
+    k[0, 0, 0] = k[0, 0, 1] = k[0, 0, 2] = torch.rand(4) + 0.1  # all scores of a row of -inf are -inf
+    expected = torch.ops.aten._safe_softmax(q @ k.mT * 0.5, -1) @ v
+    output = OPERATORS["npu::npu_fusion_attention_v3"].formula(q, k, v, 2, "BNSD", scale=0.5)[0]
+    torch.testing.assert_close(output, expected, equal_nan=True)
+    assert bool((output[0, 0, 1] == 0).all() if value == -torch.inf else output[0, 0, 1].isnan().all())
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_dropout_keeps_what_it_says_and_the_gradient_knows(layout: str) -> None:
     """With identity values the output is the dropped weights: 0 or P / keep_prob; the gradient is that of these weights."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npugraph_ex.lifting.forms import activation, add_norm, attention, rms_norm, rotary, swiglu
+from npugraph_ex.lifting.forms import activation, add_norm, attention, rms_norm, rotary, softmax_attention, swiglu
 from npugraph_ex.lifting.proposal import Form
 
 FORMS: tuple[Form, ...] = (
@@ -10,6 +10,7 @@ FORMS: tuple[Form, ...] = (
     add_norm.RMS_NORM,
     add_norm.LAYER_NORM,
     rotary.FORM,
+    softmax_attention.FORM,
     attention.SHARED_HEADS,
     attention.LAYOUT,
     activation.FORM,

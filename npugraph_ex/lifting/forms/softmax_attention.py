@@ -1,0 +1,171 @@
+"""Attention as two products with a softmax between them => `npu_fusion_attention_v3`, or `_v2` with a bias.
+
+::
+
+    y = safe_softmax(scale * q k^T + bias) v        over the keys; the scale may stand at q, at k or at the product
+
+`scaled_dot_product_attention` becomes that where torch_npu has no kernel for its arguments, such as a bias. Queries, keys and
+values are [B, N, S, D], or [N, S, D]. The second version adds the bias after the scale (``pse_type`` 0 of
+``torch_npu.npu_fusion_attention_v2``). A row of scores that are all -inf gives 0 there, and in the safe softmax. The plain
+softmax gives NaN, so attention that is spelled with it stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import getitem
+
+import torch
+from torch import fx
+
+from npugraph_ex.graph.metadata import same_numbers
+from npugraph_ex.lifting import terms
+from npugraph_ex.lifting.proposal import Build, Emit, Proposal, Unlike
+
+_aten = torch.ops.aten
+_CAST = _aten._to_copy.default  # noqa: SLF001 - the operator's name
+_SAFE = _aten._safe_softmax.default  # noqa: SLF001 - the operator's name
+_SOFTMAXES = (_SAFE, _aten._softmax.default, _aten.softmax.int)  # noqa: SLF001 - the operator's name
+_MATMULS = (_aten.matmul.default, _aten.bmm.default)
+_TAKEN = (torch.float16, torch.bfloat16)
+_RANKS = (3, 4)
+_WIDEST = 256
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """``scale * q k^T + bias``."""
+
+    q: fx.Node
+    k: fx.Node
+    scale: float
+    bias: fx.Node | None
+
+
+def _scaled(node: fx.Node) -> tuple[fx.Node, float]:
+    """``(x, c)`` where ``node`` is ``c * x``, and x is no product with a number."""
+    scale = 1.0
+    while True:
+        inner = terms.core(node)
+        by = terms.number(inner.args[1]) if len(inner.args) > 1 else None
+        if by and terms.calls(inner, _aten.mul.Tensor, _aten.mul.Scalar):
+            scale *= by
+        elif by and terms.calls(inner, _aten.div.Tensor, _aten.div.Scalar) and not inner.kwargs:
+            scale /= by
+        else:
+            return node, scale
+        node = inner.args[0]  # type: ignore[assignment]
+
+
+def _scores(node: fx.Node) -> _Scores | None:
+    """What the softmax is of; None where it is no product of queries and keys."""
+    inner = terms.core(node)
+    added = terms.calls(inner, _aten.add.Tensor) and inner.kwargs.get("alpha", 1) == 1
+    pairs = (inner.args[:2], inner.args[1::-1]) if added else ((node, None),)
+    for product, bias in pairs:
+        if not isinstance(product, fx.Node) or not isinstance(bias, (fx.Node, type(None))):
+            continue
+        scaled, scale = _scaled(product)
+        matmul = terms.core(scaled)
+        if not terms.calls(matmul, *_MATMULS):
+            continue
+        (q, of_q), (turned, of_turned) = _scaled(matmul.args[0]), _scaled(matmul.args[1])  # type: ignore[arg-type]
+        k = _transposed(terms.core(turned))
+        if k is None:
+            continue
+        k, of_k = _scaled(k)
+        return _Scores(q, k, scale * of_q * of_turned * of_k, bias)
+    return None
+
+
+def _transposed(node: fx.Node) -> fx.Node | None:
+    """``x`` where ``node`` is x with its last two dimensions in each other's place."""
+    value = terms.tensor(node)
+    if value is None or not terms.calls(node, _aten.transpose.int):
+        return None
+    last = {value.dim() - 2, value.dim() - 1}
+    return node.args[0] if {dim % value.dim() for dim in node.args[1:3]} == last else None  # type: ignore[operator,return-value]
+
+
+def _build(scale: float, heads: int) -> Build:
+    def by_heads(emit: Emit, x: fx.Node) -> fx.Node:
+        return emit(_aten.unsqueeze.default, x, 0) if x.meta["val"].dim() < 4 else x
+
+    def build(emit: Emit, q: fx.Node, k: fx.Node, v: fx.Node, *bias: fx.Node) -> tuple[fx.Node, ...]:
+        operands = [by_heads(emit, one) for one in (q, k, v)]
+        if bias:
+            pse = by_heads(emit, bias[0])
+            batch, one, *rest = pse.meta["val"].shape
+            if one != heads:  # the operator takes one bias for each head
+                every = emit(_aten.expand.default, pse, [batch, heads, *rest])
+                pse = emit(_aten.clone.default, every, memory_format=torch.contiguous_format)
+            attention = torch.ops.npu.npu_fusion_attention_v2.default
+            made = emit(attention, *operands, heads, "BNSD", pse=pse, scale=scale, pse_type=0)
+        else:
+            made = emit(torch.ops.npu.npu_fusion_attention_v3.default, *operands, heads, "BNSD", scale=scale)
+        result = emit(getitem, made, 0)
+        return (emit(_aten.squeeze.dim, result, 0) if q.meta["val"].dim() < 4 else result,)
+
+    return build
+
+
+def _unfit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> str | None:
+    """Why the operator does not take these."""
+    *lead, _, width = q.shape
+    if q.dim() not in _RANKS or not isinstance(lead[-1], int) or not isinstance(width, int) or width > _WIDEST:
+        return f"queries are {list(q.shape)}; the operator takes known heads and a known width up to {_WIDEST}"
+    keys = (*lead, k.shape[-2], width)
+    if not same_numbers(k.shape, keys) or not same_numbers(v.shape, keys):
+        return f"queries are {list(q.shape)}, keys {list(k.shape)} and values {list(v.shape)}"
+    if bias is None:
+        return None
+    wanted = (*lead, q.shape[-2], k.shape[-2])
+    alike = bias.dim() == len(wanted) and same_numbers(bias.shape[-2:], wanted[-2:])
+    if not alike or not all(
+        terms.same_size(size, 1) or terms.same_size(size, whole)
+        for size, whole in zip(bias.shape[:-2], wanted, strict=False)
+    ):
+        return f"the bias is {list(bias.shape)} for scores of {list(wanted)}"
+    return None
+
+
+class _SoftmaxAttention:
+    """The form."""
+
+    name = "lift_attention"
+    ends_with = frozenset({*_MATMULS, _CAST})
+
+    def read(self, node: fx.Node) -> Proposal | Unlike | None:
+        """The attention that ends with ``node``."""
+        value, product = terms.tensor(node), terms.core(node)
+        if value is None or value.dtype not in _TAKEN or not terms.calls(product, *_MATMULS):
+            return None
+        softmax = terms.core(product.args[0])  # type: ignore[arg-type]
+        if not terms.calls(softmax, *_SOFTMAXES):
+            return None
+        found = _scores(softmax.args[0])  # type: ignore[arg-type]
+        if found is None:
+            return Unlike(softmax, "the softmax is not of a product of queries and keys, and at most one sum")
+        if softmax.args[1] not in {-1, value.dim() - 1}:
+            return Unlike(softmax, f"the softmax is over dimension {softmax.args[1]}; the operator's is over the keys")
+        if softmax.target is not _SAFE:
+            return Unlike(
+                softmax,
+                "for a row that is masked everywhere this softmax gives NaN, and the operator 0; "
+                "call torch.nn.functional.scaled_dot_product_attention, which means the same as the operator",
+            )
+        wanted = [found.q, found.k, product.args[1], *([] if found.bias is None else [found.bias])]
+        operands = [terms.of_dtype(one, value.dtype) for one in wanted]  # type: ignore[arg-type]
+        taken = tuple(one for one in operands if one is not None)
+        if len(taken) < len(wanted):
+            return Unlike(softmax, f"queries, keys, values or the bias are not {value.dtype}, as the result is")
+        q, k, v, *bias = (one.meta["val"] for one in taken)
+        unfit = _unfit(q, k, v, bias[0] if bias else None)
+        if unfit is not None:
+            return Unlike(softmax, unfit)
+        heads = q.shape[-3]
+        sizes = (heads, q.shape[-1])
+        return Proposal(taken, (node,), (_build(found.scale, heads),), sizes, sums_rows=True)
+
+
+FORM = _SoftmaxAttention()
