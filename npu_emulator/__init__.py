@@ -9,7 +9,7 @@ PYTEST_DONT_REWRITE: this package may be imported before pytest, which would war
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -128,7 +128,7 @@ def schedule(text: str, *, poison: bool | None = None) -> Iterator[None]:
 def every_order(program: Callable[[], Any], *, limit: int = 10_000) -> Iterator[tuple[str, Any]]:
     """Run a small program under every legal order of its device work; yield (schedule string, result) for each.
 
-    Memory is poisoned (see `schedule`), and the race detector runs too, unless a timeline or a race check is open.
+    Memory is poisoned (see `schedule`), and the race detector runs too.
 
     Args:
         program: launches work and waits for it; called once for each order, so it must start from the same state.
@@ -138,8 +138,7 @@ def every_order(program: Callable[[], Any], *, limit: int = 10_000) -> Iterator[
         RaceError: after the last order, if all orders gave the same result but the program has a race.
     """
     emulator = current()
-    with _poisoning(emulator, emulator.settings.poison is not False), ExitStack() as stack:
-        races = stack.enter_context(detect_races()) if emulator.launcher.observer is None else []
+    with _poisoning(emulator, emulator.settings.poison is not False), detect_races() as races:
         results: list[Any] = []
         for text, result in exhaust(emulator.runtime, program, limit):
             if not results or (len(results) == 1 and not same_values(result, results[0])):
@@ -162,8 +161,7 @@ def _poisoning(emulator: Emulator, wanted: bool) -> Iterator[None]:  # noqa: FBT
 def detect_races(*, stop_at_first: bool = False) -> Iterator[list[Race]]:
     """Look for data races between streams inside the block; yield the list that fills with them.
 
-    Only replays of graphs captured inside the block are checked. Not together with `timeline`, and not inside another such
-    block.
+    Only replays of graphs captured inside the block are checked.
 
     Args:
         stop_at_first: raise RaceError at the Python line that launches the second side of the first race.
@@ -237,7 +235,7 @@ def timeline() -> Iterator[Timeline]:
     """Follow the block's work on a modelled clock; yield the timeline, whose `save` writes a Chrome trace.
 
     Times are a roofline model of the chip (see `npu_emulator.chips`), not measurements. Only replays of graphs captured
-    inside the block are seen. Not together with `detect_races`.
+    inside the block are seen.
 
     Raises:
         EmulatorError: the chip's figures are not public.
@@ -253,17 +251,16 @@ def timeline() -> Iterator[Timeline]:
 
 @contextmanager
 def _observed_by(emulator: Emulator, observer: Observer) -> Iterator[None]:
-    """Show an observer the block's launches and the runtime's log, which has one reader at a time."""
-    if emulator.launcher.observer is not None:
-        raise EmulatorError(
-            "a timeline or a race check (detect_races, --npu-races) is open already, and the runtime's log has one reader; "
-            "close the outer one first"
-        )
-    emulator.runtime.set_tracing(on=True)
-    emulator.launcher.observer = observer
+    """Show an observer the block's launches and the runtime's log, beside those that observe already."""
+    launcher = emulator.launcher
+    launcher.show_log()  # what ran before the block is of no concern here
+    if not launcher.observers:
+        emulator.runtime.set_tracing(on=True)
+    launcher.observers.append(observer)
     try:
         yield
-        observer.synchronised()
+        launcher.show_log()
     finally:
-        emulator.launcher.observer = None
-        emulator.runtime.set_tracing(on=False)
+        launcher.observers.remove(observer)
+        if not launcher.observers:
+            emulator.runtime.set_tracing(on=False)

@@ -28,7 +28,7 @@ from npu_emulator.random_seeds import Draws
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from npu_emulator.device import Runtime
+    from npu_emulator.device import Note, Runtime
     from npu_emulator.kernels.metadata import Like
     from npu_emulator.memory.watch import MemoryWatch
     from npu_emulator.recorder import Recorder
@@ -82,11 +82,8 @@ class Observer(Protocol):
     def launching(self, key: int, launch: Launch) -> None:
         """Receive kernel number `key` before its launch."""
 
-    def launched(self) -> None:
-        """Read the log after a launch."""
-
-    def synchronised(self) -> None:
-        """Read the log after a wait of the host."""
+    def read(self, notes: Sequence[Note]) -> None:
+        """Read the next lines of the log, after a launch or a wait of the host."""
 
 
 class Launcher:
@@ -102,7 +99,7 @@ class Launcher:
         self._raw_stream: Callable[[int], int] = torch_npu._C._npu_getCurrentRawStream  # noqa: SLF001 - the public property is ten times slower
         self.checks_marks: Callable[[], bool] = torch_npu._C._get_npu_data_unsafe_flag  # noqa: SLF001 - as above
         """Whether kernels must refuse memory that a fault has marked (`kernels/recovery.py`)."""
-        self.observer: Observer | None = None
+        self.observers: list[Observer] = []
         self.recorder: Recorder | None = None
         self.memory: MemoryWatch | None = None
         self._numbers: dict[str, int] = {}
@@ -230,11 +227,19 @@ class Launcher:
                 self.runtime.end()
         elif answer != SKIP:
             key = next(self._next)
-            if self.observer is not None:
-                self.observer.launching(key, Launch(name, user_frames(), reads, writes, fresh, stream, work))
+            if self.observers:
+                launch = Launch(name, user_frames(), reads, writes, fresh, stream, work)
+                for observer in self.observers:
+                    observer.launching(key, launch)
             self._queue(key, Queued(name, body, reads, writes, self.runtime.frees()), number, stream)
-            if self.observer is not None:
-                self.observer.launched()
+            self.show_log()
+
+    def show_log(self) -> None:
+        """Give every observer the lines that the log has had since the last time."""
+        if self.observers:
+            notes = self.runtime.take_notes()
+            for observer in self.observers:
+                observer.read(notes)
 
     def _check_memory(self, name: str, stream: int, touched: Iterable[torch.Tensor]) -> None:
         """Raise if the next kernel would touch memory that is not allocated.
@@ -327,8 +332,7 @@ class Launcher:
             )
         if status != 0:
             raise RuntimeError(f"{self.runtime.recent_error()} (ACL error {status})")
-        if self.observer is not None:
-            self.observer.synchronised()
+        self.show_log()
 
     def refuse_in_capture(self, device: int, what: str) -> None:
         """Raise if a capture forbids an operation that blocks the host. It does not wait."""

@@ -17,6 +17,8 @@ from npu_emulator.clock.trace import chrome_trace
 from npu_emulator.device import Note, NoteKind
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from npu_emulator.device import Runtime
     from npu_emulator.launch import Launch
 
@@ -109,15 +111,13 @@ class Timeline:
         )
         self._works[key] = (launch.name, duration, line)
 
-    def launched(self) -> None:
-        """Read the log."""
-        for note in self._runtime.take_notes():
+    def read(self, notes: Sequence[Note]) -> None:
+        """Read the next lines of the log."""
+        for note in notes:
             if note.graph:
                 self._captured.setdefault(note.graph, []).append(note)
             else:
                 self._follow(self._program, note, note.first, note.first)
-
-    synchronised = launched
 
     def _follow(self, lanes: _Lanes, note: Note, record: int, awaited: int) -> None:
         """Advance one stream; `record` and `awaited` give the event numbers."""

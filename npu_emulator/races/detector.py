@@ -12,6 +12,8 @@ from npu_emulator.races.clocks import Clock, Domain, Operation, join
 from npu_emulator.races.report import Race
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from npu_emulator.device import Runtime
     from npu_emulator.launch import Launch
 
@@ -57,15 +59,13 @@ class Detector:
         accesses += [of_tensor(tensor, writes=False) for tensor in launch.reads]
         self._launches[key] = (launch._replace(reads=(), writes=()), [access for access in accesses if access])
 
-    def launched(self) -> None:
-        """Read the log."""
+    def read(self, notes: Sequence[Note]) -> None:
+        """Read the next lines of the log."""
         found = len(self.races)
-        for note in self._runtime.take_notes():
+        for note in notes:
             self._follow(note)
         if self._stop and len(self.races) > found:
             raise RaceError(str(self.races[found]))
-
-    synchronised = launched
 
     # -- lines of the log ---------------------------------------------------------------------------------------------
 
