@@ -204,11 +204,11 @@ def prepare() -> None:
 def one_call(times: Timeline, function: Callable[..., Any], inputs: Inputs) -> dict[str, float]:
     """What one call does on the device: kernels, copies among them, bytes of all, and how long they take on the clock."""
     torch.npu.synchronize()
-    times.synchronised()
+    times.refresh()
     before, spans, started = Counter(npu_emulator.kernel_counts()), len(times.spans), times.end
     function(*inputs)
     torch.npu.synchronize()
-    times.synchronised()
+    times.refresh()
     did = Counter(npu_emulator.kernel_counts()) - before
     bytes_copied = sum(span.name == "memcpy" for span in times.spans[spans:])
     copies = did["aten.copy_.default"] + did["aten.clone.default"] + bytes_copied

@@ -98,10 +98,13 @@ nitpick_ignore_regex = [
     # What these functions return is a context manager and no more; the mutants are the suite's own.
     (r"py:class", r"_Scope|Kill|Mutant"),
     # Parts of returned objects that a program prints and does not take apart.
-    (r"py:class", r"(.*\.)?(Access|Arrow|AtSizeOne|Code|FaultKind|Fate|GraphDumper|InputClass|Launch|SavedGraph)"),
     (
         r"py:class",
-        r"(.*\.)?(Level|_PagePart|Operand|Operation|PassOutcome|Location|PreparedRule|Roofline|Runtime|Span|UserPass)",
+        r"(.*\.)?(Access|Arrow|AtSizeOne|Code|FaultKind|Fate|GraphDumper|InputClass|Launch|Launcher|SavedGraph)",
+    ),
+    (
+        r"py:class",
+        r"(.*\.)?(Level|_PagePart|Note|Operand|Operation|PassOutcome|Location|PreparedRule|Roofline|Runtime|Span|UserPass)",
     ),
 ]
 

@@ -244,7 +244,7 @@ def timeline() -> Iterator[Timeline]:
     from npu_emulator.clock.timeline import Timeline
 
     emulator = current()
-    found = Timeline(emulator.runtime, Roofline(with_figures(emulator.settings.soc), registry.first_factors))
+    found = Timeline(emulator.launcher, Roofline(with_figures(emulator.settings.soc), registry.first_factors))
     with _observed_by(emulator, found):
         yield found
 

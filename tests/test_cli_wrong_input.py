@@ -23,7 +23,11 @@ from npugraph_ex.commands.remedies import sections
 from npugraph_ex.commands.terminal import progress
 from npugraph_ex.observe.compare import Comparison, Difference
 from npugraph_ex.observe.environment import Environment
-from npugraph_ex.observe.explain import Explanation
+from npugraph_ex.observe.explain import Explanation, GraphExplanation
+from npugraph_ex.report.captures import CaptureRecord
+from npugraph_ex.report.findings import Finding, Location
+from npugraph_ex.report.graphs import CallRecord, GraphRecord, InputRecord
+from npugraph_ex.report.passes import Fusion, NearMiss, PassRecord, PassReport, RuleRecord
 
 WRONG: list[tuple[list[str], tuple[str, ...]]] = [
     # No command, or none of that name.
@@ -163,20 +167,29 @@ def test_the_page_of_json_has_every_command_and_its_keys() -> None:
     }.items():  # fmt: skip
         fields = {field.name for kind in kinds for field in dataclasses.fields(kind)}
         assert set(re.findall(r"`(\w+)`", rows[command])) - {"works", "picture", "trace", "figures"} == fields
+    kinds = (
+        Explanation, GraphExplanation, CaptureRecord, GraphRecord, InputRecord, CallRecord, PassReport, PassRecord, RuleRecord,
+        Fusion, NearMiss, Finding, Location,
+    )  # fmt: skip
+    told = re.findall(r"^\| [^|]+ \| (.*) \|$", page.partition("## The JSON of")[2], re.MULTILINE)[1:]
+    for kind, row in zip(kinds, told, strict=True):
+        assert re.findall(r"`(\w+)`", row) == [field.name for field in dataclasses.fields(kind)], kind
 
 
 def test_progress_draws_a_bar_on_a_terminal_and_lines_in_a_file() -> None:
     """The share, the words and the time left; in a file a line for each hundredth; nothing with `--quiet`."""
 
-    def told(*, quiet: bool = False, total: int | None = 200, **settings: bool) -> str:
+    def told(*, quiet: bool = False, total: int | None = 200, of: int | None = None, **settings: bool) -> str:
         console = Console(file=io.StringIO(), width=100, _environ={}, **settings)  # type: ignore[arg-type]
         with progress(total, quiet=quiet, done=2, console=console) as reached:
             for count in range(3, 9):
-                reached(count, f"item {count}")
+                reached(count - 0.5, "a part of it", of)
+                reached(count, f"item {count}", of)
         return console.file.getvalue()  # type: ignore[attr-defined]
 
     assert told() == "[4/200] item 4\n[6/200] item 6\n[8/200] item 8\n"
     assert told(total=None).splitlines()[0] == "[3] item 3"
+    assert told(total=None, of=9).splitlines()[:2] == ["[3/9] item 3", "[4/9] item 4"]
     drawn = told(force_terminal=True)
     assert "8/200" in drawn
     assert re.search(r"item 8 .*left \S*\d?:\d\d", drawn)

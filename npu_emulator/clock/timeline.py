@@ -19,8 +19,7 @@ from npu_emulator.device import Note, NoteKind
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from npu_emulator.device import Runtime
-    from npu_emulator.launch import Launch
+    from npu_emulator.launch import Launch, Launcher
 
 __all__ = ["Arrow", "Span", "Timeline"]
 
@@ -67,12 +66,14 @@ class _Lanes:
 class Timeline:
     """The work of a part of a program on a modelled clock. Everything here is modelled; nothing is measured."""
 
-    def __init__(self, runtime: Runtime, model: Roofline) -> None:
-        """Read the log of `runtime`; `model` gives the times."""
+    def __init__(self, launcher: Launcher, model: Roofline) -> None:
+        """Follow what `launcher` starts; `model` gives the times."""
         self.model = model
         self.spans: list[Span] = []
         self.arrows: list[Arrow] = []
-        self._runtime = runtime
+        self._runtime = launcher.runtime
+        self.refresh = launcher.show_log
+        """Take in what ran since the last launch; the end of the block does so by itself."""
         self._program = _Lanes("stream")
         self._host = _BEGINNING
         self._causes: list[int] = []

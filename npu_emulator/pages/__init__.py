@@ -10,11 +10,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tabulate import tabulate
 
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
 __all__ = ["Drawing", "Facts", "Page", "PageTable", "Section", "Verbatim", "framed"]
+
+
+_ROOM = 16
+"""The least columns of a terminal for each column of a table."""
+_ENDLESS = 10_000
 
 
 class _PagePart:
@@ -40,6 +48,26 @@ class PageTable(_PagePart):
 
     def __bool__(self) -> bool:
         return bool(self.rows)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """For a terminal: cells are folded to its width; where that leaves no room for words, a list."""
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(title=self.caption or None, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for header in self.headers:
+            table.add_column(str(header), overflow="fold")
+        for row in self.rows:
+            table.add_row(*(Text(str(value)) for value in row))
+        unfolded = console.measure(table, options=options.update(width=_ENDLESS)).maximum
+        if options.max_width >= min(unfolded, _ROOM * len(self.headers)):
+            yield table
+            return
+        for first, *others in self.rows:
+            said = [f"{name}: {value}" for name, value in zip(self.headers[1:], others, strict=True) if str(value)]
+            line = f"  {', '.join(said)}"
+            yield Text(str(first), "bold")
+            yield Text(line if len(line) <= options.max_width else "\n".join(f"  {part}" for part in said))
 
     def __str__(self) -> str:
         drawn: str = tabulate(self.rows, headers=[*map(str, self.headers)], tablefmt="simple", disable_numparse=True)
@@ -91,6 +119,15 @@ class Section:
     title: str
     blocks: Sequence[_PagePart]
     text: str = ""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """For a terminal, in its width."""
+        from rich.text import Text
+
+        yield Text(f"\n{self.title}", "bold")
+        for part in filter(None, (self.text, *self.blocks)):
+            yield Text()
+            yield part if isinstance(part, PageTable) else Text(str(part))
 
     def __str__(self) -> str:
         return "\n\n".join(str(part) for part in (self.title, self.text, *self.blocks) if str(part))

@@ -91,6 +91,11 @@ def pool_bytes() -> dict[int, int]:
     return {number: sum([sizes.get(handle, 0) for handle in handles]) for number, handles in pools.items()}
 
 
+def peak_bytes() -> int | None:
+    """The most bytes that tensors took at once on the current device; None before a device is used."""
+    return torch.npu.max_memory_allocated() if torch.npu.is_initialized() else None
+
+
 _alive: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
 """Every compiled graph that somebody can still call, for `invalidate`. It only empties their caches."""
 

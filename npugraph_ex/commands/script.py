@@ -112,7 +112,14 @@ def _report(arguments: argparse.Namespace, out: TextIO, clock: Timeline | None) 
     from npugraph_ex.frontend.entry.explain import Watch
 
     found = Watch(from_start=True).explanation()
-    out.write(f"{found.to_json()}\n" if arguments.json else f"\n{found}\n")
+    if arguments.json:
+        out.write(f"{found.to_json()}\n")
+    elif out.isatty():
+        from rich.console import Console
+
+        Console(file=out, highlight=False).print(found)
+    else:
+        out.write(f"\n{found}\n")
     if arguments.html is not None:
         from npu_emulator.clock.picture import sections
 

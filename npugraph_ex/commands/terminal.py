@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,20 +61,25 @@ def remark(arguments: argparse.Namespace, text: str) -> None:
         (sys.stderr if arguments.json else sys.stdout).write(f"{text}\n")
 
 
+class Progressed(Protocol):
+    """Says how far a command is; ``of`` gives or corrects the total."""
+
+    def __call__(self, count: float, said: str, of: int | None = None) -> None:
+        """Show it."""
+
+
 @contextmanager
-def progress(
-    total: int | None, *, quiet: bool, done: int = 0, console: Console | None = None
-) -> Iterator[Callable[[int, str], None]]:
+def progress(total: int | None, *, quiet: bool, done: int = 0, console: Console | None = None) -> Iterator[Progressed]:
     """Tell on stderr how far a command is: on a terminal a bar with the time left, in a file a line for each hundredth.
 
     Args:
-        total: of how many; None where nobody knows.
+        total: of how many; None where nobody knows yet.
         quiet: tell nothing.
         done: how many were done before.
         console: where to write.
 
     Yields:
-        What is called with the number done so far and a few words about it.
+        What is called with the number done so far, a part of one included, and a few words about it.
     """
     from rich import progress as bars
     from rich.console import Console
@@ -89,11 +94,12 @@ def progress(
         task = bar.add_task("", total=total, completed=done)
         told = done
 
-        def reached(count: int, said: str) -> None:
-            nonlocal told
-            bar.update(task, completed=count, description=said)
+        def reached(count: float, said: str, of: int | None = None) -> None:
+            nonlocal told, total
+            total = total if of is None else of
+            bar.update(task, completed=count, total=total, description=said)
             if not quiet and not drawn and (count == total or count - told >= max((total or 0) // 100, 1)):
-                told = count
+                told = int(count)
                 console.print(
                     f"[{count}{f'/{total}' if total else ''}] {said}", markup=False, highlight=False, soft_wrap=True
                 )

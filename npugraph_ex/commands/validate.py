@@ -96,13 +96,17 @@ def run(arguments: argparse.Namespace) -> int:
             reached(len(results), f"{result.rule}: {result.verdict}")
             stop.check()
 
+        def step(done: float, total: int, rule: str) -> None:
+            reached(done, rule, total)
+            stop.check()
+
         try:
             # What the module prints goes there too: the table or the JSON object is all of the output.
             with redirect_stdout(sys.stderr):
                 validate_module(
                     arguments.module, dtypes=_dtypes(arguments.dtype), max_examples=arguments.max_examples,
                     expect_matches=arguments.expect_matches, seed=arguments.seed, report_dir=arguments.report_dir,
-                    on_result=note,
+                    on_result=note, on_progress=step,
                 )  # fmt: skip
         except (ValueError, OSError) as error:
             raise UsageError(str(error)) from error

@@ -10,6 +10,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from difflib import SequenceMatcher
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING
 
 from typing_extensions import deprecated
 
@@ -18,6 +21,9 @@ from npugraph_ex._plurals import counted
 from npugraph_ex.report.captures import CaptureRecord, capture_records
 from npugraph_ex.report.findings import Findings
 from npugraph_ex.report.graphs import CallRecord, GraphRecord, graph_records
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,7 @@ class GraphExplanation:
             ("kernels", f"{graph.kernels_before} before the passes, {graph.kernels_after} after, {saved} saved"),
             ("captures", len(self.captures)),
             ("pool", "none" if self.pool_bytes is None else f"{self.pool_bytes:,} bytes"),
+            ("peak of results", f"{graph.peak_before:,} bytes before the passes, {graph.peak_after:,} after, modelled"),
             *graph.options,
             *(("not capturable", obstacle) for obstacle in graph.obstacles),
         ]
@@ -67,6 +74,29 @@ class GraphExplanation:
 
     def side_by_side(self) -> Section:
         """The calls before and after the passes, one row each, with what became of them and the user's line."""
+        return self._compared(PageTable(_SIDES, self._rows()))
+
+    def changes(self) -> Section:
+        """Side by side in short: long runs of calls that the passes left alone are one row, and memory is left out."""
+        rows: list[tuple[str, ...]] = []
+        for happened, group in groupby(self._rows(), key=itemgetter(_HAPPENED)):
+            run = list(group)
+            short = not happened and len(run) > _LONG_RUN
+            rows += [("…", f"{len(run)} calls", "the same", "", "", "", "")] if short else run
+        streams = any(row[_STREAM] for row in rows)
+        kept = [place for place in range(len(_SIDES)) if place != _ALIVE and (streams or place != _STREAM)]
+        return self._compared(
+            PageTable([_SIDES[place] for place in kept], [[row[place] for place in kept] for row in rows])
+        )
+
+    def _compared(self, table: PageTable) -> Section:
+        return Section(
+            f"graph {self.graph.number}: before and after the passes",
+            [table],
+            "The calls in order. A node that the passes kept is one row, what they removed or made has one side only.",
+        )
+
+    def _rows(self) -> list[tuple[str, ...]]:
         graph = self.graph
         told: dict[str, list[str]] = {}
         for record in graph.report.rules:
@@ -82,13 +112,7 @@ class GraphExplanation:
         for finding in graph.report.streams:
             for side in filter(None, (finding.first, finding.second)):
                 told.setdefault(side.node, []).append(f"{finding.level}: {finding.code.value}")
-        rows = [_row(before, after, told) for before, after in _aligned(graph.before, graph.after)]
-        headers = ("node", "before", "after", "stream", "what happened", "line")
-        return Section(
-            f"graph {graph.number}: before and after the passes",
-            [PageTable(headers, rows)],
-            "The calls in order. A node that the passes kept is one row, what they removed or made has one side only.",
-        )
+        return [_row(before, after, told) for before, after in _aligned(graph.before, graph.after)]
 
 
 def _aligned(
@@ -113,8 +137,12 @@ def _row(before: CallRecord | None, after: CallRecord | None, told: Mapping[str,
     )
     happened = "; ".join(dict.fromkeys(told.get(node.name, [usual])))
     old, new = (side.operator.removesuffix(".default") if side else "" for side in (before, after))
-    return node.name, old, new, node.stream, happened, node.source
+    return node.name, old, new, node.stream, f"{node.alive_bytes:,}", happened, node.source
 
+
+_SIDES = ("node", "before", "after", "stream", "alive, bytes", "what happened", "line")
+_STREAM, _ALIVE, _HAPPENED = 3, 4, 5
+_LONG_RUN = 3
 
 _NOTHING = "Nothing was compiled by this backend."
 _FATES = {
@@ -133,16 +161,31 @@ class Explanation:
     Attributes:
         graphs: one entry for each compiled graph.
         breaks: why Dynamo split the program into several graphs, in its own words.
+        peak_bytes: the most that tensors took at once on the current device, by `torch.npu.max_memory_allocated`; None
+            where no device was used.
     """
 
     graphs: tuple[GraphExplanation, ...]
     breaks: tuple[str, ...] = ()
+    peak_bytes: int | None = None
+
+    def in_short(self) -> list[Section]:
+        """What plain text and a terminal show: each graph, and what the passes changed in it."""
+        found = [part for entry in self.graphs for part in (entry.section(), entry.changes())]
+        peak = (
+            [Facts([("peak of all tensors", f"{self.peak_bytes:,} bytes")])] if self.graphs and self.peak_bytes else []
+        )
+        ends = [Section("memory", peak), Section("graph breaks", [Verbatim(reason) for reason in self.breaks])]
+        return [*found, *(section for section in ends if section.blocks)]
 
     def __str__(self) -> str:
-        parts = [str(entry.section()) for entry in self.graphs] or [_NOTHING]
-        if self.breaks:
-            parts.append("\n".join(["graph breaks:", *(f"  {reason}" for reason in self.breaks)]))
-        return "\n\n".join(parts)
+        return "\n\n".join([*map(str, self.in_short()), *([] if self.graphs else [_NOTHING])])
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The same, in the width of a terminal."""
+        yield from self.in_short()
+        if not self.graphs:
+            yield _NOTHING
 
     def page(self, *, title: str = "Explanation", further: Sequence[Section] = ()) -> Page:
         """The whole story as a page: graphs, before and after side by side, fusions, streams, captures, memory.
@@ -156,6 +199,7 @@ class Explanation:
                 entry.graph.number, entry.graph.kernels_before, entry.graph.kernels_after, entry.graph.report.fusions(),
                 len(entry.graph.report.near_misses()), len(entry.graph.report.streams), len(entry.captures),
                 "" if entry.pool_bytes is None else f"{entry.pool_bytes:,}",
+                f"{entry.graph.peak_before:,}", f"{entry.graph.peak_after:,}",
             )
             for entry in self.graphs
         ]  # fmt: skip
@@ -168,6 +212,8 @@ class Explanation:
             "stream findings",
             "captures",
             "pool, bytes",
+            "peak of results before",
+            "after",
         )
         sections = [
             Section("All graphs", [PageTable(headers, overview)]),
@@ -177,7 +223,12 @@ class Explanation:
         ]
         saved = sum(entry.graph.kernels_before - entry.graph.kernels_after for entry in self.graphs)
         verdict = f"{counted(len(self.graphs), 'graph')}; the passes saved {counted(saved, 'kernel')}."
-        return Page(title, sections, verdict if self.graphs else _NOTHING)
+        peak = (
+            []
+            if self.peak_bytes is None
+            else [f"All tensors of the process took at most {self.peak_bytes:,} bytes at once."]
+        )
+        return Page(title, sections, verdict if self.graphs else _NOTHING, facts=peak)
 
     def _repr_html_(self) -> str:
         """The page, below a cell of a Jupyter notebook."""
@@ -194,7 +245,12 @@ class Explanation:
 
 
 def collect(
-    *, graphs_after: int, captures_after: int, pools: Mapping[int, int], breaks: tuple[str, ...] = ()
+    *,
+    graphs_after: int,
+    captures_after: int,
+    pools: Mapping[int, int],
+    breaks: tuple[str, ...] = (),
+    peak: int | None = None,
 ) -> Explanation:
     """Join what was recorded since two marks.
 
@@ -203,6 +259,7 @@ def collect(
         captures_after: `captures_so_far()` at the start.
         pools: bytes of the memory pool by graph number, for the graphs that are still alive.
         breaks: why the program is more than one graph.
+        peak: the most bytes at once on the device.
     """
     return Explanation(
         tuple(
@@ -212,4 +269,5 @@ def collect(
             for record in graph_records(after=graphs_after)
         ),
         breaks,
+        peak,
     )

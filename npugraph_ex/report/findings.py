@@ -82,7 +82,7 @@ class Location:
     Attributes:
         node: its name in the graph.
         stream: the label of the stream it stands on; None for the stream on which the graph is called.
-        does: the operator and what it does to the memory, as in "aten.mul_.Tensor writes 64 bytes of x".
+        does: the operator and what it does to the memory, as in "`aten.mul_.Tensor` writes 64 bytes of x".
         source: ``file:line`` of the user's code; empty where the graph does not know.
     """
 

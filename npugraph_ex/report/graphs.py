@@ -48,6 +48,7 @@ class CallRecord:
         stream: its stream's label; empty for the main stream.
         source: ``file:line`` of the user's code; empty where the graph does not know.
         kernel: whether it starts work on the device.
+        alive_bytes: of the results that the graph has made and still needs while the call runs, for the traced sizes.
     """
 
     name: str
@@ -55,6 +56,7 @@ class CallRecord:
     stream: str
     source: str
     kernel: bool
+    alive_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ class GraphRecord:
         options: those that are not at their default, by name, as text.
         before: the calls of AOT's graph, in order.
         after: the calls after all passes.
+        peak_before: the largest `alive_bytes` of AOT's graph; a model of memory, without what an allocator rounds up.
+        peak_after: the same after all passes.
     """
 
     number: int
@@ -84,6 +88,8 @@ class GraphRecord:
     options: tuple[tuple[str, str], ...] = ()
     before: tuple[CallRecord, ...] = ()
     after: tuple[CallRecord, ...] = ()
+    peak_before: int = 0
+    peak_after: int = 0
 
 
 _records: deque[GraphRecord] = deque(maxlen=_KEPT)

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from npu_emulator import EmulatorError, detect_races, every_order, schedule, timeline
+from npu_emulator import detect_races, every_order, schedule, timeline
 
 SCHEDULES = ["fifo", "lazy", "random:1", "random:2", "pct:3:2"]
 

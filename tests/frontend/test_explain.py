@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 import npugraph_ex
 from npu_emulator.pages import PageTable
-from npugraph_ex.observe import dump
+from npugraph_ex.observe import dump, explain
 
 
 def _step(x: torch.Tensor, cache: torch.Tensor, factor: int) -> torch.Tensor:
@@ -57,16 +60,26 @@ def test_kernels_passes_and_captures_are_counted() -> None:
 
 
 def test_before_and_after_stand_side_by_side() -> None:
-    """Every call of AOT's graph and of the final one has its row: kept, changed, removed or new, with the user's line."""
-    explanation = npugraph_ex.explain(_step, _device(4, 4), _device(4, 4), 3)
+    """Every call of AOT's graph and of the final one has its row: kept, changed, removed or new, with the user's line.
+
+    The page has each, and the bytes alive; plain text one row for four calls that stay; a narrow terminal has a list.
+    """
+
+    def longer(x: torch.Tensor, cache: torch.Tensor, factor: int) -> torch.Tensor:
+        return _step(x, cache, factor) @ x @ x @ x @ x
+
+    explanation = npugraph_ex.explain(longer, _device(4, 4), _device(4, 4), 3)
     (entry,) = explanation.graphs
     (table,) = entry.side_by_side().blocks
     assert isinstance(table, PageTable)
     rows = {str(row[0]): row[1:] for row in table.rows}
-    assert rows["add"][:4] == ("aten.add.Tensor", "aten.add_.Tensor", "", "changed")
-    assert rows["copy_"][:4] == ("aten.copy_", "", "", "removed")
-    assert rows["sum_1"][:4] == ("aten.sum", "aten.sum", "", "")
-    assert str(rows["add"][4]).endswith(f"test_explain.py:{_step.__code__.co_firstlineno + 1}")
+    assert rows["add"][:5] == ("aten.add.Tensor", "aten.add_.Tensor", "", "0", "changed")
+    assert rows["copy_"][:3] == ("aten.copy_", "", "")
+    assert rows["copy_"][4] == "removed"
+    assert rows["sum_1"][:3] == ("aten.sum", "aten.sum", "")
+    assert str(rows["add"][5]).endswith(f"test_explain.py:{_step.__code__.co_firstlineno + 1}")
+    # 4 x 4 of float32, and the argument of each product
+    assert [rows[name][3] for name in ("mul", "matmul", "matmul_1")] == ["64", "128", "128"]
     for side, nodes in enumerate((entry.graph.before, entry.graph.after)):
         assert [row[0] for row in table.rows if row[1 + side]] == [node.name for node in nodes]
         assert sum(node.kernel for node in nodes) == (entry.graph.kernels_before, entry.graph.kernels_after)[side]
@@ -80,7 +93,26 @@ def test_before_and_after_stand_side_by_side() -> None:
             "the passes saved 1 kernel",
         )
     )
+    peaks = (entry.graph.peak_before, entry.graph.peak_after)
+    assert peaks == tuple(max(call.alive_bytes for call in side) for side in (entry.graph.before, entry.graph.after))
+    assert f"{peaks[0]:,} bytes before the passes, {peaks[1]:,} after" in str(explanation)
+    assert explanation.peak_bytes is not None
+    assert explanation.peak_bytes >= peaks[1] > 0
+    for said in (str(explanation), _on_a_terminal(explanation, 160)):
+        (changed,) = [line.split() for line in said.splitlines() if line.startswith("add  ")]
+        assert changed[:4] == ["add", "aten.add.Tensor", "aten.add_.Tensor", "changed"]
+        (quiet,) = [line.split() for line in said.splitlines() if line.startswith("…")]
+        assert quiet == ["…", "4", "calls", "the", "same"]
+    narrow = _on_a_terminal(explanation, 40)
+    assert "add\n  before: aten.add.Tensor\n  after: aten.add_.Tensor\n  what happened: changed\n" in narrow
+    assert max(map(len, narrow.splitlines())) <= 40
     assert explanation._repr_html_().startswith("<iframe")
+
+
+def _on_a_terminal(explanation: explain.Explanation, width: int) -> str:
+    file = io.StringIO()
+    Console(file=file, width=width, highlight=False).print(explanation)
+    return re.sub(r" +$", "", file.getvalue(), flags=re.MULTILINE)
 
 
 def test_an_obstacle_is_named_with_its_line() -> None:

@@ -24,18 +24,18 @@ def modelled_spans(case: Case) -> tuple[list[Span], list[Span]]:
     with npu_emulator.timeline() as clock:
         case.function()(*first)
         torch.npu.synchronize()
-        clock.launched()
+        clock.refresh()
         eager = _from_zero(clock.spans)
     graph = tracing.trace(case.function(), case.inputs, sizes, dynamic=False, functional=case.functional)
     with npu_emulator.timeline() as clock:
         replay = npugraph_ex.compile_fx(graph, None, dict(case.options))
         replay(*second)
         torch.npu.synchronize()
-        clock.launched()
+        clock.refresh()
         captured = len(clock.spans)
         replay(*third)
         torch.npu.synchronize()
-        clock.launched()
+        clock.refresh()
         replayed = _from_zero(clock.spans[captured:])
     return eager, replayed
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from npugraph_ex import _torch_private
-from npugraph_ex.aclgraph.compiled_graph import pool_bytes
+from npugraph_ex.aclgraph.compiled_graph import peak_bytes, pool_bytes
 from npugraph_ex.config import CompilerConfig
 from npugraph_ex.config.compiler_config import apply_flat
 from npugraph_ex.errors import NpuGraphExError
@@ -29,7 +29,13 @@ class Watch:
     def explanation(self) -> Explanation:
         """What happened so far."""
         breaks = tuple(str(reason) for reason in _torch_private.graph_breaks() if reason not in self._breaks)
-        return collect(graphs_after=self._graphs, captures_after=self._captures, pools=pool_bytes(), breaks=breaks)
+        return collect(
+            graphs_after=self._graphs,
+            captures_after=self._captures,
+            pools=pool_bytes(),
+            breaks=breaks,
+            peak=peak_bytes(),
+        )
 
 
 def explain(

@@ -16,6 +16,7 @@ from npugraph_ex.aclgraph.obstacles import find_obstacles
 from npugraph_ex.config import Options
 from npugraph_ex.graph.launches import launches
 from npugraph_ex.graph.memory.aliases import AliasFacts, mutated_inputs
+from npugraph_ex.graph.memory.lifetimes import alive_bytes
 from npugraph_ex.graph.source import source_line
 from npugraph_ex.graph.streams.events import stream_of
 from npugraph_ex.report import graphs
@@ -48,6 +49,8 @@ def record(  # noqa: PLR0913 - the parts of one compilation
         options=tuple((name, repr(value)) for name, value in options.changed().items()),
         before=before,
         after=after,
+        peak_before=_peak(before),
+        peak_after=_peak(after),
     )
     graphs.publish(made)
     return made
@@ -55,11 +58,16 @@ def record(  # noqa: PLR0913 - the parts of one compilation
 
 def nodes_of(graph: fx.Graph) -> tuple[CallRecord, ...]:
     """The calls of a graph, in order; what only takes a result out of a tuple is none."""
+    alive = alive_bytes(graph, AliasFacts(graph))
     return tuple(
-        CallRecord(node.name, str(node.target), stream_of(node), source_line(node), launches(node))
+        CallRecord(node.name, str(node.target), stream_of(node), source_line(node), launches(node), alive[node])
         for node in graph.nodes
         if node.op not in {"placeholder", "output"} and node.target is not operator.getitem
     )
+
+
+def _peak(calls: Sequence[CallRecord]) -> int:
+    return max((call.alive_bytes for call in calls), default=0)
 
 
 def _fate(gm: fx.GraphModule, compiled: Callable[..., Any], options: Options, obstacles: tuple[str, ...]) -> Fate:

@@ -7,6 +7,8 @@ weak guard, ``validate`` draws the conclusions, and ``findings`` holds them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,7 @@ def validate_module(  # noqa: PLR0913 - as above
     seed: int = 0,
     report_dir: str | Path | None = None,
     on_result: Callable[[Validation], None] | None = None,
+    on_progress: Callable[[float, int, str], None] | None = None,
 ) -> tuple[Validation, ...]:
     """Validate every replacement that a module registers; the arguments are those of ``validate_replacement``.
 
@@ -111,6 +114,8 @@ def validate_module(  # noqa: PLR0913 - as above
         seed: the same seed draws the same programs.
         report_dir: where counterexamples are written; None for nowhere.
         on_result: called with each validation as it is done.
+        on_progress: called after each program, with how many replacements are done (a program is a part of one), of how
+            many, and the name of the present one.
 
     Raises:
         RulesNotFoundError: it cannot be imported, or registers nothing.
@@ -121,9 +126,19 @@ def validate_module(  # noqa: PLR0913 - as above
     setup = f"from npugraph_ex.testing import load_rules\n\nload_rules({place!r})"
     chosen = None if dtypes is None else tuple(dtypes)
     effort = Effort(max_examples, chosen, seed, expect_matches, folder, setup)
-    results = []
-    for rule in load_rules(spec):
+    results: list[Validation] = []
+    rules = load_rules(spec)
+    for rule in rules:
+        if on_progress is not None:
+            reached = partial(_reach, on_progress, len(results), len(rules), rule.rule.name)
+            reached(0)
+            effort = replace(effort, after_each=reached)
         results.append(validate_rule(rule, effort, target=device_name()))
         if on_result is not None:
             on_result(results[-1])
     return tuple(results)
+
+
+def _reach(on_progress: Callable[[float, int, str], None], done: int, total: int, name: str, share: float) -> None:
+    """A replacement is not done before its last program is judged and its result is there."""
+    on_progress(done + min(share, 0.99), total, name)

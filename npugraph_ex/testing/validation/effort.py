@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ class Effort:
         expect: in how many programs it must be fused at least.
         folder: where counterexamples are written; None for nowhere.
         setup: lines of Python that register the replacement in a counterexample.
+        after_each: called after each program with the share of the programs that were tried.
     """
 
     examples: int = 60
@@ -30,6 +32,7 @@ class Effort:
     expect: int = 1
     folder: Path | None = None
     setup: str = ""
+    after_each: Callable[[float], object] | None = None
 
     def __post_init__(self) -> None:
         check_least("max_examples", self.examples, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from typing import Any, Literal
@@ -99,7 +99,7 @@ def _shape(pattern: Pattern, dims: Sequence[int], shape: Sequence[int]) -> tuple
     return tuple("s0" if dim == pattern.leading else size for dim, size in zip(dims, shape, strict=True))
 
 
-def run_trials(
+def run_trials(  # noqa: PLR0913 - keyword arguments but for two
     pattern: Pattern,
     settings: Sequence[Setting],
     *,
@@ -107,6 +107,7 @@ def run_trials(
     seed: str,
     options: Mapping[str, Any],
     route: str = "graph",
+    after_each: Callable[[float], object] | None = None,
 ) -> Trials:
     """Run so many programs, of every dtype as many; stop early once enough are wrong and some others have been seen."""
     trials = Trials()
@@ -115,6 +116,8 @@ def run_trials(
         case = Case.of(program_with(choices, pattern, setting), route=route, options=options)
         outcome = check(case)
         trials.made.append(Trial(setting, case, outcome, _fate(case, outcome)))
+        if after_each is not None:
+            after_each((number + 1) / examples)
         if len(trials.of("wrong")) >= _ENOUGH_WRONG and len(trials.made) >= 3 * _ENOUGH_WRONG:
             break
     return trials

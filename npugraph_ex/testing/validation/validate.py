@@ -132,7 +132,7 @@ class _Validator:
     ) -> Trials:
         return run_trials(
             pattern, settings, examples=examples or self.effort.examples, seed=seed, options=self._options(),
-            route=route,
+            route=route, after_each=self.effort.after_each,
         )  # fmt: skip
 
     def _options(self) -> Mapping[str, Any]:
