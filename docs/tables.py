@@ -14,6 +14,9 @@ from npugraph_ex.fusion.rules import RECORDS
 from npugraph_ex.operators import OPERATORS, Operator
 from npugraph_ex_conformance.fidelity.table import markdown_rows
 
+sys.path.insert(0, str(Path(__file__).parent))
+import device_calls
+
 HERE = Path(__file__).parent
 
 
@@ -68,6 +71,7 @@ TABLES: dict[str, tuple[str, Callable[[], Iterator[str]]]] = {
     "rules": ("how-to/fusion.md", rules),
     "fidelity": ("reference/fidelity.md", markdown_rows),
     "operators": ("reference/operators.md", operators),
+    "calls": ("reference/device-calls.md", device_calls.rows),
 }
 
 

@@ -72,6 +72,11 @@ def command_line() -> argparse.ArgumentParser:
         "--costs", action="store_true", help="at the end, print what each captured graph costs and how many fit"
     )
     parser.add_argument("--kernel-log", metavar="FILE", help="write what ran, in order, as JSON lines")
+    parser.add_argument(
+        "--as-measured",
+        metavar="FILE",
+        help="give the errors that a real device gave to `npugraph-ex fidelity --output FILE`",
+    )
     parser.add_argument("--force", action="store_true", default=None, help="emulate although CANN or an NPU is present")
     parser.add_argument("--quiet", action="store_true", help="do not print the banner")
     parser.add_argument("-m", dest="module", action="store_true", help="the program is a module name, not a file")

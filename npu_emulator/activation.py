@@ -17,6 +17,7 @@ from npu_emulator.dynamo import leave_us_alone
 from npu_emulator.errors import ActivationError
 from npu_emulator.garbage_collection import without_collector
 from npu_emulator.kernels.registry import Registry
+from npu_emulator.measured import read
 from npu_emulator.pyacl import offer_pyacl
 from npu_emulator.schedules import is_searching
 from npu_emulator.settings import Settings
@@ -75,6 +76,8 @@ def activate(*, quiet: bool = False, **settings: Any) -> Emulator:
     if _current is not None:
         return _current
     chosen = Settings.from_environment(**settings)
+    if chosen.as_measured:  # children may have another working folder
+        chosen = replace(chosen, as_measured=str(Path(chosen.as_measured).resolve()))
     _refuse_if_too_late()
     if not chosen.force:
         _refuse_if_real()
@@ -89,6 +92,8 @@ def activate(*, quiet: bool = False, **settings: Any) -> Emulator:
         sys.stderr.write(
             f"npu_emulator: {chosen.devices} emulated {chosen.soc}, schedule {chosen.schedule}; no NPU is used\n"
         )
+        if chosen.as_measured:
+            sys.stderr.write(f"npu_emulator: {read(chosen.as_measured).describe(chosen.as_measured)}\n")
     return emulator
 
 

@@ -13,10 +13,11 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from npu_emulator.chips import CHIPS, DEFAULT
+from npu_emulator.measured import read as read_measured
 from npu_emulator.schedules import parse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from npu_emulator.schedules import Schedule
@@ -27,8 +28,6 @@ __all__ = ["RUN_NOW", "SKIP", "GraphCost", "Note", "NoteKind", "Resources", "Run
 RUN_NOW, QUEUE, SKIP = 0, 1, 2
 """The results of `Runtime.begin`: run the kernel now, queue it, or run nothing (null kernels)."""
 
-CAPTURE_FORBIDS = 107030
-"""CANN's code for an operation that is not permitted while a stream is being captured."""
 _CUBE_CORE, _VECTOR_CORE = 0, 1  # ACL_RT_DEV_RES_CUBE_CORE, ACL_RT_DEV_RES_VECTOR_CORE
 
 
@@ -128,7 +127,7 @@ class Runtime:
         self._describe_failure = self._declare("emu_describe_failure", None, ctypes.c_char_p)
         self.interrupt = self._declare("emu_interrupt", None)
         self._wait = self._freed.emu_wait
-        self._wait.argtypes, self._wait.restype = [pointer], i32
+        self._wait.argtypes, self._wait.restype = [pointer, i32], i32
         self.is_outside_allocations = self._declare("emu_is_outside_allocations", i32, u64, u64)
         self.shadow = self._declare("emu_shadow", u64, i32)
         self.spoil = self._declare("emu_spoil", None, pointer, u64, u64, u64)
@@ -162,6 +161,14 @@ class Runtime:
         self._held.emu_set_l2(ctypes.c_uint64(CHIPS.get(settings.soc, DEFAULT).l2))
         self.set_schedule(parse(settings.schedule))
         self.set_null_kernels(int(settings.null_kernels))
+        if settings.as_measured:
+            self.set_answers(read_measured(settings.as_measured).codes)
+
+    def set_answers(self, codes: Mapping[str, int]) -> None:
+        """Set the codes of decisions as a real device gave them, and no others; see npu_emulator/measured.py."""
+        self._held.emu_set_answer(None, 0)
+        for decision, code in codes.items():
+            self._held.emu_set_answer(decision.encode(), code)
 
     def set_schedule(self, schedule: Schedule) -> None:
         """Set the schedule of queued work; first finish the work in the queue."""
@@ -219,9 +226,9 @@ class Runtime:
         """Set the text that the next synchronisation reports for the failing kernel."""
         self._describe_failure(message.encode())
 
-    def wait(self, stream: int) -> int:
+    def wait(self, stream: int, *, computes: bool = False) -> int:
         """Wait until a stream is idle; return the ACL status."""
-        return int(self._wait(stream))
+        return int(self._wait(stream, int(computes)))
 
     def recent_error(self) -> str:
         """Take the text of this thread's most recent error."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from npu_emulator.device import CAPTURE_FORBIDS, RUN_NOW, SKIP
+from npu_emulator.device import RUN_NOW, SKIP
 from npu_emulator.errors import EmulatorError
 from npu_emulator.frames import python_line, user_frames, user_line
 from npu_emulator.host_state import HostState, without_autocast
@@ -322,13 +322,13 @@ class Launcher:
             return _KERNEL_FAILED
         return 0
 
-    def wait(self, device: int, what: str) -> None:
-        """Wait for the current stream before the host reads device memory."""
-        status = self.runtime.wait(self._raw_stream(device))
-        if status == CAPTURE_FORBIDS:
+    def wait(self, device: int, what: str, *, computes: bool = False) -> None:
+        """Wait for the current stream before the host reads device memory, or computes on it (`nonzero`)."""
+        status = self.runtime.wait(self._raw_stream(device), computes=computes)
+        if status < 0:
             raise RuntimeError(
                 f"{what} reads device memory from the host, which is not permitted while a stream is being captured "
-                f"(ACL error {CAPTURE_FORBIDS}); {self._capture_advice(device)}. Python line: {python_line()}"
+                f"(ACL error {-status}); {self._capture_advice(device)}. Python line: {python_line()}"
             )
         if status != 0:
             raise RuntimeError(f"{self.runtime.recent_error()} (ACL error {status})")
@@ -336,10 +336,11 @@ class Launcher:
 
     def refuse_in_capture(self, device: int, what: str) -> None:
         """Raise if a capture forbids an operation that blocks the host. It does not wait."""
-        if self.runtime.may_not_block(self._raw_stream(device)):
+        code = self.runtime.may_not_block(self._raw_stream(device))
+        if code != 0:
             raise RuntimeError(
                 f"{what} blocks the host, which is not permitted while a stream is being captured (ACL error "
-                f"{CAPTURE_FORBIDS}); {self._capture_advice(device)}, or copy from pinned memory with "
+                f"{code}); {self._capture_advice(device)}, or copy from pinned memory with "
                 f"non_blocking=True. Python line: {python_line()}"
             )
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from npu_emulator.chips import CHIPS, DEFAULT
 from npu_emulator.errors import EmulatorError
+from npu_emulator.measured import read as read_measured
 from npu_emulator.schedules import parse
 
 __all__ = ["SOCS", "SWITCH", "Settings"]
@@ -69,6 +70,8 @@ class Settings:
     """Fail at reads of unwritten memory, and at replays over freed memory."""
     kernel_log: str = ""
     """File that gets a JSON line for each kernel, copy and fill that ran; child processes add their number to its name."""
+    as_measured: str = ""
+    """File of a real device's answers (`npugraph-ex fidelity --output`): the rules that are data are as measured there."""
     force: bool = False
     """Emulate even where CANN or a real NPU is present."""
 
@@ -92,6 +95,8 @@ class Settings:
                 f"{_PREFIX}KERNEL_LOG must be a file in a folder that is there and can be written, got {self.kernel_log!r}"
             )
         parse(self.schedule)
+        if self.as_measured:
+            read_measured(self.as_measured)
 
     @classmethod
     def from_environment(cls, **overrides: Any) -> Settings:

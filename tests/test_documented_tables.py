@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
 
 import pytest
+import torch_npu
 
 from npugraph_ex.fusion.rules import RULE_NAMES
 from npugraph_ex.operators import OPERATORS
+from npugraph_ex.versions.difference import differences
 
 TABLES = runpy.run_path(str(Path(__file__).parent.parent / "docs" / "tables.py"))
 
@@ -18,6 +21,16 @@ def test_the_table_in_the_page_is_the_one_of_the_records(table: str) -> None:
     """Where a record changed, ``python -m npu_emulator docs/tables.py`` writes the table anew."""
     page, text = TABLES["page_with_table"](table)
     assert page.read_text(encoding="utf-8") == text, "run: python -m npu_emulator docs/tables.py"
+
+
+def test_every_call_of_torch_npu_has_a_proof() -> None:
+    """The source names what the list has and nothing else, and the installed wheel has each name in the file given for it."""
+    calls, wheel = TABLES["device_calls"], Path(torch_npu.__file__).parent
+    assert calls.used() == set(calls.PROOFS)
+    absent = {name for difference in differences().values() for name in difference.absent}
+    for name in sorted(set(calls.PROOFS) - absent):
+        source = (wheel / calls.PROOFS[name]).read_text(encoding="utf-8")
+        assert re.search(rf"\b{name.rpartition('.')[2]}\b", source), name
 
 
 def test_every_record_has_its_row() -> None:

@@ -240,7 +240,7 @@ class Kernel:
             self._refuse_mixed(bound)
         index = _index(bound)
         if self._reads_host:
-            self._launcher.wait(index, self.name)
+            self._launcher.wait(index, self.name, computes=True)
         compute = self._bind(bound, args, kwargs)
         targets = _tensors([argument_of(bound.args, bound.kwargs, *place) for place in self._written])
         self._launcher.launch(
@@ -317,14 +317,14 @@ class Kernel:
         given = {name: value for name, value in kwargs.items() if name not in results}
         bound = bind(args, given, self._launcher.view)
         index = _index(bound)
-        self._launcher.wait(index, self.name)
+        self._launcher.wait(index, self.name, computes=True)
         compute = self._bind(bound, args, kwargs)
 
         def body() -> None:
             compute(*bound.args, **bound.kwargs, **results)
 
         self._launcher.launch(self.name, self._number, index, body, bound.reads, [])
-        self._launcher.wait(index, self.name)
+        self._launcher.wait(index, self.name, computes=True)
         for out, result in zip(outs, results.values(), strict=True):
             out.resize_(result.size()).copy_(result)
         return outs[0] if self._returns == 1 else tuple(outs[: self._returns])
@@ -334,7 +334,7 @@ class Kernel:
     def _run_on_host(self, bound: Bound, args: Any, kwargs: Any) -> Any:
         """Wait for the inputs, compute, and copy the results to new device memory."""
         index = _index(bound)
-        self._launcher.wait(index, self.name)
+        self._launcher.wait(index, self.name, computes=True)
         results: Any = None
         compute = self._bind(bound, args, kwargs)
 
@@ -343,7 +343,7 @@ class Kernel:
             results = compute(*bound.args, **bound.kwargs)
 
         self._launcher.launch(self.name, self._number, index, body, bound.reads, [], work=self._work_of(bound))
-        self._launcher.wait(index, self.name)
+        self._launcher.wait(index, self.name, computes=True)
         return tree_map(lambda value: self._to_device(self._narrowed(value, bound), index), results)
 
     def _narrowed(self, value: Any, bound: Bound) -> Any:

@@ -61,8 +61,8 @@ bool only_others_capture(Lock&) {
     return std::none_of(capturing.begin(), capturing.end(), [](const Graph* graph) { return graph->thread == std::this_thread::get_id(); });
 }
 
-aclError refuse_in_capture(const char* operation, const char* advice) {
-    return fail(ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT, std::string(operation) + " is not permitted while a stream is being captured", advice);
+aclError refuse_in_capture(const char* decision, const char* operation, const char* advice) {
+    return fail(answered(decision, ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT), std::string(operation) + " is not permitted while a stream is being captured", advice);
 }
 
 // A replay touches no other bytes than the capture's tasks do, so it spoils no others: memory that the capture only allocated
@@ -109,7 +109,7 @@ void allocate_in(Graph& graph, Task& spoiling, uint32_t index) {
 
 aclError append(Stream* stream, Task task, Lock&) {
     Graph& graph = *stream->capture;
-    if (task.kind == Kind::Replay) return refuse_in_capture("the replay of a graph (aclmdlRIExecuteAsync)");
+    if (task.kind == Kind::Replay) return refuse_in_capture("replay", "the replay of a graph (aclmdlRIExecuteAsync)");
     const auto index = static_cast<uint32_t>(graph.tasks.size());
     Lane& lane = graph.lanes[stream->lane];
     if (task.kind == Kind::Wait && task.edge >= 0) {
@@ -188,9 +188,10 @@ EMU_API aclError aclmdlRICaptureEnd(aclrtStream handle, aclmdlRI* model) {
     graph->status = ACL_MODEL_RI_CAPTURE_STATUS_NONE;
     for (uint32_t lane = 0; lane < graph->lanes.size(); ++lane) {
         if (lane == graph->origin || joined(*graph, lane)) continue;
-        return fail(ACL_ERROR_RT_STREAM_UNJOINED,
+        if (const aclError unjoined = fail(answered("unjoined", ACL_ERROR_RT_STREAM_UNJOINED),
                     "stream " + std::to_string(graph->streams[lane]->id) + " was drawn into the capture and never joined",
-                    "before the capture ends, record an event on it and let the capturing stream wait for that event");
+                    "before the capture ends, record an event on it and let the capturing stream wait for that event"))
+            return unjoined;
     }
     *model = graph.get();
     s.graphs[graph.get()] = graph;

@@ -253,8 +253,8 @@ void replace_tasks(const Task& update);
 // capture (capture.cpp)
 bool capture_forbids_here(Lock& lock);
 bool captures_on(Lock& lock, int32_t device);
-// 107030, for an operation that a capture does not permit.
-aclError refuse_in_capture(const char* operation, const char* advice = "move it out of the captured region");
+// 107030, for an operation that a capture does not permit; success where a measured device permits it.
+aclError refuse_in_capture(const char* decision, const char* operation, const char* advice = "move it out of the captured region");
 // Whether every active capture belongs to another thread.
 bool only_others_capture(Lock& lock);
 aclError append(Stream* stream, Task task, Lock& lock);
@@ -275,6 +275,9 @@ void mark_unwritten(const void* pointer, size_t bytes);
 
 // device and errors (device.cpp)
 int32_t current_device();
+// The code that a measured device gives for a decision (npu_emulator/measured.py), or else the usual one.
+aclError answered(const char* decision, aclError usual);
+void set_answer(const char* decision, aclError code);
 // Stores for the thread the cause of a failed call and the remedy; returns the code.
 aclError fail(aclError code, const std::string& cause, const std::string& advice);
 double now_milliseconds();

@@ -26,7 +26,7 @@ EMU_API aclError aclmdlRICaptureTaskGrpBegin(aclrtStream handle) {
     State& s = state();
     Lock lock(s.mutex);
     Stream* stream = resolve(handle);
-    if (!stream->capture) return fail(ACL_ERROR_RT_STREAM_NOT_CAPTURED, "a task group can only begin on a stream that is being captured", "begin it after the capture");
+    if (!stream->capture) return fail(answered("group-outside", ACL_ERROR_RT_STREAM_NOT_CAPTURED), "a task group can only begin on a stream that is being captured", "begin it after the capture");
     if (stream->group) return fail(ACL_ERROR_RT_PARAM_INVALID, "a task group has begun on this stream already", "end it first: task groups do not nest");
     stream->group = std::make_shared<Group>();
     stream->group->graph = stream->capture;
@@ -52,7 +52,7 @@ EMU_API aclError aclmdlRICaptureTaskUpdateBegin(aclrtStream handle, aclrtTaskGrp
     const auto found = s.groups.find(group);
     const GroupRef known = found == s.groups.end() ? nullptr : found->second.lock();
     if (!known) return fail(ACL_ERROR_RT_PARAM_INVALID, "this task group does not exist, or its graph was destroyed", "update groups of graphs that are kept");
-    if (stream->capture) return refuse_in_capture("the update of a task group on the captured stream (aclmdlRICaptureTaskUpdateBegin)");
+    if (stream->capture) return refuse_in_capture("update", "the update of a task group on the captured stream (aclmdlRICaptureTaskUpdateBegin)");
     if (stream->updating) return fail(ACL_ERROR_RT_PARAM_INVALID, "this stream is in an update already", "end that update first");
     stream->updating = std::make_shared<Task>();
     stream->updating->kind = Kind::Update;

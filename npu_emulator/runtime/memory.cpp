@@ -271,10 +271,12 @@ namespace {
 aclError blocking(const char* name) {
     State& s = state();
     Lock lock(s.mutex);
-    if (capture_forbids_here(lock))
-        return only_others_capture(lock)
-                   ? refuse_in_capture(name, "another thread captures and forbids it to all: give that capture capture_error_mode=\"thread_local\"")
-                   : refuse_in_capture(name);
+    if (capture_forbids_here(lock)) {
+        const aclError refused = only_others_capture(lock)
+                                     ? refuse_in_capture("copy", name, "another thread captures and forbids it to all: give that capture capture_error_mode=\"thread_local\"")
+                                     : refuse_in_capture("copy", name);
+        if (refused != ACL_SUCCESS) return refused;
+    }
     const aclError waited = wait_for_device(lock, current_device());
     return waited == ACL_SUCCESS ? take_failure(lock) : waited;
 }

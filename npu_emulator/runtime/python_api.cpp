@@ -141,6 +141,9 @@ EMU_API void emu_note_use(void* handle, uint64_t address, uint64_t bytes) {
     if (stream->capture) note_use(*stream->capture, reinterpret_cast<void*>(address), bytes);
 }
 
+// Sets the code of a decision, which a measured device gives in place of the usual one; 0 permits. None: all have the usual one.
+EMU_API void emu_set_answer(const char* decision, int32_t code) { set_answer(decision, code); }
+
 // A moment of the host, later than all earlier ones: of an allocation or a free.
 EMU_API uint64_t emu_new_moment() {
     Lock lock(state().mutex);
@@ -174,9 +177,10 @@ bool may_not_block(const Stream* stream, Lock& lock) { return stream->capture ||
 }  // namespace
 
 // Tells whether a capture forbids the calling thread an operation that blocks the host until a stream is idle.
+// Returns the code of that refusal, or 0.
 EMU_API int emu_may_not_block(void* handle) {
     Lock lock(state().mutex);
-    return may_not_block(resolve(handle), lock);
+    return may_not_block(resolve(handle), lock) ? answered("copy", ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT) : ACL_SUCCESS;
 }
 
 // Tells whether only captures of other threads forbid it.
@@ -185,11 +189,13 @@ EMU_API int emu_only_others_capture(void* handle) {
     return !resolve(handle)->capture && only_others_capture(lock);
 }
 
-EMU_API int emu_wait(void* handle) {
+// Waits; returns the code of what failed, as a negative number where a capture forbids to wait.
+EMU_API int emu_wait(void* handle, int computes) {
     State& s = state();
     Lock lock(s.mutex);
     Stream* stream = resolve(handle);
-    if (may_not_block(stream, lock)) return ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT;
+    if (may_not_block(stream, lock))
+        if (const aclError refused = answered(computes != 0 ? "size" : "read", ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT)) return -refused;
     const aclError status = wait_for_stream(lock, stream);
     return status == ACL_SUCCESS ? take_failure(lock) : status;
 }

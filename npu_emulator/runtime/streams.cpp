@@ -71,7 +71,7 @@ bool is_being_captured(const Event* event) {
 }
 
 aclError query_of_captured_event() {
-    return fail(ACL_ERROR_RT_EVENT_CAPTURED, "the query of an event that was recorded in a capture under way has no answer: its record runs at a replay",
+    return fail(answered("query-event", ACL_ERROR_RT_EVENT_CAPTURED), "the query of an event that was recorded in a capture under way has no answer: its record runs at a replay",
                                              "query it after the capture, or record it outside");
 }
 
@@ -103,13 +103,14 @@ EMU_API aclError aclrtStreamGetId(aclrtStream stream, int32_t* id) {
 EMU_API aclError aclrtSynchronizeStream(aclrtStream stream) {
     Lock lock(state().mutex);
     Stream* wanted = resolve(stream);
-    if (wanted->capture) return refuse_in_capture("waiting for the captured stream (aclrtSynchronizeStream)");
+    if (wanted->capture) return refuse_in_capture("stream", "waiting for the captured stream (aclrtSynchronizeStream)");
     return waited(wait_for_stream(lock, wanted), lock);
 }
 EMU_API aclError aclrtSynchronizeStreamWithTimeout(aclrtStream stream, int32_t) { return aclrtSynchronizeStream(stream); }
 EMU_API aclError aclrtSynchronizeDevice(void) {
     Lock lock(state().mutex);
-    if (captures_on(lock, current_device())) return refuse_in_capture("waiting for the device (aclrtSynchronizeDevice)");
+    if (captures_on(lock, current_device()))
+        if (const aclError refused = refuse_in_capture("device", "waiting for the device (aclrtSynchronizeDevice)")) return refused;
     return waited(wait_for_device(lock, current_device()), lock);
 }
 EMU_API aclError aclrtSynchronizeDeviceWithTimeout(int32_t) { return aclrtSynchronizeDevice(); }
@@ -117,8 +118,9 @@ EMU_API aclError aclrtStreamQuery(aclrtStream handle, aclrtStreamStatus* status)
     State& s = state();
     Lock lock(s.mutex);
     Stream* stream = resolve(handle);
+    *status = ACL_STREAM_STATUS_COMPLETE;
     if (stream->capture)
-        return fail(ACL_ERROR_RT_STREAM_CAPTURED, "the query of a stream that is being captured has no answer: nothing runs on it before a replay",
+        return fail(answered("query-stream", ACL_ERROR_RT_STREAM_CAPTURED), "the query of a stream that is being captured has no answer: nothing runs on it before a replay",
                                                   "query it after the capture");
     if (!stream->queue.empty() && !s.busy) step(lock, stream);  // so that a polling loop ends
     if (stream->queue.empty()) note_stream_finished(stream);
@@ -199,12 +201,12 @@ EMU_API aclError aclrtStreamWaitEvent(aclrtStream stream_handle, aclrtEvent hand
             }
             if (stream->capture != graph) {
                 graph->status = ACL_MODEL_RI_CAPTURE_STATUS_INVALIDATED;
-                return fail(ACL_ERROR_STREAM_CAPTURE_CONFLICT, "a stream being captured waited for an event of another capture",
+                return fail(answered("conflict", ACL_ERROR_STREAM_CAPTURE_CONFLICT), "a stream being captured waited for an event of another capture",
                                                                "end that capture first, or record the event in this one");
             }
             return append(stream, std::move(task), lock);
         }
-        return fail(ACL_ERROR_RT_EVENT_CAPTURED, "this event was last recorded inside a capture", "record it again before waiting for it");
+        return fail(answered("event-outside", ACL_ERROR_RT_EVENT_CAPTURED), "this event was last recorded inside a capture", "record it again before waiting for it");
     }
     if (!event->ticket) return ACL_SUCCESS;  // never recorded: nothing to wait for
     if (stream->capture) {
@@ -220,7 +222,7 @@ EMU_API aclError aclrtStreamWaitEvent(aclrtStream stream_handle, aclrtEvent hand
 EMU_API aclError aclrtSynchronizeEvent(aclrtEvent handle) {
     Lock lock(state().mutex);
     const auto* event = static_cast<Event*>(handle);
-    if (is_being_captured(event)) return refuse_in_capture("waiting for an event of the capture (aclrtSynchronizeEvent)");
+    if (is_being_captured(event)) return refuse_in_capture("event", "waiting for an event of the capture (aclrtSynchronizeEvent)");
     return waited(wait_for_ticket(lock, event->ticket), lock);
 }
 

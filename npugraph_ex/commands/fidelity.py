@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from npugraph_ex.commands.interrupts import end_children, interruptible
 from npugraph_ex.commands.suites import require
 from npugraph_ex.commands.terminal import progress, remark, show
 from npugraph_ex.errors import UsageError
+
+if TYPE_CHECKING:
+    from npugraph_ex_conformance.fidelity.rule import DeviceRule
 
 _DESCRIPTION = """\
 Ask a device, rule by rule, for what the emulated device is built on: error codes, what a capture refuses, order, allocator,
@@ -21,7 +25,7 @@ random numbers, updates of captured tasks, formats. Prints the rules that it doe
 examples:
   npugraph-ex fidelity                                       the emulated device beside its own rules
   npugraph-ex fidelity --target npu --output npu.json        a real device; the file can be compared with later
-  npugraph-ex fidelity --as-measured npu.json -k capture.    the emulated device beside that one
+  npugraph-ex fidelity --as-measured npu.json -k capture.    the emulated device with that one's errors: what still differs
 
 exit status: 0 all answers are those of the rules (or of --as-measured), 1 some differ or have nothing to be compared with,
 2 wrong use, 130 after Ctrl-C (what was asked before it is printed and written)
@@ -41,8 +45,23 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="where the answers go")
     parser.add_argument(
-        "--as-measured", type=Path, metavar="FILE", help="compare with the answers in FILE, which another device gave"
-    )
+        "--as-measured", type=Path, metavar="FILE",
+        help="compare with the answers of another device in FILE; the emulated device gives its errors, where they are data",
+    )  # fmt: skip
+
+
+def _switched(
+    asked: Sequence[DeviceRule],
+    answers: Mapping[str, Any],
+    expected: Mapping[str, Any],
+    differing: Sequence[DeviceRule],
+) -> list[str]:
+    """The rules that the emulated device took from the file, and what that means for those that differ."""
+    switched = [rule for rule in asked if answers[rule.name] == expected.get(rule.name, rule.answer) != rule.answer]
+    lines = [f"AS MEASURED {rule.name}: {answers[rule.name]!r} in place of {rule.answer!r}" for rule in switched]
+    if differing and any(rule.answer != expected[rule.name] for rule in differing):
+        lines.append("what differs from the file is no data of the emulated device, and cannot be switched")
+    return lines
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -54,6 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
     measured: Mapping[str, Any] | None = read(arguments.as_measured) if arguments.as_measured is not None else None
     if arguments.output is not None and not arguments.output.parent.is_dir():
         raise UsageError(f"--output: there is no folder {arguments.output.parent}")
+    if arguments.as_measured is not None:
+        os.environ["NPU_EMULATOR_AS_MEASURED"] = str(arguments.as_measured.resolve())  # no other target reads it
     target = start_target(arguments.target)
     from npugraph_ex_conformance.fidelity.table import all_rules
 
@@ -81,6 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
         f"  here: {answers[rule.name]!r}; {basis}: {expected[rule.name]!r}"
         for rule in differing
     ]
+    lines += _switched(asked, answers, expected, differing)
     assumed = sum(rule.is_assumed for rule in asked)
     lines.append(f"{len(asked)} rules, {assumed} of them only assumed; {len(differing)} differ")
     if missing:

@@ -10,6 +10,7 @@ from npugraph_ex.versions.difference import VersionDifference
 DIFFERENCE = VersionDifference(
     what="Torch_npu 2.12 traces `record_stream` as torch's operator; before, as a function that a backend has to replace.",
     since=(2, 12),
+    old=("torch.npu.fake_record_stream",),
     test="conformance/npugraph_ex_conformance/tests/test_streams.py",
 )
 

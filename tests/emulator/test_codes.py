@@ -219,13 +219,13 @@ def test_every_error_of_the_runtime_has_a_cause_and_an_advice() -> None:
     calls = []
     for path in sorted(SOURCES.glob("*.cpp")):
         source = path.read_text()
-        calls += [_arguments(source, match.end()) for match in re.finditer(r"return fail\(", source)]
+        calls += [_arguments(source, match.end()) for match in re.finditer(r"(?:return|=) fail\(", source)]
         given = [_arguments(source, match.end()) for match in re.finditer(r"(?<!aclError )refuse_in_capture\(", source)]
-        calls += [["code", *arguments] for arguments in given if len(arguments) > 1]
+        calls += [["code", *arguments[1:]] for arguments in given if len(arguments) > 2]
     calls.remove(next(call for call in calls if call[2].strip() == "advice"))  # `refuse_in_capture` itself
     assert len(calls) > 40
     for code, cause, advice in calls:
-        assert re.fullmatch(r"ACL_ERROR_\w+|code", code)
+        assert re.fullmatch(r'ACL_ERROR_\w+|code|answered\((decision|"[a-z-]+"), ACL_ERROR_\w+\)', code)
         words = " ".join(re.findall(r'"([^"]*)"', advice)).split()
         assert len(words) >= 4 or advice.strip() == "kKeepAllocated", (code, advice)
         assert ";" not in cause, "an advice that stands in the cause"

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
+import npu_emulator
+from npu_emulator.measured import SWITCHES, read
+from npu_emulator.settings import Settings
 from npugraph_ex import cli
 from npugraph_ex_conformance.campaign.items import CampaignSettings
 from npugraph_ex_conformance.fidelity import table
@@ -29,6 +33,33 @@ def test_every_rule_has_a_source() -> None:
         assert rule.is_assumed or rule.source.startswith((f"{HEADER}: ", f"{RUNTIME}: ", TORCH, f"{TORCH_NPU}: ")), rule
         assert rule.says.endswith("."), rule
     assert sum(rule.source == ASSUMED for rule in RULES) == sum(rule.is_assumed for rule in RULES)
+
+
+def test_the_errors_of_another_device_are_loaded(tmp_path: Path) -> None:
+    """Each decision of the runtime gives the code that its rules have in a file, or none; what is no data is counted."""
+    probes = {rule.name: rule.probe for rule in RULES}
+    runtime, usual = npu_emulator.current().runtime, {rule.name: rule.answer for rule in RULES}
+    for code in (107031, 0):
+        answers = {name: str(code) if code else "done" for name in ("memory.kept", *chain(*SWITCHES.values()))}
+        file = tmp_path / "npu.json"
+        file.write_text(json.dumps({"answers": answers}))
+        measured = read(str(file))
+        assert set(measured.codes.values()) == {code}
+        assert measured.others == ("memory.kept",)
+        runtime.set_answers(measured.codes)
+        try:
+            found = {name: probes[name]() for rules in SWITCHES.values() for name in rules}
+        finally:
+            runtime.set_answers({})
+        kept = {rule for decision in measured.contrary for rule in SWITCHES[decision]}
+        assert found == {name: usual[name] if name in kept else answers[name] for name in found}
+        assert len(kept) == (0 if code else 7)
+        assert f" {1 + len(kept)} rule" in measured.describe("npu.json")
+    assert probes["capture.query-event"]() == usual["capture.query-event"]
+    for text in ("[]", "no JSON"):
+        file.write_text(text)
+        with pytest.raises(npu_emulator.EmulatorError, match="AS_MEASURED must be a file of"):
+            Settings.from_environment(as_measured=str(file))
 
 
 def test_answers_of_another_device_are_compared(
