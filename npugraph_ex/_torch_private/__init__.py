@@ -75,6 +75,7 @@ from npugraph_ex._torch_private.streams import (
 from npugraph_ex._torch_private.tensors import (
     autograd_base,
     functional_value,
+    likeness,
     negative_view,
     owners_of_storage,
     replace_functional_value,
@@ -122,6 +123,7 @@ __all__ = [
     "is_synthetic_base",
     "keeps_results",
     "lazy_graph_module",
+    "likeness",
     "negative_view",
     "never_from_torchs_cache",
     "new_symbols",

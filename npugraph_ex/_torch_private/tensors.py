@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -35,6 +35,20 @@ def negative_view(tensor: torch.Tensor) -> torch.Tensor:
 def storage_handle(storage: torch.UntypedStorage) -> int:
     """The handle of a storage for `owners_of_storage`; valid as long as the storage object lives."""
     return int(storage._cdata)
+
+
+def likeness(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """A function of as many arguments, in C: whether they are such tensors.
+
+    It compares type, dtype, shape, strides, device, `requires_grad` and the dispatch keys, so also conjugation, negation and
+    inference tensors. False for one tensor passed twice. Dynamo's guards compare tensors by it. Here the sizes are always
+    given, because torch 2.13 ends the process where they are left out.
+    """
+    sizes, strides = [list(tensor.shape) for tensor in tensors], [list(tensor.stride()) for tensor in tensors]
+    check: Callable[..., bool] = torch._C._dynamo.guards.TensorGuards(
+        *tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
+    ).check
+    return check
 
 
 owners_of_storage: Callable[[int], int] = torch._C._storage_Use_Count

@@ -17,15 +17,18 @@ from npugraph_ex.aclgraph import _npu_private
 _DEVICE_TO_DEVICE = ctypes.c_int(3)
 """ACL_MEMCPY_DEVICE_TO_DEVICE."""
 
+_ARGUMENTS = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+
 _COMPLEX = (torch.complex32, torch.complex64, torch.complex128)
 
 
 def bytes_to_copy(source: torch.Tensor, target: torch.Tensor, extent: int) -> int:
     """The number of bytes that a copy of ``extent`` elements moves; 0 if only `copy_` can do it.
 
-    A complex tensor may be lazily conjugated, and a tensor of another device needs another kind of copy.
+    A complex tensor may be lazily conjugated, a negated one means other values than its bytes, and a tensor of another device
+    needs another kind of copy.
     """
-    if source.device.type != "npu" or source.device != target.device or source.dtype in _COMPLEX:
+    if source.device.type != "npu" or source.device != target.device or source.dtype in _COMPLEX or source.is_neg():
         return 0
     return extent * target.element_size() if format_question()(target) in PLAIN_FORMATS else 0
 
@@ -42,13 +45,14 @@ class DeviceCopy:
 
     def __init__(self, target: int, count: int) -> None:
         self._copy = ctypes.CDLL("libascendcl.so")["aclrtMemcpyAsync"]  # torch_npu has loaded it
+        self._copy.argtypes = _ARGUMENTS
         self._target = ctypes.c_void_p(target)
         self._count = ctypes.c_size_t(count)
 
     def start(self, source: int, stream: ctypes.c_void_p) -> bool:
         """Copy from ``source`` on a stream, see `current_stream_handle`; return whether CANN took it."""
         count = self._count
-        status: int = self._copy(self._target, count, ctypes.c_void_p(source), count, _DEVICE_TO_DEVICE, stream)
+        status: int = self._copy(self._target, count, source, count, _DEVICE_TO_DEVICE, stream)
         return status == 0
 
 

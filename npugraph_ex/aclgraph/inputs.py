@@ -12,6 +12,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_symbols
 
+from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph import device_copies
 from npugraph_ex.aclgraph.address_guard import picker
 from npugraph_ex.aclgraph.host_scalars import host_scalars
@@ -227,6 +228,7 @@ class Buffer:
         self._copy = device_copies.DeviceCopy(self.tensor.data_ptr(), count) if count else None
         self._format = device_copies.format_question()
         self._index = self.tensor.get_device()
+        self._likeness = _torch_private.likeness([tensor])
 
     def load_bytes(self, tensor: torch.Tensor, stream: ctypes.c_void_p) -> None:
         """Copy the caller's values in as bytes, if its bytes mean the same as the buffer's; otherwise as `load` does.
@@ -235,18 +237,18 @@ class Buffer:
             tensor: the caller's.
             stream: CANN's handle of the current stream.
         """
-        size, stride, dtype = self.geometry
         if not (
             self._copy is not None
-            and tensor.shape == size
-            and tensor.stride() == stride
-            and tensor.dtype is dtype
-            and tensor.get_device() == self._index
-            and not tensor.is_neg()
+            and (self._likeness(tensor) or self._has_its_geometry(tensor))
             and self._format(tensor) in device_copies.PLAIN_FORMATS
             and self._copy.start(tensor.data_ptr(), stream)
         ):
             self.load(tensor)
+
+    def _has_its_geometry(self, tensor: torch.Tensor) -> bool:
+        """Whether the elements lie as in the buffer, where autograd's facts differ."""
+        plain = tensor.get_device() == self._index and not tensor.is_neg()
+        return plain and Geometry.from_tensor(tensor) == self.geometry
 
     def load(self, tensor: torch.Tensor) -> None:
         """Copy the caller's values in. The graph key or Dynamo's guards have checked that the shapes are equal."""

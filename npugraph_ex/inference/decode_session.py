@@ -117,26 +117,29 @@ class DecodeSession:
                 f"this session was made for other modes of the thread: {differences(self._modes, modes)}. Call it as it was "
                 "made, or make another session"
             )
-        form = form_of(args, kwargs)
         with self._lock:
             if self._root is not None and self._root.training is not self._training:
                 self._training = self._root.training
                 self.refresh()
-            if self.debug:
-                self._check(form, args, kwargs)
             call = self._last
-            if call is not None and call.form == form:
-                leaves = args if call.is_flat else leaves_of(args, kwargs)
-                if not call.accepts(leaves):
-                    call = self._find(form, leaves)
-            else:
-                leaves = leaves_of(args, kwargs)
-                call = self._find(form, leaves)
-            if call is not None:
-                served, result = call.run(leaves)
+            # Most calls of most programs are like the last one: flat tensors, compared in C.
+            if call is not None and not kwargs and not self.debug and call.has_form(args) and call.accepts(args):
+                served, result = call.run(args)
                 if served:
                     return result
-            return self._through_torch(form, args, kwargs)
+            return self._find_and_run(args, kwargs)
+
+    def _find_and_run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Run the recorded call with these arguments' form and addresses; without one, go through torch.compile."""
+        form, leaves = form_of(args, kwargs), leaves_of(args, kwargs)
+        if self.debug:
+            self._check(form, args, kwargs)
+        call = self._find(form, leaves)
+        if call is not None:
+            served, result = call.run(leaves)
+            if served:
+                return result
+        return self._through_torch(form, args, kwargs)
 
     def refresh(self) -> None:
         """Let torch.compile check everything once more, at the next call of each form: weights, attributes, hooks, globals.

@@ -154,6 +154,9 @@ class RecordedCall:
         plan = pinned.graph.plan
         self.form: Form = ()
         self.is_flat = False
+        plain = bool(leaves) and all(type(leaf) is torch.Tensor for leaf in leaves)
+        self._likeness = _torch_private.likeness(leaves) if plain else None
+        self._count = len(leaves)
         self._graph, self._pinned = pinned.graph, pinned
         self._gate = gate
         self._state = {position: (value, _address(value)) for position, value in state.items()}
@@ -176,6 +179,12 @@ class RecordedCall:
         self._written_storages = {tensor.untyped_storage().data_ptr() for tensor in storages}
         self._free = [leaf for position, leaf in moving if position not in in_place] if storages else []
         self._versions = [tensor for tensor in written if not tensor.is_inference()]
+
+    def has_form(self, args: tuple[Any, ...]) -> bool:
+        """Whether positional arguments have the recorded form; False where it takes more to tell."""
+        if self._likeness is None or not self.is_flat:
+            return False
+        return len(args) == self._count and self._likeness(*args)
 
     def accepts(self, leaves: Sequence[Any]) -> bool:
         """Whether a call of the recorded form has its addresses too, and no argument in memory that it writes."""
