@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -44,10 +45,9 @@ def likeness(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     inference tensors. False for one tensor passed twice. Dynamo's guards compare tensors by it. Here the sizes are always
     given, because torch 2.13 ends the process where they are left out.
     """
+    guards: Any = torch._C._dynamo.guards.TensorGuards  # torch's stub knows neither the tensors nor a list for each
     sizes, strides = [list(tensor.shape) for tensor in tensors], [list(tensor.stride()) for tensor in tensors]
-    check: Callable[..., bool] = torch._C._dynamo.guards.TensorGuards(
-        *tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
-    ).check
+    check: Callable[..., bool] = guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
     return check
 
 
