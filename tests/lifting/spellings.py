@@ -313,8 +313,7 @@ def attention_with_a_bias_for_all_heads(q: Any, k: Any, v: Any, bias: Any) -> An
 
 SPELLED_ATTENTION: dict[Callable[..., Any], str] = {
     attention_of_scaled_queries: "npu_fusion_attention_v3", attention_by_bmm: "npu_fusion_attention_v3",
-    attention_with_a_bias: "npu_fusion_attention_v2",
-    attention_with_a_bias_for_all_heads: "npu_fusion_attention_v2",
+    attention_with_a_bias: "mul npu_fusion_attention_v3", attention_with_a_bias_for_all_heads: "npu_fusion_attention_v3",
 }  # fmt: skip
 
 
@@ -338,6 +337,10 @@ def keys_as_they_are(q: Any, k: Any, v: Any, bias: Any) -> Any:
     return torch.ops.aten._safe_softmax(q @ k, -1) @ v
 
 
+def bias_and_a_scale_that_rounds(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=0.3)
+
+
 def bias_of_keys(q: Any, k: Any, v: Any, bias: Any) -> Any:
     return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias[:, :, :1])
 
@@ -345,6 +348,7 @@ def bias_of_keys(q: Any, k: Any, v: Any, bias: Any) -> Any:
 NOT_SPELLED_ATTENTION: dict[Callable[..., Any], str] = {
     softmax_over_the_queries: "over dimension -2", plain_softmax: "gives NaN, and the operator 0",
     scores_in_a_cap: "not of a product", keys_as_they_are: "not of a product", bias_of_keys: "the bias is [2, 4, 1, 5]",
+    bias_and_a_scale_that_rounds: "farther from float64",
 }  # fmt: skip
 
 

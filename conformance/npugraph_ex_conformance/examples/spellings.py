@@ -1,4 +1,4 @@
-"""Examples for lifting: a norm, a rotary embedding, an activation or a gated product, spelled at random in ATen operators.
+"""Examples for lifting: norms, rotary embeddings, activations, gated products, attention and masks, spelled at random.
 
 Each part of a spelling is drawn from the ways in which programs write it. One example in three is a near-miss: one part is
 wrong in a way that changes what is computed. A spelling must be lifted, or be refused because the operator is farther from
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from npugraph_ex.testing.generator.inputs import Input
 from npugraph_ex.testing.oracle.case import Case, check
 
-_REFUSED = "farther from float64"
+_REFUSED = ("farther from float64", "infinite or NaN")
+"""What the judge says of a spelling that the operator would be worse than."""
 _DTYPES = ("float16", "bfloat16", "float32")
 
 
@@ -129,7 +130,65 @@ def _gated(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     )
 
 
-_FORMS = (_norm, _rotary, _activation, _gated)
+def _norm_of_a_sum(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    width, epsilon = draw.choice((16, 24)), draw.choice((1e-12, 1e-5, 1e-2))
+    miss = draw.choice(("sum", "bias", "operand", "dimensions")) if wrong else ""
+    total = {"sum": "torch.add(x0, x1, alpha=2)", "operand": "x0 + x1[:1]"}.get(
+        miss, draw.choice(("x0 + x1", "x1 + x0", "torch.add(x1, x0)"))
+    )
+    size, weight, bias = f"({width},)", "x2", "None" if miss == "bias" else "x3"
+    if miss == "dimensions":
+        size, weight, bias = (
+            f"(3, {width})",
+            f"x2.expand(3, {width}).contiguous()",
+            f"x3.expand(3, {width}).contiguous()",
+        )
+    norm = f"torch.nn.functional.layer_norm(total, {size}, {weight}, {bias}, {epsilon})"
+    end = draw.choice(("normed", "normed + total", "torch.relu(total) * normed"))
+    shapes: tuple[tuple[int | str, ...], ...] = ((rows, 3, width), (rows, 3, width), (width,), (width,))
+    return Spelling("lift_add_layer_norm", (f"total = {total}", f"normed = {norm}", end), shapes, miss)
+
+
+def _biased_attention(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    heads, width, keys = draw.choice((1, 2)), draw.choice((4, 16)), draw.choice((3, 5))
+    miss = draw.choice(("softmax", "over", "keys")) if wrong else ""
+    scale = draw.choice((1.0, 0.25, 0.3))
+    bias = draw.choice(("x3", "x3[:, :1]", "x3[:1]"))
+    attended = f"torch.nn.functional.scaled_dot_product_attention(x0, x1, x2, attn_mask={bias}, scale={scale})"
+    if wrong or draw.random() < 0.5:
+        right = "x1[:, :, ::2].repeat(1, 1, 2, 1)[:, :, :KEYS]" if miss == "keys" else "x1"
+        right = right.replace("KEYS", str(keys))
+        scores = draw.choice((f"(x0 * {scale}) @ {right}.mT", f"x0 @ {right}.transpose(-1, -2) * {scale}"))
+        over = -2 if miss == "over" else -1
+        softmax = "torch.softmax" if miss in {"softmax", "keys"} else "torch.ops.aten._safe_softmax"
+        attended = f"{softmax}(({scores}) + {bias}, {over}) @ x2"
+    shapes: tuple[tuple[int | str, ...], ...] = (
+        (rows, heads, 3, width), (rows, heads, keys, width), (rows, heads, keys, width), (rows, heads, 3, keys),
+    )  # fmt: skip
+    return Spelling("lift_attention", (f"attended = {attended}", "attended"), shapes, miss)
+
+
+def _mask(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """What is wrong is a value of x0 in the mask. It is another one in each call; the numbers before it are still constant."""
+    width = draw.choice((8, 16))
+    start = "x0[0, 0].long()" if wrong else draw.choice(("0", "1"))
+    compared = draw.choice(
+        ("places[None] <= places[:, None]", "places[:, None] >= places", "(places - places[:, None]) < 1")
+    )
+    ends = (
+        "torch.where(allowed, x0[:, None], x1).sum(1)",
+        "(x0[:, None] * allowed).sum(1) + x1",
+        "(x0[:, None] + x1).masked_fill(~allowed, 0).sum(1)",
+    )
+    lines = (
+        f"places = torch.arange({width}, device=x0.device) * {start}",
+        f"allowed = {compared}",
+        draw.choice(ends),
+    )
+    return Spelling("lift_constants", lines, ((rows, width), (width,)))
+
+
+_FORMS = (_norm, _rotary, _activation, _gated, _norm_of_a_sum, _biased_attention, _mask)
 
 
 def drawn(seed: int) -> tuple[Case, Spelling]:
@@ -140,7 +199,7 @@ def drawn(seed: int) -> tuple[Case, Spelling]:
     lines = [*spelling.lines[:-1], f"result = {spelling.lines[-1]}"]
     if write:
         lines.insert(draw.randint(1, len(lines)), "x0.mul_(0.5)")
-    dtype = draw.choice(_DTYPES)
+    dtype = draw.choice(_DTYPES[:2] if spelling.form == "lift_attention" else _DTYPES)
     inputs = tuple(
         Input(shape, dtype, scale=draw.choice((1.0, 1.0, 0.01)), seed=seed + position)
         for position, shape in enumerate(spelling.shapes)
@@ -164,6 +223,10 @@ def spelling_example(seed: int) -> str:
     if spelling.near_miss:
         return f"lifted, although the {spelling.near_miss} is wrong:\n{case.source}" if lifted else ""
     # A write in between may be a reason; which reasons there are is for the tests of each form.
-    if not lifted and case.functional and not any(_REFUSED in reason for reason in outcome.near_misses):
+    if (
+        not lifted
+        and case.functional
+        and not any(said in reason for reason in outcome.near_misses for said in _REFUSED)
+    ):
         return f"missed: {'; '.join(outcome.near_misses) or 'nothing resembled the form'}:\n{case.source}"
     return ""

@@ -1,13 +1,13 @@
-"""Attention as two products with a softmax between them => `npu_fusion_attention_v3`, or `_v2` with a bias.
+"""Attention as two products with a softmax between them => `npu_fusion_attention_v3`.
 
 ::
 
     y = safe_softmax(scale * q k^T + bias) v        over the keys; the scale may stand at q, at k or at the product
 
 `scaled_dot_product_attention` becomes that where torch_npu has no kernel for its arguments, such as a bias. Queries, keys and
-values are [B, N, S, D], or [N, S, D]. The second version adds the bias after the scale (``pse_type`` 0 of
-``torch_npu.npu_fusion_attention_v2``). A row of scores that are all -inf gives 0 there, and in the safe softmax. The plain
-softmax gives NaN, so attention that is spelled with it stays.
+values are [B, N, S, D], or [N, S, D]. The operator adds the bias before it scales, so with a bias the queries are scaled in front
+of it; the second version, which can add behind, reads device memory from the host and is not captured. A row of scores that are
+all -inf gives 0 there, and in the safe softmax. The plain softmax gives NaN, so attention that is spelled with it stays.
 """
 
 from __future__ import annotations
@@ -93,16 +93,16 @@ def _build(scale: float, heads: int) -> Build:
 
     def build(emit: Emit, q: fx.Node, k: fx.Node, v: fx.Node, *bias: fx.Node) -> tuple[fx.Node, ...]:
         operands = [by_heads(emit, one) for one in (q, k, v)]
+        pse, factor = None, scale
         if bias:
             pse = by_heads(emit, bias[0])
-            batch, one, *rest = pse.meta["val"].shape
-            if one != heads:  # the operator takes one bias for each head
-                every = emit(_aten.expand.default, pse, [batch, heads, *rest])
+            if pse.meta["val"].shape[1] != heads:  # the operator takes one bias for each head
+                every = emit(_aten.expand.default, pse, [-1, heads, -1, -1])
                 pse = emit(_aten.clone.default, every, memory_format=torch.contiguous_format)
-            attention = torch.ops.npu.npu_fusion_attention_v2.default
-            made = emit(attention, *operands, heads, "BNSD", pse=pse, scale=scale, pse_type=0)
-        else:
-            made = emit(torch.ops.npu.npu_fusion_attention_v3.default, *operands, heads, "BNSD", scale=scale)
+            if scale != 1.0:
+                operands[0], factor = emit(_aten.mul.Tensor, operands[0], scale), 1.0
+        attention = torch.ops.npu.npu_fusion_attention_v3.default
+        made = emit(attention, *operands, heads, "BNSD", pse=pse, scale=factor)
         result = emit(getitem, made, 0)
         return (emit(_aten.squeeze.dim, result, 0) if q.meta["val"].dim() < 4 else result,)
 
