@@ -23,6 +23,11 @@ def _without_powers(original: Any) -> Any:
     return root
 
 
+def _unscaled(original: Any) -> Any:
+    del original
+    return lambda node: (node, 1.0)
+
+
 MUTANTS = (
     Mutant(
         "lifting-ignores-writes-between", "nothing writes what a spelling reads before it ends",
@@ -35,5 +40,13 @@ MUTANTS = (
     Mutant(
         "lifting-knows-one-root", "a norm is found however its root is spelled",
         "npugraph_ex.lifting.terms:inverse_root_of", _without_powers, "spellings",
+    ),
+    Mutant(
+        "lifting-knows-one-scale", "attention is found wherever its scale stands",
+        "npugraph_ex.lifting.forms.softmax_attention:_scaled", _unscaled, "spellings",
+    ),
+    Mutant(
+        "lifting-adds-any-shapes", "a sum that broadcasts is not what the norm of a sum takes",
+        "npugraph_ex.lifting.forms.add_norm:same_numbers", answering(True), "spellings",
     ),
 )  # fmt: skip
