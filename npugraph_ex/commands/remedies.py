@@ -56,8 +56,9 @@ def sections() -> dict[str, str]:
     """What the pages say, by the name of a class or by a code: text without links."""
     page = _page("errors.md")
     found = dict(re.findall(r"^### (\w+)\n\n(.*?)\n*(?=^#|\Z)", page, re.MULTILINE | re.DOTALL))
-    for code, name, raised in re.findall(r"^\| (\d+) `(\w+)` \| (.*) \|$", _page("emulator-codes.md"), re.MULTILINE):
-        found[code] = f"{name}. Raised: {raised}."
+    rows = re.findall(r"^\| (\d+) `(\w+)` \| (.*) \| (.*) \|$", _page("emulator-codes.md"), re.MULTILINE)
+    for code, name, cause, remedy in rows:
+        found[code] = f"{name}.\n\nCause. It is raised by {cause}.\n\nRemedy. {remedy[0].upper()}{remedy[1:]}."
     return {name: re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text).replace("*", "") for name, text in found.items()}
 
 
