@@ -27,8 +27,12 @@ GUIDES = [
     "docs/explanation/architecture.md",
     "docs/reference/operators.md",
 ]
+_PAGES = sorted(
+    {*GUIDES, *(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md") if "/_" not in str(page))}
+)
+"""Those whose commands are compared with the parsers."""
 # Files that a reader writes, and one of torch_npu's.
-_ELSEWHERE = {"script.py", "my_fusions.py", "acl_rt.h"}
+_ELSEWHERE = {"script.py", "my_fusions.py", "my_operators.py", "acl_rt.h"}
 _FILE = re.compile(r"[\w.<>*-]*/[\w.<>*/-]*|[\w<>*]+\.(?:py|pyi|md|cpp|h|toml|ini|pth)")
 
 
@@ -39,6 +43,9 @@ def code(guide: str) -> list[str]:
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose)]
     lines = [line for block in shell for line in block.splitlines()]
+    lines += re.findall(
+        r"^(?:    |\$ )(npugraph-ex .*?)(?:  .*)?$", text, re.MULTILINE
+    )  # a remark stands behind two spaces
     parts = [part.strip() for line in lines for part in re.split(r"&&", re.sub(r" #.*", "", line))]
     return [piece for piece in (*spans, *parts) if piece]
 
@@ -65,14 +72,14 @@ def test_every_file_that_is_named_exists(guide: str) -> None:
         assert found or name.startswith(".venv"), f"{guide} names {name}, which does not exist"
 
 
-@pytest.mark.parametrize("guide", GUIDES)
+@pytest.mark.parametrize("guide", _PAGES)
 def test_every_command_parses(guide: str) -> None:
     """Subcommands of `npugraph-ex` take the options that are printed; tox has the environments and pyproject the extras."""
     tox = ConfigParser(interpolation=None)
     tox.read(ROOT / "tox.ini")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     for command in words(guide):
-        if command[0] == "npugraph-ex" and len(command) > 1:
+        if command[0] == "npugraph-ex" and len(command) > 1 and command[1] != "COMMAND":
             arguments = command[1:] if len(command) > 2 else [command[1], "--help"]  # a subcommand that is only named
             try:
                 known, further = _parser().parse_known_args(arguments)
