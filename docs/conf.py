@@ -9,6 +9,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import generated
 import languages
+from sphinx.search.zh import SearchChinese
 
 from npugraph_ex._version import __version__
 
@@ -38,6 +39,10 @@ html_title = f"npugraph_ex {release}"
 napoleon_use_ivar = True  # an attribute that a class both annotates and describes stands on its page once
 smartquotes = False  # what stands in quotes is often code
 default_role = "code"  # docstrings write `name` as the pages do
+
+# Sphinx 9 names the browser's stemmer after the language. Chinese search stems the English words of a text: a ChineseStemmer,
+# which the page would then ask for, is nowhere, and no search would ever end.
+SearchChinese.language_name = "English"
 
 # The options and commands as pages: written at every build, never by hand.
 _HERE = Path(__file__).parent
