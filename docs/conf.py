@@ -3,6 +3,7 @@
 import ast
 import re
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -43,6 +44,20 @@ default_role = "code"  # docstrings write `name` as the pages do
 # Sphinx 9 names the browser's stemmer after the language. Chinese search stems the English words of a text: a ChineseStemmer,
 # which the page would then ask for, is nowhere, and no search would ever end.
 SearchChinese.language_name = "English"
+
+
+def _search_words(_self: SearchChinese, text: str) -> list[str]:
+    """Words, and each pair of neighbours of what is Chinese: a dictionary of words knows no 算子, and a browser has none."""
+    found = re.findall(r"[\u4e00-\u9fff]+|[a-zA-Z0-9_]+", text)
+    return [pair for word in found for pair in ([word] if word.isascii() else map("".join, pairwise(word)))]
+
+
+SearchChinese.split = _search_words
+SearchChinese.js_splitter_code = """
+window.splitQuery = (query) =>
+  (query.match(/[\\u4e00-\\u9fff]+|[a-zA-Z0-9_]+/g) || []).flatMap((word) =>
+    word.charCodeAt(0) < 0x4e00 ? [word] : Array.from(word.slice(1), (next, place) => word[place] + next));
+"""
 
 # The options and commands as pages: written at every build, never by hand.
 _HERE = Path(__file__).parent
