@@ -134,9 +134,14 @@ def _vector(node: fx.Node, size: object, dtype: torch.dtype) -> fx.Node | None:
     return None
 
 
+def _ones(emit: Emit, like: torch.Tensor) -> fx.Node:
+    """A weight that changes nothing. It reads no tensor, so that all norms of a size share it."""
+    return emit(_aten.ones.default, [like.shape[-1]], dtype=like.dtype, device=like.device)
+
+
 def _build(epsilon: float, *, from_one: bool) -> Build:
     def build(emit: Emit, x: fx.Node, *weight: fx.Node) -> tuple[fx.Node, ...]:
-        gamma = weight[0] if weight else emit(_aten.new_ones.default, x, [x.meta["val"].shape[-1]])
+        gamma = weight[0] if weight else _ones(emit, x.meta["val"])
         operator = torch.ops.npu.npu_gemma_rms_norm if from_one else torch.ops.npu.npu_rms_norm
         return (emit(getitem, emit(operator.default, x, gamma, epsilon), 0),)
 
