@@ -57,7 +57,7 @@ def fold(graph: fx.Graph, report: ReportBuilder) -> None:
         own = not facts.aliases.is_written(node) and not any(facts.aliases.share_storage(node, one) for one in leaving)
         if own and all(operand in constant for operand in node.all_input_nodes) and _is_computed_alike(node):
             constant.add(node)
-    # Numbers on the host stay: what the graph computes there from them is no obstacle to a capture, a tensor would be.
+    # A value on the host costs no kernel.
     on_device = [node for node in graph.nodes if node in constant and node.meta["val"].device.type == "npu"]
     needed = [node for node in on_device if not is_view(node) and _is_read(node, constant)]
     values = _computed(graph, needed, constant)
