@@ -61,7 +61,7 @@ def test_two_first_uses_at_once_share_one_build(
         for _ in range(2)
     ]
     ended = [process.communicate(timeout=900) for process in processes]
-    assert [output for output, _ in ended] == ["2.0\n", "2.0\n"]
+    assert [output.splitlines()[-1] for output, _ in ended] == ["2.0", "2.0"]  # torch_npu 2.10 prints a warning before
     assert sum("compiling" in errors for _, errors in ended) == 1
 
 

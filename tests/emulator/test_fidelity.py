@@ -12,6 +12,7 @@ import npu_emulator
 from npu_emulator.measured import SWITCHES, read
 from npu_emulator.settings import Settings
 from npugraph_ex import cli
+from npugraph_ex.versions import captured_generators
 from npugraph_ex_conformance.campaign.items import CampaignSettings
 from npugraph_ex_conformance.fidelity import table
 from npugraph_ex_conformance.fidelity.rule import ASSUMED, HEADER, RUNTIME, TORCH, TORCH_NPU
@@ -23,7 +24,9 @@ RULES = all_rules()
 def test_the_emulated_device_obeys_every_rule() -> None:
     """Every probe gives the rule's answer, one after the other in one process; there are at least 150."""
     ask = FIDELITY.opened(CampaignSettings())
-    assert {answer.label: answer.message for answer in map(ask, range(len(RULES))) if answer.message} == {}
+    wrong = {answer.label for answer in map(ask, range(len(RULES))) if answer.message}
+    # Older ones refuse this replay themselves, and say no code.
+    assert wrong == ({"capture.replay"} if captured_generators.DIFFERENCE.older else set())
     assert len(RULES) >= 150
 
 

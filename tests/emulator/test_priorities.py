@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from npu_emulator import detect_races, every_order, kernel_counts, schedule
+from npugraph_ex.versions import missing_interfaces
 
 Pair = tuple[torch.npu.Stream, torch.npu.Stream]
 
@@ -19,6 +20,8 @@ Pair = tuple[torch.npu.Stream, torch.npu.Stream]
 @pytest.fixture
 def pair(acl: ctypes.CDLL) -> Iterator[Pair]:
     """Create a stream of the lowest priority and one of the highest."""
+    if missing_interfaces.DIFFERENCE.older:
+        pytest.skip(missing_interfaces.DIFFERENCE.what)
     handles = [ctypes.c_void_p(), ctypes.c_void_p()]
     for handle, priority in zip(handles, (7, 0), strict=True):
         assert acl.aclrtCreateStreamWithConfig(ctypes.byref(handle), priority, 0) == 0
