@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import npu_emulator
+from npugraph_ex.versions import missing_interfaces
 
 pytestmark = pytest.mark.skipif(
     not npu_emulator.is_active(), reason="emulated processes; real ones need several devices"
@@ -153,7 +154,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from npugraph_ex.versions import missing_interfaces
 
 def made():
     torch.manual_seed(0)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import npu_emulator
+from npugraph_ex.versions import missing_interfaces
 
 Program = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -351,7 +352,6 @@ with torch.no_grad():
         found = compiled(x).cpu()
         print(torch.allclose(found, expected, atol=1e-6), npu_emulator.launch_count() - launched < 4)
 import npugraph_ex
-from npugraph_ex.versions import missing_interfaces
 print("torch_npu" in (npugraph_ex.__file__ or npugraph_ex.__name__) or "torch_npu" in repr(npugraph_ex))
 """
     done = program(text, "--quiet", NPUGRAPH_EX="bundled")
