@@ -124,10 +124,17 @@ def _report(arguments: argparse.Namespace, out: TextIO, clock: Timeline | None) 
         from npu_emulator.clock.picture import sections
 
         story = found.page(title=f"{Path(arguments.script).name} explained", further=sections(clock) if clock else ())
-        arguments.html.write_text(story.html(), encoding="utf-8")
+        _write("--html", arguments.html, story.html())
         sys.stderr.write(f"written: {arguments.html}\n")
     if arguments.sarif is not None:
-        arguments.sarif.write_text(found.streams.to_sarif(), encoding="utf-8")
+        _write("--sarif", arguments.sarif, found.streams.to_sarif())
+
+
+def _write(option: str, file: Path, text: str) -> None:
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{option}: {error}") from error
 
 
 def draw(arguments: argparse.Namespace, choice: str) -> int:
@@ -183,6 +190,8 @@ def run(
                 note_a_missing_function(error)
             _show(error)
             hint = "" if arguments.emulate else environment.hint(error)
+            if hint and "--emulate" in arguments.arguments:
+                hint = f"--emulate stands behind {script} and went to it as its own; write it before the script"
             sys.stderr.write(f"\nnpugraph-ex: {hint}\n" if hint else "")
             return 1
         except KeyboardInterrupt as interrupt:
