@@ -35,10 +35,11 @@ PROOFS = {
     **dict.fromkeys((f"torch.npu.{verb}_stream_limit" for verb in ("get", "set", "reset")), _CONFIG),
     **dict.fromkeys(("torch.npu.get_device_limit", "torch.npu.set_compile_mode"), _CONFIG),
     **dict.fromkeys(
-        (f"torch.npu.{name}" for name in ("device_count", "get_device_name", "is_available")), "npu/__init__.py"
+        (f"torch.npu.{name}" for name in ("device_count", "get_device_name", "is_available", "is_initialized")),
+        "npu/__init__.py",
     ),
     **dict.fromkeys(("torch.npu.get_rng_state", "torch.npu.set_rng_state"), "npu/random.py"),
-    "torch.npu.memory_snapshot": "npu/memory.py",
+    **dict.fromkeys(("torch.npu.max_memory_allocated", "torch.npu.memory_snapshot"), "npu/memory.py"),
     "torch_npu.__version__": "__init__.py",
     **dict.fromkeys(
         (f"torch_npu._C._aclop_{verb}_dump" for verb in ("start", "stop")), "_inductor/npu_static_kernel.py"
