@@ -159,6 +159,10 @@ def _settle(chosen: Settings, launcher: Launcher) -> None:
     with without_padding_warning():
         torch.empty(1, device="npu")
     torch_npu._C._npu_emptyCache()  # noqa: SLF001 - a program finds the device without reserved memory; the public one asks for a started device
+    if not torch_npu._C._npu_is_support_inf_nan():  # noqa: SLF001 - the public one asks for a started device
+        from npu_emulator.kernels.overflow import OverflowStatus
+
+        launcher.overflow = OverflowStatus()
     poison = is_searching(chosen.schedule) if chosen.poison is None else chosen.poison
     if poison or chosen.check_memory:
         from npu_emulator.memory import start_watching

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from npu_emulator.device import Note, Runtime
     from npu_emulator.kernels.metadata import Like
+    from npu_emulator.kernels.overflow import OverflowStatus
     from npu_emulator.memory.watch import MemoryWatch
     from npu_emulator.recorder import Recorder
 
@@ -102,6 +103,8 @@ class Launcher:
         self.observers: list[Observer] = []
         self.recorder: Recorder | None = None
         self.memory: MemoryWatch | None = None
+        self.overflow: OverflowStatus | None = None
+        """Where the chip computes in saturation mode."""
         self._numbers: dict[str, int] = {}
         self._bodies: dict[int, Queued] = {}
         self._next = itertools.count(1)
@@ -215,6 +218,8 @@ class Launcher:
         self.launches += 1
         if self._records is not None:
             self._records.note(name, reads, writes)
+        if self.overflow is not None:
+            body = self.overflow.guard(name, device, body, reads, writes)
         if self.memory is not None:
             body = self.memory.guard(name, stream, body, reads, writes)
         if self._suspicious or self.runtime.frees() != self._frees:

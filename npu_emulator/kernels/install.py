@@ -22,7 +22,7 @@ from npu_emulator.kernels.generic import Kernel
 from npu_emulator.kernels.gradients import GRADIENTS
 from npu_emulator.kernels.missing import Missing
 from npu_emulator.kernels.packed_sequences import packing_kernels
-from npu_emulator.kernels.random import RandomKernel, is_random, kernel_with
+from npu_emulator.kernels.random import DISTRIBUTIONS, RandomKernel, is_random, kernel_with
 from npu_emulator.kernels.registry import overload_of
 from npu_emulator.kernels.scaled_products import SCALED_PRODUCTS
 from npu_emulator.kernels.workspaces import no_workspace, workspace_kernels
@@ -132,7 +132,14 @@ class Installer:
         for name, composed in composite_kernels().items():
             for key in ("PrivateUse1", "AutogradPrivateUse1"):
                 self._register(name, composed, key)
-        for name, compute in {**GRADIENTS, **COMPLETED, **DEVICE_ONLY, **SCALED_PRODUCTS, **brought}.items():
+        for name, compute in {
+            **GRADIENTS,
+            **COMPLETED,
+            **DEVICE_ONLY,
+            **DISTRIBUTIONS,
+            **SCALED_PRODUCTS,
+            **brought,
+        }.items():
             self._add(name, compute)
         return count + len(brought)
 

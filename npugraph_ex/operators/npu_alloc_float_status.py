@@ -1,8 +1,8 @@
 """The overflow status of the cores: its memory, its value, and clearing it.
 
-In the mode in which the emulated chips compute (INF_NAN, the only one of the 950 and the default since the 910B), an overflow gives
-inf or NaN in the result and sets no status, so the status that is read is 0 (operator documentation of
-``torch_npu.npu_alloc_float_status``, ``npu_get_float_status`` and ``npu_clear_float_status``).
+In the mode INF_NAN (the only one of the 950 and the default since the 910B), an overflow gives inf or NaN in the result and sets
+no status, so the status that is read is 0 (operator documentation of ``torch_npu.npu_alloc_float_status``,
+``npu_get_float_status`` and ``npu_clear_float_status``). On a chip that saturates, the emulated device writes its own status.
 """
 
 from __future__ import annotations

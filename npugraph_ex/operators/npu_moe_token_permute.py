@@ -12,6 +12,8 @@ Not covered: ``padded_mode``.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from npugraph_ex.operators._precision import compute_dtype, unsupported
@@ -27,12 +29,24 @@ def _refuse_padding(name: str, padded_mode: bool) -> None:
         raise unsupported(name, "padded_mode", True, "False")
 
 
+_BLOCK = 1 << 22
+"""Elements that are widened at a time: all rows of a model in float32 take several times the memory that they have."""
+
+
+def blocks(tokens: int, k: int, width: int) -> Iterator[tuple[slice, slice]]:
+    """The tokens in blocks, each as a slice of the tokens and one of their choices, for rows of a width."""
+    step = max(1, _BLOCK // max(1, k * width))
+    for start in range(0, tokens, step):
+        stop = min(start + step, tokens)
+        yield slice(start, stop), slice(start * k, stop * k)
+
+
 def rows_of_choices(rows: torch.Tensor, sorted_indices: torch.Tensor) -> torch.Tensor:
     """The row of each choice, in float32 or float64; zeros where the row was cut off."""
-    wide = rows.to(compute_dtype(rows))
-    places = sorted_indices.long()
-    behind = wide.new_zeros(1, wide.shape[1])
-    return torch.cat([wide, behind])[places.clamp(max=rows.shape[0])]
+    if not rows.shape[0]:
+        return rows.new_zeros(sorted_indices.numel(), rows.shape[1], dtype=compute_dtype(rows))
+    places, last = sorted_indices.long(), rows.shape[0] - 1
+    return rows[places.clamp(max=last)].to(compute_dtype(rows)).masked_fill_((places > last).unsqueeze(1), 0)
 
 
 @Operator(
@@ -60,8 +74,11 @@ def npu_moe_token_permute(
 
 
 def _gradient(grad: torch.Tensor, sorted_indices: torch.Tensor, k: int, dtype: torch.dtype) -> torch.Tensor:
-    rows = rows_of_choices(grad, sorted_indices)
-    return rows.reshape(-1, k, rows.shape[1]).sum(1).to(dtype)
+    width = grad.shape[1]
+    out = grad.new_empty(sorted_indices.numel() // k, width, dtype=dtype)
+    for tokens, choices in blocks(out.shape[0], k, width):
+        out[tokens] = rows_of_choices(grad, sorted_indices[choices]).reshape(-1, k, width).sum(1)
+    return out
 
 
 def _chosen() -> torch.Tensor:

@@ -21,7 +21,7 @@ import torch
 from npugraph_ex.operators._precision import compute_dtype, unsupported
 from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators._scalar_types import dtype_of
-from npugraph_ex.operators.npu_moe_token_permute import rows_of_choices
+from npugraph_ex.operators.npu_moe_token_permute import blocks, rows_of_choices
 
 _NAME = "npu_moe_token_unpermute"
 _SOURCE = "CANN operator documentation, aclnnMoeTokenUnpermute"
@@ -56,11 +56,15 @@ def npu_moe_token_unpermute(
 ) -> torch.Tensor:
     """[N, H] like permuted_tokens [rows, H]; sorted_indices: [N * K] int32; probs: [N, K]."""
     _refuse_padding(_NAME, padded_mode)
-    rows = rows_of_choices(permuted_tokens, sorted_indices)
-    if probs is None:
-        return rows.to(permuted_tokens.dtype)
-    weights = probs.to(compute_dtype(permuted_tokens, probs))
-    return (rows.reshape(*probs.shape, -1) * weights.unsqueeze(-1)).sum(1).to(permuted_tokens.dtype)
+    k, width = 1 if probs is None else probs.shape[1], permuted_tokens.shape[1]
+    out = permuted_tokens.new_empty(sorted_indices.numel() // k, width)
+    for tokens, choices in blocks(out.shape[0], k, width):
+        rows = rows_of_choices(permuted_tokens, sorted_indices[choices])
+        if probs is not None:
+            weights = probs[tokens].to(compute_dtype(permuted_tokens, probs))
+            rows = (rows.reshape(*weights.shape, width) * weights.unsqueeze(-1)).sum(1)
+        out[tokens] = rows
+    return out
 
 
 @Operator(
@@ -90,16 +94,20 @@ def _gradients(
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """``(grad_permuted_tokens [size, H] of dtype, grad_probs)``."""
-    wide = grad.to(compute_dtype(grad, probs))
-    places = sorted_indices.long().clamp(max=size)
-    each = wide if probs is None else (wide.unsqueeze(1) * probs.to(wide.dtype).unsqueeze(-1)).flatten(0, 1)
-    to_rows = wide.new_zeros(size + 1, wide.shape[1]).index_copy_(0, places, each)[:size].to(dtype)
-    if probs is None:
-        return to_rows, None
-    if permuted is None:
+    if probs is not None and permuted is None:
         raise ValueError(f"{_NAME}_grad: the gradient of probs takes permuted_tokens; they are None.")
-    rows = rows_of_choices(permuted, sorted_indices).reshape(*probs.shape, -1)
-    return to_rows, (rows * wide.unsqueeze(1)).sum(-1).to(probs.dtype)
+    k, width = 1 if probs is None else probs.shape[1], grad.shape[1]
+    places = sorted_indices.long().clamp(max=size)
+    to_rows = grad.new_zeros(size + 1, width, dtype=dtype)
+    to_probs = None if probs is None else torch.empty_like(probs)
+    for tokens, choices in blocks(grad.shape[0], k, width):
+        each = grad[tokens].to(compute_dtype(grad, probs)).unsqueeze(1)
+        if probs is not None and permuted is not None and to_probs is not None:
+            rows = rows_of_choices(permuted, sorted_indices[choices]).reshape(-1, k, width)
+            to_probs[tokens] = (rows * each).sum(-1).to(probs.dtype)
+            each = each * probs[tokens].to(each.dtype).unsqueeze(-1)
+        to_rows[places[choices]] = each.flatten(0, 1).to(dtype)
+    return to_rows[:size], to_probs
 
 
 @Operator(

@@ -109,9 +109,13 @@ def test_cores_are_a_budget_too() -> None:
 
 
 def test_a_named_chip_sets_what_is_public_and_explicit_settings_win(program: Program) -> None:
-    """Cores, memory, L2, budgets and the clock are the named chip's; a variable or an option that says otherwise wins."""
+    """Cores, memory, L2, budgets and the clock are the named chip's; a variable or an option that says otherwise wins.
+
+    This chip saturates: a result out of range is the largest number and sets the status, which a scaled gradient reads and clears.
+    """
     text = """
 import torch, npu_emulator
+from torch.npu.utils import clear_npu_overflow_flag, get_npu_overflow_flag
 found = torch.npu.get_device_properties(0)
 held = npu_emulator.resources()
 x = torch.ones(1 << 20, device="npu", dtype=torch.float16)
@@ -119,9 +123,23 @@ with npu_emulator.timeline() as clock:
     y = x.neg()
 print(found.cube_core_num, found.vector_core_num, found.total_memory >> 30, found.L2_cache_size >> 20, held.streams, held.events)
 print(torch.npu.get_device_limit(0)["cube_core_num"], round(clock.end - 2, 3), clock.model.name)
+large, grad, found = torch.full((1,), -4e4, device="npu").half(), torch.full((1,), 4.0, device="npu"), torch.zeros(1, device="npu")
+masked = large.masked_fill(large < 0, -torch.inf)
+print(masked.item(), (masked + large).item(), get_npu_overflow_flag(), (large + large).item(), get_npu_overflow_flag(), end=" ")
+clear_npu_overflow_flag()
+print(get_npu_overflow_flag(), torch.full((1,), 1e6, device="npu").half().item())
+for _ in range(2):
+    torch._amp_foreach_non_finite_check_and_unscale_([grad], found, torch.full((1,), 0.5, device="npu"))
+    print(grad.item(), found.item(), get_npu_overflow_flag())
 """
     done = program(text, "--quiet", "--soc", "Ascend310P3", "--cube-cores", "5", NPU_EMULATOR_EVENTS="77")
-    assert done.stdout == "5 7 22 16 1024 77\n5 20.247 Ascend310P3, 8 cube cores\n", done.stderr
+    assert done.stdout.splitlines() == [
+        "5 7 22 16 1024 77",
+        "5 20.247 Ascend310P3, 8 cube cores",
+        "-inf -inf False -65504.0 True False 65504.0",
+        "4.0 1.0 False",
+        "2.0 1.0 False",
+    ], done.stderr
 
 
 def test_settings_follow_the_chip_unless_they_are_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,6 +153,17 @@ def test_random_operators_have_the_right_shape(draw: Any) -> None:
     assert abs(first.mean() - second.mean()) < 0.2
 
 
+def test_exponential_numbers_are_above_zero_and_distributed_as_the_cpu_s() -> None:
+    """Each dtype and rate has the same quantiles as the CPU's numbers, and no zero; a rate of 0 or less is refused."""
+    quantiles = torch.tensor([0.1, 0.5, 0.9, 0.99], dtype=torch.float64)
+    for dtype, rate in ((torch.float32, 1.0), (torch.float16, 2.0), (torch.bfloat16, 0.5), (torch.float64, 3.0)):
+        drawn = torch.empty(400, 500, device="npu", dtype=dtype).t().exponential_(rate).cpu().double()
+        torch.testing.assert_close(drawn.quantile(quantiles), -torch.log1p(-quantiles) / rate, rtol=0.05, atol=0)
+        assert drawn.min() > 0
+    with pytest.raises(RuntimeError, match="expects lambda > 0"):
+        torch.empty(1, device="npu").exponential_(-0.5)
+
+
 NUMBERS = (
     "bitwise_and", "bitwise_left_shift", "copysign", "fmod", "remainder", "xlogy", "pow", "eq", "special_xlog1py",
     "special_zeta", "special_hermite_polynomial_h",

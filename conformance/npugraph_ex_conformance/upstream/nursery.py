@@ -15,20 +15,29 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
 _SHARED = ("pytest", "numpy", "expecttest", "torch.testing._internal.common_utils", "torch_npu.testing.testcase",
            "torch_npu.testing.common_utils")  # fmt: skip
 """What test files import; those that are not installed are left out."""
+_FOLDERS_OF_CANN = ("compiler", "opp", "runtime")
+"""Without one of them torch_npu refuses to start, or prints into the output of each process that CANN is missing."""
 
 
 class Nursery:
     """The caller's side: one forked process at a time."""
 
     def __init__(self, chip: str, environment: Mapping[str, str]) -> None:
-        """Start the process."""
+        """Start the process, with the variables of an installed CANN, and empty folders where it would be."""
+        self._cann = tempfile.TemporaryDirectory()
+        home = Path(self._cann.name)
+        for folder in _FOLDERS_OF_CANN:
+            (home / folder).mkdir()
+        environment = {**environment, "ASCEND_HOME_PATH": str(home), "ASCEND_OPP_PATH": str(home / "opp")}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "npu_emulator", "--quiet", "--soc", chip, "-m", __name__],
             env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -65,6 +74,7 @@ class Nursery:
         """End the process."""
         self._process.kill()
         self._process.wait()
+        self._cann.cleanup()
 
 
 def main() -> None:

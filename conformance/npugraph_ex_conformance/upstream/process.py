@@ -34,7 +34,7 @@ class ProcessLimits:
 
     Attributes:
         processor: seconds of processor time for each process.
-        memory: GiB of resident memory for the processes of a file.
+        memory: GiB of resident memory for the processes of a file, and of the emulated device, which says so where it is full.
         devices: the number of emulated devices.
         chips: the chips that the emulated device knows.
     """
@@ -51,8 +51,9 @@ class ProcessLimits:
         if chip not in nurseries:
             kept = {name: value for name, value in os.environ.items() if not name.startswith("NPU_EMULATOR_")}
             cache = {name: os.environ[name] for name in ("NPU_EMULATOR_CACHE",) if name in os.environ}
-            ours = {"NPU_EMULATOR_DEVICES": str(self.devices), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-            nurseries[chip] = Nursery(chip, {**kept, **cache, **ours})
+            device = {"NPU_EMULATOR_DEVICES": str(self.devices), "NPU_EMULATOR_MEMORY_GB": str(self.memory)}
+            ours = {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+            nurseries[chip] = Nursery(chip, {**kept, **cache, **device, **ours})
         return nurseries[chip]
 
 
