@@ -6,7 +6,8 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,10 @@ from npugraph_ex.commands.terminal import progress, remark, show
 from npugraph_ex.errors import UsageError
 
 if TYPE_CHECKING:
+    from npugraph_ex.testing.targets import Target
     from npugraph_ex_conformance.fidelity.rule import DeviceRule
 
+_VARIABLE = "NPU_EMULATOR_AS_MEASURED"
 _DESCRIPTION = """\
 Ask a device, rule by rule, for what the emulated device is built on: error codes, what a capture refuses, order, allocator,
 random numbers, updates of captured tasks, formats. Prints the rules that it does not obey, and writes all answers to a file.
@@ -68,15 +71,33 @@ def run(arguments: argparse.Namespace) -> int:
     """Ask, print what differs, and write the file."""
     require("the rules need", {"hypothesis": "hypothesis"}, "conformance")
     from npugraph_ex.testing.targets import start_target
-    from npugraph_ex_conformance.fidelity.table import ask, read
+    from npugraph_ex_conformance.fidelity.table import read
 
     measured: Mapping[str, Any] | None = read(arguments.as_measured) if arguments.as_measured is not None else None
     if arguments.output is not None and not arguments.output.parent.is_dir():
         raise UsageError(f"--output: there is no folder {arguments.output.parent}")
-    if arguments.as_measured is not None:
-        os.environ["NPU_EMULATOR_AS_MEASURED"] = str(arguments.as_measured.resolve())  # no other target reads it
-    target = start_target(arguments.target)
-    from npugraph_ex_conformance.fidelity.table import all_rules
+    with _answering_as(arguments.as_measured):
+        return _ask_all(arguments, start_target(arguments.target), measured)
+
+
+@contextmanager
+def _answering_as(file: Path | None) -> Iterator[None]:
+    """Let emulated devices that start in the block answer as a file says. No other target reads the variable."""
+    before = os.environ.get(_VARIABLE)
+    if file is not None:
+        os.environ[_VARIABLE] = str(file.resolve())
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[_VARIABLE] = before
+        else:
+            os.environ.pop(_VARIABLE, None)
+
+
+def _ask_all(arguments: argparse.Namespace, target: Target, measured: Mapping[str, Any] | None) -> int:
+    """Ask the target for each rule, and say what differs from the rules, or from what was measured."""
+    from npugraph_ex_conformance.fidelity.table import all_rules, ask
 
     rules = {number: rule for number, rule in enumerate(all_rules()) if arguments.k in rule.name}
     if not rules:

@@ -32,9 +32,8 @@ _CHECK = {"_npu_getCurrentStream", "_tensors_data_ptrs_at_indices_equal", "__exi
 _WATCH = {"data_ptr", "stride", "add", "min"}  # whether the inputs that are copied come to rest
 _COPY = {
     "",
-    "is_neg",
-    "get_device",
-}  # whether bytes alone can be copied: format (torch names operators so), negation, device
+    "check",
+}  # whether bytes alone can be copied: format (torch names operators so), and all other facts of a tensor
 _WORK = {"replay"}  # a copy is a call through ctypes; results are handed out through an attribute, `data`
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from itertools import chain
 from pathlib import Path
 
@@ -86,6 +87,7 @@ def test_answers_of_another_device_are_compared(
     assert cli.main([*command, "--as-measured", str(file)]) == 1
     assert f"0 differ\n1 are not in {file} and were not compared: {min(here)}" in capsys.readouterr().out
     file.write_text('{"answers": 5}')
+    assert not os.environ.get("NPU_EMULATOR_AS_MEASURED")  # what this process starts next is the device of the rules
     for wrong in (["--as-measured", str(file)], ["--output", str(tmp_path / "nowhere" / "answers.json")]):
         assert cli.main([*command, *wrong]) == 2
     assert "has no object" in capsys.readouterr().err

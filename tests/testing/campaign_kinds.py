@@ -35,7 +35,7 @@ def _fatal(_settings: CampaignSettings) -> Callable[[int], ItemAnswer]:
         while number == 3:
             pass
         if number == 4:
-            kept.append(bytearray(700 << 20))
+            kept.append(bytearray(560 << 20))
         if number == 5:
             raise ZeroDivisionError("five")
         return ItemAnswer(skipped="nothing to do" if number == 6 else "")

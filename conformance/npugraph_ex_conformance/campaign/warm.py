@@ -134,10 +134,11 @@ class WarmProcess:
             idle, before = (0, ticks) if running or ticks > before + TICKS_IDLE else (idle + 1, before)
             if idle > _LOOKS_IDLE:
                 return _Death("hung", "waits for something that does not come")
-            if ticks - first > seconds * os.sysconf("SC_CLK_TCK"):
-                return _Death("too long", f"takes more than {seconds} s of processor time")
+            # Memory first: to fill it takes time, too.
             if memory > self._settings.memory * 2**30:
                 return _Death("too much memory", f"takes more than {self._settings.memory:g} GiB of memory")
+            if ticks - first > seconds * os.sysconf("SC_CLK_TCK"):
+                return _Death("too long", f"takes more than {seconds} s of processor time")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
