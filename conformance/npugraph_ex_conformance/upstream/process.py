@@ -34,7 +34,8 @@ class ProcessLimits:
 
     Attributes:
         processor: seconds of processor time for each process.
-        memory: GiB of resident memory for the processes of a file, and of the emulated device, which says so where it is full.
+        memory: GiB of resident memory for the processes of a file. The device has four times as much: some tests fill a part of it,
+            others reserve what they never touch.
         devices: the number of emulated devices.
         chips: the chips that the emulated device knows.
     """
@@ -51,7 +52,7 @@ class ProcessLimits:
         if chip not in nurseries:
             kept = {name: value for name, value in os.environ.items() if not name.startswith("NPU_EMULATOR_")}
             cache = {name: os.environ[name] for name in ("NPU_EMULATOR_CACHE",) if name in os.environ}
-            device = {"NPU_EMULATOR_DEVICES": str(self.devices), "NPU_EMULATOR_MEMORY_GB": str(self.memory)}
+            device = {"NPU_EMULATOR_DEVICES": str(self.devices), "NPU_EMULATOR_MEMORY_GB": str(4 * self.memory)}
             ours = {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
             nurseries[chip] = Nursery(chip, {**kept, **cache, **device, **ours})
         return nurseries[chip]
