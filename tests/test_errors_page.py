@@ -40,7 +40,7 @@ def test_every_class_has_a_section_with_cause_and_remedy_and_no_section_is_left_
 def test_a_code_of_the_device_has_its_line() -> None:
     """The line of the table of codes, as text: cause and remedy."""
     told = _FOUND["107025"]
-    assert told.startswith("STREAM_UNJOINED.\n\nCause. It is raised by the end of a capture")
+    assert told.startswith("STREAM_UNJOINED.\n\nCause. The end of a capture")
     assert "Remedy. Let the capturing stream wait" in told
 
 

@@ -58,7 +58,7 @@ def sections() -> dict[str, str]:
     found = dict(re.findall(r"^### (\w+)\n\n(.*?)\n*(?=^#|\Z)", page, re.MULTILINE | re.DOTALL))
     rows = re.findall(r"^\| (\d+) `(\w+)` \| (.*) \| (.*) \|$", _page("emulator-codes.md"), re.MULTILINE)
     for code, name, cause, remedy in rows:
-        found[code] = f"{name}.\n\nCause. It is raised by {cause}.\n\nRemedy. {remedy[0].upper()}{remedy[1:]}."
+        found[code] = f"{name}.\n\nCause. {cause[0].upper()}{cause[1:]}.\n\nRemedy. {remedy[0].upper()}{remedy[1:]}."
     return {name: re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text).replace("*", "") for name, text in found.items()}
 
 

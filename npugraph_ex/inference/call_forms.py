@@ -81,6 +81,23 @@ def _form(value: Any) -> Form:
     )
 
 
+def differing_arguments(made: Form, given: Form) -> str:
+    """Which positional arguments are of another kind, or on another device, than those that a session was made with."""
+    if len(made) != len(given):
+        return f"{len(given)} positional arguments, and it was made with {len(made)}"
+    pairs = [(_kind_and_place(one), _kind_and_place(other)) for one, other in zip(made, given, strict=True)]
+    return "; ".join(
+        f"argument {number} is {new}, and it was made with {old}"
+        for number, (old, new) in enumerate(pairs)
+        if old != new
+    )
+
+
+def _kind_and_place(part: Form) -> str:
+    kind = part[0].__name__
+    return f"a {kind} on {part[4]}" if issubclass(part[0], torch.Tensor) else f"a {kind}"
+
+
 def leaves_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """The arguments that are no containers, in the order of their form."""
     return [*_leaves(args), *_leaves(list(kwargs.values()))]

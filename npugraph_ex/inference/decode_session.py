@@ -25,7 +25,15 @@ from npugraph_ex.config import CompilerConfig
 from npugraph_ex.config.compiler_config import apply_flat, given_or_default
 from npugraph_ex.errors import SessionError
 from npugraph_ex.frontend.entry.backend import get_npu_backend
-from npugraph_ex.inference.call_forms import Form, differences, form_of, is_flat, leaves_of, modes_now
+from npugraph_ex.inference.call_forms import (
+    Form,
+    differences,
+    differing_arguments,
+    form_of,
+    is_flat,
+    leaves_of,
+    modes_now,
+)
 from npugraph_ex.inference.recorded_call import CallNotes, Gate, NotRecordableError, Probed, RecordedCall, record
 from npugraph_ex.inference.replaced_state import watch
 from npugraph_ex.observe.logger import logger
@@ -66,6 +74,7 @@ class DecodeSession:
         self._modes = modes_now()
         self._lock = threading.RLock()
         self._known: OrderedDict[Form, list[RecordedCall]] = OrderedDict()
+        self._made_for: Form = ()
         self._last: RecordedCall | None = None
         self._warned: set[str] = set()
         backend = partial(_compile_behind_gate, config, self._notes)
@@ -97,6 +106,7 @@ class DecodeSession:
         first = {} if config is not None else {"capture_error_mode": "thread_local"}
         apply_flat(chosen, {**first, **(options or {}), "require_capture": True})
         made = cls(function, config=chosen, dynamic=dynamic, debug=debug)
+        made._made_for = form_of(tuple(example_inputs), {})
         try:
             made._run_ahead(tuple(example_inputs), {})
         except SessionError:
@@ -109,7 +119,8 @@ class DecodeSession:
         """Call the function, compiled. Results equal those of eager mode, and no later call changes them.
 
         Raises:
-            SessionError: another mode than at the compilation is in force, or an argument is of a type that is not taken.
+            SessionError: another mode than at the compilation is in force, an argument is of a type that is not taken, or the
+                function fails for arguments of other kinds or on other devices than those of the compilation.
         """
         modes = modes_now()
         if modes != self._modes:
@@ -139,7 +150,13 @@ class DecodeSession:
             served, result = call.run(leaves)
             if served:
                 return result
-        return self._through_torch(form, args, kwargs)
+        try:
+            return self._through_torch(form, args, kwargs)
+        except Exception as error:
+            wrong = "" if kwargs else differing_arguments(self._made_for, form)
+            if isinstance(error, SessionError) or not wrong:
+                raise
+            raise SessionError(f"{_name(self.__wrapped__)} fails for this call: {wrong}") from error
 
     def refresh(self) -> None:
         """Let torch.compile check everything once more, at the next call of each form: weights, attributes, hooks, globals.

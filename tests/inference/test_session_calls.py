@@ -13,6 +13,7 @@ import torch
 from device_helpers import NPU, Kept, agree, random
 from session_models import equal, twins
 from torch import nn
+from torch._dynamo.exc import TorchRuntimeError
 from torch.nn.modules import module as registration
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -275,6 +276,16 @@ def test_wrong_calls() -> None:
     call = session(lambda x: x * 2, (random(4),))
     with pytest.raises(SessionError, match="slice"):
         call(slice(3))
+    two = session(lambda x, y: x * y, (random(4), random(4)))
+    for given, wrong in (
+        ((random(4), torch.ones(4)), f"argument 1 is a Tensor on cpu, and it was made with a Tensor on {NPU}:0"),
+        ((random(4), "y"), "argument 1 is a str"),
+        ((random(4),), "1 positional arguments, and it was made with 2"),
+    ):
+        with pytest.raises(SessionError, match=wrong):
+            two(*given)
+    with pytest.raises(TorchRuntimeError, match="4"):
+        two(random(4), random(5))  # of the right kind and device: torch's own words
     with pytest.raises(SessionError, match="tuple or list"):
         session(lambda x: x, random(4))  # type: ignore[arg-type]
     with pytest.raises(SessionError, match="function"):
