@@ -168,15 +168,16 @@ def test_a_chip_without_public_figures_has_no_clock() -> None:
 def test_a_graph_s_cost_is_counted() -> None:
     """Tasks, events and the bytes that the capture took for its pool; a graph in another's pool takes none."""
     x = torch.ones(1 << 20, device="npu")
-    side, first, second = torch.npu.Stream(), torch.npu.NPUGraph(), torch.npu.NPUGraph()
-    with torch.npu.graph(first):
+    main, side = torch.npu.Stream(), torch.npu.Stream()  # two in turn: the pool of streams begins again after the last
+    first, second = torch.npu.NPUGraph(), torch.npu.NPUGraph()
+    with torch.npu.graph(first, stream=main):
         side.wait_stream(torch.npu.current_stream())
         with torch.npu.stream(side):
             x.add_(1)
         torch.npu.current_stream().wait_stream(side)
         y = x * 2
     del y
-    with torch.npu.graph(second, pool=first.pool()):
+    with torch.npu.graph(second, pool=first.pool(), stream=main):
         z = x * 3
     one, two = npu_emulator.resources().captured[-2:]
     assert (one.streams, one.events, one.kernels, one.other_tasks) == (2, 2, 2, 4)

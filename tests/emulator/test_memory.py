@@ -335,7 +335,7 @@ def test_expandable_segments() -> None:
         torch.npu.empty_cache()
     finally:
         settings("expandable_segments:False")
-    assert torch.npu.mem_get_info()[0] == unused
+    assert torch.npu.mem_get_info()[0] >= unused  # what tests before this one have left may go meanwhile
 
 
 def test_eager_work_on_memory_that_went_back_to_the_device_is_507011() -> None:

@@ -44,7 +44,7 @@ def clock() -> Timeline:
     torch.npu.synchronize()
     with npu_emulator.timeline() as found:
         graph = torch.npu.NPUGraph()
-        with torch.npu.graph(graph):
+        with torch.npu.graph(graph, stream=torch.npu.Stream()):  # the next of the pool, so not `side`
             side.wait_stream(torch.npu.current_stream())
             with torch.npu.stream(side):
                 y = x + 1
