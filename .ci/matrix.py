@@ -2,7 +2,7 @@
 
 `tox -e matrix` runs it: for each pair the emulator's tests, the unit tests, the quick profile of the conformance suite, its models,
 and the speed of both backends. `--checks` and `--torch` choose some; the other cells keep what they say. Each runs in the tox
-environment of its pair.
+environment of its pair. The tests run in parts of a few files: `--resume` keeps the parts that passed in an earlier run.
 """
 
 from __future__ import annotations
@@ -28,11 +28,23 @@ SMOKE = (
 )
 """The records of differences, all private names, the README's examples, the client's contract and compiler."""
 SUITE = "npugraph-ex conformance --target=emulated --report-dir={work}"
+PART = 10
+"""The test files of one command."""
+
+
+def in_parts(files: Iterable[Path]) -> tuple[str, ...]:
+    """The commands that run some test files."""
+    names = sorted(str(file.relative_to(ROOT)) for file in files)
+    parts = (names[begin : begin + PART] for begin in range(0, len(names), PART))
+    return tuple(f"pytest -q -n {{jobs}} {' '.join(part)}" for part in parts)
+
+
+EMULATOR, ALL = (set((ROOT / folder).rglob("test_*.py")) for folder in ("tests/emulator", "tests"))
 CHECKS: Mapping[str, tuple[str, ...]] = {
-    "smoke": (f"pytest -q -n 2 {SMOKE}", f"{SUITE}/smoke -k 'test_decodes_the_same_tokens and llama'"),
-    "emulator": ("pytest -q -n 2 tests/emulator",),
-    "unit": ("pytest -q -n 2 tests --ignore=tests/emulator",),
-    "suite": (f"{SUITE}/conformance --jobs=2",),
+    "smoke": (f"pytest -q -n {{jobs}} {SMOKE}", f"{SUITE}/smoke -k 'test_decodes_the_same_tokens and llama'"),
+    "emulator": in_parts(EMULATOR),
+    "unit": in_parts(ALL - EMULATOR),
+    "suite": (f"{SUITE}/conformance --jobs={{jobs}}",),
     "models": (f"{SUITE}/models -k model",),
 }
 """The commands by the column of the table. The suite has the models among other programs; their column is for them alone.
@@ -45,25 +57,39 @@ def pairs() -> dict[str, str]:
     return dict(re.findall(r'^    "([\d.]+)": "([\w.]+)",$', text, re.MULTILINE))
 
 
-def run(torch: str, check: str, work: Path, environment: Path | None) -> str:
-    """One cell: what the check said in its last lines, and the day. It runs in ``environment``, or in the one that tox makes."""
+def run(torch: str, check: str, options: argparse.Namespace) -> str:
+    """One cell: what the check's commands said in their last lines, and the day of the oldest."""
     name = f"tests-torch{''.join(torch.split('.')[:2])}"
-    log, wrote, failed = work / f"{name}-{check}.log", "", False
-    log.unlink(missing_ok=True)
-    for line in CHECKS[check]:
-        command = shlex.split(line.format(work=work / name))
-        if environment is None:
-            command = [sys.executable, "-m", "tox", "run", "-e", name, "--", *command]
-        else:
-            command[0] = str(environment / "bin" / command[0])
-        with log.open("a", encoding="utf-8") as stream:
-            before = stream.tell()
-            status = subprocess.run(command, cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT, check=False).returncode
-        failed = failed or status != 0
-        wrote += log.read_bytes()[before:].decode(errors="replace")
-    cell = f"{summary(wrote, failed=failed)}, {dt.date.today()}"  # noqa: DTZ011 - the day where it ran
-    print(wrote[-8000:] if failed else "", f"torch {torch}: {check}: {cell}; log in {log}", sep="\n", flush=True)
+    wrote, failed, days = "", [], []
+    for number, line in enumerate(CHECKS[check]):
+        command = line.format(work=options.work / name, jobs=options.jobs)
+        log = options.work / f"{name}-{check}-{number}.log"
+        end = f"== passed: {line}\n"
+        if not (options.resume and log.exists() and log.read_text(errors="replace").endswith(end)):
+            with log.open("w", encoding="utf-8") as stream:
+                status = subprocess.run(
+                    inside(name, shlex.split(command), options.environment),
+                    cwd=ROOT,
+                    stdout=stream,
+                    stderr=subprocess.STDOUT,
+                    check=False,
+                ).returncode
+                stream.write(end if status == 0 else f"== status {status}: {line}\n")
+        said = log.read_text(errors="replace")
+        wrote += said
+        days.append(dt.date.fromtimestamp(log.stat().st_mtime))  # noqa: DTZ012 - the day where it ran
+        if not said.endswith(end):
+            failed.append(f"{said[-8000:]}log in {log}")
+    cell = f"{summary(wrote, failed=bool(failed))}, {min(days)}"
+    print(*failed, f"torch {torch}: {check}: {cell}", sep="\n", flush=True)
     return cell
+
+
+def inside(name: str, command: list[str], environment: Path | None) -> list[str]:
+    """The command as it runs in ``environment``, or in the one of this name that tox makes."""
+    if environment is None:
+        return [sys.executable, "-m", "tox", "run", "-e", name, "--", *command]
+    return [str(environment / "bin" / command[0]), *command[1:]]
 
 
 def summary(wrote: str, *, failed: bool) -> str:
@@ -76,15 +102,13 @@ def summary(wrote: str, *, failed: bool) -> str:
     return f"**{words}**" if failed else words
 
 
-def time(torch: str, work: Path, environment: Path | None) -> dict[str, str]:
+def time(torch: str, options: argparse.Namespace) -> dict[str, str]:
     """The row of speeds of a pair, by column."""
     name = f"tests-torch{''.join(torch.split('.')[:2])}"
-    python = ["python"] if environment is None else [str(environment / "bin" / "python")]
-    command = [*python, "benches/pair_speed.py", str(work / f"{name}-speed.json")]
-    if environment is None:
-        command = [sys.executable, "-m", "tox", "run", "-e", name, "--", *command]
-    subprocess.run(command, cwd=ROOT, check=True)
-    row: dict[str, str] = json.loads((work / f"{name}-speed.json").read_text(encoding="utf-8"))
+    target = options.work / f"{name}-speed.json"
+    command = ["python", "benches/pair_speed.py", str(target)]
+    subprocess.run(inside(name, command, options.environment), cwd=ROOT, check=True)
+    row: dict[str, str] = json.loads(target.read_text(encoding="utf-8"))
     return row
 
 
@@ -122,18 +146,21 @@ def main() -> int:
     parser.add_argument("--environment", type=Path, help="an environment with the pair of --torch, instead of tox's")
     parser.add_argument("--work", type=Path, default=ROOT / ".tox" / "matrix", help="the folder of logs and reports")
     parser.add_argument("--keep-page", action="store_true", help="run, and leave the table as it is")
+    parser.add_argument("--resume", action="store_true", help="keep the parts that passed before, by their logs")
+    parser.add_argument("--jobs", type=int, default=2, help="worker processes; 2 if left out")
     options = parser.parse_args()
     if options.environment is not None and len(options.torch or ()) != 1:
         parser.error("--environment holds one pair: say which, by --torch")
+    options.work = options.work.absolute()
     options.work.mkdir(parents=True, exist_ok=True)
     failed = False
     for torch in options.torch or pairs():
         for check in options.checks or (*CHECKS, "speed"):
             if check == "speed":
-                row = time(torch, options.work.absolute(), options.environment)
+                row = time(torch, options)
                 write(torch, row, TIMED, row)
                 continue
-            cell = run(torch, check, options.work.absolute(), options.environment)
+            cell = run(torch, check, options)
             failed = failed or cell.startswith("**")
             if not options.keep_page:
                 write(torch, {check: cell})  # after each check: the whole takes hours

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
+from collections.abc import Callable
 from configparser import ConfigParser
 from pathlib import Path
 from types import ModuleType
@@ -58,19 +60,52 @@ def test_the_page_keeps_its_other_cells(matrix: ModuleType, monkeypatch: pytest.
     assert times == dict.fromkeys(matrix.pairs(), "not run") | {"2.12.0": "9 us"}
 
 
-def test_a_cell_adds_up_its_commands(matrix: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Each command's closing line counts once; the cell is bold if one of them failed, or ran nothing."""
-    (tmp_path / "bin").mkdir()
+@pytest.fixture
+def cell(matrix: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., str]:
+    """Runs a check of some commands. They have a program `say`: it prints a closing line of pytest and adds its words to `ran`."""
     program = tmp_path / "bin" / "say"
-    program.write_text("#!/bin/sh\necho '3 passed in a line of a test'\necho \"= $1 in 9.1s (0:09) =\"\nexit $2\n")
+    program.parent.mkdir()
+    lines = (
+        "echo '3 passed in a line of a test'",
+        'echo "= $1 in 9.1s (0:09) ="',
+        f'echo "$1" >> {tmp_path}/ran',
+        "exit $2",
+    )
+    program.write_text("\n".join(("#!/bin/sh", *lines)))
     program.chmod(0o700)
 
-    def cell(*commands: str) -> str:
+    def run(*commands: str, resume: bool = False) -> str:
         monkeypatch.setattr(matrix, "CHECKS", {"smoke": commands})
-        said: str = matrix.run("2.10.0", "smoke", tmp_path, tmp_path).rpartition(", ")[0]
+        options = argparse.Namespace(work=tmp_path, environment=tmp_path, jobs=1, resume=resume)
+        said: str = matrix.run("2.10.0", "smoke", options).rpartition(", ")[0]
         return said
 
+    return run
+
+
+def test_a_cell_adds_up_its_commands(cell: Callable[..., str]) -> None:
+    """Each command's closing line counts once; the cell is bold if one of them failed, or ran nothing."""
     assert cell("say '7 passed, 1 skipped' 0", "say '2 passed' 0") == "9 passed, 1 skipped"
     assert cell("say '7 passed' 0", "say '2 failed, 1 error' 1") == "**1 error, 2 failed, 7 passed**"
     assert cell("say '2 failed' 1", "say '7 passed' 0") == "**2 failed, 7 passed**"
     assert cell("say nothing 3") == "**no tests**"
+
+
+def test_a_resumed_check_keeps_what_passed(cell: Callable[..., str], tmp_path: Path) -> None:
+    """A part that failed, that never ended, or whose command changed runs again; one that passed counts as it did."""
+    cell("say '7 passed' 0", "say '2 failed' 1", "say '3 passed' 0", "say '4 passed' 0")
+    (tmp_path / "tests-torch210-smoke-2.log").write_text("= 1 passed in 2s =\nand then the machine stopped")
+    (tmp_path / "ran").unlink()
+    assert (
+        cell("say '7 passed' 0", "say '2 passed' 0", "say '3 passed' 0", "say '4 passed' 0", resume=True) == "16 passed"
+    )
+    assert (tmp_path / "ran").read_text().splitlines() == ["2 passed", "3 passed"]
+    (tmp_path / "ran").unlink()
+    assert cell("say '7 passed' 0") == "7 passed"
+    assert (tmp_path / "ran").read_text() == "7 passed\n", "without the option all runs"
+
+
+def test_the_parts_are_all_files(matrix: ModuleType) -> None:
+    """Each file of tests is in one part of one column."""
+    parts = [name for check in ("emulator", "unit") for command in matrix.CHECKS[check] for name in command.split()[4:]]
+    assert sorted(parts) == sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py"))
