@@ -2,18 +2,19 @@
 
 A child learns this from its environment: `NPU_EMULATOR=1`, the settings, and the folder of the runtime in LD_LIBRARY_PATH,
 without which its own `import torch` could not load torch_npu. That import then calls `resume`, through one of torch's entry
-points.
+points. A program that asks the driver's `npu-smi` finds the emulated device's.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npu_emulator.compilation import LIBRARIES, MARK
-from npu_emulator.settings import SWITCH
+from npu_emulator.settings import PYTHON, SWITCH
 
 if TYPE_CHECKING:
     from npu_emulator.settings import Settings
@@ -23,6 +24,8 @@ __all__ = ["announce", "announced", "is_ours", "resume"]
 _PATH = "LD_LIBRARY_PATH"
 _LINKING = "LIBRARY_PATH"
 """Where a compiler looks for `-lascendcl`: a program may build an extension that calls CANN."""
+_COMMANDS = str(Path(__file__).parent / "bin")
+"""The folder of `npu-smi`."""
 
 
 def announce(settings: Settings, folder: Path) -> None:
@@ -36,6 +39,10 @@ def announce(settings: Settings, folder: Path) -> None:
     for name in (_PATH, _LINKING):
         others = [entry for entry in os.environ.get(name, "").split(os.pathsep) if entry and not is_ours(Path(entry))]
         os.environ[name] = os.pathsep.join([str(folder), *others])
+    os.environ[PYTHON] = sys.executable
+    commands = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    if _COMMANDS not in commands:
+        os.environ["PATH"] = os.pathsep.join([_COMMANDS, *commands])
 
 
 def announced() -> list[Path]:

@@ -14,15 +14,17 @@ from npu_emulator.errors import EmulatorError
 from npu_emulator.measured import read as read_measured
 from npu_emulator.schedules import parse
 
-__all__ = ["SOCS", "SWITCH", "Settings"]
+__all__ = ["PYTHON", "SOCS", "SWITCH", "Settings"]
 
 SWITCH = "NPU_EMULATOR"
 """The variable in a child's environment that marks an emulated parent (children.py)."""
 _PREFIX = f"{SWITCH}_"
 _OURS = "NPUEMULAT"
 """The prefix, in capitals and without underscores, of a variable that is ours or looks like ours."""
-_NOT_FIELDS = ("NPU_EMULATOR_CACHE",)
-"""Variables that other modules read: the folder of the built runtime (build.py)."""
+PYTHON = f"{SWITCH}_PYTHON"
+"""The variable that names the interpreter for `bin/npu-smi`."""
+_NOT_FIELDS = ("NPU_EMULATOR_CACHE", PYTHON)
+"""Variables that other modules read: the folder of the built runtime (build.py), and the interpreter."""
 
 SOCS = (
     *("Ascend910A", "Ascend910B", "Ascend910ProA", "Ascend910ProB", "Ascend910PremiumA"),
