@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from npu_emulator.settings import Settings
@@ -75,7 +75,7 @@ def _names(settings: Settings) -> dict[str, str]:
     return {"Chip Type": "Ascend", "Chip Name": settings.soc.removeprefix("Ascend")}
 
 
-def _fields(*groups: dict[str, object]) -> Iterable[str]:
+def _fields(*groups: Mapping[str, object]) -> Iterable[str]:
     return (f"\t{name:<30} : {value}" for group in groups for name, value in group.items())
 
 

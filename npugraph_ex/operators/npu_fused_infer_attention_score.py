@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from npugraph_ex.operators._infer_attention import Band, Extras, Lengths, attend, checked_heads, join_rope
+from npugraph_ex.operators._infer_attention import Band, Extras, Lengths, Prefix, attend, checked_heads
 from npugraph_ex.operators._precision import HALVES
 from npugraph_ex.operators._quantised_cache import Dequantiser, OutputQuantiser, of_both
 from npugraph_ex.operators._record import Call, Operator, call
@@ -84,24 +84,24 @@ def npu_fused_infer_attention_score(
         dequant_scale1=dequant_scale1,
         quant_scale1=quant_scale1,
         dequant_scale2=dequant_scale2,
-        query_padding_size=query_padding_size,
-        kv_padding_size=kv_padding_size,
-        key_shared_prefix=key_shared_prefix,
-        value_shared_prefix=value_shared_prefix,
-        actual_shared_prefix_len=actual_shared_prefix_len,
         key_rope_antiquant_scale=key_rope_antiquant_scale,
     )
     band = Band(atten_mask, sparse_mode, pre_tokens, next_tokens)
     lengths = Lengths(actual_seq_lengths, actual_seq_lengths_kv)
-    operands = join_rope(heads, (query, key, value), (query_rope, key_rope), paged=block_table is not None)
     dequantisers = of_both(antiquant_scale, antiquant_offset, antiquant_mode)
     if key_antiquant_scale is not None:
         dequantisers = (
             Dequantiser(key_antiquant_scale, key_antiquant_offset, key_antiquant_mode),
             Dequantiser(value_antiquant_scale, value_antiquant_offset, value_antiquant_mode),
         )
-    extras = Extras(dequantisers, OutputQuantiser(quant_scale2, quant_offset2))
-    output, lse = attend(operands, heads, scale, band, lengths, pse_shift, block_table, extras)
+    extras = Extras(
+        dequantisers,
+        OutputQuantiser(quant_scale2, quant_offset2),
+        ropes=(query_rope, key_rope),
+        prefix=Prefix(key_shared_prefix, value_shared_prefix, _only(actual_shared_prefix_len)),
+        padding=(query_padding_size, kv_padding_size),
+    )
+    output, lse = attend((query, key, value), heads, scale, band, lengths, pse_shift, block_table, extras)
     return output, _given(lse, wanted=softmax_lse_flag)
 
 
@@ -167,7 +167,6 @@ def npu_fused_infer_attention_score_v2(
         input_layout,
         num_query_heads,
         num_key_value_heads,
-        dequant_scale_query=dequant_scale_query,
         dequant_scale_key_rope=dequant_scale_key_rope,
         quant_scale_p=quant_scale_p,
         query_dtype=query_dtype,
@@ -185,14 +184,24 @@ def npu_fused_infer_attention_score_v2(
     )
     band = Band(atten_mask, sparse_mode, pre_tokens, next_tokens)
     lengths = Lengths(actual_seq_qlen, actual_seq_kvlen)
-    operands = join_rope(heads, (query, key, value), (query_rope, key_rope), paged=block_table is not None)
     dequantisers = (
         Dequantiser(dequant_scale_key, dequant_offset_key, key_quant_mode),
         Dequantiser(dequant_scale_value, dequant_offset_value, value_quant_mode),
     )
-    extras = Extras(dequantisers, OutputQuantiser(quant_scale_out, quant_offset_out), learnable_sink)
-    output, lse = attend(operands, heads, softmax_scale, band, lengths, pse_shift, block_table, extras)
+    extras = Extras(
+        dequantisers,
+        OutputQuantiser(quant_scale_out, quant_offset_out),
+        learnable_sink,
+        ropes=(query_rope, key_rope),
+        query_scale=dequant_scale_query,
+    )
+    output, lse = attend((query, key, value), heads, softmax_scale, band, lengths, pse_shift, block_table, extras)
     return output, _given(lse, wanted=return_softmax_lse)
+
+
+def _only(lengths: Sequence[int] | None) -> int | None:
+    """The one length of a prefix; None where the operator takes all of it."""
+    return int(lengths[0]) if lengths else None
 
 
 def _given(lse: torch.Tensor, *, wanted: bool) -> torch.Tensor:

@@ -69,10 +69,13 @@ def npu_incre_flash_attention(
         dequant_scale1=dequant_scale1,
         quant_scale1=quant_scale1,
         dequant_scale2=dequant_scale2,
-        kv_padding_size=kv_padding_size,
     )
     band = Band(atten_mask, 1, _NO_LIMIT, _NO_LIMIT)
-    extras = Extras(of_both(antiquant_scale, antiquant_offset, 0), OutputQuantiser(quant_scale2, quant_offset2))
+    extras = Extras(
+        of_both(antiquant_scale, antiquant_offset, 0),
+        OutputQuantiser(quant_scale2, quant_offset2),
+        padding=(None, kv_padding_size),
+    )
     lengths = Lengths(None, actual_seq_lengths)
     output, _ = attend((query, key, value), heads, scale_value, band, lengths, pse_shift, block_table, extras)
     return output

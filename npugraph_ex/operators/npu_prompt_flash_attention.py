@@ -47,10 +47,9 @@ def npu_prompt_flash_attention(
     sparse_mode: int = 0,
 ) -> torch.Tensor:
     """Like ``query`` in layout: [B, S, N*D], [B, N, S, D] and so on; in NSD and SH the batch is 1 and left out."""
-    alone = {"SH": "BSH", "NSD": "BNSD"}.get(input_layout)
     heads = checked_heads(
         "npu_prompt_flash_attention",
-        alone or input_layout,
+        input_layout,
         num_heads,
         num_key_value_heads,
         padding_mask=padding_mask,
@@ -59,8 +58,6 @@ def npu_prompt_flash_attention(
         deq_scale2=deq_scale2,
     )
     band = Band(atten_mask, sparse_mode, pre_tokens, next_tokens)
-    operands = (query, key, value) if alone is None else (query[None], key[None], value[None])
     extras = Extras(quantiser=OutputQuantiser(quant_scale2, quant_offset2))
     lengths = Lengths(actual_seq_lengths, actual_seq_lengths_kv)
-    output, _ = attend(operands, heads, scale_value, band, lengths, pse_shift, extras=extras)
-    return output if alone is None else output[0]
+    return attend((query, key, value), heads, scale_value, band, lengths, pse_shift, extras=extras)[0]

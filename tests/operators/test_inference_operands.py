@@ -1,0 +1,187 @@
+"""What inference attention takes beside plain operands: each form against the same call in the plain form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from npugraph_ex.operators import OPERATORS, RefusedArgumentError, UnsupportedArgumentError
+from npugraph_ex.operators._int4 import pack
+from tests.operators.test_inference_operators import ATTENTION, assert_same_metadata
+
+FIRST, SECOND = (OPERATORS[name].formula for name in ATTENTION)
+
+
+def _codes(*shape: int) -> torch.Tensor:
+    return torch.randint(-99, 99, shape, dtype=torch.int8)
+
+
+@pytest.mark.parametrize("layout", ["BSND", "BNSD", "BSH", "TND"])
+def test_an_int8_query_has_a_scale_of_each_token_and_head(layout: str) -> None:
+    """Scores are the scales' product times that of the codes and the rotary parts, as of operands brought back before."""
+    query, key, scale = _codes(2, 3, 4, 8), _codes(2, 5, 1, 8), torch.rand(2, 3, 4) / 50
+    rope, key_rope = torch.randn(2, 3, 4, 2).bfloat16(), torch.randn(2, 5, 1, 2).bfloat16()
+    form = {
+        "BSND": lambda x: x,
+        "BNSD": lambda x: x.transpose(1, 2).contiguous(),
+        "BSH": lambda x: x.flatten(2),
+        "TND": lambda x: x.flatten(0, 1),
+    }[layout]
+    kwargs: dict[str, Any] = {"num_query_heads": 4, "num_key_value_heads": 1, "input_layout": layout}
+    if layout == "TND":
+        kwargs |= {"actual_seq_qlen": [3, 6], "actual_seq_kvlen": [5, 10]}
+    codes = [form(part) for part in (query, key, key)]
+    scales = {
+        "dequant_scale_query": scale if layout == "BSH" else form(scale.unsqueeze(-1)).squeeze(-1),
+        "dequant_scale_key": torch.tensor([0.02]),
+        "dequant_scale_value": torch.tensor([0.5]),
+        "query_rope": form(rope),
+        "key_rope": form(key_rope),
+        "query_quant_mode": 3,
+    }
+    found, _ = SECOND(*codes, **scales, **kwargs)
+    plain = [query * scale.unsqueeze(-1), key * 0.02, key * 0.5, rope * scale.unsqueeze(-1), key_rope * 0.02]
+    plain = [form(part.float()) for part in plain]
+    expected, _ = SECOND(*plain[:3], query_rope=plain[3], key_rope=plain[4], **kwargs)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, expected.bfloat16())
+    assert_same_metadata(ATTENTION[1], *codes, **scales, **kwargs)
+
+
+def test_quantised_keys_beside_a_floating_query_have_no_rotary_part() -> None:
+    """The scale of the codes is not the rotary part's, so the device does not take them together; nor codes without scales."""
+    query, codes, rope = torch.randn(1, 1, 8), _codes(1, 4, 8), torch.randn(1, 1, 2)
+    scales = {"dequant_scale_key": torch.ones(1), "dequant_scale_value": torch.ones(1)}
+    with pytest.raises(RefusedArgumentError, match="key_rope"):
+        SECOND(query, codes, codes, query_rope=rope, key_rope=torch.randn(1, 4, 2), **scales)
+    with pytest.raises(UnsupportedArgumentError, match=r"query=torch\.float32"):
+        SECOND(query, codes, codes, dequant_scale_query=torch.ones(1, 1, 1), **scales)
+    with pytest.raises(RefusedArgumentError, match="one number"):
+        SECOND(
+            codes,
+            codes,
+            codes,
+            dequant_scale_query=torch.ones(1, 4, 1),
+            **scales | {"dequant_scale_key": torch.ones(8)},
+        )
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_int4_keys_and_values_come_eight_in_a_word(paged: bool) -> None:
+    """Packed codes give what the same codes give in int8, side by side and in pages."""
+    key, value = (torch.randint(-8, 8, (2, 4, 16), dtype=torch.int8) for _ in range(2))
+    kwargs: dict[str, Any] = {"num_heads": 2, "num_key_value_heads": 1, "antiquant_scale": torch.rand(2, 16)}
+    kwargs |= {"antiquant_offset": torch.rand(2, 16), "actual_seq_lengths_kv": [3, 4]}
+    if paged:
+        kwargs |= {"block_table": torch.tensor([[1], [0]], dtype=torch.int32), "block_size": 4}
+    query, words = torch.randn(2, 1, 32), [pack("test", codes) for codes in (key, value)]
+    torch.testing.assert_close(FIRST(query, *words, **kwargs)[0], FIRST(query, key, value, **kwargs)[0])
+    assert_same_metadata(ATTENTION[0], query, *words, **kwargs)
+
+
+def test_nz_pages_have_rotary_parts_in_nz() -> None:
+    """[blocks, N, D/16, size, 16], and the rotary parts likewise, are the caches [blocks, N, size, D]."""
+    query, key, rope, key_rope = (
+        torch.randn(2, 4, 1, 32),
+        torch.randn(3, 1, 4, 32),
+        torch.randn(2, 4, 1, 16),
+        torch.randn(3, 1, 4, 16),
+    )
+    kwargs = {
+        "num_query_heads": 4,
+        "num_key_value_heads": 1,
+        "input_layout": "BNSD",
+        "block_size": 4,
+        "query_rope": rope,
+    }
+    kwargs |= {"block_table": torch.tensor([[1, 0], [2, 0]], dtype=torch.int32), "actual_seq_kvlen": [7, 2]}
+    expected, _ = SECOND(query, key, key, key_rope=key_rope, **kwargs)
+    nz = [part.unflatten(-1, (-1, 16)).transpose(2, 3).contiguous() for part in (key, key_rope)]
+    found, _ = SECOND(query, nz[0], nz[0], key_rope=nz[1], **kwargs)
+    torch.testing.assert_close(found, expected)
+
+
+def test_padding_stands_behind_the_rows_that_count() -> None:
+    """Rows and keys that end before the padding are attended as if they stood alone; the other rows are 0."""
+    query, key, value = torch.randn(2, 2, 5, 8), torch.randn(2, 2, 7, 8), torch.randn(2, 2, 7, 8)
+    kwargs = {"num_heads": 2, "input_layout": "BNSD", "sparse_mode": 3}
+    sizes = {"query_padding_size": torch.tensor([1]), "kv_padding_size": torch.tensor([2])}
+    lengths = {"actual_seq_lengths": [3, 2], "actual_seq_lengths_kv": [4, 5]}
+    found, _ = FIRST(query, key, value, **sizes, **lengths, **kwargs)
+    for b, (rows, columns) in enumerate(((slice(1, 4), slice(1, 5)), (slice(2, 4), slice(5)))):
+        alone, _ = FIRST(query[b : b + 1, :, rows], *(part[b : b + 1, :, columns] for part in (key, value)), **kwargs)
+        torch.testing.assert_close(found[b : b + 1, :, rows], alone)
+        assert found[b].count_nonzero() == alone.numel()
+    with pytest.raises(RefusedArgumentError, match="at most 2"):
+        FIRST(query, key, value, query_padding_size=torch.tensor([3]), **lengths, **kwargs)
+    step = OPERATORS["npu::npu_incre_flash_attention"].formula
+    alone = {"num_heads": 2, "input_layout": "BNSD", "actual_seq_lengths": [6, 6]}
+    assert not step(query[:, :, :1], key, value, kv_padding_size=torch.tensor([2]), **alone).any()
+
+
+@pytest.mark.parametrize("layout", ["BNSD", "BSH"])
+def test_a_shared_prefix_stands_before_all_keys(layout: str) -> None:
+    """Two rows of the prefix, then the sequence's own, with the mask's columns in that order."""
+    query, key, value, more, much = (torch.randn(b, 2, rows, 8) for b, rows in ((2, 3), (2, 4), (2, 4), (1, 5), (1, 5)))
+    mask, lengths = torch.rand(2, 1, 3, 6) > 0.5, {"actual_seq_lengths_kv": [4, 4]}
+    form = {"BNSD": lambda x: x, "BSH": lambda x: x.transpose(1, 2).flatten(2)}[layout]
+    kwargs = {"num_heads": 2, "input_layout": layout, "atten_mask": mask, "sparse_mode": 1, "softmax_lse_flag": True}
+    prefix = {"key_shared_prefix": form(more), "value_shared_prefix": form(much), "actual_shared_prefix_len": [2]}
+    found = FIRST(*map(form, (query, key, value)), **prefix, **lengths, **kwargs)
+    whole = [torch.cat([part[:, :, :2].expand(2, -1, -1, -1), own], 2) for part, own in ((more, key), (much, value))]
+    expected = FIRST(*map(form, (query, *whole)), **kwargs)
+    torch.testing.assert_close(found, expected)
+    with pytest.raises(RefusedArgumentError, match="both or neither"):
+        FIRST(query, key, value, key_shared_prefix=more, num_heads=2, input_layout="BNSD")
+    with pytest.raises(RefusedArgumentError, match="0 to 5"):
+        FIRST(query, key, value, **prefix | {"actual_shared_prefix_len": [6]}, **kwargs)
+
+
+@pytest.mark.parametrize("layout", ["BSND", "TND"])
+def test_a_tree_of_drafted_tokens(layout: str) -> None:
+    """Each drafted token sees all keys before the draft, and of the draft what its row of the mask leaves."""
+    rows, columns = [2, 3], [4, 3]
+    query, key, rope, key_rope = (
+        torch.randn(2, 3, 2, 8),
+        torch.randn(2, 4, 1, 8),
+        torch.randn(2, 3, 2, 2),
+        torch.randn(2, 4, 1, 2),
+    )
+    trees = [~torch.tensor([[1, 0], [0, 1]]).bool(), ~torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]]).bool()]
+    kwargs: dict[str, Any] = {"num_query_heads": 2, "num_key_value_heads": 1, "input_layout": layout, "sparse_mode": 9}
+    if layout == "TND":
+        query, rope = (torch.cat([part[b, :count] for b, count in enumerate(rows)]) for part in (query, rope))
+        packed = [torch.cat([part[b, :count] for b, count in enumerate(columns)]) for part in (key, key_rope)]
+        mask, lengths = torch.cat([tree.flatten() for tree in trees]), ([2, 5], [4, 7])
+    else:
+        packed, lengths = [key, key_rope], (rows, columns)
+        mask = torch.stack(
+            [torch.nn.functional.pad(tree, (0, 3 - len(tree), 0, 3 - len(tree)), value=True) for tree in trees]
+        )
+    kwargs |= {"actual_seq_qlen": lengths[0], "actual_seq_kvlen": lengths[1], "query_rope": rope, "key_rope": packed[1]}
+    found, _ = SECOND(query, packed[0], packed[0], atten_mask=mask, **kwargs)
+    start = 0
+    for b, tree in enumerate(trees):
+        q, r = (part[start : start + rows[b]] if layout == "TND" else part[b, : rows[b]] for part in (query, rope))
+        seen = torch.cat([torch.ones(rows[b], columns[b] - rows[b]).bool(), ~tree], 1)
+        k, keys = key[b, : columns[b], 0], torch.cat([key[b, : columns[b], 0], key_rope[b, : columns[b], 0]], 1)
+        scores = torch.cat([q, r], -1).transpose(0, 1) @ keys.T
+        expected = torch.softmax(scores.masked_fill(~seen, -torch.inf), -1) @ k
+        part = found[start : start + rows[b]] if layout == "TND" else found[b, : rows[b]]
+        torch.testing.assert_close(part, expected.transpose(0, 1))
+        start += rows[b]
+    with pytest.raises(RefusedArgumentError, match="sparse_mode"):
+        SECOND(query, packed[0], packed[0], **kwargs)
+
+
+def test_layout_nsd_is_one_sequence() -> None:
+    """[N, S, D] is [1, N, S, D]."""
+    query, key = torch.randn(2, 3, 8), torch.randn(2, 5, 8)
+    kwargs = {"num_heads": 2, "softmax_lse_flag": True}
+    found = FIRST(query, key, key, input_layout="NSD", **kwargs)
+    expected = FIRST(query[None], key[None], key[None], input_layout="BNSD", **kwargs)
+    torch.testing.assert_close(found[0], expected[0][0])
+    torch.testing.assert_close(found[1], expected[1])
+    assert_same_metadata(ATTENTION[0], query, key, key, input_layout="NSD", **kwargs)
