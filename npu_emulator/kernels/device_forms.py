@@ -103,6 +103,21 @@ def _rotary(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def _quotient_in_place(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Chips before the Ascend950 cut the quotient of an integer by a number; torch_npu's average of integers relies on it."""
+
+    def run(given: torch.Tensor, divisor: float) -> Any:
+        if (
+            given.dtype.is_floating_point
+            or given.dtype.is_complex
+            or torch.npu.get_device_name().startswith("Ascend950")
+        ):
+            return kernel(given, divisor)
+        return given.div_(divisor, rounding_mode="trunc")
+
+    return run
+
+
 def _two_quantisations(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """The results of a quantisation that is not wanted have one element; torch_npu's meta function gives them none."""
 
@@ -119,6 +134,7 @@ _WRAPPERS: Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = Ma
     {
         "aten::one_hot": _one_hot,
         "aten::constant_pad_nd": _padded,
+        "aten::div_.Scalar": _quotient_in_place,
         "aten::searchsorted.Tensor_out": _searchsorted,
         "aten::_softmax": _softmax,
         "aten::_log_softmax": _softmax,

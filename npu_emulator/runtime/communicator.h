@@ -30,6 +30,7 @@ struct Exchange {
     std::vector<Part> given, taken;          // by rank; AllReduce, Broadcast and Reduce use the first one
     std::vector<HcclSendRecvItem> messages;  // SendReceive
     std::string line;                        // the program's line
+    bool open = false;                       // its group of calls has not ended; guarded by the runtime's lock
     uint64_t send_bytes = 0, receive_bytes = 0;  // the memory that is read and written
 };
 

@@ -215,6 +215,7 @@ using Lock = std::unique_lock<std::mutex>;
 Stream* resolve(aclrtStream handle);
 bool replay_at_once(Stream* stream, const Task& replay, Lock& lock);
 aclError submit(Stream* stream, Task task, Lock& lock);
+void run_what_is_due(Lock& lock);
 void submit_spoiling(Stream* stream, Task task, Lock& lock);
 void spoil_when_idle(char* address, size_t bytes);
 aclError wait_for_stream(Lock& lock, Stream* stream);
@@ -234,6 +235,7 @@ void choose_policy(Policy policy, uint64_t seed, uint32_t depth);
 
 // the log for checkers (trace.cpp)
 void note_launch(const Stream* stream, const Task& task);
+void note_messages(const Stream* stream, const Exchange& exchange);
 std::vector<Note> ranges_of(const Exchange& exchange);
 void note_captured(const Graph& graph, uint32_t lane, uint32_t index, const Task& task);
 void note_ran(const Stream* stream, const Task& task, const Graph* graph, uint64_t replay, uint32_t lane);

@@ -53,21 +53,33 @@ HcclResult start(std::shared_ptr<Exchange> made, aclrtStream stream) {
     return submit(resolve(stream), std::move(task), lock) == ACL_SUCCESS ? HCCL_SUCCESS : HCCL_E_RUNTIME;
 }
 
-// The calls between HcclGroupStart and HcclGroupEnd of a thread. Messages of one communicator on one stream become one batch,
-// so that ranks may list their sends and receives in any order.
+// The messages between HcclGroupStart and HcclGroupEnd of a thread. Those of one communicator on one stream become one batch,
+// so that ranks may list their sends and receives in any order. The batch has the first one's place on the stream and runs
+// after the group's end; so an event that is recorded behind a message inside the group waits for it.
+struct Batch {
+    std::shared_ptr<Exchange> exchange;
+    aclrtStream stream;
+    bool captured;  // a captured task has all its memory at once, so it is appended at the group's end
+};
 thread_local int group_depth = 0;
-thread_local std::vector<std::pair<std::shared_ptr<Exchange>, aclrtStream>> grouped;
+thread_local std::vector<Batch> grouped;
 
-HcclResult collect(std::shared_ptr<Exchange> made, aclrtStream stream) {
-    if (made->kind == Collective::SendReceive) {
-        for (auto& [known, on] : grouped) {
-            if (known->kind != Collective::SendReceive || known->communicator != made->communicator || on != stream) continue;
-            known->messages.insert(known->messages.end(), made->messages.begin(), made->messages.end());
+HcclResult collect(std::shared_ptr<Exchange> made, aclrtStream handle) {
+    bool captured = false;
+    {
+        Lock lock(state().mutex);
+        Stream* stream = resolve(handle);
+        captured = stream->capture != nullptr;
+        for (const Batch& known : grouped) {
+            if (known.exchange->communicator != made->communicator || known.stream != handle) continue;
+            if (!captured) note_messages(stream, *made);
+            known.exchange->messages.insert(known.exchange->messages.end(), made->messages.begin(), made->messages.end());
             return HCCL_SUCCESS;
         }
+        made->open = !captured;
     }
-    grouped.emplace_back(std::move(made), stream);
-    return HCCL_SUCCESS;
+    grouped.push_back({made, handle, captured});
+    return captured ? HCCL_SUCCESS : start(std::move(made), handle);
 }
 
 HcclResult launch(std::shared_ptr<Exchange> made, const void* send, const void* receive, aclrtStream stream) {
@@ -82,7 +94,7 @@ HcclResult launch(std::shared_ptr<Exchange> made, const void* send, const void* 
         made->line = line;
         made->line = made->line.substr(0, made->line.find(" (in "));  // which function of torch called it
     }
-    return group_depth == 0 ? start(std::move(made), stream) : collect(std::move(made), stream);
+    return group_depth == 0 || made->kind != Collective::SendReceive ? start(std::move(made), stream) : collect(std::move(made), stream);
 }
 
 bool reduces(HcclDataType type, HcclReduceOp operation) { return type <= HCCL_DATA_TYPE_BFP16 && operation <= HCCL_REDUCE_MIN; }
@@ -251,9 +263,15 @@ EMU_API HcclResult HcclGroupEnd() {
     if (group_depth == 0) return reject("HcclGroupEnd: no group has begun on this thread", "call HcclGroupStart before");
     if (--group_depth != 0) return HCCL_SUCCESS;
     HcclResult result = HCCL_SUCCESS;
-    for (auto& [made, stream] : std::exchange(grouped, {})) {
-        const HcclResult started = start(std::move(made), stream);
-        if (result == HCCL_SUCCESS) result = started;
+    for (Batch& batch : std::exchange(grouped, {})) {
+        if (batch.captured) {
+            const HcclResult started = start(std::move(batch.exchange), batch.stream);
+            if (result == HCCL_SUCCESS) result = started;
+        } else {
+            Lock lock(state().mutex);
+            batch.exchange->open = false;
+            run_what_is_due(lock);
+        }
     }
     return result;
 }

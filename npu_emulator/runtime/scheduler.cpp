@@ -2,10 +2,10 @@
 //
 // A stream is a queue. A task is ready if it is the first of its queue and, if it is a wait, its ticket has fired. One thread
 // at a time executes, without the lock, so a kernel may take Python's GIL. policy.cpp chooses the next ready task.
-#include "emulator.h"
-
 #include <cstdio>
 #include <cstring>
+
+#include "communicator.h"
 
 // Weak, so that the runtime also loads in a process without Python.
 extern "C" {
@@ -196,6 +196,7 @@ void run_graph_in_order(State& s, const Stream* stream, const Task& replay, Lock
 }
 
 bool ready(const Task& task) {
+    if (task.kind == Kind::Collective) return !task.exchange->open;
     if (task.kind == Kind::Wait) return !task.ticket || task.ticket->done;
     if (task.kind != Kind::ValueWait) return true;
     const uint64_t found = *static_cast<const volatile uint64_t*>(task.source);
@@ -481,7 +482,14 @@ aclError submit(Stream* stream, Task task, Lock& lock) {
     note_launch(stream, task);
     stream->queue.emplace_back(s.launched++, std::move(task));
     ++s.pending;
-    if (s.busy) return ACL_SUCCESS;  // the executing thread continues with the queue
+    run_what_is_due(lock);
+    return ACL_SUCCESS;
+}
+
+// Runs the work that the policy allows at a launch.
+void run_what_is_due(Lock& lock) {
+    State& s = state();
+    if (s.busy) return;  // the executing thread continues with the queue
     if (s.policy == Policy::Fifo) {
         while (!s.busy && step(lock, nullptr)) {
         }
@@ -490,7 +498,6 @@ aclError submit(Stream* stream, Task task, Lock& lock) {
         }
     }
     deliver_interrupt(lock);
-    return ACL_SUCCESS;
 }
 
 // Spoils freed memory. Earlier launches on any stream may still use it, so they run first.

@@ -84,6 +84,16 @@ void note_launch(const Stream* stream, const Task& task) {
     }
 }
 
+// Messages that join a batch on its stream.
+void note_messages(const Stream* stream, const Exchange& exchange) {
+    State& s = state();
+    if (!s.tracing) return;
+    for (Note note : ranges_of(exchange)) {
+        note.stream = static_cast<uint64_t>(stream->id);
+        s.notes.push_back(note);
+    }
+}
+
 void note_captured(const Graph& graph, uint32_t lane, uint32_t index, const Task& task) {
     State& s = state();
     if (!s.tracing || !noteworthy(task)) return;

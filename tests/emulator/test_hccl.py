@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hccl_ranks import RANKS
 
 import npu_emulator
 from npugraph_ex.versions import missing_interfaces
@@ -18,41 +19,8 @@ pytestmark = pytest.mark.skipif(
     not npu_emulator.is_active(), reason="emulated processes; real ones need several devices"
 )
 
-_RANKS = """
-import json, os, sys, tempfile, traceback
-import npu_emulator
-npu_emulator.activate(quiet=True)
-import torch
-import torch.distributed as dist
-
-def over_ranks(number, work):
-    # Forks before the device starts, so that each process has one of its own; returns what each rank's work returned.
-    store = tempfile.mktemp()
-    pipes, children = [os.pipe() for _ in range(number)], []
-    for rank in range(number):
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                torch.npu.set_device(rank)
-                dist.init_process_group("hccl", init_method=f"file://{store}", rank=rank, world_size=number)
-                os.write(pipes[rank][1], json.dumps(work(rank, number)).encode())
-                status = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(status)
-        children.append(child)
-        os.close(pipes[rank][1])
-    answers = [os.fdopen(ours).read() for ours, _ in pipes]
-    for child in children:
-        os.waitpid(child, 0)
-    return [json.loads(answer) if answer else None for answer in answers]
-"""
-
 _COLLECTIVES = (
-    _RANKS
+    RANKS
     + """
 def own(rank, dtype, count):
     torch.manual_seed(rank)
@@ -252,7 +220,7 @@ def test_models_over_two_ranks_agree_with_one(tmp_path: Path) -> None:
 
 
 _FAULTS = (
-    _RANKS
+    RANKS
     + """
 def sizes(rank):
     dist.all_reduce(torch.ones(4 + rank, device="npu"))
@@ -335,7 +303,7 @@ def test_faults_are_named_at_once(ask: Callable[..., Any]) -> None:
 
 
 _RACE = (
-    _RANKS
+    RANKS
     + """
 def races(rank, ranks):
     value = torch.ones(100, device="npu")

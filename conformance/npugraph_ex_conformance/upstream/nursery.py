@@ -110,8 +110,10 @@ def _run(order: dict[str, Any]) -> NoReturn:
         os.chdir(order["place"])
         import pytest
 
+        from npugraph_ex_conformance.upstream import warm_children
         from npugraph_ex_conformance.upstream.worker import Worker
 
+        warm_children.serve()
         sys.path.insert(0, order["tests"])
         sys.argv = [order["file"]]
         own = [order["file"], "-q", "-p", "no:cacheprovider", "-c", os.devnull, f"--rootdir={order['tests']}"]

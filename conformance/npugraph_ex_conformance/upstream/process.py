@@ -24,6 +24,8 @@ _LOOK = 0.25
 _LOOKS_IDLE = 240
 """After so many looks at which the process neither wanted to run nor, in all, ran longer than a poll now and then takes, it waits
 for something that does not come."""
+_PRINTED = 2000
+"""So many characters of what a process printed, its children's errors included, are part of the message of an early end."""
 TICKS_IDLE = 10
 """Processor ticks that such polls may take in all: a process group that waits for a dead rank asks again and again."""
 
@@ -59,10 +61,11 @@ class ProcessLimits:
 
 
 class _Ended(NamedTuple):
-    """One process: the lines that it wrote, and why it ended early; empty where it did not."""
+    """One process: the lines that it wrote, why it ended early, empty where it did not, and the end of what it printed."""
 
     lines: list[dict[str, Any]]
     why: str
+    printed: str
 
 
 def run_file(file: Path, checkout: Checkout, limits: ProcessLimits) -> list[UpstreamOutcome]:
@@ -104,7 +107,9 @@ def _on_chip(
             break
         if started in found and started:
             started = ""
-        found[started] = UpstreamOutcome(name, started, chip, "failed", ended.why, ended.why)
+        found[started] = UpstreamOutcome(
+            name, started, chip, "failed", ended.why, f"{ended.why}\n{ended.printed}".strip()
+        )
         if not started:
             break
     return list(found.values())
@@ -128,10 +133,10 @@ def _one_process(
         finally:
             _end_session(process)
         lines = [json.loads(line) for line in answers.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+        said = output.read_text(encoding="utf-8", errors="replace").strip()
         if not why and status not in {0, 1, 5} and not any("test" in line for line in lines):
-            said = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            why = f"pytest ended with status {status}: {said[-1] if said else 'nothing said'}"
-        return _Ended(lines, why)
+            why = f"pytest ended with status {status}: {said.splitlines()[-1] if said else 'nothing said'}"
+        return _Ended(lines, why, said[-_PRINTED:])
 
 
 def _watched(nursery: Nursery, process: int, limits: ProcessLimits) -> tuple[str, int]:

@@ -1,0 +1,68 @@
+"""Groups of HCCL calls, and averages: what torch_npu does around a collective keeps its order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hccl_ranks import RANKS
+
+import npu_emulator
+
+pytestmark = pytest.mark.skipif(
+    not npu_emulator.is_active(), reason="emulated processes; real ones need several devices"
+)
+
+_GROUPS = (
+    RANKS
+    + """
+def grouped(rank, ranks):
+    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("npu"))
+    found, peer = [], 1 - rank
+    one, other = (torch.full((1000,), float(rank + turn), device="npu") for turn in (1, 5))
+    sent, received = torch.full((1000,), float(rank), device="npu"), torch.empty(1000, device="npu")
+    dist.all_reduce(torch.ones(1, device="npu"))                     # the communicators exist before the groups begin
+    dist.send(sent, 1) if rank == 0 else dist.recv(received, 0)
+    received.fill_(-1)
+    with npu_emulator.detect_races() as races:
+        backend._group_start()
+        works = [dist.all_reduce(one, async_op=True), dist.all_reduce(other, async_op=True)]
+        backend._group_end()
+        works[0].wait()
+        found.append((one * 2)[0].item())
+        works[1].wait()
+        found.append((other * 2)[0].item())
+        backend._group_start()
+        works = [dist.isend(sent, peer), dist.irecv(received, peer)]
+        backend._group_end()
+        works[1].wait()
+        found.append((received + 10)[0].item())
+        works[0].wait()
+    found.append(len(races))
+    with npu_emulator.detect_races() as races:
+        backend._group_start()
+        works = [dist.isend(sent, peer), dist.irecv(received, peer)]
+        received.mul_(2)                                             # beside the receive, which has no wait
+    found.append(len(races))
+    backend._group_end()
+    for work in works:
+        work.wait()
+    averages = []
+    for dtype in (torch.int32, torch.uint8, torch.int64, torch.bfloat16):
+        value = (torch.tensor([1, 4, 9]) + rank).to(dtype).npu()
+        dist.all_reduce(value, dist.ReduceOp.AVG)
+        averages.append(value.tolist())
+    return [*found, averages]
+
+answer = over_ranks(2, grouped)
+"""
+)
+
+
+def test_a_wait_inside_a_group_of_calls_waits_for_its_collective(ask: Callable[..., Any]) -> None:
+    """torch_npu records a collective's end before its group ends; the averages of integers are cut, as on a 910B."""
+    averages = [[1, 4, 9], [1, 4, 9], [1, 4, 9], [1.5, 4.5, 9.5]]
+    found = ask(_GROUPS, NPU_EMULATOR_DEVICES="2")
+    for rank in range(2):
+        assert found[rank] == [6.0, 22.0, 11.0 - rank, 0, 1, averages]
