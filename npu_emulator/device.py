@@ -17,7 +17,7 @@ from npu_emulator.measured import read as read_measured
 from npu_emulator.schedules import parse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from npu_emulator.schedules import Schedule
@@ -101,6 +101,20 @@ class Note(NamedTuple):
     edge: int
 
 
+class Exchanged(NamedTuple):
+    """The memory of one exchange: what a rank gives to all, or, where `given` is not None, to each in turn."""
+
+    send: int
+    """Address."""
+    bytes: int
+    receive: int
+    """Address of what the ranks give, one behind the other."""
+    taken: Sequence[int]
+    """Bytes from each rank."""
+    given: Sequence[int] | None = None
+    """Bytes to each rank."""
+
+
 class Runtime:
     """The loaded runtime library.
 
@@ -121,6 +135,9 @@ class Runtime:
         self.capture_draws = self._declare("emu_capture_draws", None, pointer, ctypes.c_uint32)
         self.null_kernels = self._declare("emu_null_kernels", i32)
         self._collective_name = self._declare("emu_collective_name", ctypes.c_char_p, u64)
+        self._exchange = self._declare(
+            "emu_exchange", i32, pointer, ctypes.c_char_p, i32, ctypes.c_char_p, u64, u64, u64, pointer, pointer
+        )
         self.set_null_kernels = self._declare("emu_set_null_kernels", None, i32)
         self.name_op = self._declare("emu_name_op", None, ctypes.c_uint32, ctypes.c_char_p)
         self.name_says_emulated = self._declare("emu_name_says_emulated", None)
@@ -265,6 +282,29 @@ class Runtime:
         """Return the name of a collective by its number in a note: `hccl.all_reduce`."""
         name = cast("bytes", self._collective_name(number))
         return f"hccl.{name.decode()}"
+
+    def group(self, name: str, device: int) -> tuple[int, int] | None:
+        """Return the rank of a device in the HCCL group of that name and the group's size; None if there is no such group."""
+        rank, ranks = ctypes.c_uint32(), ctypes.c_uint32()
+        found = self._held.emu_group(name.encode(), device, ctypes.byref(rank), ctypes.byref(ranks))
+        return (rank.value, ranks.value) if found else None
+
+    def exchange(self, stream: int, group: str, device: int, what: str, exchanged: Exchanged) -> int:
+        """Launch the exchange of an operator that communicates; see runtime/fused.cpp. Returns HCCL's code."""
+        ranks = len(exchanged.taken)
+        sizes = ctypes.c_uint64 * ranks
+        given = None if exchanged.given is None else sizes(*exchanged.given)
+        return self._exchange(
+            stream,
+            group.encode(),
+            device,
+            what.encode(),
+            exchanged.send,
+            exchanged.bytes,
+            exchanged.receive,
+            given,
+            sizes(*exchanged.taken),
+        )
 
     def set_logging(self, *, on: bool) -> None:
         """Start or stop the log of kernels that run, which begins empty."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from npu_emulator.launch import Launcher
 
-__all__ = ["Kernel", "argument_of"]
+__all__ = ["Kernel", "allocate", "argument_of", "store_results"]
 
 _HOST_DEPENDENT = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 _OVERWRITERS = frozenset(
@@ -212,7 +212,7 @@ class Kernel:
             fresh = not self._written
             self._launcher.launch(self.name, self._number, index, body, bound.reads, targets, fresh=fresh, work=work)
             return made[0] if likes.single else tuple(made)
-        outputs = tree_map(lambda like: _allocate(like, device), likes, is_leaf=lambda item: isinstance(item, Like))
+        outputs = tree_map(lambda like: allocate(like, device), likes, is_leaf=lambda item: isinstance(item, Like))
         # A masked output (an unwanted gradient) is None, and keeps its position.
         places = [
             self._launcher.shared_view(leaf) if isinstance(leaf, torch.Tensor) else None
@@ -222,7 +222,7 @@ class Kernel:
         compute = self._bind(bound, args, kwargs)
 
         def store() -> None:
-            _store(tree_leaves(compute(*bound.args, **bound.kwargs)), places)
+            store_results(tree_leaves(compute(*bound.args, **bound.kwargs)), places)
 
         work = self._work_of(bound)
         self._launcher.launch(self.name, self._number, index, store, bound.reads, targets, fresh=True, work=work)
@@ -386,7 +386,7 @@ class _PureBody:
             for target, result in zip(self.targets, results, strict=True):
                 target.copy_(result)
         else:
-            self.likes.confirmed = _store(results, self.targets)
+            self.likes.confirmed = store_results(results, self.targets)
 
 
 def argument_of(args: Any, kwargs: Any, position: int, name: str) -> Any:
@@ -404,7 +404,7 @@ def _tensors(values: list[Any]) -> list[torch.Tensor]:
     return found
 
 
-def _store(results: Sequence[Any], targets: Sequence[torch.Tensor | None]) -> bool:
+def store_results(results: Sequence[Any], targets: Sequence[torch.Tensor | None]) -> bool:
     """Write the CPU's results to device memory; tell whether each target got a result of its size.
 
     Some operators return fewer or smaller auxiliary outputs on the CPU than their meta kernel does (batch norm's saved
@@ -423,7 +423,8 @@ def _store(results: Sequence[Any], targets: Sequence[torch.Tensor | None]) -> bo
     return fits
 
 
-def _allocate(like: Any, device: torch.device) -> Any:
+def allocate(like: Any, device: torch.device) -> Any:
+    """Allocate one output; anything that is no `Like` as it is."""
     if not isinstance(like, Like):
         return like
     return torch.empty_strided(like.size, like.stride, dtype=like.dtype, device=device)

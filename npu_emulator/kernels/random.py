@@ -6,14 +6,16 @@ numbers do not change.
 
 from __future__ import annotations
 
+import inspect
 import math
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from npu_emulator.kernels.communicating import CommunicatingKernel
 from npu_emulator.kernels.generic import Kernel
-from npu_emulator.kernels.registry import DRAWS
+from npu_emulator.kernels.registry import DRAWS, RANKS
 from npu_emulator.kernels.undeclared import UndeclaredWriter
 
 if TYPE_CHECKING:
@@ -37,8 +39,13 @@ def kernel_with(op: OpOverload, launcher: Launcher, compute: Callable[..., Any])
     """Return the kernel of another package's operator.
 
     It draws random numbers, from torch's generator, if `compute` has an attribute `draws_random_numbers`: a function of the
-    operator's arguments which tells whether a call draws. Its attribute `writes` names undeclared written arguments.
+    operator's arguments which tells whether a call draws. Its attribute `writes` names undeclared written arguments. A kernel
+    that communicates is a generator function, or has one as its attribute `across_ranks`.
     """
+    if inspect.isgeneratorfunction(compute):
+        return CommunicatingKernel(op, launcher, compute)
+    if hasattr(compute, RANKS):
+        return CommunicatingKernel(op, launcher, getattr(compute, RANKS), compute)
     if getattr(compute, "writes", ()):
         return UndeclaredWriter(op, launcher, compute)
     return (RandomKernel if hasattr(compute, DRAWS) else Kernel)(op, launcher, compute)

@@ -7,8 +7,8 @@ Instead of a function an offer may contain a record: any object with the functio
 attributes are optional. `first_factor` is the position of a matrix product's first factor among the tensors that it reads.
 Three are functions of the operator's arguments, which a kernel's function may have as attributes too: `draws_random_numbers`
 tells whether a call draws, `constraints` raises for a call that the device refuses, `work` returns the numbers of matrix
-operations and of vector operations. An offer with a method `listen(callback)` calls back with the name and record of each
-later operator.
+operations and of vector operations. `across_ranks` is the generator function of an operator that communicates (`communicating`).
+An offer with a method `listen(callback)` calls back with the name and record of each later operator.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from torch._ops import OpOverload
 
-__all__ = ["BY_PROGRAMS", "CONSTRAINTS", "DRAWS", "GROUP", "WORK", "Registry", "overload_of"]
+__all__ = ["BY_PROGRAMS", "CONSTRAINTS", "DRAWS", "GROUP", "RANKS", "WORK", "Registry", "overload_of"]
 
 GROUP = "npu_emulator.kernels"
 """Entry-point group: each entry names a mapping from operator name (`npu::npu_rms_norm`) to function or record."""
@@ -38,7 +38,9 @@ CONSTRAINTS = "constraints"
 """The attribute of a kernel: a function that raises for arguments that the device refuses; they may be on the device."""
 WORK = "work"
 """The attribute of a kernel: a function of a call's arguments that counts the operations."""
-_SAID = (DRAWS, CONSTRAINTS, WORK, "writes", "returns_written", "fake")
+RANKS = "across_ranks"
+"""The attribute of a kernel: the generator function of an operator that communicates; see `communicating`."""
+_SAID = (DRAWS, CONSTRAINTS, WORK, RANKS, "writes", "returns_written", "fake")
 """Attributes of a record that the function itself may have too."""
 
 BY_PROGRAMS: list[Callable[..., Any]] = []

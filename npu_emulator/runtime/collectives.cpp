@@ -171,8 +171,8 @@ std::string sizes_of(const uint64_t* amounts, uint32_t ranks) {
 
 std::string describe(const Header& header, const uint64_t* amounts, uint32_t ranks) {
     const auto kind = static_cast<Collective>(header.kind);
-    std::string text = std::string(name_of(kind)) + " number " + std::to_string(header.number);
-    if (kind != Collective::Barrier)
+    std::string text = std::string(header.what[0] == 0 ? name_of(kind) : header.what) + " number " + std::to_string(header.number);
+    if (kind != Collective::Barrier && (header.what[0] == 0 || kind == Collective::AllToAll))
         text += " of " + sizes_of(kind == Collective::Scatter ? amounts + ranks : amounts, ranks) + " bytes of " + name_of(static_cast<HcclDataType>(header.type));
     if (kind == Collective::AllToAll) text += ", taking " + sizes_of(amounts + ranks, ranks);
     if (kind == Collective::AllReduce || kind == Collective::Reduce || kind == Collective::ReduceScatter) {
@@ -186,7 +186,8 @@ std::string describe(const Header& header, const uint64_t* amounts, uint32_t ran
 
 bool agree(const Header& one, const Header& other) {
     return std::tie(one.kind, one.type, one.operation, one.root, one.number) ==
-           std::tie(other.kind, other.type, other.operation, other.root, other.number);
+               std::tie(other.kind, other.type, other.operation, other.root, other.number) &&
+           strcmp(one.what, other.what) == 0;
 }
 
 class Rounds {
@@ -225,6 +226,7 @@ class Rounds {
             c_.amounts(c_.rank, parity)[c_.ranks + rank] = takes(e_, rank);
         }
         header.rounds = rounds;
+        snprintf(header.what, sizeof header.what, "%s", e_.what.c_str());
         snprintf(header.line, sizeof header.line, "%s", e_.line.c_str());
     }
 

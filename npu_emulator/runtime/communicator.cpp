@@ -71,6 +71,8 @@ std::string loss(Communicator& c, uint32_t other) {
     return "";
 }
 
+std::vector<Communicator*> alive;  // those of this process; guarded by the runtime's lock
+
 void run_engine(Communicator& c) {
     Seat& mine = c.seat(c.rank);
     State& s = state();
@@ -111,6 +113,12 @@ uint64_t* Communicator::amounts(uint32_t of, uint32_t parity) const {
 }
 char* Communicator::message(uint32_t from, uint32_t to) const {
     return memory + messages_at(ranks) + (uint64_t{from} * ranks + to) * kMessage;
+}
+
+Communicator* find_communicator(const std::string& name, int32_t device) {
+    Lock lock(state().mutex);
+    const auto found = std::find_if(alive.rbegin(), alive.rend(), [&](const Communicator* c) { return c->name == name && c->device == device; });
+    return found == alive.rend() ? nullptr : *found;
 }
 
 void ring(std::atomic<uint32_t>& bell) {
@@ -247,6 +255,10 @@ HcclResult join(const char* place, uint32_t ranks, uint32_t rank, std::string na
     if (sscanf(place, "/proc/%d/fd/%d", &process, &root) == 2 && process == getpid() && rank == 0) close(root);
     Communicator& made_now = *c;
     c->engine = std::thread([&made_now] { run_engine(made_now); });
+    {
+        Lock lock(state().mutex);
+        alive.push_back(c.get());
+    }
     *made = c.release();
     return HCCL_SUCCESS;
 }
@@ -255,6 +267,10 @@ HcclResult join(const char* place, uint32_t ranks, uint32_t rank, std::string na
 HcclResult leave(Communicator* communicator) {
     std::unique_ptr<Communicator> c(communicator);
     c->stop.store(true);
+    {
+        Lock lock(state().mutex);
+        alive.erase(std::remove(alive.begin(), alive.end(), c.get()), alive.end());
+    }
     c->seat(c->rank).left.store(1);
     for (uint32_t other = 0; other < c->ranks; ++other) ring(c->seat(other).bell);
     {

@@ -31,6 +31,7 @@ struct Exchange {
     std::vector<HcclSendRecvItem> messages;  // SendReceive
     std::string line;                        // the program's line
     bool open = false;                       // its group of calls has not ended; guarded by the runtime's lock
+    std::string what;                        // of a fused operator: its name, and what all ranks must give alike
     uint64_t send_bytes = 0, receive_bytes = 0;  // the memory that is read and written
 };
 
@@ -38,7 +39,7 @@ struct Exchange {
 struct Header {
     uint32_t kind, type, operation, root;
     uint64_t number, rounds;
-    char line[232];
+    char what[232], line[232];
 };
 
 constexpr uint64_t kWindow = uint64_t{2} << 20;   // bytes of one round
@@ -100,6 +101,8 @@ HcclResult leave(Communicator* communicator);
 bool open_root(char* place, size_t capacity);
 aclError fail_communicator(Communicator& c, HcclResult result, aclError code, const std::string& text);
 aclError meet(Communicator& c);
+// The communicator of a name on a device; null if there is none.
+Communicator* find_communicator(const std::string& name, int32_t device);
 void ring(std::atomic<uint32_t>& bell);
 // Waits until `ready()` or an error, for something that rank `other` does.
 aclError await(Communicator& c, uint32_t other, std::atomic<uint32_t>& word, const std::function<bool()>& ready);

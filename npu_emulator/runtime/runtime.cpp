@@ -8,6 +8,7 @@
 #include "communicator.cpp"
 #include "collectives.cpp"
 #include "hccl.cpp"
+#include "fused.cpp"
 #include "padding.cpp"
 #include "streams.cpp"
 #include "capture.cpp"

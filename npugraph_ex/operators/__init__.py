@@ -25,6 +25,7 @@ from npugraph_ex.operators._precision import (
     refused,
     unsupported,
 )
+from npugraph_ex.operators._ranks import Exchange, Ranks, together
 from npugraph_ex.operators._record import Call, Canonical, Operator, Work, call, formula_of, record_of
 from npugraph_ex.operators._registry import OPERATORS, OperatorRecordError
 from npugraph_ex.operators._scalar_types import CODE_OF_DTYPE, DTYPE_OF_CODE
@@ -41,9 +42,11 @@ __all__ = [
     "Call",
     "Canonical",
     "CpuInterpreter",
+    "Exchange",
     "Format",
     "Operator",
     "OperatorRecordError",
+    "Ranks",
     "RefusedArgumentError",
     "UnsupportedArgumentError",
     "Work",
@@ -54,6 +57,7 @@ __all__ = [
     "on_host_in_float64",
     "record_of",
     "refused",
+    "together",
     "ulp",
     "unsupported",
 ]

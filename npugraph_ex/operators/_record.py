@@ -22,6 +22,7 @@ workspace          update of captured graphs between replays
 first_factor       modelled clock: the price of a matrix product
 work               modelled clock: the price of what is neither a matrix product nor one operation for each element
 draws_random_...   emulated device: its generator moves on
+across_ranks       emulated device: the kernel of an operator that communicates, see ``_ranks``
 schema, fake       tests of rules about a client's operators, without the client
 ================== ========================================================================================
 
@@ -32,6 +33,7 @@ dtypes and host values: it refuses before anything is launched, in a capture too
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping
@@ -40,6 +42,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from npugraph_ex.operators._precision import UnsupportedArgumentError
+from npugraph_ex.operators._ranks import Steps, alone
 from npugraph_ex.operators._registry import OPERATORS, OperatorRecordError
 
 Formula = TypeVar("Formula", bound=Callable[..., Any])
@@ -77,7 +81,8 @@ class Operator:
     Attributes:
         name: ``"namespace::operator"`` for the default overload, ``"namespace::operator.overload"`` for another one.
         formula: what the operator computes, in plain ATen on CPU tensors, with exactly the schema's signature. None where only
-            other fields are known; such a record is added with ``OPERATORS.add``.
+            other fields are known; such a record is added with ``OPERATORS.add``. Of an operator that communicates it is a
+            generator function (see ``_ranks``); the field then holds what the operator computes where every rank gives the same.
         source: where the formula is from: a public document or published source.
         dtypes: those that the document lists for the first floating-point tensor of an example, or for its first tensor where
             none is floating. All tensors of an example that have that tensor's dtype change together.
@@ -102,6 +107,7 @@ class Operator:
         first_factor: for a matrix product, the position of its first factor among the tensors that it reads.
         work: takes the formula's arguments, tensors as in ``constraints``, and gives the ``Work`` of the call.
         draws_random_numbers: for a formula that takes numbers from torch's generator: whether a call with these arguments does.
+        across_ranks: the generator function that became such a record's formula.
         schema: for an operator that a client's library defines, its arguments and results as ``torch.library`` takes them.
         fake: likewise, its fake implementation.
 
@@ -128,6 +134,7 @@ class Operator:
     first_factor: int | None = None
     work: Callable[..., Work] | None = None
     draws_random_numbers: Callable[..., bool] | None = None
+    across_ranks: Callable[..., Steps] | None = None
     schema: str = ""
     fake: Callable[..., Any] | None = None
 
@@ -156,7 +163,10 @@ class Operator:
             raise self._wrong("formula", "is the decorated function; leave the field out", self.formula)
         if not self.examples:
             raise self._wrong("examples", "needs a call that checks can run, as in (lambda: call(x),)", self.examples)
-        OPERATORS.add(dataclasses.replace(self, formula=formula))
+        if inspect.isgeneratorfunction(formula):
+            OPERATORS.add(dataclasses.replace(self, formula=alone(formula), across_ranks=formula))
+        else:
+            OPERATORS.add(dataclasses.replace(self, formula=formula))
         return formula
 
     def _check_formula(self, formula: Callable[..., Any]) -> None:
@@ -205,6 +215,18 @@ def record_of(target: object) -> Operator | None:
 
 
 def formula_of(target: object) -> Callable[..., Any] | None:
-    """The formula of the overload that a graph's node calls; None where there is none."""
+    """The formula of the overload that a graph's node calls; None where there is none.
+
+    That of an operator that communicates raises ``UnsupportedArgumentError``: one process does not know what the others give.
+    """
     record = OPERATORS.get(target.name()) if isinstance(target, torch._ops.OpOverload) else None
-    return None if record is None else record.formula
+    if record is None:
+        return None
+    return record.formula if record.across_ranks is None else functools.partial(_needs_other_ranks, record.name)
+
+
+def _needs_other_ranks(name: str, *args: Any, **kwargs: Any) -> Any:
+    del args, kwargs
+    raise UnsupportedArgumentError(
+        f"{name} communicates: what it computes depends on the other ranks; run it on the device."
+    )
