@@ -149,6 +149,7 @@ def setup(app):  # noqa: ANN001, ANN201 - Sphinx's hook
     app.connect("env-get-outdated", languages.outdated)
     app.connect("source-read", languages.read_source)
     app.connect("source-read", generated.index_codes)  # of either language
+    app.connect("source-read", generated.name_files)
     app.connect("doctree-read", languages.share_anchors)
     app.connect("autoapi-skip-member", _skip)
     app.connect("missing-reference", _public_name)

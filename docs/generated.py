@@ -53,6 +53,13 @@ def index_codes(_app, name, source):  # noqa: ANN001, ANN201 - Sphinx's hook
         source[0] += f"\n```{{eval-rst}}\n.. index::\n{entries}\n```\n"
 
 
+def name_files(_app, _name, source):  # noqa: ANN001, ANN201 - Sphinx's hook
+    """Show the name of a file above it: on the page it is a comment, which a reader of the site does not see."""
+    source[0] = re.sub(
+        r"^<!-- ([\w/-]+\.\w+) -->\n```(\w+)\n", r"```{code-block} \2\n:caption: \1\n\n", source[0], flags=re.MULTILINE
+    )
+
+
 def write(folder: Path) -> None:
     """Write every part into the folder."""
     folder.mkdir(exist_ok=True)

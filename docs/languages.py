@@ -18,6 +18,7 @@ DOCS = Path(__file__).parent
 CHINESE = DOCS / "zh"
 _RECORD = re.compile(r"\A---\nenglish: (\w+)\n---\n")
 _TABLE = re.compile(r"<!-- table of (\w+).*?<!-- end of the table of \1 -->", re.DOTALL)
+_COMMENT = re.compile(r"^ *<!--.*?-->\n", re.MULTILINE | re.DOTALL)
 _FENCE = re.compile(r"^(```+)(.*?)^\1$", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^(#{1,6}) (.+)$", re.MULTILINE)
 _MISSING = "```{note}\n本页还没有中文版，以下是英文原文。\n```\n\n"
@@ -33,8 +34,8 @@ def pages() -> Iterator[str]:
 
 
 def fingerprint(name: str) -> str:
-    """A digest of an English page. Generated tables do not count; what the page includes does."""
-    return hashlib.sha256(_with_included(name).encode()).hexdigest()[:12]
+    """A digest of an English page. Generated tables and comments do not count; what the page includes does."""
+    return hashlib.sha256(_COMMENT.sub("", _with_included(name)).encode()).hexdigest()[:12]
 
 
 def _with_included(name: str) -> str:

@@ -46,7 +46,7 @@ _COMMANDS = {
 }
 
 _EXAMPLES = {
-    "cache": "cache ls\ncache show --json 3f2a\ncache --dir /shared/graphs clear 3f",
+    "cache": "cache ls\ncache show --json Model.decode\ncache --dir compiled clear Model.decode",
     "env": "env\nenv --emulate --json\nenv --emulate --canary",
     "options": "options\noptions --json",
     "run": "run --emulate script.py --steps 3\nrun --as-torchair old_script.py",
@@ -56,7 +56,7 @@ _EXAMPLES = {
 _EPILOG = """\
 examples:
   npugraph-ex env                               what is installed, which device, what is wrong and how to mend it
-  npugraph-ex run --emulate script.py --steps 3 run a torch_npu program on an emulated NPU; no CANN, no hardware
+  npugraph-ex run --emulate script.py           run a torch_npu program on an emulated NPU; no CANN, no hardware
   npugraph-ex run --as-torchair old_script.py   run a script that says `import torchair` on this library
   npugraph-ex explain --emulate script.py       run it so, then what was compiled: inputs, passes, fusions, captures
   npugraph-ex timeline script.py                draw what the streams of a program do, on a modelled clock

@@ -17,7 +17,7 @@ _BLOCK = re.compile(r"^(```+)(\w+)\n(.*?)^\1$", re.MULTILINE | re.DOTALL)
 def code(text: str) -> list[str]:
     """The fenced and indented code of a page, without comments."""
     fenced = [block[2] for block in _BLOCK.findall(text)]
-    indented = re.findall(r"^    \S.*$", _BLOCK.sub("", text), re.MULTILINE)
+    indented = re.findall(r"^    \S.*$", LANGUAGES["_COMMENT"].sub("", _BLOCK.sub("", text)), re.MULTILINE)
     return [
         re.sub(r"\s+#.*|(?<=\S)\s{3,}.*", "", line) for block in (*fenced, *indented) for line in block.splitlines()
     ]

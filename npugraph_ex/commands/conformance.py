@@ -27,9 +27,9 @@ _DESCRIPTION = """\
 Run the conformance suite: random programs around every fusion rule, streams, capture and replay, small models; eager mode,
 optimised graph and replay must agree, a float64 reference judges. Other options are pytest's: -k swiglu, -x, -v.
 
-  npugraph-ex conformance mutants         is every deliberate fault noticed? prints the kill table; 1 if one survives
-  npugraph-ex conformance mutants NAME... only these; --budget N examples for each, --markdown FILE for a page
-  npugraph-ex conformance alarms          does it raise false alarms? 20,000 random programs; --examples N, --first N
+  npugraph-ex conformance mutants          is every deliberate fault noticed? prints the kill table; 1 if one survives
+  npugraph-ex conformance mutants NAME...  only these; --budget N examples for each, --markdown FILE for a page
+  npugraph-ex conformance alarms           does it raise false alarms? 20,000 random programs; --examples N, --first N
 
 profiles:
   quick     a few minutes: what runs before a change is accepted

@@ -24,7 +24,7 @@ _DESCRIPTION = """\
 Without more, list the operators whose results are computed: name, dtypes, and the document that their formula is from.
 
   npugraph-ex operators                     the list; --json for programs
-  npugraph-ex operators script.py --steps 3 run the script on the emulated device, and say which operators of npu and atb it
+  npugraph-ex operators script.py           run the script on the emulated device, and say which operators of npu and atb it
                                             calls, and which of them are missing. A missing one gives zeros, so that the
                                             script goes on; what it prints then means nothing
   npugraph-ex operators --check my_ops.py   import a module and check the records that it adds: signature, metadata, each

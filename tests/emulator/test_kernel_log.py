@@ -7,27 +7,30 @@ import json
 import re
 import subprocess
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from printed import blocks
 
 import npu_emulator
 from npugraph_ex.versions import captured_generators
 
 Program = Callable[..., subprocess.CompletedProcess[str]]
-PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "emulator-records.md").read_text()
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "emulator-records.md"
 
 
 @pytest.mark.skipif(captured_generators.DIFFERENCE.older, reason=captured_generators.DIFFERENCE.what)
 def test_the_documented_example_prints_what_the_page_says(program: Program, tmp_path: Path) -> None:
     """The page's block runs as it stands, and the file of the whole program ends with the same pieces of work."""
-    section = PAGE.partition("## What ran")[2]
-    code, shown = re.search(r"```python\n(.*?)```\n\n((?:    [^\n]*\n)+)", section, re.DOTALL).groups()  # type: ignore[union-attr]
+    code, shown = next(
+        (block.code, then.code) for block, then in pairwise(blocks(PAGE)) if "test_kernel_log" in block.reason
+    )
     file = tmp_path / "ran.jsonl"
     done = program(f"import npu_emulator, torch\n{code}", "--quiet", "--kernel-log", str(file))
     printed = re.sub(r"\S*/\w+\.py:(\d+)", lambda found: f"example.py:{int(found[1]) - 1}", done.stdout)
-    assert printed == "".join(f"{line[4:]}\n" for line in shown.splitlines()), done.stderr
+    assert printed == shown, done.stderr
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert [row["number"] for row in rows] == list(range(1, len(rows) + 1))
     assert [row["name"] for row in rows] == ["aten.ones.default", *re.findall(r"\d: (\S+)", shown)]

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from printed import blocks as printed_blocks
 
 from npugraph_ex import cli
 from npugraph_ex.fusion.conditions import ShapeRange
@@ -372,7 +373,7 @@ def test_a_file_that_was_mended_is_imported_anew(tmp_path: Path) -> None:
 
 
 def _blocks() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    return [block.code for block in printed_blocks(PAGE) if block.language == "python"]
 
 
 def test_the_documented_mistake_passes_fixed_tolerances_and_is_refuted(
@@ -392,8 +393,7 @@ def test_the_documented_mistake_passes_fixed_tolerances_and_is_refuted(
         for rule in set(USER_RULES.snapshot()) - before:
             USER_RULES.release(rule.key)
     printed = capsys.readouterr().out
-    page = PAGE.read_text(encoding="utf-8")
-    shown = page[page.index("    replacement  ") : page.index("The replacement forgot")]
+    (shown,) = (text for block in printed_blocks(PAGE) for _, text in block.commands if text)
     assert _words(printed) == _words(shown)
     (script,) = re.findall("counterexample: python (.*)", printed)
     assert f"load_rules({str(tmp_path / 'my_fusions.py')!r})" in (tmp_path / script).read_text(encoding="utf-8")

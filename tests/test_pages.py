@@ -1,0 +1,63 @@
+"""Each block that a page prints runs as printed, or a comment above it says why not; printed output is compared."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from printed import TABLE, blocks
+from reader import Reader
+
+DOCS = Path(__file__).parents[1] / "docs"
+ELSEWHERE = {
+    "tutorial.md": "test_tutorial.py",
+    "how-to/notebooks.md": "test_notebook.py",
+    "how-to/testing.md": "testing/test_documented_toolkit.py",
+    "how-to/validate.md": "testing/test_validation.py",
+    "reference/examples.md": "test_examples.py",
+}
+"""Pages whose blocks another test runs."""
+_PAGES = sorted(
+    str(page.relative_to(DOCS))
+    for page in DOCS.rglob("*.md")
+    if not page.relative_to(DOCS).parts[0].startswith(("zh", "_"))
+)
+"""The English ones: `test_languages.py` compares the blocks of the Chinese ones with theirs."""
+
+
+@pytest.mark.parametrize("name", _PAGES)
+def test_no_block_escapes(name: str) -> None:
+    """Every fence is found, code is fenced, and a block that nothing runs says what it is."""
+    text = TABLE.sub("", (DOCS / name).read_text(encoding="utf-8"))
+    found = blocks(DOCS / name)
+    fences = re.findall(r"^ *```(?!\{)\w", text, re.MULTILINE)
+    assert len(found) == len(fences)
+    assert not re.search(
+        r"(?:^|\n)\n {4,}\S", re.sub(r"^ *```.*?^ *```$|<!--.*?-->", "", text, flags=re.MULTILINE | re.DOTALL)
+    )
+    for block in found:
+        runs = block.language in {"python", "bash", "shell", "console"} or block.prints or block.file
+        assert runs or block.drawing or block.reason, f"nothing runs or compares\n{block.code}"
+
+
+@pytest.mark.parametrize("name", [name for name in _PAGES if name not in ELSEWHERE and blocks(DOCS / name)])
+def test_a_page_runs_as_printed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From top to bottom, in one folder and one program."""
+    monkeypatch.setenv("NPUGRAPH_EX_CACHE", str(tmp_path / "cache"))
+    reader = Reader(tmp_path)
+    for block in blocks(DOCS / name):
+        if not block.reason and not block.drawing:
+            reader.follow(block)
+
+
+def test_the_other_tests_read_their_pages() -> None:
+    """A page or a block that another test runs is named there."""
+    named = dict(ELSEWHERE)
+    for page in _PAGES:
+        for block in blocks(DOCS / page):
+            if block.reason.startswith("run by "):
+                named[page] = re.match(r"run by tests/(\S+\.py): \S", block.reason)[1]
+    assert len(named) > len(ELSEWHERE)
+    for page, test in named.items():
+        assert f'"{Path(page).name}"' in (Path(__file__).parent / test).read_text(encoding="utf-8"), page
