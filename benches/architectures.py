@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from torch import nn
 Inputs = tuple[torch.Tensor, ...]
 
 TOKENS, VOCABULARY, PAST = 8, 128, 5
+_SPREAD = 0.1
+"""Of the weights of a norm, which are all one number when a model is made."""
 _TEXT = {
     "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": VOCABULARY,
     "max_position_embeddings": 64, "pad_token_id": 0, "initializer_range": 0.08,
@@ -186,3 +188,19 @@ def drawn(inputs: Inputs, seed: int) -> list[torch.Tensor]:
         else:
             others.append(torch.randint(1, VOCABULARY - 1, value.shape, generator=generator))
     return others
+
+
+def redraw(models: Sequence[nn.Module], seed: int) -> None:
+    """Give twins the same new weights, rounded to float16: matrices as large as before, and vectors of one number around it."""
+    generator = torch.Generator().manual_seed(seed)
+    for twins in zip(*(model.parameters() for model in models), strict=True):
+        old = twins[0].detach().cpu().double()
+        noise = torch.randn(old.shape, generator=generator, dtype=torch.float64)
+        if old.dim() > 1:
+            new = old.std() * noise
+        elif bool((old == old[0]).all()):
+            new = old[0] + _SPREAD * noise
+        else:
+            continue
+        for twin in twins:
+            twin.data.copy_(new.half())

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["Attended", "attended", "excluded_by_band", "log_sum_exp", "shared_heads"]
+__all__ = ["Attended", "attended", "attention_weights", "excluded_by_band", "log_sum_exp", "shared_heads"]
 
 
 class Attended(NamedTuple):
@@ -38,20 +38,16 @@ def shared_heads(operand: torch.Tensor, heads: int) -> torch.Tensor:
     return operand.repeat_interleave(heads // max(operand.shape[-3], 1), -3)
 
 
-def attended(
+def attention_weights(
     query: torch.Tensor,
     key: torch.Tensor,
-    value: torch.Tensor,
     scale: float,
     *,
     added: torch.Tensor | None = None,
     excluded: torch.Tensor | None = None,
     sink: torch.Tensor | None = None,
 ) -> Attended:
-    """Query [..., N, Q, D], key [..., Nkv, S, D], value [..., Nkv, S, Dv]; ``added``, ``excluded`` broadcast to [..., N, Q, S].
-
-    ``sink``: [N].
-    """
+    """``exp(scores - maximum) / total`` [..., N, Q, S] as the output; arguments as for ``attended``."""
     heads = query.shape[-3]
     scores = query @ shared_heads(key, heads).mT * scale
     if added is not None:
@@ -67,8 +63,25 @@ def attended(
     total = weights.sum(-1, keepdim=True)
     if sink is not None:
         total = total + torch.exp(sink - maximum)
-    shares = torch.where(total == 0, 0.0, weights / total)  # NaN stays NaN
-    return Attended(shares @ shared_heads(value, heads), maximum, total)
+    return Attended(torch.where(total == 0, 0.0, weights / total), maximum, total)  # NaN stays NaN
+
+
+def attended(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    *,
+    added: torch.Tensor | None = None,
+    excluded: torch.Tensor | None = None,
+    sink: torch.Tensor | None = None,
+) -> Attended:
+    """Query [..., N, Q, D], key [..., Nkv, S, D], value [..., Nkv, S, Dv]; ``added``, ``excluded`` broadcast to [..., N, Q, S].
+
+    ``sink``: [N].
+    """
+    weights, maximum, total = attention_weights(query, key, scale, added=added, excluded=excluded, sink=sink)
+    return Attended(weights @ shared_heads(value, query.shape[-3]), maximum, total)
 
 
 def log_sum_exp(result: Attended, *, unseen: float) -> torch.Tensor:

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import torch
 
-from npugraph_ex.operators._attention import attended, shared_heads
+from npugraph_ex.operators._attention import attention_weights, shared_heads
 from npugraph_ex.operators._attention_masks import Masking, left_out
 from npugraph_ex.operators._dropout import drawn, generator_at
 from npugraph_ex.operators._dropout import dropped as masked_by_bits
@@ -165,10 +165,9 @@ def forward(
     """``(output, row maxima, row sums)``: like ``query`` in layout and dtype; [B, N, Sq, 8] or [T, N, 8] in float32."""
     outputs, statistics = [], []
     for part in parts(query, key, value, how):
-        added, width = _added(how, part.q.dtype), part.k.shape[-2]
-        identity = torch.eye(width, dtype=part.q.dtype).expand(*part.k.shape[:-1], width)
-        weights, *saved = attended(
-            part.q, part.k, identity, how.scale, added=added, excluded=part.left_out, sink=how.sink
+        added = _added(how, part.q.dtype)
+        weights, *saved = attention_weights(
+            part.q, part.k, how.scale, added=added, excluded=part.left_out, sink=how.sink
         )
         outputs.append(random.dropped(weights, how.keep_prob) @ shared_heads(part.v, how.head_num))
         statistics.append(saved)
@@ -207,7 +206,7 @@ def _weights(
     scores = scores if part.left_out is None else scores.masked_fill(part.left_out, -torch.inf)
     sink = None if how.sink is None else how.sink.to(scores.dtype).reshape(-1, 1, 1)
     if saved[0] is None or saved[1] is None:
-        result = attended(part.q, part.k, part.k, how.scale, added=added, excluded=part.left_out, sink=how.sink)
+        result = attention_weights(part.q, part.k, how.scale, added=added, excluded=part.left_out, sink=how.sink)
         largest, total = result.maximum, result.total
     else:
         largest, total = (_statistic(statistic, part, how) for statistic in saved if statistic is not None)

@@ -46,6 +46,10 @@ MUTANTS = (
         "npugraph_ex.lifting.forms.softmax_attention:_scaled", _unscaled, "spellings",
     ),
     Mutant(
+        "lifting-believes-rounded-bits", "an exact operator has eager mode's bits before it rounds, too",
+        "npugraph_ex.lifting.judging:_Pair._in_float32", answering([""]), "spellings",
+    ),
+    Mutant(
         "lifting-adds-any-shapes", "a sum that broadcasts is not what the norm of a sum takes",
         "npugraph_ex.lifting.forms.add_norm:same_numbers", answering(True), "spellings",
     ),
