@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Missing", "noting"]
 
+_REASONS = {
+    "npu::npu_matmul_compress_dequant": "no public document says how CANN's library compresses its weights; ",
+}
+"""Why the project itself has no kernel."""
 _notes: list[Counter[str]] = []
 """The active collections of missing kernels, the innermost last."""
 
@@ -43,7 +47,7 @@ class Missing:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Raise; if calls are noted, return written arguments unchanged, and zeros for the other results."""
         error = KernelMissingError(
-            f"the emulated NPU has no kernel for {self.name}; "
+            f"the emulated NPU has no kernel for {self.name}; {_REASONS.get(self.name, '')}"
             f"give it one with npu_emulator.register_kernel({self.name!r}, function_of_cpu_tensors)"
         )
         if not _notes:

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch_npu
 from torch.nn import functional
+
+from npu_emulator import KernelMissingError
 
 
 def test_products_with_a_wider_result() -> None:
@@ -174,3 +177,13 @@ def test_an_ascend950_copies_private_formats_to_the_host_alone(program: Callable
     """Refused from the host, between private formats, and to plain order; a copy to the host has the values."""
     done = program(_PRIVATE_COPIES, "--quiet", "--soc", "Ascend950PR_9579")
     assert done.returncode == 0, done.stderr
+
+
+def test_a_kernel_that_cannot_be_written_says_why() -> None:
+    """Weights that CANN's own library compresses cannot be read: the error names the operator and the reason."""
+    codes = torch.zeros(8, dtype=torch.int8, device="npu")
+    bias, scale = (torch.zeros(1, 4, dtype=dtype, device="npu") for dtype in (torch.int32, torch.uint64))
+    with pytest.raises(
+        KernelMissingError, match=r"npu_matmul_compress_dequant; no public document .* compresses its weights"
+    ):
+        torch_npu.npu_matmul_compress_dequant(codes.view(2, 4), codes, codes, bias, scale)
