@@ -3,7 +3,8 @@
 On hardware `npu_format_cast(x, 29)` stores x in fractal order (FRACTAL_NZ) for the cube unit. Here the result has that format's
 name and storage, with its padding, so that `get_npu_format`, the sizes of storages and the allocator's figures are those of the
 device. Its elements lie in plain order: every kernel reads and writes them by the tensor's strides, so a program sees the same
-values, shapes and strides as on hardware. torch_npu's own rules decide which format a cast gives, and when it is refused.
+values, shapes and strides as on hardware. Only a view in the fractal's own sizes would show other elements than there; a kernel
+that is to read one is refused. torch_npu's own rules decide which format a cast gives, and when it is refused.
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ from npu_emulator.kernels.arguments import is_npu
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["NATIVE_CASTS", "format_kernels", "is_private"]
+__all__ = ["NATIVE_CASTS", "format_kernels", "is_private", "refuse_fractal_view", "restore_formats"]
 
 NATIVE_CASTS = frozenset({"npu::npu_format_cast", "npu::npu_format_cast.Tensor"})
 """torch_npu's own: they choose a format and call `_npu_format_cast`."""
+_FRACTAL_NZ = 29
+_FRACTAL_ROWS = 16
+_NAMED = "npu_format_/"
+"""How torch_npu notes a format's name in the metadata of a saved tensor."""
 _PRIVATE = frozenset({3, 4, 29, 32, 33, 50, 51, 52, 53, 54})
 """Formats of which torch_npu keeps another size than that of the elements: NC1HWC0, FRACTAL_Z, FRACTAL_NZ, ..."""
 
@@ -61,6 +66,49 @@ class _Cast:
 def is_private(tensor: torch.Tensor) -> bool:
     """Whether a tensor lies in the device's memory in a format other than plain order."""
     return is_npu(tensor) and _format_of(tensor) in _PRIVATE
+
+
+def refuse_fractal_view(tensor: torch.Tensor) -> None:
+    """Raise if a device tensor is a view of memory in format FRACTAL_NZ in that format's own sizes.
+
+    The memory of [..., K, N] would be [..., N / C, K / 16, 16, C] there, with 32 bytes in C elements; plain order, if N is C.
+
+    Raises:
+        RuntimeError: it is one.
+    """
+    if tensor.size(-2) != _FRACTAL_ROWS or tensor.size(-4) == 1 or not tensor.is_contiguous():
+        return
+    if _format_of(tensor) != _FRACTAL_NZ:
+        return
+    noted = torch._utils.get_tensor_metadata(tensor)  # noqa: SLF001 - the one way to torch_npu's note of the sizes before the cast
+    text = next(key for key in noted if key.startswith("base_sizes_"))
+    *outer, k, n = map(int, text.split("/")[1:-1])
+    width = tensor.size(-1)
+    if tensor.size() == (*outer, -(-n // width), -(-k // _FRACTAL_ROWS), _FRACTAL_ROWS, width):
+        raise RuntimeError(
+            f"the emulated device keeps {(*outer, k, n)} in plain order in format FRACTAL_NZ, too, so its view as "
+            f"{tuple(tensor.size())} would show other elements than on hardware. Give the operator the tensor without that view, "
+            f"or make the layout with x.unflatten(-1, (-1, {width})).unflatten(-3, (-1, 16)).movedim(-2, -4).contiguous()"
+        )
+
+
+def restore_formats() -> None:
+    """Let `torch.load` bring a tensor to the format of its file by the emulator's cast; torch_npu's own calls CANN from C++."""
+    import torch_npu
+
+    set_metadata: Callable[..., None] = torch._utils.set_tensor_metadata  # noqa: SLF001 - what torch.load calls; no public name
+
+    def set_tensor_metadata(tensor: torch.Tensor, metadata: dict[str, bool]) -> None:
+        named = next((key for key in metadata if key.startswith(_NAMED)), f"{_NAMED}ND")
+        number = int(torch_npu.Format[named.removeprefix(_NAMED)])
+        if number in _PRIVATE and is_npu(tensor):
+            metadata = {f"{_NAMED}ND" if key == named else key: value for key, value in metadata.items()}
+        set_metadata(tensor, metadata)
+        if number in _PRIVATE and is_npu(tensor):
+            with torch.no_grad():
+                torch.ops.npu.npu_format_cast_.acl_format(tensor, number)
+
+    torch._utils.set_tensor_metadata = set_tensor_metadata  # noqa: SLF001 - as above
 
 
 def _format_of(tensor: torch.Tensor) -> int:

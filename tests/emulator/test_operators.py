@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -278,6 +279,41 @@ def test_format_casts_change_no_value() -> None:
         assert torch_npu.npu_format_cast_(x, 29) is x
         assert torch_npu.get_npu_format(x) == 29
         assert torch.equal(x.cpu(), values)
+    finally:
+        torch_npu.npu.config.allow_internal_format = False
+
+
+def test_a_view_in_the_fractals_own_sizes_is_refused() -> None:
+    """[N / 32, K / 16, 16, 32] of memory that was cast would be read in another order than on hardware; a made layout is taken."""
+    import torch_npu
+
+    torch_npu.npu.config.allow_internal_format = True
+    try:
+        cast = torch_npu.npu_format_cast(torch.randint(-9, 9, (2, 32, 64), dtype=torch.int8).npu(), 29)
+        with pytest.raises(RuntimeError, match=r"\(2, 32, 64\) in plain order .*\(2, 2, 2, 16, 32\)"):
+            cast.view(2, 2, 2, 16, 32) + 1
+        laid_out = cast.unflatten(-1, (-1, 32)).unflatten(-3, (-1, 16)).movedim(-2, -4).contiguous()
+        assert torch.equal(laid_out[1, 1, 0, 3].cpu(), cast[1, 3, 32:].cpu())
+        own = torch_npu.npu_format_cast(laid_out, 29)  # sizes of its own, which were no view
+        assert torch.equal((own + 1).cpu(), laid_out.cpu() + 1)
+        heads = cast.view(2, 2, 16, 4, 16)
+        assert torch.equal((heads + 1).cpu(), heads.cpu() + 1)
+    finally:
+        torch_npu.npu.config.allow_internal_format = False
+
+
+def test_a_saved_format_is_loaded(tmp_path: Path) -> None:
+    """A tensor that was saved in FRACTAL_NZ has that format again, its values, and its need of a gradient."""
+    import torch_npu
+
+    torch_npu.npu.config.allow_internal_format = True
+    try:
+        cast = torch_npu.npu_format_cast(torch.randn(40, 24).npu(), 29).requires_grad_()
+        torch.save(cast, tmp_path / "file")
+        loaded = torch.load(tmp_path / "file")
+        assert torch_npu.get_npu_format(loaded) == 29
+        assert loaded.requires_grad
+        assert torch.equal(loaded.cpu(), cast.cpu())
     finally:
         torch_npu.npu.config.allow_internal_format = False
 
