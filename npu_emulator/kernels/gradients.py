@@ -22,16 +22,32 @@ _MEAN = 1
 def _matmul(
     grad: torch.Tensor, left: torch.Tensor, right: torch.Tensor, mask: Sequence[bool]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Return the gradients of `left @ right`, of any ranks and with broadcast batches; `mask` selects them."""
-    rows = left.unsqueeze(0) if left.dim() == 1 else left
-    columns = right.unsqueeze(-1) if right.dim() == 1 else right
-    if left.dim() == 1:
-        grad = grad.unsqueeze(-1 if right.dim() == 1 else -2)
+    """Return the gradients of `left @ right`, of any ranks and with broadcast batches; `mask` selects them.
+
+    The device sums a gradient over the other factor's batches only for a factor that is one matrix. Otherwise autograd does,
+    so that a gradient may have more dimensions than its factor; torch_npu's meta function says the same.
+    """
+    rows, columns = left, right
     if right.dim() == 1:
-        grad = grad.unsqueeze(-1)
-    to_left = (grad @ columns.mT).sum_to_size(rows.shape).reshape(left.shape) if mask[0] else None
-    to_right = (rows.mT @ grad).sum_to_size(columns.shape).reshape(right.shape) if mask[1] else None
+        columns, grad = right.unsqueeze(-1), grad.unsqueeze(-1)
+    if left.dim() == 1:
+        rows, grad = left.unsqueeze(0), grad.unsqueeze(-2)
+    to_left = to_right = None
+    if mask[0]:
+        to_left = grad @ columns.mT
+        if columns.dim() > 2 and _is_one_matrix(rows):
+            to_left = to_left.sum_to_size(rows.shape).reshape(left.shape)
+    if mask[1]:
+        to_right = rows.mT @ grad
+        if rows.dim() > 2 and _is_one_matrix(columns):
+            to_right = to_right.sum_to_size(columns.shape).reshape(right.shape)
+        elif right.dim() == 1:
+            to_right = to_right.squeeze(-1)
     return to_left, to_right
+
+
+def _is_one_matrix(factor: torch.Tensor) -> bool:
+    return math.prod(factor.shape[:-2]) == 1
 
 
 def _cdist(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 SHAPES = [
     ((3, 4), (4, 2)),
@@ -13,6 +14,10 @@ SHAPES = [
     ((5, 3, 4), (4, 2)),
     ((3, 4), (5, 4, 2)),
     ((5, 3, 4), (5, 4, 2)),
+    ((4,), (5, 4, 2)),
+    ((5, 3, 4), (4,)),
+    ((1, 3, 4), (5, 4, 2)),
+    ((5, 3, 4), (6, 1, 4, 2)),
 ]
 
 
@@ -26,6 +31,17 @@ def test_gradients_equal_the_cpus(left: tuple[int, ...], right: tuple[int, ...])
         (inputs[0] @ inputs[1]).sin().sum().backward()
         found.append([value.grad.cpu() for value in inputs])
     torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize(("left", "right"), SHAPES)
+def test_gradients_have_the_metadata_that_the_trace_sees(left: tuple[int, ...], right: tuple[int, ...]) -> None:
+    """The device's results of `matmul_backward` are as torch_npu's meta function says: compiled graphs are built on that."""
+    given = [torch.randn(*left, device="npu"), torch.randn(*right, device="npu")]
+    operands = [torch.ones_like(given[0] @ given[1]), *given]
+    found = torch.ops.aten.matmul_backward(*operands, [True, True])
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        expected = torch.ops.aten.matmul_backward(*operands, [True, True])
+    assert [(tensor.shape, tensor.stride()) for tensor in found] == [(tensor.shape, tensor.stride()) for tensor in expected]
 
 
 FUNCTIONS = {
