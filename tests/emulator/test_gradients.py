@@ -41,7 +41,9 @@ def test_gradients_have_the_metadata_that_the_trace_sees(left: tuple[int, ...], 
     found = torch.ops.aten.matmul_backward(*operands, [True, True])
     with FakeTensorMode(allow_non_fake_inputs=True):
         expected = torch.ops.aten.matmul_backward(*operands, [True, True])
-    assert [(tensor.shape, tensor.stride()) for tensor in found] == [(tensor.shape, tensor.stride()) for tensor in expected]
+    assert [(tensor.shape, tensor.stride()) for tensor in found] == [
+        (tensor.shape, tensor.stride()) for tensor in expected
+    ]
 
 
 FUNCTIONS = {

@@ -27,6 +27,12 @@ def _read_by_strides(x: torch.Tensor) -> torch.Tensor:
     return torch.as_strided_copy(x, (3,), (2,))
 
 
+def _scaled_and_counted(x: torch.Tensor) -> torch.Tensor:
+    x.mul_(2)
+    x.as_strided((2,), (1,), 2).add_(1)
+    return x + 1
+
+
 def _scaled(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     x.mul_(2)
     return x + y
@@ -52,6 +58,7 @@ def _overlapping(base: torch.Tensor) -> Tensors:
 
 
 FAULTS: dict[str, tuple[Callable[..., torch.Tensor], Sequence[Callable[[], Tensors]]]] = {
+    "counted_writes": (_scaled_and_counted, [lambda: (torch.ones(9)[1:],)]),
     "layouts": (_read_by_strides, [lambda: (torch.arange(10)[::2],)]),
     "nary_products": (_written_from, [lambda: _halves_of(6, 5), lambda: _halves_of(5, 7)]),
     "returned_views": (_second_half, [lambda: (torch.arange(100.0).as_strided((3, 8), (10, 1), 7),)]),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from device_helpers import NPU, check, random
+from device_helpers import NPU, check, compiled, random
 from reinplacing import operators, outcomes, with_sum
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -250,3 +250,16 @@ def test_nothing_is_assumed_of_symbolic_sizes() -> None:
         before = list(environment.guards)
         optimise(graph, {})
         assert [guard.expr for guard in environment.guards] == [guard.expr for guard in before]
+
+
+def test_a_result_has_no_storage_of_unknown_size() -> None:
+    """A scatter copies the storage of its base; a result computed in that copy would keep all of it."""
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.as_strided_scatter(x, y, (4,), (1,), 0).view(-1).sin()
+
+    fast = compiled(program)
+    for room in (4, 100):
+        x = torch.ones(room, device=NPU)[:4].view(2, 2)
+        with torch.no_grad():
+            assert fast(x, x.view(-1) + 1).untyped_storage().nbytes() == 16

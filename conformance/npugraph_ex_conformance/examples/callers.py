@@ -32,10 +32,11 @@ from npugraph_ex.testing.oracle.observation import Observation, host_copy, obser
 
 _CALLS = 16
 """Enough that inputs which stay are read in place, and then move."""
-_FROM_THE_STORAGE, _THROUGH_DYNAMO, _SESSION, _ONE_MEMORY, _WRITTEN, _DROPPED, _FORGOTTEN = 35, 40, 30, 80, 30, 35, 5
-"""Chances in percent: that a program also reads an input's storage from its first element; of `torch.compile`, and of a session
-in its place; that two arguments share memory unknown to the graph; between two calls, that something kept is written, that each
-kept thing is dropped, that all captures are dropped."""
+_FROM_THE_STORAGE, _INTO_THE_STORAGE, _THROUGH_DYNAMO, _SESSION = 35, 75, 40, 30
+_ONE_MEMORY, _WRITTEN, _DROPPED, _FORGOTTEN = 80, 30, 35, 5
+"""Chances in percent: that a program also reads an input's storage from its first element, and that it writes there, too; of
+`torch.compile`, and of a session in its place; that two arguments share memory unknown to the graph; between two calls, that
+something kept is written, that each kept thing is dropped, that all captures are dropped."""
 _OPTIONS: tuple[Mapping[str, Any], ...] = (
     {}, {}, {"clone_output": True}, {"stable_inputs_in_place": False}, {"capture_limit": 2}, {"frozen_parameter": True},
 )  # fmt: skip
@@ -46,8 +47,8 @@ _HABITS = (
     ("moves",) * 3 + ("stays",) * 3,
 )
 """How an argument is passed, each as likely as named. The caller has one of these habits for each argument."""
-_READ = "read"
-"""The result that is read from the first element of a storage."""
+_HEAD, _READ, _WRITE = "head", "read", "aten.add_.Tensor"
+"""The view that begins at the first element of a storage, the result that is read there, and the operator that writes there."""
 _KEEPINGS = ("storage", "tensor", "view", "data", "nothing")
 _MOST_KINDS_OF_CALLS = 64
 """More than a caller makes: for Dynamo each way in which arguments share memory is another kind."""
@@ -155,8 +156,10 @@ class _Caller:
     others: torch.Tensor = field(default_factory=lambda: torch.zeros(1, device="npu"))
 
     def values(self) -> list[torch.Tensor]:
-        """Copies of all that is kept."""
-        return [host_copy(self.tensor(place)) for place in range(len(self.kept))]
+        """Copies of all that is kept, and of the caller's memory, of which an argument may be a part."""
+        return [host_copy(self.tensor(place)) for place in range(len(self.kept))] + [
+            host_copy(home) for _, home in sorted(self.homes.items())
+        ]
 
     def tensor(self, place: int) -> torch.Tensor:
         """A kept thing as a tensor."""
@@ -263,12 +266,24 @@ def _program(choices: Choices) -> Program:
     )
     names = ["x0", *(f"own{number}" for number in range(len(owned)))]
     steps = [Step(made, (Ref(names[at]),), results=(names[at + 1],)) for at, made in enumerate(owned)]
-    head = Step(operator, (Ref(names[-1]), (count,), (1,), 0), results=("head",))
-    flipped = Step("aten.bitwise_not.default", (Ref("head"),), results=(_READ,))
+    head = Step(operator, (Ref(names[-1]), (count,), (1,), 0), results=(_HEAD,))
+    written: tuple[Step, ...] = ()
+    is_view_of_an_argument = operator == "aten.as_strided.default" and not owned
+    alone = all(spec.alias_of is None for spec in program.inputs)  # otherwise torch refuses a write through two views
+    if is_view_of_an_argument and alone and choices.chance(_INTO_THE_STORAGE):
+        written = (Step(_WRITE, (Ref(_HEAD), 1)),)
+    flipped = Step("aten.bitwise_not.default", (Ref(_HEAD),), results=(_READ,))
     # What functionalisation makes of a view of more than its argument is not this example's question.
     return replace(
-        program, steps=(*steps, head, flipped, *program.steps), outputs=(*program.outputs, _READ), functional=False
+        program,
+        steps=(*steps, head, *written, flipped, *program.steps),
+        outputs=(*program.outputs, _READ),
+        functional=False,
     )
+
+
+def _writes_into_the_storage(program: Program) -> bool:
+    return any(step.args[:1] == (Ref(_HEAD),) and step.operator == _WRITE for step in program.steps)
 
 
 def _sides(choices: Choices, program: Program) -> tuple[_Caller, _Caller]:
@@ -278,7 +293,9 @@ def _sides(choices: Choices, program: Program) -> tuple[_Caller, _Caller]:
     torch.compiler.reset()
     if choices.chance(_THROUGH_DYNAMO):
         compiled = torch.compile(function, backend="npugraph_ex", options=options, fullgraph=True)
-        if choices.chance(_SESSION):
+        if not _writes_into_the_storage(program) and choices.chance(
+            _SESSION
+        ):  # a session refuses other places in a storage
             with suppress(SessionError), torch.no_grad():  # it refuses programs that return views of their arguments
                 examples = make_inputs(program.inputs, sizes=program.sizes[0])
                 compiled = session(function, examples, dynamic=program.dynamic or None, options=options)

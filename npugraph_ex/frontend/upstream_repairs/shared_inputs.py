@@ -20,6 +20,7 @@ from torch import fx
 from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph.address_guard import AddressGuard, picker
 from npugraph_ex.errors import CaptureError, SavedGraphError
+from npugraph_ex.frontend.upstream_repairs.counted_writes import required_offsets
 from npugraph_ex.frontend.upstream_repairs.repair import Repair
 from npugraph_ex.observe.logger import logger
 
@@ -43,10 +44,12 @@ class Writes:
     Attributes:
         inputs: positions among the inputs of the Dynamo graph, without inputs that a base replaces.
         bases: whether AOT passes bases instead of inputs that share memory.
+        offsets: where inputs must begin in their storage, by position; see `counted_writes`.
     """
 
     inputs: frozenset[int]
     bases: bool
+    offsets: Mapping[int, int]
 
 
 class _ByteRange(NamedTuple):
@@ -114,7 +117,7 @@ class SharedInputs:
         self._together = groups if writes.bases else []
         self._positions = {
             position: _StoragePosition.from_tensor(tensors[position]) for group in self._together for position in group
-        }
+        } | {position: _StoragePosition(offset, None, None) for position, offset in writes.offsets.items()}
         self._written = writes.inputs.union(self._positions)
         # If inputs shared a storage without a base, AOT has checked that they have no element in common.
         self._known = {pair: distance for group in groups for pair, distance in _distances(tensors, group)}
@@ -130,16 +133,19 @@ class SharedInputs:
 
     @property
     def can_differ(self) -> bool:
-        """Whether another way to share memory can matter: the graph writes an input, and there are at least two."""
-        return bool(self._written) and len(self._devices) > 1
+        """Whether the place of the inputs can matter: the graph writes one, and there are at least two or its offset counts."""
+        return bool(self._written) and (len(self._devices) > 1 or bool(self._positions))
 
     def saved(self, serialize: Callable[[], Any]) -> Callable[[], Any]:
-        """How to save a graph with these inputs. If they shared memory it cannot be saved, because nothing would check it."""
+        """How to save a graph with these inputs; not if their place in memory counts, because nothing would check it."""
 
         def refuse() -> None:
-            raise SavedGraphError("this compiled graph cannot be saved: its inputs share memory and one is written")
+            raise SavedGraphError(
+                "this compiled graph cannot be saved: its inputs share memory and one is written, or it writes one through "
+                "as_strided"
+            )
 
-        return refuse if self._together or self._known else serialize
+        return refuse if self._positions or self._known else serialize
 
     def difference(self, inputs: list[Any]) -> tuple[int, ...]:
         """Positions of inputs that share memory in another way than at compilation; empty if there are none."""
@@ -166,7 +172,7 @@ class SharedInputs:
         return ()
 
     def _moved(self, inputs: Sequence[Any]) -> tuple[int, ...]:
-        """Inputs of a common base that have another offset in it, or no common base any more."""
+        """Inputs that begin at another offset, or inputs of a common base that have no common base any more."""
         for group in self._together:
             if len({_torch_private.storage_key(inputs[position]) for position in group}) > 1:
                 return tuple(group)
@@ -227,7 +233,8 @@ def of(graph: fx.Graph, example_inputs: Sequence[Any]) -> list[SharedInputs]:
         return []
     # Not buffers, although AOT counts them as static: a program may replace one by a view of a written input.
     parameters = [p for p, example in enumerate(example_inputs) if isinstance(example, torch.nn.Parameter)]
-    return [SharedInputs(example_inputs, Writes(*written), parameters)]
+    offsets = required_offsets(graph, example_inputs, written[0])
+    return [SharedInputs(example_inputs, Writes(*written, offsets), parameters)]
 
 
 def examples(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:

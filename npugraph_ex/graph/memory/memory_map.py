@@ -19,7 +19,7 @@ from npugraph_ex.graph.memory.aliases import AliasFacts, read_by, schema_of, ten
 from npugraph_ex.graph.memory.history import History, MemoryAccess
 from npugraph_ex.graph.memory.regions import EVERYWHERE, UNKNOWN, Region
 from npugraph_ex.graph.memory.strides import share_no_byte
-from npugraph_ex.graph.operators import returned_argument
+from npugraph_ex.graph.operators import keeps_the_storage, returned_argument
 
 
 class MemoryMap:
@@ -50,6 +50,11 @@ class MemoryMap:
             returned = returned_argument(node)
             if returned is not None:
                 self._same[node] = returned
+        self._kept: set[int] = set()  # copies of storages of which the metadata does not tell the size
+        for node in filter(keeps_the_storage, graph.nodes):
+            base = node.all_input_nodes[0]
+            if base.op == "placeholder" or not self.owns_memory(base):
+                self._kept |= self._facts.roots(node)
 
     def _note(self, node: fx.Node) -> None:
         for value in read_by(node):
@@ -106,7 +111,10 @@ class MemoryMap:
 
     def owns_memory(self, node: fx.Node) -> bool:
         """Whether ``node`` is a whole allocation: allocated as one, or known to span all its bytes."""
-        schema = schema_of(self._original(node))
+        original = self._original(node)
+        if not self._kept.isdisjoint(self._facts.roots(original)):
+            return False
+        schema = schema_of(original)
         if schema is not None and all(result.alias_info is None for result in schema.returns):
             return True
         region = self.region(node)
