@@ -1,6 +1,7 @@
 """How Sphinx builds the pages: Markdown in, one theme, warnings as errors (see tox.ini)."""
 
 import ast
+import logging
 import re
 import sys
 from itertools import pairwise
@@ -10,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import generated
 import languages
+from autoapi import _astroid_utils
 from sphinx.search.zh import SearchChinese
 
 from npugraph_ex._version import __version__
@@ -85,26 +87,30 @@ _RETURNED = re.findall(
 
 def _homes(module: str) -> set[str]:
     """The modules from which a public module takes its names."""
-    path = _ROOT.joinpath(*module.split("."))
-    sources = [path / "__init__.pyi", path / "__init__.py", path.with_suffix(".py")]
-    tree = ast.parse(next(source for source in sources if source.exists()).read_text(encoding="utf-8"))
+    tree = ast.parse(generated.source(_ROOT, module).read_text(encoding="utf-8"))
     return {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
 
 
 _MODULES = {*_PAGES, *_RETURNED}.union(*map(_homes, _PAGES))
 _MODULES |= _homes("npugraph_ex.testing.validation")  # a package that gathers its names in turn
-_FILES = [source for package in ("npugraph_ex", "npu_emulator") for source in (_ROOT / package).rglob("*.py*")]
+_DIRS = [_ROOT / "npugraph_ex", _ROOT / "npu_emulator", _ROOT / "conformance" / "npugraph_ex_conformance"]
 
-autoapi_dirs = [str(_ROOT / package) for package in ("npugraph_ex", "npu_emulator")]
+autoapi_dirs = [str(folder) for folder in _DIRS]
 autoapi_root = "api"
+# autoapi leaves out what a package takes from another one; the toolkit takes the corpus from the suite.
+_is_local = _astroid_utils.is_local_import_from
+_astroid_utils.is_local_import_from = lambda node, package: (
+    _is_local(node, package) or _is_local(node, "npugraph_ex_conformance")
+)
 autoapi_add_toctree_entry = False
 autoapi_keep_files = False
 autoapi_file_patterns = ["*.pyi", "*.py"]  # a façade's names are in its stub
 autoapi_options = ["members", "imported-members", "show-inheritance"]
 autoapi_ignore = [
     str(source)
-    for source in _FILES
-    if ".".join(source.relative_to(_ROOT).with_suffix("").parts).removesuffix(".__init__") not in _MODULES
+    for folder in _DIRS
+    for source in folder.rglob("*.py*")
+    if ".".join(source.relative_to(folder.parent).with_suffix("").parts).removesuffix(".__init__") not in _MODULES
 ]
 # autoapi does not see the names of `A, B = "a", "b"`. All of them are internal.
 suppress_warnings = ["autoapi.python_import_resolution"]
@@ -114,7 +120,7 @@ nitpick_ignore_regex = [
     # Other projects' names: a build fetches no inventory of theirs, so that it needs no network.
     (r"py:.*", rf"({'|'.join(sorted(sys.stdlib_module_names))}|torch|torch_npu|hypothesis)\..*"),
     # Short names of `Callable` and `tuple` types; a parameter's description says what is taken.
-    (r"py:class", r"(.*\.)?(Backend|Fails|Maker|OnCase|Spec|Traced|TraceFn|_Kernel)"),
+    (r"py:class", r"(.*\.)?(Backend|Steps|Fails|Maker|OnCase|Spec|Traced|TraceFn|_Kernel)"),
     # What these functions return is a context manager and no more; the mutants are the suite's own.
     (r"py:class", r"_Scope|Kill|Mutant"),
     # Parts of returned objects that a program prints and does not take apart.
@@ -143,6 +149,17 @@ def _public_name(app, env, node, content):  # noqa: ANN001, ANN202 - Sphinx's ho
     return domain.resolve_xref(env, node["refdoc"], app.builder, node["reftype"], shown[0], node, content)
 
 
+def _without_entry(_app, env):  # noqa: ANN001, ANN202 - Sphinx's hook
+    """Warn of each public name that the reference does not describe."""
+    described = env.get_domain("py").objects
+    for module in _PAGES:
+        for name in generated.public_names(_ROOT, module):
+            if f"{module}.{name}" not in described and not name.startswith("__"):
+                logging.getLogger("sphinx.npugraph_ex").warning(
+                    "%s.%s is public and has no entry in the reference", module, name
+                )
+
+
 def setup(app):  # noqa: ANN001, ANN201 - Sphinx's hook
     """Add the hooks."""
     app.add_config_value("npugraph_ex_pages", sorted(languages.pages()), "env", list)
@@ -153,3 +170,4 @@ def setup(app):  # noqa: ANN001, ANN201 - Sphinx's hook
     app.connect("doctree-read", languages.share_anchors)
     app.connect("autoapi-skip-member", _skip)
     app.connect("missing-reference", _public_name)
+    app.connect("env-check-consistency", _without_entry)

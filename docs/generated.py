@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import re
 import sys
@@ -58,6 +59,26 @@ def name_files(_app, _name, source):  # noqa: ANN001, ANN201 - Sphinx's hook
     source[0] = re.sub(
         r"^<!-- ([\w/-]+\.\w+) -->\n```(\w+)\n", r"```{code-block} \2\n:caption: \1\n\n", source[0], flags=re.MULTILINE
     )
+
+
+def source(root: Path, module: str) -> Path:
+    """The file that says which names a module offers: its stub, if it has one."""
+    path = root.joinpath(*module.split("."))
+    return next(
+        file for file in (path / "__init__.pyi", path / "__init__.py", path.with_suffix(".py")) if file.exists()
+    )
+
+
+def public_names(root: Path, module: str) -> list[str]:
+    """The names that a public module offers: those in `__all__`, in its stub, or every class. Modules have pages instead."""
+    tree = ast.parse(source(root, module).read_text(encoding="utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return list(ast.literal_eval(node.value))
+    if any(isinstance(node, ast.ClassDef) for node in tree.body):
+        return [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+    froms = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module != "npugraph_ex"]
+    return [alias.name for node in froms for alias in node.names]
 
 
 def write(folder: Path) -> None:

@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 from importlib import import_module
-from inspect import ismodule
+from inspect import isclass, ismodule
 from pathlib import Path
 from types import ModuleType
 
@@ -14,6 +14,7 @@ import pytest
 from printed import blocks
 
 import npugraph_ex
+from npugraph_ex import errors
 
 DOCS = Path(__file__).parents[1] / "docs"
 _CODE = [block.code for block in blocks(DOCS / "reference" / "examples.md") if block.language == "python"]
@@ -49,4 +50,14 @@ def test_every_public_name_is_in_an_example(module: str) -> None:
     """By its name in a block; modules have pages of their own."""
     offered = import_module(module)
     used = {name for code in _CODE for name in re.findall(r"\w+", code)}
-    assert [name for name in offered.__all__ if not ismodule(getattr(offered, name)) and name not in used] == []
+    names = [name for name in offered.__all__ if not ismodule(getattr(offered, name))]
+    assert len(names) > 2
+    assert [name for name in names if name not in used] == []
+
+
+def test_every_error_is_in_an_example() -> None:
+    """All classes of that module are public."""
+    used = {name for code in _CODE for name in re.findall(r"errors\.(\w+)", code)}
+    assert {
+        name for name, kind in vars(errors).items() if isclass(kind) and kind.__module__ == errors.__name__
+    } - used == set()

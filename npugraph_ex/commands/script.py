@@ -23,6 +23,7 @@ from npugraph_ex.observe import environment
 
 if TYPE_CHECKING:
     from npu_emulator.clock.timeline import Timeline
+    from npugraph_ex.observe.explain import Explanation
 
 _SWITCH = "NPUGRAPH_EX"
 _EXPLAIN = """\
@@ -112,14 +113,20 @@ def _report(arguments: argparse.Namespace, out: TextIO, clock: Timeline | None) 
     from npugraph_ex.frontend.entry.explain import Watch
 
     found = Watch(from_start=True).explanation()
-    if arguments.json:
-        out.write(f"{found.to_json()}\n")
-    elif out.isatty():
-        from rich.console import Console
+    try:  # the files first: a reader of the text, such as `head`, may end before the text does
+        _write_files(arguments, found, clock)
+    finally:
+        if arguments.json:
+            out.write(f"{found.to_json()}\n")
+        elif out.isatty():
+            from rich.console import Console
 
-        Console(file=out, highlight=False).print(found)
-    else:
-        out.write(f"\n{found}\n")
+            Console(file=out, highlight=False).print(found)
+        else:
+            out.write(f"\n{found}\n")
+
+
+def _write_files(arguments: argparse.Namespace, found: Explanation, clock: Timeline | None) -> None:
     if arguments.html is not None:
         from npu_emulator.clock.picture import sections
 

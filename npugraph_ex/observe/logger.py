@@ -9,3 +9,4 @@ from __future__ import annotations
 import logging
 
 logger = logging.getLogger("npugraph_ex")
+"""Where the library logs; set its level as that of any logger."""

@@ -39,6 +39,7 @@ FORMATS = {
     torch.float32: Format(24, -126, torch.finfo(torch.float32).max),
     torch.float64: Format(53, -1022, torch.finfo(torch.float64).max),
 }
+"""What `ulp` knows of each dtype of floating point."""
 
 
 def ulp(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -48,6 +48,7 @@ from npugraph_ex.operators._registry import OPERATORS, OperatorRecordError
 
 Formula = TypeVar("Formula", bound=Callable[..., Any])
 Canonical = Callable[[int, Mapping[str, Any]], Mapping[str, Any]]
+"""Takes the rank of the first tensor and a call's arguments by name; returns them in the one spelling that stands for all."""
 
 
 class Work(NamedTuple):

@@ -29,7 +29,9 @@ DTYPE_OF_CODE: Mapping[int, torch.dtype] = MappingProxyType(
         24: torch.float8_e4m3fn,
     }
 )
+"""The dtype of each number by which arguments of operators, such as `dst_type`, name one."""
 CODE_OF_DTYPE: Mapping[torch.dtype, int] = MappingProxyType({dtype: code for code, dtype in DTYPE_OF_CODE.items()})
+"""The number of each dtype."""
 
 
 _OF_TORCH_NPU: Mapping[int, int] = MappingProxyType({291: 23, 292: 24})

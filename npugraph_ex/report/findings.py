@@ -223,7 +223,7 @@ def _rule(code: Code) -> dict[str, Any]:
 def _result(finding: Finding, codes: list[Code]) -> dict[str, Any]:
     """One SARIF result: at the second node, where a wait would stand, with the first beside it."""
     sides = [side for side in (finding.second, finding.first) if side is not None]
-    text = " ".join(part for part in (finding.message, finding.repair) if part)
+    text = f"{finding.message}. Repair: {finding.repair}" if finding.repair else finding.message
     result: dict[str, Any] = {
         "ruleId": finding.code.value,
         "ruleIndex": codes.index(finding.code),

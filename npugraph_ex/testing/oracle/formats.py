@@ -9,3 +9,4 @@ from npugraph_ex.testing.arguments import checked
 __all__ = ["FORMATS", "Format", "ulp"]
 
 ulp = checked(_ulp)
+"""The gap between the neighbours of a value in a dtype; `npugraph_ex.operators.ulp`, with its arguments checked."""
