@@ -183,10 +183,11 @@ def only_renamed(node: fx.Node, old_args: tuple[Any, ...], old_kwargs: Mapping[s
         return False
     new, shape = pytree.tree_flatten((node.args, dict(node.kwargs)))
     old, old_shape = pytree.tree_flatten((old_args, dict(old_kwargs)))
-    return shape == old_shape and all(map(_alike, old, new))
+    return shape == old_shape and all(map(alike, old, new))
 
 
-def _alike(old: object, new: object) -> bool:
+def alike(old: object, new: object) -> bool:
+    """Whether two arguments are equal, or nodes whose values have the same metadata."""
     if old is new:
         return True
     if not isinstance(old, fx.Node) or not isinstance(new, fx.Node):

@@ -48,6 +48,17 @@ def _written_from(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Te
     return x * 2
 
 
+@torch.compiler.nested_compile_region
+def _out(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    torch.add(y, 1, out=x)
+    return x * y
+
+
+def _written_by_regions(x: torch.Tensor) -> torch.Tensor:
+    first, second = x + 1, x + 2
+    return _out(first, x) + _out(second, x) + first + second
+
+
 def _halves_of(first: int, second: int) -> Tensors:
     base = torch.arange(float(first * second * 384)).view(first, second, 16, 24)
     return base[..., ::2], base[..., ::2], torch.ones(12)
@@ -61,6 +72,7 @@ FAULTS: dict[str, tuple[Callable[..., torch.Tensor], Sequence[Callable[[], Tenso
     "counted_writes": (_scaled_and_counted, [lambda: (torch.ones(9)[1:],)]),
     "layouts": (_read_by_strides, [lambda: (torch.arange(10)[::2],)]),
     "nary_products": (_written_from, [lambda: _halves_of(6, 5), lambda: _halves_of(5, 7)]),
+    "region_writes": (_written_by_regions, [lambda: (torch.arange(4.0),)]),
     "returned_views": (_second_half, [lambda: (torch.arange(100.0).as_strided((3, 8), (10, 1), 7),)]),
     "shared_inputs": (_scaled, [lambda: (torch.ones(4), torch.ones(4)), lambda: _overlapping(torch.ones(8))]),
 }

@@ -16,7 +16,7 @@ from npugraph_ex.frontend.entry import current_device, ge
 from npugraph_ex.frontend.entry.compiler import CompiledFxGraph, NpuFxCompiler
 from npugraph_ex.frontend.native_streams import core_limits
 from npugraph_ex.frontend.native_streams import streams as native_streams
-from npugraph_ex.frontend.upstream_repairs import layouts, shared_inputs
+from npugraph_ex.frontend.upstream_repairs import layouts, region_writes, shared_inputs
 from npugraph_ex.observe.dump import new_dumper
 from npugraph_ex.saving.size_one import AtSizeOne
 
@@ -62,6 +62,7 @@ def get_npu_backend(
         on_the_host = native_streams.on_the_host(gm)
         if on_the_host is not None:
             return _unsaveable(on_the_host, [_OBJECTS])
+        region_writes.restore(gm)
         current_device.guard(gm)
         follows = current_device.decides(gm.graph)
         known_inputs = shared_inputs.examples(gm, example_inputs)

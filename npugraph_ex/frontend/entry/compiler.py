@@ -24,6 +24,7 @@ from npugraph_ex.frontend.entry import current_device
 from npugraph_ex.frontend.entry.record import description, nodes_of, record
 from npugraph_ex.frontend.upstream_repairs import nary_products, returned_views
 from npugraph_ex.fusion.engine import check_switches, training_rules
+from npugraph_ex.graph import nested_regions
 from npugraph_ex.graph.undeclared import keep_writers
 from npugraph_ex.observe.dump import GraphDumper, new_dumper
 from npugraph_ex.observe.logger import logger
@@ -253,6 +254,7 @@ class NpuFxCompiler:
             inputs: its inputs.
             how: the arguments for AOT's own partitioner, which splits the graph.
         """
+        nested_regions.inline(gm)
         nary_products.pair(gm.graph)
         # The CPU lacks some operators' backward, so values are compared on the forward graph only.
         options = replace(self.config.to_options(), check_numerics=False)
@@ -275,6 +277,7 @@ class NpuFxCompiler:
             )
         check_switches(options.fusion_rules)
         _list_outputs(gm)
+        nested_regions.inline(gm)
         joint, self._joint = self._joint, None
         placeholders = gm.graph.find_nodes(op="placeholder")
         values = [_torch_private.aot_input_value(node, self.values) for node in placeholders] if self.values else ()

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph import scopes
+from npugraph_ex.graph.nested_regions import all_graphs
 from npugraph_ex.observe.logger import logger
 
 _MOVES = ("npu", "cuda")
@@ -30,7 +31,8 @@ def is_asked_for(graph: fx.Graph) -> bool:
 
 def decides(graph: fx.Graph) -> bool:
     """Whether the results of a Dynamo or AOT graph depend on the current device, however many devices there are."""
-    return any(map(_means_current_device, graph.nodes)) or torch.get_default_device().type == "npu"
+    nodes = (node for part in all_graphs(graph) for node in part.nodes)
+    return any(map(_means_current_device, nodes)) or torch.get_default_device().type == "npu"
 
 
 def _means_current_device(node: fx.Node) -> bool:

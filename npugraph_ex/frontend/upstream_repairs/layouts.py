@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from npugraph_ex import _torch_private
 from npugraph_ex.frontend.upstream_repairs.repair import Repair
 from npugraph_ex.graph.metadata import same_numbers
+from npugraph_ex.graph.nested_regions import all_graphs
 from npugraph_ex.graph.operators import named_arguments
 
 REPAIR = Repair(
@@ -67,13 +68,19 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Itera
 
 
 def keep(gm: fx.GraphModule) -> None:
-    """Run the calls of a Dynamo graph that may write in place under `KeepLayouts`; edits the graph."""
-    for node in gm.graph.nodes:
+    """Run the calls of a Dynamo graph that may write in place under `KeepLayouts`; edits the graph and its subgraphs."""
+    for graph in all_graphs(gm.graph):
+        _keep(graph)
+        if graph.owning_module is not None:
+            graph.owning_module.recompile()
+
+
+def _keep(graph: fx.Graph) -> None:
+    for node in graph.nodes:
         if node.op == "call_method" and _may_write(node, str(node.target)) and hasattr(torch.Tensor, str(node.target)):
             node.op, node.target = "call_function", _keeping(getattr(torch.Tensor, str(node.target)))
         elif node.op == "call_function" and _may_write(node, getattr(node.target, "__name__", "")):
             node.target = _keeping(node.target)
-    gm.recompile()
 
 
 _ASSIGN = frozenset(
