@@ -30,6 +30,11 @@ class Layer(nn.Module):
         return x + self.down(nn.functional.silu(self.up(normed)))
 
 
+def _run(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = layer(x)
+    return result
+
+
 class Stack(nn.Module):
     """A stack of layers with as many inputs and outputs as asked for: small, so that host cost is what one sees.
 
@@ -37,12 +42,14 @@ class Stack(nn.Module):
         layers: how many.
         outputs: how many results; the first is the stack's, the others are sums over it.
         width: size of the last dimension.
+        regions: whether the layers are calls of one nested compile region.
     """
 
-    def __init__(self, layers: int, *, outputs: int = 2, width: int = 16) -> None:
+    def __init__(self, layers: int, *, outputs: int = 2, width: int = 16, regions: bool = False) -> None:
         super().__init__()
         self.outputs = outputs
         self.layers = nn.ModuleList(Layer(width) for _ in range(layers))
+        self._run = torch.compiler.nested_compile_region(_run) if regions else _run
 
     def forward(self, *inputs: torch.Tensor) -> Inputs:
         """Add the inputs, (tokens, width) each, run the layers, and return the result and sums of shape (tokens,)."""
@@ -50,13 +57,13 @@ class Stack(nn.Module):
         for other in inputs[1:]:
             x = x + other
         for layer in self.layers:
-            x = layer(x)
+            x = self._run(layer, x)
         return (x, *((x + number).sum(-1) for number in range(1, self.outputs)))
 
 
-def stack(layers: int, *, inputs: int = 2, outputs: int = 2) -> tuple[Stack, Inputs]:
+def stack(layers: int, *, inputs: int = 2, outputs: int = 2, regions: bool = False) -> tuple[Stack, Inputs]:
     """A stack on the device, and inputs for it."""
-    model = Stack(layers, outputs=outputs).eval().to("npu")
+    model = Stack(layers, outputs=outputs, regions=regions).eval().to("npu")
     return model, tuple(torch.randn(4, 16).to("npu") for _ in range(inputs))
 
 

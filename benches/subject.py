@@ -175,23 +175,35 @@ def compile_time(layers: int, rounds: int) -> dict[str, float]:
     The shortest of several rounds. What earlier compilations left is collected before each of them and not looked at by the
     collections within: a process that is new, as a user's, has nothing of it.
     """
-
-    def first_call(backend: str) -> float:
-        model, arguments = stack(layers)
-        torch._dynamo.reset()
-        gc.collect()
-        gc.freeze()
-        start = time.process_time()
-        torch.compile(model, backend=backend, dynamic=False)(*arguments)
-        torch.npu.synchronize()
-        seconds = time.process_time() - start
-        gc.unfreeze()
-        return seconds
-
     prepare()
-    pairs = [(first_call("aot_eager"), first_call(BACKEND)) for _ in range(rounds)]
+    pairs = [(_first_call("aot_eager", layers), _first_call(BACKEND, layers)) for _ in range(rounds)]
     alone, whole = (min(times) for times in zip(*pairs, strict=True))
     return {"aot_eager": alone, "whole": whole}
+
+
+def region_time(layers: int, rounds: int) -> dict[str, float]:
+    """The same, and the times of both backends where the layers are calls of one nested compile region."""
+    kinds = {"aot_eager": ("aot_eager", False), "whole": (BACKEND, False)}
+    kinds |= {"aot_eager, regions": ("aot_eager", True), "regions": (BACKEND, True)}
+    prepare()
+    found = [
+        {name: _first_call(backend, layers, regions=regions) for name, (backend, regions) in kinds.items()}
+        for _ in range(rounds)
+    ]
+    return {name: min(times[name] for times in found) for name in kinds}
+
+
+def _first_call(backend: str, layers: int, *, regions: bool = False) -> float:
+    model, arguments = stack(layers, regions=regions)
+    torch._dynamo.reset()
+    gc.collect()
+    gc.freeze()
+    start = time.process_time()
+    torch.compile(model, backend=backend, dynamic=False)(*arguments)
+    torch.npu.synchronize()
+    seconds = time.process_time() - start
+    gc.unfreeze()
+    return seconds
 
 
 @cache
@@ -459,6 +471,7 @@ QUESTIONS: dict[str, Callable[..., dict[str, float]]] = {
         unguarded_call,
         session_call,
         compile_time,
+        region_time,
         cold_and_warm,
         device_work,
         by_pass,

@@ -17,6 +17,8 @@ There are three cases:
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
+
 import torch
 from torch import fx
 
@@ -115,17 +117,27 @@ def remove(graph: fx.Graph, *, arithmetic: bool = False) -> None:
         arithmetic: whether identity arithmetic goes too. It stays by default, because a pattern may spell it.
     """
     removable = IDENTITY_VIEWS | IDENTITY_COPIES | (IDENTITY_ARITHMETIC if arithmetic else frozenset())
-    facts = AliasFacts(graph)
     leaving = [value for value in output_values(graph) if isinstance(value, fx.Node)]
-    outputs = set(leaving)
+    identities = {node for node in graph.nodes if node.target in removable and _is_identity_of_its_first_argument(node)}
+    if identities:
+        _remove(graph, identities.difference(leaving), leaving)
+    repeated_parts.join(graph)
+
+
+def _is_identity_of_its_first_argument(node: fx.Node) -> bool:
+    source = node.args[0] if node.args else None
+    return node.op == "call_function" and isinstance(source, fx.Node) and _is_identity(node, source)
+
+
+def _remove(graph: fx.Graph, identities: AbstractSet[fx.Node], leaving: list[fx.Node]) -> None:
+    """Remove those of the identities of which nobody can tell that they are gone."""
+    facts = AliasFacts(graph)
     movable = _inputs_that_may_begin_elsewhere(graph, facts)
     counted = frozenset(root for value in counted_storages(graph, facts) for root in facts.roots(value))
     for node in graph.nodes:
-        if node.op != "call_function" or node.target not in removable:
+        if node not in identities:
             continue
-        source = node.args[0] if node.args else None
-        if not isinstance(source, fx.Node) or not _is_identity(node, source) or node in outputs:
-            continue
+        source = node.args[0]
         if node.target not in IDENTITY_VIEWS and not _copy_is_invisible(node, source, facts, leaving):
             continue
         if not counted.isdisjoint(facts.roots(node)) and not _begins_as(node, source, facts, movable):
@@ -134,4 +146,3 @@ def remove(graph: fx.Graph, *, arithmetic: bool = False) -> None:
             continue
         node.replace_all_uses_with(source)
         graph.erase_node(node)
-    repeated_parts.join(graph)

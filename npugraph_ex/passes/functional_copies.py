@@ -19,9 +19,12 @@ _copy, _clone = torch.ops.aten.copy.default, torch.ops.aten.clone.default
 
 def run(gm: fx.GraphModule, context: PassContext) -> None:  # noqa: ARG001 - every pass takes it
     """Replace `copy(x, y)` by `clone(y)` where the clone has the copy's shape, strides and dtype."""
+    copies = gm.graph.find_nodes(op="call_function", target=_copy)
+    if not copies:
+        return
     facts = AliasFacts(gm.graph)
     counted = frozenset(root for value in counted_storages(gm.graph, facts) for root in facts.roots(value))
-    for node in gm.graph.find_nodes(op="call_function", target=_copy):
+    for node in copies:
         source = node.args[1]
         if not counted.isdisjoint(facts.roots(node)):
             continue  # the program does have that memory

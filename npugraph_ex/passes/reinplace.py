@@ -57,7 +57,7 @@ class _Reinplacer:
     def __post_init__(self) -> None:
         # Computed before the first rewrite, because a view of moved memory looks like a copy until its metadata is refreshed.
         self._computing = {node for node in self.graph.nodes if computes(node)}
-        self._counted = counted_storages(self.graph, AliasFacts(self.graph))
+        self._counted = counted_storages(self.graph)
 
     def run(self) -> None:
         for node in list(self.graph.nodes):

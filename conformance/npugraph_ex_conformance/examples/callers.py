@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo.exc import UncapturedHigherOrderOpError
 
 import npu_emulator
 import npugraph_ex
@@ -30,13 +31,15 @@ from npugraph_ex.testing.oracle import tracing
 from npugraph_ex.testing.oracle.judge import same_values
 from npugraph_ex.testing.oracle.observation import Observation, host_copy, observe, visible_difference
 
+_Function = Callable[..., Any]
 _CALLS = 16
 """Enough that inputs which stay are read in place, and then move."""
-_FROM_THE_STORAGE, _INTO_THE_STORAGE, _THROUGH_DYNAMO, _SESSION = 35, 75, 40, 30
+_FROM_THE_STORAGE, _INTO_THE_STORAGE, _THROUGH_DYNAMO, _SESSION, _REGIONS = 35, 75, 40, 30, 40
 _ONE_MEMORY, _WRITTEN, _DROPPED, _FORGOTTEN = 80, 30, 35, 5
 """Chances in percent: that a program also reads an input's storage from its first element, and that it writes there, too; of
-`torch.compile`, and of a session in its place; that two arguments share memory unknown to the graph; between two calls, that
-something kept is written, that each kept thing is dropped, that all captures are dropped."""
+`torch.compile`, of a session in its place, or else of a function that calls the program twice as a nested compile region; that two
+arguments share memory unknown to the graph; between two calls, that something kept is written, that each kept thing is dropped,
+that all captures are dropped."""
 _OPTIONS: tuple[Mapping[str, Any], ...] = (
     {}, {}, {"clone_output": True}, {"stable_inputs_in_place": False}, {"capture_limit": 2}, {"frozen_parameter": True},
 )  # fmt: skip
@@ -293,9 +296,11 @@ def _sides(choices: Choices, program: Program) -> tuple[_Caller, _Caller]:
     torch.compiler.reset()
     if choices.chance(_THROUGH_DYNAMO):
         compiled = torch.compile(function, backend="npugraph_ex", options=options, fullgraph=True)
-        if not _writes_into_the_storage(program) and choices.chance(
-            _SESSION
-        ):  # a session refuses other places in a storage
+        # A session refuses other places in a storage.
+        session_instead = not _writes_into_the_storage(program) and choices.chance(_SESSION)
+        if not session_instead and not twins and choices.chance(_REGIONS):
+            function, compiled = _in_regions(function, program, options) or (function, compiled)
+        if session_instead:
             with suppress(SessionError), torch.no_grad():  # it refuses programs that return views of their arguments
                 examples = make_inputs(program.inputs, sizes=program.sizes[0])
                 compiled = session(function, examples, dynamic=program.dynamic or None, options=options)
@@ -307,6 +312,27 @@ def _sides(choices: Choices, program: Program) -> tuple[_Caller, _Caller]:
         twins |= _readers_of_written_memory(traced.graph, program, twins)
     captured = npugraph_ex.compile_fx(tracing.copy_of(traced), None, options)
     return _Caller(traced if program.functional else function, False, twins), _Caller(captured, False, twins)
+
+
+def _in_regions(function: _Function, program: Program, options: dict[str, Any]) -> tuple[_Function, _Function] | None:
+    """A function that calls the program twice as one nested compile region, and it compiled.
+
+    None if torch refuses the region, because an argument or a result shares memory with another.
+    """
+
+    @torch.compiler.nested_compile_region
+    def region(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        results = function(*inputs)
+        return tuple(results) if isinstance(results, (tuple, list)) else (results,)
+
+    def twice(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (*region(*inputs), *region(*inputs))
+
+    compiled = torch.compile(twice, backend="npugraph_ex", options=options, fullgraph=True)
+    with suppress(UncapturedHigherOrderOpError), torch.no_grad():
+        compiled(*make_inputs(program.inputs, sizes=program.sizes[0]))
+        return twice, compiled
+    return None
 
 
 def _readers_of_written_memory(graph: fx.Graph, program: Program, twins: Mapping[int, int]) -> dict[int, int]:

@@ -37,11 +37,12 @@ def record(  # noqa: PLR0913 - the parts of one compilation
 ) -> GraphRecord:
     """Make and publish the record of one compiled graph, after all passes."""
     obstacles = tuple(str(obstacle) for obstacle in find_obstacles(gm, UpdatePlan.from_graph(gm)))
-    after = nodes_of(gm.graph)
+    facts = AliasFacts(gm.graph)
+    after = nodes_of(gm.graph, facts)
     made = GraphRecord(
         number=number,
         fate=_fate(gm, compiled, options, obstacles),
-        inputs=_inputs(gm, example_inputs, names, compiled),
+        inputs=_inputs(mutated_inputs(gm.graph, facts), example_inputs, names, compiled),
         report=report,
         kernels_before=sum(node.kernel for node in before),
         kernels_after=sum(node.kernel for node in after),
@@ -56,9 +57,9 @@ def record(  # noqa: PLR0913 - the parts of one compilation
     return made
 
 
-def nodes_of(graph: fx.Graph) -> tuple[CallRecord, ...]:
+def nodes_of(graph: fx.Graph, facts: AliasFacts | None = None) -> tuple[CallRecord, ...]:
     """The calls of a graph, in order; what only takes a result out of a tuple is none."""
-    alive = alive_bytes(graph, AliasFacts(graph))
+    alive = alive_bytes(graph, facts or AliasFacts(graph))
     return tuple(
         CallRecord(node.name, str(node.target), stream_of(node), source_line(node), launches(node), alive[node])
         for node in graph.nodes
@@ -81,7 +82,10 @@ def _fate(gm: fx.GraphModule, compiled: Callable[..., Any], options: Options, ob
 
 
 def _inputs(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], names: Sequence[str], compiled: Callable[..., Any]
+    written: frozenset[int],
+    example_inputs: Sequence[Any],
+    names: Sequence[str],
+    compiled: Callable[..., Any],
 ) -> tuple[InputRecord, ...]:
     kinds: dict[int, InputClass] = {}
     if isinstance(compiled, CompiledGraph):
@@ -90,7 +94,6 @@ def _inputs(
         kinds.update(dict.fromkeys(plan.copied, "copied"))
         kinds.update(dict.fromkeys((*plan.keyed, *plan.scalars), "key"))
         kinds.update(dict.fromkeys(plan.updates.positions if plan.updates else (), "updated"))
-    written = mutated_inputs(gm.graph, AliasFacts(gm.graph))
     return tuple(
         InputRecord(name, kinds.get(position, "as given"), position in written, _described(value))
         for position, (name, value) in enumerate(zip(names, example_inputs, strict=True))

@@ -23,19 +23,31 @@ REPAIR = Repair(
 
 def restore(gm: fx.GraphModule) -> None:
     """Inline the regions of a Dynamo graph that write through ``out=``, in place."""
-    for call in gm.graph.find_nodes(op="call_function", target=torch.ops.higher_order.invoke_subgraph):
-        region: Any = gm.get_submodule(str(call.args[0].target))
+    calls = gm.graph.find_nodes(op="call_function", target=torch.ops.higher_order.invoke_subgraph)
+    regions: dict[str, Any] = {name: gm.get_submodule(name) for name in dict.fromkeys(map(_name, calls))}
+    for region in regions.values():
         restore(region)  # regions in regions
-        if any(node.kwargs.get("out") is not None for node in region.graph.nodes):
-            _inline(gm, call, region)
-    gm.recompile()
+    writing = {name for name, region in regions.items() if any(map(_writes, region.graph.nodes))}
+    for call in calls:
+        if _name(call) in writing:
+            _inline(gm, call, regions[_name(call)])
+    if writing:
+        gm.recompile()
+
+
+def _name(call: fx.Node) -> str:
+    return str(call.args[0].target)  # type: ignore[union-attr]
+
+
+def _writes(node: fx.Node) -> bool:
+    return node.kwargs.get("out") is not None
 
 
 def _inline(gm: fx.GraphModule, call: fx.Node, region: fx.GraphModule) -> None:
     twins: dict[fx.Node, Any] = dict(zip(region.graph.find_nodes(op="placeholder"), call.args[2:], strict=True))
     with gm.graph.inserting_before(call):
         for node in region.graph.find_nodes(op="get_attr"):  # subgraphs of other operators
-            name = f"{call.args[0].target}_{node.target}"  # type: ignore[union-attr]
+            name = f"{_name(call)}_{node.target}"
             setattr(gm, name, getattr(region, str(node.target)))
             twins[node] = gm.graph.get_attr(name)
         results: Any = gm.graph.graph_copy(region.graph, twins)

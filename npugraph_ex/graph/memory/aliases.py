@@ -213,14 +213,17 @@ def inputs_left_behind(graph: fx.Graph, facts: AliasFacts) -> frozenset[int]:
     return frozenset(beyond | {position for root in counted for position, _ in own.get(root, ())})
 
 
-def counted_storages(graph: fx.Graph, facts: AliasFacts) -> list[fx.Node]:
+def counted_storages(graph: fx.Graph, facts: AliasFacts | None = None) -> list[fx.Node]:
     """The values in whose storage a node counts from the beginning. What takes the place of one must begin where it begins.
 
     A scatter of one counts, too: its storage begins as that of what it was made from.
     """
     counted = [node.all_input_nodes[0] for node in graph.nodes if counts_from_the_storage(node)]
+    if not counted:
+        return []
+    facts = facts or AliasFacts(graph)
     roots = {root for value in counted for root in facts.roots(value)}
-    for node in reversed(graph.nodes) if roots else ():
+    for node in reversed(graph.nodes):
         if keeps_the_storage(node) and not roots.isdisjoint(facts.roots(node)):
             counted.append(node.all_input_nodes[0])
             roots |= facts.roots(node.all_input_nodes[0])
