@@ -51,14 +51,14 @@ def inline(gm: fx.GraphModule) -> None:
     Raises:
         CaptureError: such a region writes its arguments.
     """
-    regions: dict[str, _Region] = {}
+    regions: dict[str, _NestedRegion] = {}
     for node in list(gm.graph.nodes):
-        call = _Call.of(node)
+        call = _RegionCall.of(node)
         if call is None:
             continue
         name = str(call.subgraph.target)
         if name not in regions:
-            regions[name] = _Region(gm, name)
+            regions[name] = _NestedRegion(gm, name)
         if regions[name].is_known:
             regions[name].replace(call)
         elif call.written:
@@ -74,7 +74,7 @@ def inline(gm: fx.GraphModule) -> None:
 
 
 @dataclass(frozen=True)
-class _Call:
+class _RegionCall:
     """One call of a region.
 
     Attributes:
@@ -89,27 +89,27 @@ class _Call:
     subgraph: fx.Node
     operands: tuple[Any, ...]
     bases: tuple[fx.Node, ...] = ()
-    written: Mapping[int, tuple[int, _View]] = field(default_factory=dict)
+    written: Mapping[int, tuple[int, _WrittenPart]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, node: fx.Node) -> _Call | None:
+    def of(cls, node: fx.Node) -> _RegionCall | None:
         """The call that ``node`` is; None if it is none."""
         if node.target is _CALL:
             return cls(node, node.args[0], node.args[2:])  # type: ignore[arg-type]
         if node.target not in _torch_private.auto_functionalized_operators() or _CALL not in node.args:
             return None
         given: dict[str, Any] = dict(node.kwargs)
-        bases, operands, written = tuple(given["_all_bases"]), list[Any](), dict[int, tuple[int, _View]]()
+        bases, operands, written = tuple(given["_all_bases"]), list[Any](), dict[int, tuple[int, _WrittenPart]]()
         while (name := f"arg{len(operands)}") in given or f"_{name}_base_index" in given:
             base = given.get(f"_{name}_base_index")
             if base is not None:
-                written[len(operands)] = base, _View.of(given, name)
+                written[len(operands)] = base, _WrittenPart.of(given, name)
             operands.append(given.get(name) if base is None else bases[base])
         return cls(node, given["subgraph"], tuple(operands), bases, written)
 
 
 @dataclass(frozen=True)
-class _View:
+class _WrittenPart:
     """How a written argument is a view of its base: the arguments of `aten.slice`, those of `aten.as_strided`, or all of it."""
 
     arguments: tuple[Any, ...] = ()
@@ -117,7 +117,7 @@ class _View:
     put_by: Callable[..., Any] | None = None
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], name: str) -> _View:
+    def of(cls, given: Mapping[str, Any], name: str) -> _WrittenPart:
         """The view that AOT's wrapper describes for one argument."""
         if f"_{name}_slice_dim" in given:
             arguments = tuple(given[f"_{name}_slice_{part}"] for part in ("dim", "start", "end"))
@@ -128,7 +128,7 @@ class _View:
         return cls()
 
 
-class _Region:
+class _NestedRegion:
     """One subgraph that ``gm`` calls, with its metadata for the first call."""
 
     def __init__(self, gm: fx.GraphModule, name: str) -> None:
@@ -144,7 +144,7 @@ class _Region:
         """Whether the metadata of its operators can be derived for another call."""
         return not any("unbacked_bindings" in node.meta for node in self._module.graph.nodes)
 
-    def replace(self, call: _Call) -> None:
+    def replace(self, call: _RegionCall) -> None:
         """Put copies of the region's operators in place of ``call``."""
         with self._gm.graph.inserting_before(call.node):
             operands = list(call.operands)
@@ -186,7 +186,7 @@ class _Region:
         results: Any = fx.map_arg(self._module.graph.output_node().args[0], twins.__getitem__)
         return tuple(results), writes
 
-    def _after_write(self, base: fx.Node, view: _View, value: fx.Node) -> fx.Node:
+    def _after_write(self, base: fx.Node, view: _WrittenPart, value: fx.Node) -> fx.Node:
         """The base after ``value`` was written into its view; its metadata stays."""
         if view.put_by is not None:
             return self._new(view.put_by, (base, value, *view.arguments))
