@@ -59,6 +59,7 @@ examples:
   npugraph-ex run --emulate script.py           run a torch_npu program on an emulated NPU; no CANN, no hardware
   npugraph-ex run --as-torchair old_script.py   run a script that says `import torchair` on this library
   npugraph-ex explain --emulate script.py       run it so, then what was compiled: inputs, passes, fusions, captures
+  npugraph-ex advise --emulate script.py        what could be fused in its models, what that wins, what to change
   npugraph-ex timeline script.py                draw what the streams of a program do, on a modelled clock
   npugraph-ex validate my_fusions.py            are the replacements that it registers right? exit status 1 if not
   npugraph-ex cache ls                          saved compilations; `cache show NAME`, `cache clear [PREFIX]`

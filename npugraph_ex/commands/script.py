@@ -1,4 +1,4 @@
-"""`npugraph-ex run`, `explain` and `timeline`: become a script, and say what went wrong, was compiled or ran when."""
+"""`npugraph-ex run`, `explain`, `advise`, `timeline`: become a script, and say what went wrong, was compiled or ran when."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from npugraph_ex.commands import timeline
+from npugraph_ex.commands import advise, timeline
 from npugraph_ex.commands.interrupts import Interrupt, end_children, interruptible
 from npugraph_ex.commands.numbers import seconds
 from npugraph_ex.errors import NpuGraphExError, UsageError
@@ -60,7 +60,7 @@ def add_parsers(commands: Any) -> None:
     )
     for parser in (running, explaining):
         parser.add_argument("--emulate", action="store_true", help="on an emulated NPU")
-    for parser in (running, explaining, timeline.add_parser(commands)):
+    for parser in (running, explaining, advise.add_parser(commands), timeline.add_parser(commands)):
         parser.add_argument("--as-torchair", action="store_true", help="make `import torchair` mean this library")
         parser.add_argument("script", help="the Python file to run")
         further = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the script")
@@ -148,7 +148,18 @@ def draw(arguments: argparse.Namespace, choice: str) -> int:
     """Run a script and draw what its streams do."""
     if choice == "bundled":
         raise UsageError(f"timeline follows this process, and {_SWITCH}=bundled needs another; unset it")
-    around = partial(timeline.drawn, arguments, sys.stdout)
+    return _watched(arguments, choice, partial(timeline.drawn, arguments, sys.stdout))
+
+
+def give_advice(arguments: argparse.Namespace, choice: str) -> int:
+    """Run a script and say what could be fused in its models."""
+    if choice == "bundled":
+        raise UsageError(f"advise watches this library, and {_SWITCH}=bundled asks for torch_npu's; unset it")
+    return _watched(arguments, choice, partial(advise.advised, arguments, sys.stdout))
+
+
+def _watched(arguments: argparse.Namespace, choice: str, around: Callable[[], AbstractContextManager[None]]) -> int:
+    """Run a script in a block that tells something at its end."""
     with interruptible() as stop, redirect_stdout(sys.stderr if arguments.json else sys.stdout):
         status = run(arguments, choice, around=around, stop=stop)
     _leave_threads(stop, status)
@@ -275,5 +286,7 @@ def _start_afresh(arguments: argparse.Namespace) -> NoReturn:
     os.execv(sys.executable, command)  # noqa: S606 - the user's own script, as they asked
 
 
-COMMANDS: dict[str, Callable[[argparse.Namespace, str], int]] = {"run": run, "explain": explain, "timeline": draw}
+COMMANDS: dict[str, Callable[[argparse.Namespace, str], int]] = {
+    "run": run, "explain": explain, "advise": give_advice, "timeline": draw,
+}  # fmt: skip
 """What each command does, by name: it takes the command line and the value of NPUGRAPH_EX."""

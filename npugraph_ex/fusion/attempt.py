@@ -22,6 +22,7 @@ from npugraph_ex.fusion.pattern import match_at
 from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.fusion.splice import splice
 from npugraph_ex.fusion.trace_cache import TraceCache
+from npugraph_ex.graph.launches import Launched
 from npugraph_ex.graph.metadata import difference, fake_mode_of
 from npugraph_ex.graph.source import source_line
 from npugraph_ex.report.passes import Fusion, NearMiss, ReportBuilder
@@ -156,6 +157,7 @@ class Attempt:
         if isinstance(relaid, str):
             return relaid
         names, source = tuple(node.name for node in site.nodes), source_line(site.nodes[-1])
+        saves = Launched.of(site.nodes) - Launched.of(replacement.graph.nodes)
         new = splice(site, parts, replacement.graph, arguments, self.facts)
         free_strides.apply_new_values(relaid, new)
         by = tuple(node.name for node in new if isinstance(node.target, OpOverload))
@@ -163,7 +165,9 @@ class Attempt:
         guards = (*replacement.guards, *map(str, assumed))
         for condition in assumed:
             bool(condition)
-        self.report.add_fusion(Fusion(self.rule.rule.name, names, by, source, tuple(dict.fromkeys(guards))))
+        self.report.add_fusion(
+            Fusion(self.rule.rule.name, names, by, source, tuple(dict.fromkeys(guards)), saves=saves)
+        )
         return None
 
     def _fit(

@@ -1,11 +1,17 @@
-"""Which nodes start work on the device, and how many a graph has."""
+"""Which nodes start work on the device, how many a graph has, and what they read and write."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from npugraph_ex.graph.operators import is_view
+from npugraph_ex.graph.operators import is_view, tensor_leaves
 
 _NOT_KERNELS = frozenset({"air", "npugraph_ex", "prim", "prims", "_operator"})
 
@@ -21,3 +27,42 @@ def launches(node: fx.Node) -> bool:
 def count_kernels(graph: fx.Graph) -> int:
     """The number of nodes of ``graph`` that start work on the device."""
     return sum(1 for node in graph.nodes if launches(node))
+
+
+@dataclass(frozen=True)
+class Launched:
+    """Work on the device.
+
+    Attributes:
+        kernels: how many.
+        bytes: what they read and write, each tensor once for each kernel; for symbolic sizes, those compiled for.
+    """
+
+    kernels: int = 0
+    bytes: int = 0
+
+    @classmethod
+    def of(cls, nodes: Iterable[fx.Node]) -> Launched:
+        """What these nodes start."""
+        starting = [node for node in nodes if launches(node)]
+        tensors = (leaf for node in starting for one in (*node.all_input_nodes, node) for leaf in tensor_leaves(one))
+        return cls(len(starting), sum(map(_bytes_of, tensors)))
+
+    def __add__(self, other: Launched) -> Launched:
+        return Launched(self.kernels + other.kernels, self.bytes + other.bytes)
+
+    def __sub__(self, other: Launched) -> Launched:
+        return Launched(self.kernels - other.kernels, self.bytes - other.bytes)
+
+
+NOTHING = Launched()
+
+
+def _bytes_of(tensor: torch.Tensor) -> int:
+    """Bytes of memory under a tensor; a dimension that is repeated in place is read once."""
+    kept = [_known(size) for size, step in zip(tensor.shape, tensor.stride(), strict=True) if _known(step) != 0]
+    return math.prod(kept) * tensor.element_size()
+
+
+def _known(number: Any) -> int:
+    return number if isinstance(number, int) else int(number.node.hint or 1)

@@ -6,12 +6,15 @@ A value stays in the graph where it is written, leaves the graph, or is large.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
 from npugraph_ex.fusion.checks import GraphFacts
 from npugraph_ex.graph.effects import has_effect
+from npugraph_ex.graph.launches import NOTHING, Launched
 from npugraph_ex.graph.memory.aliases import output_values, tensor_leaves
 from npugraph_ex.graph.metadata import fake_mode_of
 from npugraph_ex.graph.operators import is_view
@@ -61,9 +64,11 @@ def fold(graph: fx.Graph, report: ReportBuilder) -> None:
     on_device = [node for node in graph.nodes if node in constant and node.meta["val"].device.type == "npu"]
     needed = [node for node in on_device if not is_view(node) and _is_read(node, constant)]
     values = _computed(graph, needed, constant)
-    for node, value in values.items():
-        _replace(node, value, report)
-    _erase(constant)
+    made = [_replaced(node, value) for node, value in values.items()]
+    saves = _erase(constant)
+    for one in made:  # what they read in common is counted once
+        report.add_fusion(replace(one, saves=saves))
+        saves = NOTHING
 
 
 def _is_computed_alike(node: fx.Node) -> bool:
@@ -121,7 +126,7 @@ def _computed(graph: fx.Graph, needed: list[fx.Node], constant: set[fx.Node]) ->
     return dict(zip(needed, found, strict=True))
 
 
-def _replace(node: fx.Node, value: torch.Tensor, report: ReportBuilder) -> None:
+def _replaced(node: fx.Node, value: torch.Tensor) -> Fusion:
     gm, mode, like = node.graph.owning_module, fake_mode_of(node.graph), node.meta["val"]
     assert gm is not None  # noqa: S101 - passes get the graph of a module
     assert mode is not None  # noqa: S101 - asked before
@@ -134,11 +139,15 @@ def _replace(node: fx.Node, value: torch.Tensor, report: ReportBuilder) -> None:
     read.meta["val"] = mode.from_tensor(made, static_shapes=True)
     source = source_line(node)
     node.replace_all_uses_with(read)
-    report.add_fusion(Fusion(NAME, (node.name,), (read.name,), source))
+    return Fusion(NAME, (node.name,), (read.name,), source)
 
 
-def _erase(constant: set[fx.Node]) -> None:
-    """Erase what nobody reads any more, last first."""
+def _erase(constant: set[fx.Node]) -> Launched:
+    """Erase what nobody reads any more, last first; what that saves on the device."""
+    saves = NOTHING
     for node in sorted(constant, reverse=True):
         if not node.users:
+            on_device = any(leaf.device.type == "npu" for leaf in tensor_leaves(node))
+            saves += Launched.of([node] if on_device else [])
             node.graph.erase_node(node)
+    return saves

@@ -18,7 +18,7 @@ from npugraph_ex.fusion.forward_backward import MatchPart
 from npugraph_ex.fusion.splice import splice
 from npugraph_ex.fusion.tracing import fresh
 from npugraph_ex.graph import noops
-from npugraph_ex.graph.launches import launches
+from npugraph_ex.graph.launches import NOTHING, Launched
 from npugraph_ex.graph.memory.aliases import tensor_leaves
 from npugraph_ex.graph.metadata import fake_mode_of
 from npugraph_ex.graph.source import source_line
@@ -77,14 +77,26 @@ class _LiftingAttempt:
         if found is None:
             return
         if isinstance(found, Unlike):
-            self._near_miss(found.node, found.reason, 1)
+            self._near_miss(found.node, found.reason, 1, self._would_save(found.instead))
             return
         reason = self._lift(found)
         if reason is not None:
             self._near_miss(self.node, reason, 2)
 
-    def _near_miss(self, node: fx.Node, reason: str, progress: int) -> None:
-        self.report.add_near_miss(NearMiss(self.form.name, node.name, reason, source_line(node)), (progress, 0))
+    def _near_miss(self, node: fx.Node, reason: str, progress: int, would_save: Launched = NOTHING) -> None:
+        miss = NearMiss(self.form.name, node.name, reason, source_line(node), would_save)
+        self.report.add_near_miss(miss, (progress, 0))
+
+    def _would_save(self, proposal: Proposal | None) -> Launched:
+        """What a changed spelling would save; nothing where the graph has reasons of its own against it."""
+        subgraph = "" if proposal is None else Subgraph.of(proposal)
+        if proposal is None or isinstance(subgraph, str) or _unfit(proposal):
+            return NOTHING
+        bound = {str(position): node for position, node in enumerate(proposal.inputs)}
+        replacement = self._replacement(proposal, Site(subgraph.vanishing, subgraph.outputs, bound))
+        if isinstance(replacement, str):
+            return NOTHING
+        return Launched.of(subgraph.vanishing) - Launched.of(replacement.nodes)
 
     def _lift(self, proposal: Proposal) -> str | None:
         """None after a lift, otherwise the first reason against it; cheap questions first."""
@@ -106,8 +118,8 @@ class _LiftingAttempt:
         replacement = self._replacement(proposal, site)
         if isinstance(replacement, str):
             return replacement
-        saved = sum(map(launches, subgraph.vanishing)) - sum(map(launches, replacement.nodes))
-        if saved <= 0 and len(proposal.outputs) == 1:
+        saves = Launched.of(subgraph.vanishing) - Launched.of(replacement.nodes)
+        if saves.kernels <= 0 and len(proposal.outputs) == 1:
             return "other operators use what is computed on the way, so that nothing would be saved"
         ruling = judge(proposal, subgraph, replacement, exact=self.exact)
         if ruling.reason:
@@ -115,7 +127,7 @@ class _LiftingAttempt:
         names = tuple(node.name for node in subgraph.vanishing)
         source = source_line(proposal.outputs[-1])
         new = splice(site, [MatchPart(site, placement)], replacement, proposal.inputs, self.facts)
-        self.report.add_fusion(_record(self.form.name, names, new, source, ruling))
+        self.report.add_fusion(_record(self.form.name, names, new, source, ruling, saves))
         return None
 
     def _replacement(self, proposal: Proposal, site: Site) -> fx.Graph | str:
@@ -152,6 +164,8 @@ def _unfit(proposal: Proposal) -> str | None:
     return None
 
 
-def _record(name: str, replaced: tuple[str, ...], new: list[fx.Node], source: str, ruling: Ruling) -> Fusion:
+def _record(
+    name: str, replaced: tuple[str, ...], new: list[fx.Node], source: str, ruling: Ruling, saves: Launched
+) -> Fusion:
     by = tuple(node.name for node in new if isinstance(node.target, torch._ops.OpOverload))
-    return Fusion(name, replaced, by, source, ulps=(ruling.ulps, ruling.eager_ulps))
+    return Fusion(name, replaced, by, source, ulps=(ruling.ulps, ruling.eager_ulps), saves=saves)

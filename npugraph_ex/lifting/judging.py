@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,6 +111,10 @@ def _judged(proposal: Proposal, subgraph: Subgraph, replacement: fx.Graph, *, ex
                 if one.reason:
                     return Ruling(f"with {kind}, {one.reason}", one.worst, one.worst_eager)
                 worst, worst_eager = max(worst, one.worst), max(worst_eager, one.worst_eager)
+        if exact and not proposal.rounds_alike:
+            different = pair.in_float32(trials.ordinary(subgraph.inputs, at))
+            if different:
+                return Ruling(different)
     return Ruling("", worst, worst_eager)
 
 
@@ -136,7 +140,6 @@ class _Pair:
         lifted, eager = self._run(inputs)
         bits = list(map(_different_bits, lifted, eager))
         if exact:
-            bits = bits if any(bits) or self.proposal.rounds_alike else self._in_float32(inputs)
             yield from map(_Compared, bits)
         if measured or (any(bits) and not exact):
             truth = CpuInterpreter(self.spelled, wide=True).run(*_cast(inputs, torch.float64))
@@ -145,11 +148,14 @@ class _Pair:
                 for result in zip(lifted, eager, truth, strict=True)
             )
 
-    def _in_float32(self, inputs: Sequence[Any]) -> list[str]:
-        """What differs where nothing is rounded to fewer bits: equal roundings of different numbers are chance."""
+    def in_float32(self, draws: Iterable[Sequence[Any]]) -> str:
+        """What differs where nothing is rounded to fewer bits: that two roundings are equal may be chance."""
         twins = _Pair(_single(self.spelled), _single(self.operator), self.proposal)
-        lifted, eager = twins._run(_cast(inputs, torch.float32))
-        return [one and f"computed in float32 throughout, {one}" for one in map(_different_bits, lifted, eager)]
+        for inputs in draws:
+            bits = filter(None, map(_different_bits, *twins._run(_cast(inputs, torch.float32))))
+            for different in bits:
+                return f"computed in float32 throughout, {different}"
+        return ""
 
     def _run(self, inputs: Sequence[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         lifted = CpuInterpreter(self.operator).run(*inputs[: len(self.proposal.inputs)])

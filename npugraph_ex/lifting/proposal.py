@@ -55,10 +55,14 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Unlike:
-    """Why a subgraph that looks like the form is none, and the node that stands for it in the report."""
+    """Why a subgraph that looks like the form is none, and the node that stands for it in the report.
+
+    ``instead``: what would be proposed if the program were changed as the reason says.
+    """
 
     node: fx.Node
     reason: str
+    instead: Proposal | None = None
 
 
 class Form(Protocol):

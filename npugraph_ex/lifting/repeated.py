@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from npugraph_ex.fusion.checks import GraphFacts, Site, one_scope
 from npugraph_ex.graph.effects import draws_random_numbers, has_effect
-from npugraph_ex.graph.launches import launches
+from npugraph_ex.graph.launches import Launched, launches
 from npugraph_ex.graph.memory.aliases import output_values, tensor_leaves
 from npugraph_ex.graph.metadata import difference
 from npugraph_ex.graph.source import source_line
@@ -42,10 +42,10 @@ def join(graph: fx.Graph, report: ReportBuilder) -> None:
         ):
             first[key] = names[node] = node
             continue
-        source = source_line(node)
+        source, saves = source_line(node), Launched.of([node])
         node.replace_all_uses_with(earlier)
         graph.erase_node(node)
-        report.add_fusion(Fusion(NAME, (node.name,), (earlier.name,), source))
+        report.add_fusion(Fusion(NAME, (node.name,), (earlier.name,), source, saves=saves))
 
 
 def _key(node: fx.Node, names: Mapping[fx.Node, object]) -> object:

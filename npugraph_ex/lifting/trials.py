@@ -26,6 +26,7 @@ _KINDS = (
 )  # fmt: skip
 """Each with whether all inputs are of the kind, or the first alone and the others ordinary."""
 _FINE = 1e-4
+_MANY = 64
 
 
 @dataclass(frozen=True)
@@ -92,12 +93,23 @@ def on_real_values() -> Iterator[None]:
 def drawn(inputs: Sequence[fx.Node], at: Sizes, *, few: bool) -> Iterator[tuple[str, list[Any]]]:
     """Inputs of each kind, in words too, on the CPU; ``few``: the first and the last kind only."""
     for kind, everywhere in _KINDS[:: len(_KINDS) - 1] if few else _KINDS:
-        generator = torch.Generator().manual_seed(len(kind))
-        kinds = (kind if everywhere or not position else "ordinary" for position in range(len(inputs)))
-        values: dict[fx.Node, Any] = {}  # a node that is two inputs has one value
-        for node, one in zip(inputs, kinds, strict=True):
-            values.setdefault(node, _drawn(node.meta["val"], one, at, generator))
-        yield f"{kind} {'inputs' if everywhere else 'values in the first input'}", [values[node] for node in inputs]
+        kinds = [kind if everywhere or not position else "ordinary" for position in range(len(inputs))]
+        said = f"{kind} {'inputs' if everywhere else 'values in the first input'}"
+        yield said, _drawn_together(inputs, kinds, at, len(kind))
+
+
+def ordinary(inputs: Sequence[fx.Node], at: Sizes) -> Iterator[list[Any]]:
+    """Ordinary inputs, many times: a graph's own sizes, cut as they are, may be one row."""
+    for seed in range(_MANY):
+        yield _drawn_together(inputs, ["ordinary"] * len(inputs), at, seed)
+
+
+def _drawn_together(inputs: Sequence[fx.Node], kinds: Sequence[str], at: Sizes, seed: int) -> list[Any]:
+    generator = torch.Generator().manual_seed(seed)
+    values: dict[fx.Node, Any] = {}  # a node that is two inputs has one value
+    for node, kind in zip(inputs, kinds, strict=True):
+        values.setdefault(node, _drawn(node.meta["val"], kind, at, generator))
+    return [values[node] for node in inputs]
 
 
 def _drawn(value: Any, kind: str, at: Sizes, generator: torch.Generator) -> Any:

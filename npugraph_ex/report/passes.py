@@ -16,6 +16,7 @@ from tabulate import tabulate
 
 from npugraph_ex._plurals import counted, noun
 from npugraph_ex.errors import FusionCountError
+from npugraph_ex.graph.launches import Launched
 from npugraph_ex.report.findings import FINDING_HEADERS, Finding, Findings
 
 PassOutcome = Literal["unchanged", "changed", "rolled back", "skipped"]
@@ -44,6 +45,7 @@ class Fusion:
         source: ``file:line`` of the user's code.
         guards: what the sizes of later calls must obey.
         ulps: of a lift, the largest distance from float64 that the judge saw, and eager mode's, in ulps.
+        saves: the kernels that it saves a call, and the bytes that these would read and write.
     """
 
     rule: str
@@ -52,16 +54,21 @@ class Fusion:
     source: str = ""
     guards: tuple[str, ...] = ()
     ulps: tuple[float, float] | None = None
+    saves: Launched = field(default_factory=Launched)
 
 
 @dataclass(frozen=True)
 class NearMiss:
-    """A subgraph that almost fits a rule's pattern and was not fused; ``reason`` is the first reason."""
+    """A subgraph that almost fits a rule's pattern and was not fused; ``reason`` is the first reason.
+
+    ``would_save``: what a fusion would save if the program were changed as the reason says, where that is known.
+    """
 
     rule: str
     node: str
     reason: str
     source: str = ""
+    would_save: Launched = field(default_factory=Launched)
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,14 @@ def forget() -> None:
     _usable.cache_clear()
 
 
+def is_usable(name: str) -> bool:
+    """Whether the operators of the built-in rule are there; where they are not, nothing is logged."""
+    try:
+        return all(_usable(rule) is not None for rule in RECORDS[name].variants)
+    except ReplacementError:
+        return False
+
+
 def prepared_rules(*, extra: bool = False, name: str | None = None) -> tuple[PreparedRule, ...]:
     """The default rules, or the extra ones, or those of one name; a rule that cannot be used here is inactive, with a warning."""
     rules = EXTRA_RULES if extra else DEFAULT_RULES

@@ -30,6 +30,10 @@ _MATMULS = (_aten.matmul.default, _aten.bmm.default)
 _TAKEN = (torch.float16, torch.bfloat16)
 _RANKS = (3, 4)
 _WIDEST = 256
+_NOT_SAFE = (
+    "for a row that is masked everywhere this softmax gives NaN, and the operator 0; "
+    "call torch.nn.functional.scaled_dot_product_attention, which means the same as the operator"
+)
 
 
 @dataclass(frozen=True)
@@ -148,12 +152,6 @@ class _SoftmaxAttention:
             return Unlike(softmax, "the softmax is not of a product of queries and keys, and at most one sum")
         if softmax.args[1] not in {-1, value.dim() - 1}:
             return Unlike(softmax, f"the softmax is over dimension {softmax.args[1]}; the operator's is over the keys")
-        if softmax.target is not _SAFE:
-            return Unlike(
-                softmax,
-                "for a row that is masked everywhere this softmax gives NaN, and the operator 0; "
-                "call torch.nn.functional.scaled_dot_product_attention, which means the same as the operator",
-            )
         wanted = [found.q, found.k, product.args[1], *([] if found.bias is None else [found.bias])]
         operands = [terms.of_dtype(one, value.dtype) for one in wanted]  # type: ignore[arg-type]
         taken = tuple(one for one in operands if one is not None)
@@ -165,7 +163,10 @@ class _SoftmaxAttention:
             return Unlike(softmax, unfit)
         heads = q.shape[-3]
         sizes = (heads, q.shape[-1])
-        return Proposal(taken, (node,), (_build(found.scale, heads),), sizes, sums_rows=True)
+        proposal = Proposal(taken, (node,), (_build(found.scale, heads),), sizes, sums_rows=True)
+        if softmax.target is _SAFE:
+            return proposal
+        return Unlike(softmax, _NOT_SAFE, proposal)
 
 
 FORM = _SoftmaxAttention()

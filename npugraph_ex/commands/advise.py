@@ -1,0 +1,110 @@
+"""`npugraph-ex advise SCRIPT`: what in its models could be fused and is not, what that would win, and what to change."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from npugraph_ex._plurals import counted
+from npugraph_ex.errors import UsageError
+
+if TYPE_CHECKING:
+    from npu_emulator.pages import Page
+    from npugraph_ex.frontend.entry.advice import Advice
+    from npugraph_ex.graph.launches import Launched
+
+_DESCRIPTION = """\
+Run a script, then say what in its compiled graphs could be fused and is not: the line of the model, kernels and modelled time
+that a call would save, and the option to set or the lines to change.
+
+examples:
+  npugraph-ex advise --emulate script.py
+  npugraph-ex advise --emulate --html advice.html script.py
+  npugraph-ex advise --emulate --json script.py > advice.json
+
+Graphs for inference alone: call the model under torch.no_grad() or torch.inference_mode(). Each graph is compiled twice.
+"""
+_KINDS = {
+    "option": ("Won by an option", "Each row is one fusion at one line of the model."),
+    "spelling": ("Won by other lines in the model", "The lines replace those of the row's line, and mean the same."),
+    "refused": ("Refused", "What resembles a fusion and stays, with the reason."),
+}
+
+
+def add_parser(commands: Any) -> argparse.ArgumentParser:
+    """Add the subcommand, without what all that run a script have in common."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "advise", help="run a script, then say what could be fused in its models, and what to change for it",
+        description=_DESCRIPTION,
+    )  # fmt: skip
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write it as a page")
+    parser.add_argument("--emulate", action="store_true", help="on an emulated NPU")
+    return parser
+
+
+@contextmanager
+def advised(arguments: argparse.Namespace, out: TextIO) -> Iterator[None]:
+    """Watch what the block compiles; at its end, even after an error, print the advice."""
+    from npugraph_ex.frontend.entry.advice import advising
+
+    if arguments.html is not None and not arguments.html.parent.is_dir():
+        raise UsageError(f"--html: there is no folder {str(arguments.html.parent)!r} to write in; make it first")
+    found: list[Advice] = []
+    try:
+        with advising() as found:
+            yield
+    finally:
+        page = _page(Path(arguments.script).name, found)
+        if arguments.json:
+            out.write(
+                json.dumps([asdict(one) | {"modelled_us": modelled_us(one.saves)} for one in found], indent=1) + "\n"
+            )
+        else:
+            with redirect_stdout(out):
+                sys.stdout.write(f"\n{page}\n")
+        if arguments.html is not None:
+            arguments.html.write_text(page.html(), encoding="utf-8")
+            sys.stderr.write(f"written: {arguments.html}\n")
+
+
+def modelled_us(saves: Launched) -> float:
+    """The microseconds that the kernels take to start, and their bytes to move, on the chip of the emulated device."""
+    from npu_emulator.chips import with_figures
+    from npu_emulator.clock.roofline import LAUNCH_US
+    from npu_emulator.settings import Settings
+
+    chip = with_figures(Settings().soc)
+    return round(LAUNCH_US * saves.kernels + 1e6 * saves.bytes / chip.bandwidth, 2)
+
+
+def _page(script: str, found: Sequence[Advice]) -> Page:
+    """Options, spellings and refusals, the most kernels first."""
+    from npu_emulator.pages import Page, PageTable, Section, Verbatim
+
+    sections = []
+    for kind, (title, text) in _KINDS.items():
+        mine = sorted((one for one in found if one.kind == kind), key=lambda one: -one.saves.kernels)
+        rows = [
+            (one.saves.kernels, f"{modelled_us(one.saves):.2f}", one.times, one.graph, one.rule, one.source)
+            for one in mine
+        ]
+        blocks = [PageTable(("kernels", "modelled us", "times", "graph", "fusion", "line"), rows)]
+        changes: dict[str, list[Advice]] = {}
+        for one in mine:
+            changes.setdefault(one.change, []).append(one)
+        told = [
+            Verbatim(f"{', '.join(dict.fromkeys(one.rule for one in those))}:\n{change}")
+            for change, those in changes.items()
+        ]
+        sections.append(Section(title, [*blocks, *told] if rows else [], text))
+    won = [one for one in found if one.kind != "refused"]
+    kernels = sum(one.saves.kernels for one in won)
+    time = sum(modelled_us(one.saves) for one in won)
+    verdict = f"{counted(kernels, 'kernel')} and {time:.2f} modelled us less in a call of each graph."
+    return Page(f"Advice for {script}", sections, verdict if won else "There is nothing to win that is known here.")

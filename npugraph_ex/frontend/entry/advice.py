@@ -1,0 +1,157 @@
+"""What could be fused in the graphs of a program and is not, what that would win, and what to change for it.
+
+Each graph is compiled a second time beside its compilation, on a copy: with every fusion rule, and with ``lift="judged"``. What
+the copy fuses besides is won by options. What stays in it is won by another spelling: projections of one input, and near-misses
+whose reason says what to change. A near-miss with no remedy is told with its reason.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from torch import fx
+
+from npugraph_ex.config import Options
+from npugraph_ex.frontend.entry.shared_projections import shared_projections
+from npugraph_ex.fusion.rules import RULE_NAMES, is_usable
+from npugraph_ex.graph.launches import NOTHING, Launched
+from npugraph_ex.report.passes import PassReport
+
+Kind = Literal["option", "spelling", "refused"]
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One change of a program.
+
+    Attributes:
+        graph: the number of the compiled graph.
+        kind: "option" is won by an option, "spelling" by other lines in the model; "refused" stays as it is, for a reason.
+        rule: the fusion that would apply.
+        source: ``file:line`` of the model.
+        times: how often it occurs there.
+        saves: kernels and bytes a call of the graph, all occurrences together.
+        change: the option, the lines, or the reason.
+    """
+
+    graph: int
+    kind: Kind
+    rule: str
+    source: str
+    times: int
+    saves: Launched
+    change: str
+
+
+_REMEDIES: tuple[tuple[str, str], ...] = (
+    (
+        "call torch.nn.functional.scaled_dot_product_attention",
+        "y = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)",
+    ),
+    ("the operator takes the first half as the gate", "gate, up = projected.chunk(2, dim=-1)   # the gate first"),
+    ("the weight is torch.float32", "weight = weight.to(x.dtype)   # once, when the model is made"),
+    ("cosines and sines are", "cos, sin = cos.to(x.dtype), sin.to(x.dtype)   # once, before the layers"),
+    ("which is no number when the graph is compiled", "torch.compile(..., dynamic=None)   # epsilon stays a number"),
+    ("on different streams", "one scope for the whole of it"),
+)
+"""What a near-miss's reason says, and the lines that mend it."""
+
+
+def advice_on(
+    number: int,
+    traced: fx.GraphModule,
+    options: Options,
+    report: PassReport,
+    compiled: Callable[[fx.GraphModule, Options], PassReport],
+) -> list[Advice]:
+    """What would be won in one graph.
+
+    Args:
+        number: of the graph.
+        traced: AOT's graph, before any pass; it is edited.
+        options: those that the program has.
+        report: what the passes did with them.
+        compiled: runs the passes with other options, in place.
+    """
+    every = dict.fromkeys(filter(is_usable, RULE_NAMES), True) | (options.fusion_rules or {})
+    best = replace(options, lift="judged", fusion_rules=every, pattern_fusion_pass=True, dump_tensor_data=False)
+    found = compiled(traced, best)
+    made = _fusions(number, found, options)
+    had = {(one.rule, one.source): one for one in _fusions(number, report, options)}
+    won = [_besides(one, had.get((one.rule, one.source))) for one in made]
+    return [
+        *(one for one in won if one is not None),
+        *(
+            Advice(number, "spelling", "shared projection", one.source, one.times, one.saves, one.change)
+            for one in shared_projections(traced.graph)
+        ),
+        *_near_misses(number, found),
+    ]
+
+
+def _fusions(number: int, report: PassReport, options: Options) -> list[Advice]:
+    """Each rule at each line, with what all its fusions there save."""
+    found: dict[tuple[str, str], Advice] = {}
+    for record in report.rules:
+        change = (
+            'options={"lift": "judged"}'
+            if record.name.startswith("lift_")
+            else f'options={{"fusion_rules": {{"{record.name}": True}}}}'
+            if options.pattern_fusion_pass
+            else 'options={"pattern_fusion_pass": True}'
+        )
+        for fusion in record.fusions:
+            key = record.name, fusion.source
+            old = found.get(key, Advice(number, "option", *key, 0, NOTHING, change))
+            found[key] = replace(old, times=old.times + 1, saves=old.saves + fusion.saves)
+    return list(found.values())
+
+
+def _besides(one: Advice, had: Advice | None) -> Advice | None:
+    """What is won besides what the program has."""
+    more = one if had is None else replace(one, times=one.times - had.times, saves=one.saves - had.saves)
+    return more if more.times > 0 and more.saves.kernels > 0 else None
+
+
+def _near_misses(number: int, report: PassReport) -> Iterator[Advice]:
+    found: dict[tuple[str, str, str], Advice] = {}
+    for miss in report.near_misses():
+        key = miss.rule, miss.source, miss.reason
+        remedy = next((lines for text, lines in _REMEDIES if text in miss.reason), None)
+        kind: Kind = "refused" if remedy is None else "spelling"
+        old = found.get(key, Advice(number, kind, miss.rule, miss.source, 0, NOTHING, remedy or miss.reason))
+        found[key] = replace(old, times=old.times + 1, saves=old.saves + miss.would_save)
+    yield from found.values()
+
+
+@contextmanager
+def advising() -> Iterator[list[Advice]]:
+    """Collect advice on each graph that the block compiles for inference."""
+    from npugraph_ex import npu_fx_compiler
+    from npugraph_ex.report import graphs
+
+    found: list[Advice] = []
+    original = npu_fx_compiler._optimize_fx  # noqa: SLF001 - the name by which clients see each graph
+
+    def optimise(gm: fx.GraphModule, example_inputs: Sequence[Any], compilation: Any) -> PassReport:
+        traced = fx.GraphModule(gm, copy.deepcopy(gm.graph))
+        number = graphs.graphs_so_far() + 1
+        report: PassReport = original(gm, example_inputs, compilation)
+
+        def compiled(copied: fx.GraphModule, options: Options) -> PassReport:
+            again = replace(compilation, options=options, dumper=None, so_far=None, report=None)
+            made: PassReport = original(copied, example_inputs, again)
+            return made
+
+        found.extend(advice_on(number, traced, compilation.options, report, compiled))
+        return report
+
+    npu_fx_compiler._optimize_fx = optimise  # noqa: SLF001
+    try:
+        yield found
+    finally:
+        npu_fx_compiler._optimize_fx = original  # noqa: SLF001

@@ -1,0 +1,159 @@
+"""Advice names what could be fused, and whoever follows it wins what it promised."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import npu_emulator
+from npu_emulator.clock.roofline import LAUNCH_US
+from npugraph_ex.commands.advise import modelled_us
+from npugraph_ex.frontend.entry.advice import Advice, advising
+
+SIZE, HEADS = 64, 4
+SHARED = "shared projection"
+
+
+class Plain(nn.Module):
+    """A block as model code spells it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = nn.Parameter(1 + 0.1 * torch.randn(SIZE))
+        self.q, self.k, self.v, self.o = (nn.Linear(SIZE, SIZE, bias=False) for _ in range(4))
+        self.gate, self.up = (nn.Linear(SIZE, 2 * SIZE, bias=False) for _ in range(2))
+        self.down = nn.Linear(2 * SIZE, SIZE, bias=False)
+
+    def norm(self, x: torch.Tensor) -> torch.Tensor:
+        """RMS norm."""
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return self.weight * wide.to(x.dtype)
+
+    def projections(self, x: torch.Tensor) -> Any:
+        """Queries, keys and values."""
+        return self.q(x), self.k(x), self.v(x)
+
+    def attention(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Over all positions."""
+        return torch.softmax((q @ k.transpose(-1, -2) * 0.25).float(), -1).to(q.dtype) @ v
+
+    def gated(self, x: torch.Tensor) -> torch.Tensor:
+        """The product of gate and up."""
+        return functional.silu(self.gate(x)) * self.up(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[batch, length, SIZE] -> the same."""
+        batch, length, _ = x.shape
+        q, k, v = (one.view(batch, length, HEADS, -1).transpose(1, 2) for one in self.projections(self.norm(x)))
+        x = x + self.o(self.attention(q, k, v).transpose(1, 2).reshape(batch, length, -1))
+        return x + self.down(self.gated(self.norm(x)))
+
+
+class Joined(Plain):
+    """The same with the projections of one input joined."""
+
+    def joined(self) -> Joined:
+        """Join the weights, once."""
+        self.qkv = torch.cat((self.q.weight, self.k.weight, self.v.weight))
+        self.gate_up = torch.cat((self.gate.weight, self.up.weight))
+        return self
+
+    def projections(self, x: torch.Tensor) -> Any:
+        """Queries, keys and values."""
+        return functional.linear(x, self.qkv).split((SIZE, SIZE, SIZE), dim=-1)
+
+    def gated(self, x: torch.Tensor) -> torch.Tensor:
+        """The product of gate and up."""
+        gate, up = functional.linear(x, self.gate_up).chunk(2, dim=-1)
+        return functional.silu(gate) * up
+
+
+class Attending(Plain):
+    """The same with torch's own attention."""
+
+    def attention(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Over all positions."""
+        return functional.scaled_dot_product_attention(q, k, v, scale=0.25)
+
+
+@cache
+def compiled(make: Callable[[], nn.Module], lift: str) -> tuple[list[Advice], int, float, torch.Tensor]:
+    """Advice on it, the kernels and modelled microseconds of a call, and its result."""
+    torch._dynamo.reset()
+    model, options = make().half().npu().eval(), {"lift": lift}
+    x = torch.randn(2, 5, SIZE, generator=torch.Generator().manual_seed(1)).half().npu()
+    function = torch.compile(
+        model.joined() if isinstance(model, Joined) else model, backend="npugraph_ex", options=options
+    )
+    with torch.no_grad(), advising() as found, npu_emulator.timeline() as clock:
+        for _ in range(3):
+            function(x)
+        clock.refresh()
+        seen = len(clock.spans)
+        result = function(x)
+        clock.refresh()
+        spans = clock.spans[seen:]
+    return found, len(spans), sum(span.duration for span in spans), result
+
+
+FOLLOWED: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...], int]] = {
+    "the option": (Plain, (), 0),
+    "joined projections": (Joined, (SHARED,), 0),
+    "attention": (Attending, ("lift_attention",), 1),  # the operator also writes where a copy would have to bring it
+}
+"""The changed model, the rules whose advice it follows beside the options', and kernels that go besides."""
+
+
+@pytest.mark.parametrize("change", FOLLOWED)
+def test_followed_advice_wins_what_it_promised(change: str) -> None:
+    """To the kernel, and to a twentieth of the modelled time; the result stays as near as float16 tells."""
+    make, rules, besides = FOLLOWED[change]
+    found, kernels, time, before = compiled(Plain, "off")
+    promised = [one for one in found if one.kind == "option" or one.rule in rules]
+    _, fewer, shorter, after = compiled(make, "judged")
+    assert kernels - fewer == sum(one.saves.kernels for one in promised) + besides
+    won = sum(modelled_us(one.saves) for one in promised) + LAUNCH_US * besides
+    assert time - shorter == pytest.approx(won, rel=0.01)
+    torch.testing.assert_close(after, before, rtol=2e-2, atol=2e-2)
+
+
+def test_nothing_is_advised_twice() -> None:
+    """Who has the option is not told of it; what has no remedy is told with its reason and wins nothing."""
+    found, *_ = compiled(Attending, "judged")
+    assert not [one for one in found if one.kind == "option"]
+    assert {one.rule for one in found if one.kind == "spelling"} == {SHARED}
+    assert all(one.change and one.source for one in found)
+
+
+def test_command(tmp_path: Path) -> None:
+    """Table, JSON and page tell the same; other options of the script's functions do not matter."""
+    script = tmp_path / "model.py"
+    script.write_text(
+        "import torch\n"
+        "def norm(x, w):\n"
+        "    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * w\n"
+        "compiled = torch.compile(norm, backend='npugraph_ex')\n"
+        "compiled(torch.ones(4, 64).half().npu(), torch.ones(64).half().npu())\n"
+    )
+    page = tmp_path / "advice.html"
+    command = [sys.executable, "-m", "npugraph_ex", "advise", "--emulate", "--json", "--html", str(page), str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    (one,) = json.loads(done.stdout)
+    assert (one["kind"], one["rule"], one["source"]) == ("option", "lift_rms_norm", f"{script}:3")
+    assert one["saves"]["kernels"] == 5
+    assert 'options={"lift": "judged"}' in one["change"]
+    shown = page.read_text()
+    assert "lift_rms_norm" in shown
+    assert f"{one['modelled_us']:.2f}" in shown
