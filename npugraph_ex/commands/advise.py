@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -15,9 +16,13 @@ from npugraph_ex._plurals import counted
 from npugraph_ex.errors import UsageError
 
 if TYPE_CHECKING:
+    from torch import fx
+
     from npu_emulator.pages import Page
+    from npugraph_ex.config import Options
     from npugraph_ex.frontend.entry.advice import Advice
     from npugraph_ex.graph.launches import Launched
+    from npugraph_ex.report.passes import PassReport
 
 _DESCRIPTION = """\
 Run a script, then say what in its compiled graphs could be fused and is not: the line of the model, kernels and modelled time
@@ -51,8 +56,6 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 @contextmanager
 def advised(arguments: argparse.Namespace, out: TextIO) -> Iterator[None]:
     """Watch what the block compiles; at its end, even after an error, print the advice."""
-    from npugraph_ex.frontend.entry.advice import advising
-
     if arguments.html is not None and not arguments.html.parent.is_dir():
         raise UsageError(f"--html: there is no folder {str(arguments.html.parent)!r} to write in; make it first")
     found: list[Advice] = []
@@ -71,6 +74,38 @@ def advised(arguments: argparse.Namespace, out: TextIO) -> Iterator[None]:
         if arguments.html is not None:
             arguments.html.write_text(page.html(), encoding="utf-8")
             sys.stderr.write(f"written: {arguments.html}\n")
+
+
+@contextmanager
+def advising() -> Iterator[list[Advice]]:
+    """Collect advice on each graph that the block compiles for inference."""
+    from torch import fx
+
+    from npugraph_ex import npu_fx_compiler
+    from npugraph_ex.frontend.entry.advice import advice_on
+    from npugraph_ex.report import graphs
+
+    found: list[Advice] = []
+    original = npu_fx_compiler._optimize_fx  # noqa: SLF001 - the name by which clients see each graph
+
+    def optimise(gm: fx.GraphModule, example_inputs: Sequence[Any], compilation: Any) -> PassReport:
+        traced = fx.GraphModule(gm, copy.deepcopy(gm.graph))
+        number = graphs.graphs_so_far() + 1
+        report: PassReport = original(gm, example_inputs, compilation)
+
+        def compiled(copied: fx.GraphModule, options: Options) -> PassReport:
+            again = replace(compilation, options=options, dumper=None, so_far=None, report=None)
+            made: PassReport = original(copied, example_inputs, again)
+            return made
+
+        found.extend(advice_on(number, traced, compilation.options, report, compiled))
+        return report
+
+    npu_fx_compiler._optimize_fx = optimise  # noqa: SLF001
+    try:
+        yield found
+    finally:
+        npu_fx_compiler._optimize_fx = original  # noqa: SLF001
 
 
 def modelled_us(saves: Launched) -> float:

@@ -17,8 +17,8 @@ from torch.nn import functional
 
 import npu_emulator
 from npu_emulator.clock.roofline import LAUNCH_US
-from npugraph_ex.commands.advise import modelled_us
-from npugraph_ex.frontend.entry.advice import Advice, advising
+from npugraph_ex.commands.advise import advising, modelled_us
+from npugraph_ex.frontend.entry.advice import Advice
 
 SIZE, HEADS = 64, 4
 SHARED = "shared projection"

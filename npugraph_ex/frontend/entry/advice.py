@@ -7,11 +7,9 @@ whose reason says what to change. A near-miss with no remedy is told with its re
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from torch import fx
 
@@ -126,32 +124,3 @@ def _near_misses(number: int, report: PassReport) -> Iterator[Advice]:
         old = found.get(key, Advice(number, kind, miss.rule, miss.source, 0, NOTHING, remedy or miss.reason))
         found[key] = replace(old, times=old.times + 1, saves=old.saves + miss.would_save)
     yield from found.values()
-
-
-@contextmanager
-def advising() -> Iterator[list[Advice]]:
-    """Collect advice on each graph that the block compiles for inference."""
-    from npugraph_ex import npu_fx_compiler
-    from npugraph_ex.report import graphs
-
-    found: list[Advice] = []
-    original = npu_fx_compiler._optimize_fx  # noqa: SLF001 - the name by which clients see each graph
-
-    def optimise(gm: fx.GraphModule, example_inputs: Sequence[Any], compilation: Any) -> PassReport:
-        traced = fx.GraphModule(gm, copy.deepcopy(gm.graph))
-        number = graphs.graphs_so_far() + 1
-        report: PassReport = original(gm, example_inputs, compilation)
-
-        def compiled(copied: fx.GraphModule, options: Options) -> PassReport:
-            again = replace(compilation, options=options, dumper=None, so_far=None, report=None)
-            made: PassReport = original(copied, example_inputs, again)
-            return made
-
-        found.extend(advice_on(number, traced, compilation.options, report, compiled))
-        return report
-
-    npu_fx_compiler._optimize_fx = optimise  # noqa: SLF001
-    try:
-        yield found
-    finally:
-        npu_fx_compiler._optimize_fx = original  # noqa: SLF001
