@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from npugraph_ex.lifting import judging
 from npugraph_ex.testing.generator.inputs import Input
 from npugraph_ex.testing.oracle.case import Case, check
 
@@ -222,6 +223,7 @@ def drawn(seed: int) -> tuple[Case, Spelling]:
 
 def spelling_example(seed: int) -> str:
     """What is wrong with one example; empty when nothing is."""
+    judging.forget()  # a ruling that is kept may be a mutant's
     case, spelling = drawn(seed)
     outcome = check(case)
     if outcome.failures:
