@@ -96,7 +96,7 @@ def test_tokens_to_their_experts_and_back() -> None:
     """Grouped products behind an exchange by counts; the same counts, turned round, bring the rows back in their order."""
     torch.manual_seed(3)
     ranks, experts = 2, 2
-    counts = torch.randint(0, 4, (ranks, ranks, experts))  # sender, receiver, expert
+    counts = torch.randint(1, 4, (ranks, ranks, experts))  # sender, receiver, expert
     x = [whole(int(counts[r].sum()), 4) for r in range(ranks)]
     weight = [whole(experts, 4, 3) for _ in range(ranks)]
     send = [counts[r].flatten().tolist() for r in range(ranks)]
