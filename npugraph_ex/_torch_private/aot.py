@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from npugraph_ex.versions.aot_results import settings_that_keep_results
 from npugraph_ex.versions.import_sources import torch_source
@@ -232,6 +233,19 @@ def without_side_effects(*, compilations: int) -> Iterator[None]:
         accumulated_recompile_limit=compilations,
     ):
         yield
+
+
+@contextmanager
+def never_dead(operators: Iterable[OpOverload]) -> Iterator[None]:
+    """Within the block AOT keeps calls of these operators whose results nobody uses."""
+    from torch.fx.node import _side_effectful_functions
+
+    new = {*operators} - _side_effectful_functions
+    _side_effectful_functions.update(new)
+    try:
+        yield
+    finally:
+        _side_effectful_functions.difference_update(new)
 
 
 def guard_on_result(*path: str) -> None:

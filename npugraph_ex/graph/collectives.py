@@ -12,7 +12,7 @@ import operator
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
+from torch._ops import OpOverload, OpOverloadPacket
 
 from npugraph_ex import _torch_private
 
@@ -46,6 +46,14 @@ def is_collective(node: fx.Node) -> bool:
 def sequence(graph: fx.Graph) -> tuple[tuple[str, str], ...]:
     """The collectives of ``graph`` in order: each one's operation and group."""
     return tuple((str(node.target), group_of(node)) for node in graph.nodes if is_collective(node))
+
+
+def overloads_in(gm: fx.GraphModule) -> set[OpOverload]:
+    """The operators that communicate in a Dynamo graph and the graphs inside it; of an operator's name, all its overloads."""
+    targets = {node.target for part in gm.modules() if isinstance(part, fx.GraphModule) for node in part.graph.nodes}
+    packets = [target for target in targets if isinstance(target, OpOverloadPacket)]
+    named = {getattr(packet, overload) for packet in packets for overload in packet.overloads()}
+    return {target for target in targets | named if isinstance(target, OpOverload) and communicates(target)}
 
 
 @functools.cache

@@ -105,6 +105,24 @@ def test_none_vanishes() -> None:
         "add",
     ]  # of an operator of the user's own, torch believes that it has no effect
 
+    def nothing_used(x: torch.Tensor) -> torch.Tensor:
+        meet(x, "ep")
+        started(x)
+        torch.ops.npu.npu_mm_all_reduce_base(x, x, "tp")
+        return x + 1
+
+    seen: list[str] = []
+
+    def look(gm: fx.GraphModule, *_: Any) -> None:
+        seen.extend(str(node.target).split(".")[1] for node in gm.graph.nodes if is_collective(node))
+        raise RuntimeError("seen")
+
+    # AOT would drop all three before any pass; another process, which uses a result, would wait for ever.
+    compiled = torch.compile(nothing_used, backend="npugraph_ex", options={"post_grad_custom_pre_pass": look})
+    with pytest.raises(Exception, match="seen"):
+        compiled(torch.ones(4, 4, device="npu"))
+    assert seen == ["meet", "all_reduce", "npu_mm_all_reduce_base"]
+
 
 def test_what_one_still_reads_is_not_overwritten() -> None:
     """Between its start and its wait a collective reads its input; after the wait the input is free."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from functorch.compile import make_boxed_func
 from torch import fx
 
@@ -17,6 +18,7 @@ from npugraph_ex.frontend.entry.compiler import CompiledFxGraph, NpuFxCompiler
 from npugraph_ex.frontend.native_streams import core_limits
 from npugraph_ex.frontend.native_streams import streams as native_streams
 from npugraph_ex.frontend.upstream_repairs import layouts, region_writes, shared_inputs
+from npugraph_ex.graph.collectives import overloads_in
 from npugraph_ex.observe.dump import new_dumper
 from npugraph_ex.saving.size_one import AtSizeOne
 
@@ -85,7 +87,10 @@ def get_npu_backend(
             return _for_aot(made, unsaveable)
 
         unsaveable: list[str] = []
-        with _torch_private.never_from_torchs_cache():
+        # Other ranks take part in a collective whether its result is used here or not. In a graph that is trained, AOT decides.
+        trained = torch.is_grad_enabled() and any(getattr(value, "requires_grad", False) for value in example_inputs)
+        kept = set() if trained else overloads_in(gm)
+        with _torch_private.never_from_torchs_cache(), _torch_private.never_dead(kept):
             compiled: Callable[..., Any] = _torch_private.aot_backend(
                 fw_compiler=compiler,
                 bw_compiler=_uncompiled,
