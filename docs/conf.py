@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import generated
 import languages
 from autoapi import _astroid_utils
+from docutils import nodes
 from sphinx.search.zh import SearchChinese
 
 from npugraph_ex._version import __version__
@@ -149,6 +150,18 @@ def _public_name(app, env, node, content):  # noqa: ANN001, ANN202 - Sphinx's ho
     return domain.resolve_xref(env, node["refdoc"], app.builder, node["reftype"], shown[0], node, content)
 
 
+def _lead_to_example(app, _domain, _kind, content):  # noqa: ANN001, ANN202 - Sphinx's hook
+    """End the entry of a public name with a link to the examples of its module."""
+    signature = content.parent[0]
+    name = ".".join(part for part in (signature.get("module"), signature.get("fullname")) if part)
+    module = name.rpartition(".")[0]
+    if module in _PAGES and app.builder.format == "html":
+        page = app.builder.get_relative_uri(app.env.docname, "reference/examples")
+        place = generated.examples_of(module)
+        word = "示例" if app.config.language == "zh_CN" else "Example"
+        content += nodes.paragraph("", "", nodes.reference("", word, internal=True, refuri=f"{page}#{place}"))
+
+
 def _without_entry(_app, env):  # noqa: ANN001, ANN202 - Sphinx's hook
     """Warn of each public name that the reference does not describe."""
     described = env.get_domain("py").objects
@@ -170,4 +183,5 @@ def setup(app):  # noqa: ANN001, ANN201 - Sphinx's hook
     app.connect("doctree-read", languages.share_anchors)
     app.connect("autoapi-skip-member", _skip)
     app.connect("missing-reference", _public_name)
+    app.connect("object-description-transform", _lead_to_example)
     app.connect("env-check-consistency", _without_entry)
