@@ -23,6 +23,7 @@ from npu_emulator.errors import (
     MemoryFaultError,
     RaceError,
 )
+from npu_emulator.faults import parse_faults
 from npu_emulator.schedules import exhaust, is_searching, same_values, switched
 from npu_emulator.settings import Settings
 
@@ -52,6 +53,7 @@ __all__ = [
     "current",
     "detect_races",
     "every_order",
+    "inject_faults",
     "is_active",
     "kernel_counts",
     "kernel_log",
@@ -189,6 +191,21 @@ def check_memory(*, poison: bool = True, stop_at_first: bool = False) -> Iterato
     emulator = current()
     with watching(emulator.launcher, poison=poison, check=True, stop_at_first=stop_at_first) as watch:
         yield watch.faults
+
+
+def inject_faults(text: str) -> None:
+    """Let collectives of this process fail on purpose, in place of faults that were set earlier; an empty text removes them.
+
+    A program's own recovery can be tested with it: `inject_faults("drop:0:1")` drops the connection of device 0 at the next
+    collective of this process. `NPU_EMULATOR_FAULTS` and `activate(faults=...)` set faults from the start.
+
+    Args:
+        text: `kill:DEVICE:N`, `delay:DEVICE:N:SECONDS` or `drop:DEVICE:N`, separated by commas; N counts from this call.
+
+    Raises:
+        EmulatorError: the text has another form.
+    """
+    current().runtime.set_faults(parse_faults(text))
 
 
 def resources() -> Resources:

@@ -58,6 +58,11 @@ def command_line() -> argparse.ArgumentParser:
         f"where they are public, as those of {', '.join(CHIPS)} are",
     )
     parser.add_argument("--schedule", metavar="S", help="fifo (default), lazy, random:SEED, pct:SEED:DEPTH")
+    parser.add_argument(
+        "--faults",
+        metavar="LIST",
+        help="ranks that fail on purpose: kill:DEVICE:N, delay:DEVICE:N:SECONDS, drop:DEVICE:N",
+    )
     parser.add_argument("--null-kernels", action="store_true", default=None, help="run no kernel bodies")
     parser.add_argument(
         "--poison",

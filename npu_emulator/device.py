@@ -13,6 +13,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from npu_emulator.chips import CHIPS, DEFAULT
+from npu_emulator.faults import parse_faults
 from npu_emulator.measured import read as read_measured
 from npu_emulator.schedules import parse
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from npu_emulator.faults import Fault
     from npu_emulator.schedules import Schedule
     from npu_emulator.settings import Settings
 
@@ -162,7 +164,7 @@ class Runtime:
         self._seed_giver: object = None
         self._recorder: object = None
         self._watcher: object = None
-        self._line_finder: object = None
+        self._finders: object = None
 
     def _declare(self, name: str, result: type | None, *arguments: type) -> Callable[..., int]:
         function = getattr(self._held, name)
@@ -178,6 +180,7 @@ class Runtime:
         self._held.emu_set_l2(ctypes.c_uint64(CHIPS.get(settings.soc, DEFAULT).l2))
         self.set_schedule(parse(settings.schedule))
         self.set_null_kernels(int(settings.null_kernels))
+        self.set_faults(parse_faults(settings.faults))
         if settings.as_measured:
             self.set_answers(read_measured(settings.as_measured).codes)
 
@@ -186,6 +189,11 @@ class Runtime:
         self._held.emu_set_answer(None, 0)
         for decision, code in codes.items():
             self._held.emu_set_answer(decision.encode(), code)
+
+    def set_faults(self, faults: Sequence[Fault]) -> None:
+        """Set the faults on purpose, in place of earlier ones; collectives count from now."""
+        numbers = (ctypes.c_uint64 * (4 * len(faults)))(*(number for fault in faults for number in fault))
+        self._held.emu_set_faults(numbers, ctypes.c_uint64(len(faults)))
 
     def set_schedule(self, schedule: Schedule) -> None:
         """Set the schedule of queued work; first finish the work in the queue."""
@@ -223,16 +231,20 @@ class Runtime:
         self._watcher = ctypes.CFUNCTYPE(None, ctypes.c_uint64)(watcher)
         self._held.emu_set_capture_watcher(self._watcher)
 
-    def set_line_finder(self, find: Callable[[], str]) -> None:
-        """Set the function that names the Python line of a call into the runtime, for errors and collectives."""
+    def set_finders(self, line: Callable[[], str], stack: Callable[[], str]) -> None:
+        """Set the functions that name the Python line of a call into the runtime, for errors, and its lines, for collectives."""
 
-        def write(text: int, capacity: int) -> None:
-            line = find().encode()[: capacity - 1]
-            ctypes.memmove(text, line + b"\0", len(line) + 1)
+        def writer(find: Callable[[], str]) -> Callable[[int, int], None]:
+            def write(text: int, capacity: int) -> None:
+                found = find().encode()[: capacity - 1]
+                ctypes.memmove(text, found + b"\0", len(found) + 1)
 
-        self._line_finder = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64)(write)
-        self._held.emu_set_line_finder(self._line_finder)
-        atexit.register(self._held.emu_set_line_finder, None)
+            return write
+
+        kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64)
+        self._finders = kind(writer(line)), kind(writer(stack))
+        self._held.emu_set_finders(*self._finders)
+        atexit.register(self._held.emu_set_finders, None, None)
 
     def set_operator_recorder(self, recorder: Callable[[bytes | None], None]) -> None:
         """Set the function that gets the folder for descriptions of operators from now on; None ends the descriptions."""

@@ -20,7 +20,7 @@ from torch import fx
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["are_addresses_compared", "python_line", "split_frame", "user_frames", "user_line"]
+__all__ = ["are_addresses_compared", "python_line", "split_frame", "user_frames", "user_line", "user_stack"]
 
 _NOT_THE_USERS = ("/npu_emulator/", "/torch/", "/torch_npu/", "<frozen ", "<eval_with_key>")
 _HIDES = "__npu_emulator_hides__"
@@ -58,6 +58,11 @@ def user_line() -> str:
             called = f" (in {frame.f_globals.get('__name__', '')}.{getattr(code, 'co_qualname', code.co_name)})"
         frame = frame.f_back
     return "an unknown line"
+
+
+def user_stack() -> str:
+    """Return the innermost lines of the user's program on the stack, as one line of text."""
+    return ", from ".join(user_frames(4)) or "an unknown line"
 
 
 def user_frames(limit: int = 6) -> tuple[str, ...]:

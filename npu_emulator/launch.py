@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from npu_emulator.device import RUN_NOW, SKIP
 from npu_emulator.errors import EmulatorError
-from npu_emulator.frames import python_line, user_frames, user_line
+from npu_emulator.frames import python_line, user_frames, user_line, user_stack
 from npu_emulator.host_state import HostState, without_autocast
 from npu_emulator.interrupts import Interrupts
 from npu_emulator.kernels.formats import refuse_fractal_view
@@ -120,7 +120,7 @@ class Launcher:
         runtime.set_kernel_runner(self._run_queued)
         runtime.set_seed_giver(self.draws.reserve)
         runtime.set_capture_watcher(self.draws.capture_ends)
-        runtime.set_line_finder(user_line)
+        runtime.set_finders(user_line, user_stack)
         runtime.set_operator_recorder(self._record_operators)
         inside = (self._run_queued.__func__.__code__, self.draws.reserve.__func__.__code__)
         # torch_npu prints an exception from an allocation callback, and continues.

@@ -11,6 +11,7 @@ from typing import Any
 
 from npu_emulator.chips import CHIPS, DEFAULT
 from npu_emulator.errors import EmulatorError
+from npu_emulator.faults import parse_faults
 from npu_emulator.measured import read as read_measured
 from npu_emulator.schedules import parse
 
@@ -64,6 +65,8 @@ class Settings:
     sets memory, streams, events and cores, unless they have their own setting, and the modelled clock."""
     schedule: str = "fifo"
     """When queued work runs; see `npu_emulator.schedules`."""
+    faults: str = ""
+    """Ranks that fail on purpose; see `npu_emulator.faults`."""
     null_kernels: bool = False
     """Launch, capture and replay as usual but run no kernel bodies. Only the host's cost remains."""
     poison: bool | None = None
@@ -97,6 +100,7 @@ class Settings:
                 f"{_PREFIX}KERNEL_LOG must be a file in a folder that is there and can be written, got {self.kernel_log!r}"
             )
         parse(self.schedule)
+        parse_faults(self.faults)
         if self.as_measured:
             read_measured(self.as_measured)
 

@@ -34,6 +34,11 @@ const char* name_of(Collective kind) {
 
 namespace {
 
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC push_options
+#pragma GCC optimize("O3")
+#endif
+
 // -- reductions -----------------------------------------------------------------------------------------------------------
 
 template <typename To, typename From>
@@ -103,29 +108,53 @@ T combine(T left, T right, HcclReduceOp operation) {
     }
 }
 
-template <typename T>
-void combine_all(char* into, const char* with, uint64_t bytes, HcclReduceOp operation) {
-    auto* left = reinterpret_cast<T*>(into);
-    const auto* right = reinterpret_cast<const T*>(with);
-    for (uint64_t at = 0; at < bytes / sizeof(T); ++at) left[at] = combine(left[at], right[at], operation);
+// Each operation has a loop of its own, which the compiler turns into vector instructions.
+template <typename T, HcclReduceOp operation>
+void combine_all(char* into, const char* one, const char* other, uint64_t bytes) {
+    auto* result = reinterpret_cast<T*>(into);
+    const auto* left = reinterpret_cast<const T*>(one);
+    const auto* right = reinterpret_cast<const T*>(other);
+    for (uint64_t at = 0; at < bytes / sizeof(T); ++at) result[at] = combine(left[at], right[at], operation);
 }
 
-void reduce(char* into, const char* with, uint64_t bytes, HcclDataType type, HcclReduceOp operation) {
-    switch (type) {
-        case HCCL_DATA_TYPE_INT8: return combine_all<int8_t>(into, with, bytes, operation);
-        case HCCL_DATA_TYPE_UINT8: return combine_all<uint8_t>(into, with, bytes, operation);
-        case HCCL_DATA_TYPE_INT16: return combine_all<int16_t>(into, with, bytes, operation);
-        case HCCL_DATA_TYPE_UINT16: return combine_all<uint16_t>(into, with, bytes, operation);
-        case HCCL_DATA_TYPE_INT32: return combine_all<int32_t>(into, with, bytes, operation);
-        case HCCL_DATA_TYPE_UINT32: return combine_all<uint32_t>(into, with, bytes, operation);
-        case HCCL_DATA_TYPE_INT64: return combine_all<int64_t>(into, with, bytes, operation);
-        case HCCL_DATA_TYPE_UINT64: return combine_all<uint64_t>(into, with, bytes, operation);
-        case HCCL_DATA_TYPE_FP32: return combine_all<float>(into, with, bytes, operation);
-        case HCCL_DATA_TYPE_FP64: return combine_all<double>(into, with, bytes, operation);
-        case HCCL_DATA_TYPE_FP16: return combine_all<Float16>(into, with, bytes, operation);
-        default: return combine_all<BFloat16>(into, with, bytes, operation);
+template <typename T>
+void reduce_as(char* into, const char* one, const char* other, uint64_t bytes, HcclReduceOp operation) {
+    switch (operation) {
+        case HCCL_REDUCE_SUM: return combine_all<T, HCCL_REDUCE_SUM>(into, one, other, bytes);
+        case HCCL_REDUCE_PROD: return combine_all<T, HCCL_REDUCE_PROD>(into, one, other, bytes);
+        case HCCL_REDUCE_MAX: return combine_all<T, HCCL_REDUCE_MAX>(into, one, other, bytes);
+        default: return combine_all<T, HCCL_REDUCE_MIN>(into, one, other, bytes);
     }
 }
+
+void reduce(char* into, const char* one, const char* other, uint64_t bytes, HcclDataType type, HcclReduceOp operation) {
+    switch (type) {
+        case HCCL_DATA_TYPE_INT8: return reduce_as<int8_t>(into, one, other, bytes, operation);
+        case HCCL_DATA_TYPE_UINT8: return reduce_as<uint8_t>(into, one, other, bytes, operation);
+        case HCCL_DATA_TYPE_INT16: return reduce_as<int16_t>(into, one, other, bytes, operation);
+        case HCCL_DATA_TYPE_UINT16: return reduce_as<uint16_t>(into, one, other, bytes, operation);
+        case HCCL_DATA_TYPE_INT32: return reduce_as<int32_t>(into, one, other, bytes, operation);
+        case HCCL_DATA_TYPE_UINT32: return reduce_as<uint32_t>(into, one, other, bytes, operation);
+        case HCCL_DATA_TYPE_INT64: return reduce_as<int64_t>(into, one, other, bytes, operation);
+        case HCCL_DATA_TYPE_UINT64: return reduce_as<uint64_t>(into, one, other, bytes, operation);
+        case HCCL_DATA_TYPE_FP32: return reduce_as<float>(into, one, other, bytes, operation);
+        case HCCL_DATA_TYPE_FP64: return reduce_as<double>(into, one, other, bytes, operation);
+        case HCCL_DATA_TYPE_FP16: return reduce_as<Float16>(into, one, other, bytes, operation);
+        default: return reduce_as<BFloat16>(into, one, other, bytes, operation);
+    }
+}
+
+// Adds what the ranks gave, in order, 0 first; `part(rank)` is where a rank's bytes lie.
+template <typename Find>
+void reduce_ranks(const Exchange& e, char* into, const Find& part, uint64_t bytes) {
+    const uint32_t ranks = e.communicator->ranks;
+    if (ranks == 1) memcpy(into, part(0), bytes);
+    for (uint32_t rank = 1; rank < ranks; ++rank) reduce(into, rank == 1 ? part(0) : into, part(rank), bytes, e.type, e.operation);
+}
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC pop_options
+#endif
 
 // -- rounds ---------------------------------------------------------------------------------------------------------------
 
@@ -181,7 +210,21 @@ std::string describe(const Header& header, const uint64_t* amounts, uint32_t ran
     }
     if (kind == Collective::Broadcast || kind == Collective::Reduce || kind == Collective::Scatter)
         text += " with root " + std::to_string(header.root);
-    return header.line[0] == 0 ? text : text + " at " + header.line;
+    if (header.line[0] != 0) text += std::string(" at ") + header.line;
+    return text + ", on stream " + std::to_string(header.stream);
+}
+
+Header header_of(const Exchange& e, uint64_t number) {
+    Header header{};
+    header.kind = static_cast<uint32_t>(e.kind);
+    header.type = e.type;
+    header.operation = e.operation;
+    header.root = e.root;
+    header.number = number;
+    header.stream = e.stream;
+    snprintf(header.what, sizeof header.what, "%s", e.what.c_str());
+    snprintf(header.line, sizeof header.line, "%s", e.line.c_str());
+    return header;
 }
 
 bool agree(const Header& one, const Header& other) {
@@ -216,18 +259,12 @@ class Rounds {
 
     void show(uint32_t parity, uint64_t rounds) const {
         Header& header = c_.seat(c_.rank).header[parity];
-        header.kind = static_cast<uint32_t>(e_.kind);
-        header.type = e_.type;
-        header.operation = e_.operation;
-        header.root = e_.root;
-        header.number = ++c_.number;
+        header = header_of(e_, c_.number);
+        header.rounds = rounds;
         for (uint32_t rank = 0; rank < c_.ranks; ++rank) {
             c_.amounts(c_.rank, parity)[rank] = gives(e_, rank);
             c_.amounts(c_.rank, parity)[c_.ranks + rank] = takes(e_, rank);
         }
-        header.rounds = rounds;
-        snprintf(header.what, sizeof header.what, "%s", e_.what.c_str());
-        snprintf(header.line, sizeof header.line, "%s", e_.line.c_str());
     }
 
     // Refuses different collectives; sets the number of rounds of the rank with the most.
@@ -260,7 +297,6 @@ uint64_t longest(const std::vector<Part>& parts) {
 
 // AllReduce and Reduce.
 aclError reduce_whole(const Exchange& e, bool wanted) {
-    const Communicator& c = *e.communicator;
     const uint64_t total = e.given[0].bytes;
     return Rounds(e).run(
         rounds_for(total, kWindow),
@@ -271,8 +307,7 @@ aclError reduce_whole(const Exchange& e, bool wanted) {
         [&](uint64_t round, const auto& windows) {
             if (!wanted) return;
             const Slice slice(total, round, kWindow);
-            memcpy(e.receive + slice.offset, windows(0), slice.bytes);
-            for (uint32_t rank = 1; rank < c.ranks; ++rank) reduce(e.receive + slice.offset, windows(rank), slice.bytes, e.type, e.operation);
+            reduce_ranks(e, e.receive + slice.offset, windows, slice.bytes);
         });
 }
 
@@ -330,8 +365,7 @@ aclError reduce_scatter(const Exchange& e) {
     const uint64_t step = step_of(c), own = e.given[c.rank].bytes;
     return put_parts(e, rounds_for(longest(e.given), step), [&](uint64_t round, const auto& part) {
         const Slice slice(own, round, step);
-        memcpy(e.receive + slice.offset, part(0), slice.bytes);
-        for (uint32_t rank = 1; rank < c.ranks; ++rank) reduce(e.receive + slice.offset, part(rank), slice.bytes, e.type, e.operation);
+        reduce_ranks(e, e.receive + slice.offset, part, slice.bytes);
     }, true);
 }
 
@@ -357,13 +391,21 @@ aclError all_to_all(const Exchange& e) {
 
 // -- messages -------------------------------------------------------------------------------------------------------------
 
-// Moves the next part of one message if its mailbox allows it; true once the whole message has passed.
+// "send number 3 of 16 bytes of float32 to rank 1"
+std::string describe_message(const HcclSendRecvItem& item) {
+    return std::string(item.sendRecvType == HCCL_SEND ? "send of " : "receive of ") + std::to_string(item.count * size_of(item.dataType)) + " bytes of " +
+           name_of(item.dataType) + (item.sendRecvType == HCCL_SEND ? " to rank " : " from rank ") + std::to_string(item.remoteRank);
+}
+
+// Moves the next part of one message if its mailbox allows it; true once the whole message has passed. A send has passed when
+// the other rank has taken its last part, as on hardware, where no memory holds a message between two ranks.
 bool move_part(const Communicator& c, const Exchange& e, const HcclSendRecvItem& item, uint64_t& done, bool& moved, std::string& wrong) {
     const bool sends = item.sendRecvType == HCCL_SEND;
     const uint32_t from = sends ? c.rank : item.remoteRank, to = sends ? item.remoteRank : c.rank;
     Mailbox& box = c.mailbox(from, to);
-    if ((box.full.load() != 0) == sends) return false;
     const uint64_t total = item.count * size_of(item.dataType);
+    if (sends && done == std::max<uint64_t>(1, rounds_for(total, kMessage))) return box.full.load() == 0;
+    if ((box.full.load() != 0) == sends) return false;
     const Slice slice(total, done, kMessage);
     auto* buffer = static_cast<char*>(item.buf) + slice.offset;
     if (sends) {
@@ -381,10 +423,11 @@ bool move_part(const Communicator& c, const Exchange& e, const HcclSendRecvItem&
         memcpy(buffer, c.message(from, to), slice.bytes);
     }
     box.full.store(sends ? 1 : 0);
+    note_moved(c);
     ring(c.seat(item.remoteRank).bell);
     moved = true;
     ++done;
-    return slice.offset + slice.bytes >= total;
+    return !sends && slice.offset + slice.bytes >= total;
 }
 
 // All messages of a batch make progress in turn, so that two ranks may send to each other. Messages between the same two ranks
@@ -393,11 +436,12 @@ aclError send_receive(const Exchange& e) {
     Communicator& c = *e.communicator;
     std::vector<uint64_t> done(e.messages.size(), 0);
     std::vector<bool> finished(e.messages.size(), false);
+    std::vector<uint32_t> seen_moves(c.ranks);
     while (true) {
         bool moved = false, later = false;
-        const HcclSendRecvItem* waiting = nullptr;
+        Awaited awaited{0, &seen_moves};
         std::set<std::pair<uint32_t, uint32_t>> busy;
-        const uint32_t seen = c.seat(c.rank).bell.load();
+        for (uint32_t rank = 0; rank < c.ranks; ++rank) seen_moves[rank] = c.seat(rank).moved.load();
         for (size_t at = 0; at < e.messages.size(); ++at) {
             const HcclSendRecvItem& item = e.messages[at];
             if (finished[at]) continue;
@@ -408,22 +452,52 @@ aclError send_receive(const Exchange& e) {
             std::string wrong;
             finished[at] = move_part(c, e, item, done[at], moved, wrong);
             if (!wrong.empty()) return fail_communicator(c, HCCL_E_PARA, ACL_ERROR_RT_PARAM_INVALID, wrong);
-            if (!finished[at]) waiting = &item;
+            if (!finished[at]) awaited.ranks |= uint64_t{1} << (item.remoteRank & 63);
         }
-        if (moved) continue;
-        if (waiting == nullptr && !later) return ACL_SUCCESS;
-        std::atomic<uint32_t>& bell = c.seat(c.rank).bell;
-        const aclError status = await(c, waiting->remoteRank, bell, [&] { return bell.load() != seen; });
+        if (moved || (awaited.ranks == 0 && later)) continue;
+        if (awaited.ranks == 0) return ACL_SUCCESS;
+        const aclError status = await(c, awaited, c.seat(c.rank).bell, [&] {
+            for (uint32_t rank = 0; rank < c.ranks; ++rank)
+                if (c.seat(rank).moved.load() != seen_moves[rank]) return true;
+            return false;
+        });
         if (status != ACL_SUCCESS) return status;
     }
 }
 
 }  // namespace
 
+namespace {
+
+// A device that has failed does not go on with what is queued, before the program has seen the failure.
+std::string why_stopped() {
+    Lock lock(state().mutex);
+    return state().stopped;
+}
+
+}  // namespace
+
+// A collective of this rank, for a person.
+std::string describe(const Communicator& c, const Exchange& e) {
+    std::string text = "device " + std::to_string(c.device) + ", rank " + std::to_string(c.rank) + " of " + c.name + ": ";
+    if (e.kind == Collective::SendReceive) {
+        for (const HcclSendRecvItem& item : e.messages) text += (&item == &e.messages.front() ? "" : " and ") + describe_message(item);
+        return text + (e.line.empty() ? "" : " at " + e.line) + ", on stream " + std::to_string(e.stream);
+    }
+    std::vector<uint64_t> amounts(2 * c.ranks);
+    for (uint32_t rank = 0; rank < c.ranks; ++rank) {
+        amounts[rank] = gives(e, rank);
+        amounts[c.ranks + rank] = takes(e, rank);
+    }
+    return text + describe(header_of(e, c.number), amounts.data(), c.ranks);
+}
+
 aclError run_exchange(const Exchange& e) {
     Communicator& c = *e.communicator;
+    if (e.kind != Collective::SendReceive) ++c.number;
     if (c.failed.load() != HCCL_SUCCESS)
         return fail_communicator(c, HCCL_E_REMOTE, ACL_ERROR_RT_SUSPECT_REMOTE_ERROR, "the communicator " + c.name + " has failed before: " + c.failure);
+    if (const std::string cause = why_stopped(); !cause.empty()) return fail_communicator(c, HCCL_E_REMOTE, ACL_ERROR_RT_SUSPECT_REMOTE_ERROR, cause);
     for (const auto& [pointer, bytes] : {std::pair<const char*, uint64_t>{e.send, e.send_bytes}, {e.receive, e.receive_bytes}})
         if (bytes != 0 && is_outside_allocations(pointer, bytes))
             return fail_communicator(c, HCCL_E_RUNTIME, ACL_ERROR_RT_MODEL_EXECUTE, outside_allocations(name_of(e.kind), pointer, bytes));

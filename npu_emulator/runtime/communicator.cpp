@@ -10,9 +10,11 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 namespace emu {
 namespace {
@@ -21,7 +23,14 @@ constexpr long kNap = 20;  // milliseconds between two looks at whether the othe
 
 struct Shared {
     std::atomic<uint32_t> joined;
+    uint64_t id;
 };
+
+// Of a communicator, unlike that of any other on the machine.
+uint64_t new_id() {
+    static std::atomic<uint32_t> made{0};
+    return uint64_t{static_cast<uint32_t>(getpid())} << 32 | ++made;
+}
 
 uint64_t page_up(uint64_t bytes) { return (bytes + 65535) / 65536 * 65536; }
 uint64_t seats_at() { return 64; }
@@ -65,13 +74,39 @@ double seconds_from(const char* variable, double otherwise) {
 // What is wrong with a rank that is waited for; empty if it may still come.
 std::string loss(Communicator& c, uint32_t other) {
     Seat& seat = c.seat(other);
-    if (seat.left.load()) return "has left the communicator";
+    if (seat.left.load()) return seat.failure[0] == 0 ? "has left the communicator" : std::string("has failed: ") + seat.failure;
     if (seat.process.load() == getpid()) return "";  // a rank in another thread; an emulated processor dates each thread by itself
     if (birth_of(seat.process.load()) != seat.born.load()) return "has ended (process " + std::to_string(seat.process.load()) + ")";
     return "";
 }
 
-std::vector<Communicator*> alive;  // those of this process; guarded by the runtime's lock
+// Faults on purpose (npu_emulator/faults.py), by device and number of the collective; guarded by the runtime's lock.
+enum class FaultKind : uint64_t { Kill, Delay, Drop };
+struct Fault {
+    FaultKind kind;
+    uint64_t milliseconds;
+};
+std::map<std::pair<uint64_t, uint64_t>, Fault> faults;
+std::map<uint64_t, uint64_t> begun;  // device -> collectives since the faults were set
+
+aclError suffer(Communicator& c) {
+    Fault fault{};
+    {
+        Lock lock(state().mutex);
+        if (faults.empty()) return ACL_SUCCESS;
+        const auto device = static_cast<uint64_t>(c.device);
+        const auto found = faults.find({device, ++begun[device]});
+        if (found == faults.end()) return ACL_SUCCESS;
+        fault = found->second;
+    }
+    if (fault.kind == FaultKind::Kill) kill(getpid(), SIGKILL);
+    if (fault.kind == FaultKind::Drop)
+        return fail_communicator(c, HCCL_E_REMOTE, ACL_ERROR_RT_SUSPECT_REMOTE_ERROR, "the connection of device " + std::to_string(c.device) + " was dropped on purpose");
+    for (uint64_t passed = 0; passed < fault.milliseconds && !c.stop.load(); passed += kNap) usleep(kNap * 1000);
+    return ACL_SUCCESS;
+}
+
+std::vector<Communicator*> communicators;  // of this process, in the order of their beginning; guarded by the runtime's lock
 
 void run_engine(Communicator& c) {
     Seat& mine = c.seat(c.rank);
@@ -85,14 +120,20 @@ void run_engine(Communicator& c) {
             if (!c.jobs.empty()) {
                 job = std::move(c.jobs.front());
                 c.jobs.pop_front();
+                c.working = true;
+                c.running = job.exchange.get();
             } else if (mine.waiters.load() != 0 && !s.busy && s.pending != 0) {
                 advanced = step(lock, nullptr);  // another rank waits for work that this program has launched
                 s.changed.notify_all();
             }
         }
         if (job.exchange) {
-            const aclError status = s.null_kernels ? ACL_SUCCESS : run_exchange(*job.exchange);
+            aclError status = s.null_kernels ? ACL_SUCCESS : suffer(c);
+            if (status == ACL_SUCCESS && !s.null_kernels) status = run_exchange(*job.exchange);
             Lock lock(s.mutex);
+            c.working = false;
+            c.running = nullptr;
+            show_working(c);
             job.finished(status);
             s.changed.notify_all();
         } else if (!advanced) {
@@ -117,21 +158,18 @@ char* Communicator::message(uint32_t from, uint32_t to) const {
 
 Communicator* find_communicator(const std::string& name, int32_t device) {
     Lock lock(state().mutex);
-    const auto found = std::find_if(alive.rbegin(), alive.rend(), [&](const Communicator* c) { return c->name == name && c->device == device; });
-    return found == alive.rend() ? nullptr : *found;
+    const auto found = std::find_if(communicators.rbegin(), communicators.rend(), [&](const Communicator* c) { return c->name == name && c->device == device; });
+    return found == communicators.rend() ? nullptr : *found;
+}
+
+// Whether no engine runs anything, but waits for other ranks or for jobs.
+bool engines_wait() {
+    return std::none_of(communicators.begin(), communicators.end(), [](const Communicator* c) { return c->working || !c->jobs.empty(); });
 }
 
 void ring(std::atomic<uint32_t>& bell) {
     bell.fetch_add(1);
     wake_all(bell);
-}
-
-// Makes the file of a new communicator and writes where it is found. Rank 0 closes it when all ranks have joined.
-bool open_root(char* place, size_t capacity) {
-    const int file = memfd_create("npu_emulator", MFD_CLOEXEC);
-    if (file < 0) return false;
-    snprintf(place, capacity, "/proc/%d/fd/%d", getpid(), file);
-    return true;
 }
 
 aclError fail_communicator(Communicator& c, HcclResult result, aclError code, const std::string& text) {
@@ -141,8 +179,9 @@ aclError fail_communicator(Communicator& c, HcclResult result, aclError code, co
         if (c.failed.load() == HCCL_SUCCESS) {
             c.failure = text;
             c.failed.store(result);
+            snprintf(c.seat(c.rank).failure, sizeof c.seat(c.rank).failure, "%s", text.c_str());
         }
-        if (s.failure == ACL_SUCCESS) s.failure_message = text;
+        if (s.failure == ACL_SUCCESS) s.failure_message = s.stopped = text;
     }
     c.seat(c.rank).left.store(1);
     for (uint32_t other = 0; other < c.ranks; ++other) ring(c.seat(other).bell);
@@ -150,39 +189,90 @@ aclError fail_communicator(Communicator& c, HcclResult result, aclError code, co
     return code;
 }
 
-aclError await(Communicator& c, uint32_t other, std::atomic<uint32_t>& word, const std::function<bool()>& ready) {
+namespace {
+
+// With the runtime's lock held.
+aclError refuse_destroyed(const Communicator& c) {
+    State& s = state();
+    if (s.failure == ACL_SUCCESS) s.failure_message = "the communicator " + c.name + " was destroyed before its collectives had ended";
+    return ACL_ERROR_RT_SUSPECT_REMOTE_ERROR;
+}
+
+// An engine that waits for other ranks, which it makes run what they have queued.
+class Wait {
+  public:
+    Wait(Communicator& c, const Awaited& awaited) : c_(c), awaited_(awaited) {
+        for_each([&](uint32_t rank) {
+            c_.seat(rank).waiters.fetch_add(1);
+            ring(c_.seat(rank).bell);
+        });
+    }
+    ~Wait() {
+        if (shown_) {
+            Lock lock(state().mutex);
+            c_.working = true;
+            show_working(c_);
+        }
+        for_each([&](uint32_t rank) { c_.seat(rank).waiters.fetch_sub(1); });
+    }
+
+    // After a first nap, so that a short wait costs nothing: what is wrong if ranks wait for each other; else empty.
+    std::string deadlock() {
+        Lock lock(state().mutex);
+        if (!shown_) {
+            c_.working = false;
+            show_waiting(c_, awaited_);
+        }
+        shown_ = true;
+        return find_deadlock(lock);
+    }
+
+    // Why waiting is of no use; empty if the ranks may still come.
+    std::string loss_of_ranks() const {
+        std::string text;
+        for_each([&](uint32_t rank) {
+            const std::string lost = text.empty() ? loss(c_, rank) : "";
+            if (!lost.empty()) text = "rank " + std::to_string(c_.rank) + " waits for rank " + std::to_string(rank) + " of " + c_.name + ", which " + lost;
+        });
+        return text.empty() || c_.running == nullptr ? text : text + "\n  " + describe(c_, *c_.running);
+    }
+
+  private:
+    Communicator& c_;
+    const Awaited& awaited_;
+    bool shown_ = false;
+
+    template <typename Work>
+    void for_each(const Work& work) const {
+        for (uint32_t rank = 0; rank < c_.ranks && rank < 64; ++rank)
+            if ((awaited_.ranks >> rank & 1) != 0) work(rank);
+    }
+};
+
+}  // namespace
+
+aclError await(Communicator& c, const Awaited& awaited, std::atomic<uint32_t>& word, const std::function<bool()>& ready) {
     if (ready()) return ACL_SUCCESS;
-    const double patience = seconds_from("HCCL_EXEC_TIMEOUT", 1836);
-    Seat& seat = c.seat(other);
-    seat.waiters.fetch_add(1);
-    ring(seat.bell);
-    const auto start = now_milliseconds();
-    aclError status = ACL_SUCCESS;
+    const double patience = seconds_from("HCCL_EXEC_TIMEOUT", 1836), start = now_milliseconds();
+    Wait wait(c, awaited);
     while (true) {
         const uint32_t seen = word.load();
-        if (ready()) break;
+        if (ready()) return ACL_SUCCESS;
         if (c.stop.load()) {
-            status = ACL_ERROR_RT_SUSPECT_REMOTE_ERROR;
-            break;
+            Lock lock(state().mutex);
+            return refuse_destroyed(c);
         }
         nap(word, seen, kNap);
-        if (ready()) break;
-        const std::string lost = loss(c, other);
-        if (!lost.empty() && !ready()) {
-            status = fail_communicator(c, HCCL_E_REMOTE, ACL_ERROR_RT_SUSPECT_REMOTE_ERROR,
-                                       "rank " + std::to_string(c.rank) + " waits for rank " + std::to_string(other) + " of " + c.name +
-                                           ", which " + lost);
-            break;
-        }
-        if (now_milliseconds() - start > patience * 1000) {
-            status = fail_communicator(c, HCCL_E_TIMEOUT, ACL_ERROR_RT_FFTS_PLUS_TIMEOUT,
-                                       "rank " + std::to_string(c.rank) + " has waited " + std::to_string(static_cast<int>(patience)) +
-                                           " s for rank " + std::to_string(other) + " of " + c.name + " (HCCL_EXEC_TIMEOUT)");
-            break;
-        }
+        if (ready()) return ACL_SUCCESS;
+        const std::string deadlock = wait.deadlock();
+        if (!deadlock.empty()) return fail_communicator(c, HCCL_E_TIMEOUT, ACL_ERROR_RT_FFTS_PLUS_TIMEOUT, deadlock);
+        const std::string lost = wait.loss_of_ranks();
+        if (!lost.empty() && !ready()) return fail_communicator(c, HCCL_E_REMOTE, ACL_ERROR_RT_SUSPECT_REMOTE_ERROR, lost);
+        if (now_milliseconds() - start > patience * 1000)
+            return fail_communicator(c, HCCL_E_TIMEOUT, ACL_ERROR_RT_FFTS_PLUS_TIMEOUT,
+                                     "rank " + std::to_string(c.rank) + " has waited " + std::to_string(static_cast<int>(patience)) + " s for rank " +
+                                         std::to_string(__builtin_ctzll(awaited.ranks | uint64_t{1} << 63)) + " of " + c.name + " (HCCL_EXEC_TIMEOUT)");
     }
-    seat.waiters.fetch_sub(1);
-    return status;
 }
 
 // Waits until every rank has reached this round.
@@ -193,7 +283,7 @@ aclError meet(Communicator& c) {
     wake_all(mine);
     for (uint32_t other = 0; other < c.ranks; ++other) {
         std::atomic<uint32_t>& theirs = c.seat(other).arrived;
-        const aclError status = await(c, other, theirs, [&] { return static_cast<int32_t>(theirs.load() - round) >= 0; });
+        const aclError status = await(c, {uint64_t{1} << (other & 63)}, theirs, [&] { return static_cast<int32_t>(theirs.load() - round) >= 0; });
         if (status != ACL_SUCCESS) return status;
     }
     return ACL_SUCCESS;
@@ -202,84 +292,21 @@ aclError meet(Communicator& c) {
 // With the runtime's lock held. Collectives of one communicator run in the order of their start.
 void start_exchange(const std::shared_ptr<const Exchange>& exchange, std::function<void(aclError)> finished) {
     Communicator& c = *exchange->communicator;
+    if (c.memory == nullptr) {
+        finished(refuse_destroyed(c));
+        return;
+    }
     c.jobs.push_back({exchange, std::move(finished)});
     ring(c.seat(c.rank).bell);
 }
 
-HcclResult join(const char* place, uint32_t ranks, uint32_t rank, std::string name, Communicator** made) {
-    if (ranks == 0 || rank >= ranks) {
-        fail(ACL_ERROR_RT_PARAM_INVALID, "a communicator of " + std::to_string(ranks) + " ranks has no rank " + std::to_string(rank), "number ranks from 0");
-        return HCCL_E_PARA;
-    }
-    const int file = open(place, O_RDWR | O_CLOEXEC);
-    if (file < 0) {
-        fail(ACL_ERROR_RT_PARAM_INVALID, std::string("the emulated HCCL cannot reach rank 0 at ") + place + " (" + strerror(errno) + ")",
-             "run all ranks on one machine, as one user, while rank 0 lives");
-        return HCCL_E_TCP_CONNECT;
-    }
-    const uint64_t size = whole(ranks);
-    void* memory = ftruncate(file, static_cast<off_t>(size)) != 0 ? MAP_FAILED : mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
-    close(file);
-    if (memory == MAP_FAILED) {
-        fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "the emulated HCCL has no memory for a communicator (" + std::string(strerror(errno)) + ")", "free memory");
-        return HCCL_E_SYSCALL;
-    }
-    auto c = std::make_unique<Communicator>();
-    c->name = std::move(name);
-    c->ranks = ranks;
-    c->rank = rank;
-    c->device = current_device();
-    c->memory = static_cast<char*>(memory);
-    c->size = size;
-    c->seat(rank).born.store(birth_of(getpid()));
-    c->seat(rank).process.store(getpid());
-    std::atomic<uint32_t>& joined = reinterpret_cast<Shared*>(memory)->joined;
-    joined.fetch_add(1);
-    wake_all(joined);
-    const double patience = seconds_from("HCCL_CONNECT_TIMEOUT", 120), start = now_milliseconds();
-    while (joined.load() < ranks) {
-        nap(joined, joined.load(), kNap);
-        std::string lost;
-        for (uint32_t other = 0; other < ranks && lost.empty(); ++other)
-            if (c->seat(other).process.load() != 0 && !(lost = loss(*c, other)).empty()) lost = "rank " + std::to_string(other) + " " + lost;
-        if (lost.empty() && now_milliseconds() - start > patience * 1000)
-            lost = std::to_string(ranks - joined.load()) + " ranks did not come in " + std::to_string(static_cast<int>(patience)) + " s (HCCL_CONNECT_TIMEOUT)";
-        if (joined.load() >= ranks || lost.empty()) continue;
-        c->seat(rank).left.store(1);
-        munmap(memory, size);
-        fail(ACL_ERROR_RT_SUSPECT_REMOTE_ERROR, "the communicator " + c->name + " of " + std::to_string(ranks) + " ranks was not made: " + lost,
-             "start every rank of the group");
-        return HCCL_E_TIMEOUT;
-    }
-    int process = 0, root = 0;  // nobody looks for the root's file any more
-    if (sscanf(place, "/proc/%d/fd/%d", &process, &root) == 2 && process == getpid() && rank == 0) close(root);
-    Communicator& made_now = *c;
-    c->engine = std::thread([&made_now] { run_engine(made_now); });
-    {
-        Lock lock(state().mutex);
-        alive.push_back(c.get());
-    }
-    *made = c.release();
-    return HCCL_SUCCESS;
-}
-
-// The work in its queue has finished: the caller has waited for the device.
-HcclResult leave(Communicator* communicator) {
-    std::unique_ptr<Communicator> c(communicator);
-    c->stop.store(true);
-    {
-        Lock lock(state().mutex);
-        alive.erase(std::remove(alive.begin(), alive.end(), c.get()), alive.end());
-    }
-    c->seat(c->rank).left.store(1);
-    for (uint32_t other = 0; other < c->ranks; ++other) ring(c->seat(other).bell);
-    {
-        WithoutGil guard;  // the engine may be inside a kernel
-        c->engine.join();
-    }
-    wake_all(c->seat(c->rank).arrived);
-    munmap(c->memory, c->size);
-    return HCCL_SUCCESS;
-}
-
 }  // namespace emu
+
+// Rows of four numbers: kind, device, number of its collective, milliseconds.
+EMU_API void emu_set_faults(const uint64_t* rows, uint64_t count) {
+    using namespace emu;
+    Lock lock(state().mutex);
+    faults.clear();
+    begun.clear();
+    for (const uint64_t* row = rows; row < rows + 4 * count; row += 4) faults[{row[1], row[2]}] = {static_cast<FaultKind>(row[0]), row[3]};
+}

@@ -29,7 +29,8 @@ struct Exchange {
     char* receive = nullptr;
     std::vector<Part> given, taken;          // by rank; AllReduce, Broadcast and Reduce use the first one
     std::vector<HcclSendRecvItem> messages;  // SendReceive
-    std::string line;                        // the program's line
+    std::string line;                        // the program's stack, innermost line first
+    int32_t stream = 0;
     bool open = false;                       // its group of calls has not ended; guarded by the runtime's lock
     std::string what;                        // of a fused operator: its name, and what all ranks must give alike
     uint64_t send_bytes = 0, receive_bytes = 0;  // the memory that is read and written
@@ -39,10 +40,11 @@ struct Exchange {
 struct Header {
     uint32_t kind, type, operation, root;
     uint64_t number, rounds;
-    char what[232], line[232];
+    int32_t stream;
+    char what[232], line[512];
 };
 
-constexpr uint64_t kWindow = uint64_t{2} << 20;   // bytes of one round
+constexpr uint64_t kWindow = uint64_t{8} << 20;   // bytes of one round
 constexpr uint64_t kMessage = uint64_t{1} << 18;  // bytes of one part of a message
 
 // One rank's part of the shared memory. Rounds alternate between two headers and two windows: a rank writes one only after
@@ -54,6 +56,11 @@ struct Seat {
     std::atomic<uint32_t> bell;        // rung for the rank's engine
     std::atomic<uint32_t> waiters;     // ranks that wait for this one
     std::atomic<uint32_t> arrived;     // rounds that the rank has reached
+    std::atomic<uint32_t> moved;       // parts of messages that the rank has moved
+    int32_t board;                     // the file of its process's board (deadlocks.cpp)
+    std::atomic<uint64_t> part;        // 1 + the number of the part of the communicator that is being made at `place`
+    char place[64];
+    char failure[1024];                // why its communicator has failed
     Header header[2];
 };
 
@@ -62,11 +69,18 @@ struct Mailbox {
     std::atomic<uint32_t> full;
     uint64_t bytes;  // of the whole message
     uint32_t type;
-    char line[232];
+    char line[512];
+};
+
+// What an engine waits for, as the board shows it.
+struct Awaited {
+    uint64_t ranks = 0;                  // a bit for each
+    const std::vector<uint32_t>* seen = nullptr;  // messages: how many parts each rank had moved before the wait
 };
 
 struct Communicator {
     std::string name;
+    uint64_t id = 0;  // the same on every rank
     uint32_t ranks = 0, rank = 0;
     int32_t device = 0;
     char* memory = nullptr;
@@ -82,6 +96,8 @@ struct Communicator {
     std::deque<Job> jobs;  // guarded by the runtime's lock
     uint64_t number = 0;   // collectives so far; only the engine uses it
     uint32_t round = 0;    // likewise
+    const Exchange* running = nullptr;  // likewise
+    bool working = false;  // the engine runs a job and waits for no rank; guarded by the runtime's lock
 
     Seat& seat(uint32_t of) const;
     char* window(uint32_t of, uint32_t parity) const;
@@ -95,19 +111,36 @@ uint64_t size_of(HcclDataType type);
 const char* name_of(HcclDataType type);
 const char* name_of(Collective kind);
 
-// communicator.cpp
+// meeting.cpp
 HcclResult join(const char* place, uint32_t ranks, uint32_t rank, std::string name, Communicator** made);
+HcclResult join_all(const std::vector<int32_t>& devices, Communicator** made);
+HcclResult join_part(Communicator& parent, const std::vector<uint32_t>& members, uint64_t number, uint32_t rank, Communicator** made);
+HcclResult join_table(const char* path, uint32_t rank, Communicator** made);
 HcclResult leave(Communicator* communicator);
 bool open_root(char* place, size_t capacity);
+
+// communicator.cpp
 aclError fail_communicator(Communicator& c, HcclResult result, aclError code, const std::string& text);
 aclError meet(Communicator& c);
 // The communicator of a name on a device; null if there is none.
 Communicator* find_communicator(const std::string& name, int32_t device);
 void ring(std::atomic<uint32_t>& bell);
-// Waits until `ready()` or an error, for something that rank `other` does.
-aclError await(Communicator& c, uint32_t other, std::atomic<uint32_t>& word, const std::function<bool()>& ready);
+// Waits until `ready()` or an error, for something that the awaited ranks do.
+aclError await(Communicator& c, const Awaited& awaited, std::atomic<uint32_t>& word, const std::function<bool()>& ready);
 
 // collectives.cpp
 aclError run_exchange(const Exchange& exchange);
+std::string describe(const Communicator& c, const Exchange& exchange);
+
+// deadlocks.cpp
+void show_on_board(const Communicator& c);
+void hide_from_board(const Communicator& c);
+int32_t board_file();
+void show_waiting(const Communicator& c, const Awaited& awaited);
+void show_working(const Communicator& c);
+// With the runtime's lock held: what is wrong if this process and others wait for each other; else empty.
+std::string find_deadlock(Lock& lock);
+void note_moved(const Communicator& c);
+bool engines_wait();
 
 }  // namespace emu

@@ -179,6 +179,8 @@ struct State {
     size_t away = 0;          // collectives that have started and not finished
     std::map<char*, size_t> freed;  // memory to poison as soon as nothing is queued: address -> bytes
     bool busy = false;        // a thread is executing a task
+    std::set<std::thread::id> launchers;  // threads that have launched work, but for those of autograd, which work for others
+    std::set<std::thread::id> waiting;    // threads that wait for the device
     std::thread::id owner;    // which
     uint64_t moment = 0;         // counts what the allocator did
     uint64_t replay_moment = 0;  // `moment` at the launch of the replay that runs now
@@ -205,6 +207,7 @@ struct State {
     std::unordered_map<void*, std::weak_ptr<Group>> groups;
     aclError failure = ACL_SUCCESS;    // error of an asynchronous task; the next synchronisation reports it
     std::string failure_message;
+    std::string stopped;               // why collectives fail at once: one has failed, and the program does not know yet
 };
 
 State& state();
@@ -216,6 +219,10 @@ Stream* resolve(aclrtStream handle);
 bool replay_at_once(Stream* stream, const Task& replay, Lock& lock);
 aclError submit(Stream* stream, Task task, Lock& lock);
 void run_what_is_due(Lock& lock);
+// Whether no task can run until a collective ends, and every thread that launches waits for that.
+bool is_blocked(Lock& lock);
+// The process goes on (deadlocks.cpp).
+void goes_on();
 void submit_spoiling(Stream* stream, Task task, Lock& lock);
 void spoil_when_idle(char* address, size_t bytes);
 aclError wait_for_stream(Lock& lock, Stream* stream);
@@ -288,7 +295,7 @@ double now_milliseconds();
 extern std::atomic<int (*)(uint64_t kernel, const uint64_t* seeds)> python_kernel;
 extern std::atomic<void (*)(uint64_t graph, uint64_t* seeds)> python_seeds;
 extern std::atomic<void (*)(uint64_t graph)> python_capture_ends;
-extern std::atomic<void (*)(char* text, uint64_t capacity)> python_line;
+extern std::atomic<void (*)(char* text, uint64_t capacity)> python_line, python_stack;
 aclError start_python();
 
 }  // namespace emu

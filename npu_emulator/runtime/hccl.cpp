@@ -49,6 +49,7 @@ HcclResult start(std::shared_ptr<Exchange> made, aclrtStream stream) {
     Lock lock(state().mutex);
     Task task;
     task.kind = Kind::Collective;
+    made->stream = resolve(stream)->id;
     task.exchange = std::move(made);
     return submit(resolve(stream), std::move(task), lock) == ACL_SUCCESS ? HCCL_SUCCESS : HCCL_E_RUNTIME;
 }
@@ -88,13 +89,18 @@ HcclResult launch(std::shared_ptr<Exchange> made, const void* send, const void* 
         return reject(std::string(name_of(made->kind)) + ": " + c.name + " has no rank " + std::to_string(made->root), "choose a root below " + std::to_string(c.ranks));
     made->send = static_cast<const char*>(send);
     made->receive = static_cast<char*>(const_cast<void*>(receive));
-    if (const auto find_line = python_line.load()) {
-        char line[232] = "";
-        find_line(line, sizeof line);
-        made->line = line;
-        made->line = made->line.substr(0, made->line.find(" (in "));  // which function of torch called it
+    if (const auto find_stack = python_stack.load()) {
+        char stack[512] = "";
+        find_stack(stack, sizeof stack);
+        made->line = stack;
     }
     return group_depth == 0 || made->kind != Collective::SendReceive ? start(std::move(made), stream) : collect(std::move(made), stream);
+}
+
+// The name from a configuration.
+HcclResult named(HcclResult result, const HcclCommConfig* config, HcclComm* comm) {
+    if (result == HCCL_SUCCESS && config != nullptr && config->hcclCommName[0] != 0) of(*comm)->name = config->hcclCommName;
+    return result;
 }
 
 bool reduces(HcclDataType type, HcclReduceOp operation) { return type <= HCCL_DATA_TYPE_BFP16 && operation <= HCCL_REDUCE_MIN; }
@@ -116,14 +122,45 @@ EMU_API HcclResult HcclCommInitRootInfo(uint32_t ranks, const HcclRootInfo* root
     return result;
 }
 EMU_API HcclResult HcclCommInitRootInfoConfig(uint32_t ranks, const HcclRootInfo* root, uint32_t rank, const HcclCommConfig* config, HcclComm* comm) {
-    const HcclResult result = HcclCommInitRootInfo(ranks, root, rank, comm);
-    if (result == HCCL_SUCCESS && config != nullptr && config->hcclCommName[0] != 0) of(*comm)->name = config->hcclCommName;
+    return named(HcclCommInitRootInfo(ranks, root, rank, comm), config, comm);
+}
+// Of the root infos, the first one is used.
+EMU_API HcclResult HcclCommInitRootInfoScalable(uint32_t ranks, uint32_t, const HcclRootInfo* roots, uint32_t rank, uint32_t, const HcclCommConfig* config, HcclComm* comm) {
+    return HcclCommInitRootInfoConfig(ranks, roots, rank, config, comm);
+}
+EMU_API HcclResult HcclGetRootInfoScalable(HcclRootInfo* root) { return HcclGetRootInfo(root); }
+EMU_API HcclResult HcclCommInitAll(uint32_t count, int32_t* devices, HcclComm* comms) {
+    std::vector<Communicator*> made(count);
+    const HcclResult result = join_all({devices, devices + count}, made.data());
+    std::copy(made.begin(), made.end(), comms);
     return result;
+}
+EMU_API HcclResult HcclCommInitClusterInfo(const char* table, uint32_t rank, HcclComm* comm) {
+    Communicator* made = nullptr;
+    const HcclResult result = join_table(table, rank, &made);
+    *comm = made;
+    return result;
+}
+EMU_API HcclResult HcclCommInitClusterInfoConfig(const char* table, uint32_t rank, HcclCommConfig* config, HcclComm* comm) {
+    return named(HcclCommInitClusterInfo(table, rank, comm), config, comm);
+}
+// A rank that is no member calls it without members, and gets no communicator.
+EMU_API HcclResult HcclCreateSubCommConfig(HcclComm* comm, uint32_t count, uint32_t* members, uint64_t number, uint32_t rank, HcclCommConfig* config, HcclComm* part) {
+    *part = nullptr;
+    if (members == nullptr) return HCCL_SUCCESS;
+    const std::vector<uint32_t> ranks(members, members + count);
+    if (rank >= count || ranks[rank] != of(*comm)->rank || *std::max_element(ranks.begin(), ranks.end()) >= of(*comm)->ranks)
+        return reject("HcclCreateSubCommConfig: rank " + std::to_string(of(*comm)->rank) + " of " + of(*comm)->name + " is not member " + std::to_string(rank) + " of the part", "list the parent's ranks");
+    Communicator* made = nullptr;
+    const HcclResult result = join_part(*of(*comm), ranks, number, rank, &made);
+    *part = made;
+    return named(result, config, part);
 }
 EMU_API HcclResult HcclCommDestroy(HcclComm comm) {
     {
         Lock lock(state().mutex);
-        if (of(comm)->failed.load() == HCCL_SUCCESS) wait_for_device(lock, of(comm)->device);
+        // If a thread waits for the device already, another one destroys the communicator to end that: an abort.
+        if (of(comm)->failed.load() == HCCL_SUCCESS && state().waiting.empty()) wait_for_device(lock, of(comm)->device);
     }
     return leave(of(comm));
 }
@@ -243,6 +280,20 @@ EMU_API HcclResult HcclAlltoAllV(const void* send, const void* send_counts, cons
     made->send_bytes = end_of(made->given);
     made->receive_bytes = end_of(made->taken);
     return launch(std::move(made), send, receive, stream);
+}
+// The matrix has for each rank, one after the other, how many elements it sends to each.
+EMU_API HcclResult HcclAlltoAllVC(const void* send, const void* matrix, HcclDataType send_type, const void* receive, HcclDataType receive_type, HcclComm comm, aclrtStream stream) {
+    const uint32_t ranks = of(comm)->ranks, rank = of(comm)->rank;
+    const auto* counts = static_cast<const uint64_t*>(matrix);
+    std::vector<uint64_t> gives(ranks), takes(ranks), give_places(ranks), take_places(ranks);
+    for (uint32_t other = 0; other < ranks; ++other) {
+        gives[other] = counts[rank * ranks + other];
+        takes[other] = counts[other * ranks + rank];
+        if (other == 0) continue;
+        give_places[other] = give_places[other - 1] + gives[other - 1];
+        take_places[other] = take_places[other - 1] + takes[other - 1];
+    }
+    return HcclAlltoAllV(send, gives.data(), give_places.data(), send_type, receive, takes.data(), take_places.data(), receive_type, comm, stream);
 }
 EMU_API HcclResult HcclBarrier(HcclComm comm, aclrtStream stream) {
     return launch(exchange(comm, Collective::Barrier, HCCL_DATA_TYPE_INT8), nullptr, nullptr, stream);

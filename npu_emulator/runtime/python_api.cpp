@@ -33,7 +33,10 @@ aclError emu::start_python() {
 EMU_API void emu_set_kernel_runner(int (*runner)(uint64_t, const uint64_t*)) { python_kernel = runner; }
 EMU_API void emu_set_seed_giver(void (*giver)(uint64_t, uint64_t*)) { python_seeds = giver; }
 EMU_API void emu_set_capture_watcher(void (*watcher)(uint64_t)) { python_capture_ends = watcher; }
-EMU_API void emu_set_line_finder(void (*finder)(char*, uint64_t)) { python_line = finder; }
+EMU_API void emu_set_finders(void (*line)(char*, uint64_t), void (*stack)(char*, uint64_t)) {
+    python_line = line;
+    python_stack = stack;
+}
 EMU_API void emu_set_null_kernels(int on) { state().null_kernels = on != 0; }
 EMU_API void emu_name_op(uint32_t op, const char* name) {
     State& s = state();

@@ -6,6 +6,8 @@
 #include "policy.cpp"
 #include "scheduler.cpp"
 #include "communicator.cpp"
+#include "meeting.cpp"
+#include "deadlocks.cpp"
 #include "collectives.cpp"
 #include "hccl.cpp"
 #include "fused.cpp"

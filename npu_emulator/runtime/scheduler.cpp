@@ -21,7 +21,7 @@ namespace emu {
 std::atomic<int (*)(uint64_t, const uint64_t*)> python_kernel{nullptr};  // set by python_api.cpp
 std::atomic<void (*)(uint64_t, uint64_t*)> python_seeds{nullptr};
 std::atomic<void (*)(uint64_t)> python_capture_ends{nullptr};
-std::atomic<void (*)(char*, uint64_t)> python_line{nullptr};
+std::atomic<void (*)(char*, uint64_t)> python_line{nullptr}, python_stack{nullptr};
 
 State& state() {
     static State* instance = new State;  // never destroyed, because torch_npu calls it from static destructors
@@ -373,10 +373,35 @@ void wait_for_change(Lock& lock) {
     lock.lock();
 }
 
+bool is_blocked(Lock&) {
+    State& s = state();
+    if (s.busy || s.away == 0 || s.waiting.empty() || !engines_wait()) return false;
+    return std::includes(s.waiting.begin(), s.waiting.end(), s.launchers.begin(), s.launchers.end()) && choices(s).empty();
+}
+
+namespace {
+
+// Says that this thread waits for the device, as long as it lives. With the lock held at both ends.
+class Waiting {
+  public:
+    explicit Waiting(State& s) : s_(s), first_(s.waiting.insert(std::this_thread::get_id()).second) {}
+    ~Waiting() {
+        if (first_) s_.waiting.erase(std::this_thread::get_id());
+        goes_on();
+    }
+
+  private:
+    State& s_;
+    bool first_;
+};
+
+}  // namespace
+
 // Runs tasks, or waits for a thread that runs them, until `finished()`.
 template <typename Predicate>
 aclError wait_until(Lock& lock, Predicate finished, Stream* wanted) {
     State& s = state();
+    const Waiting waiting(s);
     while (!finished()) {
         if (!s.busy) {
             if (step(lock, wanted)) continue;
@@ -434,10 +459,12 @@ aclError take_failure(Lock&) {
     const aclError code = s.failure;
     if (code == ACL_SUCCESS) return code;
     s.failure = ACL_SUCCESS;
+    s.stopped.clear();
     std::string message;
     message.swap(s.failure_message);
     if (message.empty()) message = "an asynchronous task failed";
     if (code == ACL_ERROR_RT_PARAM_INVALID) return fail(code, message, "call the same collectives with the same sizes in the same order on every rank");
+    if (message.find("wait for each other") != std::string::npos) return fail(code, message, "call collectives, sends and receives in orders that fit on all ranks");
     if (code == ACL_ERROR_RT_SUSPECT_REMOTE_ERROR || code == ACL_ERROR_RT_FFTS_PLUS_TIMEOUT)
         return fail(code, message, "look at the output of that rank first");
     if (code == ACL_ERROR_RT_MODEL_EXECUTE) return fail(code, message, kKeepAllocated);
@@ -471,6 +498,35 @@ bool replay_at_once(Stream* stream, const Task& replay, Lock& lock) {
     return true;
 }
 
+namespace {
+
+// A thread that has launched work.
+class Launcher {
+  public:
+    // With the lock held.
+    void enter() {
+        if (known_) return;
+        known_ = true;
+        char name[16] = "";
+        pthread_getname_np(pthread_self(), name, sizeof name);
+        if (strncmp(name, "pt_autograd", 11) == 0) return;
+        state().launchers.insert(std::this_thread::get_id());
+        counts_ = true;
+    }
+    ~Launcher() {
+        if (!counts_) return;
+        Lock lock(state().mutex);
+        state().launchers.erase(std::this_thread::get_id());
+    }
+
+  private:
+    bool known_ = false, counts_ = false;
+};
+
+thread_local Launcher launcher;
+
+}  // namespace
+
 // Queues a task, or records it in its stream's capture, and then runs the work that the policy allows at a launch.
 aclError submit(Stream* stream, Task task, Lock& lock) {
     if (stream->capture) return append(stream, std::move(task), lock);
@@ -479,6 +535,8 @@ aclError submit(Stream* stream, Task task, Lock& lock) {
         return ACL_SUCCESS;
     }
     State& s = state();
+    launcher.enter();
+    goes_on();
     note_launch(stream, task);
     stream->queue.emplace_back(s.launched++, std::move(task));
     ++s.pending;

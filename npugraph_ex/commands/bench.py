@@ -27,6 +27,7 @@ TOPICS = {
     "streams": "test_stream_check.py",
     "suite": "test_suite_speed.py",
     "emulator": "test_emulator_cost.py",
+    "collectives": "test_collectives.py",
     "single": "test_calls.py",
     "architectures": "test_architectures.py",
 }
@@ -43,6 +44,7 @@ topics (all of them if none is named):
   device     kernels, copies, bytes; by pass; modelled speed-up  streams    the stream check
   sizes      new sizes, old sizes, 10,000 calls                  suite      examples a second of the conformance suite
   emulator   what the emulated device costs                      single     single calls, by pytest-benchmark
+  collectives     all-reduce between emulated processes beside gloo's, and ranks that wait
   architectures   25 models of transformers: kernels, bytes and errors with lift="judged"
 
 examples:

@@ -74,9 +74,9 @@ def wrong(rank, ranks):
     into = torch.empty(sum(sizes), device="npu")
     dist.all_to_all_single(into, torch.full((sum(sizes),), float(rank), device="npu"), sizes, sizes)
     same("all_to_all of unequal parts", into, torch.cat([torch.full((size,), float(other)) for other, size in enumerate(sizes)]))
-    large = torch.full((1_500_001,), float(rank + 1), device="npu")  # several windows of the shared memory
+    large = torch.full((2_500_001,), float(rank + 1), device="npu")  # several windows of the shared memory
     dist.all_reduce(large)
-    same("large all_reduce", large, torch.full((1_500_001,), float(sum(range(ranks + 1)))))
+    same("large all_reduce", large, torch.full((2_500_001,), float(sum(range(ranks + 1)))))
     flags = [torch.empty(5, dtype=torch.bool, device="npu") for _ in range(ranks)]
     dist.all_gather(flags, torch.arange(5, device="npu") == rank)
     same("flags", torch.stack(flags), torch.eye(5)[:ranks].bool())

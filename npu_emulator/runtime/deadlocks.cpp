@@ -1,0 +1,246 @@
+// Ranks that wait for each other, found at once.
+//
+// Each process shows on a board, shared memory that the others may read, whether it is blocked (no task can run, and every
+// thread that launches waits for the device) and for which ranks each of its communicators waits. A process stays blocked for
+// ever if each of its waiting collectives lacks a rank of a process that stays blocked for ever. The largest such set of
+// processes is a deadlock, over any number of communicators. Nothing here depends on time: the boards are read again, and a
+// process that has gone on meanwhile has another number.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+
+#include "communicator.h"
+
+namespace emu {
+namespace {
+
+constexpr uint32_t kRanks = 64, kCommunicators = 64;  // larger ones are not watched
+
+struct Member {
+    int32_t process, board;
+};
+
+// One rank of one communicator.
+struct Entry {
+    std::atomic<uint64_t> communicator;  // 0: a free place
+    uint32_t rank, ranks;
+    std::atomic<uint64_t> awaited;       // a bit for each awaited rank; 0: it does not wait
+    std::atomic<uint32_t> round, moved;
+    std::atomic<uint32_t> messages;      // it waits for parts of messages, not for the others' round
+    std::atomic<uint32_t> seen[kRanks];
+    Member members[kRanks];
+    char text[1024];
+};
+
+struct Board {
+    std::atomic<uint64_t> number;   // counts what the process does
+    std::atomic<uint32_t> blocked;
+    std::atomic<uint64_t> verdict;  // the number at which the text below was right
+    char text[8192];
+    Entry entries[kCommunicators];
+};
+
+struct Own {
+    int32_t process = 0, file = -1;
+    Board* board = nullptr;
+};
+Own own;  // guarded by the runtime's lock
+
+void open_own() {
+    if (own.process == getpid()) return;  // a forked process needs a board of its own
+    own = {getpid(), memfd_create("npu_emulator", MFD_CLOEXEC), nullptr};
+    if (own.file < 0 || ftruncate(own.file, sizeof(Board)) != 0) return;
+    void* memory = mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED, own.file, 0);
+    if (memory != MAP_FAILED) own.board = static_cast<Board*>(memory);
+}
+
+Entry* entry_of(Board* board, uint64_t communicator, uint32_t rank) {
+    if (board == nullptr) return nullptr;
+    for (Entry& entry : board->entries)
+        if (entry.communicator.load() == communicator && entry.rank == rank) return &entry;
+    return nullptr;
+}
+
+Entry* entry_of(const Communicator& c) { return own.process == getpid() ? entry_of(own.board, c.id, c.rank) : nullptr; }
+
+// The boards of the processes that are blocked and reached through what they wait for.
+class Picture {
+  public:
+    Picture() { visit({own.process, own.file}); }
+    ~Picture() {
+        for (auto& [process, board] : boards_)
+            if (board != own.board && board != nullptr) munmap(board, sizeof(Board));
+    }
+
+    // The processes that wait for each other, if this one is among them.
+    std::set<int32_t> deadlocked() {
+        std::set<int32_t> left;
+        for (const auto& [process, number] : numbers_) left.insert(process);
+        for (bool changed = true; changed;) {
+            changed = false;
+            for (auto item = left.begin(); item != left.end();)
+                if (stays(*boards_[*item], left)) {
+                    ++item;
+                } else {
+                    item = left.erase(item);
+                    changed = true;
+                }
+        }
+        if (left.count(own.process) == 0) return {};
+        for (const int32_t process : left) {
+            const Board& board = *boards_[process];
+            if (board.blocked.load() == 0 || board.number.load() != numbers_[process]) return {};
+        }
+        return left;
+    }
+
+    void tell(const std::set<int32_t>& processes, const std::string& text) {
+        for (const int32_t process : processes) {
+            Board& board = *boards_[process];
+            if (board.verdict.load() == numbers_[process]) continue;
+            snprintf(board.text, sizeof board.text, "%s", text.c_str());
+            board.verdict.store(numbers_[process]);
+        }
+    }
+
+    std::vector<std::string> lines(const std::set<int32_t>& processes) {
+        std::vector<std::string> found;
+        for (const int32_t process : processes)
+            for (Entry& entry : boards_[process]->entries)
+                if (entry.communicator.load() != 0 && entry.awaited.load() != 0)
+                    found.push_back(std::string(entry.text) + ", waits for " + names(missing(entry)));
+        std::sort(found.begin(), found.end());
+        return found;
+    }
+
+  private:
+    std::map<int32_t, Board*> boards_;
+    std::map<int32_t, uint64_t> numbers_;  // of those that are blocked
+
+    void visit(const Member& member) {
+        if (boards_.count(member.process) != 0) return;
+        Board*& board = boards_[member.process];
+        board = member.process == own.process ? own.board : map(member);
+        if (board == nullptr) return;
+        const uint64_t number = board->number.load();
+        if (board->blocked.load() == 0) return;
+        numbers_[member.process] = number;
+        for (Entry& entry : board->entries) {
+            if (entry.communicator.load() == 0 || entry.awaited.load() == 0) continue;
+            for (uint32_t rank = 0; rank < entry.ranks; ++rank) visit(entry.members[rank]);
+        }
+    }
+
+    static Board* map(const Member& member) {
+        char path[64];
+        snprintf(path, sizeof path, "/proc/%d/fd/%d", member.process, member.board);
+        const int file = open(path, O_RDWR | O_CLOEXEC);
+        if (file < 0) return nullptr;
+        void* memory = lseek(file, 0, SEEK_END) == sizeof(Board) ? mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0) : MAP_FAILED;
+        close(file);
+        return memory == MAP_FAILED ? nullptr : static_cast<Board*>(memory);
+    }
+
+    // The awaited ranks that have not come.
+    std::vector<uint32_t> missing(const Entry& entry) {
+        std::vector<uint32_t> found;
+        for (uint32_t rank = 0; rank < entry.ranks; ++rank) {
+            if ((entry.awaited.load() >> rank & 1) == 0) continue;
+            const Entry* theirs = entry_of(boards_[entry.members[rank].process], entry.communicator.load(), rank);
+            if (theirs == nullptr) continue;  // it has left, which `await` notices
+            const bool came = entry.messages.load() != 0 ? theirs->moved.load() != entry.seen[rank].load()
+                                                         : static_cast<int32_t>(theirs->round.load() - entry.round.load()) >= 0;
+            if (!came) found.push_back(rank);
+        }
+        return found;
+    }
+
+    bool stays(Board& board, const std::set<int32_t>& left) {
+        for (Entry& entry : board.entries) {
+            if (entry.communicator.load() == 0 || entry.awaited.load() == 0) continue;
+            const std::vector<uint32_t> ranks = missing(entry);
+            if (std::none_of(ranks.begin(), ranks.end(), [&](uint32_t rank) { return left.count(entry.members[rank].process) != 0; })) return false;
+        }
+        return true;
+    }
+
+    static std::string names(const std::vector<uint32_t>& ranks) {
+        std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+        for (const uint32_t rank : ranks) text += (rank == ranks.front() ? "" : ", ") + std::to_string(rank);
+        return text;
+    }
+};
+
+}  // namespace
+
+int32_t board_file() {
+    open_own();
+    return own.file;
+}
+
+void show_on_board(const Communicator& c) {
+    if (own.board == nullptr || c.ranks > kRanks) return;
+    for (Entry& entry : own.board->entries) {
+        if (entry.communicator.load() != 0) continue;
+        entry.rank = c.rank;
+        entry.ranks = c.ranks;
+        entry.awaited.store(0);
+        entry.round.store(0);
+        entry.moved.store(0);
+        for (uint32_t rank = 0; rank < c.ranks; ++rank) entry.members[rank] = {c.seat(rank).process.load(), c.seat(rank).board};
+        entry.communicator.store(c.id);
+        return;
+    }
+}
+
+void hide_from_board(const Communicator& c) {
+    if (Entry* entry = entry_of(c)) entry->communicator.store(0);
+    goes_on();
+}
+
+void show_waiting(const Communicator& c, const Awaited& awaited) {
+    Entry* entry = entry_of(c);
+    if (entry == nullptr) return;
+    entry->round.store(c.round);
+    entry->messages.store(awaited.seen != nullptr);
+    for (uint32_t rank = 0; awaited.seen != nullptr && rank < c.ranks; ++rank) entry->seen[rank].store((*awaited.seen)[rank]);
+    if (c.running != nullptr) snprintf(entry->text, sizeof entry->text, "%s", describe(c, *c.running).c_str());
+    entry->awaited.store(awaited.ranks);
+}
+
+void show_working(const Communicator& c) {
+    if (Entry* entry = entry_of(c)) {
+        entry->awaited.store(0);
+        entry->round.store(c.round);
+    }
+    goes_on();
+}
+
+// Before the other rank is woken, so that nobody takes it for blocked.
+void note_moved(const Communicator& c) {
+    c.seat(c.rank).moved.fetch_add(1);
+    if (Entry* entry = entry_of(c)) entry->moved.fetch_add(1);
+}
+
+void goes_on() {
+    if (own.board == nullptr || own.process != getpid()) return;
+    own.board->blocked.store(0);
+    own.board->number.fetch_add(1);
+}
+
+std::string find_deadlock(Lock& lock) {
+    if (own.board == nullptr || own.process != getpid() || !is_blocked(lock)) return "";
+    if (own.board->blocked.exchange(1) != 0 && own.board->verdict.load() == own.board->number.load()) return own.board->text;
+    Picture picture;
+    const std::set<int32_t> processes = picture.deadlocked();
+    if (processes.empty()) return "";
+    std::string text = "the ranks wait for each other:";
+    for (const std::string& line : picture.lines(processes)) text += "\n  " + line;
+    picture.tell(processes, text);
+    return text;
+}
+
+}  // namespace emu

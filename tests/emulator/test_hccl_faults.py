@@ -1,0 +1,185 @@
+"""What hardware hides, found at once: ranks that wait for each other; faults on purpose, and recovery from them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hccl_ranks import RANKS
+
+import npu_emulator
+from npu_emulator.errors import EmulatorError
+from npu_emulator.faults import Fault, parse_faults
+from npugraph_ex.versions import missing_interfaces
+
+pytestmark = pytest.mark.skipif(
+    not npu_emulator.is_active() or missing_interfaces.DIFFERENCE.older,
+    reason="emulated processes; real ones need several devices",
+)
+
+_SAID = (
+    RANKS
+    + """
+import threading, time
+
+def reduced(group=None):
+    value = torch.ones(4, device="npu")
+    dist.all_reduce(value, group=group)
+    return value
+
+def finish():
+    torch.npu.synchronize()
+
+def crossing(rank):
+    groups = [dist.new_group([0, 1]), dist.new_group([0, 1])]
+    for group in groups:
+        reduced(group)
+    finish()
+    for group in groups[:: 1 if rank == 0 else -1]:
+        reduced(group)
+    finish()
+
+def circle(rank):                            # three communicators of two ranks; no two ranks wait for each other directly
+    groups = [dist.new_group([0, 1]), dist.new_group([1, 2]), dist.new_group([0, 2])]
+    for group in groups:
+        if dist.get_rank(group) >= 0:
+            reduced(group)
+    finish()
+    for number in {0: (0, 2), 1: (1, 0), 2: (2, 1)}[rank]:
+        reduced(groups[number])
+    finish()
+
+def elsewhere(rank):                         # rank 1 leaves out one collective of the world
+    group = dist.new_group([0, 1])
+    reduced(group)
+    if rank == 0:
+        reduced()
+    reduced(group)
+    finish()
+
+def both_send(rank):
+    value = torch.ones(4, device="npu")
+    dist.send(value, 1 - rank)
+    dist.recv(value, 1 - rank)
+    finish()
+
+def no_receive(rank):
+    value = torch.ones(4, device="npu")
+    dist.send(value, 1) if rank == 0 else dist.recv(value, 0)
+    finish()
+    if rank == 0:
+        dist.send(value, 1)
+    else:
+        dist.destroy_process_group()
+    finish()
+
+def killed(rank):
+    npu_emulator.inject_faults("kill:1:2")
+    reduced()
+    reduced()
+    finish()
+
+def dropped(rank):                           # then the group is made anew
+    npu_emulator.inject_faults("drop:0:2")
+    reduced()
+    try:
+        reduced()
+        finish()
+    finally:
+        npu_emulator.inject_faults("")
+        dist.destroy_process_group()
+        dist.init_process_group("hccl", init_method=f"file://{again}", rank=rank, world_size=2)
+        assert reduced()[0] == 2
+
+def delayed(rank):
+    npu_emulator.inject_faults("delay:1:1:0.3")
+    start = time.monotonic()
+    assert reduced()[0] == 2
+    raise RuntimeError(f"late: {time.monotonic() - start >= 0.25}")
+
+def aborted(rank):                           # rank 1 never comes; another thread of rank 0 ends the wait
+    reduced()
+    finish()
+    if rank == 1:
+        while not os.path.exists(mark):
+            time.sleep(0.05)
+        return
+    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("npu"))
+    def end():
+        while not os.path.exists(started):
+            time.sleep(0.05)
+        backend.abort_hccl_comm("tired")
+    thread = threading.Thread(target=end)
+    thread.start()
+    try:
+        reduced()
+        open(started, "w").close()
+        finish()
+    finally:
+        thread.join()
+        open(mark, "w").close()
+
+def said_by(fault):
+    def work(rank, ranks):
+        reduced()
+        finish()
+        try:
+            fault(rank)
+        except RuntimeError as error:
+            return str(error)
+        return ""
+    return work
+
+again, mark, started = (tempfile.mktemp() for _ in range(3))
+faults = (crossing, elsewhere, both_send, no_receive, killed, dropped, delayed, aborted)
+answer = {fault.__name__: over_ranks(2, said_by(fault)) for fault in faults} | {"circle": over_ranks(3, said_by(circle))}
+"""
+)
+
+
+def _shared_files() -> set[str]:
+    return {path.name for path in Path("/dev/shm").iterdir() if "npu_emulator" in path.name}  # noqa: S108 - looks, and writes nothing
+
+
+def test_ranks_that_wait_for_each_other_are_told_at_once_and_faults_can_be_recovered_from(
+    ask: Callable[..., Any],
+) -> None:
+    """Each rank learns what all of them wait for, with stacks and streams. The time limit of 1836 s would end the test."""
+    before = _shared_files()
+    said = ask(_SAID, NPU_EMULATOR_DEVICES="3", TORCH_HCCL_ASYNC_ERROR_HANDLING="0")
+    assert _shared_files() == before
+    for fault, ranks in {"crossing": 2, "elsewhere": 2, "both_send": 2, "circle": 3}.items():
+        waits = {
+            tuple(re.findall(r"^  device (\d), rank \d of .*, waits for rank \d", text, re.MULTILINE))
+            for text in said[fault]
+        }
+        assert waits == {tuple(map(str, range(ranks)))}, said[fault]
+        assert all("507048" in text and "the ranks wait for each other" in text for text in said[fault])
+    first = said["crossing"][0]
+    assert re.search(
+        r"all_reduce number 2 of 16 bytes of float32 \(sum\) at \S+:\d+ in reduced, from \S+:\d+ in crossing, ", first
+    )
+    assert re.search(r"on stream \d+, waits for rank 1$", first, re.MULTILINE)
+    assert "send of 16 bytes of float32 to rank 1 at " in said["both_send"][0]
+    assert "rank 0 waits for rank 1 of group, which has left the communicator" in said["no_receive"][0]
+    assert "send of 16 bytes of float32 to rank 1 at " in said["no_receive"][0]
+    assert "which has ended" in said["killed"][0]
+    assert said["killed"][1] is None
+    assert "the connection of device 0 was dropped on purpose" in said["dropped"][0]
+    assert "rank 1 waits for rank 0 of group_name_0, which has failed: the connection of device 0" in said["dropped"][1]
+    assert "507057" in said["killed"][0] and "507057" in said["dropped"][1]  # noqa: PT018 - one code
+    assert said["delayed"] == 2 * ["late: True"]
+    assert "was destroyed before its collectives had ended" in said["aborted"][0]
+    assert said["aborted"][1] == ""
+
+
+def test_faults_are_read() -> None:
+    """The grammar, and its errors."""
+    assert parse_faults("kill:1:5, delay:0:2:0.25,drop:3:1") == (Fault(0, 1, 5), Fault(1, 0, 2, 250), Fault(2, 3, 1))
+    assert parse_faults("") == ()
+    for wrong in ("kill", "kill:1", "kill:1:0", "delay:0:2", "drop:0:1:2", "kill:-1:2"):
+        with pytest.raises(EmulatorError, match="a fault"):
+            parse_faults(wrong)
