@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import doctest
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from printed import TABLE, blocks
 from reader import Reader
+
+import npugraph_ex
 
 DOCS = Path(__file__).parents[1] / "docs"
 ELSEWHERE = {
@@ -49,6 +53,16 @@ def test_a_page_runs_as_printed(name: str, tmp_path: Path, monkeypatch: pytest.M
     for block in blocks(DOCS / name):
         if not block.reason and not block.drawing:
             reader.follow(block)
+
+
+def test_docstrings_print_what_they_show() -> None:
+    """The examples of the public names, which the reference shows as they stand in the source."""
+    root = Path(npugraph_ex.__file__).parent
+    files = [file for file in root.rglob("*.py") if "\n        >>> " in file.read_text(encoding="utf-8")]
+    assert files
+    for file in files:
+        module = import_module(".".join(("npugraph_ex", *file.relative_to(root).with_suffix("").parts)))
+        assert doctest.testmod(module).failed == 0, file
 
 
 def test_the_other_tests_read_their_pages() -> None:
