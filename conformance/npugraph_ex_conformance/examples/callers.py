@@ -3,6 +3,7 @@
 A random integer program is called many times, eagerly and compiled, by the same caller. The caller passes tensors that are new,
 that stay, that begin elsewhere in one storage, or that are earlier results. It keeps results as tensors, as views or as their
 storages alone, writes into what it keeps, and drops some of it. After each step everything that both sides keep is compared.
+Some callers call in inference mode, and some in turns with and without it.
 Every third caller has an emulated device that runs queued work in a random order.
 """
 
@@ -50,6 +51,15 @@ _HABITS = (
     ("moves",) * 3 + ("stays",) * 3,
 )
 """How an argument is passed, each as likely as named. The caller has one of these habits for each argument."""
+_HABITS_IN_TURNS = tuple(tuple(how for how in habit if how != "result") for habit in _HABITS)
+"""Without results: what a call in inference mode returns must not be written without it."""
+_Mode = Callable[[], AbstractContextManager[Any]]
+_MODES: tuple[tuple[_Mode, ...], ...] = (
+    (torch.no_grad,),
+    (torch.inference_mode,),
+    (torch.no_grad, torch.inference_mode),
+)
+_EVERY_TENSOR_MAY_BE_WRITTEN = torch.inference_mode
 _HEAD, _READ, _WRITE = "head", "read", "aten.add_.Tensor"
 """The view that begins at the first element of a storage, the result that is read there, and the operator that writes there."""
 _KEEPINGS = ("storage", "tensor", "view", "data", "nothing")
@@ -61,10 +71,10 @@ _OFFSETS = (0, 0, 1, 128)
 
 def caller_example(seed: int) -> str:
     """What is wrong with one example; empty when nothing is."""
-    choices = Choices(Sampled(f"caller {seed}"))
+    choices, modes = Choices(Sampled(f"caller {seed}")), Choices(Sampled(f"mode {seed}")).pick(_MODES)
     try:
         with torch._dynamo.config.patch(recompile_limit=_MOST_KINDS_OF_CALLS), _order(seed):
-            return _difference(choices)
+            return _difference(choices, modes)
     except Exception as error:  # noqa: BLE001 - whatever a fault makes the library raise is what was found
         return f"raised {type(error).__name__}: {error}"
 
@@ -75,11 +85,12 @@ def _order(seed: int) -> AbstractContextManager[None]:
     return npu_emulator.schedule(f"random:{seed}")
 
 
-def _difference(choices: Choices) -> str:
+def _difference(choices: Choices, modes: Sequence[_Mode]) -> str:
     """How the two sides come to differ; empty if they do not."""
     program = _program(choices)
     eager, compiled = _sides(choices, program)
-    habits = [choices.pick(_HABITS) for _ in program.inputs]
+    modes = _MODES[0] if eager.in_a_session else modes
+    habits = [choices.pick(_HABITS if len(modes) == 1 else _HABITS_IN_TURNS) for _ in program.inputs]
     # A functional copy has as much memory around it as what it is a copy of, so its storage depends on the passes.
     forms = _KEEPINGS[1:] if program.functional and not eager.by_dynamo else _KEEPINGS
     for home in eager.twins.values():
@@ -90,7 +101,8 @@ def _difference(choices: Choices) -> str:
         sizes = choices.pick(program.sizes)
         passings = [_Passing.drawn(choices, habit) for habit in habits]
         keepings = [choices.pick(forms) for _ in program.outputs]
-        this = _PlannedCall(call, sizes, passings, keepings, _results_to_pass(eager, program, sizes, passings))
+        results = _results_to_pass(eager, program, sizes, passings)
+        this = _PlannedCall(call, sizes, passings, keepings, results, modes[call % len(modes)])
         seen = [side.call(program, this) for side in (eager, compiled)]
         wrong = visible_difference(*seen, kept_as=eager.by_dynamo)
         if wrong or not all(map(same_values, *((*one.outputs, *one.inputs) for one in seen))):
@@ -126,13 +138,14 @@ class _Passing:
 
 @dataclass(frozen=True)
 class _PlannedCall:
-    """What both sides do in one call: the sizes, how each argument is passed and each result kept; kept results to pass."""
+    """What both sides do in one call: the sizes, how each argument is passed and each result kept; kept results to pass; a mode."""
 
     number: int
     sizes: Mapping[str, int]
     passings: Sequence[_Passing]
     keepings: Sequence[str]
     results: Mapping[int, int]
+    mode: _Mode
 
 
 @dataclass
@@ -143,6 +156,7 @@ class _Caller:
         function: eager or compiled.
         by_dynamo: whether `torch.compile` is between the caller and the graph. A graph alone may return an argument in place
             of a view of all of it.
+        in_a_session: whether the other side is a session, which is called in one mode.
         twins: the arguments that lie in the memory of another one, with that one's position.
         homes: memory of the caller's own.
         passed: the arguments of the last call.
@@ -152,6 +166,7 @@ class _Caller:
 
     function: Callable[..., Any]
     by_dynamo: bool
+    in_a_session: bool
     twins: Mapping[int, int]
     homes: dict[int, torch.Tensor] = field(default_factory=dict)
     passed: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -179,11 +194,12 @@ class _Caller:
                 inputs[position] = self._argument(position, spec, call)
         for position, twin in self.twins.items():
             inputs[position] = alias_of(inputs[twin])
-        outputs = self.function(*inputs)
-        outputs = tuple(outputs) if isinstance(outputs, (tuple, list)) else (outputs,)
+        with call.mode():
+            outputs = self.function(*inputs)
+            outputs = tuple(outputs) if isinstance(outputs, (tuple, list)) else (outputs,)
+            self.kept += [kept for kept in map(_kept, outputs, call.keepings) if kept is not None]
         seen = observe(inputs, outputs)
         self.passed = dict(enumerate(inputs))
-        self.kept += [kept for kept in map(_kept, outputs, call.keepings) if kept is not None]
         return seen
 
     def _argument(self, position: int, spec: Input, call: _PlannedCall) -> torch.Tensor:
@@ -191,7 +207,8 @@ class _Caller:
         last = self.passed.get(position)
         if passing.how == "stays" and last is not None and last.shape == values.shape:
             if passing.refilled:
-                last.copy_(values)
+                with _EVERY_TENSOR_MAY_BE_WRITTEN():
+                    last.copy_(values)
             return last
         (plain,) = make_inputs([replace(spec, alias_of=None)], sizes=call.sizes, call=call.number)
         if spec.below is not None:
@@ -250,7 +267,8 @@ def _between(choices: Choices, *callers: _Caller) -> str:
         npugraph_ex.invalidate()
     for caller in callers:
         if written is not None:
-            caller.tensor(written).add_(1)
+            with _EVERY_TENSOR_MAY_BE_WRITTEN():
+                caller.tensor(written).add_(1)
         caller.kept = [thing for place, thing in enumerate(caller.kept) if place not in dropped]
     return "" if written is None else f", after a write into kept result {written}"
 
@@ -285,8 +303,12 @@ def _program(choices: Choices) -> Program:
     )
 
 
-def _writes_into_the_storage(program: Program) -> bool:
-    return any(step.args[:1] == (Ref(_HEAD),) and step.operator == _WRITE for step in program.steps)
+def _place_may_count(program: Program) -> bool:
+    """Whether a session may refuse arguments that begin elsewhere in their storage: what counts from it is not just read."""
+    heads = [step for step in program.steps if _HEAD in step.results]
+    return any(step.args[:1] == (Ref(_HEAD),) and step.operator == _WRITE for step in program.steps) or any(
+        step.args[0] != Ref("x0") for step in heads
+    )
 
 
 def _sides(choices: Choices, program: Program) -> tuple[_Caller, _Caller]:
@@ -296,22 +318,23 @@ def _sides(choices: Choices, program: Program) -> tuple[_Caller, _Caller]:
     torch.compiler.reset()
     if choices.chance(_THROUGH_DYNAMO):
         compiled = torch.compile(function, backend="npugraph_ex", options=options, fullgraph=True)
-        # A session refuses other places in a storage.
-        session_instead = not _writes_into_the_storage(program) and choices.chance(_SESSION)
+        session_instead, in_a_session = not _place_may_count(program) and choices.chance(_SESSION), False
         if not session_instead and not twins and choices.chance(_REGIONS):
             function, compiled = _in_regions(function, program, options) or (function, compiled)
         if session_instead:
             with suppress(SessionError), torch.no_grad():  # it refuses programs that return views of their arguments
                 examples = make_inputs(program.inputs, sizes=program.sizes[0])
                 compiled = session(function, examples, dynamic=program.dynamic or None, options=options)
-        return _Caller(function, True, twins), _Caller(torch.no_grad()(compiled), True, twins)
+                in_a_session = True
+        return _Caller(function, True, in_a_session, twins), _Caller(compiled, True, in_a_session, twins)
     traced = tracing.trace(
         function, program.inputs, program.sizes[0], dynamic=program.dynamic, functional=program.functional
     )
     if program.functional and choices.chance(_ONE_MEMORY):
         twins |= _readers_of_written_memory(traced.graph, program, twins)
     captured = npugraph_ex.compile_fx(tracing.copy_of(traced), None, options)
-    return _Caller(traced if program.functional else function, False, twins), _Caller(captured, False, twins)
+    eager = traced if program.functional else function
+    return _Caller(eager, False, False, twins), _Caller(captured, False, False, twins)
 
 
 def _in_regions(function: _Function, program: Program, options: dict[str, Any]) -> tuple[_Function, _Function] | None:
