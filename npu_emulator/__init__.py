@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from npu_emulator.activation import Emulator, activate, current, is_active, registry
 from npu_emulator.chips import with_figures
+from npu_emulator.clock.ranks import merge_timelines
 from npu_emulator.errors import (
     ActivationError,
     BuildError,
@@ -58,6 +59,7 @@ __all__ = [
     "kernel_counts",
     "kernel_log",
     "launch_count",
+    "merge_timelines",
     "missing_kernels",
     "null_kernels",
     "register_kernel",

@@ -295,6 +295,16 @@ class Runtime:
         name = cast("bytes", self._collective_name(number))
         return f"hccl.{name.decode()}"
 
+    @staticmethod
+    def ranks_of(number: int) -> int:
+        """Return how many ranks the collective of a note has."""
+        return number >> 8 & 0xFFFF
+
+    @staticmethod
+    def communicator_of(number: int) -> int:
+        """Return the communicator of a note's collective: the same number on each rank, and no other one's on the machine."""
+        return number >> 24
+
     def group(self, name: str, device: int) -> tuple[int, int] | None:
         """Return the rank of a device in the HCCL group of that name and the group's size; None if there is no such group."""
         rank, ranks = ctypes.c_uint32(), ctypes.c_uint32()

@@ -8,10 +8,12 @@ Streams do not slow each other down: they share neither cores nor bandwidth in t
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from npu_emulator.clock.links import collective_us
 from npu_emulator.clock.roofline import LAUNCH_US, Roofline
 from npu_emulator.clock.trace import chrome_trace
 from npu_emulator.device import Note, NoteKind
@@ -25,13 +27,17 @@ __all__ = ["Arrow", "Span", "Timeline"]
 
 
 class Span(NamedTuple):
-    """One piece of work; times in modelled microseconds."""
+    """One piece of work; times in modelled microseconds.
+
+    `meeting` names a collective alike on all of its ranks: the communicator, and how many were there before. Else it is empty.
+    """
 
     name: str
     stream: str
     start: float
     duration: float
     line: str
+    meeting: str = ""
 
 
 class Arrow(NamedTuple):
@@ -79,6 +85,9 @@ class Timeline:
         self._causes: list[int] = []
         self._captured: dict[int, list[Note]] = {}
         self._works: dict[int, tuple[str, float, str]] = {}
+        self._read = 0
+        """Bytes that the collective reads whose notes come now."""
+        self._meetings: Counter[int] = Counter()
 
     @property
     def end(self) -> float:
@@ -124,9 +133,12 @@ class Timeline:
         """Advance one stream; `record` and `awaited` give the event numbers."""
         now = max(lanes.ends.get(note.stream, _BEGINNING), self._host)
         match note.kind:
+            case NoteKind.COLLECTIVE_READ:
+                self._read += note.third
             case NoteKind.KERNEL | NoteKind.COPY | NoteKind.FILL | NoteKind.COLLECTIVE_WRITE:
                 name, duration, line = self._price(note)
-                self.spans.append(Span(name, lanes.stream(note.stream), now.time, duration, line))
+                meeting = self._meeting(note) if note.kind == NoteKind.COLLECTIVE_WRITE else ""
+                self.spans.append(Span(name, lanes.stream(note.stream), now.time, duration, line, meeting))
                 self._causes.append(now.cause)
                 now = _SpanEnd(now.time + duration, len(self.spans) - 1)
             case NoteKind.RECORD:
@@ -154,9 +166,17 @@ class Timeline:
             # A captured kernel takes its time at each replay; an eager kernel runs once.
             take = self._works.get if note.graph else self._works.pop
             return take(note.first, ("launched before the timeline began", LAUNCH_US, ""))
-        if note.kind == NoteKind.COLLECTIVE_WRITE:  # the time on the links between devices is not modelled
-            return self._runtime.collective_name(note.second), self.model.copy_us(note.third), ""
+        if note.kind == NoteKind.COLLECTIVE_WRITE:
+            name, ranks = self._runtime.collective_name(note.second), self._runtime.ranks_of(note.second)
+            moved = max(self._read, note.third * (ranks if name.endswith("scatter") else 1))
+            self._read = 0
+            return name, LAUNCH_US + collective_us(name.removeprefix("hccl."), ranks, moved), ""
         return ("memset" if note.kind == NoteKind.FILL else "memcpy", self.model.copy_us(note.third), "")
+
+    def _meeting(self, note: Note) -> str:
+        communicator = self._runtime.communicator_of(note.second)
+        self._meetings[communicator] += 1
+        return f"{communicator:x}/{self._meetings[communicator]}"
 
     def _replay(self, note: Note, start: _SpanEnd) -> _SpanEnd:
         """Run a captured graph's lanes from `start`; return when the last of them ends."""

@@ -51,7 +51,9 @@ def chrome_trace(timeline: Timeline) -> dict[str, Any]:
         begin, end = _nanoseconds(span.start), _nanoseconds(span.start + span.duration)
         track.begins.append(begin)
         track.ends.append(end)
-        args = {"line": span.line, "critical": id(span) in critical}
+        args = {"line": span.line, "critical": id(span) in critical} | (
+            {"meeting": span.meeting} if span.meeting else {}
+        )
         rows.append(
             {"ph": "X", "name": span.name, "cat": "modelled", **_place(track, begin), "dur": (end - begin) / 1000, "args": args}
         )  # fmt: skip

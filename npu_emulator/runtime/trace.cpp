@@ -8,6 +8,13 @@ namespace emu {
 
 enum class NoteKind : uint64_t { Kernel, Copy, Fill, Record, Wait, Replay, SyncStream, SyncDevice, SyncTicket, CollectiveRead, CollectiveWrite };
 
+// Which collective: its kind in 8 bits, the ranks in 16, and the communicator, by a number that is the same on every rank, in 40.
+static uint64_t kind_of(const Exchange& exchange) {
+    const Communicator& c = *exchange.communicator;
+    const uint64_t communicator = (c.id >> 32 << 18 | (c.id & 0x3FFFF)) & 0xFFFFFFFFFF;
+    return static_cast<uint64_t>(exchange.kind) | uint64_t{c.ranks & 0xFFFF} << 8 | communicator << 24;
+}
+
 // The memory of a collective as notes: those that it reads, then those that it writes, one at least, which may be empty.
 // first: address; second: which collective; third: bytes.
 std::vector<Note> ranges_of(const Exchange& exchange) {
@@ -16,7 +23,7 @@ std::vector<Note> ranges_of(const Exchange& exchange) {
         Note note;
         note.kind = static_cast<uint64_t>(kind);
         note.first = reinterpret_cast<uint64_t>(address);
-        note.second = static_cast<uint64_t>(exchange.kind);
+        note.second = kind_of(exchange);
         note.third = bytes;
         to.push_back(note);
     };
@@ -156,7 +163,7 @@ EMU_API void emu_set_tracing(int on) {
 }
 
 // The name of a collective by its number in notes.
-EMU_API const char* emu_collective_name(uint64_t number) { return name_of(static_cast<Collective>(number)); }
+EMU_API const char* emu_collective_name(uint64_t number) { return name_of(static_cast<Collective>(number & 0xFF)); }
 
 EMU_API void emu_set_logging(int on) {
     State& s = state();

@@ -1,0 +1,103 @@
+"""The modelled time of collectives, and timelines of several ranks in one picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hccl_ranks import RANKS
+
+import npu_emulator
+from npu_emulator.clock.links import HCCS, ROCE, collective_us
+
+MEGA = 1 << 20
+
+
+def test_rings_trees_and_meshes() -> None:
+    """A tree has fewer steps and a ring smaller ones; inside a server all links work at once; the formulas by hand."""
+    assert ROCE.ring_us(4, 0) == 3 * ROCE.step_us
+    assert ROCE.tree_us(4, 0) == 2 * ROCE.step_us
+    assert ROCE.ring_us(4, 8 * MEGA) - ROCE.ring_us(4, 0) == pytest.approx(3 / 4 * 8 * MEGA / 22.6e3)
+    assert HCCS.mesh_us(8, 8 * MEGA) == pytest.approx(10 + MEGA / 19.3e3)
+    assert collective_us("all_reduce", 8, MEGA) == 2 * collective_us("all_gather", 8, MEGA)
+    assert collective_us("send_receive", 2, MEGA) == pytest.approx(10 + MEGA / 19.3e3)
+    assert collective_us("send_receive", 16, MEGA) == pytest.approx(20 + MEGA / 22.6e3)
+    within, between = collective_us("all_reduce", 8, 64 * MEGA), collective_us("all_reduce", 16, 64 * MEGA)
+    assert between - within == pytest.approx(2 * (ROCE.step_us + 8 * MEGA / 2 / 22.6e3))
+    assert collective_us("barrier", 8, 0) == 10
+    assert collective_us("all_reduce", 1, MEGA) == 0
+
+
+def _trace(path: Path, *spans: tuple[str, float, float, str]) -> Path:
+    events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "modelled"}}]
+    for name, begin, duration, meeting in spans:
+        args = {"meeting": meeting} if meeting else {}
+        events.append({"ph": "X", "name": name, "pid": 0, "tid": 0, "ts": begin, "dur": duration, "args": args})
+    path.write_text(json.dumps({"traceEvents": events}))
+    return path
+
+
+def test_a_collective_begins_with_its_last_rank(tmp_path: Path) -> None:
+    """Work before it stays, work behind it moves; the second meeting moves by what is left; an arrow from who came last."""
+    one = _trace(tmp_path / "0", ("mm", 0, 5, ""), ("sum", 5, 3, "a/1"), ("mm", 8, 20, ""), ("sum", 28, 3, "a/2"))
+    two = _trace(tmp_path / "1", ("mm", 0, 9, ""), ("sum", 9, 3, "a/1"), ("mm", 12, 1, ""), ("sum", 13, 3, "a/2"))
+    merged = json.loads(npu_emulator.merge_timelines([one, two], tmp_path / "both").read_text())["traceEvents"]
+    begins = {(event["pid"], event["name"]): [] for event in merged if event["ph"] == "X"}
+    for event in merged:
+        if event["ph"] == "X":
+            begins[event["pid"], event["name"]].append(event["ts"])
+    assert begins == {(0, "mm"): [0, 12], (0, "sum"): [9, 32], (1, "mm"): [0, 12], (1, "sum"): [9, 32]}
+    assert [(event["ph"], event["pid"], event["ts"]) for event in merged if event["ph"] in "sf"] == [
+        ("s", 1, 9),
+        ("f", 0, 9),
+        ("s", 0, 32),
+        ("f", 1, 32),
+    ]
+    assert {event["args"]["name"] for event in merged if event["name"] == "process_name"} == {
+        "rank 0, modelled",
+        "rank 1, modelled",
+    }
+
+
+_TIMELINES = (
+    RANKS
+    + """
+def followed(rank, ranks):
+    value = torch.ones(1 << 18, device="npu")
+    dist.all_reduce(value)
+    torch.npu.synchronize()
+    with npu_emulator.timeline() as found:
+        for _ in range(1 + 3 * rank):
+            value.add_(1)
+        dist.all_reduce(value)
+        value.mul_(2)
+        torch.npu.synchronize()
+    found.save(f"{folder}/{rank}.json")
+    return [(span.name, round(span.duration, 3)) for span in found.spans if span.meeting]
+
+folder = tempfile.mkdtemp()
+spans = over_ranks(2, followed)
+npu_emulator.merge_timelines([f"{folder}/0.json", f"{folder}/1.json"], f"{folder}/all.json")
+answer = [spans, json.load(open(f"{folder}/all.json"))["traceEvents"]]
+"""
+)
+
+
+@pytest.mark.skipif(not npu_emulator.is_active(), reason="emulated processes; real ones need several devices")
+def test_the_timelines_of_two_ranks(ask: Callable[..., Any]) -> None:
+    """Both ranks price the links; in the common picture their all-reduce begins when the slower rank comes."""
+    spans, events = ask(_TIMELINES, NPU_EMULATOR_DEVICES="2")
+    assert spans == 2 * [[["hccl.all_reduce", round(2 + collective_us("all_reduce", 2, MEGA), 3)]]]
+    reduced = {
+        event["pid"]: event["ts"] for event in events if event["ph"] == "X" and event["name"] == "hccl.all_reduce"
+    }
+    ends = [
+        event["ts"] + event["dur"]
+        for event in events
+        if event["ph"] == "X" and event["pid"] == 1 and "add_" in event["name"]
+    ]
+    assert reduced[0] == reduced[1] == pytest.approx(max(ends))
+    assert [(event["ph"], event["pid"]) for event in events if event.get("cat") == "meeting"] == [("s", 1), ("f", 0)]
