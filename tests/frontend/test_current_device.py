@@ -17,6 +17,12 @@ from npugraph_ex.versions import default_device
 Function = Callable[[torch.Tensor], Any]
 DEVICES = (0, 1, 0, 1, 1, 0)
 
+
+@torch.compiler.nested_compile_region
+def _region(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x * 2, torch.arange(3, device="npu")
+
+
 FUNCTIONS: dict[str, Function] = {
     "a factory": lambda _: torch.arange(4, device="npu") * 2,
     "beside an input": lambda x: (x * 2, torch.arange(3, device="npu")),
@@ -28,6 +34,7 @@ FUNCTIONS: dict[str, Function] = {
     "to": lambda x: x.to("npu") * 2,
     "npu": lambda x: x.npu() * 2,
     "from the host": lambda _: torch.arange(3).npu() + 1,
+    "in a region": lambda x: (*_region(x), *_region(x + 1)),
     "the number itself": lambda x: x + torch.npu.current_device(),
     "like an input": lambda x: torch.zeros_like(x) + x,
 }
