@@ -221,6 +221,8 @@ aclError submit(Stream* stream, Task task, Lock& lock);
 void run_what_is_due(Lock& lock);
 // Whether no task can run until a collective ends, and every thread that launches waits for that.
 bool is_blocked(Lock& lock);
+// This thread launches work, or will: it has made a communicator. With the lock held.
+void launches_here();
 // The process goes on (deadlocks.cpp).
 void goes_on();
 void submit_spoiling(Stream* stream, Task task, Lock& lock);

@@ -57,6 +57,7 @@ std::unique_ptr<Communicator> attach(const char* place, uint32_t ranks, uint32_t
     {
         Lock lock(state().mutex);
         c->seat(rank).board = board_file();
+        launches_here();
     }
     c->seat(rank).born.store(birth_of(getpid()));
     c->seat(rank).process.store(getpid());

@@ -527,6 +527,8 @@ thread_local Launcher launcher;
 
 }  // namespace
 
+void launches_here() { launcher.enter(); }
+
 // Queues a task, or records it in its stream's capture, and then runs the work that the policy allows at a launch.
 aclError submit(Stream* stream, Task task, Lock& lock) {
     if (stream->capture) return append(stream, std::move(task), lock);

@@ -95,3 +95,37 @@ def test_each_form_of_a_communicator(ask: Callable[..., Any]) -> None:
     assert "part" not in ranks[1]
     assert [found["matrix"] for found in ranks] == [[1, 2, 2], [0, 1, 1, 2, 2, 2], [0, 0, 1, 1, 1, 2, 2, 2, 2]]
     assert devices == 2 * [5 * [3.0]]
+
+
+_THREADS = """
+import npu_emulator
+npu_emulator.activate(quiet=True)
+import ctypes, threading, time, torch
+
+lib, vp = ctypes.CDLL("libhccl.so"), ctypes.c_void_p
+root, answer = (ctypes.c_char * 4108)(), [None, None]
+assert lib.HcclGetRootInfo(root) == 0
+
+def rank(number):
+    torch.npu.set_device(number)
+    group = vp()
+    assert lib.HcclCommInitRootInfo(2, root, number, ctypes.byref(group)) == 0
+    time.sleep(0.3 * number)                 # the other thread waits for the device meanwhile; this one has launched nothing
+    value = torch.full((4,), float(number + 1), device=f"npu:{number}")
+    torch.npu.current_stream().synchronize()
+    at, stream = vp(value.data_ptr()), vp(torch.npu.current_stream().npu_stream)
+    assert lib.HcclAllReduce(at, at, ctypes.c_uint64(4), 4, 0, group, stream) == 0
+    torch.npu.current_stream().synchronize()
+    answer[number] = value.tolist()
+
+threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_a_rank_in_a_thread_that_comes_late_is_no_deadlock(ask: Callable[..., Any]) -> None:
+    """A thread that has made its communicator will launch, although it has not yet."""
+    assert ask(_THREADS, NPU_EMULATOR_DEVICES="2") == 2 * [4 * [3.0]]
