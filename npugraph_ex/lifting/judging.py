@@ -15,6 +15,7 @@ import copy
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -142,7 +143,7 @@ class _Pair:
         if exact:
             yield from map(_Compared, bits)
         if measured or (any(bits) and not exact):
-            truth = CpuInterpreter(self.spelled, wide=True).run(*_cast(inputs, torch.float64))
+            truth = self._in_float64.run(*_cast(inputs, torch.float64))
             yield from (
                 _compared(*result, sums_rows=self.proposal.sums_rows)
                 for result in zip(lifted, eager, truth, strict=True)
@@ -158,8 +159,20 @@ class _Pair:
         return ""
 
     def _run(self, inputs: Sequence[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        lifted = CpuInterpreter(self.operator).run(*inputs[: len(self.proposal.inputs)])
-        return list(lifted), list(CpuInterpreter(self.spelled).run(*inputs))
+        lifted = self._operator.run(*inputs[: len(self.proposal.inputs)])
+        return list(lifted), list(self._eager.run(*inputs))
+
+    @cached_property
+    def _operator(self) -> CpuInterpreter:
+        return CpuInterpreter(self.operator)
+
+    @cached_property
+    def _eager(self) -> CpuInterpreter:
+        return CpuInterpreter(self.spelled)
+
+    @cached_property
+    def _in_float64(self) -> CpuInterpreter:
+        return CpuInterpreter(self.spelled, wide=True)
 
 
 def _cast(inputs: Sequence[Any], dtype: torch.dtype) -> list[Any]:
