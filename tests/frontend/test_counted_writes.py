@@ -10,6 +10,7 @@ import torch
 from device_helpers import NPU, compiled
 
 from npugraph_ex.errors import CaptureError, SavedGraphError
+from npugraph_ex.inference import cache_compile
 
 
 def _clear(x: torch.Tensor) -> torch.Tensor:
@@ -87,3 +88,8 @@ def test_such_a_graph_is_not_saved(tmp_path: Path) -> None:
     fast = torch.compile(_clear, backend="npugraph_ex", fullgraph=True).aot_compile(((example,), {}))
     with pytest.raises(SavedGraphError, match="as_strided"):
         fast.save_compiled_function(str(tmp_path / "saved"))
+    for _ in range(2):
+        torch._dynamo.reset()
+        kept = cache_compile(_clear, dynamic=False, cache_dir=tmp_path)
+        for offset in (0, 3):
+            _check(_clear, kept, DENSE, offset)

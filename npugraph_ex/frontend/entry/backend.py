@@ -82,6 +82,7 @@ def get_npu_backend(
             _torch_private.allow_retained_graphs()
             watched.extend(shared_inputs.of(graph.graph, known_inputs))
             made = compile_one(graph, inputs)
+            shared_inputs.refuse_saving(made, watched)
             if on_compiled is not None and on_streams is None:
                 on_compiled(made)
             return _for_aot(made, unsaveable)

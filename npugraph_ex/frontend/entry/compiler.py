@@ -119,6 +119,10 @@ class CompiledFxGraph:
         """Whether inputs and outputs are exactly those of the function, so that AOT changes none outside the graph."""
         return not self._wrapped
 
+    def never_saved(self, reason: str) -> None:
+        """Refuse to be saved: what checks its inputs belongs to this process."""
+        self._code, self._text, self.unsaved = None, None, reason
+
     def compiled_again(self) -> None:
         """Forget the text, and inform the client that saved it."""
         self._text = None

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import fx
@@ -33,6 +33,8 @@ REPAIR = Repair(
 
 
 _ADDRESS = torch.Tensor.data_ptr
+UNSAVED = "its inputs share memory and one is written, or it writes one and uses as_strided"
+"""Why a graph is not saved whose inputs have a known place."""
 _LAYOUTS_REMEMBERED = 64
 """The number of correct layouts that are recognised by their addresses, because loops repeat a few."""
 
@@ -50,6 +52,10 @@ class Writes:
     inputs: frozenset[int]
     bases: bool
     offsets: Mapping[int, int]
+
+
+class _Savable(Protocol):
+    def never_saved(self, reason: str) -> None: ...
 
 
 class _ByteRange(NamedTuple):
@@ -136,14 +142,16 @@ class SharedInputs:
         """Whether the place of the inputs can matter: the graph writes one, and there are at least two or its offset counts."""
         return bool(self._written) and (len(self._devices) > 1 or bool(self._positions))
 
+    @property
+    def offsets_count(self) -> bool:
+        """Whether the graph is right only for inputs at certain offsets of their storage."""
+        return bool(self._positions)
+
     def saved(self, serialize: Callable[[], Any]) -> Callable[[], Any]:
         """How to save a graph with these inputs; not if their place in memory counts, because nothing would check it."""
 
         def refuse() -> None:
-            raise SavedGraphError(
-                "this compiled graph cannot be saved: its inputs share memory and one is written, or it writes one through "
-                "as_strided"
-            )
+            raise SavedGraphError(f"this compiled graph cannot be saved: {UNSAVED}")
 
         return refuse if self._positions or self._known else serialize
 
@@ -235,6 +243,12 @@ def of(graph: fx.Graph, example_inputs: Sequence[Any]) -> list[SharedInputs]:
     parameters = [p for p, example in enumerate(example_inputs) if isinstance(example, torch.nn.Parameter)]
     offsets = required_offsets(graph, example_inputs, written[0])
     return [SharedInputs(example_inputs, Writes(*written, offsets), parameters)]
+
+
+def refuse_saving(made: _Savable, shared: Sequence[SharedInputs]) -> None:
+    """Make a compiled graph that is right only for inputs at certain places one that is not saved."""
+    if any(inputs.offsets_count for inputs in shared):
+        made.never_saved(UNSAVED)
 
 
 def examples(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
