@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 import tempfile
 from contextlib import contextmanager, redirect_stdout
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["without_cann_warnings", "without_padding_warning"]
 
-_NO_CANN = "Warning: ASCEND_HOME_PATH environment variable is not set."
+_NO_CANN = re.compile(r"^Warning ?: ASCEND_HOME_PATH environment variable is not set\.\n", re.MULTILINE)
+"""The line, with the space of torch_npu 2.10 and without."""
 _PADDING = "require processing for 32 padding size, with memory allocation"
 
 
@@ -29,7 +31,7 @@ def without_cann_warnings() -> Iterator[None]:
         with redirect_stdout(kept):
             yield
     finally:
-        text = kept.getvalue().replace(f"{_NO_CANN}\n", "")
+        text = _NO_CANN.sub("", kept.getvalue())
         if text:
             sys.stdout.write(text)
 

@@ -121,5 +121,5 @@ def bash(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
         ["/usr/bin/env", "bash", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         check=False, cwd=folder, env=variables, timeout=900,
     )  # fmt: skip
-    done.stdout = re.sub(r"^(npu_emulator: |Warning : ASCEND_HOME_PATH).*\n", "", done.stdout, flags=re.MULTILINE)
+    done.stdout = re.sub(r"^npu_emulator: .*\n", "", done.stdout, flags=re.MULTILINE)
     return done

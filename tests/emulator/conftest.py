@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -72,12 +71,9 @@ def program(tmp_path: Path, fresh_environment: Callable[..., dict[str, str]]) ->
         script = tmp_path / "program.py"
         script.write_text(text)
         command = [sys.executable, "-m", "npu_emulator", *options, str(script), *arguments]
-        done = subprocess.run(
+        return subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=900, env=fresh_environment(**variables)
         )
-        # The line is of torch_npu 2.10, which prints it while it is imported.
-        done.stdout = re.sub(r"^Warning : ASCEND_HOME_PATH.*\n", "", done.stdout, flags=re.MULTILINE)
-        return done
 
     return run
 

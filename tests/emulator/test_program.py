@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import npu_emulator
+from npu_emulator.warnings_filter import without_cann_warnings
 from npugraph_ex.versions import missing_interfaces
 
 Program = Callable[..., subprocess.CompletedProcess[str]]
@@ -22,6 +23,19 @@ def test_a_script_runs_with_its_arguments(program: Program) -> None:
     assert done.stdout == "['--epochs', '1'] __main__ 6.0\n"
     assert done.stderr.count("\n") == 1, done.stderr
     assert "emulated Ascend910B2" in done.stderr
+
+
+def test_only_the_line_about_cann_is_dropped(capsys: pytest.CaptureFixture[str]) -> None:
+    """Torch_npu 2.10 writes the line with a space more; what is like it, but another line, passes."""
+    with without_cann_warnings():
+        print("Warning: ASCEND_HOME_PATH environment variable is not set.")
+        print("a Warning: ASCEND_HOME_PATH environment variable is not set.")
+        print("Warning : ASCEND_HOME_PATH environment variable is not set.")
+        print("Warning: ASCEND_OPP_PATH environment variable is not set.")
+    assert [line.split()[0:2] for line in capsys.readouterr().out.splitlines()] == [
+        ["a", "Warning:"],
+        ["Warning:", "ASCEND_OPP_PATH"],
+    ]
 
 
 def test_starting_does_not_pay_for_the_garbage_collector(program: Program) -> None:
