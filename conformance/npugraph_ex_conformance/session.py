@@ -37,6 +37,7 @@ class Profile:
     shared_pool: int
     callers: int
     spellings: int
+    ranks: int
     decoders: tuple[tuple[str, bool], ...]
     dynamic: tuple[tuple[str, bool], ...]
 
@@ -59,6 +60,7 @@ PROFILES = {
         shared_pool=10,
         callers=30,
         spellings=60,
+        ranks=3,
         decoders=(("llama", False), ("deepseek", True)),
         dynamic=(("llama", False),),
     ),
@@ -75,6 +77,7 @@ PROFILES = {
         shared_pool=300,
         callers=1000,
         spellings=2000,
+        ranks=40,
         decoders=DECODERS,
         dynamic=DECODERS,
     ),
@@ -91,6 +94,7 @@ PROFILES = {
         shared_pool=3600,
         callers=12000,
         spellings=24000,
+        ranks=400,
         decoders=DECODERS,
         dynamic=DECODERS,
     ),

@@ -1,0 +1,12 @@
+"""Random programs with collectives, over two emulated devices in processes of their own."""
+
+from __future__ import annotations
+
+from npugraph_ex.testing.mutation import active_mutant
+from npugraph_ex_conformance.ranks.processes import shared_ranks
+
+
+def rank_example(seed: int, ranks: int = 2) -> str:
+    """What some rank finds wrong with the program of a seed; empty if nothing. The mutant that is on is on there too."""
+    answers = shared_ranks(ranks).ask("npugraph_ex_conformance.ranks.checks:program_faults", seed, active_mutant())
+    return "; ".join(f"rank {rank}: {said}" for rank, said in enumerate(answers) if said)

@@ -1,0 +1,84 @@
+"""What one rank does with a program: eager mode, the compiled graph and its replays, against arithmetic."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import npu_emulator
+from npugraph_ex_conformance.ranks.programs import RankPlace, doubled, draw, given
+
+_CALLS = 3
+
+
+@functools.cache
+def here() -> RankPlace:
+    """Where this process runs."""
+    world: Any = dist.group.WORLD
+    ranks = list(range(dist.get_world_size()))
+    names = [_connected(dist.new_group(ranks)) for _ in range(2)]
+    return RankPlace(dist.get_rank(), len(ranks), world.group_name, *names)
+
+
+def _connected(group: Any) -> str:
+    """A group's name in HCCL."""
+    name: str = group._get_backend(torch.device("npu")).get_hccl_comm_name(dist.get_rank())
+    return name
+
+
+def program_faults(seed: int, mutant: str | None = None) -> str:
+    """What is wrong with the program of a seed on this rank; empty if nothing is.
+
+    Args:
+        seed: of the program.
+        mutant: the deliberate fault that is on while the program is compiled.
+    """
+    from npugraph_ex import last_report, register_replacement, testing
+
+    at = here()
+    program = draw(seed, at.ranks)
+
+    def run(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return program.run(x, at)
+
+    inputs = [[given(seed, rank, call) for rank in range(at.ranks)] for call in range(_CALLS)]
+    wanted = [program.expected(xs)[at.rank] for xs in inputs]
+    with torch.no_grad():
+        for call in range(2):
+            fault = _difference("eager mode", call, run(inputs[call][at.rank].to("npu")), wanted[call])
+            if fault:
+                return fault
+        torch._dynamo.reset()
+        product, total = (_rule_side(at.group, product=product) for product in (True, False))
+        rule = register_replacement(product, total, [torch.ones(2, dtype=torch.int32, device="npu")])
+        schedule = npu_emulator.schedule(("fifo", "lazy", f"random:{seed}")[seed % 3])
+        with testing.mutant(mutant) if mutant else nullcontext(), rule, schedule, npu_emulator.detect_races() as races:
+            compiled = torch.compile(run, backend="npugraph_ex", fullgraph=True, dynamic=False)
+            kept = [compiled(inputs[call][at.rank].to("npu")) for call in range(_CALLS)]
+            faults = [_difference("the compiled graph", call, kept[call], wanted[call]) for call in range(_CALLS)]
+    for group in dist.distributed_c10d._world.pg_map:  # a rank that left a collective out meets the others here
+        dist.all_reduce(torch.ones(1, device="npu"), group=group)
+    torch.get_device_module("npu").synchronize()
+    report = last_report()
+    faults += [f"{race.first.name} and {race.second.name} race" for race in races]
+    undone = [record.name for record in report.passes if record.outcome == "rolled back"] if report else []
+    return next(filter(None, faults), f"passes were undone: {', '.join(undone)}" if undone else "")
+
+
+def _rule_side(group: str, *, product: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+    """One side of the rule, as a function of one tensor."""
+
+    def side(x: torch.Tensor) -> torch.Tensor:
+        return doubled(x, group, product=product)
+
+    return side
+
+
+def _difference(what: str, call: int, found: tuple[torch.Tensor, ...], wanted: tuple[torch.Tensor, ...]) -> str:
+    wrong = [n for n, (one, other) in enumerate(zip(found, wanted, strict=True)) if not torch.equal(one.cpu(), other)]
+    return f"{what}, call {call}: results {wrong} are not what arithmetic gives" if wrong else ""
