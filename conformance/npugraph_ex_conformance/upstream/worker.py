@@ -17,13 +17,18 @@ answers     where each line goes: ``{"started": test}``, ``{"test", "state", "ki
 from __future__ import annotations
 
 import json
+import random
 import resource
+import sys
 import unittest
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from _pytest.unittest import TestCaseFunction
+
+_SEED = 0
 
 
 def _short(item_or_report: Any) -> str:
@@ -74,6 +79,14 @@ class Worker:
             self._write(test="", state="failed", kind=kind.rpartition(".")[2], message=message.strip() or text[-300:])
         elif report.skipped and isinstance(report.longrepr, tuple):
             self._write(test="", state="skipped", kind="", message=report.longrepr[2].removeprefix("Skipped: "))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        """Let a test draw the same numbers in every run, whichever tests ran before it: a verdict may depend on them."""
+        random.seed(_SEED)
+        torch.default_generator.manual_seed(_SEED)
+        if (numpy := sys.modules.get("numpy")) is not None:
+            numpy.random.seed(_SEED)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Write which test begins, so that one that ends the process is known."""
