@@ -111,7 +111,9 @@ class _CacheNow:
     position: torch.Tensor
     batch: int
 
-    def update(self, key: torch.Tensor, value: torch.Tensor, layer: int, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(
+        self, key: torch.Tensor, value: torch.Tensor, layer: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write one token's keys and values; all of them, empty places included, which the mask hides."""
         keys, values = self.keys[layer][: self.batch], self.values[layer][: self.batch]
         return keys.index_copy_(2, self.position, key), values.index_copy_(2, self.position, value)
