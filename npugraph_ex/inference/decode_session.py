@@ -69,7 +69,7 @@ class DecodeSession:
         self.debug = debug
         self.__wrapped__ = function
         self._root = _module_of(function)
-        self._training = None if self._root is None else self._root.training
+        self._training, self._in_the_other_mode = _modes_of(self._root)
         self._notes = CallNotes()
         self._modes = modes_now()
         self._lock = threading.RLock()
@@ -129,8 +129,7 @@ class DecodeSession:
                 "made, or make another session"
             )
         with self._lock:
-            if self._root is not None and self._root.training is not self._training:
-                self._training = self._root.training
+            if self._root is not None and self._mode_has_changed(self._root):
                 self.refresh()
             call = self._last
             # Most calls of most programs are like the last one: flat tensors, compared in C.
@@ -139,6 +138,12 @@ class DecodeSession:
                 if served:
                     return result
             return self._find_and_run(args, kwargs)
+
+    def _mode_has_changed(self, root: nn.Module) -> bool:
+        """Whether `train()` or `eval()` was called. The root tells, except of parts that were not in its mode."""
+        if root.training is not self._training:
+            return True
+        return bool(self._in_the_other_mode) and any(part.training is root.training for part in self._in_the_other_mode)
 
     def _find_and_run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run the recorded call with these arguments' form and addresses; without one, go through torch.compile."""
@@ -218,6 +223,7 @@ class DecodeSession:
         """A call that torch.compile checks, and compiles for if need be. It is recorded."""
         notes = self._notes
         notes.outer, notes.inner = None, []
+        self._training, self._in_the_other_mode = _modes_of(self._root)
         leaves = leaves_of(args, kwargs)
         try:
             with _torch_private.without_side_effects(compilations=_COMPILATIONS):
@@ -316,6 +322,13 @@ def _negative_zeros(leaves: Sequence[Any]) -> str:
 def _module_of(function: Callable[..., Any]) -> nn.Module | None:
     owner = function.__self__ if isinstance(function, MethodType) else function
     return owner if isinstance(owner, nn.Module) else None
+
+
+def _modes_of(root: nn.Module | None) -> tuple[bool, list[nn.Module]]:
+    """Whether a model is in training mode, and its parts that are not in its mode."""
+    if root is None:
+        return False, []
+    return root.training, [part for part in root.modules() if part.training is not root.training]
 
 
 def _refresh(session: weakref.ref[DecodeSession]) -> None:

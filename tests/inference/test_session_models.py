@@ -36,6 +36,23 @@ def test_weights_changed_in_place() -> None:
         equal(call(x), eager(x))
 
 
+@pytest.mark.parametrize("made_in_it", [True, False], ids=["made in it", "compiled in it later"])
+def test_eval_reaches_a_part_that_alone_was_in_training_mode(made_in_it: bool) -> None:
+    """`model.eval()` changes the next call even if the model itself was in that mode, and only a submodule was not."""
+    model, eager = twins()
+    x = random(4, 8)
+    call = None if made_in_it else session(model, (x,))
+    for one in (model, eager):
+        one.dropped.train()
+        one.act = nn.Tanh()  # a session notices it, and the next call is compiled with the dropout
+    call = call or session(model, (x,))
+    equal(call(x), eager(x))
+    for one in (model, eager):
+        one.eval()
+    for _ in range(3):
+        equal(call(x), eager(x))
+
+
 def test_replaced_state_is_noticed() -> None:
     """A parameter, a buffer, a submodule, an assigned state: the next call has them, without `refresh`."""
     model, eager = twins()
