@@ -363,6 +363,26 @@ def test_a_machine_without_a_device_gets_a_hint(
     assert name == "run" or "Nothing was compiled" in said.out
 
 
+def test_advice_without_a_device_gets_the_hint_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its watch imports torch before the script does, and fails as the script's import would."""
+    script = tmp_path / "script.py"
+    script.write_text("import torch\n")
+    for variable in ("argv", "path"):
+        monkeypatch.setattr(sys, variable, list(getattr(sys, variable)))
+
+    def lacking() -> None:
+        raise RuntimeError("libhccl.so: cannot open shared object file")
+
+    monkeypatch.setattr("npugraph_ex.commands.advise.advising", lacking)
+    assert main(["advise", str(script)]) == 1
+    said = capsys.readouterr()
+    assert "RuntimeError: libhccl.so" in said.err
+    assert "Add --emulate" in said.err.splitlines()[-1]
+    assert "Nothing was compiled" in said.out
+
+
 def test_what_the_emulated_runtime_lacks_is_told_under_emulate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

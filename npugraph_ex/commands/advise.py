@@ -8,12 +8,11 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from npugraph_ex._plurals import counted
-from npugraph_ex.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import fx
@@ -33,11 +32,18 @@ examples:
   npugraph-ex advise --emulate --html advice.html script.py
   npugraph-ex advise --emulate --json script.py > advice.json
 
-Graphs for inference alone: call the model under torch.no_grad() or torch.inference_mode(). Each graph is compiled twice.
+Call the model under torch.no_grad() or torch.inference_mode(): of a graph that is trained no weights are joined, for a joined
+weight would not follow a step. Each graph is compiled twice.
+
+exit status: the script's
 """
+NOTHING_COMPILED = "Nothing was compiled by this backend."
 _KINDS = {
     "option": ("Won by an option", "Each row is one fusion at one line of the model."),
-    "spelling": ("Won by other lines in the model", "The lines replace those of the row's line, and mean the same."),
+    "spelling": (
+        "Won by other lines in the model",
+        "The lines replace those of the row's line. Joined weights are for inference: none in graphs that are trained.",
+    ),
     "refused": ("Refused", "What resembles a fusion and stays, with the reason."),
 }
 
@@ -56,18 +62,15 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 @contextmanager
 def advised(arguments: argparse.Namespace, out: TextIO) -> Iterator[None]:
     """Watch what the block compiles; at its end, even after an error, print the advice."""
-    if arguments.html is not None and not arguments.html.parent.is_dir():
-        raise UsageError(f"--html: there is no folder {str(arguments.html.parent)!r} to write in; make it first")
-    found: list[Advice] = []
+    found = Advised()
     try:
         with advising() as found:
             yield
     finally:
         page = _page(Path(arguments.script).name, found)
         if arguments.json:
-            out.write(
-                json.dumps([asdict(one) | {"modelled_us": modelled_us(one.saves)} for one in found], indent=1) + "\n"
-            )
+            told = [asdict(one) | {"modelled_us": modelled_us(one.saves)} for one in found.advice]
+            out.write(json.dumps({"graphs": found.graphs, "trained": found.trained, "advice": told}, indent=1) + "\n")
         else:
             with redirect_stdout(out):
                 sys.stdout.write(f"\n{page}\n")
@@ -76,16 +79,25 @@ def advised(arguments: argparse.Namespace, out: TextIO) -> Iterator[None]:
             sys.stderr.write(f"written: {arguments.html}\n")
 
 
+@dataclass
+class Advised:
+    """How many graphs a block compiled, how many of these have a backward, and the advice on all."""
+
+    graphs: int = 0
+    trained: int = 0
+    advice: list[Advice] = field(default_factory=list)
+
+
 @contextmanager
-def advising() -> Iterator[list[Advice]]:
-    """Collect advice on each graph that the block compiles for inference."""
+def advising() -> Iterator[Advised]:
+    """Collect advice on each graph that the block compiles."""
     from torch import fx
 
     from npugraph_ex import npu_fx_compiler
     from npugraph_ex.frontend.entry.advice import advice_on
     from npugraph_ex.report import graphs
 
-    found: list[Advice] = []
+    found = Advised()
     original = npu_fx_compiler._optimize_fx  # noqa: SLF001 - the name by which clients see each graph
 
     def optimise(gm: fx.GraphModule, example_inputs: Sequence[Any], compilation: Any) -> PassReport:
@@ -98,7 +110,11 @@ def advising() -> Iterator[list[Advice]]:
             made: PassReport = original(copied, example_inputs, again)
             return made
 
-        found.extend(advice_on(number, traced, compilation.options, report, compiled))
+        found.graphs += 1
+        found.trained += compilation.trained
+        found.advice += advice_on(
+            number, traced, compilation.options, report, compiled, names=compilation.names, trained=compilation.trained
+        )
         return report
 
     npu_fx_compiler._optimize_fx = optimise  # noqa: SLF001
@@ -118,13 +134,15 @@ def modelled_us(saves: Launched) -> float:
     return round(LAUNCH_US * saves.kernels + 1e6 * saves.bytes / chip.bandwidth, 2)
 
 
-def _page(script: str, found: Sequence[Advice]) -> Page:
+def _page(script: str, found: Advised) -> Page:
     """Options, spellings and refusals, the most kernels first."""
     from npu_emulator.pages import Page, PageTable, Section, Verbatim
 
+    if not found.graphs:
+        return Page(f"Advice for {script}", [], NOTHING_COMPILED)
     sections = []
     for kind, (title, text) in _KINDS.items():
-        mine = sorted((one for one in found if one.kind == kind), key=lambda one: -one.saves.kernels)
+        mine = sorted((one for one in found.advice if one.kind == kind), key=lambda one: -one.saves.kernels)
         rows = [
             (one.saves.kernels, f"{modelled_us(one.saves):.2f}", one.times, one.graph, one.rule, one.source)
             for one in mine
@@ -138,8 +156,11 @@ def _page(script: str, found: Sequence[Advice]) -> Page:
             for change, those in changes.items()
         ]
         sections.append(Section(title, [*blocks, *told] if rows else [], text))
-    won = [one for one in found if one.kind != "refused"]
+    won = [one for one in found.advice if one.kind != "refused"]
     kernels = sum(one.saves.kernels for one in won)
     time = sum(modelled_us(one.saves) for one in won)
     verdict = f"{counted(kernels, 'kernel')} and {time:.2f} modelled us less in a call of each graph."
-    return Page(f"Advice for {script}", sections, verdict if won else "There is nothing to win that is known here.")
+    verdict = verdict if won else "There is nothing to win that is known here."
+    if found.trained:
+        verdict += f" {found.trained} of {counted(found.graphs, 'graph')} trained: no weights are joined there."
+    return Page(f"Advice for {script}", sections, verdict)

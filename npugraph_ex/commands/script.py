@@ -10,7 +10,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
@@ -37,7 +37,13 @@ examples:
 
 exit status: the script's; 130 after Ctrl-C, 143 after SIGTERM, 0 when --after ended it
 """
-_LAUNCHER = {__file__, runpy.run_path.__code__.co_filename}
+_LAUNCHER = {
+    __file__,
+    advise.__file__,
+    timeline.__file__,
+    contextmanager.__code__.co_filename,
+    runpy.run_path.__code__.co_filename,
+}
 """The files whose frames lie above the script's."""
 _NOTHING = '{"graphs": [], "breaks": []}'
 
@@ -71,9 +77,7 @@ def explain(arguments: argparse.Namespace, choice: str) -> int:
     """Run a script and print what this backend made of it, even when the script fails or is stopped."""
     if choice == "bundled":
         raise UsageError(f"explain tells of this library, and {_SWITCH}=bundled asks for torch_npu's; unset it")
-    for option, file in (("--sarif", arguments.sarif), ("--html", arguments.html)):
-        if file is not None and not file.parent.is_dir():
-            raise UsageError(f"{option}: there is no folder {str(file.parent)!r} to write in; make it first")
+    _check_folders(("--sarif", arguments.sarif), ("--html", arguments.html))
     out = sys.stdout
 
     @contextmanager
@@ -94,6 +98,12 @@ def explain(arguments: argparse.Namespace, choice: str) -> int:
     return status
 
 
+def _check_folders(*files: tuple[str, Path | None]) -> None:
+    for option, file in files:
+        if file is not None and not file.parent.is_dir():
+            raise UsageError(f"{option}: there is no folder {str(file.parent)!r} to write in; make it first")
+
+
 def _leave_threads(stop: Interrupt, status: int) -> None:
     """End the process if threads of a script that was stopped would keep it alive."""
     if stop.number:
@@ -108,7 +118,7 @@ def _report(arguments: argparse.Namespace, out: TextIO, clock: Timeline | None) 
     if (
         "npugraph_ex.frontend.entry.backend" not in sys.modules and arguments.html is None
     ):  # then torch may not even import
-        out.write(f"{_NOTHING}\n" if arguments.json else "\nNothing was compiled by this backend.\n")
+        out.write(f"{_NOTHING}\n" if arguments.json else f"\n{advise.NOTHING_COMPILED}\n")
         return
     from npugraph_ex.frontend.entry.explain import Watch
 
@@ -155,6 +165,7 @@ def give_advice(arguments: argparse.Namespace, choice: str) -> int:
     """Run a script and say what could be fused in its models."""
     if choice == "bundled":
         raise UsageError(f"advise watches this library, and {_SWITCH}=bundled asks for torch_npu's; unset it")
+    _check_folders(("--html", arguments.html))
     return _watched(arguments, choice, partial(advise.advised, arguments, sys.stdout))
 
 
@@ -198,8 +209,9 @@ def run(
     _prepare(arguments, choice)
     sys.argv = [script, *arguments.arguments]
     sys.path[0] = str(Path(script).resolve().parent)
-    with around():
+    with ExitStack() as block:
         try:
+            block.enter_context(around())  # it may import torch, and fail as the script's own import would
             loaded = runpy.run_path(script, run_name="__main__")  # what is reported at the end must still be alive then
         except Exception as error:  # noqa: BLE001 - whatever the script raises is shown as `python script.py` shows it
             if arguments.emulate:

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 import npu_emulator
 from npu_emulator.clock.roofline import LAUNCH_US
+from npugraph_ex.cli import main
 from npugraph_ex.commands.advise import advising, modelled_us
 from npugraph_ex.frontend.entry.advice import Advice
 
@@ -105,12 +106,12 @@ def compiled(make: Callable[[], nn.Module], lift: str) -> tuple[list[Advice], in
         result = function(x)
         clock.refresh()
         spans = clock.spans[seen:]
-    return found, len(spans), sum(span.duration for span in spans), result
+    return found.advice, len(spans), sum(span.duration for span in spans), result
 
 
 FOLLOWED: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...], int]] = {
     "the option": (Plain, (), 0),
-    "joined projections": (Joined, (SHARED,), 0),
+    "joined projections": (Joined, (SHARED,), 1),  # npu_swiglu, which the option lifts out of joined lines alone
     "attention": (Attending, ("lift_attention",), 1),  # the operator also writes where a copy would have to bring it
 }
 """The changed model, the rules whose advice it follows beside the options', and kernels that go besides."""
@@ -137,6 +138,100 @@ def test_nothing_is_advised_twice() -> None:
     assert all(one.change and one.source for one in found)
 
 
+class Biased(nn.Module):
+    """Projections of one input with biases; up comes first in the graph, and layers have numbers in their names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(SIZE, 2 * SIZE) for _ in range(2))
+        self.heads = nn.ModuleList(nn.Linear(SIZE, size) for size in (8, 24, 16))
+
+    def forward(self, x: torch.Tensor, which: str) -> tuple[torch.Tensor, ...]:
+        """Up and gate, or the heads."""
+        if which == "gated":
+            up, gate = self.layers[0](x), self.layers[1](x)
+            return (functional.silu(gate) * up,)
+        return self.heads[0](x), self.heads[1](x), self.heads[2](x)
+
+    def added(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The heads with biases that the lines add by hand."""
+        one, two = self.heads[0], self.heads[1]
+        return x @ one.weight.t() + one.bias, x @ two.weight.t() + two.bias
+
+
+def shared(call: Callable[..., Any], *inputs: Any, lift: str = "off") -> tuple[list[Advice], int]:
+    """What is advised on projections of one input, and the number of graphs that are trained."""
+    torch._dynamo.reset()
+    with advising() as found:
+        torch.compile(call, backend="npugraph_ex", options={"lift": lift})(*inputs)
+    return [one for one in found.advice if one.rule == SHARED], found.trained
+
+
+@pytest.mark.parametrize("shape", [(5, SIZE), (2, 5, SIZE)], ids=["matrix", "batch"])
+@pytest.mark.parametrize("which", ["gated", "heads", "added"])
+def test_advised_lines_compute_the_same(which: str, shape: tuple[int, ...]) -> None:
+    """They run as they are printed, name the model's own parameters, and give the values of the lines that they replace."""
+    model = Biased().half().npu().eval()
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).half().npu()
+    call, inputs = (model.added, (x,)) if which == "added" else (model, (x, which))
+    with torch.no_grad():
+        (one,), _ = shared(call, *inputs)
+        names: dict[str, Any] = {"torch": torch, "self": model, "x": x}
+        exec(one.change, names)  # noqa: S102 - the advice under test
+        if "gate" in names:
+            made = (functional.silu(names["gate"]) * names["up"],)
+        else:
+            made = tuple(names[f"y{at}"] for at in range(sum(name[0] == "y" for name in names)))
+        expected = call(*inputs)
+    if which == "gated" and len(shape) == 2:
+        assert "gate, up" in one.change
+    if which == "gated" and "gate" not in names:
+        up, gate = made
+        made = (functional.silu(gate) * up,)
+    torch.testing.assert_close(made, expected, rtol=2e-3, atol=2e-3)
+
+
+def test_weights_that_are_trained_are_not_joined() -> None:
+    """A joined weight would not follow a step; the same call without gradients is advised on."""
+    model, x = Biased().half().npu(), torch.ones(5, SIZE).half().npu()
+    with torch.enable_grad():
+        assert shared(model, x, "heads") == ([], 1)
+    with torch.no_grad():
+        advice, trained = shared(model, x, "heads")
+    assert (len(advice), trained) == (1, 0)
+
+
+def test_a_row_counts_what_the_option_wins_only_where_it_is_set() -> None:
+    """The lines alone save a product; activation and product go where the program lifts by judgement."""
+    model, x = Biased().half().npu(), torch.ones(5, SIZE).half().npu()
+    with torch.no_grad():
+        saved = [shared(model, x, "gated", lift=lift)[0][0].saves.kernels for lift in ("off", "judged")]
+    assert saved == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "text", ["print('nothing')\n", "raise RuntimeError('at once')\n"], ids=["no compile", "an error"]
+)
+def test_nothing_compiled_is_told_as_such(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In text, in JSON and on the page, with the script's own status."""
+    script, page = tmp_path / "script.py", tmp_path / "advice.html"
+    script.write_text(text)
+    status = int("raise" in text)
+    for options in ([], ["--json", "--html", str(page)]):
+        with pytest.MonkeyPatch.context() as patch:
+            for variable in ("argv", "path"):
+                patch.setattr(sys, variable, list(getattr(sys, variable)))
+            assert main(["advise", *options, str(script)]) == status
+        said = capsys.readouterr().out
+        if options:
+            assert json.loads(said) == {"graphs": 0, "trained": 0, "advice": []}
+            assert "Nothing was compiled by this backend." in page.read_text()
+        else:
+            assert "Nothing was compiled by this backend." in said
+            assert "nothing to win" not in said
+
+
 def test_command(tmp_path: Path) -> None:
     """Table, JSON and page tell the same; other options of the script's functions do not matter."""
     script = tmp_path / "model.py"
@@ -150,7 +245,9 @@ def test_command(tmp_path: Path) -> None:
     page = tmp_path / "advice.html"
     command = [sys.executable, "-m", "npugraph_ex", "advise", "--emulate", "--json", "--html", str(page), str(script)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    (one,) = json.loads(done.stdout)
+    told = json.loads(done.stdout)
+    (one,) = told["advice"]
+    assert (told["graphs"], told["trained"]) == (1, 0)
     assert (one["kind"], one["rule"], one["source"]) == ("option", "lift_rms_norm", f"{script}:3")
     assert one["saves"]["kernels"] == 5
     assert 'options={"lift": "judged"}' in one["change"]

@@ -7,7 +7,7 @@ whose reason says what to change. A near-miss with no remedy is told with its re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -59,12 +59,15 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
 """What a near-miss's reason says, and the lines that mend it."""
 
 
-def advice_on(
+def advice_on(  # noqa: PLR0913 - the parts of one compilation
     number: int,
     traced: fx.GraphModule,
     options: Options,
     report: PassReport,
     compiled: Callable[[fx.GraphModule, Options], PassReport],
+    *,
+    names: Sequence[str] = (),
+    trained: bool = False,
 ) -> list[Advice]:
     """What would be won in one graph.
 
@@ -74,10 +77,14 @@ def advice_on(
         options: those that the program has.
         report: what the passes did with them.
         compiled: runs the passes with other options, in place.
+        names: the user's names of the graph's inputs, in order.
+        trained: whether a backward belongs to it. No advice joins its weights then, for a joined weight would go stale.
     """
     every = dict.fromkeys(filter(is_usable, RULE_NAMES), True) | (options.fusion_rules or {})
     best = replace(options, lift="judged", fusion_rules=every, pattern_fusion_pass=True, dump_tensor_data=False)
+    inputs = dict(zip(traced.graph.find_nodes(op="placeholder"), names, strict=False))
     found = compiled(traced, best)
+    joined = [] if trained else shared_projections(traced.graph, inputs, lifted=options.lift == "judged")
     made = _fusions(number, found, options)
     had = {(one.rule, one.source): one for one in _fusions(number, report, options)}
     won = [_besides(one, had.get((one.rule, one.source))) for one in made]
@@ -85,7 +92,7 @@ def advice_on(
         *(one for one in won if one is not None),
         *(
             Advice(number, "spelling", "shared projection", one.source, one.times, one.saves, one.change)
-            for one in shared_projections(traced.graph)
+            for one in joined
         ),
         *_near_misses(number, found),
     ]

@@ -179,7 +179,8 @@ def _boxed_from_text(text: str) -> Callable[[list[Any]], Sequence[Any]]:
 class Compilation:
     """The compilation of one graph: what the passes get besides the graph, and what they report.
 
-    ``so_far`` is the report on the joint graph, if AOT split one; ``values`` are the call's values, as far as they are known.
+    ``so_far`` is the report on the joint graph, if AOT split one; ``values`` are the call's values, as far as they are known;
+    ``names`` are the user's names of the inputs, in order; ``trained`` says that AOT split the graph from its backward.
     """
 
     config: CompilerConfig
@@ -188,6 +189,8 @@ class Compilation:
     so_far: ReportBuilder | None = None
     report: PassReport | None = None
     values: Sequence[Any] = ()
+    names: Sequence[str] = ()
+    trained: bool = False
 
 
 def optimise(gm: fx.GraphModule, example_inputs: Sequence[Any], compilation: Compilation) -> PassReport:
@@ -244,6 +247,7 @@ class NpuFxCompiler:
         self._names = names
         self._dumper = dumper
         self._joint: ReportBuilder | None = None
+        self._trained = False
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFxGraph:
         """Compile one graph, in place."""
@@ -258,6 +262,7 @@ class NpuFxCompiler:
             inputs: its inputs.
             how: the arguments for AOT's own partitioner, which splits the graph.
         """
+        self._trained = True
         nested_regions.inline(gm)
         nary_products.pair(gm.graph)
         # The CPU lacks some operators' backward, so values are compared on the forward graph only.
@@ -285,10 +290,12 @@ class NpuFxCompiler:
         joint, self._joint = self._joint, None
         placeholders = gm.graph.find_nodes(op="placeholder")
         values = [_torch_private.aot_input_value(node, self.values) for node in placeholders] if self.values else ()
-        compilation = Compilation(self.config, options, self._dumper or new_dumper(), joint, values=values)
+        names = [self._name_of(node) for node in placeholders]
+        compilation = Compilation(
+            self.config, options, self._dumper or new_dumper(), joint, values=values, names=names, trained=self._trained
+        )
         number, before = graphs.next_number(), nodes_of(gm.graph)
         static = _torch_private.static_input_positions()
-        names = [self._name_of(node) for node in placeholders]
         nary_products.pair(gm.graph)
         returned_views.restore(gm.graph)
         plain = _torch_private.is_plain_aot_graph(gm.graph)

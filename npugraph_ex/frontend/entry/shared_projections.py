@@ -1,17 +1,20 @@
 """Projections that read one input, each in a kernel of its own, where one projection with a longer weight would do.
 
-Joining weights costs memory or the model's parameters, so no pass does it: the model's author can.
+Joining weights costs memory or the model's parameters, so no pass does it: the model's author can. A joined weight does not
+follow a training step, so this is for inference with frozen weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeGuard
 
 import torch
 from torch import fx
 
-from npugraph_ex.graph.launches import Launched
+from npugraph_ex.graph.launches import NOTHING, Launched
 from npugraph_ex.graph.source import source_line
 from npugraph_ex.lifting import terms
 
@@ -28,7 +31,7 @@ class SharedInput:
         source: the lines of the projections.
         times: how often these lines occur.
         saves: kernels and bytes of all of them together.
-        change: the lines that join them.
+        change: the lines that join them, for the first of these occurrences.
     """
 
     source: str
@@ -37,56 +40,114 @@ class SharedInput:
     change: str
 
 
-def shared_projections(graph: fx.Graph) -> list[SharedInput]:
-    """The groups of projections of one input, those of equal lines together."""
-    groups: dict[tuple[fx.Node, object], list[fx.Node]] = {}
+@dataclass(frozen=True)
+class _Projection:
+    """``node`` is ``x @ weight.T + bias``; the parameters are inputs of the graph."""
+
+    node: fx.Node
+    x: fx.Node
+    weight: fx.Node
+    bias: fx.Node | None
+
+
+def shared_projections(graph: fx.Graph, names: Mapping[fx.Node, str], *, lifted: bool) -> list[SharedInput]:
+    """The groups of projections of one input, those of equal lines together.
+
+    Args:
+        graph: AOT's graph for inference.
+        names: the user's names of its inputs, as Dynamo writes them.
+        lifted: whether the program lifts by judgement, so that joined gate and up become one operator.
+    """
+    groups: dict[tuple[fx.Node, object, bool], list[_Projection]] = {}
     for node in graph.nodes:
-        x = _projected(node)
-        if x is not None:
-            groups.setdefault((x, node.target), []).append(node)
+        one = _projected(node)
+        if one is not None:
+            groups.setdefault((one.x, node.target, one.bias is None), []).append(one)
     found: dict[str, SharedInput] = {}
-    for (x, _), nodes in groups.items():
-        if len(nodes) < 2:
+    for those in groups.values():
+        if len(those) < 2:
             continue
-        one = _joined(x, nodes)
-        old = found.get(one.source)
-        found[one.source] = (
-            one if old is None else SharedInput(one.source, old.times + 1, old.saves + one.saves, one.change)
+        joined = _joined(those, names, lifted=lifted)
+        old = found.get(joined.source)
+        found[joined.source] = (
+            joined if old is None else SharedInput(joined.source, old.times + 1, old.saves + joined.saves, old.change)
         )
     return list(found.values())
 
 
-def _projected(node: fx.Node) -> fx.Node | None:
-    """What a product with a transposed parameter reads; None for anything else."""
-    if not terms.calls(node, *_PRODUCTS):
+def _projected(node: fx.Node) -> _Projection | None:
+    """A product with a transposed parameter; None for anything else."""
+    if not terms.calls(node, *_PRODUCTS) or node.kwargs:
         return None
-    x, weight = node.args[1:3] if node.target is _aten.addmm.default else node.args[:2]
-    turned = weight
+    bias: Any = None
+    if node.target is _aten.addmm.default:
+        bias, x, weight = node.args
+    else:
+        x, weight = node.args[:2]
+        bias = node.args[2] if len(node.args) > 2 else _added(node)
     if node.target is not _aten.linear.default:
         if not terms.calls(weight, _aten.t.default, _aten.transpose.int, _aten.permute.default):
             return None
-        turned = weight.args[0]
-    is_parameter = isinstance(turned, fx.Node) and turned.op in {"placeholder", "get_attr"}
-    source = x
+        weight = weight.args[0]
+    source: Any = x
     while terms.calls(source, _aten.view.default, _aten.reshape.default):
         source = source.args[0]
-    return source if is_parameter and isinstance(source, fx.Node) else None
+    if not (isinstance(source, fx.Node) and _is_parameter(weight, 2) and (bias is None or _is_parameter(bias, 1))):
+        return None
+    return _Projection(node, source, weight, bias)
 
 
-def _joined(x: fx.Node, nodes: Sequence[fx.Node]) -> SharedInput:
-    gates = _gate_and_up(nodes)
+def _added(node: fx.Node) -> fx.Node | None:
+    """The bias that the same line adds to a product."""
+    for user in node.users:
+        if terms.calls(user, _aten.add.Tensor, _aten.add_.Tensor) and source_line(user) == source_line(node):
+            return next((other for other in user.args if _is_parameter(other, 1)), None)
+    return None
+
+
+def _is_parameter(value: object, dimensions: int) -> TypeGuard[fx.Node]:
+    if not isinstance(value, fx.Node) or value.op not in {"placeholder", "get_attr"}:
+        return False
+    tensor = terms.tensor(value)
+    return tensor is not None and tensor.dim() == dimensions
+
+
+def _joined(those: Sequence[_Projection], names: Mapping[fx.Node, str], *, lifted: bool) -> SharedInput:
+    gated = _gate_and_up(those)
     # One product instead of several: x is read once.
-    saves = Launched(len(nodes) - 1, (len(nodes) - 1) * _read(x))
-    lines = list(dict.fromkeys(source_line(node) for node in nodes))
-    sizes = ", ".join(str(node.meta["val"].shape[-1]) for node in nodes)
-    weight = "weight = torch.cat((" + ", ".join(f"w{at}" for at in range(len(nodes))) + "))   # once"
-    if gates is None:
-        names = ", ".join(f"y{at}" for at in range(len(nodes)))
-        split = f"{names} = torch.nn.functional.linear(x, weight).split(({sizes}), dim=-1)"
+    saves = Launched(len(those) - 1, (len(those) - 1) * _read(those[0].x))
+    source = ", ".join(dict.fromkeys(source_line(one.node) for one in those))
+    if gated is None:
+        results = ", ".join(f"y{at}" for at in range(len(those)))
+        sizes = ", ".join(str(one.node.meta["val"].shape[-1]) for one in those)
+        split, note = f"split(({sizes}), dim=-1)", ""
     else:
-        saves += Launched.of(gates) - Launched(1, Launched.of(gates[1:]).bytes)
-        split = "gate, up = torch.nn.functional.linear(x, weight).chunk(2, dim=-1)   # then npu_swiglu is lifted"
-    return SharedInput(", ".join(lines), 1, saves, f"{weight}\n{split}")
+        those, kernels = gated
+        besides = Launched.of(kernels) - Launched(1, Launched.of(kernels[1:]).bytes)
+        saves += besides if lifted else NOTHING
+        results, split = "gate, up", "chunk(2, dim=-1)"
+        note = (
+            "   # npu_swiglu is then lifted, which the row counts"
+            if lifted
+            else '   # {"lift": "judged"} would then lift npu_swiglu, which the row does not count'
+        )
+    lines = [_cat("weight", [one.weight for one in those], names)]
+    biases = [one.bias for one in those if one.bias is not None]
+    if biases:
+        lines.append(_cat("bias", biases, names))
+    read = "x, weight, bias" if biases else "x, weight"
+    lines.append(f"{results} = torch.nn.functional.linear({read}).{split}{note}")
+    return SharedInput(source, 1, saves, "\n".join(lines))
+
+
+def _cat(name: str, parameters: Sequence[fx.Node], names: Mapping[fx.Node, str]) -> str:
+    parts = ", ".join(_spelt(names.get(one, str(one.target))) for one in parameters)
+    return f"{name} = torch.cat(({parts}))   # once, after the last change of the weights"
+
+
+def _spelt(name: str) -> str:
+    """Dynamo's ``L['self'].layers.0.weight`` as the model's code has it: ``self.layers[0].weight``."""
+    return re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", re.sub(r"^[LG]\['(\w+)'\]", r"\1", name))
 
 
 def _read(x: fx.Node) -> int:
@@ -94,14 +155,14 @@ def _read(x: fx.Node) -> int:
     return 0 if value is None else value.untyped_storage().nbytes() if isinstance(value.numel(), int) else 0
 
 
-def _gate_and_up(nodes: Sequence[fx.Node]) -> tuple[fx.Node, fx.Node] | None:
-    """The activation and the product ``silu(gate) * up`` of two projections; None where they are no such pair."""
-    if len(nodes) != _GATED:
+def _gate_and_up(those: Sequence[_Projection]) -> tuple[Sequence[_Projection], tuple[fx.Node, fx.Node]] | None:
+    """Gate before up, with activation and product of ``silu(gate) * up``; None where they are no such pair."""
+    if len(those) != _GATED or len({one.node.meta["val"].shape[-1] for one in those}) > 1:
         return None
-    for gate, up in (nodes, nodes[::-1]):
-        for active in gate.users:
+    for gate, up in (those, those[::-1]):
+        for active in gate.node.users:
             if terms.calls(active, _aten.silu.default, _aten.silu_.default):
                 for product in active.users:
-                    if terms.calls(product, _aten.mul.Tensor, _aten.mul_.Tensor) and up in product.args:
-                        return active, product
+                    if terms.calls(product, _aten.mul.Tensor, _aten.mul_.Tensor) and up.node in product.args:
+                        return (gate, up), (active, product)
     return None
