@@ -205,9 +205,10 @@ def inject_faults(text: str) -> None:
         text: `kill:DEVICE:N`, `delay:DEVICE:N:SECONDS` or `drop:DEVICE:N`, separated by commas; N counts from this call.
 
     Raises:
-        EmulatorError: the text has another form.
+        EmulatorError: the text has another form, or names a device that is not there.
     """
-    current().runtime.set_faults(parse_faults(text))
+    emulator = current()
+    emulator.runtime.set_faults(parse_faults(text, emulator.settings.devices))
 
 
 def resources() -> Resources:
@@ -253,8 +254,8 @@ def missing_kernels() -> Iterator[Counter[str]]:
 def timeline() -> Iterator[Timeline]:
     """Follow the block's work on a modelled clock; yield the timeline, whose `save` writes a Chrome trace.
 
-    Times are a roofline model of the chip (see `npu_emulator.chips`), not measurements. Only replays of graphs captured
-    inside the block are seen.
+    Times are a roofline model of the chip (see `npu_emulator.chips`), not measurements. Replays of graphs that were
+    captured before the block are seen too.
 
     Raises:
         EmulatorError: the chip's figures are not public.

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib.util
+import re
 import runpy
 import sys
 import traceback
+import warnings
 from dataclasses import fields
 from pathlib import Path
 
@@ -148,6 +150,8 @@ def _run(program: str, arguments: list[str], *, module: bool) -> None:
     sys.argv = [program, *arguments]
     if module:
         sys.path.insert(0, "")
+        # torch has imported `torch.distributed.run` already, without effects that a second execution could meet.
+        warnings.filterwarnings("ignore", rf"'{re.escape(program)}' found in sys\.modules", RuntimeWarning)
         runpy.run_module(program, run_name="__main__", alter_sys=True)
     else:
         sys.path[0] = str(Path(program).resolve().parent)

@@ -180,7 +180,7 @@ class Runtime:
         self._held.emu_set_l2(ctypes.c_uint64(CHIPS.get(settings.soc, DEFAULT).l2))
         self.set_schedule(parse(settings.schedule))
         self.set_null_kernels(int(settings.null_kernels))
-        self.set_faults(parse_faults(settings.faults))
+        self.set_faults(parse_faults(settings.faults, settings.devices))
         if settings.as_measured:
             self.set_answers(read_measured(settings.as_measured).codes)
 
@@ -289,6 +289,15 @@ class Runtime:
     def take_notes(self) -> list[Note]:
         """Return the lines of the log and empty it."""
         return self._take(self._held.emu_take_notes)
+
+    def captured(self) -> list[Note]:
+        """Return the tasks of all captured graphs as lines of the log, whether or not it was on when they were captured."""
+        function = self._held.emu_captured
+        function.restype = ctypes.c_uint64
+        size = function(None, ctypes.c_uint64(0))
+        numbers = (ctypes.c_uint64 * (8 * size))()
+        count = min(size, function(numbers, ctypes.c_uint64(size)))
+        return [Note(*numbers[8 * line : 8 * line + 8]) for line in range(count)]
 
     def collective_name(self, number: int) -> str:
         """Return the name of a collective by its number in a note: `hccl.all_reduce`."""

@@ -32,9 +32,16 @@ class Fault(NamedTuple):
     milliseconds: int = 0
 
 
-def parse_faults(text: str) -> tuple[Fault, ...]:
-    """Read a list of faults; raise EmulatorError for anything else."""
-    return tuple(_faults(text))
+def parse_faults(text: str, devices: int) -> tuple[Fault, ...]:
+    """Read a list of faults of so many devices; raise EmulatorError for anything else."""
+    found = tuple(_faults(text))
+    for fault in found:
+        if fault.device >= devices:
+            raise EmulatorError(
+                f"a fault (NPU_EMULATOR_FAULTS) names device {fault.device}, and the number of emulated devices is {devices} "
+                f"(0..{devices - 1}); name one of them, or emulate more (--devices)"
+            )
+    return found
 
 
 def _faults(text: str) -> Iterable[Fault]:

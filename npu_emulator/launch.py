@@ -59,7 +59,7 @@ class Launch(NamedTuple):
 class Queued:
     """A kernel in the queue, or a kernel of a captured graph."""
 
-    __slots__ = ("body", "frees", "line", "name", "reads", "state", "writes")
+    __slots__ = ("body", "frees", "line", "name", "reads", "state", "work", "writes")
 
     def __init__(
         self,
@@ -68,6 +68,7 @@ class Queued:
         reads: Sequence[torch.Tensor],
         writes: Sequence[torch.Tensor],
         frees: int,
+        work: Callable[[], tuple[float, float]] | None,
     ) -> None:
         self.name = name
         self.body = body
@@ -76,6 +77,7 @@ class Queued:
         self.reads = reads
         self.writes = writes
         self.frees = frees  # the number of frees when all of its memory was last known to be allocated
+        self.work = work  # as in `Launch`
 
 
 class Observer(Protocol):
@@ -239,7 +241,7 @@ class Launcher:
                 launch = Launch(name, user_frames(), reads, writes, fresh, stream, work)
                 for observer in self.observers:
                     observer.launching(key, launch)
-            self._queue(key, Queued(name, body, reads, writes, self.runtime.frees()), number, stream)
+            self._queue(key, Queued(name, body, reads, writes, self.runtime.frees(), work), number, stream)
             self.show_log()
 
     def show_log(self) -> None:

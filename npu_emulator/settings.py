@@ -100,7 +100,7 @@ class Settings:
                 f"{_PREFIX}KERNEL_LOG must be a file in a folder that is there and can be written, got {self.kernel_log!r}"
             )
         parse(self.schedule)
-        parse_faults(self.faults)
+        parse_faults(self.faults, self.devices)
         if self.as_measured:
             read_measured(self.as_measured)
 

@@ -77,6 +77,7 @@ class Timeline:
         self.model = model
         self.spans: list[Span] = []
         self.arrows: list[Arrow] = []
+        self._launcher = launcher
         self._runtime = launcher.runtime
         self.refresh = launcher.show_log
         """Take in what ran since the last launch; the end of the block does so by itself."""
@@ -88,6 +89,7 @@ class Timeline:
         self._read = 0
         """Bytes that the collective reads whose notes come now."""
         self._meetings: Counter[int] = Counter()
+        self.read(self._runtime.captured())  # a program warms up, then measures
 
     @property
     def end(self) -> float:
@@ -162,16 +164,28 @@ class Timeline:
         lanes.ends[note.stream] = now
 
     def _price(self, note: Note) -> tuple[str, float, str]:
+        if note.kind == NoteKind.KERNEL and note.graph:  # a captured kernel takes its time at each replay
+            if note.first not in self._works:
+                self._works[note.first] = self._captured_before(note)
+            return self._works[note.first]
         if note.kind == NoteKind.KERNEL:
-            # A captured kernel takes its time at each replay; an eager kernel runs once.
-            take = self._works.get if note.graph else self._works.pop
-            return take(note.first, ("launched before the timeline began", LAUNCH_US, ""))
+            return self._works.pop(note.first)
         if note.kind == NoteKind.COLLECTIVE_WRITE:
             name, ranks = self._runtime.collective_name(note.second), self._runtime.ranks_of(note.second)
             moved = max(self._read, note.third * (ranks if name.endswith("scatter") else 1))
             self._read = 0
             return name, LAUNCH_US + collective_us(name.removeprefix("hccl."), ranks, moved), ""
         return ("memset" if note.kind == NoteKind.FILL else "memcpy", self.model.copy_us(note.third), "")
+
+    def _captured_before(self, note: Note) -> tuple[str, float, str]:
+        """Compute the time of a kernel that was captured before the timeline began, on the cores that its stream had."""
+        kernel = self._launcher.kernel(note.first)
+        cube, vector = note.second >> 32, note.second & 0xFFFFFFFF
+        work = None if kernel.work is None else kernel.work()
+        duration = self.model.kernel_us(
+            kernel.name, kernel.reads, kernel.writes, work=work, cube_cores=cube, vector_cores=vector
+        )
+        return kernel.name, duration, kernel.line
 
     def _meeting(self, note: Note) -> str:
         communicator = self._runtime.communicator_of(note.second)

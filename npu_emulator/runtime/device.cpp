@@ -178,12 +178,19 @@ EMU_API aclError aclrtResetDeviceResLimit(int32_t device) {
         item = item->first.first == device ? device_limits.erase(item) : std::next(item);
     return ACL_SUCCESS;
 }
+static uint32_t limit_of(const Stream* stream, aclrtDevResLimitType type) {
+    const auto found = stream->limits.find(type);
+    if (found != stream->limits.end()) return found->second;
+    uint32_t value = 0;
+    aclrtGetDeviceResLimit(stream->device, type, &value);
+    return value;
+}
+uint64_t emu::cores_of(const Stream* stream) {
+    return static_cast<uint64_t>(limit_of(stream, ACL_RT_DEV_RES_CUBE_CORE)) << 32 | limit_of(stream, ACL_RT_DEV_RES_VECTOR_CORE);
+}
 EMU_API aclError aclrtGetStreamResLimit(aclrtStream handle, aclrtDevResLimitType type, uint32_t* value) {
     Lock lock(state().mutex);
-    const Stream* stream = resolve(handle);
-    const auto found = stream->limits.find(type);
-    if (found == stream->limits.end()) return aclrtGetDeviceResLimit(stream->device, type, value);
-    *value = found->second;
+    *value = limit_of(resolve(handle), type);
     return ACL_SUCCESS;
 }
 EMU_API aclError aclrtSetStreamResLimit(aclrtStream handle, aclrtDevResLimitType type, uint32_t value) {

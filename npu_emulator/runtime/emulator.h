@@ -61,7 +61,7 @@ struct Task {
     void* destination = nullptr;
     const void* source = nullptr;
     size_t bytes = 0;          // length; for ValueWait the comparison
-    uint64_t value = 0;        // byte for Fill, word for ValueWrite and ValueWait, number of a Replay, mode of Spoil
+    uint64_t value = 0;        // cores of a Kernel's stream at its launch, byte for Fill, word for ValueWrite and ValueWait, number of a Replay, mode of Spoil
     void (*host_function)(void*) = nullptr;
     void* argument = nullptr;
     int64_t edge = -1;         // inside a graph: index of the task that a Wait waits for
@@ -286,6 +286,8 @@ void mark_unwritten(const void* pointer, size_t bytes);
 
 // device and errors (device.cpp)
 int32_t current_device();
+// The cores of a stream: cube cores in the upper 32 bits, vector cores in the lower.
+uint64_t cores_of(const Stream* stream);
 // The code that a measured device gives for a decision (npu_emulator/measured.py), or else the usual one.
 aclError answered(const char* decision, aclError usual);
 void set_answer(const char* decision, aclError code);

@@ -35,7 +35,7 @@ std::unique_ptr<Communicator> attach(const char* place, uint32_t ranks, uint32_t
     const int file = open(place, O_RDWR | O_CLOEXEC);
     if (file < 0) {
         fail(ACL_ERROR_RT_PARAM_INVALID, std::string("the emulated HCCL cannot reach rank 0 at ") + place + " (" + strerror(errno) + ")",
-             "run all ranks on one machine, as one user, while rank 0 lives");
+             "run all ranks on one machine, as one user, while rank 0 lives; a group that is made anew needs a fresh store, because the first one holds the root info of the old group");
         result = HCCL_E_TCP_CONNECT;
         return nullptr;
     }

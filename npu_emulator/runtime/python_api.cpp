@@ -123,7 +123,9 @@ EMU_API int emu_launch(void* handle, uint64_t kernel, uint32_t op) {
     Task task;
     task.kernel = kernel;
     task.op = op;
-    return submit(resolve(handle), std::move(task), lock);
+    Stream* const stream = resolve(handle);
+    task.value = cores_of(stream);
+    return submit(stream, std::move(task), lock);
 }
 
 // Spoils memory that torch_npu's allocator allocates for a stream, as a part of the last task there.

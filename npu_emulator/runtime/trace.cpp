@@ -46,10 +46,10 @@ bool noteworthy(const Task& task) {
     return (task.kind <= Kind::ValueWait && task.kind != Kind::HostCall) || task.kind == Kind::Collective;
 }
 
-// A task in three numbers: a kernel's key, or a copy's two addresses and length, or a ticket, or a graph.
+// A task in three numbers: a kernel's key and its stream's cores, or a copy's two addresses and length, or a ticket, or a graph.
 void describe(Note& note, const Task& task) {
     switch (task.kind) {
-        case Kind::Kernel: note.kind = static_cast<uint64_t>(NoteKind::Kernel); note.first = task.kernel; break;
+        case Kind::Kernel: note.kind = static_cast<uint64_t>(NoteKind::Kernel); note.first = task.kernel; note.second = task.value; break;
         case Kind::Copy: note.kind = static_cast<uint64_t>(NoteKind::Copy); break;
         case Kind::Fill: note.kind = static_cast<uint64_t>(NoteKind::Fill); break;
         case Kind::Record: note.kind = static_cast<uint64_t>(NoteKind::Record); note.first = id_of(task.ticket); break;
@@ -101,16 +101,19 @@ void note_messages(const Stream* stream, const Exchange& exchange) {
     }
 }
 
-void note_captured(const Graph& graph, uint32_t lane, uint32_t index, const Task& task) {
-    State& s = state();
-    if (!s.tracing || !noteworthy(task)) return;
+static void add_captured(std::deque<Note>& to, const Graph& graph, uint32_t lane, uint32_t index, const Task& task) {
+    if (!noteworthy(task)) return;
     for (Note note : notes_of(task)) {
         note.stream = lane;
         note.graph = graph.id;
         note.index = index;
         note.edge = static_cast<uint64_t>(task.edge + 1);
-        s.notes.push_back(note);
+        to.push_back(note);
     }
+}
+
+void note_captured(const Graph& graph, uint32_t lane, uint32_t index, const Task& task) {
+    if (state().tracing) add_captured(state().notes, graph, lane, index, task);
 }
 
 // The work that ran has a separate log: launches decide the order, but the schedule decides the time of execution.
@@ -189,6 +192,20 @@ EMU_API uint64_t emu_take_notes(uint64_t* out, uint64_t capacity) {
     State& s = state();
     Lock lock(s.mutex);
     return take(s.notes, out, capacity);
+}
+// The captured tasks of all graphs, those under capture included, as notes that are not in the log.
+EMU_API uint64_t emu_captured(uint64_t* out, uint64_t capacity) {
+    State& s = state();
+    Lock lock(s.mutex);
+    std::set<const Graph*> graphs(s.capturing.begin(), s.capturing.end());
+    for (const auto& [handle, graph] : s.graphs) graphs.insert(graph.get());
+    std::deque<Note> notes;
+    for (const Graph* graph : graphs)
+        for (uint32_t index = 0; index < graph->tasks.size(); ++index)
+            add_captured(notes, *graph, graph->lane_of[index], index, graph->tasks[index]);
+    const uint64_t count = notes.size();
+    take(notes, out, capacity);
+    return count;
 }
 EMU_API uint64_t emu_take_ran(uint64_t* out, uint64_t capacity) {
     State& s = state();

@@ -260,6 +260,10 @@ def test_the_page_lists_every_code() -> None:
     used = {name for path in SOURCES.iterdir() for name in re.findall(r"\bACL_ERROR_\w+", path.read_text())}
     used.add("ACL_ERROR_RT_AICORE_EXCEPTION")  # launch.py: a kernel that raises
     page = (Path(__file__).parents[2] / "docs" / "reference" / "emulator-codes.md").read_text()
+    from npu_emulator.kernels.communicating import _WRONG_GROUP
+
+    numbers["INNER_TILING_ERROR"] = str(_WRONG_GROUP)  # of aclnn, whose headers the wheel does not have
+    used.add("INNER_TILING_ERROR")
     listed = dict(re.findall(r"\| (\d{6}) `(\w+)` \|", page))
     here = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
     assert not [number for number in listed if number not in here], "listed, and raised in no test of this folder"

@@ -13,6 +13,7 @@ from hccl_ranks import RANKS
 import npu_emulator
 from npu_emulator.errors import EmulatorError
 from npu_emulator.faults import Fault, parse_faults
+from npu_emulator.settings import Settings
 from npugraph_ex.versions import missing_interfaces
 
 pytestmark = pytest.mark.skipif(
@@ -178,8 +179,13 @@ def test_ranks_that_wait_for_each_other_are_told_at_once_and_faults_can_be_recov
 
 def test_faults_are_read() -> None:
     """The grammar, and its errors."""
-    assert parse_faults("kill:1:5, delay:0:2:0.25,drop:3:1") == (Fault(0, 1, 5), Fault(1, 0, 2, 250), Fault(2, 3, 1))
-    assert parse_faults("") == ()
+    assert parse_faults("kill:1:5, delay:0:2:0.25,drop:3:1", 4) == (Fault(0, 1, 5), Fault(1, 0, 2, 250), Fault(2, 3, 1))
+    assert parse_faults("", 1) == ()
     for wrong in ("kill", "kill:1", "kill:1:0", "delay:0:2", "drop:0:1:2", "kill:-1:2"):
         with pytest.raises(EmulatorError, match="a fault"):
-            parse_faults(wrong)
+            parse_faults(wrong, 4)
+    with pytest.raises(EmulatorError, match=r"names device 9, .*devices is 2 \(0..1\)"):
+        Settings(devices=2, faults="kill:0:1,kill:9:1")
+    devices = npu_emulator.current().settings.devices
+    with pytest.raises(EmulatorError, match=f"names device {devices}"):
+        npu_emulator.inject_faults(f"drop:{devices}:1")

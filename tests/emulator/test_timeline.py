@@ -189,6 +189,57 @@ def test_replays_and_the_file(tmp_path: Path) -> None:
     del w
 
 
+@pytest.mark.skipif(captured_generators.DIFFERENCE.older, reason=captured_generators.DIFFERENCE.what)
+def test_a_graph_captured_before_the_timeline_is_priced_as_inside_it() -> None:
+    """Compile, warm up, then measure: names, lines, lanes, arrows and times are those of a capture that the timeline saw."""
+
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    counted.work = lambda _: (0.0, 4e9)  # type: ignore[attr-defined]
+    name = "timeline_test::counted"
+    torch.library.define(name, "(Tensor x) -> Tensor")
+    npu_emulator.register_kernel(name, counted)
+    x = torch.ones(512, 512, device="npu")
+    few, side = torch.npu.Stream(), torch.npu.Stream()
+    torch.npu.synchronize()
+
+    def captured() -> tuple[torch.npu.NPUGraph, object]:
+        graph = torch.npu.NPUGraph()
+        torch.npu.set_stream_limit(few, 6, 48)
+        try:
+            with torch.npu.graph(graph, stream=few):
+                side.wait_stream(few)
+                with torch.npu.stream(side):
+                    told = torch.ops.timeline_test.counted(x)
+                y = x.mm(x)
+                few.wait_stream(side)
+                return graph, (told, y, y + 1)
+        finally:
+            torch.npu.reset_stream_limit(few)  # the price is that of the cores at the capture
+
+    before, kept = captured()
+    with npu_emulator.timeline() as outer:
+        with npu_emulator.timeline() as clock:
+            before.replay()
+            torch.npu.synchronize()
+        inside, kept_too = captured()
+        start = len(outer.spans)
+        inside.replay()
+        torch.npu.synchronize()
+
+    def seen(spans: list[Any]) -> list[Any]:
+        return [(span.name, span.line, pytest.approx(span.duration)) for span in spans]
+
+    names = {"timeline_test.counted.default", "aten.mm.default", "aten.add.Tensor"}
+    assert {span.name for span in clock.spans} == names
+    assert seen(clock.spans) == seen(outer.spans[start:])
+    assert all("test_timeline.py" in span.line for span in clock.spans)
+    assert max(clock.spans, key=lambda span: span.duration).name == "timeline_test.counted.default"
+    assert len(outer.arrows) == 2 * len(clock.arrows) > 0
+    del kept, kept_too
+
+
 def test_the_critical_path_leads_through_the_events(tmp_path: Path) -> None:
     """The long kernel on the side stream and what waits for it make the end; the short one beside it does not."""
     long, short = torch.zeros(1 << 22, device="npu"), torch.zeros(4, device="npu")
