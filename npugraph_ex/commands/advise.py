@@ -162,5 +162,5 @@ def _page(script: str, found: Advised) -> Page:
     verdict = f"{counted(kernels, 'kernel')} and {time:.2f} modelled us less in a call of each graph."
     verdict = verdict if won else "There is nothing to win that is known here."
     if found.trained:
-        verdict += f" {found.trained} of {counted(found.graphs, 'graph')} trained: no weights are joined there."
+        verdict += f" Trained graphs, of which no weights are joined: {found.trained} of {found.graphs}."
     return Page(f"Advice for {script}", sections, verdict)
