@@ -55,6 +55,7 @@ class _SpanEnd(NamedTuple):
 
 
 _BEGINNING = _SpanEnd()
+_GONE = ("launched before the timeline began", LAUNCH_US, "")
 
 
 @dataclass
@@ -169,7 +170,7 @@ class Timeline:
                 self._works[note.first] = self._captured_before(note)
             return self._works[note.first]
         if note.kind == NoteKind.KERNEL:
-            return self._works.pop(note.first)
+            return self._works.pop(note.first, _GONE)
         if note.kind == NoteKind.COLLECTIVE_WRITE:
             name, ranks = self._runtime.collective_name(note.second), self._runtime.ranks_of(note.second)
             moved = max(self._read, note.third * (ranks if name.endswith("scatter") else 1))
@@ -179,7 +180,10 @@ class Timeline:
 
     def _captured_before(self, note: Note) -> tuple[str, float, str]:
         """Compute the time of a kernel that was captured before the timeline began, on the cores that its stream had."""
-        kernel = self._launcher.kernel(note.first)
+        try:
+            kernel = self._launcher.kernel(note.first)
+        except KeyError:  # its graph was destroyed, or an update replaced it
+            return _GONE
         cube, vector = note.second >> 32, note.second & 0xFFFFFFFF
         work = None if kernel.work is None else kernel.work()
         duration = self.model.kernel_us(
