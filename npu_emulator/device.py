@@ -138,7 +138,7 @@ class Runtime:
         self.null_kernels = self._declare("emu_null_kernels", i32)
         self._collective_name = self._declare("emu_collective_name", ctypes.c_char_p, u64)
         self._exchange = self._declare(
-            "emu_exchange", i32, pointer, ctypes.c_char_p, i32, ctypes.c_char_p, u64, u64, u64, pointer, pointer
+            "emu_exchange", i32, pointer, ctypes.c_char_p, i32, ctypes.c_char_p, pointer, u64, pointer, pointer, pointer
         )
         self.set_null_kernels = self._declare("emu_set_null_kernels", None, i32)
         self.name_op = self._declare("emu_name_op", None, ctypes.c_uint32, ctypes.c_char_p)

@@ -15,7 +15,7 @@ SCRIPT = """
 import sys, torch, torch_npu
 x = torch.ones(4, 4, dtype=torch.float16, device="npu")
 y = torch_npu.npu_swiglu(torch_npu.npu_swiglu(x))
-z = torch_npu.npu_mm_all_reduce_base(x, x, "group")
+z = torch_npu.obfuscation_finalize(x)
 print("sum", z.sum().item(), sys.argv[1:])
 """
 
@@ -71,15 +71,15 @@ def test_a_script_is_told_what_is_missing(tmp_path: Path, capsys: pytest.Capture
     found = json.loads(captured.out)
     assert not found["script_failed"]
     needed = {row["operator"]: row for row in found["operators"]}
-    assert needed["npu::npu_mm_all_reduce_base"] == {
-        "operator": "npu::npu_mm_all_reduce_base",
+    assert needed["npu::obfuscation_finalize"] == {
+        "operator": "npu::obfuscation_finalize",
         "calls": 1,
         "missing": True,
     }
     assert not needed["npu::npu_swiglu"]["missing"]
     assert not any(name.startswith("aten") for name in needed)
 
-    path.write_text(SCRIPT.replace('z = torch_npu.npu_mm_all_reduce_base(x, x, "group")', "z = y"))
+    path.write_text(SCRIPT.replace("z = torch_npu.obfuscation_finalize(x)", "z = y"))
     assert cli.main(["operators", str(path)]) == 0
     said = capsys.readouterr().out
     assert "npu::npu_swiglu" in said
@@ -92,7 +92,7 @@ def test_a_missing_operator_is_refused_outside(tmp_path: Path, capsys: pytest.Ca
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
     assert cli.main(["run", "--emulate", str(path)]) == 1
-    assert "no kernel for npu::npu_mm_all_reduce_base" in capsys.readouterr().err
+    assert "no kernel for npu::obfuscation_finalize" in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore:there is no operator")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from typing_extensions import assert_type
 
@@ -61,6 +63,13 @@ def counted() -> int:
     timeline.save("timeline.json")
     counts: dict[str, int] = npu_emulator.kernel_counts()
     return len(log) + counts.get("aten::add", 0) + npu_emulator.launch_count() + npu_emulator.resources().streams
+
+
+def over_ranks(files: list[str]) -> Path:
+    """Faults on purpose, and the timelines of all ranks as one."""
+    npu_emulator.inject_faults("delay:0:1:0.5")
+    npu_emulator.inject_faults("")
+    return npu_emulator.merge_timelines(files, Path("all.json"))
 
 
 def lacking() -> int:

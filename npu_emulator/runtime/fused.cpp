@@ -14,8 +14,10 @@ EMU_API int emu_group(const char* name, int32_t device, uint32_t* rank, uint32_t
 
 // Every rank gives `bytes` to all, or, where `given` is not null, `given[i]` bytes to rank i and takes `taken[i]` from it, one
 // behind the other. `what` is the operator and what each rank must say alike.
-EMU_API int emu_exchange(void* stream, const char* group, int32_t device, const char* what, const void* send, uint64_t bytes, void* receive,
-                         const uint64_t* given, const uint64_t* taken) {
+EMU_API int emu_exchange(void* stream, const char* group, int32_t device, const char* what, void* send, uint64_t bytes, void* receive,
+                         void* given_sizes, void* taken_sizes) {
+    const auto* given = static_cast<const uint64_t*>(given_sizes);
+    const auto* taken = static_cast<const uint64_t*>(taken_sizes);
     Communicator* c = find_communicator(group, device);
     if (c == nullptr) return fail(ACL_ERROR_RT_PARAM_INVALID, std::string("no group has the name ") + group, "ask the process group for it with get_hccl_comm_name");
     const auto in_a_row = [&](const uint64_t* sizes) {

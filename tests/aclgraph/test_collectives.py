@@ -63,8 +63,11 @@ def work(rank, store, backend, told):
         first, second = [wait(part) for part in several]
         received = []
         if MESSAGES:
-            OPERATORS.isend(x + 5, 1 - rank, 0, name)
+            if rank == 0:                        # a send ends when it is received, so one of the two receives first
+                OPERATORS.isend(x + 5, 1, 0, name)
             received = [wait(OPERATORS.irecv(torch.empty_like(x), 1 - rank, 0, name))]
+            if rank == 1:
+                OPERATORS.isend(x + 5, 0, 0, name)
             several = OPERATORS.batch_p2p_ops(   # one receives before it sends, and both list in the same order
                 ["irecv", "isend", "irecv", "isend"], 4 * [1 - rank], [1, 1, 2, 2],
                 [torch.empty_like(x), x + 6, torch.empty_like(x), x * 8], name,

@@ -60,7 +60,7 @@ def test_pattern_fusion_pass() -> None:
 
 @shows("lift")
 def test_lift() -> None:
-    """A norm that is spelled in ATen operators becomes the operator, or stays; rounded once, it has every bit."""
+    """A norm that is spelled in ATen operators becomes the operator, or stays: its root differs in the last bit of float32."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
         wide = x.float()
@@ -69,7 +69,7 @@ def test_lift() -> None:
     fused = {
         how: told(function, (ones(4, 8).half(),), lift=how).graph.report.fusions() for how in ("off", "exact", "judged")
     }
-    assert fused == {"off": 0, "exact": 1, "judged": 1}
+    assert fused == {"off": 0, "exact": 0, "judged": 1}
 
 
 @shows("fusion_rules")

@@ -110,7 +110,10 @@ def _changes(node: ast.AST) -> Iterator[str]:  # noqa: C901 - one test a change
     ):
         yield "arguments swapped"
     if (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)) or isinstance(node, ast.AugAssign):
-        yield "statement removed"
+        if not any(
+            isinstance(part, ast.Name) and part.id == "super" for part in ast.walk(node)
+        ):  # a variable of a closure
+            yield "statement removed"
     if isinstance(node, ast.Constant) and isinstance(node.value, bool):
         yield "truth flipped"
     elif isinstance(node, ast.Constant) and isinstance(node.value, int):
