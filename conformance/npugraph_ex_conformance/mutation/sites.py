@@ -90,6 +90,11 @@ def made(site: FaultSite) -> Iterator[None]:
         function.__code__ = before
 
 
+def _names_super(node: ast.AST) -> bool:
+    """Whether it has `super`, a variable of the closure: without it the code has another closure, which no function takes."""
+    return any(isinstance(part, ast.Name) and part.id == "super" for part in ast.walk(node))
+
+
 def _changes(node: ast.AST) -> Iterator[str]:  # noqa: C901 - one test a change
     """What can be done to a node."""
     if isinstance(node, (ast.If, ast.IfExp, ast.While)):
@@ -109,11 +114,10 @@ def _changes(node: ast.AST) -> Iterator[str]:  # noqa: C901 - one test a change
         and not any(isinstance(arg, ast.Starred) for arg in node.args[:2])
     ):
         yield "arguments swapped"
-    if (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)) or isinstance(node, ast.AugAssign):
-        if not any(
-            isinstance(part, ast.Name) and part.id == "super" for part in ast.walk(node)
-        ):  # a variable of a closure
-            yield "statement removed"
+    if isinstance(node, ast.AugAssign) or (
+        isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and not _names_super(node)
+    ):
+        yield "statement removed"
     if isinstance(node, ast.Constant) and isinstance(node.value, bool):
         yield "truth flipped"
     elif isinstance(node, ast.Constant) and isinstance(node.value, int):
