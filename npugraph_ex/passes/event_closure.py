@@ -2,6 +2,7 @@
 
 * The fork: a side stream whose first node waits for nothing gets a wait for the earlier work of the main stream. Without a
   fork its work would not belong to a capture.
+* The waits: a collective for which nothing waits, because its result is not used, gets a wait. Its group has a stream of its own.
 * The join: before the results, the main stream waits for every stream whose work may not be over yet. The join stands before
   the copies into mutated inputs, because any stream may still read those inputs.
 
@@ -10,9 +11,12 @@ Work that is already ordered gets no event. The inserted nodes carry `meta["even
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch import fx
 
+from npugraph_ex.graph.collectives import is_asynchronous
 from npugraph_ex.graph.streams.events import (
     MAIN,
     MARK,
@@ -33,10 +37,34 @@ from npugraph_ex.passes.base import PassContext
 def run(gm: fx.GraphModule, context: PassContext) -> None:
     """Insert the forks and the join that `gm.graph` lacks."""
     del context
+    _await_collectives(gm.graph)
     sides = list(priorities(gm.graph))
     if sides:
         _fork(gm.graph)
         _join(gm.graph, sides)
+
+
+def _await_collectives(graph: fx.Graph) -> None:
+    """Let the main stream wait for every collective before the graph writes results to inputs or returns."""
+    end = None
+    for node in [node for node in graph.nodes if is_asynchronous(node) and _is_unused(node)]:
+        end = end or epilogue(graph)
+        several = isinstance(node.meta["val"], (list, tuple))
+        with graph.inserting_before(end):
+            for result in [_part(graph, node, at) for at in range(len(node.meta["val"]))] if several else [node]:
+                wait = graph.call_function(torch.ops._c10d_functional.wait_tensor.default, (result,))  # noqa: SLF001
+                wait.meta.update({"val": result.meta["val"], MARK: True})
+
+
+def _is_unused(node: fx.Node) -> bool:
+    """Whether nobody has its result. Who is given a result waits for it."""
+    return all(user.target is operator.getitem and not user.users for user in node.users)
+
+
+def _part(graph: fx.Graph, node: fx.Node, at: int) -> fx.Node:
+    part = graph.call_function(operator.getitem, (node, at))
+    part.meta.update({"val": node.meta["val"][at], MARK: True})
+    return part
 
 
 def _fork(graph: fx.Graph) -> None:

@@ -95,7 +95,8 @@ def test_native_streams_across_a_break(function: Callable[..., Any], meaning: Ca
         fast(x)
         torch.npu.synchronize()
     inside = max(graph.streams for graph in npu_emulator.resources().graphs if graph.id not in earlier)
-    assert max(inside, len({span.stream for span in clock.spans})) == 2
+    outside = {span.stream for span in clock.spans if ", graph" not in span.stream}  # replays have lanes of their own
+    assert max(inside, len(outside)) == 2
 
 
 def test_a_tagged_event_across_a_break() -> None:
