@@ -36,8 +36,9 @@ def _logger_as_it_was() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_logger_as_it_was")
-def test_the_examples_run_as_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_run_as_printed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """From top to bottom, in one program."""
+    monkeypatch.chdir(tmp_path)  # some write files
     program = ModuleType("examples")
     monkeypatch.setitem(sys.modules, "examples", program)  # guards look their modules up there
     for number, code in enumerate(_CODE):
