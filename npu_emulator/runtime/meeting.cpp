@@ -242,6 +242,8 @@ HcclResult leave(Communicator* c) {
     Lock lock(state().mutex);
     communicators.erase(std::find(communicators.begin(), communicators.end(), c));
     hide_from_board(*c);
+    static auto& parted = *new std::vector<std::unique_ptr<Communicator>>;
+    parted.emplace_back(c);
     munmap(std::exchange(c->memory, nullptr), c->size);
     for (Communicator::Job& job : std::exchange(c->jobs, {})) job.finished(refuse_destroyed(*c));
     state().changed.notify_all();
