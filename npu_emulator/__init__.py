@@ -260,13 +260,16 @@ def timeline() -> Iterator[Timeline]:
     Raises:
         EmulatorError: the chip's figures are not public.
     """
+    from npu_emulator.clock.products import counting_products
     from npu_emulator.clock.roofline import Roofline
     from npu_emulator.clock.timeline import Timeline
 
     emulator = current()
-    found = Timeline(emulator.launcher, Roofline(with_figures(emulator.settings.soc), registry.first_factors))
-    with _observed_by(emulator, found):
-        yield found
+    model = Roofline(with_figures(emulator.settings.soc), registry.first_factors)
+    with counting_products(emulator.launcher) as products:
+        found = Timeline(emulator.launcher, model, products)
+        with _observed_by(emulator, found):
+            yield found
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from npu_emulator.clock.products import counted
 from npu_emulator.device import RUN_NOW, SKIP
 from npu_emulator.errors import EmulatorError
 from npu_emulator.frames import python_line, user_frames, user_line, user_stack
@@ -105,6 +106,8 @@ class Launcher:
         """Whether kernels must refuse memory that a fault has marked (`kernels/recovery.py`)."""
         self.observers: list[Observer] = []
         self.recorder: Recorder | None = None
+        self.products: dict[int, int] | None = None
+        """The operations of matrix products in kernels that ran, by kernel; none are counted without a timeline."""
         self.memory: MemoryWatch | None = None
         self.overflow: OverflowStatus | None = None
         """Where the chip computes in saturation mode."""
@@ -320,7 +323,7 @@ class Launcher:
             queued.frees = frees
         # A replay may run inside the caller's autograd, autocast or dispatch mode, none of which applies on a device.
         try:
-            with _disable_current_modes():
+            with _disable_current_modes(), counted(self.products, key):
                 queued.state.run(queued.body)
         except KeyboardInterrupt:  # from the program's own handler
             self.runtime.interrupt()

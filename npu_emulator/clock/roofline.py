@@ -4,8 +4,9 @@
 a task takes 2 us to start, and float32 products run at a quarter of float16's rate.
 
 The time of a matrix product follows from the cube cores of its stream, the time of every other kernel from the vector cores:
-one operation for each element of the largest tensor, which is a lower bound. A kernel that reports its operations, such as
-attention, takes the longer of its two times, because both kinds of cores run side by side. By assumption a stream that is
+one operation for each element of the largest tensor, which is a lower bound. A kernel that reports its operations, or whose
+products were counted as it ran (`products`), such as attention, takes the longer of its two times, because both kinds of cores
+run side by side. By assumption a stream that is
 limited to some cores still has the whole bandwidth.
 """
 
@@ -80,6 +81,16 @@ class Roofline:
         arithmetic = max((product or 0.0) / (chip.half_flops * cubes), elements / (chip.vector_bytes * vectors))
         return LAUNCH_US + 1e6 * max(moved / chip.bandwidth, arithmetic)
 
+    def counted_us(self, name: str, reads: Sequence[torch.Tensor], *, cube_cores: int) -> float:
+        """Return the microseconds of one operation of a counted product; 0 for a kernel whose first factor is known.
+
+        It takes the rate of the first tensor's dtype.
+        """
+        if self._position_of(name) is not None:
+            return 0.0
+        rate = _RATE.get(reads[0].dtype, 0.25) if reads else 1.0
+        return 1e6 * self.chip.cube_cores / (rate * self.chip.half_flops * cube_cores)
+
     def copy_us(self, moved: int) -> float:
         """Return the modelled microseconds of moving or filling `moved` bytes."""
         return LAUNCH_US + 1e6 * moved / self.chip.bandwidth
@@ -88,12 +99,15 @@ class Roofline:
         self, name: str, reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor]
     ) -> float | None:
         """Return the operations of a matrix product, in float16 operations; None for another kernel."""
-        operator = "::".join(name.split(".")[:2])
-        position = self.first_factors.get(operator, _FIRST_FACTORS.get(operator))
+        position = self._position_of(name)
         if position is None or position >= len(reads) or not writes:
             return None
         factor = reads[position]
         return 2.0 * writes[0].numel() * factor.shape[-1] / _RATE.get(factor.dtype, 0.25)
+
+    def _position_of(self, name: str) -> int | None:
+        operator = "::".join(name.split(".")[:2])
+        return self.first_factors.get(operator, _FIRST_FACTORS.get(operator))
 
 
 def bytes_of(tensor: torch.Tensor) -> int:

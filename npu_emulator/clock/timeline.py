@@ -19,9 +19,9 @@ from npu_emulator.clock.trace import chrome_trace
 from npu_emulator.device import Note, NoteKind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from npu_emulator.launch import Launch, Launcher
+    from npu_emulator.launch import Launch, Launcher, Queued
 
 __all__ = ["Arrow", "Span", "Timeline"]
 
@@ -54,8 +54,21 @@ class _SpanEnd(NamedTuple):
     cause: int = -1
 
 
+class _Price(NamedTuple):
+    """What is known of a kernel's time at its launch; the operations of its products are counted when it runs."""
+
+    name: str
+    least: float
+    each: float
+    """Microseconds for each operation of a counted product; 0 where a record gives the work."""
+    line: str
+
+    def with_products(self, operations: int) -> tuple[str, float, str]:
+        return self.name, max(self.least, LAUNCH_US + operations * self.each), self.line
+
+
 _BEGINNING = _SpanEnd()
-_GONE = ("launched before the timeline began", LAUNCH_US, "")
+_GONE = _Price("launched before the timeline began", LAUNCH_US, 0.0, "")
 
 
 @dataclass
@@ -73,11 +86,13 @@ class _Lanes:
 class Timeline:
     """The work of a part of a program on a modelled clock. Everything here is modelled; nothing is measured."""
 
-    def __init__(self, launcher: Launcher, model: Roofline) -> None:
-        """Follow what `launcher` starts; `model` gives the times."""
+    def __init__(self, launcher: Launcher, model: Roofline, products: Mapping[int, int] | None = None) -> None:
+        """Follow what `launcher` starts; `model` gives the times, `products` the operations of products by kernel, once it ran."""
         self.model = model
-        self.spans: list[Span] = []
-        self.arrows: list[Arrow] = []
+        self._spans: list[Span] = []
+        self._arrows: list[Arrow] = []
+        self._products = {} if products is None else products
+        self._unread: list[Note] = []
         self._launcher = launcher
         self._runtime = launcher.runtime
         self.refresh = launcher.show_log
@@ -86,11 +101,23 @@ class Timeline:
         self._host = _BEGINNING
         self._causes: list[int] = []
         self._captured: dict[int, list[Note]] = {}
-        self._works: dict[int, tuple[str, float, str]] = {}
+        self._works: dict[int, _Price] = {}
         self._read = 0
         """Bytes that the collective reads whose notes come now."""
         self._meetings: Counter[int] = Counter()
         self.read(self._runtime.captured())  # a program warms up, then measures
+
+    @property
+    def spans(self) -> list[Span]:
+        """The work so far, in the order of its launches. A kernel's products count once it has run."""
+        self._settle()
+        return self._spans
+
+    @property
+    def arrows(self) -> list[Arrow]:
+        """The events that streams waited for."""
+        self._settle()
+        return self._arrows
 
     @property
     def end(self) -> float:
@@ -108,29 +135,34 @@ class Timeline:
     def critical_path(self) -> list[Span]:
         """The spans that determine the end, in order. Each starts where the one before it ends."""
         path: list[Span] = []
-        place = max(range(len(self.spans)), key=lambda n: self.spans[n].start + self.spans[n].duration, default=-1)
+        spans = self.spans
+        place = max(range(len(spans)), key=lambda n: spans[n].start + spans[n].duration, default=-1)
         while place >= 0:
-            path.append(self.spans[place])
+            path.append(spans[place])
             place = self._causes[place]
         return path[::-1]
 
     def launching(self, key: int, launch: Launch) -> None:
-        """Compute the time of kernel number `key` on its stream's present cores."""
+        """Price kernel number `key` on its stream's present cores."""
         line = launch.frames[0] if launch.frames else ""
-        cube, vector = self._runtime.cores(launch.stream)
-        work = None if launch.work is None else launch.work()
-        duration = self.model.kernel_us(
-            launch.name, launch.reads, launch.writes, work=work, cube_cores=cube, vector_cores=vector
-        )
-        self._works[key] = (launch.name, duration, line)
+        self._works[key] = self._price_of(launch, line, *self._runtime.cores(launch.stream))
 
     def read(self, notes: Sequence[Note]) -> None:
-        """Read the next lines of the log."""
+        """Take the next lines of the log; their times are computed when they are asked for."""
         for note in notes:
             if note.graph:
                 self._captured.setdefault(note.graph, []).append(note)
-            else:
-                self._follow(self._program, note, note.first, note.first)
+                continue
+            self._unread.append(note)
+            if note.kind == NoteKind.REPLAY:
+                for task in self._captured.get(note.first, []):
+                    if task.kind == NoteKind.KERNEL and task.first not in self._works:
+                        self._works[task.first] = self._captured_before(task)
+
+    def _settle(self) -> None:
+        unread, self._unread = self._unread, []
+        for note in unread:
+            self._follow(self._program, note, note.first, note.first)
 
     def _follow(self, lanes: _Lanes, note: Note, record: int, awaited: int) -> None:
         """Advance one stream; `record` and `awaited` give the event numbers."""
@@ -141,16 +173,16 @@ class Timeline:
             case NoteKind.KERNEL | NoteKind.COPY | NoteKind.FILL | NoteKind.COLLECTIVE_WRITE:
                 name, duration, line = self._price(note)
                 meeting = self._meeting(note) if note.kind == NoteKind.COLLECTIVE_WRITE else ""
-                self.spans.append(Span(name, lanes.stream(note.stream), now.time, duration, line, meeting))
+                self._spans.append(Span(name, lanes.stream(note.stream), now.time, duration, line, meeting))
                 self._causes.append(now.cause)
-                now = _SpanEnd(now.time + duration, len(self.spans) - 1)
+                now = _SpanEnd(now.time + duration, len(self._spans) - 1)
             case NoteKind.RECORD:
                 lanes.records[record] = (lanes.stream(note.stream), now)
             case NoteKind.WAIT if awaited in lanes.records:
                 stream, recorded = lanes.records[awaited]
                 now = max(now, recorded)
                 if stream != lanes.stream(note.stream):
-                    self.arrows.append(Arrow((stream, recorded.time), (lanes.stream(note.stream), now.time)))
+                    self._arrows.append(Arrow((stream, recorded.time), (lanes.stream(note.stream), now.time)))
             case NoteKind.REPLAY:
                 now = self._replay(note, now)
             case NoteKind.SYNC_STREAM:
@@ -165,12 +197,9 @@ class Timeline:
         lanes.ends[note.stream] = now
 
     def _price(self, note: Note) -> tuple[str, float, str]:
-        if note.kind == NoteKind.KERNEL and note.graph:  # a captured kernel takes its time at each replay
-            if note.first not in self._works:
-                self._works[note.first] = self._captured_before(note)
-            return self._works[note.first]
-        if note.kind == NoteKind.KERNEL:
-            return self._works.pop(note.first, _GONE)
+        if note.kind == NoteKind.KERNEL:  # a captured kernel takes its time at each replay
+            price = self._works.get(note.first, _GONE) if note.graph else self._works.pop(note.first, _GONE)
+            return price.with_products(self._products.get(note.first, 0))
         if note.kind == NoteKind.COLLECTIVE_WRITE:
             name, ranks = self._runtime.collective_name(note.second), self._runtime.ranks_of(note.second)
             moved = max(self._read, note.third * (ranks if name.endswith("scatter") else 1))
@@ -178,18 +207,21 @@ class Timeline:
             return name, LAUNCH_US + collective_us(name.removeprefix("hccl."), ranks, moved), ""
         return ("memset" if note.kind == NoteKind.FILL else "memcpy", self.model.copy_us(note.third), "")
 
-    def _captured_before(self, note: Note) -> tuple[str, float, str]:
-        """Compute the time of a kernel that was captured before the timeline began, on the cores that its stream had."""
+    def _captured_before(self, note: Note) -> _Price:
+        """Price a kernel that was captured before the timeline began, on the cores that its stream had."""
         try:
             kernel = self._launcher.kernel(note.first)
         except KeyError:  # its graph was destroyed, or an update replaced it
             return _GONE
-        cube, vector = note.second >> 32, note.second & 0xFFFFFFFF
+        return self._price_of(kernel, kernel.line, note.second >> 32, note.second & 0xFFFFFFFF)
+
+    def _price_of(self, kernel: Launch | Queued, line: str, cube: int, vector: int) -> _Price:
         work = None if kernel.work is None else kernel.work()
         duration = self.model.kernel_us(
             kernel.name, kernel.reads, kernel.writes, work=work, cube_cores=cube, vector_cores=vector
         )
-        return kernel.name, duration, kernel.line
+        each = 0.0 if work is not None else self.model.counted_us(kernel.name, kernel.reads, cube_cores=cube)
+        return _Price(kernel.name, duration, each, line)
 
     def _meeting(self, note: Note) -> str:
         communicator = self._runtime.communicator_of(note.second)

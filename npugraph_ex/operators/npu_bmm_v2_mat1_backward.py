@@ -67,7 +67,6 @@ def npu_bmm_v2_mat1_backward(
     name="npu::npu_bmm_v2_mat2_backward",
     source="derivative of npu_bmmV2",
     dtypes=_DTYPES,
-    first_factor=0,
     examples=(lambda: call(*_halves((2, 3, 4), (2, 3, 8), (2, 8, 4)), [2, 8, 4]),),
 )
 def npu_bmm_v2_mat2_backward(
@@ -82,7 +81,6 @@ def npu_bmm_v2_mat2_backward(
     name="npu::matmul_double_backward",
     source="derivative of aten::matmul_backward",
     dtypes=_DTYPES,
-    first_factor=0,
     examples=(lambda: call(*_halves((3, 8), (8, 4), (3, 4), (3, 8), (8, 4)), [True, True, True]),),
 )
 def matmul_double_backward(

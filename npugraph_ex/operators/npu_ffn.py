@@ -51,7 +51,6 @@ def _own(given: torch.Tensor | None, expert: int, experts: int) -> torch.Tensor 
     name="npu::npu_ffn",
     source="operator documentation of torch_npu.npu_ffn",
     dtypes=(torch.float16, torch.bfloat16),
-    first_factor=0,
     examples=(
         lambda: call(_halves(3, 8), _halves(8, 4), _halves(4, 6), "gelu", bias1=_halves(4), bias2=_halves(6)),
         lambda: call(_halves(5, 8), _halves(2, 8, 4), _halves(2, 4, 6), "silu", expert_tokens=[2, 3]),

@@ -15,7 +15,6 @@ from npugraph_ex.operators._record import Operator, call
     name="atb::_npu_matmul_add_fp32",
     source="op-plugin, ops/atb/LinearAtb.cpp; ATB library, Linear",
     dtypes=HALVES,
-    first_factor=0,
     examples=(lambda: call(torch.randn(8, 3).half(), torch.randn(8, 5).half(), torch.randn(3, 5)),),
 )
 def npu_matmul_add_fp32(x: torch.Tensor, weight: torch.Tensor, C: torch.Tensor) -> None:

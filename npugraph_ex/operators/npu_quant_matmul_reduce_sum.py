@@ -20,7 +20,6 @@ _NAME = "npu_quant_matmul_reduce_sum"
     name="npu::npu_quant_matmul_reduce_sum",
     source="operator documentation of torch_npu.npu_quant_matmul_reduce_sum",
     dtypes=(torch.float32,),
-    first_factor=0,
     examples=(
         lambda: call(
             torch.randint(-8, 8, (2, 3, 16)).to(torch.int8),

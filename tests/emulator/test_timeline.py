@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -13,8 +14,11 @@ import torch
 import npu_emulator
 from npu_emulator import activation
 from npu_emulator.chips import CHIPS, DEFAULT
+from npu_emulator.clock.products import ProductCounter
 from npu_emulator.clock.roofline import LAUNCH_US, Roofline
 from npu_emulator.settings import SOCS
+from npugraph_ex.operators import OPERATORS
+from npugraph_ex.testing.operator_checks import on_device
 from npugraph_ex.versions import captured_generators
 
 MODEL = Roofline(DEFAULT)
@@ -42,6 +46,49 @@ def test_a_record_prices_a_matrix_product() -> None:
         assert product == pytest.approx(1e6 * 2 * 256 * 4096 * 512 / 2 / (DEFAULT.half_flops / DEFAULT.cube_cores))
         assert product > MODEL.kernel_us(name, [x, wide], [y], cube_cores=1) - LAUNCH_US
     assert MODEL.kernel_us("npu.npu_swiglu.default", [x], [y]) == told.kernel_us("npu.npu_swiglu.default", [x], [y])
+
+
+def test_the_products_of_every_record_are_priced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a chip whose cubes are slow and which is fast in all else, each operator costs the products that its formula computes."""
+    slow = dataclasses.replace(DEFAULT, half_flops=1e6, vector_bytes=1e30, bandwidth=1e30)
+    monkeypatch.setattr(npu_emulator, "with_figures", lambda _: slow)
+    wrong, priced = {}, 0
+    for name, record in OPERATORS.items():
+        if record.formula is None or record.overload is None or record.schema or record.across_ranks:
+            continue
+        example = record.calls()[0]
+        args, kwargs = on_device(record, example)
+        with npu_emulator.timeline() as clock:
+            record.overload(*args, **kwargs)
+        with ProductCounter() as counter:
+            record.formula(*example.args, **example.kwargs)
+        cost = sum(span.duration - LAUNCH_US for span in clock.spans)  # an operation takes a microsecond in float16
+        priced += counter.operations > 0
+        if not any(cost == pytest.approx(counter.operations * rate) for rate in (0.5, 1, 4)):  # int8, float16, float32
+            wrong[name] = (counter.operations, cost)
+    assert not wrong, wrong
+    assert priced > 70
+
+
+@pytest.mark.skipif(captured_generators.DIFFERENCE.older, reason=captured_generators.DIFFERENCE.what)
+@pytest.mark.parametrize("schedule", ["fifo", "lazy"])
+def test_attention_costs_its_products(schedule: str) -> None:
+    """On one cube of 24 attention takes as long as its two products: in eager mode, in replays, and where it runs later."""
+    x, few, graph = torch.ones(1, 1, 256, 64).npu().half(), torch.npu.Stream(), torch.npu.NPUGraph()
+    torch.npu.synchronize()
+    torch.npu.set_stream_limit(few, 1, 48)
+    try:
+        with npu_emulator.schedule(schedule), npu_emulator.timeline() as clock, torch.npu.stream(few):
+            kept = torch.ops.npu.npu_prompt_flash_attention(x, x, x, num_heads=1, input_layout="BNSD")
+            with torch.npu.graph(graph, stream=few):
+                y = torch.ops.npu.npu_prompt_flash_attention(x, x, x, num_heads=1, input_layout="BNSD")
+            graph.replay()
+            torch.npu.synchronize()
+    finally:
+        torch.npu.reset_stream_limit(few)
+    durations = [span.duration - LAUNCH_US for span in clock.spans if "attention" in span.name]
+    assert durations == pytest.approx([1e6 * 2 * 2 * 256 * 256 * 64 / (DEFAULT.half_flops / DEFAULT.cube_cores)] * 2)
+    del kept, y
 
 
 def test_memory_and_arithmetic_bind_in_turn() -> None:
