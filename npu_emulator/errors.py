@@ -8,6 +8,7 @@ import sys
 __all__ = [
     "ActivationError",
     "BuildError",
+    "CallRefusedError",
     "DimensionError",
     "EmulatorError",
     "KernelMissingError",
@@ -36,6 +37,18 @@ class BuildError(EmulatorError):
 
 class KernelMissingError(EmulatorError, NotImplementedError):
     """An operator was launched for which the emulated device has no kernel."""
+
+
+class CallRefusedError(RuntimeError, ValueError):
+    """A call of an operator whose arguments do not fit together, as an NPU refuses it.
+
+    Attributes:
+        code: the device's error code.
+    """
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class DimensionError(IndexError, RuntimeError):

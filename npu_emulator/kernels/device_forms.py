@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from npu_emulator.errors import CallRefusedError
+from npu_emulator.kernels.refusals import INVALID_PARAMETER
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -95,8 +98,10 @@ def _rotary(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(given: torch.Tensor, r1: torch.Tensor, r2: torch.Tensor, rotary_mode: str = "half", *rest: Any) -> Any:
         if rotary_mode not in {"half", "interleave"} and not torch.npu.get_device_name().startswith("Ascend950"):
-            raise RuntimeError(
-                f"The rotary_mode of npu_rotary_mul should be half or interleave, but got {rotary_mode}, which needs an Ascend950"
+            raise CallRefusedError(
+                f"The rotary_mode of npu_rotary_mul should be half or interleave, but got {rotary_mode}, which needs an Ascend950. "
+                f"NPU function error: call npu_rotary_mul failed, error code is {INVALID_PARAMETER}.",
+                INVALID_PARAMETER,
             )
         return kernel(given, r1, r2, rotary_mode, *rest)
 

@@ -17,6 +17,7 @@ from npu_emulator.errors import DimensionError
 from npu_emulator.kernels.arguments import Bound, bind
 from npu_emulator.kernels.metadata import Given, Like, Likes, MetadataCache, on_meta
 from npu_emulator.kernels.recovery import refuse_unsafe
+from npu_emulator.kernels.refusals import refusing
 from npu_emulator.kernels.registry import CONSTRAINTS, WORK
 from npu_emulator.kernels.widening import widened
 
@@ -123,7 +124,7 @@ class Kernel:
         """Prepare a kernel; `compute` defaults to the operator's own CPU kernel."""
         self.op = op
         self.name = str(op)
-        self.compute = compute or widened(op)
+        self.compute = widened(op) if compute is None else refusing(op, compute)
         self._brought = compute is not None
         self._constraints: Callable[..., None] | None = getattr(compute, CONSTRAINTS, None)
         self._work: Callable[..., tuple[float, float]] | None = getattr(compute, WORK, None)
@@ -169,9 +170,9 @@ class Kernel:
             return self._run_on_host(bound, args, kwargs)
         try:
             likes = self._metadata.outputs(bound.key, args, kwargs)
-        except IndexError as error:
-            raise DimensionError(str(error)) from None
-        except RuntimeError:  # includes NotImplementedError: no meta kernel, or one that needs values
+        except (RuntimeError, IndexError) as error:  # NotImplementedError: no meta kernel, or one that needs values
+            if isinstance(error, IndexError) and not self._brought:
+                raise DimensionError(str(error)) from None
             if torch.npu.is_current_stream_capturing():
                 raise
             return self._run_on_host(bound, args, kwargs)

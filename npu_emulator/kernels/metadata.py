@@ -100,7 +100,7 @@ class MetadataCache:
                     return result
         try:
             result = self._op(*args, **kwargs)
-        except NotImplementedError:
+        except (NotImplementedError, TypeError, NameError):  # none, or one with a mistake
             if self._compute is None:
                 raise
         else:
@@ -109,6 +109,8 @@ class MetadataCache:
             result = self._compute(*args, **kwargs)
             return result if self._writes else self._with_arguments(result, args, kwargs)
         except Exception as error:
+            if hasattr(error, "code"):  # the formula refuses the call
+                raise
             raise NotImplementedError(
                 f"{self._op} has no meta (fake) implementation, and its kernel cannot stand in for one: {error}"
             ) from error

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from npu_emulator.kernels.arguments import bind
 from npu_emulator.kernels.metadata import on_meta
 from npu_emulator.kernels.random import seeded
+from npu_emulator.kernels.refusals import refusing
 from npu_emulator.kernels.registry import CONSTRAINTS, DRAWS, WORK
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class _OutKernel:
         self._name = str(out)
         known = {argument.name for argument in own._schema.arguments} | {"workspace"}
         self._outs = [argument.name for argument in out._schema.arguments if argument.name not in known]
-        self._compute = compute
+        self._compute = refusing(own, compute)
         self._launcher = launcher
         self._number = launcher.number(self._name)
 

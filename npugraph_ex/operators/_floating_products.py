@@ -119,10 +119,14 @@ def check_scales(operator: str, **codes: int | torch.dtype | None) -> None:
 
 
 def are_small_floats(
-    operator: str, x: torch.Tensor, weight: torch.Tensor, codes: tuple[int | None, int | None]
+    operator: str,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    codes: tuple[int | None, int | None],
+    named: str = "weight_dtype",
 ) -> bool:
     """Whether both factors are 8-bit or 4-bit floats; raises where x alone is, or a dtype argument names another type."""
-    factors = (FloatingOperand(x, codes[0], None, "x_dtype"), FloatingOperand(weight, codes[1], None, "weight_dtype"))
+    factors = (FloatingOperand(x, codes[0], None, "x_dtype"), FloatingOperand(weight, codes[1], None, named))
     for factor in factors:
         factor.check(operator)
     if factors[0].floating != factors[1].floating and (factors[0].floating or factors[1].packed):

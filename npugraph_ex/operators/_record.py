@@ -36,12 +36,13 @@ import dataclasses
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from npugraph_ex.operators._covered_values import covering
 from npugraph_ex.operators._precision import UnsupportedArgumentError
 from npugraph_ex.operators._ranks import Steps, alone
 from npugraph_ex.operators._registry import OPERATORS, OperatorRecordError
@@ -103,6 +104,7 @@ class Operator:
             tensors tell.
         host_arguments: arguments that a replay may change: whole numbers, lists of them, or tensors on the CPU.
         workspace: the operator that allocates memory large enough for every value of the host arguments.
+        covers: for arguments that matter in some calls only, the values that the formula knows; another one is refused by name.
         constraints: takes the formula's arguments and raises ``refused(...)`` for a call that the device refuses. Tensors may be
             on the device: it looks at shapes, strides, dtypes and host values, never at elements.
         first_factor: for a matrix product, the position of its first factor among the tensors that it reads.
@@ -131,6 +133,7 @@ class Operator:
     writes_by_index: bool = False
     host_arguments: tuple[str, ...] = ()
     workspace: str = ""
+    covers: Mapping[str, Collection[object]] = field(default_factory=dict)
     constraints: Callable[..., None] | None = None
     first_factor: int | None = None
     work: Callable[..., Work] | None = None
@@ -166,14 +169,17 @@ class Operator:
             raise self._wrong("examples", "needs a call that checks can run, as in (lambda: call(x),)", self.examples)
         if inspect.isgeneratorfunction(formula):
             OPERATORS.add(dataclasses.replace(self, formula=alone(formula), across_ranks=formula))
-        else:
-            OPERATORS.add(dataclasses.replace(self, formula=formula))
+            return formula
+        record = dataclasses.replace(self, formula=formula)
+        if self.covers:
+            record = dataclasses.replace(record, formula=covering(self.name, self.covers, formula))
+        OPERATORS.add(record)
         return formula
 
     def _check_formula(self, formula: Callable[..., Any]) -> None:
         """The names in other fields are arguments of the formula, and its twin has the same ones."""
         known = inspect.signature(formula).parameters
-        for name in ("writes", "host_arguments", "synonyms", "near_misses"):
+        for name in ("writes", "host_arguments", "synonyms", "near_misses", "covers"):
             for argument in getattr(self, name):
                 if argument not in known:
                     raise self._wrong(name, f"names arguments of the operator ({', '.join(known)})", argument)

@@ -34,6 +34,8 @@ CODE_OF_DTYPE: Mapping[torch.dtype, int] = MappingProxyType({dtype: code for cod
 """The number of each dtype."""
 
 
+CODES = (*DTYPE_OF_CODE, 44, 45, 285, *range(290, 298))
+"""The numbers that name a dtype of torch or of torch_npu: float8_e8m0fnu and float4_e2m1fn_x2, int4, hifloat8 to float4_e1m2."""
 _OF_TORCH_NPU: Mapping[int, int] = MappingProxyType({291: 23, 292: 24})
 """torch_npu's own codes of types that torch has: float8_e5m2, float8_e4m3fn."""
 

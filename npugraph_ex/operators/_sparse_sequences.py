@@ -22,13 +22,15 @@ class Layouts(NamedTuple):
     query_lengths: torch.Tensor | None
     key_lengths: torch.Tensor | None
     block_table: torch.Tensor | None
+    named: str = "layout_key"
+    """The argument that says how keys lie."""
 
     def check(self) -> None:
         """Raise for other layouts."""
         if self.query not in {"BSND", "TND"}:
             raise unsupported(self.operator, "layout_query", self.query, "'BSND' and 'TND'")
         if self.key not in {"BSND", "TND", "PA_BSND"}:
-            raise unsupported(self.operator, "layout_key", self.key, "'BSND', 'TND' and 'PA_BSND'")
+            raise unsupported(self.operator, self.named, self.key, "'BSND', 'TND' and 'PA_BSND'")
 
 
 def _spans(operand: torch.Tensor, lengths: torch.Tensor | None, layout: str) -> list[tuple[int, int]]:

@@ -21,7 +21,7 @@ In layout TND the sequences stand one behind the other, and their ends are given
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -34,6 +34,12 @@ from npugraph_ex.operators._packed_attention import per_sequence, with_rope
 from npugraph_ex.operators._precision import compute_dtype, unsupported
 
 NO_LIMIT = 2147483647
+TRAINING_MODES: dict[str, Collection[object]] = {
+    "sparse_mode": range(9),
+    "inner_precise": range(4),
+    "softmax_layout": ("", "TND"),
+}
+"""The values of arguments that matter with a mask, or in one layout, only."""
 _LAYOUTS = ("BSH", "SBH", "BSND", "BNSD", "TND")
 _REPLICAS = 8  # the softmax statistics are stored eight times over, one 32-byte block of float32 a row
 _INNER_PSE = (2, 3)

@@ -42,6 +42,7 @@ def fft_r2c_backward(
 
 @Operator(
     name="npu::fft_c2r_backward",
+    covers={"normalization": (0, 1, 2)},
     source="documentation of torch.fft; torch's derivative of irfftn",
     dtypes=(torch.float32,),
     examples=(lambda: call(torch.randn(3, 6), [0, 1], 2),),

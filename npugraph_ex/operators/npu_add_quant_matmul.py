@@ -38,7 +38,10 @@ def _example() -> Call:
     return call(torch.randn(3, 4), x1, x2, torch.rand(1), x1_scale=torch.rand(1))
 
 
-@Operator(name="npu::npu_add_quant_matmul", source=_SOURCE, examples=(_example,))
+_CODES: dict[str, tuple[object, ...]] = dict.fromkeys(("x1_scale_dtype", "x2_scale_dtype"), (None, 44, 293))
+
+
+@Operator(name="npu::npu_add_quant_matmul", source=_SOURCE, covers=_CODES, examples=(_example,))
 def npu_add_quant_matmul(
     input: torch.Tensor,  # noqa: A002 - the schema's name
     x1: torch.Tensor,
@@ -73,7 +76,7 @@ def npu_add_quant_matmul(
     return (input.to(wide) + left.t() @ right * factor).to(input.dtype)
 
 
-@Operator(name="npu::npu_add_quant_matmul_", source=_SOURCE, examples=(_example,))
+@Operator(name="npu::npu_add_quant_matmul_", source=_SOURCE, covers=_CODES, examples=(_example,))
 def npu_add_quant_matmul_(
     input: torch.Tensor,  # noqa: A002 - the schema's name
     x1: torch.Tensor,

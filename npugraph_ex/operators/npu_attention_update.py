@@ -59,6 +59,7 @@ def _ring_example() -> Call:
 @Operator(
     name="npu::npu_ring_attention_update",
     source="op-plugin's test of npu_ring_attention_update; CANN operator documentation, aclnnRingAttentionUpdate",
+    covers={"input_softmax_layout": ("", "SBH", "TND")},
     dtypes=(*HALVES, torch.float32),
     examples=(_ring_example,),
 )

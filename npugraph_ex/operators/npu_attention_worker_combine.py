@@ -49,6 +49,7 @@ def _batch_example() -> Call:
 
 @Operator(
     name=f"npu::{_COMBINE}",
+    covers={"token_dtype": (0, 1)},
     source="op-plugin, opapi/AttentionWorkerCombineOpApi.cpp, and its test",
     examples=(_combine_example,),
 )

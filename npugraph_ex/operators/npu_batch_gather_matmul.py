@@ -53,8 +53,10 @@ def npu_batch_gather_matmul(
     """``input`` [b, h]. x: [b, k]; weight_a: [adapters, layers, rank, k]; weight_b: [adapters, layers, h, rank]; indices: [b]."""
     wide = compute_dtype(input, x, weight_b)
     size = input.shape[1] if y_slice_size == -1 else y_slice_size
-    if size != weight_b.shape[2] or not 0 <= y_offset <= input.shape[1] - size:
-        raise refused(_NAME, "y_slice_size", y_slice_size, f"{weight_b.shape[2]}, the rows of weight_b, within input")
+    if size != weight_b.shape[2]:
+        raise refused(_NAME, "y_slice_size", y_slice_size, f"{weight_b.shape[2]}, the rows of weight_b")
+    if not 0 <= y_offset <= input.shape[1] - size:
+        raise refused(_NAME, "y_offset", y_offset, f"0 to {input.shape[1] - size}, so that the rows lie within input")
     z = x.to(wide).unsqueeze(1)
     if weight_a is not None:
         z = (z @ _with(weight_a, layer_idx, indices, wide).mT).to(input.dtype).to(wide)

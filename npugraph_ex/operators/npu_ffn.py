@@ -50,6 +50,7 @@ def _own(given: torch.Tensor | None, expert: int, experts: int) -> torch.Tensor 
 @Operator(
     name="npu::npu_ffn",
     source="operator documentation of torch_npu.npu_ffn",
+    covers={"inner_precise": (None, 0, 1)},
     dtypes=(torch.float16, torch.bfloat16),
     examples=(
         lambda: call(_halves(3, 8), _halves(8, 4), _halves(4, 6), "gelu", bias1=_halves(4), bias2=_halves(6)),

@@ -61,7 +61,7 @@ def _blocks(given: dict[str, torch.Tensor | None], size: int | None) -> _CacheBl
         return None
     for name in ("block_idx_first_scheduled_token", "initial_state_idx", "num_computed_tokens", "cache_indices"):
         if given[name] is None:
-            raise unsupported("npu_fused_causal_conv1d", name, None, "a tensor, since there are blocks")
+            raise unsupported("npu_fused_causal_conv1d", name, None, "a tensor beside block_idx_last_scheduled_token")
     return _CacheBlocks(
         _listed(given["block_idx_first_scheduled_token"]),
         _listed(given["block_idx_last_scheduled_token"]),
@@ -120,6 +120,7 @@ def _example() -> Call:
 @Operator(
     name="npu::npu_fused_causal_conv1d",
     source=_SOURCE,
+    covers={"residual_connection": (None, 0, 1)},
     dtypes=(torch.float16, torch.bfloat16),
     writes_by_index=True,
     examples=(_example,),
@@ -185,6 +186,7 @@ def npu_fused_causal_conv1d(
 @Operator(
     name="npu::npu_fused_causal_conv1d_v2",
     source=_SOURCE,
+    covers={"residual_connection": (None, 0, 1)},
     dtypes=(torch.float16, torch.bfloat16),
     writes_by_index=True,
     examples=(_example,),

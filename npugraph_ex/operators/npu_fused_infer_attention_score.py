@@ -23,6 +23,12 @@ def _example(heads: str, lengths: str) -> Call:
 @Operator(
     name="npu::npu_fused_infer_attention_score",
     source="operator documentation of torch_npu.npu_fused_infer_attention_score",
+    covers={
+        "inner_precise": range(4),
+        "antiquant_mode": (0, 1),
+        "key_antiquant_mode": range(6),
+        "value_antiquant_mode": range(6),
+    },
     dtypes=HALVES,
     host_arguments=("actual_seq_lengths", "actual_seq_lengths_kv", "actual_shared_prefix_len"),
     workspace="npu::_npu_fused_infer_attention_score_get_max_workspace",
@@ -108,6 +114,12 @@ def npu_fused_infer_attention_score(
 @Operator(
     name="npu::npu_fused_infer_attention_score_v2",
     source="operator documentation of torch_npu.npu_fused_infer_attention_score_v2",
+    covers={
+        "inner_precise": range(4),
+        "query_quant_mode": (0, 3),
+        "key_quant_mode": range(6),
+        "value_quant_mode": range(6),
+    },
     dtypes=HALVES,
     host_arguments=("actual_seq_qlen", "actual_seq_kvlen"),
     workspace="npu::_npu_fused_infer_attention_score_v2_get_max_workspace",

@@ -13,7 +13,15 @@ from npugraph_ex.operators._attention_masks import Masking
 from npugraph_ex.operators._dropout import drawn_seed
 from npugraph_ex.operators._precision import HALVES
 from npugraph_ex.operators._record import Call, Operator, call
-from npugraph_ex.operators._training_attention import NO_LIMIT, AttentionSettings, Random, backward, forward, join_rope
+from npugraph_ex.operators._training_attention import (
+    NO_LIMIT,
+    TRAINING_MODES,
+    AttentionSettings,
+    Random,
+    backward,
+    forward,
+    join_rope,
+)
 
 _Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, int, int]
 
@@ -68,6 +76,7 @@ def _gradient_example() -> Call:
 @Operator(
     name="npu::npu_fusion_attention",
     source="operator documentation of torch_npu.npu_fusion_attention",
+    covers=TRAINING_MODES,
     dtypes=(*HALVES, torch.float32),
     draws_random_numbers=_drops,
     examples=(_example,),
@@ -122,6 +131,7 @@ def npu_fusion_attention(
 @Operator(
     name="npu::npu_fusion_attention_grad",
     source="operator documentation of torch_npu.npu_fusion_attention",
+    covers=TRAINING_MODES,
     dtypes=(*HALVES, torch.float32),
     examples=(_gradient_example,),
 )
@@ -179,6 +189,7 @@ def npu_fusion_attention_grad(
 @Operator(
     name="npu::npu_fusion_attention_v2",
     source="operator documentation of torch_npu.npu_fusion_attention; CANN operator documentation, aclnnFlashAttentionScoreV2",
+    covers=TRAINING_MODES | {"pse_type": (0, 1, 2, 3)},
     dtypes=HALVES,
     draws_random_numbers=_drops,
     examples=(_example,),
@@ -238,6 +249,7 @@ def npu_fusion_attention_v2(
 @Operator(
     name="npu::npu_fusion_attention_grad_v2",
     source="operator documentation of torch_npu.npu_fusion_attention; CANN operator documentation, aclnnFlashAttentionScoreGradV2",
+    covers=TRAINING_MODES | {"pse_type": (0, 1, 2, 3)},
     dtypes=HALVES,
     examples=(_gradient_example,),
 )

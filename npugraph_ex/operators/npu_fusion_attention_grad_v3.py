@@ -7,7 +7,14 @@ import torch
 from npugraph_ex.operators._attention_masks import Masking
 from npugraph_ex.operators._precision import HALVES
 from npugraph_ex.operators._record import Call, Operator, call
-from npugraph_ex.operators._training_attention import NO_LIMIT, AttentionSettings, Random, backward, ends
+from npugraph_ex.operators._training_attention import (
+    NO_LIMIT,
+    TRAINING_MODES,
+    AttentionSettings,
+    Random,
+    backward,
+    ends,
+)
 from npugraph_ex.operators.npu_fusion_attention_v3 import npu_fusion_attention_v3
 
 
@@ -21,6 +28,7 @@ def _example() -> Call:
 @Operator(
     name="npu::npu_fusion_attention_grad_v3",
     source="operator documentation of torch_npu.npu_fusion_attention",
+    covers=TRAINING_MODES,
     dtypes=(*HALVES, torch.float32),
     examples=(_example,),
 )

@@ -10,7 +10,7 @@ from npugraph_ex.operators._attention_masks import Masking
 from npugraph_ex.operators._dropout import drawn_seed
 from npugraph_ex.operators._precision import HALVES
 from npugraph_ex.operators._record import Operator, call
-from npugraph_ex.operators._training_attention import NO_LIMIT, AttentionSettings, Random, ends, forward
+from npugraph_ex.operators._training_attention import NO_LIMIT, TRAINING_MODES, AttentionSettings, Random, ends, forward
 
 
 def _drops(*args: object, **kwargs: Any) -> bool:
@@ -26,6 +26,7 @@ def _drawn(keep_prob: float) -> torch.Tensor:
 @Operator(
     name="npu::npu_fusion_attention_v3",
     source="operator documentation of torch_npu.npu_fusion_attention",
+    covers=TRAINING_MODES,
     dtypes=(*HALVES, torch.float32),
     draws_random_numbers=_drops,
     examples=(lambda: call(*(torch.randn(2, 2, 4, 16).half() for _ in range(3)), 2, "BNSD"),),

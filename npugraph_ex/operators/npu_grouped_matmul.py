@@ -118,7 +118,7 @@ def npu_grouped_matmul(
     if group_type is None:
         raise RefusedArgumentError(f"{_NAME}: Requires manual passing group_type, one of -1, 0 and 2; it is None.")
     if group_type not in {-1, 0, 2}:
-        raise RefusedArgumentError(f"{_NAME}: The group type must be -1, 0 or 2; it is {group_type}.")
+        raise RefusedArgumentError(f"{_NAME}: The group type must be -1, 0 or 2; group_type is {group_type}.")
     target = x[0].dtype if output_dtype is None else dtype_of(output_dtype, _NAME, "output_dtype")
     if act_type not in {None, 0, 1, 2, 3, 4, 5} or target not in _OUTPUTS:
         name, value = ("act_type", act_type) if target in _OUTPUTS else ("output_dtype", target)

@@ -74,7 +74,7 @@ def npu_grouped_matmul_finalize_routing(
     """
     check_scales(_NAME, scale_dtype=scale_dtype, pertoken_scale_dtype=pertoken_scale_dtype)
     codes = (x_dtype, w_dtype)
-    small = are_small_floats(_NAME, x, w, codes)
+    small = are_small_floats(_NAME, x, w, codes, "w_dtype")
     if dtype is not None and dtype_of(dtype, _NAME, "dtype") != torch.float32:
         raise unsupported(_NAME, "dtype", dtype, "float32")
     if not small and (x.dtype != torch.int8 or w.dtype not in {torch.int8, torch.int32}):

@@ -26,7 +26,7 @@ from npugraph_ex.operators._grouped import Factors, multiplied, spans
 from npugraph_ex.operators._microscaling import block_quantisation, quantised
 from npugraph_ex.operators._precision import FLOATS, compute_dtype, largest_of, refused, round_to, unsupported
 from npugraph_ex.operators._record import Operator, call
-from npugraph_ex.operators._scalar_types import dtype_of
+from npugraph_ex.operators._scalar_types import CODES, dtype_of
 
 _NAME = "npu_grouped_matmul_swiglu_quant"
 _V2 = f"{_NAME}_v2"
@@ -116,6 +116,12 @@ def npu_grouped_matmul_swiglu_quant(
 @Operator(
     name="npu::npu_grouped_matmul_swiglu_quant_v2",
     source="operator documentation of torch_npu.npu_grouped_matmul_swiglu_quant_v2",
+    covers={
+        "x_dtype": (None, *CODES),
+        "weight_dtype": (None, *CODES),
+        "x_scale_dtype": (None, *CODES),
+        "weight_scale_dtype": (None, *CODES),
+    },
     examples=(
         lambda: call(
             _small(5, 16), [_small(2, 16, 8)], [torch.rand(2, 8)], torch.rand(5), torch.tensor([2, 3]), group_list_type=1

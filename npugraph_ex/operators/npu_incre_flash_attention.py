@@ -30,6 +30,7 @@ def _quantised_example() -> Call:
 @Operator(
     name="npu::npu_incre_flash_attention",
     source="operator documentation of torch_npu.npu_incre_flash_attention",
+    covers={"inner_precise": (0, 1)},
     dtypes=HALVES,
     host_arguments=("actual_seq_lengths",),
     examples=(_example, _quantised_example),

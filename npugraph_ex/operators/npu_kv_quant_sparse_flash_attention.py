@@ -79,13 +79,15 @@ def npu_kv_quant_sparse_flash_attention(
         "quant_scale_repo_mode": (quant_scale_repo_mode, 1), "tile_size": (tile_size, _TILE),
         "rope_head_dim": (rope_head_dim, _ROPE), "pre_tokens": (pre_tokens, _FOREVER), "next_tokens": (next_tokens, _FOREVER),
         "key_dequant_scale": (key_dequant_scale, None), "value_dequant_scale": (value_dequant_scale, None),
-        "value_dtype": (value_dtype, key_dtype),
     }  # fmt: skip
+    if key_dtype not in {None, _HIFLOAT8} or value_dtype != key_dtype:
+        both = (key_dtype, value_dtype)
+        raise refused(_NAME, "key_dtype and value_dtype", both, f"None or {_HIFLOAT8} (hifloat8), for both")
     for name, (given, wanted) in only.items():
         if given is not wanted and (isinstance(given, torch.Tensor) or given != wanted):
             raise refused(_NAME, name, "a tensor" if isinstance(given, torch.Tensor) else given, str(wanted))
     keys = {torch.uint8} if key_dtype == _HIFLOAT8 else {torch.int8, torch.float8_e4m3fn}
-    if query.dtype not in HALVES or key.dtype not in keys or key_dtype not in {None, _HIFLOAT8}:
+    if query.dtype not in HALVES or key.dtype not in keys:
         raise unsupported(
             _NAME, "query and key", (query.dtype, key.dtype, key_dtype),
             "float16 and bfloat16 queries; int8 and float8_e4m3fn keys, and uint8 with key_dtype hifloat8",

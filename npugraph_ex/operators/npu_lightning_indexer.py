@@ -76,6 +76,7 @@ def _paged_example() -> Call:
 @Operator(
     name="npu::npu_lightning_indexer",
     source="operator documentation of torch_npu.npu_lightning_indexer; op-plugin's test",
+    covers={"pre_tokens": (_FOREVER,), "next_tokens": (_FOREVER,)},
     examples=(_example, _paged_example),
 )
 def npu_lightning_indexer(
@@ -117,6 +118,12 @@ def _quantised_example() -> Call:
 @Operator(
     name="npu::npu_quant_lightning_indexer",
     source="operator documentation of torch_npu.npu_quant_lightning_indexer",
+    covers={
+        "pre_tokens": (_FOREVER,),
+        "next_tokens": (_FOREVER,),
+        "query_dtype": (None, 1),
+        "key_dtype": (None, 1),
+    },
     dtypes=HALVES,
     examples=(_quantised_example,),
 )

@@ -16,6 +16,7 @@ from npugraph_ex.operators._record import Operator, call
 @Operator(
     name="npu::npu_masked_softmax_with_rel_pos_bias",
     source="CANN operator documentation, aclnnMaskedSoftmaxWithRelPosBias; op-plugin",
+    covers={"inner_precision_mode": (0, 1)},
     dtypes=(torch.float16, torch.bfloat16, torch.float32),
     examples=(
         lambda: call(torch.randn(2, 3, 2, 4, 8).half(), torch.randn(3, 4, 8).half(), torch.randn(2, 4, 8).half(), 0.5),

@@ -40,6 +40,7 @@ def _inputs() -> tuple[torch.Tensor, ...]:
 @Operator(
     name="npu::npu_mhc_pre",
     source=_SOURCE,
+    covers={"out_flag": (0, 1)},
     dtypes=(torch.float16, torch.bfloat16),
     examples=(
         lambda: call(*_inputs(), gamma=torch.rand(4, 16), out_flag=1),

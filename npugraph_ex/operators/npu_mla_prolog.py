@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 
 from npugraph_ex.operators._mla_prolog import Norms, Prolog, Scales, Table, Weights, quantised
-from npugraph_ex.operators._precision import unsupported
 from npugraph_ex.operators._record import Call, Operator, call
 
 _SIZES = {"tokens": 3, "hidden": 24, "down": 16, "latent": 32, "heads": 2, "plain": 8, "rope": 16}
@@ -159,9 +158,25 @@ def npu_mla_prolog_v2(
     return _shaped(result.query, token_x, rope_sin.dtype), rope, kv_cache, kr_cache, result.query.new_zeros(1)
 
 
+_COVERED: dict[str, tuple[object, ...]] = {
+    "actual_seq_len": (None,),
+    "k_nope_clip_alpha": (None,),
+    "weight_quant_mode": (0, 1, 2),
+    "kv_cache_quant_mode": (0, 1, 2),
+    "query_quant_mode": (0, 1),
+    "ckvkr_repo_mode": (0,),
+    "quant_scale_repo_mode": (0,),
+    "tile_size": (128,),
+    **dict.fromkeys(
+        ("token_x_dtype", "weight_dq_dtype", "weight_uq_qr_dtype", "weight_dkv_kr_dtype", "kv_cache_dtype"), (None,)
+    ),
+}
+
+
 @Operator(
     name="npu::npu_mla_prolog_v3",
     source="operator documentation of torch_npu.npu_mla_prolog_v3; op-plugin",
+    covers=_COVERED,
     dtypes=(torch.bfloat16,),
     examples=(
         lambda: _third(_example(), query_norm_flag=True, qc_qr_scale=0.5, kc_scale=2.0),
@@ -210,14 +225,6 @@ def npu_mla_prolog_v3(
     kv_cache_dtype: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """``(query, query_rope, scale of query, normed query, its scale)``, one 0 where not wanted; the caches are changed."""
-    for name, mode, known in (
-        ("weight_quant_mode", weight_quant_mode, (0, 1, 2)),
-        ("kv_cache_quant_mode", kv_cache_quant_mode, (0, 1, 2)),
-        ("ckvkr_repo_mode", ckvkr_repo_mode, (0,)),
-        ("quant_scale_repo_mode", quant_scale_repo_mode, (0,)),
-    ):
-        if mode not in known:
-            raise unsupported("npu_mla_prolog_v3", name, mode, ", ".join(map(str, known)))
     prolog = Prolog(
         "npu_mla_prolog_v3",
         Weights(weight_dq, weight_uq_qr, weight_uk, weight_dkv_kr),
@@ -249,6 +256,7 @@ def npu_mla_prolog_v3(
 @Operator(
     name="npu::npu_mla_prolog_v3_functional",
     source="operator documentation of torch_npu.npu_mla_prolog_v3; op-plugin",
+    covers=_COVERED,
     dtypes=(torch.bfloat16,),
     examples=(lambda: _third(_example()),),
 )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from npugraph_ex.operators._precision import compute_dtype, unsupported
+from npugraph_ex.operators._precision import compute_dtype, refused, unsupported
 from npugraph_ex.operators._record import Operator, call
 
 _NAME = "npu_moe_finalize_routing"
@@ -54,7 +54,9 @@ def npu_moe_finalize_routing(
         raise unsupported(_NAME, "drop_pad_mode", mode, "0, 1, 2 and 3")
     rows = expanded_permuted_rows.reshape(-1, expanded_permuted_rows.shape[-1])
     wide = compute_dtype(rows)
-    choices = scales.shape[1] if scales is not None else max(k or 1, 1)
+    choices = scales.shape[1] if scales is not None else (k or 1)
+    if choices < 1 or expanded_src_to_dst_row.shape[0] % choices:
+        raise refused(_NAME, "k", k, f"a divisor of the {expanded_src_to_dst_row.shape[0]} choices")
     tokens = expanded_src_to_dst_row.shape[0] // choices
     places = expanded_src_to_dst_row.long()
     places = places.reshape(tokens, choices) if mode >= 2 else places.reshape(choices, tokens).t()

@@ -27,6 +27,7 @@ _NAME = "npu_moe_init_routing_quant"
 @Operator(
     name="npu::npu_moe_init_routing_quant",
     source="CANN operator documentation, aclnnMoeInitRoutingQuantV2",
+    covers={"drop_pad_mode": (0, 1), "expert_tokens_num_mode": (0, 1, 2)},
     dtypes=(torch.float16, torch.bfloat16, torch.float32),
     examples=(
         lambda: call(

@@ -44,6 +44,7 @@ def _experts() -> torch.Tensor:
 @Operator(
     name="npu::npu_moe_init_routing_v2",
     source="operator documentation of torch_npu.npu_moe_init_routing_v2",
+    covers={"expert_tokens_num_type": (0, 1, 2), "row_idx_type": (0, 1)},
     dtypes=(torch.float16, torch.bfloat16, torch.float32),
     examples=(
         lambda: call(

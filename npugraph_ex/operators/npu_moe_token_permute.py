@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import torch
 
-from npugraph_ex.operators._precision import compute_dtype, unsupported
+from npugraph_ex.operators._precision import compute_dtype, refused, unsupported
 from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators._scalar_types import dtype_of
 
@@ -127,5 +127,9 @@ def npu_moe_token_permute_grad_v2(
 ) -> torch.Tensor:
     """The gradient of ``tokens``, [tokens_size_0, H] of ``tokens_dtype``."""
     _refuse_padding(_GRAD_V2, padded_mode)
+    if tokens_size_0 * num_topK != sorted_indices.numel():
+        raise refused(
+            _GRAD_V2, "tokens_size_0", tokens_size_0, f"{sorted_indices.numel()} choices / num_topK {num_topK}"
+        )
     dtype = dtype_of(tokens_dtype, _GRAD_V2, "tokens_dtype")
     return _gradient(grad_permuted_tokens, sorted_indices, num_topK, dtype)

@@ -15,7 +15,7 @@ import torch
 
 from npugraph_ex.operators._attention import attended, log_sum_exp
 from npugraph_ex.operators._paged_cache import read_sequence
-from npugraph_ex.operators._precision import HALVES, compute_dtype, unsupported
+from npugraph_ex.operators._precision import HALVES, compute_dtype, refused, unsupported
 from npugraph_ex.operators._record import Call, Operator, call
 
 
@@ -33,10 +33,16 @@ def _attend(
     lengths: Sequence[int],
     rows: Sequence[int] | None,
     scale: float,
-    **refused: object,
+    heads: tuple[int, int],
+    **modes: object,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``(output, lse)`` [T, N, D] and [T, N, 1] in the precision of the computation."""
-    for name, value in refused.items():
+    for name, given, found in zip(
+        ("q_headnum", "kv_headnum"), heads, (query[0].shape[1], cache[0].shape[2]), strict=True
+    ):
+        if given != found:
+            raise refused("npu_multi_head_latent_attention", name, given, f"{found}, the heads that the tensors have")
+    for name, value in modes.items():
         if value not in {None, "undefined", "calc_type_undefined", "calc_type_ring", "krope_ctkv"}:
             raise unsupported("npu_multi_head_latent_attention", name, value, "None and its default")
     if cache[0].dtype == torch.int8:
@@ -88,7 +94,8 @@ def npu_multi_head_latent_attention(
     if mask is not None or qk_descale is not None or pv_descale is not None:
         raise unsupported("npu_multi_head_latent_attention", "mask, qk_descale or pv_descale", "a value", "None")
     modes = {"mask_type": mask_type, "calc_type": calc_type, "cache_mode": cache_mode}
-    output, _ = _attend((q_nope, q_rope), (ctkv, k_rope), block_tables, context_lens, qseqlen, qk_scale, **modes)
+    heads = q_headnum, kv_headnum
+    output, _ = _attend((q_nope, q_rope), (ctkv, k_rope), block_tables, context_lens, qseqlen, qk_scale, heads, **modes)
     return output.to(q_rope.dtype)
 
 
@@ -124,5 +131,8 @@ def npu_multi_head_latent_attention_lse(
     if mask is not None or qk_descale is not None or pv_descale is not None:
         raise unsupported("npu_multi_head_latent_attention", "mask, qk_descale or pv_descale", "a value", "None")
     modes = {"mask_type": mask_type, "calc_type": calc_type, "cache_mode": cache_mode}
-    output, lse = _attend((q_nope, q_rope), (ctkv, k_rope), block_tables, context_lens, qseqlen, qk_scale, **modes)
+    heads = q_headnum, kv_headnum
+    output, lse = _attend(
+        (q_nope, q_rope), (ctkv, k_rope), block_tables, context_lens, qseqlen, qk_scale, heads, **modes
+    )
     return output.to(q_rope.dtype), lse.to(q_nope.dtype)

@@ -67,8 +67,18 @@ def _check(query: torch.Tensor, key: torch.Tensor, head_num: int, atten_mask: to
         raise unsupported(_NAME, "atten_mask", "a tensor", "None")
     if query.dim() != 3 or query.shape[1] != head_num or head_num % key.shape[1]:
         raise refused(
-            _NAME, "query", query.shape, f"[T, {head_num}, D], its heads a multiple of the {key.shape[1]} of key"
+            _NAME,
+            "query",
+            query.shape,
+            f"[T, head_num {head_num}, D], its heads a multiple of the {key.shape[1]} of key",
         )
+
+
+def _check_choice(topk_indices: torch.Tensor, block_size: int, block_count: int) -> None:
+    if block_size <= 0 or block_size % 16:
+        raise refused(_NAME, "select_block_size", block_size, "a multiple of 16")
+    if topk_indices.shape[-1] != block_count:
+        raise refused(_NAME, "select_block_count", block_count, f"{topk_indices.shape[-1]}, as topk_indices tells")
 
 
 def _example() -> Call:
@@ -123,8 +133,7 @@ def npu_nsa_select_attention(
     query [T, N, D], key [T', N', D], value [T', N', Dv], topk_indices [T, N', select_block_count]; the sequences' ends.
     """
     _check(query, key, head_num, atten_mask)
-    if topk_indices.shape[-1] != select_block_count:
-        raise refused(_NAME, "the last dimension of topk_indices", topk_indices.shape[-1], f"{select_block_count}")
+    _check_choice(topk_indices, select_block_size, select_block_count)
     dtype = compute_dtype(query)
     output = torch.zeros(*query.shape[:2], value.shape[-1], dtype=dtype)
     largest, total = (torch.zeros(*query.shape[:2], 1, dtype=dtype) for _ in range(2))
@@ -160,8 +169,8 @@ def npu_nsa_select_attention_grad(
     actual_seq_kvlen: Sequence[int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of query, key and value, like them; P comes from the statistics of the forward."""
-    del select_block_count
     _check(query, key, head_num, atten_mask)
+    _check_choice(topk_indices, select_block_size, select_block_count)
     dtype = compute_dtype(query)
     dq, dk, dv = (torch.zeros(operand.shape, dtype=dtype) for operand in (query, key, value))
     along = (grad.to(dtype) * attention_out.to(dtype)).sum(-1, keepdim=True)

@@ -33,6 +33,7 @@ def _example(kind: int) -> Call:
 @Operator(
     name="atb::_npu_paged_attention_quant",
     source="op-plugin, ops/atb/Fa3Atb.cpp and its test; ATB library, PagedAttention",
+    covers={"outdata_type": (1, 27)},
     dtypes=HALVES,
     host_arguments=("context_lens",),
     examples=(lambda: _example(_DEQUANTISED), lambda: _example(_ONLINE)),

@@ -30,7 +30,7 @@ from npugraph_ex.operators._int4 import unpack
 from npugraph_ex.operators._integers import in_groups, matrix_of, offset_of, product, scale_of
 from npugraph_ex.operators._precision import compute_dtype, round_to_int8, unsupported
 from npugraph_ex.operators._record import Operator, call
-from npugraph_ex.operators._scalar_types import dtype_of
+from npugraph_ex.operators._scalar_types import CODES, dtype_of
 
 _NAME = "npu_quant_matmul"
 _OUTPUTS = (torch.int8, torch.int32, torch.float16, torch.bfloat16, torch.float32)
@@ -144,6 +144,7 @@ def _small(*size: int) -> torch.Tensor:
 @Operator(
     name="npu::npu_quant_matmul",
     source="CANN operator documentation, aclnnQuantMatmulV5",
+    covers={"pertoken_scale_dtype": (None, *CODES), "scale_dtype": (None, *CODES)},
     dtypes=(torch.float32, torch.bfloat16),
     before_rounding=before_rounding,
     synonyms={"output_dtype": {1: None}},

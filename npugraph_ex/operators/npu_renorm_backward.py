@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from npugraph_ex.operators._precision import compute_dtype
+from npugraph_ex.operators._precision import compute_dtype, refused
 from npugraph_ex.operators._record import Operator, call
 
 
@@ -38,6 +38,8 @@ def npu_renorm_backward(
     """Like ``input``; complex inputs, too."""
     dtype = input.dtype if input.is_complex() else compute_dtype(grad, input)
     wide, given = grad.to(dtype), input.to(dtype)
+    if not -input.dim() <= dim < input.dim():
+        raise refused("npu_renorm_backward", "dim", dim, f"a dimension of input, which has {input.dim()}")
     others = [other for other in range(input.dim()) if other != dim % input.dim()]
     norm = torch.linalg.vector_norm(given, p, others, keepdim=True)
     along = (given.conj() * wide).real.sum(others, keepdim=True)

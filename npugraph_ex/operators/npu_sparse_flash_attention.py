@@ -38,6 +38,7 @@ def _example() -> Call:
 @Operator(
     name="npu::npu_sparse_flash_attention",
     source="operator documentation of torch_npu.npu_sparse_flash_attention; op-plugin's test",
+    covers={"attention_mode": (0, 2)},
     dtypes=HALVES,
     examples=(_example,),
 )
@@ -77,6 +78,7 @@ def npu_sparse_flash_attention(
         actual_seq_lengths_query,
         actual_seq_lengths_kv,
         block_table,
+        "layout_kv",
     )
     how.check()
     dtype = compute_dtype(query, key)

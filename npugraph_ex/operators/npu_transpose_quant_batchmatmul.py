@@ -105,8 +105,8 @@ def npu_transpose_quant_batchmatmul(
         out = out * x1_scale.to(wide).reshape(-1, 1, 1)
     factor = batch_split_factor or 1
     m, batches, n = out.shape
-    if factor > 1:
-        if batches % factor:
+    if factor != 1:
+        if factor < 1 or batches % factor:
             raise refused(_NAME, "batch_split_factor", factor, f"a divisor of the {batches} batches")
         out = out.reshape(m, factor, batches * n // factor).transpose(0, 1)
     return out.to(wide if wide == torch.float64 else target).contiguous()

@@ -41,6 +41,7 @@ def _small(*size: int) -> torch.Tensor:
 @Operator(
     name="npu::npu_weight_quant_batchmatmul",
     source="operator documentation of torch_npu.npu_weight_quant_batchmatmul",
+    covers={"inner_precise": (0, 1)},
     dtypes=(torch.float16, torch.bfloat16),
     first_factor=0,
     examples=(

@@ -35,7 +35,9 @@ def _constraints(
     k_group_size: int | None = 0,
 ) -> None:
     """The one combination of dtypes that the device takes, and weights whose last two dimensions are transposed."""
-    del weight_offset, bias, k_group_size
+    del weight_offset, bias
+    if k_group_size not in {None, 0, 32}:
+        raise refused(_NAME, "k_group_size", k_group_size, "32, or 0")
     given = {
         "x_dtype": x_dtype,
         "weight_dtype": weight_dtype,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from npugraph_ex.operators._precision import compute_dtype
+from npugraph_ex.operators._precision import compute_dtype, refused
 from npugraph_ex.operators._record import Operator, call
 
 _SOURCE = "op-plugin, opapi/RepeatInterLeaveKernelNpuOpApi.cpp; torch's derivative of repeat_interleave"
@@ -35,6 +35,10 @@ def repeat_interleave_backward_int(
     if dim is None:
         total = wide.reshape(input.numel(), repeats).sum(-1)
     else:
+        if not -input.dim() <= dim < input.dim():
+            raise refused(
+                "repeat_interleave_backward_int", "dim", dim, f"a dimension of input, which has {input.dim()}"
+            )
         behind = dim % input.dim() + 1
         total = wide.reshape(*input.shape[:behind], repeats, *input.shape[behind:]).sum(behind)
     return torch.empty_like(input).copy_(total.reshape(input.shape))

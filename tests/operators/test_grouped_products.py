@@ -110,7 +110,7 @@ def test_quantised_and_anti_quantised_groups() -> None:
     ("message", "fields"),
     [
         ("Requires manual passing group_type", {"group_type": None}),
-        ("The group type must be -1, 0 or 2; it is 1", {"group_type": 1}),
+        ("The group type must be -1, 0 or 2; group_type is 1", {"group_type": 1}),
         ("group_list should be", {"group_list": torch.tensor([3, 2, 5])}),
         ("group_list should be", {"group_list": torch.tensor([1, 2, 7])}),
         ("group_list_type should be", {"group_list_type": 3}),
