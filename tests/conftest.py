@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from interpreter import PYTHON, QUICK
 
 import npu_emulator
 
@@ -28,8 +29,6 @@ os.environ["TORCHINDUCTOR_ERROR_ON_CUSTOM_OP_ALIASING"] = "1"
 # torch_npu loads only beside CANN's libraries. `npu_emulator.activate()` would import torch, and with it settle the
 # very order that a test is about; these lines bring the libraries alone.
 _REFUSAL = pytest.StashKey[str]()
-# Half the time of a short process is the garbage collector's: its passes while torch is imported, and its search at the end.
-_QUICK = "import atexit, gc; gc.set_threshold(50_000, 10, 100); atexit.register(gc.freeze)"
 _LIBRARIES_ONLY = """
 import ctypes, os
 from npu_emulator.build import libraries
@@ -94,9 +93,9 @@ def ask() -> Callable[..., Any]:
 
     def run(code: str, **variables: str) -> Any:
         libraries = _LIBRARIES_ONLY if npu_emulator.is_active() else ""
-        program = f"{_QUICK}\n{libraries}\n{code}\nimport json\nprint('\\n' + json.dumps(answer))"
+        program = f"{QUICK}\n{libraries}\n{code}\nimport json\nprint('\\n' + json.dumps(answer))"
         done = subprocess.run(
-            [sys.executable, "-P", "-c", program],
+            [*PYTHON, "-c", program],
             capture_output=True,
             text=True,
             check=False,
@@ -114,9 +113,9 @@ def command() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run `npugraph-ex` as a person would and return the finished process."""
 
     def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        entry = f"{_QUICK}; import sys; from npugraph_ex_autoload import command_line; sys.exit(command_line())"
+        entry = f"{QUICK}; import sys; from npugraph_ex_autoload import command_line; sys.exit(command_line())"
         return subprocess.run(
-            [sys.executable, "-P", "-c", entry, *arguments],
+            [*PYTHON, "-c", entry, *arguments],
             capture_output=True,
             text=True,
             check=False,

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from interpreter import PYTHON
 
 from npugraph_ex.cli import main
 from npugraph_ex.config import OPTION_TABLE
@@ -178,7 +179,7 @@ def test_env_agrees_with_the_plain_command(tmp_path: Path, fresh_environment: Ca
     plain = subprocess.run([sys.executable, str(script)], env=variables, capture_output=True, check=False, timeout=300)
     entry = "import sys; from npugraph_ex_autoload import command_line; sys.exit(command_line())"
     told = subprocess.run(
-        [sys.executable, "-P", "-c", entry, "env", "--json"],  # -P: as the installed command, not from a checkout
+        [*PYTHON, "-c", entry, "env", "--json"],
         env=variables,
         capture_output=True,
         check=True,

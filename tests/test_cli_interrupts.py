@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from interpreter import PYTHON
 
 import npugraph_ex_autoload
 from npugraph_ex import cli
@@ -30,7 +31,7 @@ class Command:
     def __init__(self, arguments: tuple[str, ...]) -> None:
         self._process = subprocess.Popen(
             # A test run that was started in the background ignores Ctrl-C, and its children would, too.
-            ["/usr/bin/env", "--default-signal=INT", sys.executable, "-P", "-u", "-c", _ENTRY, *arguments],
+            ["/usr/bin/env", "--default-signal=INT", *PYTHON, "-u", "-c", _ENTRY, *arguments],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )  # fmt: skip
         self.said = ""

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from interpreter import PYTHON
 
 import npugraph_ex_autoload
 
@@ -222,14 +222,14 @@ import npugraph_ex_autoload
 npugraph_ex_autoload.install()
 print(sorted(set(sys.modules) - before))
 """
-    done = subprocess.run([sys.executable, "-S", "-P", "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([*PYTHON, "-S", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "['__future__', 'npugraph_ex_autoload']"
 
 
 def test_the_start_up_file_is_installed() -> None:
     """A plain interpreter has the hook loaded before any program runs."""
     code = "import sys; print('npugraph_ex_autoload' in sys.modules)"
-    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([*PYTHON, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True"
 
 
@@ -238,5 +238,5 @@ def test_importing_the_library_does_not_import_torch() -> None:
     code = (
         "import sys, npugraph_ex.config, npugraph_ex.cli; npugraph_ex.CompilerConfig(); print('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([*PYTHON, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -29,7 +29,8 @@ def probe(*, emulate: bool) -> dict[str, object]:
         importlib.import_module("torch_npu")
         count = torch.npu.device_count()
         found["device"] = torch.npu.get_device_name(0) if count else None
-        importlib.import_module("npugraph_ex")
+        # As the statement does it: on Python 3.10 import_module alone leaves torch_npu's lazy module as it is.
+        __import__("npugraph_ex")
         found["import_name"] = sys.modules["npugraph_ex"].__file__
         backend = importlib.import_module("torch._dynamo.backends.registry").lookup_backend("npugraph_ex")
         found["backend_string"] = f"{backend.__module__}.{backend.__qualname__}"

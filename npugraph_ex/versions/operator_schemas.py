@@ -33,6 +33,7 @@ OTHER_METAS = frozenset(
         "npu_add_rms_norm_dynamic_quant",
         "npu_grouped_matmul_swiglu_quant_v2",
         "npu_mhc_pre",
+        "npu_moe_distribute_dispatch_v2",
         "npu_quant_max",
     )
 )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
 import pytest
+from interpreter import PYTHON
 
 from npugraph_ex.versions import stream_methods
 from npugraph_ex_conformance import folders, junit, page, results
@@ -51,7 +51,7 @@ def _run_each(folder: Path, *runs: tuple[str, ...], **variables: str) -> list[tu
 
     What is in ``folder`` after run 0, 1 ... lies in ``after-0``, ``after-1`` ... beside it.
     """
-    command = [sys.executable, "-P", "-c", RUNS, json.dumps(runs), str(folder)]
+    command = [*PYTHON, "-c", RUNS, json.dumps(runs), str(folder)]
     environment = {**os.environ, **variables}
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, env=environment)
     assert done.returncode == 0, done.stderr

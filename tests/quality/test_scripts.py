@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from interpreter import PYTHON
 
 from npugraph_ex import testing
 from npugraph_ex.testing import Case, Input
@@ -74,8 +75,7 @@ def test_there_is_no_script_for_what_did_not_fail() -> None:
 
 def _suite(*options: str) -> subprocess.CompletedProcess[str]:
     command = [
-        sys.executable,
-        "-P",
+        *PYTHON,
         "-m",
         "pytest",
         "-p",

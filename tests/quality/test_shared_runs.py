@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
 import pytest
+from interpreter import PYTHON
 
 from npugraph_ex.versions import stream_methods
 
@@ -24,7 +24,7 @@ SOME = (
 
 
 def _suite(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider", *options]
+    command = [*PYTHON, "-m", "pytest", "-p", "no:cacheprovider", *options]
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
 
 

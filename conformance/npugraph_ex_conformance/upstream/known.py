@@ -12,11 +12,6 @@ from typing import NamedTuple
 from npugraph_ex.errors import UsageError
 from npugraph_ex_conformance.upstream.outcome import UpstreamOutcome
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 OURS = Path(__file__).with_name("known_differences.toml")
 
 
@@ -52,6 +47,10 @@ def load(file: Path, project: str) -> Mapping[str, KnownDifference]:
     Raises:
         UsageError: the file cannot be read, or an entry is of no kind or not a line of text.
     """
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib  # the extra `conformance` brings it; other commands work without
     try:
         tables = tomllib.loads(file.read_text(encoding="utf-8")).get(project, {})
     except (OSError, tomllib.TOMLDecodeError) as error:
