@@ -13,6 +13,7 @@ with no value. A row that sees nothing gives 0, with the maximum -inf and the to
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -46,6 +47,7 @@ def attention_weights(
     added: torch.Tensor | None = None,
     excluded: torch.Tensor | None = None,
     sink: torch.Tensor | None = None,
+    rounded: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> Attended:
     """``exp(scores - maximum) / total`` [..., N, Q, S] as the output; arguments as for ``attended``."""
     heads = query.shape[-3]
@@ -63,6 +65,7 @@ def attention_weights(
     total = weights.sum(-1, keepdim=True)
     if sink is not None:
         total = total + torch.exp(sink - maximum)
+    weights = weights if rounded is None else rounded(weights)
     return Attended(torch.where(total == 0, 0.0, weights / total), maximum, total)  # NaN stays NaN
 
 
@@ -75,12 +78,15 @@ def attended(
     added: torch.Tensor | None = None,
     excluded: torch.Tensor | None = None,
     sink: torch.Tensor | None = None,
+    rounded: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> Attended:
     """Query [..., N, Q, D], key [..., Nkv, S, D], value [..., Nkv, S, Dv]; ``added``, ``excluded`` broadcast to [..., N, Q, S].
 
-    ``sink``: [N].
+    ``sink``: [N]. ``rounded`` is applied to ``exp(scores - maximum)`` after their sum, before the second product.
     """
-    weights, maximum, total = attention_weights(query, key, scale, added=added, excluded=excluded, sink=sink)
+    weights, maximum, total = attention_weights(
+        query, key, scale, added=added, excluded=excluded, sink=sink, rounded=rounded
+    )
     return Attended(weights @ shared_heads(value, query.shape[-3]), maximum, total)
 
 

@@ -15,8 +15,7 @@ prefix stand before those of each K_b and V_b.
 Covered: layouts BSH, BSND, BNSD, NSD, TND and NTD (packed rows, lengths as running totals, without ``pse_shift`` and without a mask
 of its own in sparse modes 0 and 1), and mixed ones such as BNSD_BSND, whose second part is the layout of the output; bool, int8
 and uint8 masks; sparse modes 0 to 4, and 9, a tree of drafted tokens; paged caches through ``block_table``; int8 and int4
-operands and rotary parts as ``_infer_operands`` says; int8 outputs; sinks. Not covered, and refused by name: int8 queries with
-scales of a whole tensor (``dequant_scale1`` and its like), because no document says where the shares are rounded.
+operands and rotary parts as ``_infer_operands`` says, and all in int8 as ``_quantised_cache`` says; outputs in 8 bits; sinks.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ def attend(
     output, lse = how(operands, heads, scale, band, lengths, pse, block_table, extras)
     if extras.quantiser.scale is None:
         floating = given[0] if given[0].is_floating_point() else extras.ropes[0]
-        output = output.to(torch.float16 if floating is None else floating.dtype)
+        output = output.to(extras.floating or (torch.float16 if floating is None else floating.dtype))
     return output, lse
 
 
@@ -108,6 +107,7 @@ def _attend_padded(
     q = by_head(operands[0], heads.layout, heads.query).to(dtype)
     if extras.query_scale is not None:
         q = q * _scale_by_head(extras.query_scale, heads.layout).to(dtype)
+    q = q * extras.products.of_scores(dtype)
     keys, values = (
         dequantise(heads.operator, cached(operand, heads, block_table).to(dtype), block_table)
         for operand, dequantise in zip(operands[1:], extras.dequantisers, strict=True)
@@ -132,6 +132,7 @@ def _attend_padded(
             added=None if pse is None else pse[b if pse.shape[0] > 1 else 0, :, : size[0], : size[1]],
             excluded=_excluded(name, band, b, *size, q.shape[2]),
             sink=extras.sink,
+            rounded=extras.products.rounded if extras.products.there else None,
         )
         output[b, :, rows] = result.output
         lse[b, :, rows] = log_sum_exp(result, unseen=torch.inf)

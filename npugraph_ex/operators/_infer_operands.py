@@ -18,8 +18,8 @@ import torch
 
 from npugraph_ex.operators._int4 import unpack
 from npugraph_ex.operators._packed_attention import with_rope
-from npugraph_ex.operators._precision import refused, unsupported
-from npugraph_ex.operators._quantised_cache import Dequantiser, OutputQuantiser
+from npugraph_ex.operators._precision import HALVES, refused, unsupported
+from npugraph_ex.operators._quantised_cache import Dequantiser, Int8Products, OutputQuantiser
 
 __all__ = ["Extras", "Heads", "Lengths", "Prefix", "by_head", "cached", "checked_heads", "operands_of", "stored"]
 
@@ -67,6 +67,8 @@ class Extras(NamedTuple):
         ropes: rotary parts of query and key.
         query_scale: of an int8 query, laid out as the query without its last dimension.
         prefix: what all sequences begin with.
+        products: the numbers of attention wholly in int8.
+        floating: the dtype of a result of an int8 query; None: that of its rotary part, else float16.
         padding: how many rows of query and of keys stand behind those that count; None: the rest.
     """
 
@@ -77,6 +79,8 @@ class Extras(NamedTuple):
     query_scale: torch.Tensor | None = None
     prefix: Prefix = Prefix()
     padding: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
+    products: Int8Products = Int8Products()
+    floating: torch.dtype | None = None
 
 
 def checked_heads(operator: str, layout: str, heads: int, cache_heads: int, **only_none: object) -> Heads:
@@ -124,8 +128,18 @@ def _refuse_dtypes(operator: str, given: Sequence[torch.Tensor], extras: Extras)
     """Raise for operands whose elements would be taken for other ones."""
     query, key, value = given
     codes = not query.is_floating_point()
-    if codes != (extras.query_scale is not None) or (codes and query.dtype != torch.int8):
-        raise unsupported(operator, "query", query.dtype, "floating-point tensors, and int8 with dequant_scale_query")
+    scaled = extras.query_scale is not None or extras.products.there
+    if codes != scaled or query.dtype not in {torch.int8, *HALVES, torch.float32, torch.float64}:
+        raise unsupported(
+            operator, "query", query.dtype,
+            "float16, bfloat16 and float32; int8 with dequant_scale_query, or with the three scales of whole tensors",
+        )  # fmt: skip
+    if extras.products.there:
+        if any(operand.dtype != torch.int8 for operand in given) or extras.ropes != (None, None):
+            raise refused(
+                operator, "query, key and value", "others", "int8 without rotary parts, as they are wholly in int8"
+            )
+        return
     for name, operand, each in zip(("key", "value"), (key, value), extras.dequantisers, strict=True):
         known = each.scale is not None and operand.dtype in {torch.int8, torch.int32}
         if (not operand.is_floating_point() and not known) or (codes and operand.dtype != torch.int8):

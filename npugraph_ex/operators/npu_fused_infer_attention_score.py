@@ -7,11 +7,13 @@ from collections.abc import Sequence
 import torch
 
 from npugraph_ex.operators._infer_attention import Band, Extras, Lengths, Prefix, attend, checked_heads
-from npugraph_ex.operators._precision import HALVES
-from npugraph_ex.operators._quantised_cache import Dequantiser, OutputQuantiser, of_both
+from npugraph_ex.operators._precision import HALVES, unsupported
+from npugraph_ex.operators._quantised_cache import Dequantiser, Int8Products, OutputQuantiser, of_both
 from npugraph_ex.operators._record import Call, Operator, call
+from npugraph_ex.operators._scalar_types import dtype_of
 
 _NO_LIMIT = 2147483647
+_STORED = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def _example(heads: str, lengths: str) -> Call:
@@ -87,9 +89,6 @@ def npu_fused_infer_attention_score(
         input_layout,
         num_heads,
         num_key_value_heads,
-        dequant_scale1=dequant_scale1,
-        quant_scale1=quant_scale1,
-        dequant_scale2=dequant_scale2,
         key_rope_antiquant_scale=key_rope_antiquant_scale,
     )
     band = Band(atten_mask, sparse_mode, pre_tokens, next_tokens)
@@ -106,7 +105,9 @@ def npu_fused_infer_attention_score(
         ropes=(query_rope, key_rope),
         prefix=Prefix(key_shared_prefix, value_shared_prefix, _only(actual_shared_prefix_len)),
         padding=(query_padding_size, kv_padding_size),
+        products=Int8Products(dequant_scale1, quant_scale1, dequant_scale2),
     )
+    extras.products.check(heads.operator, ("dequant_scale1", "quant_scale1", "dequant_scale2"))
     output, lse = attend((query, key, value), heads, scale, band, lengths, pse_shift, block_table, extras)
     return output, _given(lse, wanted=softmax_lse_flag)
 
@@ -192,8 +193,8 @@ def npu_fused_infer_attention_score_v2(
         dequant_scale_key_dtype=dequant_scale_key_dtype,
         dequant_scale_value_dtype=dequant_scale_value_dtype,
         dequant_scale_key_rope_dtype=dequant_scale_key_rope_dtype,
-        out_dtype=out_dtype,
     )
+    stored, floating = _outputs(out_dtype, quantised=quant_scale_out is not None, codes=query.dtype == torch.int8)
     band = Band(atten_mask, sparse_mode, pre_tokens, next_tokens)
     lengths = Lengths(actual_seq_qlen, actual_seq_kvlen)
     dequantisers = (
@@ -202,13 +203,26 @@ def npu_fused_infer_attention_score_v2(
     )
     extras = Extras(
         dequantisers,
-        OutputQuantiser(quant_scale_out, quant_offset_out),
+        OutputQuantiser(quant_scale_out, quant_offset_out, stored),
         learnable_sink,
         ropes=(query_rope, key_rope),
         query_scale=dequant_scale_query,
+        floating=floating,
     )
     output, lse = attend((query, key, value), heads, softmax_scale, band, lengths, pse_shift, block_table, extras)
     return output, _given(lse, wanted=return_softmax_lse)
+
+
+def _outputs(code: int | None, *, quantised: bool, codes: bool) -> tuple[torch.dtype, torch.dtype | None]:
+    """``(dtype of a quantised result, dtype of another one)`` that ``out_dtype`` names; None: that of the operands."""
+    if code is None:
+        return torch.int8, None
+    name = "npu_fused_infer_attention_score_v2"
+    dtype = dtype_of(code, name, "out_dtype")
+    if dtype not in (_STORED if quantised else HALVES if codes else ()):
+        known = "int8, float8_e4m3fn and float8_e5m2 with quant_scale_out; float16 and bfloat16 of an int8 query"
+        raise unsupported(name, "out_dtype", dtype, known)
+    return (dtype, None) if quantised else (torch.int8, dtype)
 
 
 def _only(lengths: Sequence[int] | None) -> int | None:

@@ -8,7 +8,7 @@ import torch
 
 from npugraph_ex.operators._infer_attention import Band, Extras, Lengths, attend, checked_heads
 from npugraph_ex.operators._precision import HALVES
-from npugraph_ex.operators._quantised_cache import OutputQuantiser, of_both
+from npugraph_ex.operators._quantised_cache import Int8Products, OutputQuantiser, of_both
 from npugraph_ex.operators._record import Call, Operator, call
 
 _NO_LIMIT = 2147483647
@@ -67,15 +67,15 @@ def npu_incre_flash_attention(
         num_heads,
         num_key_value_heads,
         padding_mask=padding_mask,
-        dequant_scale1=dequant_scale1,
-        quant_scale1=quant_scale1,
-        dequant_scale2=dequant_scale2,
     )
+    products = Int8Products(dequant_scale1, quant_scale1, dequant_scale2)
+    products.check(heads.operator, ("dequant_scale1", "quant_scale1", "dequant_scale2"))
     band = Band(atten_mask, 1, _NO_LIMIT, _NO_LIMIT)
     extras = Extras(
         of_both(antiquant_scale, antiquant_offset, 0),
         OutputQuantiser(quant_scale2, quant_offset2),
         padding=(None, kv_padding_size),
+        products=products,
     )
     lengths = Lengths(None, actual_seq_lengths)
     output, _ = attend((query, key, value), heads, scale_value, band, lengths, pse_shift, block_table, extras)

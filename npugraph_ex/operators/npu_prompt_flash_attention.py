@@ -6,7 +6,7 @@ import torch
 
 from npugraph_ex.operators._infer_attention import Band, Extras, Lengths, attend, checked_heads
 from npugraph_ex.operators._precision import HALVES
-from npugraph_ex.operators._quantised_cache import OutputQuantiser
+from npugraph_ex.operators._quantised_cache import Int8Products, OutputQuantiser
 from npugraph_ex.operators._record import Operator, call
 
 _NO_LIMIT = 2147483647
@@ -53,11 +53,10 @@ def npu_prompt_flash_attention(
         num_heads,
         num_key_value_heads,
         padding_mask=padding_mask,
-        deq_scale1=deq_scale1,
-        quant_scale1=quant_scale1,
-        deq_scale2=deq_scale2,
     )
     band = Band(atten_mask, sparse_mode, pre_tokens, next_tokens)
-    extras = Extras(quantiser=OutputQuantiser(quant_scale2, quant_offset2))
+    products = Int8Products(deq_scale1, quant_scale1, deq_scale2)
+    products.check(heads.operator, ("deq_scale1", "quant_scale1", "deq_scale2"))
+    extras = Extras(quantiser=OutputQuantiser(quant_scale2, quant_offset2), products=products)
     lengths = Lengths(actual_seq_lengths, actual_seq_lengths_kv)
     return attend((query, key, value), heads, scale_value, band, lengths, pse_shift, extras=extras)[0]

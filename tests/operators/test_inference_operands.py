@@ -185,3 +185,70 @@ def test_layout_nsd_is_one_sequence() -> None:
     torch.testing.assert_close(found[0], expected[0][0])
     torch.testing.assert_close(found[1], expected[1])
     assert_same_metadata(ATTENTION[0], query, key, key, input_layout="NSD", **kwargs)
+
+
+OF_INT8 = {
+    "npu_fused_infer_attention_score": (("dequant_scale1", "quant_scale1", "dequant_scale2"), "scale"),
+    "npu_incre_flash_attention": (("dequant_scale1", "quant_scale1", "dequant_scale2"), "scale_value"),
+    "npu_prompt_flash_attention": (("deq_scale1", "quant_scale1", "deq_scale2"), "scale_value"),
+}
+
+
+def _first(result: Any) -> torch.Tensor:
+    return result[0] if isinstance(result, tuple) else result
+
+
+@pytest.mark.parametrize("operator", OF_INT8)
+def test_attention_wholly_in_int8(operator: str) -> None:
+    """Exponentials are rounded before they are divided by their sum; scales of float32, and packed in 64 bits."""
+    formula, (names, scale) = OPERATORS[f"npu::{operator}"].formula, OF_INT8[operator]
+    query, key, value = _codes(2, 3, 1, 16), _codes(2, 3, 9, 16), _codes(2, 3, 9, 16)
+    numbers = [torch.tensor([0.0004]), torch.tensor([100.0]), torch.tensor([0.02])]
+    given = dict(zip(names, numbers, strict=True))
+    how: dict[str, Any] = {"num_heads": 3, "input_layout": "BNSD", scale: 0.25}
+    found = _first(formula(query, key, value, **given, **how))
+    scores = query.float() @ key.float().mT * 0.0004 * 0.25
+    exponentials = torch.exp(scores - scores.amax(-1, keepdim=True))
+    sums = exponentials.sum(-1, keepdim=True)
+    expected = (exponentials * 100).round() @ value.float() * 0.02 / sums
+    assert (exponentials * 100 / sums).round().ne((exponentials * 100).round() / sums).any()
+    torch.testing.assert_close(found, expected.half())
+    stored = _first(formula(query, key, value, **given, quant_scale2=torch.tensor([2.0]), **how))
+    torch.testing.assert_close(stored, (expected * 2).round().clamp(-128, 127).to(torch.int8), atol=1, rtol=0)
+    packed = {name: number.view(torch.int32).long() for name, number in given.items() if name != "quant_scale1"}
+    assert torch.equal(_first(formula(query, key, value, **given | packed, **how)), found)
+    with pytest.raises(RefusedArgumentError, match=names[2]):
+        formula(query, key, value, **{names[0]: numbers[0], names[1]: numbers[1]}, **how)
+    with pytest.raises(RefusedArgumentError, match="one number for the whole tensor"):
+        formula(query, key, value, **given | {names[0]: torch.ones(2)}, **how)
+    with pytest.raises(RefusedArgumentError, match="wholly in int8"):
+        formula(query, key.float(), value, **given, **how)
+
+
+def test_equal_keys_keep_their_weight_in_int8() -> None:
+    """As op-plugin's test has it: of 2,048 equal keys each keeps a share, where shares rounded after the division are all 0."""
+    ones = {name: torch.ones(1) for name in OF_INT8["npu_fused_infer_attention_score"][0]}
+    operand = torch.ones(1, 1, 2048, 8, dtype=torch.int8)
+    output, _ = FIRST(operand[:, :, :2], operand, operand, input_layout="BNSD", quant_scale2=torch.ones(1), **ones)
+    assert output.eq(1).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16])
+def test_out_dtype_names_the_dtype_of_the_result(dtype: torch.dtype) -> None:
+    """8 bits with a scale of the result, else a floating dtype of an int8 query; the meta function says the same."""
+    query, key = torch.randn(1, 2, 16).half(), torch.randn(1, 4, 16).half()
+    plain, _ = SECOND(query, key, key)
+    if dtype == torch.bfloat16:
+        scales = {name: torch.tensor([0.02]) for name in ("dequant_scale_key", "dequant_scale_value")}
+        scales |= {"dequant_scale_query": torch.rand(1, 2, 1), "out_dtype": dtype}
+        operands = (_codes(1, 2, 16), _codes(1, 4, 16), _codes(1, 4, 16))
+        expected = SECOND(*operands, **scales | {"out_dtype": None})[0].bfloat16()
+    else:
+        scales, operands = {"quant_scale_out": torch.tensor([9.0]), "out_dtype": dtype}, (query, key, key)
+        expected = (plain.float() * 9).to(dtype) if dtype.is_floating_point else (plain.float() * 9).round().to(dtype)
+    found, _ = SECOND(*operands, **scales)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.float(), expected.float(), rtol=0.25, atol=1.0)
+    assert_same_metadata(ATTENTION[1], *operands, **scales)
+    with pytest.raises(UnsupportedArgumentError, match="out_dtype"):
+        SECOND(query, key, key, out_dtype=torch.float8_e5m2)

@@ -243,8 +243,8 @@ def test_attention_refuses_what_it_does_not_cover() -> None:
     q = torch.ones(1, 1, 2, 4)
     with pytest.raises(UnsupportedArgumentError, match="input_layout='SND'"):
         attention(0, q, q, q, input_layout="SND")
-    with pytest.raises(UnsupportedArgumentError, match="dequant_scale1"):
-        attention(0, q, q, q, input_layout="BNSD", dequant_scale1=q)
+    with pytest.raises(UnsupportedArgumentError, match=r"query=torch\.float8_e4m3fn"):
+        attention(0, *(3 * [q.to(torch.float8_e4m3fn)]), input_layout="BNSD")
     with pytest.raises(ValueError, match="length 0 is 3"):
         attention(0, q, q, q, input_layout="BNSD", actual_seq_lengths_kv=[3])
 

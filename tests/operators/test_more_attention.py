@@ -117,7 +117,7 @@ def test_prompts_and_single_rows_are_attention() -> None:
         "incre_flash_attention", query[:, :, :1], *pages, **how, **rest, block_table=torch.tensor([[0, 1, 2]])
     )
     torch.testing.assert_close(output, single)
-    with pytest.raises(UnsupportedArgumentError, match="dequant_scale1"):
+    with pytest.raises(ValueError, match="quant_scale1 should be a tensor beside the others"):
         formula("incre_flash_attention", query, key, value, dequant_scale1=key)
 
 
