@@ -22,7 +22,6 @@ from npu_emulator.errors import EmulatorError
 from npu_emulator.frames import python_line, user_frames, user_line, user_stack
 from npu_emulator.host_state import HostState, without_autocast
 from npu_emulator.interrupts import Interrupts
-from npu_emulator.kernels.formats import refuse_fractal_view
 from npu_emulator.memory.bounds import INVALID_ADDRESS, first_outside
 from npu_emulator.operator_records import OperatorRecords
 from npu_emulator.random_seeds import Draws
@@ -138,8 +137,6 @@ class Launcher:
         address = tensor.data_ptr()
         if address == 0:
             return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
-        if tensor.dim() >= 4:
-            refuse_fractal_view(tensor)
         dtype = tensor.dtype
         device = tensor.device.index
         flat = self._flat.get((device, dtype))

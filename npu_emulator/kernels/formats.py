@@ -3,27 +3,32 @@
 On hardware `npu_format_cast(x, 29)` stores x in fractal order (FRACTAL_NZ) for the cube unit. Here the result has that format's
 name and storage, with its padding, so that `get_npu_format`, the sizes of storages and the allocator's figures are those of the
 device. Its elements lie in plain order: every kernel reads and writes them by the tensor's strides, so a program sees the same
-values, shapes and strides as on hardware. Only a view in the fractal's own sizes would show other elements than there; a kernel
-that is to read one is refused. torch_npu's own rules decide which format a cast gives, and when it is refused.
+values, shapes and strides as on hardware. Only a view that splits, joins or cuts what was cast would show an operator of npu or
+atb other elements than there, and such a call is refused. torch_npu's own rules decide which format a cast gives, and when it is
+refused.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from npu_emulator.kernels.arguments import is_npu
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["NATIVE_CASTS", "format_kernels", "is_private", "refuse_fractal_view", "restore_formats"]
+__all__ = ["NATIVE_CASTS", "format_kernels", "is_private", "refuse_reinterpreted", "restore_formats"]
 
 NATIVE_CASTS = frozenset({"npu::npu_format_cast", "npu::npu_format_cast.Tensor"})
 """torch_npu's own: they choose a format and call `_npu_format_cast`."""
 _FRACTAL_NZ = 29
-_FRACTAL_ROWS = 16
+_BLOCK = 16
+_used: list[int] = []
+"""The private formats to which this process has cast."""
 _NAMED = "npu_format_/"
 """How torch_npu notes a format's name in the metadata of a saved tensor."""
 _PRIVATE = frozenset({3, 4, 29, 32, 33, 50, 51, 52, 53, 54})
@@ -58,6 +63,8 @@ class _Cast:
             keys = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)  # noqa: SLF001 - no public way to one kernel of an operator
             return self._torch_npus_own.call_boxed(keys, source, acl_format, *given, **also)  # type: ignore[no-any-return]
         cast = _in_new_memory(source, acl_format)
+        if acl_format in _PRIVATE and acl_format not in _used:
+            _used.append(acl_format)
         if self._in_place:
             return source.set_(cast.untyped_storage(), cast.storage_offset(), cast.size(), cast.stride())
         return cast
@@ -68,28 +75,51 @@ def is_private(tensor: torch.Tensor) -> bool:
     return is_npu(tensor) and _format_of(tensor) in _PRIVATE
 
 
-def refuse_fractal_view(tensor: torch.Tensor) -> None:
-    """Raise if a device tensor is a view of memory in format FRACTAL_NZ in that format's own sizes.
-
-    The memory of [..., K, N] would be [..., N / C, K / 16, 16, C] there, with 32 bytes in C elements; plain order, if N is C.
+def refuse_reinterpreted(operator: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise if one of the tensors of a call shows other elements than it would on hardware.
 
     Raises:
-        RuntimeError: it is one.
+        RuntimeError: one does.
     """
-    if tensor.size(-2) != _FRACTAL_ROWS or tensor.size(-4) == 1 or not tensor.is_contiguous():
-        return
-    if _format_of(tensor) != _FRACTAL_NZ:
-        return
+    if _FRACTAL_NZ in _used:
+        for leaf in tree_leaves((args, kwargs)):
+            if is_npu(leaf) and leaf.numel() and _format_of(leaf) == _FRACTAL_NZ:
+                _refuse_view(operator, leaf)
+
+
+def _refuse_view(operator: str, tensor: torch.Tensor) -> None:
+    """Raise if a device tensor is a view of memory in FRACTAL_NZ that splits, joins or cuts the last two dimensions that were cast.
+
+    An operator of npu or atb reads the memory as it lies, and [..., K, N] lies as [..., N / C, K / 16, 16, C] there, with 32 bytes
+    in C elements. Whole matrices, transposed ones, those of some batches and other dtypes of the same width show the same elements
+    in both orders. ATen's operators bring such a view to plain order first (`format_contiguous` in torch_npu).
+    """
     noted = torch._utils.get_tensor_metadata(tensor)  # noqa: SLF001 - the one way to torch_npu's note of the sizes before the cast
-    text = next(key for key in noted if key.startswith("base_sizes_"))
-    *outer, k, n = map(int, text.split("/")[1:-1])
-    width = tensor.size(-1)
-    if tensor.size() == (*outer, -(-n // width), -(-k // _FRACTAL_ROWS), _FRACTAL_ROWS, width):
-        raise RuntimeError(
-            f"the emulated device keeps {(*outer, k, n)} in plain order in format FRACTAL_NZ, too, so its view as "
-            f"{tuple(tensor.size())} would show other elements than on hardware. Give the operator the tensor without that view, "
-            f"or make the layout with x.unflatten(-1, (-1, {width})).unflatten(-3, (-1, 16)).movedim(-2, -4).contiguous()"
-        )
+    base = [*map(int, next(key for key in noted if key.startswith("base_sizes_")).split("/")[1:-1])]
+    *outer, k, n = base
+    held = math.prod(outer) * _whole(k) * _whole(n)
+    row = n * (tensor.untyped_storage().nbytes() // held)
+    size, matrix = tensor.element_size(), k * row
+    wanted = {step: count for step, count in ((size, row // size), (row, k)) if count > 1}
+    whole = True
+    for extent, stride in zip(tensor.size(), tensor.stride(), strict=True):
+        if extent > 1 and stride:
+            whole &= wanted.pop(stride * size, None) == extent or stride * size % matrix == 0
+    start = tensor.storage_offset() * size
+    padded = held != math.prod(base)
+    if whole and not wanted and start % matrix == 0 and not (padded and start):
+        return
+    raise RuntimeError(
+        f"{operator} would read {tuple(base)}, which lies in memory in format FRACTAL_NZ, through a view of shape "
+        f"{tuple(tensor.size())} and strides {tensor.stride()}. The emulated device keeps that memory in plain order, so the view "
+        "would show other elements than on hardware. Give the operator the whole matrices, or cast them back first: "
+        "torch_npu.npu_format_cast(x, 2)"
+    )
+
+
+def _whole(size: int) -> int:
+    """A size of a matrix in whole blocks."""
+    return -(-size // _BLOCK) * _BLOCK
 
 
 def restore_formats() -> None:

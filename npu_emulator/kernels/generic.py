@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from npu_emulator.errors import DimensionError
 from npu_emulator.kernels.arguments import Bound, bind
+from npu_emulator.kernels.formats import refuse_reinterpreted
 from npu_emulator.kernels.metadata import Given, Like, Likes, MetadataCache, on_meta
 from npu_emulator.kernels.recovery import refuse_unsafe
 from npu_emulator.kernels.refusals import refusing
@@ -126,6 +127,7 @@ class Kernel:
         self.name = str(op)
         self.compute = widened(op) if compute is None else refusing(op, compute)
         self._brought = compute is not None
+        self._of_vendor = op.namespace in {"npu", "atb"}
         self._constraints: Callable[..., None] | None = getattr(compute, CONSTRAINTS, None)
         self._work: Callable[..., tuple[float, float]] | None = getattr(compute, WORK, None)
         self._launcher = launcher
@@ -155,10 +157,7 @@ class Kernel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Launch the operator and return its (not yet computed) outputs."""
-        if self._launcher.checks_marks():
-            refuse_unsafe(args, kwargs)
-        if self._constraints is not None:
-            self._constraints(*args, **kwargs)
+        self.refuse(args, kwargs)
         if self._not_numbers:
             args = _without_numbers(args, self._not_numbers)
         if self._written and self._returns_written:
@@ -177,6 +176,15 @@ class Kernel:
                 raise
             return self._run_on_host(bound, args, kwargs)
         return self._launch_pure(bound, args, kwargs, likes)
+
+    def refuse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise for what a device refuses before the launch."""
+        if self._launcher.checks_marks():
+            refuse_unsafe(args, kwargs)
+        if self._of_vendor:
+            refuse_reinterpreted(self.name, args, kwargs)
+        if self._constraints is not None:
+            self._constraints(*args, **kwargs)
 
     def _bind(self, bound: Bound, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:  # noqa: ARG002 - for subclasses
         """Return the function that computes this launch."""

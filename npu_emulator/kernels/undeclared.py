@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_leaves
 from npu_emulator.kernels.arguments import bind
 from npu_emulator.kernels.generic import Kernel, argument_of
 from npu_emulator.kernels.metadata import Given, Likes
-from npu_emulator.kernels.recovery import refuse_unsafe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,8 +37,7 @@ class UndeclaredWriter(Kernel):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Launch the operator; return new tensors, and written arguments that are results."""
-        if self._launcher.checks_marks():
-            refuse_unsafe(args, kwargs)
+        self.refuse(args, kwargs)
         bound = bind(args, kwargs, self._launcher.view)
         each: Any = self._metadata.outputs(bound.key, args, kwargs) if self._returns else ()
         single = each.single if type(each) is Likes else type(each) is Given

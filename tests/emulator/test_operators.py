@@ -283,21 +283,40 @@ def test_format_casts_change_no_value() -> None:
         torch_npu.npu.config.allow_internal_format = False
 
 
-def test_a_view_in_the_fractals_own_sizes_is_refused() -> None:
-    """[N / 32, K / 16, 16, 32] of memory that was cast would be read in another order than on hardware; a made layout is taken."""
+def test_what_an_operator_would_read_in_the_fractals_order_is_refused() -> None:
+    """An operator of npu takes whole matrices in FRACTAL_NZ, no view that splits, joins or cuts them; ATen's take any."""
     import torch_npu
 
     torch_npu.npu.config.allow_internal_format = True
     try:
         cast = torch_npu.npu_format_cast(torch.randint(-9, 9, (2, 32, 64), dtype=torch.int8).npu(), 29)
-        with pytest.raises(RuntimeError, match=r"\(2, 32, 64\) in plain order .*\(2, 2, 2, 16, 32\)"):
-            cast.view(2, 2, 2, 16, 32) + 1
+        padded = torch_npu.npu_format_cast(torch.randn(3, 20, 8).half().npu(), 29)
+        plain = cast.cpu()
+        one = plain[1]
+        views = {
+            "fractal": cast.view(2, 2, 2, 16, 32),
+            "flat": cast.view(-1),
+            "halves": cast.view(4, 16, 64),
+            "wide": cast.view(2, 16, 128),
+            "rows": cast[:, 16:],
+            "columns": cast[..., :32],
+            "every other": cast[:, ::2],
+            "padded": padded[1:],
+        }
+        for name, view in views.items():
+            assert torch.equal((view + 1).cpu(), view.cpu() + 1), name  # as torch_npu does: plain order first
+            with pytest.raises(RuntimeError, match=r"FRACTAL_NZ, through a view of shape"):
+                torch_npu.npu_dtype_cast(view, torch.float32)
+        for whole, expected in (
+            (cast, plain), (cast.mT, plain.mT), (cast[1], one), (cast[1:].squeeze(0).t(), one.t()),
+            (cast.unsqueeze(1), plain.unsqueeze(1)), (cast.view(torch.int32), plain.view(torch.int32)),
+            (padded, padded.cpu()), (padded[:1], padded.cpu()[:1]),
+        ):  # fmt: skip
+            assert torch.equal(torch_npu.npu_dtype_cast(whole, torch.float32).cpu(), expected.float())
         laid_out = cast.unflatten(-1, (-1, 32)).unflatten(-3, (-1, 16)).movedim(-2, -4).contiguous()
-        assert torch.equal(laid_out[1, 1, 0, 3].cpu(), cast[1, 3, 32:].cpu())
-        own = torch_npu.npu_format_cast(laid_out, 29)  # sizes of its own, which were no view
-        assert torch.equal((own + 1).cpu(), laid_out.cpu() + 1)
-        heads = cast.view(2, 2, 16, 4, 16)
-        assert torch.equal((heads + 1).cpu(), heads.cpu() + 1)
+        assert torch.equal(
+            torch_npu.npu_dtype_cast(laid_out, torch.float32)[1, 1, 0, 3].cpu(), plain[1, 3, 32:].float()
+        )
     finally:
         torch_npu.npu.config.allow_internal_format = False
 
