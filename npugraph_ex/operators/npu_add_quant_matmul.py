@@ -41,7 +41,9 @@ def _example() -> Call:
 _CODES: dict[str, tuple[object, ...]] = dict.fromkeys(("x1_scale_dtype", "x2_scale_dtype"), (None, 44, 293))
 
 
-@Operator(name="npu::npu_add_quant_matmul", source=_SOURCE, covers=_CODES, examples=(_example,))
+@Operator(
+    name="npu::npu_add_quant_matmul", source=_SOURCE, covers=_CODES, dtypes=(torch.float32,), examples=(_example,)
+)
 def npu_add_quant_matmul(
     input: torch.Tensor,  # noqa: A002 - the schema's name
     x1: torch.Tensor,
@@ -76,7 +78,9 @@ def npu_add_quant_matmul(
     return (input.to(wide) + left.t() @ right * factor).to(input.dtype)
 
 
-@Operator(name="npu::npu_add_quant_matmul_", source=_SOURCE, covers=_CODES, examples=(_example,))
+@Operator(
+    name="npu::npu_add_quant_matmul_", source=_SOURCE, covers=_CODES, dtypes=(torch.float32,), examples=(_example,)
+)
 def npu_add_quant_matmul_(
     input: torch.Tensor,  # noqa: A002 - the schema's name
     x1: torch.Tensor,

@@ -34,7 +34,7 @@ def _halves(*sizes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
 @Operator(
     name="npu::npu_bmmV2",
     source="operator documentation of torch_npu.npu_bmmV2",
-    dtypes=_DTYPES,
+    dtypes=(*_DTYPES, torch.int32),
     first_factor=0,
     examples=(lambda: call(*_halves((2, 3, 8), (2, 8, 4)), []),),
 )

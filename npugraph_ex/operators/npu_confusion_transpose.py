@@ -18,7 +18,7 @@ _SOURCE = "operator documentation of torch_npu.npu_confusion_transpose"
 @Operator(
     name="npu::npu_confusion_transpose",
     source=_SOURCE,
-    dtypes=(torch.float16, torch.float32),
+    dtypes=(torch.float16, torch.float32, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     examples=(
         lambda: call(torch.randn(2, 3, 4, 6), [0, 2, 1, 3], [2, 4, 18], True),
         lambda: call(torch.randn(2, 3, 4, 6).half(), [0, 2, 1], [2, 12, 6], False),

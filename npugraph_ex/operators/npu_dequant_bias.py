@@ -19,6 +19,7 @@ _NAME = "npu_dequant_bias"
 @Operator(
     name="npu::npu_dequant_bias",
     source="CANN operator documentation, aclnnDequantBias",
+    dtypes=(torch.float32,),
     examples=(
         lambda: call(torch.randint(-99, 99, (3, 8), dtype=torch.int32), torch.rand(8), torch.rand(3), torch.rand(8)),
         lambda: call(

@@ -88,6 +88,7 @@ def _activated(d: torch.Tensor, *, left: bool, mode: int, limit: float, alpha: f
     name="npu::npu_dequant_swiglu_quant",
     source="operator documentation of torch_npu.npu_dequant_swiglu_quant; CANN operator documentation, aclnnDequantSwigluQuantV2",
     synonyms={"dst_type": {1: None}},
+    dtypes=(torch.float32,),
     examples=(
         lambda: call(
             torch.randint(-99, 99, (4, 16), dtype=torch.int32),

@@ -18,7 +18,10 @@ _SOURCE = "operator documentation of torch_npu.npu_gather_sparse_index"
 @Operator(
     name="npu::npu_gather_sparse_index",
     source=_SOURCE,
-    dtypes=(torch.float16, torch.bfloat16, torch.float32, torch.int64, torch.int32),
+    dtypes=(
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64),
+        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    ),
     examples=(lambda: call(torch.randn(5, 3).half(), torch.tensor([[4, 0], [1, 4]])),),
 )
 def npu_gather_sparse_index(input: torch.Tensor, index: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the schema's name

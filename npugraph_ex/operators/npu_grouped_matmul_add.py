@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 
 from npugraph_ex.operators._grouped import spans
-from npugraph_ex.operators._precision import compute_dtype, unsupported
+from npugraph_ex.operators._precision import HALVES, compute_dtype, unsupported
 from npugraph_ex.operators._record import Call, Operator, call
 
 _NAME = "npu_grouped_matmul_add"
@@ -31,7 +31,9 @@ def _narrow() -> Call:
     return call(made.args[0].reshape(6, 4), *made.args[1:])
 
 
-@Operator(name="npu::npu_grouped_matmul_add", source=_SOURCE, writes=("input",), examples=(_example, _narrow))
+@Operator(
+    name="npu::npu_grouped_matmul_add", source=_SOURCE, writes=("input",), dtypes=HALVES, examples=(_example, _narrow)
+)
 def npu_grouped_matmul_add(
     input: torch.Tensor,  # noqa: A002 - the schema's name
     x: torch.Tensor,
@@ -59,7 +61,7 @@ def npu_grouped_matmul_add(
     return input.copy_(out.reshape(input.shape)).clone()
 
 
-@Operator(name="npu::npu_grouped_matmul_add_", source=_SOURCE, examples=(_example,))
+@Operator(name="npu::npu_grouped_matmul_add_", source=_SOURCE, dtypes=HALVES, examples=(_example,))
 def npu_grouped_matmul_add_(
     input: torch.Tensor,  # noqa: A002 - the schema's name
     x: torch.Tensor,

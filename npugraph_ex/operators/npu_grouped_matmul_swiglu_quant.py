@@ -90,6 +90,7 @@ def _small(*size: int) -> torch.Tensor:
 @Operator(
     name="npu::npu_grouped_matmul_swiglu_quant",
     source="operator documentation of torch_npu.npu_grouped_matmul_swiglu_quant_v2",
+    dtypes=(torch.float32,),
     examples=(lambda: call(_small(5, 16), _small(2, 16, 8), torch.tensor([2, 5]), torch.rand(2, 8), torch.rand(5)),),
 )
 def npu_grouped_matmul_swiglu_quant(
@@ -122,6 +123,7 @@ def npu_grouped_matmul_swiglu_quant(
         "x_scale_dtype": (None, *CODES),
         "weight_scale_dtype": (None, *CODES),
     },
+    dtypes=(torch.float32,),
     examples=(
         lambda: call(
             _small(5, 16), [_small(2, 16, 8)], [torch.rand(2, 8)], torch.rand(5), torch.tensor([2, 3]), group_list_type=1

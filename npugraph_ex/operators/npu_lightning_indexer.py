@@ -77,6 +77,7 @@ def _paged_example() -> Call:
     name="npu::npu_lightning_indexer",
     source="operator documentation of torch_npu.npu_lightning_indexer; op-plugin's test",
     covers={"pre_tokens": (_FOREVER,), "next_tokens": (_FOREVER,)},
+    dtypes=HALVES,
     examples=(_example, _paged_example),
 )
 def npu_lightning_indexer(

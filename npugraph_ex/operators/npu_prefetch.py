@@ -13,6 +13,7 @@ from npugraph_ex.operators._record import Operator, call
 @Operator(
     name="npu::npu_prefetch",
     source="operator documentation of torch_npu.npu_prefetch",
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
     examples=(lambda: call(torch.randn(4, 4), None, 32, 8),),
 )
 def npu_prefetch(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from npugraph_ex.operators._precision import compute_dtype, refused, round_to, unsupported
+from npugraph_ex.operators._precision import HALVES, compute_dtype, refused, round_to, unsupported
 from npugraph_ex.operators._record import Call, Operator, call
 from npugraph_ex.operators.npu_quantize import affine
 
@@ -58,6 +58,7 @@ def _example() -> Call:
     name="npu::npu_quant_scatter_",
     source="operator documentation of torch_npu.npu_quant_scatter_",
     writes_by_index=True,
+    dtypes=HALVES,
     examples=(_example,),
 )
 def npu_quant_scatter_(
@@ -89,6 +90,7 @@ def npu_quant_scatter_(
     name="npu::npu_quant_scatter",
     source="operator documentation of torch_npu.npu_quant_scatter",
     writes_by_index=True,
+    dtypes=HALVES,
     examples=(_example,),
 )
 def npu_quant_scatter(

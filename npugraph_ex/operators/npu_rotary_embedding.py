@@ -57,6 +57,7 @@ def _fake(*arguments: Any) -> tuple[torch.Tensor, ...]:
         "bool is_neox_style) -> (Tensor, Tensor)"
     ),
     fake=_fake,
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
     examples=(_example,),
 )
 def npu_rotary_embedding(

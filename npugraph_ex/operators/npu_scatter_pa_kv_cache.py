@@ -33,10 +33,16 @@ def _example(**kwargs: str) -> Call:
     return call(*tokens, *caches, torch.tensor([7, 2, 16], dtype=torch.int32), **kwargs)
 
 
+_DTYPES = (
+    *(*HALVES, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2),
+    *(torch.int8, torch.uint8, torch.int16, torch.int32),
+)
+
+
 @Operator(
     name="npu::npu_scatter_pa_kv_cache",
     source="operator documentation of torch_npu.npu_scatter_pa_kv_cache",
-    dtypes=(*HALVES, torch.float32, torch.int8, torch.uint8, torch.int16, torch.int32),
+    dtypes=_DTYPES,
     writes_by_index=True,
     examples=(lambda: _example(cache_mode="Norm"), _example),
 )
@@ -63,7 +69,7 @@ def npu_scatter_pa_kv_cache(
 @Operator(
     name="npu::npu_scatter_pa_kv_cache_functional",
     source="operator documentation of torch_npu.npu_scatter_pa_kv_cache; op-plugin",
-    dtypes=(*HALVES, torch.float32, torch.int8, torch.uint8, torch.int16, torch.int32),
+    dtypes=_DTYPES,
     writes_by_index=True,
     examples=(_example,),
 )

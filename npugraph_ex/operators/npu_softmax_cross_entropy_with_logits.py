@@ -19,7 +19,7 @@ _SOURCE = "operator documentation of torch_npu.npu_softmax_cross_entropy_with_lo
 @Operator(
     name="npu::npu_softmax_cross_entropy_with_logits",
     source=_SOURCE,
-    dtypes=(torch.float16, torch.float32),
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
     examples=(lambda: call(torch.randn(3, 8), torch.rand(3, 8)),),
 )
 def npu_softmax_cross_entropy_with_logits(
@@ -34,7 +34,7 @@ def npu_softmax_cross_entropy_with_logits(
 @Operator(
     name="npu::npu_softmax_cross_entropy_with_logits_backward",
     source=_SOURCE,
-    dtypes=(torch.float16, torch.float32),
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
     examples=(lambda: call(torch.rand(3), torch.randn(3, 8), torch.rand(3, 8)),),
 )
 def npu_softmax_cross_entropy_with_logits_backward(

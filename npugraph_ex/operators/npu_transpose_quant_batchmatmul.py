@@ -65,6 +65,7 @@ def _example() -> Call:
     name="npu::npu_transpose_quant_batchmatmul",
     source="operator documentation of torch_npu.npu_transpose_quant_batchmatmul",
     first_factor=0,
+    dtypes=(torch.float8_e4m3fn, torch.float8_e5m2),
     examples=(_example,),
 )
 def npu_transpose_quant_batchmatmul(

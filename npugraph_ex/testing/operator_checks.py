@@ -134,7 +134,7 @@ def _in_dtype(example: Call, dtype: torch.dtype) -> Call:
     return Call(*pytree.tree_map_only(torch.Tensor, lambda t: t.to(dtype) if t.dtype == before else t, tuple(example)))
 
 
-def _widened(example: Call) -> Call:
+def widened(example: Call) -> Call:
     """The same numbers in float64, complex ones in complex128."""
     wide = {**dict.fromkeys(NARROW, torch.float64), torch.complex64: torch.complex128}
     return Call(*pytree.tree_map_only(torch.Tensor, lambda t: t.to(wide.get(t.dtype, t.dtype)), tuple(example)))
@@ -154,9 +154,9 @@ def _exact(record: Operator, example: Call) -> Sequence[torch.Tensor]:
     """The float64 run: the value before rounding where the record has one."""
     assert record.formula is not None  # noqa: S101 - it has an example
     try:
-        return _results(record.before_rounding or record.formula, _widened(example))
+        return _results(record.before_rounding or record.formula, widened(example))
     except UnsupportedArgumentError:  # packed results have no value before rounding
-        return _results(record.formula, _widened(example))
+        return _results(record.formula, widened(example))
 
 
 def _assert_close_to_float64(record: Operator, example: Call, dtype: torch.dtype) -> None:
