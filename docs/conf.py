@@ -28,6 +28,7 @@ exclude_patterns = ["_build"]
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = ["keyboard.js"]
 templates_path = ["_templates"]
 html_sidebars = {
     "**": [

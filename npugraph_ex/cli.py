@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None, *, choice: str | None = None) -> int
         if arguments.command == "env":
             if arguments.canary:
                 return _canary(as_json=arguments.json, emulate=arguments.emulate)
-            return _env(as_json=arguments.json, emulate=arguments.emulate, choice=said)
+            return _env(arguments, choice=said)
         if arguments.command in script.COMMANDS:
             return script.COMMANDS[arguments.command](arguments, said)
         run: Callable[[argparse.Namespace], int] = _COMMANDS[arguments.command].run
@@ -176,9 +176,13 @@ def _canary(*, as_json: bool, emulate: bool) -> int:
     return 1 if gone else 0
 
 
-def _env(*, as_json: bool, emulate: bool, choice: str) -> int:
-    found = environment.inspect(emulate=emulate, choice=choice)
-    if as_json:
+def _env(arguments: argparse.Namespace, *, choice: str) -> int:
+    emulate: bool = arguments.emulate
+    with terminal.progress(1 if emulate else 2, quiet=arguments.quiet) as reached:
+        found = environment.inspect(
+            emulate=emulate, choice=choice, on_probe=lambda done, way: reached(done, f"does `{way}` work?")
+        )
+    if arguments.json:
         sys.stdout.write(found.as_json() + "\n")
         return 0 if found.works else 1
     rows = [

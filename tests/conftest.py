@@ -110,11 +110,11 @@ def ask() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def command() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run `npugraph-ex` as a person would and return the finished process."""
+    """Run `npugraph-ex` as a person would and return the finished process. No command colours what is piped."""
 
     def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         entry = f"{QUICK}; import sys; from npugraph_ex_autoload import command_line; sys.exit(command_line())"
-        return subprocess.run(
+        done = subprocess.run(
             [*PYTHON, "-c", entry, *arguments],
             capture_output=True,
             text=True,
@@ -122,6 +122,8 @@ def command() -> Callable[..., subprocess.CompletedProcess[str]]:
             env=_clean_environment(**variables),
             timeout=900,
         )
+        assert "\x1b" not in done.stdout + done.stderr
+        return done
 
     return run
 

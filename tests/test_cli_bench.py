@@ -67,6 +67,7 @@ def test_one_run_saves_compares_and_writes_the_page(command: Command, tmp_path: 
     files = {f"--{name}": str(tmp_path / file) for name, file in FILES.items()}
     done = command("bench", "streams", *(word for pair in files.items() for word in pair), "-k", "costs_little")
     assert done.returncode == 0, done.stdout
+    assert "[1/1] test_costs_little_beside_making_the_graph\n" in done.stderr
     row = json.loads((tmp_path / FILES["save"]).read_text(encoding="utf-8"))["tables"][title][0]
     assert f"{row['making']:.2f} ({row['making'] / 0.5:.2f})" in done.stdout
     assert f"{row['checking']:.2f} ({row['checking'] / 0.25:.2f})" in done.stdout

@@ -21,7 +21,7 @@ MEANINGS = {
 @pytest.mark.parametrize("status", MEANINGS, ids=lambda status: status.name)
 def test_statuses_of_pytest_become_three(status: pytest.ExitCode, monkeypatch: pytest.MonkeyPatch) -> None:
     """All held, something failed, nothing ran."""
-    monkeypatch.setattr(pytest, "main", lambda _arguments: status)
+    monkeypatch.setattr(pytest, "main", lambda _arguments, **_: status)
     assert cli.main(["conformance", "-k", "swiglu"]) == MEANINGS[status]
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tabulate import tabulate
 
 from npugraph_ex._plurals import counted, noun
+from npugraph_ex.commands.terminal import Progressed, uncaptured_progress
 from npugraph_ex_conformance.folders import next_earlier, write_whole
 from npugraph_ex_conformance.junit import junit
 from npugraph_ex_conformance.results import Finished
@@ -27,7 +29,9 @@ class Reporter:
         self._run = run
         self._config = config
         self._start = time.monotonic()
-        self._progress: Any = None
+        self._block = ExitStack()
+        self._reached: Progressed | None = None
+        self._done = 0
         self._tests: set[str] = set()
 
     def pytest_report_header(self) -> list[str]:
@@ -68,18 +72,13 @@ class Reporter:
         writer = self._config.get_terminal_writer()
         if not writer.hasmarkup or self._config.option.verbose:
             return
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._progress = Progress(*columns, console=Console(file=writer._file, force_terminal=True), transient=True)
-        self._task = self._progress.add_task("tests", total=len(tests))
+        self._reached = self._block.enter_context(uncaptured_progress(len(tests), quiet=False))
         self._run.on_example = self._example
-        self._progress.start()
 
     def _example(self) -> None:
-        name = self._run.test.rpartition("::")[2]
-        self._progress.update(self._task, description=f"{counted(len(self._run.books.entries), 'program')} · {name}")
+        if self._reached is not None:
+            name = self._run.test.rpartition("::")[2]
+            self._reached(self._done, f"{counted(len(self._run.books.entries), 'program')} · {name}")
 
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
         """No dots: the bar or the lines say it."""
@@ -97,8 +96,8 @@ class Reporter:
         for entry in note.entries:
             books.add(entry)
         books.finish(Finished(report.nodeid, outcome, round(report.duration, 2), text, note.models, note.failure))
-        if self._progress is not None:
-            self._progress.advance(self._task)
+        if self._reached is not None:
+            self._done += 1
             self._example()
             return
         reporter: Any = self._config.pluginmanager.get_plugin("terminalreporter")
@@ -121,8 +120,7 @@ class Reporter:
             rate_rows,
         )
 
-        if self._progress is not None:
-            self._progress.stop()
+        self._block.close()
         run, books = self._run, self._run.books
         if exitstatus != pytest.ExitCode.INTERRUPTED:  # who interrupts does not wait for another example
             books.keep_slower(run.timed_slowest())

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import npugraph_ex
-from npugraph_ex.commands.suites import require, run_pytest
+from npugraph_ex.commands.suites import HowFar, require, run_pytest
 from npugraph_ex.commands.terminal import show
 from npugraph_ex.errors import UsageError
 
@@ -95,7 +95,8 @@ def run(arguments: argparse.Namespace) -> int:
     options += [f"--tables-page={Path(arguments.page).resolve()}"] if arguments.page else []
     own = [f"--rootdir={home}", "-c", str(home / "benches.ini"), "-p", "no:cacheprovider"]
     # Files before options: one such as --benchmark-compare would take the first of them for its own.
-    status = run_pytest([*own, *files, *options, *arguments.further], arguments)
+    words = [*own, *files, *options, *arguments.further]
+    status = run_pytest(words, arguments, plugins=[HowFar(quiet=arguments.quiet)])
     if arguments.json and Path(arguments.save).is_file():
         show(arguments, json.loads(Path(arguments.save).read_text(encoding="utf-8")), "")
     return status

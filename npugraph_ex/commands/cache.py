@@ -23,7 +23,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     actions = parser.add_subparsers(dest="action", required=True, metavar="action")
     actions.add_parser("ls", help="one line a saved compilation: name, size, age, whether it is sound")
     show = actions.add_parser("show", help="what one was made from and for, and its graph as Python")
-    show.add_argument("name", help="a name of `ls`, or how it begins if only one does, or the path of a file")
+    show.add_argument("name", help="a name of `ls`, or a part of it that no other name has, or the path of a file")
     clear = actions.add_parser("clear", help="delete saved compilations, all or those whose names begin so")
     clear.add_argument("prefix", nargs="?", default="", help="the beginning of the names")
 
@@ -106,19 +106,20 @@ def _show(store: Store, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _only(store: Store, beginning: str) -> Path:
-    """The one compilation whose name begins so.
+def _only(store: Store, part: str) -> Path:
+    """The one compilation whose name begins so, or, where none begins so, has this part.
 
     Raises:
         UsageError: there is none, or more than one.
     """
-    found = [path for path in store.entries() if _name(store, path).startswith(beginning)]
+    names = {_name(store, path): path for path in store.entries()}
+    found = [name for name in names if name.startswith(part)] or [name for name in names if part in name]
     if len(found) == 1:
-        return found[0]
+        return names[found[0]]
     if not found:
-        raise UsageError(f"there is no saved compilation {beginning!r} in {store.directory}; `cache ls` lists them")
-    names = "\n  ".join(_name(store, path) for path in found)
-    raise UsageError(f"{beginning!r} is the beginning of {len(found)} names; which of them?\n  {names}")
+        raise UsageError(f"there is no saved compilation {part!r} in {store.directory}; `cache ls` lists them")
+    told = "\n  ".join(found)
+    raise UsageError(f"{part!r} is a part of {len(found)} names; which of them?\n  {told}")
 
 
 def _clear(store: Store, arguments: argparse.Namespace) -> int:

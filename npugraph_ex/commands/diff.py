@@ -6,10 +6,15 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from npugraph_ex._plurals import counted, noun
+from npugraph_ex.commands.interrupts import interruptible
 from npugraph_ex.commands.numbers import at_least
-from npugraph_ex.commands.terminal import show
+from npugraph_ex.commands.terminal import progress, show
+
+if TYPE_CHECKING:
+    from npugraph_ex.observe.compare import Comparison
 
 _DESCRIPTION = """\
 Compare two dumps that the option dump_tensor_data wrote, node by node in the order of execution: of two runs, of the
@@ -19,7 +24,7 @@ examples:
   npugraph-ex diff dump_before dump_after
   npugraph-ex diff dump_cpu dump_npu --ulps 2 --all
 
-exit status: 0 equal, 1 different or not comparable, 2 wrong use
+exit status: 0 equal, 1 different or not comparable, 2 wrong use, 130 after Ctrl-C (what differs so far is printed)
 """
 
 
@@ -44,24 +49,37 @@ def run(arguments: argparse.Namespace) -> int:
     """
     # Dumps hold host tensors: no device is needed to read them, and torch must not fail for want of one.
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
-    from npugraph_ex.observe.compare import compare
+    from npugraph_ex.observe.compare import Comparison, compare
 
-    found = compare(Path(arguments.first), Path(arguments.second), within=arguments.ulps)
-    if arguments.json:
-        show(arguments, found, "")
-        return 1 if found.differences else 0
-    shown = found.differences if arguments.all else found.differences[:1]
+    found = Comparison()
+    with interruptible() as stop, progress(None, quiet=arguments.quiet) as reached:
+
+        def note(so_far: Comparison, total: int, node: str) -> None:
+            nonlocal found
+            found = so_far
+            reached(found.compared, node, total)
+            stop.check()
+
+        try:
+            found = compare(Path(arguments.first), Path(arguments.second), within=arguments.ulps, on_node=note)
+        except KeyboardInterrupt:
+            sys.stderr.write(f"npugraph-ex: stopped by {stop}\n")
+    show(arguments, found, _told(found, every=arguments.all))
+    return stop.status if stop.number else int(bool(found.differences))
+
+
+def _told(found: Comparison, *, every: bool) -> str:
+    shown = found.differences if every else found.differences[:1]
+    lines = []
     for difference in shown:
         place = f" ({difference.source})" if difference.source else ""
         apart = "" if difference.ulps is None else f"; {counted(difference.ulps, 'ULP')} apart"
-        sys.stdout.write(
-            f"{difference.call}: {difference.node}, {difference.operator}{place}: {difference.what}{apart}\n"
-        )
+        lines.append(f"{difference.call}: {difference.node}, {difference.operator}{place}: {difference.what}{apart}")
     more = len(found.differences) - len(shown)
     rest = f", {more:,} more {noun(more, 'node differs', 'nodes differ')} after it (--all lists them)" if more else ""
-    sys.stdout.write(
+    lines.append(
         f"{counted(found.compared, 'node')} compared, {len(found.differences):,} "
         f"{noun(len(found.differences), 'differs', 'differ')}{rest}; "
-        f"{found.only_first} only in the first, {found.only_second} only in the second\n"
+        f"{found.only_first} only in the first, {found.only_second} only in the second"
     )
-    return 1 if found.differences else 0
+    return "\n".join(lines)

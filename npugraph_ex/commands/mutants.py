@@ -76,7 +76,12 @@ def run(arguments: argparse.Namespace, *, target: str | None = None) -> int:
             kill_all(asked, budget=budget, on_kill=note)
         except KeyboardInterrupt:
             sys.stderr.write(f"npugraph-ex: stopped by {stop} after {len(kills)} of {counted(len(asked), 'mutant')}\n")
-    false = [] if stop.number else list(false_kills(kills))
+    false: list[str] = []
+    if not stop.number:
+        with progress(None, quiet=arguments.quiet) as reached:
+            false = list(
+                false_kills(kills, on_example=lambda count, total: reached(count, "without any mutant", total))
+            )
     lines = [f"{kill_table.plain(kills)}\n", kill_table.summary(kills)]
     lines += [f"WRONG without any mutant: {message}" for message in false]
     show(arguments, {"kills": kills, "wrong_without_a_mutant": false}, "\n".join(lines))

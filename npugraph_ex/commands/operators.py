@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from npugraph_ex._plurals import counted
 from npugraph_ex.commands import script
 from npugraph_ex.commands.interrupts import interruptible
-from npugraph_ex.commands.terminal import show
+from npugraph_ex.commands.terminal import progress, show
 from npugraph_ex.errors import UsageError
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _told(needed: list[dict[str, Any]], name: str) -> Iterator[str]:
 def _checked(arguments: argparse.Namespace) -> int:
     """Check the records that a module adds; a line for each that is right, the faults of the others."""
     from npugraph_ex.operators import OPERATORS
-    from npugraph_ex.testing.operator_checks import faults
+    from npugraph_ex.testing.operator_checks import checks
     from npugraph_ex.testing.validation.loading import load_module
 
     found: dict[str, Operator] = {}
@@ -146,12 +146,32 @@ def _checked(arguments: argparse.Namespace) -> int:
         raise UsageError(
             f"{arguments.check} adds no record; decorate a formula with npugraph_ex.operators.Operator(...)"
         )
-    told = {name: list(faults(record)) for name, record in found.items()}
-    if arguments.json:
-        sys.stdout.write(json.dumps({name: {"faults": wrong} for name, wrong in told.items()}, indent=1) + "\n")
-    for name, wrong in told.items():
-        if not arguments.json:
-            sys.stdout.write(
-                "".join([f"{name}: {'right' if not wrong else 'WRONG'}\n", *(f"  {fault}\n" for fault in wrong)])
-            )
-    return int(any(told.values()))
+    steps = [(name, what, check) for name, record in found.items() for what, check in checks(record).items()]
+    told: dict[str, list[str]] = {}
+    ended = 0
+    with interruptible() as stop, progress(len(steps), quiet=arguments.quiet) as reached:
+        try:
+            for name, what, check in steps:
+                reached(ended, f"{name}: {what}")
+                wrong = list(check())
+                stop.check()
+                told.setdefault(name, []).extend(wrong)
+                ended += 1
+            reached(ended, "done")
+        except KeyboardInterrupt:
+            sys.stderr.write(f"npugraph-ex: stopped by {stop} after {ended} of {counted(len(steps), 'check')}\n")
+    whole = {name for name in told if all(other != name for other, _, _ in steps[ended:])}
+    lines = [
+        line
+        for name, wrong in told.items()
+        for line in (
+            f"{name}: {'WRONG' if wrong else 'right' if name in whole else 'right so far'}",
+            *(f"  {w}" for w in wrong),
+        )
+    ]
+    show(
+        arguments,
+        {name: {"faults": wrong, "complete": name in whole} for name, wrong in told.items()},
+        "\n".join(lines),
+    )
+    return stop.status if stop.number else int(any(told.values()))

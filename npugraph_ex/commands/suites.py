@@ -5,12 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from npugraph_ex.commands.interrupts import end_children, interruptible
+from npugraph_ex.commands.terminal import Progressed, uncaptured_progress
 from npugraph_ex.errors import UsageError
 from npugraph_ex.observe.installing import install_command
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def require(who: str, needed: Mapping[str, str], extra: str) -> None:
@@ -29,7 +34,45 @@ def require(who: str, needed: Mapping[str, str], extra: str) -> None:
         raise UsageError(f"{who} {', '.join(missing)}: {install_command(extra)}")
 
 
-def run_pytest(words: Sequence[str], arguments: argparse.Namespace) -> int:
+class HowFar:
+    """A plugin of pytest: in place of dots, how many tests are done, and on a terminal how long the others may take."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._block = ExitStack()
+        self._reached: Progressed | None = None
+        self._done = 0
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """The number of tests is known."""
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:
+            reporter.showfspath = False
+        self._reached = self._block.enter_context(uncaptured_progress(len(session.items), quiet=self._quiet))
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """A test begins."""
+        self._tell(nodeid)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """A test has ended."""
+        self._done += 1
+        self._tell(nodeid)
+
+    def _tell(self, nodeid: str) -> None:
+        if self._reached is not None:
+            self._reached(self._done, nodeid.rpartition("::")[2])
+
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        """No dots."""
+        return (report.outcome, "", report.outcome.upper()) if report.when == "call" or not report.passed else None
+
+    def pytest_sessionfinish(self) -> None:
+        """The bar goes before what pytest prints at the end."""
+        self._block.close()
+
+
+def run_pytest(words: Sequence[str], arguments: argparse.Namespace, *, plugins: Sequence[object] = ()) -> int:
     """Run pytest in this process; with `--json` all that it prints goes to stderr.
 
     Returns:
@@ -42,7 +85,7 @@ def run_pytest(words: Sequence[str], arguments: argparse.Namespace) -> int:
             import pytest
 
             sys.dont_write_bytecode = True  # the folder may be read-only
-            status = pytest.main([*words])
+            status = pytest.main([*words], plugins=plugins)
         except KeyboardInterrupt:  # before pytest had begun to handle it
             status = 2
         if stop.number:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -84,13 +85,16 @@ def progress(total: int | None, *, quiet: bool, done: int = 0, console: Console 
     from rich import progress as bars
     from rich.console import Console
 
+    mine = console is None  # then what is printed meanwhile stands above the bar
     console = console or Console(stderr=True)
     columns = (
         bars.TextColumn("{task.description}", markup=False), bars.BarColumn(), bars.MofNCompleteColumn(),
         bars.TimeElapsedColumn(), bars.TextColumn("left"), bars.TimeRemainingColumn(),
     )  # fmt: skip
     drawn = console.is_terminal and not quiet
-    with bars.Progress(*columns, console=console, disable=not drawn, transient=True) as bar:
+    with bars.Progress(
+        *columns, console=console, disable=not drawn, transient=True, redirect_stdout=mine, redirect_stderr=mine
+    ) as bar:
         task = bar.add_task("", total=total, completed=done)
         told = done
 
@@ -104,4 +108,16 @@ def progress(total: int | None, *, quiet: bool, done: int = 0, console: Console 
                     f"[{count}{f'/{total}' if total else ''}] {said}", markup=False, highlight=False, soft_wrap=True
                 )
 
+        yield reached
+
+
+@contextmanager
+def uncaptured_progress(total: int, *, quiet: bool) -> Iterator[Progressed]:
+    """As `progress`, beside a pytest that takes the process's stderr away while a test runs: the bar keeps its own."""
+    from rich.console import Console
+
+    with (
+        os.fdopen(os.dup(2), "w", encoding="utf-8") as stderr,
+        progress(total, quiet=quiet, console=Console(file=stderr)) as reached,
+    ):
         yield reached

@@ -7,7 +7,7 @@ dump only, because a pass removed or made it, is counted and not compared.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,13 +63,16 @@ class Comparison:
     differences: tuple[Difference, ...] = ()
 
 
-def compare(first: Path, second: Path, *, within: int = 0) -> Comparison:
+def compare(
+    first: Path, second: Path, *, within: int = 0, on_node: Callable[[Comparison, int, str], None] = lambda *_: None
+) -> Comparison:
     """Compare two dumps, call by call.
 
     Args:
         first: the folder of one call, of a graph, or any folder above.
         second: the same of the other dump.
         within: distances of up to so many ULPs are no difference.
+        on_node: is called after each node with the comparison so far, the number of nodes in all, and the node's name.
 
     Raises:
         NpuGraphExError: a folder holds no dump, or the two have no call in common.
@@ -81,10 +84,21 @@ def compare(first: Path, second: Path, *, within: int = 0) -> Comparison:
             f"{first} has the calls {', '.join(calls)} and {second} has {', '.join(others)}: none in common"
         )
     result = Comparison()
-    found: list[Difference] = []
-    for name in common:
-        found += _compare_call(name, calls[name], others[name], within, result)
-    result.differences = tuple(found)
+    indexes = {name: (_index(calls[name]), _index(others[name])) for name in common}
+    total = sum(len(mine.keys() & its.keys()) for mine, its in indexes.values())
+    for name, (mine, its) in indexes.items():
+        result.only_first += len(mine.keys() - its.keys())
+        result.only_second += len(its.keys() - mine.keys())
+        for key in (key for key in mine if key in its):
+            difference = _difference(
+                _load(calls[name] / mine[key]["file"]), _load(others[name] / its[key]["file"]), within
+            )
+            if difference is not None:
+                node = mine[key]
+                found = Difference(name, node["node"], node["operator"], node["source"], *difference)
+                result.differences = (*result.differences, found)
+            result.compared += 1
+            on_node(result, total, key[0])
     return result
 
 
@@ -110,19 +124,6 @@ def _index(folder: Path) -> dict[tuple[str, str], Mapping[str, str]]:
 def _functional(operator: str) -> str:
     """The operator's name without what makes it an in-place form: ``aten.add_.Tensor`` is ``aten.add.Tensor``."""
     return operator.replace("_.", ".")
-
-
-def _compare_call(name: str, first: Path, second: Path, within: int, result: Comparison) -> Iterator[Difference]:
-    mine, its = _index(first), _index(second)
-    result.only_first += len(mine.keys() - its.keys())
-    result.only_second += len(its.keys() - mine.keys())
-    for key, entry in mine.items():
-        if key not in its:
-            continue
-        result.compared += 1
-        difference = _difference(_load(first / entry["file"]), _load(second / its[key]["file"]), within)
-        if difference is not None:
-            yield Difference(name, entry["node"], entry["operator"], entry["source"], *difference)
 
 
 def _load(path: Path) -> Any:

@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -86,18 +86,22 @@ class Environment:
         return json.dumps({**asdict(self), "works": self.works}, indent=2)
 
 
-def inspect(*, emulate: bool = False, choice: str = "") -> Environment:
+def inspect(
+    *, emulate: bool = False, choice: str = "", on_probe: Callable[[int, str], None] = lambda *_: None
+) -> Environment:
     """Look at this machine; takes some seconds, because torch is imported in another process.
 
     Args:
         emulate: Ask about the emulated device even where a real one is present.
         choice: What NPUGRAPH_EX was when the program started (the command line takes it out of the environment).
+        on_probe: Is called before each of the one or two interpreters that are asked, with how many were, and which comes.
     """
     packages = {name: _version(name) for name in _PACKAGES}
     compiler, shipped = _compiler(), _shipped()
     # A value that means nothing is reported by itself; the rest is asked as if it were not set.
     asked = choice if choice in _CHOICES else ""
     broken = pairs.aborts(packages["torch"] or "", pairs.cuda_build()) if packages["torch_npu"] else ""
+    on_probe(0, _EMULATED if emulate else _PLAIN)
     here = _unanswered(broken) if broken else _ask(emulate=emulate, choice=asked)
     emulated = emulate and here["error"] is None
     tried = {_EMULATED if emulate else _PLAIN: here}
@@ -106,6 +110,7 @@ def inspect(*, emulate: bool = False, choice: str = "") -> Environment:
         problems.append(Problem(broken, _CPU_BUILD))
     elif here["device"] is None and not emulate:
         why = str(here["error"] or "torch_npu found no device")
+        on_probe(1, _EMULATED)
         fallback = tried[_EMULATED] = _ask(emulate=True, choice=asked)
         problems.append(_no_device(why, emulator_error=fallback["error"], lacks_compiler=not (compiler or shipped)))
         if fallback["error"] is None:

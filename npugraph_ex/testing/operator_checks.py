@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,15 +25,28 @@ STEPS = {torch.float16: 1, torch.bfloat16: 1, torch.float32: 16, torch.complex64
 
 def faults(record: Operator) -> Iterator[str]:
     """All that is wrong; the record's operator must exist, and the emulated device be there."""
+    for check in checks(record).values():
+        yield from check()
+
+
+def checks(record: Operator) -> dict[str, Callable[[], Iterator[str]]]:
+    """What is checked of a record, by a few words about it; each check gives the faults that it finds."""
     if record.overload is None:
-        yield f"there is no operator {record.name}; define it (torch.library.define), or import what defines it"
-        return
-    yield from signature_faults(record)
-    for dtype in record.dtypes:
-        yield from dtype_faults(record, dtype)
-    for number, example in enumerate(record.calls(), 1):
-        for fault in (*metadata_faults(record, example), *device_faults(record, example)):
-            yield f"example {number}: {fault}"
+        told = f"there is no operator {record.name}; define it (torch.library.define), or import what defines it"
+        return {"operator": lambda: iter([told])}
+    return {
+        "signature": partial(signature_faults, record),
+        **{str(dtype): partial(dtype_faults, record, dtype) for dtype in record.dtypes},
+        **{
+            f"example {number}": partial(_example_faults, record, example, number)
+            for number, example in enumerate(record.calls(), 1)
+        },
+    }
+
+
+def _example_faults(record: Operator, example: Call, number: int) -> Iterator[str]:
+    for fault in (*metadata_faults(record, example), *device_faults(record, example)):
+        yield f"example {number}: {fault}"
 
 
 def signature_faults(record: Operator) -> Iterator[str]:

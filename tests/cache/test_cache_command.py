@@ -56,13 +56,14 @@ def test_show(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_show_takes_the_beginning_of_a_name(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    """As `clear` does, where it is the beginning of one name; of several the names are listed."""
-    assert _run(store, "show", "Oth") == 0
-    assert "def forward(): ..." in capsys.readouterr().out
+    """Or another part of it, where only one name has it; of several the names are listed."""
+    for part in ("Oth", "decode"):
+        assert _run(store, "show", part) == 0
+        assert "def forward(): ..." in capsys.readouterr().out
     store.write("Other.decode-20", HEADER, b"")
     assert _run(store, "show", "Oth") == 2
     told = capsys.readouterr().err
-    assert "'Oth' is the beginning of 2 names" in told
+    assert "'Oth' is a part of 2 names" in told
     assert all(f"\n  {name}\n" in told for name in ("Other.decode-2", "Other.decode-20"))
 
 

@@ -71,11 +71,16 @@ def kill_all(
     return done
 
 
-def false_kills(kills: Sequence[Kill]) -> Iterator[str]:
-    """Examples that fail without any mutant: those that killed one, checked again without it."""
+def false_kills(kills: Sequence[Kill], *, on_example: Callable[[int, int], None] = lambda *_: None) -> Iterator[str]:
+    """Examples that fail without any mutant: those that killed one, checked again without it.
+
+    ``on_example`` is called after each with how many are done, and of how many.
+    """
     with _quiet():
-        for family, seed in sorted({(done.family, done.examples - 1) for done in kills if done.examples}):
+        again = sorted({(done.family, done.examples - 1) for done in kills if done.examples})
+        for count, (family, seed) in enumerate(again, 1):
             message = FAMILIES[family](seed)
+            on_example(count, len(again))
             if message:
                 yield f"{family}, example {seed}: {message}"
 

@@ -1,0 +1,156 @@
+"""What holds of every command: JSON is one object, `--quiet` is silent, no colours in a pipe, long ones say how far they are."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from rich.progress import Progress
+
+from npugraph_ex import cli
+from npugraph_ex.cache.store import Store
+from npugraph_ex.commands import alarms, mutants
+from npugraph_ex.observe import environment
+from npugraph_ex.operators import OPERATORS
+from npugraph_ex.saving import text
+from npugraph_ex.testing import validation
+from npugraph_ex_conformance.fidelity import table
+from npugraph_ex_conformance.mutants import search
+from npugraph_ex_conformance.upstream import process
+from npugraph_ex_conformance.upstream.outcome import UpstreamOutcome
+
+SHORT: dict[str, list[str]] = {
+    # They answer at once, or take as long as the user's script.
+    "advise": ["script.py"],
+    "cache clear": ["nothing"],
+    "cache ls": [],
+    "cache show": ["Model"],
+    "explain": ["script.py"],
+    "help": ["CaptureError"],
+    "options": [],
+    "run": ["script.py"],
+    "timeline": ["script.py"],
+}
+LONG: dict[str, list[str]] = {
+    "conformance alarms": ["--examples", "2"],
+    "conformance mutants": ["matcher-ignores-constants"],
+    "diff": ["one", "other"],
+    "env": [],
+    "fidelity": ["-k", "capture."],
+    "operators": ["--check", "records_of_a_test.py"],
+    "upstream": ["test"],
+    "validate": ["json"],
+}
+ELSEWHERE = {
+    "bench": "test_cli_bench.py, in a process of its own: pytest in pytest",
+    "campaign": "testing/test_campaign.py, with a cluster; `--list` in test_cli_wrong_input.py",
+    "conformance": "test_cli_interrupts.py, in a process of its own: pytest in pytest",
+}
+RECORD = """
+import torch
+from npugraph_ex.operators import Operator, call
+
+if not hasattr(torch.ops.every_command, "twice"):
+    torch.library.define("every_command::twice", "(Tensor x) -> Tensor")
+Operator(name="every_command::twice", source="by hand", dtypes=(torch.float16,), examples=(lambda: call(torch.ones(4)),))(
+    lambda x: x * 2
+)
+"""
+
+
+@pytest.fixture
+def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with what the commands above look at; what would start other processes answers at once."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NPUGRAPH_EX_CACHE", str(tmp_path / "saved"))
+    graph = text.write({"inputs": []}, "def forward(): ...").encode()
+    Store(tmp_path / "saved").write(
+        "Model.decode-1", {"torch": "2.13", "sources": "{}", "graph_length": str(len(graph))}, graph
+    )
+    (tmp_path / "script.py").write_text("import torch\ntorch.ones(2, device='npu').add_(1)\n")
+    (tmp_path / "records_of_a_test.py").write_text(RECORD)
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        torch.save(torch.ones(2), tmp_path / name / "x.pt")
+        entry = {"node": "x", "operator": "input", "source": "", "file": "x.pt", "inputs": []}
+        (tmp_path / name / "index.json").write_text(json.dumps([entry]))
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "test_a.py").write_text("")
+    for name in ("_records", "_listeners"):
+        monkeypatch.setattr(OPERATORS, name, type(getattr(OPERATORS, name))(getattr(OPERATORS, name)))
+    for name in ("argv", "path"):
+        monkeypatch.setattr(sys, name, [*getattr(sys, name)])
+
+    def kill(names: list[str], *, budget: int, on_kill: Callable[[search.Kill], None]) -> None:
+        on_kill(search.Kill(names[0], "a promise", "streams", 7, 0.1, "a message"))
+
+    def right(file: Path, *_: object) -> list[UpstreamOutcome]:
+        return [UpstreamOutcome(file.name, "test_a", "Ascend910B2", "passed")]
+
+    def answer(rules: dict[int, table.DeviceRule], _target: str) -> Iterator[tuple[str, object]]:
+        yield from ((rule.name, rule.answer) for rule in rules.values())
+
+    monkeypatch.setattr(search, "kill_all", kill)
+    monkeypatch.setattr(process, "run_file", right)
+
+    def validate(_module: str, *, on_progress: Callable[[float, int, str], None], **_: object) -> None:
+        on_progress(1, 1, "a rule")
+
+    monkeypatch.setattr(validation, "validate_module", validate)
+    monkeypatch.setattr(table, "ask", answer)
+    home = Path(environment.__file__).parents[1] / "__init__.py"
+    good = {
+        "error": None,
+        "device": "Ascend910B2",
+        "import_name": str(home),
+        "backend_string": "npugraph_ex_autoload.backend",
+    }
+    monkeypatch.setattr(environment, "_ask", lambda **_: dict(good))
+
+
+def _commands(parser: argparse.ArgumentParser) -> Iterator[str]:
+    parts = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    for action in parts:
+        for own in action.choices.values():
+            yield from _commands(own)
+    if not parts:
+        yield parser.prog.removeprefix("npugraph-ex ")
+
+
+def test_every_command_is_tried() -> None:
+    """A new command gets a line above."""
+    known = [*_commands(cli._parser()), *_commands(mutants.parser()), *_commands(alarms.parser())]
+    assert sorted(known) == sorted([*SHORT, *LONG, *ELSEWHERE])
+
+
+@pytest.mark.usefixtures("_place")
+@pytest.mark.parametrize("name", [*SHORT, *LONG])
+def test_what_every_command_does(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Plain: no colours, and a bar exactly where it is long. `--json --quiet`: one object on stdout, nothing on stderr."""
+    bars: list[str] = []
+    add = Progress.add_task
+
+    def noted(bar: Progress, description: str, *, total: float | None, completed: int) -> int:
+        bars.append(description)
+        return add(bar, description, total=total, completed=completed)
+
+    monkeypatch.setattr(Progress, "add_task", noted)
+    first, *part = name.split()
+    words = [*part, *(SHORT | LONG)[name]]
+    status = cli.main([first, *words])
+    said = capsys.readouterr()
+    assert status == 0, said
+    assert "\x1b" not in said.out + said.err
+    assert bool(bars) == (name in LONG)
+    monkeypatch.delitem(sys.modules, "records_of_a_test", raising=False)
+    cli.main([first, *([] if name == "run" else ["--json"]), "--quiet", *words])
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert name == "run" or json.loads(said.out) is not None
