@@ -155,9 +155,10 @@ def _canary(*, as_json: bool, emulate: bool) -> int:
     try:
         import torch
         import torch_npu
-    except ImportError as error:
+    except (ImportError, RuntimeError) as error:  # the second is torch's, where torch_npu's import fails
+        advice = "" if emulate else "; without CANN, add --emulate"
         raise NpuGraphExError(
-            f"the names come from torch and torch_npu, which cannot be imported here: {error}"
+            f"the names come from torch and torch_npu, which cannot be imported here: {error.__cause__ or error}{advice}"
         ) from error
     names = private_names.used()
     gone = private_names.missing(names)

@@ -172,20 +172,31 @@ def test_env_ends_with_what_works_here(
 
 
 def test_env_agrees_with_the_plain_command(tmp_path: Path, fresh_environment: Callable[..., dict[str, str]]) -> None:
-    """What `env` says of `python script.py` on this machine is what happens to it, outside the tests' emulated device."""
+    """What `env` says of `python script.py` on this machine is what happens to it, outside the tests' emulated device.
+
+    The canary needs what the script needs; without CANN it says what to add.
+    """
     script = tmp_path / "script.py"
     script.write_text("import torch, npugraph_ex\ntorch.ones(1, device='npu')\n")
     variables = fresh_environment()
     plain = subprocess.run([sys.executable, str(script)], env=variables, capture_output=True, check=False, timeout=300)
     entry = "import sys; from npugraph_ex_autoload import command_line; sys.exit(command_line())"
-    told = subprocess.run(
-        [*PYTHON, "-c", entry, "env", "--json"],
-        env=variables,
-        capture_output=True,
-        check=True,
-        timeout=600,
+    told, canary = (
+        subprocess.run(
+            [*PYTHON, "-c", entry, "env", option],
+            env=variables,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+        for option in ("--json", "--canary")
     )
-    assert json.loads(told.stdout)["commands"][PLAIN] == (plain.returncode == 0)
+    assert (told.returncode, json.loads(told.stdout)["commands"][PLAIN]) == (0, plain.returncode == 0)
+    assert (canary.returncode == 0) == (plain.returncode == 0)
+    assert plain.returncode == 0 or re.fullmatch(
+        "npugraph-ex: the names come from torch.*: lib.*; without CANN, add --emulate\n", canary.stderr
+    )
 
 
 @pytest.mark.parametrize("choice", ["", "bundled"])
