@@ -108,6 +108,20 @@ def _rotary(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def _in_its_own_shape(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """The CPU's `addbmm_` makes a smaller tensor larger; a device's does not."""
+
+    def run(given: torch.Tensor, batch1: torch.Tensor, batch2: torch.Tensor, **factors: Any) -> Any:
+        shape = (batch1.size(1), batch2.size(2))
+        if given.size() != shape:
+            raise RuntimeError(
+                f"output with shape {list(given.size())} doesn't match the broadcast shape {list(shape)}"
+            )
+        return kernel(given, batch1, batch2, **factors)
+
+    return run
+
+
 def _quotient_in_place(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """Chips before the Ascend950 cut the quotient of an integer by a number; torch_npu's average of integers relies on it."""
 
@@ -139,6 +153,7 @@ _WRAPPERS: Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = Ma
     {
         "aten::one_hot": _one_hot,
         "aten::constant_pad_nd": _padded,
+        "aten::addbmm_": _in_its_own_shape,
         "aten::div_.Scalar": _quotient_in_place,
         "aten::searchsorted.Tensor_out": _searchsorted,
         "aten::_softmax": _softmax,

@@ -256,7 +256,9 @@ class Kernel:
             self.name,
             self._number,
             index,
-            lambda: compute(*bound.args, **bound.kwargs),
+            _plain_afterwards(compute, bound, targets)
+            if any(target.is_complex() for target in targets)
+            else lambda: compute(*bound.args, **bound.kwargs),
             self._reads(bound, targets),
             targets,
             work=self._work_of(bound),
@@ -276,7 +278,7 @@ class Kernel:
 
     def _resize_outputs(self, args: Any, kwargs: Any) -> bool:
         """Resize `out=` arguments to the shape of the result, as every out variant does; tell whether the shape is known."""
-        if self._brought:
+        if self._brought or self._returns == 0:  # what returns nothing tells no shapes
             self._resize_as_brought(args, kwargs)
             return True
         given = {**kwargs, "out": kwargs["out"].new_empty(0)} if self._keeps_shape else kwargs
@@ -396,6 +398,20 @@ class _PureBody:
                 target.copy_(result)
         else:
             self.likes.confirmed = store_results(results, self.targets)
+
+
+def _plain_afterwards(compute: Callable[..., Any], bound: Bound, targets: list[torch.Tensor]) -> Callable[[], None]:
+    """The body of a writer: where the CPU notes that what it wrote is to be conjugated, the memory is."""
+    noted = [target.is_conj() for target in targets]
+
+    def body() -> None:
+        compute(*bound.args, **bound.kwargs)
+        for target, before in zip(targets, noted, strict=True):
+            if target.is_conj() != before:
+                memory = target.conj()  # the same elements without the note
+                memory.copy_(memory.conj().resolve_conj())
+
+    return body
 
 
 def argument_of(args: Any, kwargs: Any, position: int, name: str) -> Any:

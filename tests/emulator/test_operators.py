@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -82,19 +83,19 @@ def _to_npu(value: Any) -> Any:
     return tree_map(move, value)
 
 
-def _compare(expected: Any, found: Any) -> None:
+def _compare(expected: Any, found: Any, *, notes: bool = True) -> None:
     expected_leaves, found_leaves = tree_leaves(expected), tree_leaves(found)
     assert len(expected_leaves) == len(found_leaves)
     for left, right in zip(expected_leaves, found_leaves, strict=True):
         if isinstance(left, torch.Tensor):
             assert right.device.type == "npu"
-            assert right.is_conj() == left.is_conj()
+            assert not notes or right.is_conj() == left.is_conj()
             torch.testing.assert_close(right.cpu(), left, equal_nan=True)  # checks dtype and shape too
         elif isinstance(left, float):
             assert left == right or left != left  # noqa: PLR0124 - nan
 
 
-def _run(op: OpInfo, sample: Any) -> bool:
+def _run(op: OpInfo, sample: Any, *, notes: bool = True) -> bool:
     """Compare one sample; tell whether there was anything to compare."""
     if sample.kwargs.get("generator") is not None:
         return False
@@ -102,8 +103,71 @@ def _run(op: OpInfo, sample: Any) -> bool:
         expected = op(sample.input, *sample.args, **sample.kwargs)
     except (RuntimeError, NotImplementedError, IndexError, TypeError, ValueError):
         return False  # the CPU does not do it either
-    _compare(expected, op(_to_npu(sample.input), *_to_npu(sample.args), **_to_npu(sample.kwargs)))
+    _compare(expected, op(_to_npu(sample.input), *_to_npu(sample.args), **_to_npu(sample.kwargs)), notes=notes)
     return True
+
+
+FORMS = (torch.int64, torch.bool, torch.complex64, torch.float32)
+"""The dtypes in which other forms than the call are compared; each operator in one of them."""
+OWN_FORMS = {
+    "mode": "torch refuses the out form for other devices than its own",
+    "conj_physical": "torch has no kernel of the in-place form for other devices than its own",
+    "_native_batch_norm_legit": "the out form takes other arguments",
+    "native_batch_norm": "the out form leaves statistics that nothing reads",
+    "svd": "torch has no kernel of conj_physical_ for other devices than its own",
+    "svd_lowrank": "draws numbers",
+    "pca_lowrank": "draws numbers",
+    "addbmm": "the CPU makes the tensor larger that is written in place",
+}
+"""Operators whose in-place or out form the CPU or torch treats in a way of its own."""
+
+
+def _into(op: Callable[..., Any], sample: Any, move: Callable[[Any], Any]) -> Any:
+    """The out form, into empty tensors."""
+    arguments, options = move((sample.input, *sample.args)), move(sample.kwargs)
+    out = tree_map(lambda leaf: leaf.new_empty(0), op(*arguments, **options))
+    op(*arguments, **options, out=out)
+    return out
+
+
+def _in_place(op: Callable[..., Any], sample: Any, move: Callable[[Any], Any]) -> Any:
+    """The in-place form, on a copy."""
+    return op(move(sample.input).clone(), *move(sample.args), **move(sample.kwargs))
+
+
+def _run_forms(op: OpInfo, sample: Any) -> int:
+    """Compare the in-place and the out form of one sample; tell how many there were."""
+    forms = [(_in_place, op.inplace_variant)] if op.inplace_variant is not None else []
+    compared = 0
+    for form, function in (*forms, *([(_into, op.op)] if op.supports_out else [])):
+        try:
+            expected = form(function, sample, lambda value: value)
+        except (RuntimeError, NotImplementedError, IndexError, TypeError, ValueError, AttributeError):
+            continue  # the CPU does not do it either
+        _compare(
+            expected, form(function, sample, _to_npu), notes=False
+        )  # what is written needs no note of a conjugation
+        compared += 1
+    return compared
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_forms_and_other_dtypes_equal_the_cpus() -> None:
+    """Calls, in-place and out forms of whole numbers, bools, complex numbers and floats, a sample of each operator in one dtype."""
+    wrong, compared = [], 0
+    for place, op in enumerate(OPERATORS):
+        dtype = next((FORMS[(place + more) % 4] for more in range(4) if FORMS[(place + more) % 4] in op.dtypes), None)
+        if dtype is None or op.name in OWN_FORMS:
+            continue
+        torch.manual_seed(0)
+        for sample in itertools.islice(op.sample_inputs_func(op, "cpu", dtype, False), 1, 2):
+            try:
+                compared += _run(op, sample, notes=False) + _run_forms(op, sample)
+            except (AssertionError, RuntimeError) as error:
+                wrong.append(f"{op.name}.{op.variant_test_name} {dtype}: {' '.join(str(error).split())[:200]}")
+                break
+    assert not wrong, "\n".join(wrong)
+    assert compared > 800
 
 
 @pytest.mark.filterwarnings("ignore")
