@@ -38,3 +38,8 @@ OTHER_METAS = frozenset(
     )
 )
 """The operators of which release 2.10 says something else."""
+
+
+def others() -> frozenset[str]:
+    """The operators of which the installed release says something else; empty on the newer side."""
+    return OTHER_SCHEMAS | OTHER_METAS if DIFFERENCE.older else frozenset()

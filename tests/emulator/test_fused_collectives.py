@@ -22,8 +22,6 @@ from torch.utils import _pytree as pytree
 from npugraph_ex.operators import OPERATORS, together
 from npugraph_ex.versions import operator_schemas
 
-OTHERWISE = operator_schemas.OTHER_METAS if operator_schemas.DIFFERENCE.older else ()
-
 def of_rank(example, record, rank, group):
     # The example's call as this rank makes it, with numbers of its own.
     given = inspect.signature(record.formula).bind(*example.args, **example.kwargs).arguments
@@ -63,7 +61,7 @@ def races(group, ordered):
 def work(rank, ranks):
     group, wrong, checked = name_of(dist.group.WORLD), [], 0
     for name, record in OPERATORS.items():
-        if record.across_ranks is None or record.overload is None or name in OTHERWISE:
+        if record.across_ranks is None or record.overload is None or name in operator_schemas.others():
             continue
         for number, example in enumerate(record.calls()):
             calls = [of_rank(example, record, other, group) for other in range(2)]

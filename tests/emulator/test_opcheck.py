@@ -41,9 +41,7 @@ UNTRUE = {
     "npu::npu_add_quant_matmul_": "test_schema",
 }
 """The check that an operator fails by torch_npu's registration of it, or by torch's limits."""
-OTHERWISE = (
-    operator_schemas.OTHER_SCHEMAS | operator_schemas.OTHER_METAS if operator_schemas.DIFFERENCE.older else frozenset()
-)
+OTHERWISE = operator_schemas.others()
 
 
 def on_device(value: Any) -> Any:
