@@ -144,7 +144,7 @@ def _page(script: str, found: Advised) -> Page:
     for kind, (title, text) in _KINDS.items():
         mine = sorted((one for one in found.advice if one.kind == kind), key=lambda one: -one.saves.kernels)
         rows = [
-            (one.saves.kernels, f"{modelled_us(one.saves):.2f}", one.times, one.graph, one.rule, one.source)
+            (one.saves.kernels, f"{modelled_us(one.saves):.2f}", one.times, one.graph, one.rule, _lines(one.source))
             for one in mine
         ]
         blocks = [PageTable(("kernels", "modelled us", "times", "graph", "fusion", "line"), rows)]
@@ -164,3 +164,12 @@ def _page(script: str, found: Advised) -> Page:
     if found.trained:
         verdict += f" Trained graphs, of which no weights are joined: {found.trained} of {found.graphs}."
     return Page(f"Advice for {script}", sections, verdict)
+
+
+def _lines(source: str) -> str:
+    """``model.py:3, model.py:4`` as ``model.py:3, 4``: a path may be longer than a terminal."""
+    files: dict[str, list[str]] = {}
+    for place in source.split(", "):
+        file, _, line = place.rpartition(":")
+        files.setdefault(file, []).append(line)
+    return ", ".join(f"{file}:{', '.join(lines)}" if file else lines[0] for file, lines in files.items())
