@@ -126,6 +126,12 @@ def _spellings(seed: int) -> str:
     return spelling_example(seed)
 
 
+def _ranks(seed: int) -> str:
+    from npugraph_ex_conformance.examples.ranks import rank_example
+
+    return rank_example(seed)
+
+
 FAMILIES: Mapping[str, Example] = MappingProxyType(
     {
         "planted": programs(partial(planted_programs, pattern=_RULE), "fx"),
@@ -149,7 +155,8 @@ FAMILIES: Mapping[str, Example] = MappingProxyType(
         "literals": _literals,
         "shared pool": _shared_pool,
         "callers": _callers,
+        "ranks": _ranks,
     }
 )
 """By name. All but "updates", "random numbers", "cache", "shared pool", "callers" and "device ..." need no device; "streams",
-"parts" and "forms" want the emulated one."""
+"parts", "forms" and "ranks" want the emulated one."""

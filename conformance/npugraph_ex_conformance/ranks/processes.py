@@ -2,7 +2,8 @@
 
 `RankProcesses` is the caller's side. `main` is the process, started as ``python -m npu_emulator --devices N -m
 npugraph_ex_conformance.ranks.processes``: it takes one order a line, a JSON list (function, arguments), and answers with one line,
-the ranks' answers. A rank that fails ends after its answer, so that the others do not wait for it.
+the ranks' answers. A rank that fails ends after its answer, so that the others do not wait for it. The next
+order goes to ranks that are forked anew.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _ENDED = "ended without an answer"
 
 
 class RankProcesses:
-    """The caller's side of so many ranks. After a failure the next order starts new ones."""
+    """The caller's side of so many ranks. After a failure the next order goes to new ranks."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
@@ -45,7 +46,7 @@ class RankProcesses:
         process.stdin.flush()
         line = process.stdout.readline()
         answers: list[dict[str, Any]] = json.loads(line) if line else [{"failed": True, "said": self._output()}]
-        if any(answer["failed"] for answer in answers):
+        if not line:
             self.close()
         return [answer["said"] for answer in answers]
 
@@ -136,19 +137,27 @@ def main() -> None:
     ranks = int(sys.argv[1])
     with tempfile.TemporaryDirectory() as folder:
         pipes: list[tuple[TextIO, TextIO]] = []
-        for rank in range(ranks):
-            pipes.append(_fork(rank, ranks, f"{folder}/store", [to for to, _ in pipes]))
-        for line in sys.stdin:
+        for number, line in enumerate(sys.stdin):
+            for rank in range(len(pipes), ranks):  # none of them, or all
+                pipes.append(_fork(rank, ranks, f"{folder}/{number}", [to for to, _ in pipes]))
             for to, _ in pipes:
                 to.write(line)
                 to.flush()
             lines = [answers.readline() for _, answers in pipes]
             found = [json.loads(line) if line else {"failed": True, "said": _ENDED} for line in lines]
+            if any(answer["failed"] for answer in found):
+                pipes = _end(pipes)
             print(json.dumps(found), flush=True)
-        for to, _ in pipes:
-            to.close()
-        for _ in pipes:
-            os.wait()
+        _end(pipes)
+
+
+def _end(pipes: list[tuple[TextIO, TextIO]]) -> list[tuple[TextIO, TextIO]]:
+    """End all ranks, and wait until they have ended. Returns the ranks that are left: none."""
+    for to, _ in pipes:
+        to.close()
+    for _ in pipes:
+        os.wait()
+    return []
 
 
 if __name__ == "__main__":

@@ -118,6 +118,31 @@ def doubled(x: torch.Tensor, group: str, *, product: bool) -> torch.Tensor:
     return total * 2 if product else total + total
 
 
+def _beside(x: torch.Tensor, seed: int, at: RankPlace) -> Started:
+    """An operator that could work in place reads what the collective still reads, and nobody reads it afterwards.
+
+    `all_reduce` copies its argument before it starts; the other three read it until the wait.
+    """
+    sent = torch.cat([x + other for other in range(at.ranks)])
+    rows, c = [ROWS] * at.ranks, _COLLECTIVES
+    form = seed % 4
+    if form == 0:
+        result = c.all_reduce(sent, "sum", at.group)
+    elif form == 1:
+        result = c.all_gather_into_tensor(sent, at.ranks, at.group)
+    elif form == 2:
+        result = c.reduce_scatter_tensor(sent, "sum", at.ranks, at.group)
+    else:
+        result = c.all_to_all_single(sent, rows, rows, at.group)
+    negative = torch.neg(sent)
+    return Started(result, lambda all_: _row_sums(all_) - _row_sums(negative))
+
+
+def _row_sums(x: torch.Tensor) -> torch.Tensor:
+    """The sum of the matrices that lie in ``x`` one below the other."""
+    return x.view(-1, ROWS, COLUMNS).sum(0).int()
+
+
 def start(step: RankStep, x: torch.Tensor, at: RankPlace) -> Started:
     """Start the collective of a step on a device."""
     seed, c = step.seed, _COLLECTIVES
@@ -126,11 +151,8 @@ def start(step: RankStep, x: torch.Tensor, at: RankPlace) -> Started:
     if step.kind == "doubled":  # in two spellings, so that a rule fits on half of the ranks
         spelled = torch.add if at.rank % 2 else _twice
         return Started(c.all_reduce(x, "sum", at.group), lambda all_: spelled(all_, all_))
-    if step.kind == "beside":  # reads what the collective still reads, and nobody reads it afterwards
-        sent = x + seed % 5 + 1
-        result = c.all_reduce(sent, "sum", at.group)
-        negative = torch.neg(sent)
-        return Started(result, lambda all_: all_ - negative)
+    if step.kind == "beside":
+        return _beside(x, seed, at)
     if step.kind == "all_gather":
         result = c.all_gather_into_tensor(x, at.ranks, at.group)
         return Started(result, lambda all_: all_.view(at.ranks, ROWS, COLUMNS)[seed % at.ranks] + 1)
@@ -188,8 +210,10 @@ def arithmetic(step: RankStep, xs: list[Any]) -> list[Any]:  # noqa: C901, PLR09
     if kind == "doubled":
         return [all_.sum(0).int() * 2] * ranks
     if kind == "beside":
-        total = (all_ + seed % 5 + 1).sum(0).int()
-        return [total + x + seed % 5 + 1 for x in xs]
+        sent = [torch.cat([x + other for other in everyone]) for x in xs]
+        if seed % 4 < 2:
+            return [_row_sums(torch.cat(sent)) + _row_sums(one) for one in sent]
+        return [(all_ + rank).sum(0).int() + _row_sums(sent[rank]) for rank in everyone]
     if kind == "all_gather":
         return [xs[one] + 1] * ranks
     if kind == "reduce_scatter":
@@ -291,9 +315,10 @@ def draw(seed: int, ranks: int) -> RankProgram:
     unused = tuple(frozenset(n for n in communicating if chosen.random() < 0.15) for _ in range(ranks))
     alone = [n for n in communicating if steps[n].kind in COLLECTIVES]
     side = chosen.choice(alone) if alone and chosen.random() < 0.4 else -1
-    return RankProgram(
-        ranks, tuple(steps), unused, tuple(chosen.sample(range(1, len(steps) + 1), min(4, len(steps)))), side
-    )
+    read = {value for step in steps for value in step.values}
+    ends = [value for value in range(1, len(steps) + 1) if value not in read]  # a step that nothing shows finds nothing
+    shown = tuple({*ends, *chosen.sample(range(1, len(steps) + 1), 2)})
+    return RankProgram(ranks, tuple(steps), unused, shown, side)
 
 
 def given(seed: int, rank: int, call: int) -> torch.Tensor:
