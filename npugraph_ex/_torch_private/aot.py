@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from threading import Lock
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -39,6 +41,24 @@ def graph_breaks() -> Iterable[str]:
 def is_of_backward(node: fx.Node) -> bool:
     """Whether AOT traced ``node`` of a joint graph in the backward; its partitioner uses the same mark."""
     return bool(node.meta.get("partitioner_tag") == "is_backward")
+
+
+def is_recomputed(node: fx.Node) -> bool:
+    """Whether checkpointing asks that the backward computes ``node`` of a joint graph again."""
+    from torch._functorch.partitioners import must_recompute
+
+    return must_recompute(node)
+
+
+def keep_where_traced(graph: fx.Graph, nodes: Iterable[fx.Node]) -> None:
+    """Make AOT's partitioner put nodes of a joint graph into the half in which they were traced, and compute them once."""
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    # Nodes of an `autograd.Function` have no mark; like the partitioner, go by the last node that has one.
+    last = next((node for node in reversed(graph.nodes) if node.meta.get("partitioner_tag") == "is_forward"), None)
+    for node in nodes:
+        half = "forward" if last is not None and node <= last else "backward"
+        node.meta.update({"partitioner_tag": f"must_be_in_{half}", "recompute": CheckpointPolicy.MUST_SAVE})
 
 
 def static_input_positions() -> tuple[int, ...]:
@@ -235,17 +255,31 @@ def without_side_effects(*, compilations: int) -> Iterator[None]:
         yield
 
 
+_kept: Counter[OpOverload] = Counter()
+_kept_lock = Lock()
+
+
 @contextmanager
 def never_dead(operators: Iterable[OpOverload]) -> Iterator[None]:
-    """Within the block AOT keeps calls of these operators whose results nobody uses."""
+    """Within the block AOT keeps calls of these operators whose results nobody uses.
+
+    Torch has one set of such operators for all threads. An operator leaves the set with the last block that added it. They are not
+    added for good, because other backends' graphs for training would then run such a call in both forward and backward.
+    """
     from torch.fx.node import _side_effectful_functions
 
-    new = {*operators} - _side_effectful_functions
-    _side_effectful_functions.update(new)
+    with _kept_lock:
+        added = [one for one in {*operators} if one in _kept or one not in _side_effectful_functions]
+        _kept.update(added)
+        _side_effectful_functions.update(added)
     try:
         yield
     finally:
-        _side_effectful_functions.difference_update(new)
+        with _kept_lock:
+            _kept.subtract(added)
+            for one in [one for one in added if not _kept[one]]:
+                del _kept[one]
+                _side_effectful_functions.discard(one)
 
 
 def guard_on_result(*path: str) -> None:

@@ -114,6 +114,36 @@ def work(rank, store, backend, told):
             for call in range(3):
                 same.append([bool(torch.equal(fast(given(rank, call).npu()).cpu(), (given(1 - rank, call) + 1) * 2))])
 
+    class Meet(torch.autograd.Function):
+        forward = staticmethod(lambda ctx, y: y * 1)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            total = wait(OPERATORS.all_reduce(gradient, "sum", name))
+            return total if rank == 1 else gradient
+
+    def trained(x, weight):                      # most results are used on one rank only; the backward has a collective, too
+        y = x * weight * weight
+        total = wait(OPERATORS.all_reduce(y.detach(), "sum", name))
+        several = OPERATORS.all_reduce_coalesced([y.detach(), x * 2], "sum", name)
+        OPERATORS.all_reduce(weight.detach(), "sum", name)
+        loss = Meet.apply(y) * (total if rank == 0 else 3)
+        return loss.sum() if rank == 0 else loss.sum() + wait(several[0]).sum() + wait(several[1]).sum()
+
+    fast = torch.compile(trained, backend="npugraph_ex", dynamic=False, fullgraph=True)
+    for call in range(3):
+        both = [given(0, call) + 1, given(1, call) + 1]   # the weight is one, so y is x
+        total, mine = both[0] + both[1], both[rank]
+        loss = (mine * total).sum() if rank == 0 else (mine * 3 + total * 3).sum()
+        gradient = 2 * mine * (total if rank == 0 else total + 3)
+        for run in (trained, fast):
+            weight = torch.ones(4).npu().requires_grad_()
+            had = run(mine.npu(), weight)
+            had.backward()
+            same.append([bool(had.item() == loss and torch.equal(weight.grad.cpu(), gradient))])
+
+    dist.all_reduce(torch.ones(1).npu())         # a rank that left out a collective is met here
+    torch.npu.synchronize()
     os.write(told, json.dumps([same, [record.fate for record in graph_records()]]).encode())
     done = dist.FileStore(store + ".done", 2)    # who ends first takes the connections of the other with it
     done.set(str(rank), "")
@@ -153,11 +183,13 @@ answer.append(type(dist.all_reduce(torch.ones(2).npu(), async_op=True)).__name__
 def test_two_processes(ask: Callable[..., Any]) -> None:
     """Each kind of collective, three calls: replays give what eager mode gives and what arithmetic says, on both sides.
 
+    In training, collectives run once, in the forward or in the backward, whether a rank uses their results or not.
+
     The backend is HCCL, as on hardware. Another backend's eager calls are left alone.
     """
     *ranks, elsewhere = ask(_TWO_RANKS)
     assert elsewhere == "FakeWork"
     for same, fates in ranks:
         messages = not point_to_point.DIFFERENCE.older
-        assert same == 3 * [(13 if messages else 11) * [True]] + (6 if messages else 3) * [[True]]
-        assert fates == (3 if messages else 2) * ["captured"]
+        assert same == 3 * [(13 if messages else 11) * [True]] + (12 if messages else 9) * [[True]]
+        assert fates == (4 if messages else 3) * ["captured"]

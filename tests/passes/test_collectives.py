@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch.distributed._functional_collectives
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from npugraph_ex import register_replacement
+from npugraph_ex import _torch_private, register_replacement
 from npugraph_ex.config.options import Options
 from npugraph_ex.errors import GraphVerificationError
 from npugraph_ex.graph.collectives import awaited_by, group_of, is_collective, waits_of
@@ -122,6 +123,24 @@ def test_none_vanishes() -> None:
     with pytest.raises(Exception, match="seen"):
         compiled(torch.ones(4, 4, device="npu"))
     assert seen == ["meet", "all_reduce", "npu_mm_all_reduce_base"]
+
+
+def test_two_compilations_keep_the_same_operators() -> None:
+    """Torch has one set of operators with effects: it has ours until the last of two overlapping blocks ends."""
+
+    def is_kept() -> bool:
+        node = fx.Graph().call_function(_c10d.all_reduce.default)
+        return node.is_impure()
+
+    both = [ExitStack(), ExitStack()]
+    for block in both:
+        block.enter_context(_torch_private.never_dead([_c10d.all_reduce.default, _c10d.wait_tensor.default]))
+    kept = [is_kept()]
+    for block in both:
+        block.close()
+        kept.append(is_kept())
+    assert kept == [True, True, False]
+    assert fx.Graph().call_function(_c10d.wait_tensor.default).is_impure()  # by torch's own record
 
 
 def test_what_one_still_reads_is_not_overwritten() -> None:

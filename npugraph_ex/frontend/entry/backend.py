@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from functorch.compile import make_boxed_func
 from torch import fx
 
@@ -88,10 +87,9 @@ def get_npu_backend(
             return _for_aot(made, unsaveable)
 
         unsaveable: list[str] = []
-        # Other ranks take part in a collective whether its result is used here or not. In a graph that is trained, AOT decides.
-        trained = torch.is_grad_enabled() and any(getattr(value, "requires_grad", False) for value in example_inputs)
-        kept = set() if trained else overloads_in(gm)
-        with _torch_private.never_from_torchs_cache(), _torch_private.never_dead(kept):
+        with _torch_private.never_from_torchs_cache(), compile_one.tracing as tracing:
+            # Other ranks take part in a collective whether its result is used here or not.
+            tracing.enter_context(_torch_private.never_dead(overloads_in(gm)))
             compiled: Callable[..., Any] = _torch_private.aot_backend(
                 fw_compiler=compiler,
                 bw_compiler=_uncompiled,

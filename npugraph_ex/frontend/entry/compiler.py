@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import torch
-from functorch.compile import default_partition, make_boxed_func
+from functorch.compile import make_boxed_func
 from torch import fx
 from typing_extensions import Self
 
@@ -20,7 +21,7 @@ from npugraph_ex.aclgraph.operator_contracts import is_foreign
 from npugraph_ex.config import CompilerConfig, Options
 from npugraph_ex.config.variables import warn_of_unknown
 from npugraph_ex.errors import GraphVerificationError, OptionValueError, SavedGraphError
-from npugraph_ex.frontend.entry import current_device
+from npugraph_ex.frontend.entry import current_device, partition
 from npugraph_ex.frontend.entry.record import description, nodes_of, record
 from npugraph_ex.frontend.upstream_repairs import nary_products, returned_views
 from npugraph_ex.fusion.engine import check_switches, training_rules
@@ -233,6 +234,7 @@ class NpuFxCompiler:
         values: the current call's inputs of the Dynamo graph, as long as they are available.
         at_one: whether the Dynamo graph is right for a batch of one, as long as it is available.
         follows_current_device: whether the Dynamo graph names the current device, which AOT may have resolved.
+        tracing: what holds only until AOT has traced a graph that is trained, or has compiled another one.
     """
 
     def __init__(
@@ -241,6 +243,7 @@ class NpuFxCompiler:
         self.values: Sequence[Any] = ()
         self.at_one: AtSizeOne | None = None
         self.follows_current_device = False
+        self.tracing = ExitStack()
         warn_of_unknown()
         keep_writers()  # before AOT, which removes dead code
         self.config = compiler_config
@@ -263,6 +266,7 @@ class NpuFxCompiler:
             how: the arguments for AOT's own partitioner, which splits the graph.
         """
         self._trained = True
+        self.tracing.close()
         nested_regions.inline(gm)
         nary_products.pair(gm.graph)
         # The CPU lacks some operators' backward, so values are compared on the forward graph only.
@@ -273,8 +277,7 @@ class NpuFxCompiler:
                 gm, inputs, options, config=self.config, passes=pipeline.JOINT_PIPELINE, dumper=self._dumper,
                 so_far=self._joint,
             )  # fmt: skip
-        forward, backward = default_partition(gm, inputs, **how)
-        return forward, backward
+        return partition.split(gm, inputs, **how)
 
     def _get_compiled_gm(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFxGraph:
         from npugraph_ex import npu_fx_compiler
