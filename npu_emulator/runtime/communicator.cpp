@@ -192,9 +192,11 @@ aclError fail_communicator(Communicator& c, HcclResult result, aclError code, co
 namespace {
 
 // With the runtime's lock held.
-aclError refuse_destroyed(const Communicator& c) {
+aclError refuse_destroyed(const Communicator& c, bool before) {
     State& s = state();
-    if (s.failure == ACL_SUCCESS) s.failure_message = "the communicator " + c.name + " was destroyed before its collectives had ended";
+    if (s.failure == ACL_SUCCESS)
+        s.failure_message = before ? "this work, launched or replayed, needs the communicator " + c.name + ", which was destroyed"
+                                   : "the communicator " + c.name + " was destroyed before its collectives had ended";
     return ACL_ERROR_RT_SUSPECT_REMOTE_ERROR;
 }
 
@@ -260,13 +262,14 @@ aclError await(Communicator& c, const Awaited& awaited, std::atomic<uint32_t>& w
         if (ready()) return ACL_SUCCESS;
         if (c.stop.load()) {
             Lock lock(state().mutex);
-            return refuse_destroyed(c);
+            return refuse_destroyed(c, false);
         }
         nap(word, seen, kNap);
         if (ready()) return ACL_SUCCESS;
+        // In this order: who finds a deadlock tells the others before it fails, and each has the deadlock's code.
+        const std::string lost = wait.loss_of_ranks();
         const std::string deadlock = wait.deadlock();
         if (!deadlock.empty()) return fail_communicator(c, HCCL_E_TIMEOUT, ACL_ERROR_RT_FFTS_PLUS_TIMEOUT, deadlock);
-        const std::string lost = wait.loss_of_ranks();
         if (!lost.empty() && !ready()) return fail_communicator(c, HCCL_E_REMOTE, ACL_ERROR_RT_SUSPECT_REMOTE_ERROR, lost);
         if (now_milliseconds() - start > patience * 1000)
             return fail_communicator(c, HCCL_E_TIMEOUT, ACL_ERROR_RT_FFTS_PLUS_TIMEOUT,
@@ -293,7 +296,7 @@ aclError meet(Communicator& c) {
 void start_exchange(const std::shared_ptr<const Exchange>& exchange, std::function<void(aclError)> finished) {
     Communicator& c = *exchange->communicator;
     if (c.memory == nullptr) {
-        finished(refuse_destroyed(c));
+        finished(refuse_destroyed(c, true));
         return;
     }
     c.jobs.push_back({exchange, std::move(finished)});

@@ -245,7 +245,7 @@ HcclResult leave(Communicator* c) {
     static auto& parted = *new std::vector<std::unique_ptr<Communicator>>;
     parted.emplace_back(c);
     munmap(std::exchange(c->memory, nullptr), c->size);
-    for (Communicator::Job& job : std::exchange(c->jobs, {})) job.finished(refuse_destroyed(*c));
+    for (Communicator::Job& job : std::exchange(c->jobs, {})) job.finished(refuse_destroyed(*c, false));
     state().changed.notify_all();
     return HCCL_SUCCESS;
 }

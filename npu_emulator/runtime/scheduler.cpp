@@ -465,6 +465,8 @@ aclError take_failure(Lock&) {
     if (message.empty()) message = "an asynchronous task failed";
     if (code == ACL_ERROR_RT_PARAM_INVALID) return fail(code, message, "call the same collectives with the same sizes in the same order on every rank");
     if (message.find("wait for each other") != std::string::npos) return fail(code, message, "call collectives, sends and receives in orders that fit on all ranks");
+    if (message.find("was destroyed") != std::string::npos)
+        return fail(code, message, "destroy a group when its work has ended, and capture again the graphs that use it");
     if (code == ACL_ERROR_RT_SUSPECT_REMOTE_ERROR || code == ACL_ERROR_RT_FFTS_PLUS_TIMEOUT)
         return fail(code, message, "look at the output of that rank first");
     if (code == ACL_ERROR_RT_MODEL_EXECUTE) return fail(code, message, kKeepAllocated);

@@ -56,11 +56,20 @@ def program_faults(seed: int, mutant: str | None = None) -> str:
         torch._dynamo.reset()
         product, total = (_rule_side(at.group, product=product) for product in (True, False))
         rule = register_replacement(product, total, [torch.ones(2, dtype=torch.int32, device="npu")])
-        schedule = npu_emulator.schedule(("fifo", "lazy", f"random:{seed}")[seed % 3])
-        with testing.mutant(mutant) if mutant else nullcontext(), rule, schedule, npu_emulator.detect_races() as races:
+        schedule = ("fifo", "lazy", f"random:{seed}", f"pct:{seed}:3")[seed % 4]  # of every rank
+        on_schedule = npu_emulator.schedule(schedule)
+        with (
+            testing.mutant(mutant) if mutant else nullcontext(),
+            rule,
+            on_schedule,
+            npu_emulator.detect_races() as races,
+        ):
             compiled = torch.compile(run, backend="npugraph_ex", fullgraph=True, dynamic=False)
             kept = [compiled(inputs[call][at.rank].to("npu")) for call in range(_CALLS)]
-            faults = [_difference("the compiled graph", call, kept[call], wanted[call]) for call in range(_CALLS)]
+            faults = [
+                _difference(f"the compiled graph on the schedule {schedule}", call, kept[call], wanted[call])
+                for call in range(_CALLS)
+            ]
     for group in dist.distributed_c10d._world.pg_map:  # a rank that left a collective out meets the others here
         dist.all_reduce(torch.ones(1, device="npu"), group=group)
     torch.get_device_module("npu").synchronize()
