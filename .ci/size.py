@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 KINDS = {".py": "Python", ".pyi": "Python", ".cpp": "C++", ".h": "C++", ".md": "pages"}
 SPLIT = {"npugraph_ex", "npu_emulator"}
