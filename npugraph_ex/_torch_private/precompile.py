@@ -19,6 +19,7 @@ from torch._dynamo.hooks import Hooks
 from torch._dynamo.package import SourceInfo
 
 from npugraph_ex.versions.aot_results import bytes_of, settings_of_precompilation
+from npugraph_ex.versions.stale_global_state import no_earlier_state
 
 __all__ = ["Precompiled", "SerializableCallable", "precompile"]
 
@@ -132,7 +133,7 @@ def precompile(
             return backend(gm, example_inputs)
 
     # A float attribute is a constant with a guard, because as an input the host would have to read it at every call.
-    with torch._dynamo.config.patch({"specialize_float": True, **_SHAPES[dynamic]}):
+    with torch._dynamo.config.patch({"specialize_float": True, **_SHAPES[dynamic]}), no_earlier_state():
         try:
             made = aot_compile_fullgraph(
                 function,

@@ -357,3 +357,11 @@ def test_readable(directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     result = names["GraphModule"]()(*given)[0]
     want = cached_models.model()(cached_models.batch(4))["y"]
     torch.testing.assert_close(result.cpu(), want.cpu(), rtol=0, atol=0, equal_nan=True)
+
+
+def test_kept_after_a_compilation_with_gradients(tmp_path: Path) -> None:
+    """The grad mode of another function's compilation is no guard of this one."""
+    model = cached_models.model()
+    torch.compile(torch.sin, backend="npugraph_ex")(torch.ones(4, device="npu"))
+    cached_models.check(cache_compile(model.forward, cache_dir=tmp_path), model, 4)
+    assert len(list(tmp_path.glob(f"*{SUFFIX}"))) == 1
