@@ -38,6 +38,7 @@ class Profile:
     callers: int
     spellings: int
     ranks: int
+    rank_decoders: tuple[str, ...]
     decoders: tuple[tuple[str, bool], ...]
     dynamic: tuple[tuple[str, bool], ...]
 
@@ -61,6 +62,7 @@ PROFILES = {
         callers=30,
         spellings=60,
         ranks=3,
+        rank_decoders=("tensor",),
         decoders=(("llama", False), ("deepseek", True)),
         dynamic=(("llama", False),),
     ),
@@ -78,6 +80,7 @@ PROFILES = {
         callers=1000,
         spellings=2000,
         ranks=40,
+        rank_decoders=("tensor", "experts"),
         decoders=DECODERS,
         dynamic=DECODERS,
     ),
@@ -95,6 +98,7 @@ PROFILES = {
         callers=12000,
         spellings=24000,
         ranks=400,
+        rank_decoders=("tensor", "experts"),
         decoders=DECODERS,
         dynamic=DECODERS,
     ),

@@ -1,4 +1,4 @@
-"""Small random decoders of `transformers`: Llama, Qwen3, and DeepSeek with latent attention and experts; one token a call.
+"""Small random decoders of `transformers`: Llama, Qwen3 with and without experts, and DeepSeek; one token a call.
 
 The layers are the library's own. Around them: a cache of fixed length, a position that is a tensor, so that every step is
 one graph; RMS norms as `npu_rms_norm`; and, quantised, int8 linears by `npu_dynamic_quant` and `npu_quant_matmul`.
@@ -12,7 +12,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)  # fmt: skip
 
 from npugraph_ex_conformance.models.quantised_qwen3 import QuantisedLinear, random_qwen3, told_apart
 
@@ -40,18 +47,28 @@ def _deepseek(layers: int) -> nn.Module:
     return DeepseekV3ForCausalLM(config)
 
 
+def _qwen3_moe(layers: int) -> nn.Module:
+    """Eight experts in each layer, two of them chosen."""
+    config = Qwen3MoeConfig(
+        num_hidden_layers=layers, num_key_value_heads=2, head_dim=32, num_experts=8, num_experts_per_tok=2,
+        moe_intermediate_size=64, norm_topk_prob=True, **_COMMON,
+    )  # fmt: skip
+    config._experts_implementation = "batched_mm"
+    return Qwen3MoeForCausalLM(config)
+
+
 def random_decoder(family: str, *, layers: int, seed: int = 0) -> nn.Module:
     """A `transformers` model with random weights in float32 on the CPU, whose likeliest token is so by a margin.
 
     Args:
-        family: "llama", "qwen3" or "deepseek".
+        family: "llama", "qwen3", "qwen3_moe" or "deepseek".
         layers: how many.
         seed: of the weights.
     """
     if family == "qwen3":
         return random_qwen3(layers=layers, seed=seed)
     torch.manual_seed(seed)
-    makers: dict[str, Callable[[int], nn.Module]] = {"llama": _llama, "deepseek": _deepseek}
+    makers: dict[str, Callable[[int], nn.Module]] = {"llama": _llama, "deepseek": _deepseek, "qwen3_moe": _qwen3_moe}
     return told_apart(makers[family](layers).eval())
 
 
