@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from torch._ops import OpOverload
 
-__all__ = ["INVALID_PARAMETER", "refusing"]
+__all__ = ["INVALID_PARAMETER", "refusal", "refusing"]
 
 INVALID_PARAMETER = 161002
 """ACLNN_ERR_PARAM_INVALID."""
@@ -37,9 +37,16 @@ def refusing(op: OpOverload, compute: Callable[..., Any]) -> Callable[..., Any]:
             not_covered = isinstance(error, NotImplementedError) and type(error) is not NotImplementedError
             if not_covered or isinstance(error, EmulatorError) or hasattr(error, "code"):  # the formula's own words
                 raise
-            raise CallRefusedError(_sentence(op, args, kwargs, error), INVALID_PARAMETER) from error
+            raise refusal(op, args, kwargs, error) from error
 
     return run
+
+
+def refusal(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Exception:
+    """The device's error for a call about which torch, or a meta function, complains; an error that has a code stays."""
+    if isinstance(error, EmulatorError) or hasattr(error, "code"):
+        return error
+    return CallRefusedError(_sentence(op, args, kwargs, error), INVALID_PARAMETER)
 
 
 def _sentence(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> str:

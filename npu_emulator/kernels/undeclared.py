@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from npu_emulator.kernels.arguments import bind
 from npu_emulator.kernels.generic import Kernel, argument_of
 from npu_emulator.kernels.metadata import Given, Likes
+from npu_emulator.kernels.refusals import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +40,10 @@ class UndeclaredWriter(Kernel):
         """Launch the operator; return new tensors, and written arguments that are results."""
         self.refuse(args, kwargs)
         bound = bind(args, kwargs, self._launcher.view)
-        each: Any = self._metadata.outputs(bound.key, args, kwargs) if self._returns else ()
+        try:
+            each: Any = self._metadata.outputs(bound.key, args, kwargs) if self._returns else ()
+        except (RuntimeError, IndexError, AttributeError) as error:  # nothing else tells the results
+            raise refusal(self.op, args, kwargs, error) from error
         single = each.single if type(each) is Likes else type(each) is Given
         each = each.each if type(each) is Likes else (each,) if single else each
         arguments = tree_leaves((args, kwargs))

@@ -36,7 +36,7 @@ import dataclasses
 import functools
 import inspect
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -48,6 +48,7 @@ from npugraph_ex.operators._ranks import Steps, alone
 from npugraph_ex.operators._registry import OPERATORS, OperatorRecordError
 
 Formula = TypeVar("Formula", bound=Callable[..., Any])
+_OF_VENDOR = ("npu::", "atb::")
 Canonical = Callable[[int, Mapping[str, Any]], Mapping[str, Any]]
 """Takes the rank of the first tensor and a call's arguments by name; returns them in the one spelling that stands for all."""
 
@@ -171,8 +172,9 @@ class Operator:
             OPERATORS.add(dataclasses.replace(self, formula=alone(formula), across_ranks=formula))
             return formula
         record = dataclasses.replace(self, formula=formula)
-        if self.covers:
-            record = dataclasses.replace(record, formula=covering(self.name, self.covers, formula))
+        if self.covers or self.name.startswith(_OF_VENDOR):
+            guarded = covering(self.name, self.covers, formula, record.shown_arguments)
+            record = dataclasses.replace(record, formula=guarded)
         OPERATORS.add(record)
         return formula
 
@@ -203,6 +205,17 @@ class Operator:
     def defined_at(self) -> str:
         """The function that the record was made from; all fields where it has none."""
         return f"{self.formula.__module__}.{self.formula.__qualname__}" if self.formula else repr(self)
+
+    def shown_arguments(self) -> Iterator[dict[str, object]]:
+        """The arguments of the example calls by name, in each of the dtypes."""
+        names = [*inspect.signature(self.formula).parameters] if self.formula else []
+        for args, kwargs in self.calls():
+            given = {**dict(zip(names, args, strict=False)), **kwargs}
+            yield given
+            tensors = {name: value.dtype for name, value in given.items() if isinstance(value, torch.Tensor)}
+            before = next((dtype for dtype in tensors.values() if dtype.is_floating_point), *[*tensors.values()][:1])
+            for dtype in self.dtypes:  # those of one dtype change together
+                yield {name: torch.empty(0, dtype=dtype) for name in tensors if tensors[name] == before}
 
     def calls(self) -> list[Call]:
         """The example calls, the same ones each time. torch's generators are as they were afterwards."""
