@@ -18,7 +18,7 @@ from npugraph_ex.operators._scalar_types import dtype_of
 @Operator(
     name="npu::npu_dtype_cast",
     source="operator documentation of torch_npu.npu_dtype_cast",
-    dtypes=(torch.float16, torch.bfloat16, torch.float32),
+    dtypes=(torch.float16, torch.bfloat16, torch.float32, torch.bool, torch.int32, torch.complex64),
     examples=(lambda: call(torch.randn(3, 4), torch.float16),),
 )
 def npu_dtype_cast(
@@ -39,7 +39,7 @@ def npu_dtype_cast(
 @Operator(
     name="npu::_npu_dtype_cast",
     source="operator documentation of torch_npu.npu_dtype_cast",
-    dtypes=(torch.float16, torch.bfloat16, torch.float32),
+    dtypes=(torch.float16, torch.bfloat16, torch.float32, torch.bool, torch.int32, torch.complex64),
     examples=(lambda: call(torch.randn(3, 4), torch.float16),),
 )
 def _npu_dtype_cast(

@@ -11,7 +11,7 @@ from npugraph_ex.operators._record import Operator, call
 @Operator(
     name="npu::npu_reshape",
     source="operator documentation of torch_npu.npu_reshape; op-plugin",
-    dtypes=(torch.float16, torch.bfloat16, torch.float32),
+    dtypes=(torch.float16, torch.bfloat16, torch.float32, torch.bool, torch.int32, torch.complex64),
     examples=(lambda: call(torch.randn(2, 6), [3, 4]),),
 )
 def npu_reshape(

@@ -10,7 +10,7 @@ from npugraph_ex.operators._record import Operator, call
 @Operator(
     name="npu::npu_slice",
     source="operator documentation of torch_npu.npu_slice",
-    dtypes=(torch.float16, torch.float32),
+    dtypes=(torch.float16, torch.float32, torch.bool, torch.int32, torch.complex64),
     examples=(lambda: call(torch.randn(3, 5), [1, 2], [2, 3]),),
 )
 def npu_slice(

@@ -10,7 +10,7 @@ from npugraph_ex.operators._record import Operator, call
 @Operator(
     name="npu::npu_stride_copy",
     source="op-plugin, aclops/AsStridedKernelNpu.cpp",
-    dtypes=(torch.float16, torch.bfloat16, torch.float32),
+    dtypes=(torch.float16, torch.bfloat16, torch.float32, torch.bool, torch.int32, torch.complex64),
     examples=(lambda: call(torch.randn(4, 5), [2, 3], [1, 6], 2),),
 )
 def npu_stride_copy(

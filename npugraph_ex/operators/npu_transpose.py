@@ -13,7 +13,7 @@ from npugraph_ex.operators._record import Operator, call
 @Operator(
     name="npu::npu_transpose",
     source="operator documentation of torch_npu.npu_transpose",
-    dtypes=(torch.float16, torch.bfloat16, torch.float32),
+    dtypes=(torch.float16, torch.bfloat16, torch.float32, torch.bool, torch.int32, torch.complex64),
     examples=(lambda: call(torch.randn(2, 3, 5).half(), [2, 0, 1]),),
 )
 def npu_transpose(

@@ -10,7 +10,7 @@ from npugraph_ex.operators._record import Operator, call
 @Operator(
     name="npu::npu_view_copy",
     source="op-plugin, aclops/ViewcopyKernelNpu.cpp",
-    dtypes=(torch.float16, torch.bfloat16, torch.float32),
+    dtypes=(torch.float16, torch.bfloat16, torch.float32, torch.bool, torch.int32, torch.complex64),
     examples=(lambda: call(torch.randn(3, 4).t(), torch.randn(4, 3), False),),
 )
 def npu_view_copy(
