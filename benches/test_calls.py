@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 from decoders import device_models, stack
+from host_calls import SETTLED, compiled_for, floor_backend, one_task
 from matching_graphs import layers
-from subject import SETTLED, compiled_for, floor_backend, one_task
 from test_matching import duplicate, ours
 
 import npu_emulator

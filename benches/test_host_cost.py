@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 from both import BUNDLED, ask, ask_ours
-from subject import ROUNDS
+from host_calls import ROUNDS
 from tables import Table
 
 LAYERS = (2, 8, 32, 64)

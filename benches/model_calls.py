@@ -1,0 +1,108 @@
+"""What compiling does for a model of `architectures.py`: device work, distance from float64, time to the first result."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from decoders import Inputs
+from device_calls import one_call
+from host_calls import BACKEND, SETTLED
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import npu_emulator
+
+DRAWS = 32
+"""Pairs of weights and inputs over which errors are compared: those of one pair differ by a tenth by chance."""
+TINIEST = 1e-30
+"""Stands for an error of zero in a quotient."""
+
+
+def architecture(name: str, lift: str = "") -> dict[str, float]:
+    """What one call of a model of `architectures.py` does, eager and compiled, and how far the results are from float64.
+
+    Args:
+        name: of the model.
+        lift: the option, for this library.
+    """
+    import architectures  # which imports transformers, for this question alone
+
+    options = {"lift": lift} if lift else {}
+    model, inputs = architectures.make(name, torch.float16, "npu")
+    model.prepare()
+    seconds = first_calls(model, inputs, {"aot_eager": ("aot_eager", {}), "compile": (BACKEND, options)})
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=BACKEND, dynamic=False, options=options)
+    with npu_emulator.timeline() as times:
+        model.prepare()
+        eager = one_call(times, model, inputs)
+        model.prepare()
+        for _ in range(SETTLED):
+            compiled(*inputs)
+        graph = one_call(times, compiled, inputs)
+    errors = paired_errors(name, model, compiled, inputs) if lift else {}
+    return {f"eager {key}": value for key, value in eager.items()} | graph | errors | seconds
+
+
+def first_calls(
+    model: Any, inputs: Inputs, backends: dict[str, tuple[str, dict[str, str]]], rounds: int = 3
+) -> dict[str, float]:
+    """Seconds of processor time of a first call by backend, the least of several in turn.
+
+    Each begins with nothing kept of the model: no code of Dynamo, no fake tensors, no rulings on what is lifted. What a process
+    pays once, such as imports, is paid before.
+    """
+    took: dict[str, list[float]] = {key: [] for key in backends}
+    for _ in range(rounds + 1):
+        for key, (backend, options) in backends.items():
+            torch._dynamo.reset()
+            FakeTensorMode.cache_clear()
+            if options:
+                from npugraph_ex.lifting import judging  # the bundled backend has none
+
+                judging.forget()
+            gc.collect()
+            begin = time.process_time()
+            torch.compile(model, backend=backend, dynamic=False, options=options or None)(*inputs)
+            took[key].append(time.process_time() - begin)
+    return {f"{key} s": min(values[1:]) for key, values in took.items()}
+
+
+def paired_errors(name: str, model: Any, compiled: Callable[..., Any], inputs: Inputs) -> dict[str, float]:
+    """How far eager mode and ours are from float64, over weights and inputs drawn anew each time, both the same.
+
+    Of the tensors that leave the model, written caches too, the one whose errors are larger most surely: the largest mean of the
+    logarithm of ours over eager mode's, in standard errors of that mean.
+    """
+    import architectures
+
+    right, _ = architectures.make(name, torch.float64, "cpu")
+    squares: dict[str, list[list[float]]] = {"truth": [], "eager": [], "": []}
+    for seed in range(DRAWS):
+        architectures.redraw((model, right), seed)
+        drawn = architectures.drawn(inputs, seed)
+        results: dict[str, list[torch.Tensor]] = {}
+        for key, function, given in (
+            ("truth", right, [value.double() if value.is_floating_point() else value for value in drawn]),
+            ("eager", model, [value.npu() for value in drawn]),
+            ("", compiled, [value.npu() for value in drawn]),
+        ):
+            computed = right if key == "truth" else model
+            computed.prepare()
+            results[key] = [value.cpu().double() for value in (function(*given), *computed.written())]
+        for key, leaving in results.items():
+            pairs = zip(leaving, results["truth"], strict=True)
+            off = (value if key == "truth" else value - truth for value, truth in pairs)
+            squares[key].append([float(value.square().mean()) for value in off])
+    errors = {key: torch.tensor(found, dtype=torch.float64) for key, found in squares.items()}
+    ratios = ((errors[""] + TINIEST) / (errors["eager"] + TINIEST)).log() / 2
+    mean, deviation = ratios.mean(0), ratios.std(0) / DRAWS**0.5
+    worst = int((mean / (deviation + TINIEST)).argmax())
+    relative = {
+        f"{key} error".strip(): float(errors[key][:, worst].sum() / errors["truth"][:, worst].sum()) ** 0.5
+        for key in ("eager", "")
+    }
+    return {"log ratio": float(mean[worst]), "deviation": float(deviation[worst])} | relative
