@@ -47,6 +47,30 @@ def deterministic_level() -> int:
     return int(torch_npu.npu._get_deterministic_level()) or int(torch.are_deterministic_algorithms_enabled())
 
 
+def group_streams(name: str, device: int) -> list[torch.npu.Stream]:
+    """The streams on which torch_npu runs collectives and messages of a group; none if HCCL does not serve the group.
+
+    Args:
+        name: of the group in torch.distributed. Names in HCCL belong to operators that run on the caller's stream.
+        device: the number of the one whose streams they are.
+    """
+    from torch.distributed import distributed_c10d as c10d
+
+    known = {str(group.group_name): group for group in c10d._world.pg_map} if c10d.is_initialized() else {}
+    if name not in known:
+        return []
+    backend = known[name]._get_backend(torch.device("npu"))
+    if not hasattr(backend, "_get_stream_id"):
+        return []
+    peers = [(True, peer) for peer in range(backend.size())]
+    numbers = {backend._get_stream_id(*kind) for kind in [(False, -1), *peers]} - {-1}  # -1: not used yet
+    current = torch.npu.current_stream(device)
+    return [
+        torch.npu.Stream(stream_id=number, device_index=current.device_index, device_type=current.device_type)
+        for number in sorted(numbers)
+    ]
+
+
 def without_ownership(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor at the same address that does not keep the memory alive; a tensor on the host is returned unchanged.
 

@@ -12,6 +12,7 @@ from npugraph_ex._garbage_collection import no_collection
 from npugraph_ex.aclgraph import _npu_private, device_copies
 from npugraph_ex.aclgraph.capture_pool import CaptureNotBegunError, PoolHandle
 from npugraph_ex.aclgraph.capture_spans import CaptureSpans
+from npugraph_ex.aclgraph.group_streams import GroupStreams
 from npugraph_ex.aclgraph.inputs import Buffer, InputPlan
 from npugraph_ex.aclgraph.outputs import Outputs
 from npugraph_ex.aclgraph.recording import Recording
@@ -75,6 +76,7 @@ class CapturedGraph:
         values = self._capture(recording, arguments, pool, options.capture_error_mode)
         self._launch = _npu_private.launcher(self.graph)
         self._updates = recording.updates
+        self._groups = GroupStreams(recording.graph, plan.device)
         self.outputs = Outputs(values, arguments)
         self.spans = CaptureSpans(pool, recording.written, self.outputs.spans())
         del values, arguments  # they would count as references to the results
@@ -130,7 +132,12 @@ class CapturedGraph:
                     buffer.load_bytes(inputs[position], stream)
             if self._updates is not None:
                 self._updates.apply(inputs, self._stream)
-            self._launch()
+            if self._groups:
+                self._groups.hold_back_replay()
+                self._launch()
+                self._groups.follow_replay()
+            else:
+                self._launch()
         except RuntimeError as error:
             refuse_in_a_capture(error)  # only now, so that other calls do not pay for the check
             raise

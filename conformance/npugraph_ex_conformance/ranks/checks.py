@@ -65,8 +65,14 @@ def program_faults(seed: int, mutant: str | None = None) -> str:
             npu_emulator.detect_races() as races,
         ):
             compiled = torch.compile(run, backend="npugraph_ex", fullgraph=True, dynamic=False)
-            kept = [compiled(inputs[call][at.rank].to("npu")) for call in range(_CALLS)]
+            begun, kept = [], []
+            for call in range(_CALLS):
+                begun.append(_begin(at, call))  # awaited after all calls: a replay must wait for them itself
+                kept.append(compiled(inputs[call][at.rank].to("npu")))
             faults = [
+                _difference("collectives beside the graph", call, _await(results), _begun_wanted(at, call))
+                for call, results in enumerate(begun)
+            ] + [
                 _difference(f"the compiled graph on the schedule {schedule}", call, kept[call], wanted[call])
                 for call in range(_CALLS)
             ]
@@ -77,6 +83,21 @@ def program_faults(seed: int, mutant: str | None = None) -> str:
     faults += [f"{race.first.name} and {race.second.name} race" for race in races]
     undone = [record.name for record in report.passes if record.outcome == "rolled back"] if report else []
     return next(filter(None, faults), f"passes were undone: {', '.join(undone)}" if undone else "")
+
+
+def _begin(at: RankPlace, call: int) -> tuple[torch.Tensor, ...]:
+    """Begin two collectives of the program's group in eager mode."""
+    mine = torch.full((3,), at.rank + call, dtype=torch.int32, device="npu")
+    return tuple(torch.ops._c10d_functional.all_reduce(mine, how, at.group) for how in ("sum", "max"))
+
+
+def _await(results: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.ops._c10d_functional.wait_tensor(result) for result in results)
+
+
+def _begun_wanted(at: RankPlace, call: int) -> tuple[torch.Tensor, ...]:
+    values = torch.arange(at.ranks, dtype=torch.int32) + call
+    return tuple(torch.full((3,), int(value), dtype=torch.int32) for value in (values.sum(), values.max()))
 
 
 def _rule_side(group: str, *, product: bool) -> Callable[[torch.Tensor], torch.Tensor]:
