@@ -76,7 +76,8 @@ class CapturedGraph:
         values = self._capture(recording, arguments, pool, options.capture_error_mode)
         self._launch = _npu_private.launcher(self.graph)
         self._updates = recording.updates
-        self._groups = GroupStreams(recording.graph, plan.device)
+        groups = GroupStreams(recording.graph, plan.device)
+        self._groups = groups or None  # so that the calls of most graphs do not ask it
         self.outputs = Outputs(values, arguments)
         self.spans = CaptureSpans(pool, recording.written, self.outputs.spans())
         del values, arguments  # they would count as references to the results
@@ -132,7 +133,7 @@ class CapturedGraph:
                     buffer.load_bytes(inputs[position], stream)
             if self._updates is not None:
                 self._updates.apply(inputs, self._stream)
-            if self._groups:
+            if self._groups is not None:
                 self._groups.hold_back_replay()
                 self._launch()
                 self._groups.follow_replay()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,8 +10,8 @@ import torch
 import torch_npu
 from device_helpers import NPU, check, random
 from functorch.compile import aot_function
+from other_kernels import kernels_in_their_place
 
-import npu_emulator
 from npugraph_ex import get_compiler
 from npugraph_ex.graph.operators import may_alias, written_by
 
@@ -19,7 +19,7 @@ OPERATOR = "npu::npu_kv_rmsnorm_rope_cache"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _kernel() -> None:
+def _kernel() -> Iterator[None]:
     """An operator that stores rows in two caches, as the real one does with what it computes, which is more."""
 
     def store(kv: torch.Tensor, gamma: torch.Tensor, cos: torch.Tensor, *others: torch.Tensor, **_: Any) -> Any:
@@ -28,7 +28,8 @@ def _kernel() -> None:
         k_cache[slots], ckv_cache[slots] = turned[:, 0, 0], normed[:, 0, 0]
         return k_cache.clone(), ckv_cache.clone(), turned.clone(), normed.clone()
 
-    npu_emulator.register_kernel(OPERATOR, store)
+    with kernels_in_their_place({OPERATOR: store}):
+        yield
 
 
 def caches(kv: torch.Tensor, gamma: torch.Tensor, cos: torch.Tensor, *others: torch.Tensor) -> Any:

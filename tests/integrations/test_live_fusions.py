@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from other_kernels import kernels_in_their_place
 from torch._inductor.pattern_matcher import Match
 
 import npugraph_ex as nge
@@ -42,9 +43,22 @@ def _norm_rope(qkv: Any, q_weight: Any, k_weight: Any, cos: Any, sin: Any) -> An
     return parts[0], parts[1], qkv[:, 2 * width :].clone()
 
 
+def _mx(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Blocks of 32 share an exponent: the OCP microscaling format with float8_e4m3fn elements."""
+    blocks = x.float().unflatten(-1, (-1, 32))
+    exponent = torch.floor(torch.log2(blocks.abs().amax(-1).clamp_min(2.0**-126))) - 8
+    scaled = (blocks * torch.exp2(-exponent).unsqueeze(-1)).clamp(-448, 448)
+    return scaled.flatten(-2).to(torch.float8_e4m3fn), (exponent + 127).to(torch.uint8).unsqueeze(-2)
+
+
+def _swiglu(x: torch.Tensor) -> torch.Tensor:
+    left, right = x.float().chunk(2, dim=-1)
+    return (torch.nn.functional.silu(left) * right).to(x.dtype)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _operators() -> Iterator[None]:
-    """The client's own operators, in small."""
+    """The client's own operators, in small, and MX quantisation that gives equal values fused and in two steps."""
     norm = "(Tensor x, Tensor r, Tensor w, Tensor? b, float e) -> (Tensor, Tensor, Tensor)"
     rope = "(Tensor qkv, Tensor qw, Tensor kw, Tensor cos, Tensor sin) -> (Tensor, Tensor, Tensor)"
     namespaces = {
@@ -62,7 +76,12 @@ def _operators() -> Iterator[None]:
             library.define(name + schema)
             library.impl(name, function, "CompositeExplicitAutograd")
         libraries.append(library)
-    yield
+    kernels = {
+        "npu::npu_dynamic_mx_quant": lambda x, **_: _mx(x),
+        "npu::npu_swiglu_mx_quant": lambda x, **_: _mx(_swiglu(x)),
+    }
+    with kernels_in_their_place(kernels):
+        yield
     for library in libraries:
         library._destroy()
 
