@@ -111,6 +111,7 @@ def operands_of(
     """``(query, key, value)`` without packed codes and with the rotary parts joined; raises for what is not covered."""
     _refuse_dtypes(heads.operator, given, extras)
     _refuse_forms(heads.operator, given[1], lengths, block_table, extras)
+    _refuse_other_heads(heads, given, paged=block_table is not None)
     query, *cache = given
     key, value = (_plain(unpack(operand) if operand.dtype == torch.int32 else operand) for operand in cache)
     rope, key_rope = extras.ropes
@@ -122,6 +123,23 @@ def operands_of(
     key_rope = None if key_rope is None else _plain(key_rope)
     key = with_rope(key, key_rope, heads.cache, joined=key.dim() == 3 if paged else heads.layout == "BSH")
     return query, key, value
+
+
+_AXIS_OF_HEADS = {"BNSD": 1, "BSND": 2, "TND": 1, "NSD": 0}
+
+
+def _refuse_other_heads(heads: Heads, given: Sequence[torch.Tensor], *, paged: bool) -> None:
+    """Raise where the shapes show other numbers of heads than the call; a paged cache has a layout of its own."""
+    axis = _AXIS_OF_HEADS.get(heads.layout)
+    if axis is None:
+        return
+    of_query = "num_query_heads" if heads.operator.endswith("_v2") else "num_heads"
+    told = [(of_query, heads.query), ("num_key_value_heads", heads.cache), ("num_key_value_heads", heads.cache)]
+    for operand, (name, count) in zip(given[: 1 if paged else 3], told, strict=False):
+        if operand.shape[axis] != count:
+            raise refused(
+                heads.operator, name, count, f"{operand.shape[axis]}, as dimension {axis} of {heads.layout} is"
+            )
 
 
 def _refuse_dtypes(operator: str, given: Sequence[torch.Tensor], extras: Extras) -> None:

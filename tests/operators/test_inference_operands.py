@@ -50,6 +50,18 @@ def test_an_int8_query_has_a_scale_of_each_token_and_head(layout: str) -> None:
     assert_same_metadata(ATTENTION[1], *codes, **scales, **kwargs)
 
 
+@pytest.mark.parametrize(("layout", "shape"), [("BNSD", (1, 4, 3, 8)), ("BSND", (1, 3, 4, 8)), ("NSD", (4, 3, 8))])
+def test_the_numbers_of_heads_are_those_of_the_shapes(layout: str, shape: tuple[int, ...]) -> None:
+    """Of the query and, without pages, of the keys; layouts that join heads cannot tell."""
+    given = [torch.randn(shape) for _ in range(3)]
+    for formula, name in ((FIRST, "num_heads"), (SECOND, "num_query_heads")):
+        with pytest.raises(RefusedArgumentError, match=rf"{name} should be 4.*161002"):
+            formula(*given, **{name: 2}, input_layout=layout)
+        with pytest.raises(RefusedArgumentError, match=r"num_key_value_heads should be 4"):
+            formula(*given, **{name: 4}, num_key_value_heads=2, input_layout=layout)
+        formula(*given, **{name: 4}, input_layout=layout)
+
+
 def test_quantised_keys_beside_a_floating_query_have_no_rotary_part() -> None:
     """The scale of the codes is not the rotary part's, so the device does not take them together; nor codes without scales."""
     query, codes, rope = torch.randn(1, 1, 8), _codes(1, 4, 8), torch.randn(1, 1, 2)
