@@ -24,9 +24,10 @@ from npu_emulator.device import Exchanged
 from npu_emulator.errors import EmulatorError
 from npu_emulator.frames import python_line
 from npu_emulator.kernels.arguments import bind
-from npu_emulator.kernels.generic import Kernel, allocate, store_results
+from npu_emulator.kernels.generic import Kernel
 from npu_emulator.kernels.metadata import Like, Likes, on_meta
 from npu_emulator.kernels.recovery import refuse_unsafe
+from npu_emulator.kernels.results import allocate, store_results
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence

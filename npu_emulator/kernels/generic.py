@@ -20,16 +20,17 @@ from npu_emulator.kernels.metadata import Given, Like, Likes, MetadataCache, on_
 from npu_emulator.kernels.recovery import refuse_unsafe
 from npu_emulator.kernels.refusals import refusing
 from npu_emulator.kernels.registry import CONSTRAINTS, WORK
+from npu_emulator.kernels.results import PureBody, allocate, plain_afterwards, store_results
 from npu_emulator.kernels.widening import widened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from torch._ops import OpOverload
 
     from npu_emulator.launch import Launcher
 
-__all__ = ["Kernel", "allocate", "argument_of", "store_results"]
+__all__ = ["Kernel", "argument_of"]
 
 _HOST_DEPENDENT = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 _OVERWRITERS = frozenset(
@@ -213,7 +214,7 @@ class Kernel:
             each = likes.each
             made = [torch.empty_strided(like.size, like.stride, dtype=like.dtype, device=device) for like in each]
             targets = [view(output, like) for output, like in zip(made, each, strict=True)]
-            body = _PureBody(self._bind(bound, args, kwargs), bound, targets, likes)
+            body = PureBody(self._bind(bound, args, kwargs), bound, targets, likes)
             work = self._work_of(bound)
             if self._written:  # beside what it returns
                 places = [argument_of(bound.args, bound.kwargs, *place) for place in self._written]
@@ -256,7 +257,7 @@ class Kernel:
             self.name,
             self._number,
             index,
-            _plain_afterwards(compute, bound, targets)
+            plain_afterwards(compute, bound, targets)
             if any(target.is_complex() for target in targets)
             else lambda: compute(*bound.args, **bound.kwargs),
             self._reads(bound, targets),
@@ -373,47 +374,6 @@ class Kernel:
         return out
 
 
-class _PureBody:
-    """The body of a pure operator: compute on CPU tensors, store to device memory."""
-
-    __slots__ = ("args", "compute", "kwargs", "likes", "targets")
-
-    def __init__(
-        self, compute: Callable[..., Any], bound: Bound, targets: Sequence[torch.Tensor], likes: Likes
-    ) -> None:
-        self.compute = compute
-        self.args = bound.args
-        self.kwargs = bound.kwargs
-        self.targets = targets
-        self.likes = likes
-
-    def __call__(self) -> None:
-        results = self.compute(*self.args, **self.kwargs)
-        if isinstance(results, torch.Tensor):
-            results = (results,)
-        elif type(results) is not tuple:
-            results = tree_leaves(results)
-        if self.likes.confirmed:
-            for target, result in zip(self.targets, results, strict=True):
-                target.copy_(result)
-        else:
-            self.likes.confirmed = store_results(results, self.targets)
-
-
-def _plain_afterwards(compute: Callable[..., Any], bound: Bound, targets: list[torch.Tensor]) -> Callable[[], None]:
-    """The body of a writer: where the CPU notes that what it wrote is to be conjugated, the memory is."""
-    noted = [target.is_conj() for target in targets]
-
-    def body() -> None:
-        compute(*bound.args, **bound.kwargs)
-        for target, before in zip(targets, noted, strict=True):
-            if target.is_conj() != before:
-                memory = target.conj()  # the same elements without the note
-                memory.copy_(memory.conj().resolve_conj())
-
-    return body
-
-
 def argument_of(args: Any, kwargs: Any, position: int, name: str) -> Any:
     """Return one argument of a call, passed by position or by name."""
     return args[position] if position < len(args) else kwargs.get(name)
@@ -427,29 +387,3 @@ def _tensors(values: list[Any]) -> list[torch.Tensor]:
         elif isinstance(value, list):
             found.extend(_tensors(value))
     return found
-
-
-def store_results(results: Sequence[Any], targets: Sequence[torch.Tensor | None]) -> bool:
-    """Write the CPU's results to device memory; tell whether each target got a result of its size.
-
-    Some operators return fewer or smaller auxiliary outputs on the CPU than their meta kernel does (batch norm's saved
-    statistics in evaluation, embedding_bag's indices); nothing reads those.
-    """
-    fits = len(results) == len(targets)
-    for result, target in zip(results, targets, strict=False):
-        if not isinstance(result, torch.Tensor) or target is None:
-            fits = False
-        elif result.size() == target.size():
-            target.copy_(result)
-        else:
-            fits = False
-            if target.numel() != 0 != result.numel():
-                target.copy_(result)
-    return fits
-
-
-def allocate(like: Any, device: torch.device) -> Any:
-    """Allocate one output; anything that is no `Like` as it is."""
-    if not isinstance(like, Like):
-        return like
-    return torch.empty_strided(like.size, like.stride, dtype=like.dtype, device=device)

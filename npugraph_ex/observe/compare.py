@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ class Comparison:
     compared: int = 0
     only_first: int = 0
     only_second: int = 0
-    differences: tuple[Difference, ...] = ()
+    differences: list[Difference] = field(default_factory=list)
 
 
 def compare(
@@ -96,7 +96,7 @@ def compare(
             if difference is not None:
                 node = mine[key]
                 found = Difference(name, node["node"], node["operator"], node["source"], *difference)
-                result.differences = (*result.differences, found)
+                result.differences.append(found)
             result.compared += 1
             on_node(result, total, key[0])
     return result

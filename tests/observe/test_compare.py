@@ -63,7 +63,7 @@ def _call(folder: Path, number: int) -> Path:
 def test_equal_dumps(dumps: dict[str, Path], other: str) -> None:
     """Two runs of one program, and the graph before and after the passes, have no difference; in-place forms are found again."""
     found = compare(_call(dumps["one"], 0), _call(dumps[other], 0))
-    assert found.differences == ()
+    assert found.differences == []
     assert found.compared == 5
 
 
@@ -76,7 +76,7 @@ def test_the_first_difference_is_where_the_programs_part(dumps: dict[str, Path])
     assert first.source.startswith(__file__)
     assert "elements; the worst, at [" in first.what
     assert all("sigmoid" not in difference.operator for difference in found.differences)
-    assert compare(_call(dumps["one"], 0), _call(dumps["off"], 0), within=4).differences == ()
+    assert compare(_call(dumps["one"], 0), _call(dumps["off"], 0), within=4).differences == []
 
 
 def test_other_inputs_are_the_first_difference(dumps: dict[str, Path]) -> None:
