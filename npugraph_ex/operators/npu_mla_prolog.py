@@ -6,9 +6,13 @@ their schemas mark neither. Version 3 marks them.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from npugraph_ex.operators._mla_prolog import Norms, Prolog, Scales, Table, Weights, quantised
+from npugraph_ex.operators._hifloat8 import HIFLOAT8
+from npugraph_ex.operators._mla_prolog import CODES, Norms, Prolog, Rows, Scales, Table, Weights, quantised
+from npugraph_ex.operators._precision import refused
 from npugraph_ex.operators._record import Call, Operator, call
 
 _SIZES = {"tokens": 3, "hidden": 24, "down": 16, "latent": 32, "heads": 2, "plain": 8, "rope": 16}
@@ -37,6 +41,25 @@ def _int8_weight_example() -> Call:
 def _third(example: Call, **kwargs: object) -> Call:
     operands, index, caches = example.args[:9], example.args[9], example.args[10:]
     return call(*operands, *caches, cache_index=index, **{**example.kwargs, **kwargs})
+
+
+_NAMED = ("token_x_dtype", "weight_dq_dtype", "weight_uq_qr_dtype", "weight_dkv_kr_dtype", "kv_cache_dtype")
+_FORMATS = {1: torch.int8, 2: torch.int8, 3: torch.float8_e4m3fn, 4: torch.float8_e4m3fn, 5: torch.uint8}
+"""The dtype of ``weight_uq_qr`` in each ``weight_quant_mode``; from 2 on, the tokens and the other two weights have it, too."""
+
+
+def _coded_example(mode: int, **kwargs: object) -> Call:
+    """A call wholly in numbers of one byte; the latent cache is of them, too, where its scale is given."""
+    operands, caches = _operands()
+    codes, scales = CODES[_FORMATS[mode]], {}
+    for place, name in ((0, "x"), (1, "w_dq"), (2, "w_uq_qr"), (4, "w_dkv_kr")):
+        operands[place] = codes.of(operands[place].float() * 9)
+        count = operands[place].shape[min(place, 1)]
+        scales[f"dequant_scale_{name}"] = torch.rand((len(operands[0]), 1) if place == 0 else (1, count)) / 9
+    caches[0] = caches[0].to(codes.dtype if kwargs else torch.bfloat16)
+    named = dict.fromkeys(_NAMED, HIFLOAT8) if mode == 5 else {}
+    rest = {"weight_quant_mode": mode, "query_norm_flag": True, **scales, **named, **kwargs}
+    return _third(call(*operands, torch.tensor([7, 0, 2]), *caches), **rest)
 
 
 @Operator(
@@ -152,25 +175,48 @@ def npu_mla_prolog_v2(
     )
     result = prolog.run(token_x, kv_cache, kr_cache, cache_index, cache_mode)
     if token_x.dtype == torch.int8 and quant_scale_ckv is not None:
-        codes, rope, scale = quantised(result, quant_scale_ckv)
+        codes, rope, scale = quantised(result, quant_scale_ckv, CODES[torch.int8])
         return _shaped(codes, token_x, codes.dtype), _shaped(rope, token_x, rope_sin.dtype), kv_cache, kr_cache, scale
     rope = _shaped(result.query_rope, token_x, rope_sin.dtype)
     return _shaped(result.query, token_x, rope_sin.dtype), rope, kv_cache, kr_cache, result.query.new_zeros(1)
 
 
+_REPOSITORIES = ("ckvkr_repo_mode", "quant_scale_repo_mode")
 _COVERED: dict[str, tuple[object, ...]] = {
-    "actual_seq_len": (None,),
-    "k_nope_clip_alpha": (None,),
-    "weight_quant_mode": (0, 1, 2),
-    "kv_cache_quant_mode": (0, 1, 2),
+    "weight_quant_mode": tuple(range(6)),
+    "kv_cache_quant_mode": tuple(range(4)),
     "query_quant_mode": (0, 1),
-    "ckvkr_repo_mode": (0,),
-    "quant_scale_repo_mode": (0,),
+    **dict.fromkeys(_REPOSITORIES, (0, 1)),
     "tile_size": (128,),
-    **dict.fromkeys(
-        ("token_x_dtype", "weight_dq_dtype", "weight_uq_qr_dtype", "weight_dkv_kr_dtype", "kv_cache_dtype"), (None,)
-    ),
+    **dict.fromkeys(_NAMED, (None, HIFLOAT8)),
 }
+
+
+def _refuse_unlike(given: dict[str, Any]) -> None:
+    """Raise for arguments of version 3 that do not go together, as its document's table of scenes has them."""
+    mode, cache = given["weight_quant_mode"], given["kv_cache_quant_mode"]
+    joined, coded = int(cache == 3), int(cache == 1)
+    wanted: dict[str, object] = {
+        **dict.fromkeys(_REPOSITORIES, joined),
+        "query_quant_mode": coded,
+        **({} if joined and mode != 3 else {"k_nope_clip_alpha": None}),
+        **({} if "BLK" in given["cache_mode"] and given["token_x"].dim() == 2 else {"actual_seq_len": None}),
+    }
+    if mode == 5:
+        wanted |= dict.fromkeys(_NAMED if cache else _NAMED[:-1], HIFLOAT8)
+    else:
+        wanted |= dict.fromkeys(_NAMED)
+    modes = f"where weight_quant_mode is {mode} and kv_cache_quant_mode {cache}"
+    for name, value in wanted.items():
+        if (given[name] is None) != (value is None) or (value is not None and given[name] != value):
+            shown = "a tensor" if isinstance(given[name], torch.Tensor) else given[name]
+            raise refused("npu_mla_prolog_v3", name, shown, f"{value} {modes}")
+    if cache not in {0: (0,), 1: (0, 2, 3)}.get(mode, (0, 1, 3)):
+        raise refused("npu_mla_prolog_v3", "kv_cache_quant_mode", cache, f"another one {modes}")
+    places = ("weight_uq_qr", *(("token_x", "weight_dq", "weight_dkv_kr") if mode > 1 else ()))
+    for name in places:
+        if mode and given[name].dtype != _FORMATS[mode]:
+            raise refused("npu_mla_prolog_v3", f"{name}'s dtype", given[name].dtype, f"{_FORMATS[mode]} {modes}")
 
 
 @Operator(
@@ -181,6 +227,8 @@ _COVERED: dict[str, tuple[object, ...]] = {
     examples=(
         lambda: _third(_example(), query_norm_flag=True, qc_qr_scale=0.5, kc_scale=2.0),
         lambda: _third(_int8_weight_example(), weight_quant_mode=1),
+        lambda: _coded_example(2),
+        lambda: _coded_example(5, quant_scale_ckv=torch.tensor([9.0]), kv_cache_quant_mode=1, query_quant_mode=1),
     ),
 )
 def npu_mla_prolog_v3(
@@ -225,6 +273,7 @@ def npu_mla_prolog_v3(
     kv_cache_dtype: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """``(query, query_rope, scale of query, normed query, its scale)``, one 0 where not wanted; the caches are changed."""
+    _refuse_unlike(locals())
     prolog = Prolog(
         "npu_mla_prolog_v3",
         Weights(weight_dq, weight_uq_qr, weight_uk, weight_dkv_kr),
@@ -241,11 +290,13 @@ def npu_mla_prolog_v3(
         ),
         qc_qr_scale,
         kc_scale,
+        Rows(tile_size, k_nope_clip_alpha) if kv_cache_quant_mode == 3 else None,
+        actual_seq_len,
     )
     result = prolog.run(token_x, kv_cache, kr_cache, cache_index, cache_mode)
     query, rope, scale = result.query.to(rope_sin.dtype), result.query_rope, result.query.new_zeros(1)
-    if weight_quant_mode == 2 and kv_cache_quant_mode == 1 and quant_scale_ckv is not None:
-        query, rope, scale = quantised(result, quant_scale_ckv)
+    if kv_cache_quant_mode == 1 and quant_scale_ckv is not None:
+        query, rope, scale = quantised(result, quant_scale_ckv, CODES[weight_uq_qr.dtype])
     norm, norm_scale = weight_uq_qr.new_zeros(1), scale.new_zeros(1)
     if query_norm_flag:
         norm = _shaped(result.norm, token_x, weight_uq_qr.dtype)
@@ -302,45 +353,8 @@ def npu_mla_prolog_v3_functional(
     kv_cache_dtype: int | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """The results of ``npu_mla_prolog_v3``, and changed copies of the caches."""
-    kv_copy, kr_copy = (torch.empty_like(cache).copy_(cache) for cache in (kv_cache, kr_cache))
-    results = npu_mla_prolog_v3(
-        token_x,
-        weight_dq,
-        weight_uq_qr,
-        weight_uk,
-        weight_dkv_kr,
-        rmsnorm_gamma_cq,
-        rmsnorm_gamma_ckv,
-        rope_sin,
-        rope_cos,
-        kv_copy,
-        kr_copy,
-        cache_index=cache_index,
-        dequant_scale_x=dequant_scale_x,
-        dequant_scale_w_dq=dequant_scale_w_dq,
-        dequant_scale_w_uq_qr=dequant_scale_w_uq_qr,
-        dequant_scale_w_dkv_kr=dequant_scale_w_dkv_kr,
-        quant_scale_ckv=quant_scale_ckv,
-        quant_scale_ckr=quant_scale_ckr,
-        smooth_scales_cq=smooth_scales_cq,
-        actual_seq_len=actual_seq_len,
-        k_nope_clip_alpha=k_nope_clip_alpha,
-        rmsnorm_epsilon_cq=rmsnorm_epsilon_cq,
-        rmsnorm_epsilon_ckv=rmsnorm_epsilon_ckv,
-        cache_mode=cache_mode,
-        query_norm_flag=query_norm_flag,
-        weight_quant_mode=weight_quant_mode,
-        kv_cache_quant_mode=kv_cache_quant_mode,
-        query_quant_mode=query_quant_mode,
-        ckvkr_repo_mode=ckvkr_repo_mode,
-        quant_scale_repo_mode=quant_scale_repo_mode,
-        tile_size=tile_size,
-        qc_qr_scale=qc_qr_scale,
-        kc_scale=kc_scale,
-        token_x_dtype=token_x_dtype,
-        weight_dq_dtype=weight_dq_dtype,
-        weight_uq_qr_dtype=weight_uq_qr_dtype,
-        weight_dkv_kr_dtype=weight_dkv_kr_dtype,
-        kv_cache_dtype=kv_cache_dtype,
-    )
-    return *results, kv_copy, kr_copy
+    given: dict[str, Any] = dict(locals())
+    copies = {
+        name: torch.empty_like(cache).copy_(cache) for name, cache in (("kv_cache", kv_cache), ("kr_cache", kr_cache))
+    }
+    return *npu_mla_prolog_v3(**{**given, **copies}), *copies.values()
