@@ -101,7 +101,8 @@ class Outputs:
                 )
                 continue
             first = value is roots[key] and key not in given
-            given.add(key)
+            if first:
+                given.add(key)
             self._slots.append(_Fresh(fresh.index(key), None if first else _ResultView.from_tensors(value, roots[key])))
         self._roots = [roots[key].detach() for key in fresh]
         self._simple = list(map(_fills_its_storage, self._roots))

@@ -108,11 +108,12 @@ def test_programs_are_drawn_that_write_moved_inputs_under_frozen_parameter(monke
     assert any(kind.startswith("replay") for kind in found), found
 
 
-def test_version_counters_and_lazy_bits_are_compared() -> None:
-    """Two results that are written as one to autograd, and a result without elements that is no longer conjugated."""
+def test_version_counters_lazy_bits_and_bases_are_compared() -> None:
+    """Two results written as one to autograd, a result without elements no longer conjugated, a view of a hidden base."""
     y, z = torch.ones(2), torch.ones(0, dtype=torch.complex64)
     assert "version counter" in str(visible_difference(observe([y], [y.data]), observe([y], [y.detach()])))
     assert "conjugated" in str(visible_difference(observe([], [z.conj()]), observe([], [z.conj().resolve_conj()])))
+    assert "view of no input" in str(visible_difference(observe([], [y[1:], y]), observe([], [y.detach()[1:], y])))
 
 
 def test_version_counters_of_different_calls_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:

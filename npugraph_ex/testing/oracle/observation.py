@@ -23,6 +23,7 @@ class Observation:
         metadata: shape, dtype and device, then strides, then what autograd and the storage say, of each output.
         sharing: for each input and output, the first of them in the same memory and the distance to it in bytes.
         counters: for each input and output, the first of them that has the same version counter.
+        bases: for each output, the first input or output of which it is a view to autograd.
     """
 
     outputs: tuple[Any, ...]
@@ -30,6 +31,7 @@ class Observation:
     metadata: tuple[tuple[str, str, str], ...]
     sharing: tuple[tuple[int, int] | None, ...]
     counters: tuple[int | None, ...]
+    bases: tuple[int | None, ...] = ()
 
 
 def host_copy(value: Any) -> Any:
@@ -71,6 +73,12 @@ def _sharing(tensors: Sequence[Any]) -> tuple[tuple[int, int] | None, ...]:
     return tuple(found)
 
 
+def _bases(tensors: Sequence[Any], outputs: Sequence[Any]) -> tuple[int | None, ...]:
+    given = {id(tensor): position for position, tensor in reversed(list(enumerate(tensors)))}
+    views = [_torch_private.autograd_base(value) if isinstance(value, torch.Tensor) else None for value in outputs]
+    return tuple(None if base is None else given.get(id(base)) for base in views)
+
+
 def shared_counters(tensors: Sequence[Any]) -> tuple[int | None, ...]:
     """Who shares version counters: each is raised, once, to see which tensors notice."""
     counted = {
@@ -99,6 +107,7 @@ def observe(inputs: Sequence[Any], outputs: Sequence[Any]) -> Observation:
         metadata=tuple(map(_described, outputs)),
         sharing=_sharing([*inputs, *outputs]),
         counters=shared_counters([*inputs, *outputs]),
+        bases=_bases([*inputs, *outputs], outputs),
     )
 
 
@@ -112,7 +121,7 @@ def visible_difference(
         expected: the call as it should be.
         actual: the other.
         strides: whether strides count.
-        kept_as: whether it counts what is a view to autograd, who shares a version counter, what is read conjugated or
+        kept_as: whether it counts what is a view to autograd and of what, who shares a version counter, what is read conjugated or
             negated, and the sizes of storages and where in them the results begin.
     """
     if len(expected.outputs) != len(actual.outputs):
@@ -135,6 +144,9 @@ def _kept_otherwise(expected: Observation, actual: Observation) -> str | None:
     for position, (first, found) in enumerate(zip(expected.counters, actual.counters, strict=True)):
         if first != found:
             return f"{_name(position, inputs)} {_counted(found, inputs)} instead of {_counted(first, inputs)}"
+    for position, (base, found) in enumerate(zip(expected.bases, actual.bases, strict=True)):
+        if base != found:
+            return f"output {position} is {_based(found, inputs)} instead of {_based(base, inputs)}"
     return None
 
 
@@ -144,6 +156,10 @@ def _name(position: int, inputs: int) -> str:
 
 def _counted(first: int | None, inputs: int) -> str:
     return "has no version counter" if first is None else f"has the version counter of {_name(first, inputs)}"
+
+
+def _based(base: int | None, inputs: int) -> str:
+    return f"a view of {'no input or output' if base is None else _name(base, inputs)}"
 
 
 def _where(place: tuple[int, int] | None, inputs: int) -> str:
