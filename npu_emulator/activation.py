@@ -129,7 +129,7 @@ def _start(chosen: Settings, runtime: Runtime) -> Emulator:
         import torch
         import torch_npu  # noqa: F401 - for those who switched torch's autoload off
     from npu_emulator.extensions import stand_in_for_extensions
-    from npu_emulator.kernels.formats import restore_formats
+    from npu_emulator.kernels.formats import keep_formats
     from npu_emulator.kernels.install import Installer
     from npu_emulator.launch import Launcher
     from npu_emulator.recorder import Recorder, write_until_exit
@@ -143,7 +143,7 @@ def _start(chosen: Settings, runtime: Runtime) -> Emulator:
     registry.take_offers()
     installer.install(registry)
     registry.listen(installer.add)
-    restore_formats()
+    keep_formats()
     offer_pyacl(runtime)
     stand_in_for_extensions(installer, registry)
     torch.npu._lazy_call(lambda: _settle(chosen, launcher))  # noqa: SLF001 - torch_npu's own way to say "when the device starts"

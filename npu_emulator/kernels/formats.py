@@ -3,13 +3,14 @@
 On hardware `npu_format_cast(x, 29)` stores x in fractal order (FRACTAL_NZ) for the cube unit. Here the result has that format's
 name and storage, with its padding, so that `get_npu_format`, the sizes of storages and the allocator's figures are those of the
 device. Its elements lie in plain order: every kernel reads and writes them by the tensor's strides, so a program sees the same
-values, shapes and strides as on hardware. Only a view that splits, joins or cuts what was cast would show an operator of npu or
-atb other elements than there, and such a call is refused. torch_npu's own rules decide which format a cast gives, and when it is
-refused.
+values, shapes and strides as on hardware. Only a view that splits, joins or cuts what was cast would show an operator outside ATen
+other elements than there, and such a call is refused; so is DLPack, which passes on an address without its format. torch_npu's own
+rules decide which format a cast gives, and when it is refused.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -19,16 +20,17 @@ from torch.utils._pytree import tree_leaves
 from npu_emulator.kernels.arguments import is_npu
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-__all__ = ["NATIVE_CASTS", "format_kernels", "is_private", "refuse_reinterpreted", "restore_formats"]
+__all__ = ["NATIVE_CASTS", "format_kernels", "is_private", "keep_formats", "refuse_reinterpreted"]
 
 NATIVE_CASTS = frozenset({"npu::npu_format_cast", "npu::npu_format_cast.Tensor"})
 """torch_npu's own: they choose a format and call `_npu_format_cast`."""
-_FRACTAL_NZ = 29
+_ND, _FRACTAL_NZ = 2, 29
 _BLOCK = 16
 _used: list[int] = []
 """The private formats to which this process has cast."""
+_libraries: list[torch.library.Library] = []
 _NAMED = "npu_format_/"
 """How torch_npu notes a format's name in the metadata of a saved tensor."""
 _PRIVATE = frozenset({3, 4, 29, 32, 33, 50, 51, 52, 53, 54})
@@ -64,6 +66,8 @@ class _Cast:
             return self._torch_npus_own.call_boxed(keys, source, acl_format, *given, **also)  # type: ignore[no-any-return]
         cast = _in_new_memory(source, acl_format)
         if acl_format in _PRIVATE and acl_format not in _used:
+            if not _used:
+                _cast_before_resizes()
             _used.append(acl_format)
         if self._in_place:
             return source.set_(cast.untyped_storage(), cast.storage_offset(), cast.size(), cast.stride())
@@ -90,7 +94,7 @@ def refuse_reinterpreted(operator: str, args: tuple[Any, ...], kwargs: dict[str,
 def _refuse_view(operator: str, tensor: torch.Tensor) -> None:
     """Raise if a device tensor is a view of memory in FRACTAL_NZ that splits, joins or cuts the last two dimensions that were cast.
 
-    An operator of npu or atb reads the memory as it lies, and [..., K, N] lies as [..., N / C, K / 16, 16, C] there, with 32 bytes
+    An operator outside ATen reads the memory as it lies, and [..., K, N] lies as [..., N / C, K / 16, 16, C] there, with 32 bytes
     in C elements. Whole matrices, transposed ones, those of some batches and other dtypes of the same width show the same elements
     in both orders. ATen's operators bring such a view to plain order first (`format_contiguous` in torch_npu).
     """
@@ -122,7 +126,47 @@ def _whole(size: int) -> int:
     return -(-size // _BLOCK) * _BLOCK
 
 
-def restore_formats() -> None:
+def _cast_before_resizes() -> None:
+    """Let `resize_` bring a tensor to plain order by the emulator's cast; torch_npu's own calls CANN from C++."""
+    torch_npus_own = torch.library.get_kernel("aten::resize_", "PrivateUse1")
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)  # noqa: SLF001 - as above
+
+    def resize_(tensor: torch.Tensor, size: Sequence[int], *, memory_format: Any = None) -> torch.Tensor:
+        if is_private(tensor):
+            torch.ops.npu.npu_format_cast_.acl_format(tensor, _ND)
+        return torch_npus_own.call_boxed(keys, tensor, size, memory_format=memory_format)  # type: ignore[no-any-return]
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("resize_", resize_, "PrivateUse1")
+    _libraries.append(library)
+
+
+def keep_formats() -> None:
+    """Let `torch.load` give a tensor the format of its file, by the emulator's cast; let DLPack pass on no private format."""
+    import torch_npu.utils.dlpack
+
+    _restore()
+    torch.Tensor.__dlpack__ = _of_plain_order(torch.Tensor.__dlpack__)  # type: ignore[method-assign]
+    torch.Tensor.__dlpack_device__ = _of_plain_order(torch.Tensor.__dlpack_device__)  # type: ignore[method-assign]
+    torch_npu.utils.dlpack._npu_to_dlpack = _of_plain_order(torch_npu.utils.dlpack._npu_to_dlpack)  # noqa: SLF001 - what its public functions call
+
+
+def _of_plain_order(own: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of a tensor that raises where the tensor's format is private."""
+
+    @functools.wraps(own)
+    def asked(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if is_private(tensor):
+            raise RuntimeError(
+                "DLPack has no word for the memory format of this tensor, which is private, so whoever takes it would read other "
+                "elements; bring the tensor to the format ND first, with torch_npu.npu_format_cast(x, 2)"
+            )
+        return own(tensor, *args, **kwargs)
+
+    return asked
+
+
+def _restore() -> None:
     """Let `torch.load` bring a tensor to the format of its file by the emulator's cast; torch_npu's own calls CANN from C++."""
     import torch_npu
 

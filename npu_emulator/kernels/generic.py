@@ -128,7 +128,7 @@ class Kernel:
         self.name = str(op)
         self.compute = widened(op) if compute is None else refusing(op, compute)
         self._brought = compute is not None
-        self._of_vendor = op.namespace in {"npu", "atb"}
+        self._reads_as_it_lies = op.namespace != "aten"
         self._constraints: Callable[..., None] | None = getattr(compute, CONSTRAINTS, None)
         self._work: Callable[..., tuple[float, float]] | None = getattr(compute, WORK, None)
         self._launcher = launcher
@@ -182,7 +182,7 @@ class Kernel:
         """Raise for what a device refuses before the launch."""
         if self._launcher.checks_marks():
             refuse_unsafe(args, kwargs)
-        if self._of_vendor:
+        if self._reads_as_it_lies:
             refuse_reinterpreted(self.name, args, kwargs)
         if self._constraints is not None:
             self._constraints(*args, **kwargs)

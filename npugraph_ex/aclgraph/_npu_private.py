@@ -157,6 +157,17 @@ def format_question() -> Callable[[torch.Tensor], int]:
     return question
 
 
+def empty_in_its_format(tensor: torch.Tensor) -> torch.Tensor:
+    """New memory in the private format of ``tensor``, with the sizes that were cast, and the same view of it."""
+    noted = torch._utils.get_tensor_metadata(tensor)
+    sizes = next(key for key in noted if key.startswith("base_sizes_")).split("/")[1:-1]
+    base = torch.ops.npu.empty_with_format.default(
+        [*map(int, sizes)], dtype=tensor.dtype, device=tensor.device, acl_format=format_question()(tensor)
+    )
+    view: torch.Tensor = base.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+    return view
+
+
 def launcher(graph: torch.npu.NPUGraph) -> Callable[[], None]:
     """The replay of a captured graph, without torch_npu's method around it, which only writes to the debug log."""
     launch: Callable[[], None] = super(torch.npu.NPUGraph, graph).replay

@@ -13,7 +13,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_symbols
 
 from npugraph_ex import _torch_private
-from npugraph_ex.aclgraph import device_copies
+from npugraph_ex.aclgraph import _npu_private, device_copies
 from npugraph_ex.aclgraph.address_guard import picker
 from npugraph_ex.aclgraph.host_scalars import host_scalars
 from npugraph_ex.aclgraph.host_scalars import values as scalar_values
@@ -273,7 +273,9 @@ def _moving_strides(tensor: torch.Tensor) -> list[int]:
 
 
 def _empty_like(tensor: torch.Tensor, extent: int | None) -> torch.Tensor:
-    """New memory with the same strides."""
+    """New memory with the same strides, in the same format."""
+    if device_copies.format_question()(tensor) not in device_copies.PLAIN_FORMATS:
+        return _npu_private.empty_in_its_format(tensor)
     if extent is None or extent == 0:
         return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
     flat = torch.empty(extent, dtype=tensor.dtype, device=tensor.device)

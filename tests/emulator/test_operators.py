@@ -347,44 +347,6 @@ def test_format_casts_change_no_value() -> None:
         torch_npu.npu.config.allow_internal_format = False
 
 
-def test_what_an_operator_would_read_in_the_fractals_order_is_refused() -> None:
-    """An operator of npu takes whole matrices in FRACTAL_NZ, no view that splits, joins or cuts them; ATen's take any."""
-    import torch_npu
-
-    torch_npu.npu.config.allow_internal_format = True
-    try:
-        cast = torch_npu.npu_format_cast(torch.randint(-9, 9, (2, 32, 64), dtype=torch.int8).npu(), 29)
-        padded = torch_npu.npu_format_cast(torch.randn(3, 20, 8).half().npu(), 29)
-        plain = cast.cpu()
-        one = plain[1]
-        views = {
-            "fractal": cast.view(2, 2, 2, 16, 32),
-            "flat": cast.view(-1),
-            "halves": cast.view(4, 16, 64),
-            "wide": cast.view(2, 16, 128),
-            "rows": cast[:, 16:],
-            "columns": cast[..., :32],
-            "every other": cast[:, ::2],
-            "padded": padded[1:],
-        }
-        for name, view in views.items():
-            assert torch.equal((view + 1).cpu(), view.cpu() + 1), name  # as torch_npu does: plain order first
-            with pytest.raises(RuntimeError, match=r"FRACTAL_NZ, through a view of shape"):
-                torch_npu.npu_dtype_cast(view, torch.float32)
-        for whole, expected in (
-            (cast, plain), (cast.mT, plain.mT), (cast[1], one), (cast[1:].squeeze(0).t(), one.t()),
-            (cast.unsqueeze(1), plain.unsqueeze(1)), (cast.view(torch.int32), plain.view(torch.int32)),
-            (padded, padded.cpu()), (padded[:1], padded.cpu()[:1]),
-        ):  # fmt: skip
-            assert torch.equal(torch_npu.npu_dtype_cast(whole, torch.float32).cpu(), expected.float())
-        laid_out = cast.unflatten(-1, (-1, 32)).unflatten(-3, (-1, 16)).movedim(-2, -4).contiguous()
-        assert torch.equal(
-            torch_npu.npu_dtype_cast(laid_out, torch.float32)[1, 1, 0, 3].cpu(), plain[1, 3, 32:].float()
-        )
-    finally:
-        torch_npu.npu.config.allow_internal_format = False
-
-
 def test_a_saved_format_is_loaded(tmp_path: Path) -> None:
     """A tensor that was saved in FRACTAL_NZ has that format again, its values, and its need of a gradient."""
     import torch_npu

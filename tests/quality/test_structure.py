@@ -119,7 +119,7 @@ OTHER_PRIVATE_USES = {
     "npu_emulator/kernels/composites.py": {"torch._C", "torch._decomp"},
     "npu_emulator/kernels/device_forms.py": {"torch._is_functional_tensor"},
     "npu_emulator/kernels/fallback.py": {"torch._C"},
-    "npu_emulator/kernels/formats.py": {"torch._C", "torch._utils"},
+    "npu_emulator/kernels/formats.py": {"torch._C", "torch._utils", "torch_npu.utils.dlpack._npu_to_dlpack"},
     "npu_emulator/kernels/generic.py": {"torch._C"},
     "npu_emulator/kernels/install.py": {"torch._C"},
     "npu_emulator/kernels/recovery.py": {"torch_npu._C", "torch_npu.utils._error_code"},
