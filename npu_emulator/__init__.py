@@ -58,6 +58,7 @@ __all__ = [
     "is_active",
     "kernel_counts",
     "kernel_log",
+    "kernel_origins",
     "launch_count",
     "merge_timelines",
     "missing_kernels",
@@ -92,6 +93,13 @@ def register_kernel(name: str, kernel: Any = None) -> Any:
 def kernel_counts() -> dict[str, int]:
     """Return how many kernels the device has run so far, by operator; each replay counts its kernels again."""
     return current().launcher.counts()
+
+
+def kernel_origins() -> dict[str, str]:
+    """Return where the kernel of each operator of ATen, npu and atb is from, in words; "no kernel" where there is none."""
+    from npu_emulator.kernels.origins import all_origins
+
+    return all_origins(current().installer.origins)
 
 
 def launch_count() -> int:

@@ -24,6 +24,7 @@ from npu_emulator.settings import Settings
 from npu_emulator.warnings_filter import without_cann_warnings, without_padding_warning
 
 if TYPE_CHECKING:
+    from npu_emulator.kernels.install import Installer
     from npu_emulator.launch import Launcher
     from npu_emulator.recorder import Recorder
 
@@ -40,6 +41,7 @@ class Emulator:
     runtime: Runtime
     launcher: Launcher
     recorder: Recorder
+    installer: Installer
 
 
 _current: Emulator | None = None
@@ -137,7 +139,7 @@ def _start(chosen: Settings, runtime: Runtime) -> Emulator:
     leave_us_alone()
     launcher = Launcher(runtime)
     installer = Installer(launcher)
-    _current = Emulator(chosen, runtime, launcher, Recorder(launcher))
+    _current = Emulator(chosen, runtime, launcher, Recorder(launcher), installer)
     if chosen.kernel_log:
         write_until_exit(_current.recorder, Path(chosen.kernel_log))
     registry.take_offers()

@@ -114,6 +114,9 @@ def main(argv: Sequence[str] | None = None, *, choice: str | None = None) -> int
             return script.COMMANDS[arguments.command](arguments, said)
         run: Callable[[argparse.Namespace], int] = _COMMANDS[arguments.command].run
         return run(arguments)
+    except BrokenPipeError:  # the reader, such as `head`, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except NpuGraphExError as error:
         sys.stderr.write(f"npugraph-ex: {error}\n")
         return 2 if isinstance(error, UsageError) else 1

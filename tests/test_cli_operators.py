@@ -19,6 +19,20 @@ z = torch_npu.obfuscation_finalize(x)
 print("sum", z.sum().item(), sys.argv[1:])
 """
 
+KERNELS = {
+    "aten::relu": "torch's CPU kernel",
+    "aten::_embedding_bag_dense_backward": "torch's CPU kernel, on hardware too",
+    "aten::normal_": "torch's CPU kernel, with the device's random numbers",
+    "aten::addmm.dtype": "a formula of npu_emulator",
+    "aten::conj": "composed of other operators",
+    "aten::relu.out": "torch's CPU kernel",
+    "aten::view": "torch_npu's own",
+    "aten::clone": "a copy or a conversion",
+    "npu::_npu_format_cast": "a copy or a conversion",
+    "npu::npu_apply_rotary_pos_emb": "operator documentation of torch_npu.npu_apply_rotary_pos_emb",
+}
+"""How each kind of kernel is described."""
+
 MODULE = """
 import torch
 from npugraph_ex.operators import Operator, call
@@ -53,12 +67,29 @@ def test_the_list_has_every_formula(capsys: pytest.CaptureFixture[str]) -> None:
     """With dtypes and source, for people and as JSON."""
     assert cli.main(["operators", "--json"]) == 0
     rows = {row["operator"]: row for row in json.loads(capsys.readouterr().out)}
-    assert {*rows} == {name for name, record in OPERATORS.items() if record.formula}
+    ours = {name for name, row in rows.items() if row["kernel"] == "a record of this library"}
+    assert ours == {name for name, record in OPERATORS.items() if record.formula}
     assert rows["npu::npu_swiglu"]["dtypes"] == ["float16", "bfloat16", "float32"]
     assert cli.main(["operators"]) == 0
     said = capsys.readouterr().out
     assert OPERATORS["npu::npu_swiglu"].source in said
-    assert said.endswith(f"{len(rows)} operators\n")
+    for name, kernel in KERNELS.items():
+        assert rows[name]["source"].startswith(kernel), name
+        assert f"\n{name} " in said
+    for name in ("npu::npu_matmul_compress_dequant", "aten::cudnn_convolution", "aten::cudnn_convolution.out"):
+        assert not rows[name]["covered"]
+        assert f"\n{name} " not in said
+    assert rows["aten::relu"]["dtypes"] == []
+    library = [row for name, row in rows.items() if name.startswith("aten::")]
+    assert f"\naten: {sum(row['covered'] for row in library)} of {len(library):,} operators covered\n" in said
+
+
+def test_the_list_can_be_cut_to_a_part_of_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each overload that has the text, and the figures of those alone."""
+    assert cli.main(["operators", "--having", "aten::addmm_"]) == 0
+    assert capsys.readouterr().out == (
+        "aten::addmm_  torch's CPU kernel\n\naten: 1 of 1 operator covered\n      1  torch's CPU kernel\n"
+    )
 
 
 def test_a_script_is_told_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,7 +62,14 @@ def counted() -> int:
         program()
     timeline.save("timeline.json")
     counts: dict[str, int] = npu_emulator.kernel_counts()
-    return len(log) + counts.get("aten::add", 0) + npu_emulator.launch_count() + npu_emulator.resources().streams
+    origins: dict[str, str] = npu_emulator.kernel_origins()
+    return (
+        len(log)
+        + len(origins)
+        + counts.get("aten::add", 0)
+        + npu_emulator.launch_count()
+        + npu_emulator.resources().streams
+    )
 
 
 def over_ranks(files: list[str]) -> Path:

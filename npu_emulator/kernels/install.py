@@ -21,6 +21,7 @@ from npu_emulator.kernels.formats import NATIVE_CASTS, format_kernels
 from npu_emulator.kernels.generic import Kernel
 from npu_emulator.kernels.gradients import GRADIENTS
 from npu_emulator.kernels.missing import Missing
+from npu_emulator.kernels.origins import BY_THE_CPU, COMPOSED, DEVICE, FALLBACK, FORMULA, NONE, PACKAGE, RANDOM
 from npu_emulator.kernels.packed_sequences import packing_kernels
 from npu_emulator.kernels.random import DISTRIBUTIONS, RandomKernel, is_random, kernel_with
 from npu_emulator.kernels.registry import overload_of
@@ -98,6 +99,8 @@ class Installer:
         """Prepare to register kernels that launch through `launcher`."""
         self._launcher = launcher
         self._libraries: dict[str, torch.library.Library] = {}
+        self.origins: dict[str, str] = {}
+        """Where each registered kernel is from, by operator."""
 
     def install(self, registry: Registry) -> int:
         """Register all kernels and return their number; `registry` has the kernels of other packages."""
@@ -107,6 +110,23 @@ class Installer:
             return self._install({**brought, **registry.added})
 
     def _install(self, brought: Mapping[str, Callable[..., Any]]) -> int:
+        formats = format_kernels()
+        count = self._install_aten()
+        of_vendor = [*_registered("npu::"), *_registered("atb::")]
+        for name in of_vendor:
+            if name not in NATIVE_CASTS and not any(part in name for part in _NPU_WITHOUT_COMPUTE):
+                cast = formats.get(name)
+                self._register(name, cast or _without_formula(name), DEVICE if cast or "workspace" in name else NONE)
+        for name, composed in composite_kernels().items():
+            for key in ("PrivateUse1", "AutogradPrivateUse1"):
+                self._register(name, composed, COMPOSED, key=key)
+        for name, compute in {**GRADIENTS, **COMPLETED, **DEVICE_ONLY, **DISTRIBUTIONS, **SCALED_PRODUCTS}.items():
+            self._add(name, compute, FORMULA)
+        for name, compute in brought.items():
+            self._add(name, compute)
+        return count + len(brought)
+
+    def _install_aten(self) -> int:
         special = {**copy_kernels(self._launcher), **packing_kernels()}
         above = {name for name in _registered("aten::", "AutogradPrivateUse1") if name.endswith((".out", "_out"))}
         above |= _WITHOUT_GRADIENT
@@ -118,30 +138,16 @@ class Installer:
             op = overload_of(name)
             if op is None:
                 continue
-            kernel = as_on_the_device(name, special.get(name) or self._by_the_cpu(name, op))
+            own = special.get(name)
+            kernel = self._by_the_cpu(name, op) if own is None else own
             fallback = fallback_of(name)
-            self._register(name, OnTheHost(fallback, kernel) if fallback else kernel)
+            origin = FALLBACK if fallback and own is None else DEVICE if own else _origin_of(kernel)
+            kernel = as_on_the_device(name, kernel)
+            self._register(name, OnTheHost(fallback, kernel) if fallback else kernel, origin)
             if name in above:
-                self._register(name, _without_gradient(op), "AutogradPrivateUse1")
+                self._register(name, _without_gradient(op), key="AutogradPrivateUse1")
             count += 1
-        formats = format_kernels()
-        of_vendor = [*_registered("npu::"), *_registered("atb::")]
-        for name in of_vendor:
-            if name not in NATIVE_CASTS and not any(part in name for part in _NPU_WITHOUT_COMPUTE):
-                self._register(name, formats.get(name) or _without_formula(name))
-        for name, composed in composite_kernels().items():
-            for key in ("PrivateUse1", "AutogradPrivateUse1"):
-                self._register(name, composed, key)
-        for name, compute in {
-            **GRADIENTS,
-            **COMPLETED,
-            **DEVICE_ONLY,
-            **DISTRIBUTIONS,
-            **SCALED_PRODUCTS,
-            **brought,
-        }.items():
-            self._add(name, compute)
-        return count + len(brought)
+        return count
 
     def _by_the_cpu(self, name: str, op: OpOverload) -> Kernel | Missing:
         """Return the kernel that computes on the CPU, or one that raises because the CPU has none (`mm.dtype`)."""
@@ -154,25 +160,31 @@ class Installer:
         with _unwarned():
             self._add(name, compute)
 
-    def _add(self, name: str, compute: Callable[..., Any]) -> None:
+    def _add(self, name: str, compute: Callable[..., Any], origin: str = PACKAGE) -> None:
         op = overload_of(name)
         if op is None:
             raise KernelMissingError(
                 f"there is no operator {name}; import the library that defines it, then register its kernel"
             )
-        self._register(name, as_on_the_device(name, kernel_with(op, self._launcher, compute)))
+        self._register(name, as_on_the_device(name, kernel_with(op, self._launcher, compute)), origin)
         for form, kernel in workspace_kernels(name, compute, self._launcher).items():
-            self._register(form, kernel)
+            self._register(form, kernel, origin)
         out = overload_of(f"{name}.out")
         if out is not None and _is_out_form(out, op):
-            self._register(f"{name}.out", kernel_with(out, self._launcher, _into(compute)))
+            self._register(f"{name}.out", kernel_with(out, self._launcher, _into(compute)), origin)
 
-    def _register(self, name: str, kernel: Callable[..., Any], key: str = "PrivateUse1") -> None:
+    def _register(self, name: str, kernel: Callable[..., Any], origin: str = "", *, key: str = "PrivateUse1") -> None:
         namespace, _, rest = name.partition("::")
         library = self._libraries.get(namespace)
         if library is None:
             library = self._libraries[namespace] = torch.library.Library(namespace, "IMPL")
         library.impl(rest, kernel, key, allow_override=True)
+        if origin:
+            self.origins[name] = origin
+
+
+def _origin_of(kernel: Callable[..., Any]) -> str:
+    return NONE if isinstance(kernel, Missing) else RANDOM if isinstance(kernel, RandomKernel) else BY_THE_CPU
 
 
 def _is_out_form(out: OpOverload, op: OpOverload) -> bool:

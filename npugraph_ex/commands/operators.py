@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -21,9 +23,12 @@ if TYPE_CHECKING:
 
 _VENDOR = ("npu::", "atb::")
 _DESCRIPTION = """\
-Without more, list the operators whose results are computed: name, dtypes, and the document that their formula is from.
+Without more, list the operators whose results are computed: name, dtypes, and the document that their formula is from. Of those
+without a formula of this library, ATen's among them, the list says where the emulated device's kernel is from: torch's CPU kernel,
+a composition, torch_npu, or nowhere. How many are covered comes last.
 
   npugraph-ex operators                     the list; --json for programs
+  npugraph-ex operators --having addmm      the operators whose name has this text
   npugraph-ex operators script.py           run the script on the emulated device, and say which operators of npu and atb it
                                             calls, and which of them are missing. A missing one gives zeros, so that the
                                             script goes on; what it prints then means nothing
@@ -41,6 +46,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description=_DESCRIPTION,
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one JSON object; a script's own output goes to stderr")
+    parser.add_argument("--having", metavar="TEXT", default="", help="list only operators whose name has TEXT")
     parser.add_argument("--check", metavar="MODULE", help="check the records that a module, a name or a .py file, adds")
     parser.add_argument("script", nargs="?", help="a Python file that needs NPU operators")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the script")
@@ -63,21 +69,43 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _listed(arguments: argparse.Namespace) -> int:
+    """List records, and on the emulated device all other operators with the origin of their kernels."""
+    import npu_emulator
     from npugraph_ex.operators import OPERATORS
 
-    rows = [
-        {"operator": name, "dtypes": [_short(dtype) for dtype in record.dtypes], "source": record.source}
-        for name, record in sorted(OPERATORS.items())
-        if record.formula is not None
-    ]
+    known = {name: record for name, record in OPERATORS.items() if record.formula is not None}
+    origins = npu_emulator.kernel_origins() if npu_emulator.is_active() else {}
+    rows = [_row(name, known.get(name), origins.get(name, "")) for name in sorted({*known, *origins})]
+    chosen = [row for row in rows if arguments.having in row["operator"]]
     if arguments.json:
-        show(arguments, rows, "")
+        show(arguments, chosen, "")
         return 0
-    width = max(len(str(row["operator"])) for row in rows)
-    for row in rows:
-        sys.stdout.write(f"{row['operator']:<{width}}  {', '.join(row['dtypes'])}\n{'':<{width}}    {row['source']}\n")
-    sys.stdout.write(f"\n{counted(len(rows), 'operator')}\n")
+    width = max((len(row["operator"]) for row in chosen if row["covered"]), default=0)
+    for row in chosen:
+        if row["covered"]:
+            dtypes = f"\n{'':<{width}}    {', '.join(row['dtypes'])}" if row["dtypes"] else ""
+            sys.stdout.write(f"{row['operator']:<{width}}  {row['source']}{dtypes}\n")
+    sys.stdout.write("".join(_counted(chosen)))
     return 0
+
+
+def _row(name: str, record: Operator | None, origin: str) -> dict[str, Any]:
+    """One operator: a record's source is its document, another one's the origin of its kernel."""
+    dtypes = [_short(dtype) for dtype in record.dtypes] if record else []
+    source = record.source if record else origin
+    kind = "a record of this library" if record else origin
+    return {"operator": name, "dtypes": dtypes, "source": source, "kernel": kind, "covered": kind != "no kernel"}
+
+
+def _counted(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """How many operators of each library are covered, from where, and the names of the others."""
+    for library, found in itertools.groupby(rows, lambda row: str(row["operator"]).partition("::")[0]):
+        listed = [*found]
+        absent = [row["operator"].partition("::")[2] for row in listed if not row["covered"]]
+        yield f"\n{library}: {len(listed) - len(absent)} of {counted(len(listed), 'operator')} covered\n"
+        for kind, count in Counter(row["kernel"] for row in listed).most_common():
+            yield f"  {count:>5}  {kind}\n"
+        yield f"{textwrap.fill('not covered: ' + ', '.join(absent), 130)}\n" if absent else ""
 
 
 def _short(dtype: object) -> str:

@@ -122,6 +122,7 @@ OTHER_PRIVATE_USES = {
     "npu_emulator/kernels/formats.py": {"torch._C", "torch._utils", "torch_npu.utils.dlpack._npu_to_dlpack"},
     "npu_emulator/kernels/generic.py": {"torch._C"},
     "npu_emulator/kernels/install.py": {"torch._C"},
+    "npu_emulator/kernels/origins.py": {"torch._C"},
     "npu_emulator/kernels/recovery.py": {"torch_npu._C", "torch_npu.utils._error_code"},
     "npu_emulator/launch.py": {"torch._C", "torch._neg_view", "torch_npu._C", "torch_npu.utils._npu_trace"},
     "npu_emulator/memory/allocator.py": {"torch_npu._C", "torch_npu.utils._npu_trace"},
