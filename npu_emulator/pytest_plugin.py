@@ -10,8 +10,9 @@ import os
 import re
 import sys
 import traceback
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     import torch
 
 __all__: list[str] = []
+
+_Kind = TypeVar("_Kind")
 
 _NOT_LOADED = re.compile(r"(lib\w+\.so[.\d]*): cannot open shared object file")
 
@@ -180,29 +183,61 @@ def _npu_marks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Do what the markers `npu_schedule` and `npu_devices` say."""
     devices, order = (request.node.get_closest_marker(name) for name in ("npu_devices", "npu_schedule"))
     if devices is not None:
-        import torch
-        import torch_npu  # noqa: F401 - gives torch its `npu`
-
-        there = torch.npu.device_count()
-        if there < devices.args[0]:
-            pytest.skip(f"wants {devices.args[0]} NPUs; there {'is' if there == 1 else 'are'} {there}")
-    if order is None or not is_active():
+        _skip_without(_only_argument(devices, int, "a whole number"))
+    if order is None:
+        yield
+        return
+    wanted = _only_argument(order, str, "a schedule, such as 'lazy'")
+    if not is_active():
         yield
         return
     from npu_emulator import schedule
+    from npu_emulator.schedules import parse
 
-    with schedule(order.args[0]):
+    try:
+        parse(wanted)
+    except EmulatorError as error:
+        pytest.fail(f"npu_schedule: {error}", pytrace=False)
+    with schedule(wanted):
         yield
+
+
+def _only_argument(marker: pytest.Mark, kind: type[_Kind], expected: str) -> _Kind:
+    """The argument of a marker. A test whose marker has another one fails with one sentence."""
+    given = (*marker.args, *marker.kwargs.values())
+    if len(given) != 1 or not isinstance(given[0], kind):
+        pytest.fail(f"the marker {marker.name} takes {expected}; it has {given}", pytrace=False)
+    return given[0]
+
+
+def _skip_without(wanted: int) -> None:
+    missing = _why_no_npu()
+    if missing:
+        pytest.skip(missing)
+    import torch
+
+    there = torch.npu.device_count()
+    if there < wanted:
+        pytest.skip(f"wants {wanted} NPUs; there {'is' if there == 1 else 'are'} {there}")
+
+
+@cache
+def _why_no_npu() -> str:
+    """Why tests have no NPU; empty where they have one. Asked once: torch ends the process if an import that failed is repeated."""
+    try:
+        import torch
+        import torch_npu  # noqa: F401 - gives torch its `npu`
+    except (ImportError, OSError, RuntimeError) as error:
+        return f"there is no NPU: {error}"
+    if not torch.npu.is_available():
+        return "there is no NPU: start pytest with --npu=emulated, or on a machine with one"
+    return ""
 
 
 @pytest.fixture
 def npu() -> torch.device:
     """The NPU of the tests as a `torch.device`. Skips the test where there is none."""
-    try:
-        import torch
-        import torch_npu  # noqa: F401 - gives torch its `npu`
-    except (ImportError, OSError, RuntimeError) as error:
-        pytest.skip(f"there is no NPU: {error}")
-    if not torch.npu.is_available():
-        pytest.skip("there is no NPU: start pytest with --npu=emulated, or on a machine with one")
+    _skip_without(1)
+    import torch
+
     return torch.device("npu", torch.npu.current_device())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -132,8 +133,10 @@ def test_a_users_records_are_checked(tmp_path: Path, capsys: pytest.CaptureFixtu
     path = tmp_path / "my_operators_of_a_test.py"
     path.write_text(MODULE)
     assert cli.main(["operators", "--json", "--check", str(path)]) == 1
-    told = {name: found["faults"] for name, found in json.loads(capsys.readouterr().out).items()}
+    said = capsys.readouterr()
+    told = {name: found["faults"] for name, found in json.loads(said.out).items()}
     assert told["cli_operators::right"] == []
+    assert re.findall(r"(\S+): no fake function", said.err) == ["cli_operators::right"]
     assert "define it" in told["cli_operators::absent"][0]
     signature, dtype, metadata = told["cli_operators::wrong"][:3]
     assert "('scale', 2.0, False); the schema has ('scale', 1.0, False)" in signature

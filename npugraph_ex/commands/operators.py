@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from npugraph_ex._plurals import counted
 from npugraph_ex.commands import script
 from npugraph_ex.commands.interrupts import interruptible
-from npugraph_ex.commands.terminal import progress, show
+from npugraph_ex.commands.terminal import progress, remark, show
 from npugraph_ex.errors import UsageError
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _told(needed: list[dict[str, Any]], name: str) -> Iterator[str]:
 def _checked(arguments: argparse.Namespace) -> int:
     """Check the records that a module adds; a line for each that is right, the faults of the others."""
     from npugraph_ex.operators import OPERATORS
-    from npugraph_ex.testing.operator_checks import checks
+    from npugraph_ex.testing.operator_checks import checks, has_meta
     from npugraph_ex.testing.validation.loading import load_module
 
     found: dict[str, Operator] = {}
@@ -188,6 +188,12 @@ def _checked(arguments: argparse.Namespace) -> int:
             reached(ended, "done")
         except KeyboardInterrupt:
             sys.stderr.write(f"npugraph-ex: stopped by {stop} after {ended} of {counted(len(steps), 'check')}\n")
+    for name, record in found.items():
+        if record.overload is not None and not has_meta(record.overload):
+            remark(
+                arguments,
+                f'{name}: no fake function, so torch.compile cannot take it: torch.library.register_fake("{name}")',
+            )
     whole = {name for name in told if all(other != name for other, _, _ in steps[ended:])}
     lines = [
         line

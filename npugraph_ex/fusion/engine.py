@@ -16,6 +16,7 @@ from torch._inductor.pattern_matcher import PatternExpr
 
 from npugraph_ex import _torch_private
 from npugraph_ex.errors import OptionValueError
+from npugraph_ex.fusion import exchanged_operands, unfused_norms
 from npugraph_ex.fusion.attempt import Attempt
 from npugraph_ex.fusion.candidates import anchors, explicit_outputs, may_match
 from npugraph_ex.fusion.checks import GraphFacts
@@ -23,7 +24,6 @@ from npugraph_ex.fusion.registry import USER_RULES, warn_once
 from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.fusion.rules import RULE_NAMES
 from npugraph_ex.fusion.trace_cache import TraceCache
-from npugraph_ex.fusion.unfused_norms import explanations
 from npugraph_ex.report.passes import ReportBuilder
 
 
@@ -114,6 +114,9 @@ class Application:
         return f"it does not apply in mode {self.mode!r}" if self.mode in rule.rule.not_in_modes else ""
 
     def explain(self, graph: fx.Graph) -> None:
-        """Report the norms without a near-miss."""
-        for explanation in explanations(graph, self.tried, self.near_missed):
+        """Report what would match with operands exchanged, and the norms without a near-miss."""
+        for miss in exchanged_operands.explanations(graph, self.tried, self.near_missed):
+            self.report.add_near_miss(miss)
+            self.near_missed.add(miss.node)
+        for explanation in unfused_norms.explanations(graph, self.tried, self.near_missed):
             self.report.add_unfused(explanation)

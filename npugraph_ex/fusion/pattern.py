@@ -38,6 +38,26 @@ from npugraph_ex.fusion.mismatch_messages import Mismatch
 _SHAPE_LIKE = (int, float, torch.SymInt, torch.device, torch.dtype)
 
 
+_COMMUTATIVE: Mapping[OpOverload, tuple[Any, ...]] = {
+    torch.ops.aten.add.Tensor: (1,),
+    torch.ops.aten.mul.Tensor: (),
+    torch.ops.aten.maximum.default: (),
+    torch.ops.aten.minimum.default: (),
+}
+"""Operators whose first two operands may change places, with the values of the other arguments that this needs."""
+
+
+class EitherOrder(MatchContext):
+    """Tries the operands of sums and products in both orders; ``exchanged`` are the nodes that match in the other one only.
+
+    For explanations. A rule is applied to one order, because the replacement is traced with the pattern's.
+    """
+
+    def __init__(self, pattern: PatternExpr, graph: fx.Graph) -> None:
+        super().__init__(outputs_of(pattern), graph=graph)
+        self.exchanged: list[fx.Node] = []
+
+
 class SchemaCall(CallFunction):
     """Matches a call of one overload whose effective arguments all match.
 
@@ -53,9 +73,20 @@ class SchemaCall(CallFunction):
     def _match(self, node: fx.Node, ctx: MatchContext) -> Match | FailedMatch:
         if not self._match_fns(node):
             return FailedMatch("{} is not a call of {}", node, self.overload)
+        values = effective_arguments(node)
+        if isinstance(ctx, EitherOrder) and _COMMUTATIVE.get(self.overload) == values[2:]:
+            before, count = dict(ctx.pattern_to_node), len(ctx.exchanged)
+            found = self._match_values(node, values, ctx)
+            if is_match(found):
+                return found
+            ctx.pattern_to_node = before
+            ctx.exchanged[count:] = [node]
+            values = (values[1], values[0], *values[2:])
+        return self._match_values(node, values, ctx)
+
+    def _match_values(self, node: fx.Node, values: Sequence[Any], ctx: MatchContext) -> Match | FailedMatch:
         match = Match(ctx, self)
-        names = argument_names(self.overload)
-        arguments = zip(names, self.args, effective_arguments(node), strict=True)
+        arguments = zip(argument_names(self.overload), self.args, values, strict=True)
         for position, (name, pattern, value) in enumerate(arguments):
             failed = _match_value(pattern, value, ctx, match)
             if failed is None and _promotes_otherwise(pattern, value, node, position):

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import UnsupportedOperatorException
 from torch.utils import _pytree as pytree
 
 from npugraph_ex.errors import ReplacementError
@@ -188,7 +189,7 @@ def prepare(rule: FusionRule, judge: object = None) -> PreparedRule:
         try:
             replacement = tracing.trace(rule.replace, examples, rule.trace_fn)
         except Exception as error:  # noqa: BLE001 - the fused operator may not exist on this SoC or CANN
-            inactive = f"its replacement cannot be traced: {type(error).__name__}: {error}"
+            inactive = f"its replacement cannot be traced: {_why_untraced(error)}"
         else:
             replacement_text = str(replacement.graph)
             _refuse_other_outputs(rule, results, replacement, training=training)
@@ -199,6 +200,16 @@ def prepare(rule: FusionRule, judge: object = None) -> PreparedRule:
         rule, names, tuple(flat_names), tuple(specs), frozenset(tensors), gradients, training, outputs, pattern, inactive,
         key,
     )  # fmt: skip
+
+
+def _why_untraced(error: Exception) -> str:
+    if isinstance(error, UnsupportedOperatorException):
+        name = error.func.name()
+        return (
+            f"{name} has no fake function, which says the shape and dtype of its results; "
+            f'add @torch.library.register_fake("{name}")'
+        )
+    return f"{type(error).__name__}: {error}"
 
 
 def unusable(rule: FusionRule, reason: str) -> PreparedRule:

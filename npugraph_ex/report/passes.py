@@ -6,6 +6,7 @@ Nothing here edits or inspects a graph beyond naming its nodes.
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -114,8 +115,22 @@ class PassReport:
         reasons = "\n".join(f"  {miss.node}: {miss.reason} {miss.source}".rstrip() for miss in self.near_misses(rule))
         raise FusionCountError(
             f"Expected at least {counted(at_least, 'fusion')} by {rule or 'any rule'}; there {noun(count, 'was', 'were')} {count}. "
-            f"Near-misses:\n{reasons or '  none: nothing in the graph looks like the pattern.'}"
+            + (
+                self._untried(rule)
+                or f"Near-misses:\n{reasons or '  none: nothing in the graph looks like the pattern.'}"
+            )
         )
+
+    def _untried(self, rule: str | None) -> str:
+        """Why a rule that is asked for was not tried in this graph; empty if it was."""
+        known = {record.name: record for record in self.rules}
+        if rule is None or not known:
+            return ""
+        if rule not in known:
+            near = difflib.get_close_matches(rule, known, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            return f"No rule has this name.{hint} The rules of this graph: {', '.join(known)}."
+        return f"The rule was not tried: {known[rule].inactive}." if known[rule].inactive else ""
 
     def tables(self) -> list[tuple[Sequence[str], Sequence[Sequence[object]]]]:
         """Headers and rows of passes, rules, lifts, near-misses, unfused norms, stream findings, each only if it has rows."""

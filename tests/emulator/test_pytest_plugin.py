@@ -50,12 +50,23 @@ def test_two_devices():
 @pytest.mark.npu_devices(3)
 def test_three_devices():
     raise AssertionError
+
+@pytest.mark.npu_devices("two")
+def test_a_wrong_number():
+    raise AssertionError
+
+@pytest.mark.npu_schedule("lazzy")
+def test_a_wrong_schedule():
+    raise AssertionError
 """
+
+
+_PYTEST = [sys.executable, "-m", "pytest", "-q"]
 
 
 def _pytest(tmp_path: Path, environment: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "test_suite.py").write_text(_SUITE)
-    command = [sys.executable, "-m", "pytest", "-q", "--rootdir", str(tmp_path)]
+    command = [*_PYTEST, "--rootdir", str(tmp_path)]
     return subprocess.run(
         [*command, *options, str(tmp_path)], env=environment, capture_output=True, text=True, check=False, timeout=900
     )
@@ -69,14 +80,17 @@ def test_a_suite_runs_on_the_emulated_device(tmp_path: Path, fresh_environment: 
 
 
 def test_configuration_markers_and_fixture(tmp_path: Path, fresh_environment: Callable[..., dict[str, str]]) -> None:
-    """The project's configuration chooses device and schedule; markers change the order and skip; workers of xdist do so too."""
+    """The configuration chooses device and schedule; markers change the order, skip, or say what they take; in xdist, too."""
     (tmp_path / "pytest.ini").write_text(
         "[pytest]\nnpu = emulated\nnpu_schedule = lazy\nnpu_devices = 2\naddopts = --strict-markers -rs -n 1\n"
     )
     (tmp_path / "test_marked.py").write_text(_MARKED)
     done = _pytest(tmp_path, fresh_environment(), "-k", "not races and not adds")
-    assert "3 passed, 1 skipped" in done.stdout, done.stdout + done.stderr
+    assert "3 passed, 1 skipped, 2 errors" in done.stdout, done.stdout + done.stderr
     assert "wants 3 NPUs; there are 2" in done.stdout
+    assert "npu_devices takes a whole number; it has ('two',)" in done.stdout
+    assert "npu_schedule: a schedule" in done.stdout
+    assert "Error" not in done.stdout, "a traceback of the plugin's own"
 
 
 def test_races_fail_a_test(tmp_path: Path, fresh_environment: Callable[..., dict[str, str]]) -> None:
@@ -116,6 +130,23 @@ def test_a_project_without_cann_is_told_of_the_emulated_device(
     assert done.returncode != 0
     assert said.count("`pytest --npu=emulated`") == 1, said
     assert "libhccl.so" in said
+
+
+def test_markers_and_the_fixture_skip_where_torch_cannot_be_imported(
+    tmp_path: Path, fresh_environment: Callable[..., dict[str, str]]
+) -> None:
+    """Torch does not survive a second import after one that failed, so the plugin tries it once."""
+    (tmp_path / "torch_npu").mkdir()
+    (tmp_path / "torch_npu" / "__init__.py").write_text(_NO_CANN)
+    (tmp_path / "test_marked.py").write_text(
+        _MARKED.replace("import torch\n", "").replace("from npu_em", "# from npu_em")
+    )
+    done = subprocess.run(
+        [*_PYTEST, "-k", "(devices or configuration) and not wrong", "--rootdir", str(tmp_path), str(tmp_path)],
+        env={**fresh_environment(), "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "3 skipped" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0
 
 
 def test_another_missing_library_is_left_alone(

@@ -38,6 +38,10 @@ def one(x: Any, y: Any) -> Any:
     return torch.relu(torch.add(x, y))
 
 
+def gated(x: Any, y: Any) -> Any:
+    return torch.mul(y, torch.add(torch.neg(x), y))
+
+
 ADD = CallFunction(aten.add.Tensor, KeywordArg("x"), KeywordArg("y"))
 
 
@@ -56,8 +60,13 @@ ADD = CallFunction(aten.add.Tensor, KeywordArg("x"), KeywordArg("y"))
             lambda x, y: (torch.relu(torch.add(x, y)), torch.add(x, y).relu()),
             one, one, CallFunction(aten.relu.default, CallFunction(aten.sub.Tensor, KeywordArg("x"), KeywordArg("y"))), "",
         ),
+        (
+            lambda x, y: torch.mul(torch.add(y, torch.neg(x)), y), gated, one, None,
+            "the operands of mul and add stand in the other order; a second rule with that order would match",
+        ),
+        (lambda x, y: torch.mul(y, torch.sub(y, torch.neg(x))), gated, one, None, ""),
     ],
-    ids=["missing result", "two values for one operand", "another operator"],
+    ids=["missing result", "two values for one operand", "another operator", "other order", "other operator and order"],
 )  # fmt: skip
 def test_reasons_are_sentences(model: Any, search: Any, replace: Any, pattern: Any, reason: str) -> None:
     """The names of the user's arguments and operators, no note of the matcher."""

@@ -32,6 +32,10 @@ def test_demanding_more_fusions_than_there_were_raises_with_the_reasons() -> Non
     finished().require(1, "norm")
     with pytest.raises(FusionCountError, match=r"2 .* norm; .* 1(.|\n)*quant_1: .*model.py:9"):
         finished().require(2, "norm")
+    with pytest.raises(FusionCountError, match=r"was not tried: its operator is missing\."):
+        finished().require(1, "absent")
+    with pytest.raises(FusionCountError, match=r"No rule has this name\. Did you mean 'norm'\? .*: norm, absent\."):
+        finished().require(1, "nrm")
 
 
 def test_table_and_json_carry_everything() -> None:

@@ -104,6 +104,21 @@ def test_a_wrong_one_is_refuted_by_a_script_that_runs(refuted: Validation) -> No
     assert "WRONG" in done.stdout
 
 
+def test_programs_that_keep_a_rule_away_are_not_taken_for_never() -> None:
+    """The first programs through `torch.compile` have a transposed input, which the rule refuses; later ones fuse."""
+
+    def gated(x: torch.Tensor) -> torch.Tensor:
+        gate, up = x.chunk(2, dim=-1)
+        return torch.nn.functional.silu(gate) * up
+
+    def fused(x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.npu.npu_swiglu.default(x)
+
+    result = _validated(gated, fused, _example(2, 64), max_examples=4)
+    assert result.verdict == "proven on 3, guard-too-weak", str(result)
+    assert result.ok
+
+
 def test_what_fails_for_one_dtype_blames_the_guard() -> None:
     """Wrong for bfloat16 alone: the guard should have said so, and the finding says what divides right from wrong."""
 

@@ -34,6 +34,7 @@ from npugraph_ex.testing.validation.survey import (
 from npugraph_ex.testing.validation.trials import Trials, programs_with, run_trials, runnable
 
 _COMPILED = 2
+_ATTEMPTS = 5
 _SHRINKING_TRIES = 150
 _COMPARED = 4
 
@@ -162,7 +163,13 @@ class _Validator:
     def _through_torch_compile(self, pattern: Pattern, trials: Trials, settings: Sequence[Setting]) -> None:
         """Dynamo and AOT may write the pattern differently from what tracing the search function gives."""
         rightly = list(dict.fromkeys(trial.setting for trial in trials.of("right")))[:_COMPARED]
-        compiled = self._tried(pattern, rightly, "compiled", examples=_COMPILED, route="compile")
+        compiled = Trials()
+        # What a few programs are may keep the rule away, a transposed input say. So "never" needs more than those.
+        for attempt in range(_ATTEMPTS):
+            more = self._tried(pattern, rightly, f"compiled{attempt or ''}", examples=_COMPILED, route="compile")
+            compiled.made += more.made
+            if len(more.of("not fused")) < len(more.made):
+                break
         if compiled.of("wrong"):
             self._refute(pattern, compiled, settings, route="compile")
             trials.made += compiled.made  # they are part of what the table counts
