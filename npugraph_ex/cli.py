@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import sys
@@ -114,9 +115,8 @@ def main(argv: Sequence[str] | None = None, *, choice: str | None = None) -> int
             return script.COMMANDS[arguments.command](arguments, said)
         run: Callable[[argparse.Namespace], int] = _COMMANDS[arguments.command].run
         return run(arguments)
-    except BrokenPipeError:  # the reader, such as `head`, has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+    except OSError as error:
+        return _unwritten(error)
     except NpuGraphExError as error:
         sys.stderr.write(f"npugraph-ex: {error}\n")
         return 2 if isinstance(error, UsageError) else 1
@@ -124,6 +124,17 @@ def main(argv: Sequence[str] | None = None, *, choice: str | None = None) -> int
         stop = Interrupt()
         sys.stderr.write(f"npugraph-ex: stopped by {stop}\n")
         return stop.status
+
+
+def _unwritten(error: OSError) -> int:
+    """The status after stdout took no more: its reader, such as `head`, has enough, or the disk is full."""
+    if error.errno not in {errno.EPIPE, errno.ENOSPC}:
+        raise error
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python writes once more at its end
+    if error.errno == errno.EPIPE:
+        return 141
+    sys.stderr.write(f"npugraph-ex: the output cannot be written: {error.strerror}\n")
+    return 1
 
 
 def _parser() -> argparse.ArgumentParser:

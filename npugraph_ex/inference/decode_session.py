@@ -180,6 +180,8 @@ class DecodeSession:
             sizes: anything that ``inputs`` takes.
             inputs: makes the arguments of a call from one of the sizes, as a tuple or list.
         """
+        if not isinstance(sizes, Iterable) or not callable(inputs):
+            raise SessionError(f"warm_up takes sizes in a list, and a function of a size; got {sizes!r} and {inputs!r}")
         for size in sizes:
             given = inputs(size)
             if not isinstance(given, (tuple, list)):

@@ -198,6 +198,8 @@ def test_warm_up() -> None:
     assert (captures_so_far(), graphs_so_far()) == (captures, graphs)
     with pytest.raises(SessionError, match="tuple or list"):
         call.warm_up([3], lambda size: random(size, 8))
+    with pytest.raises(SessionError, match="sizes in a list"):
+        call.warm_up(3, lambda size: (random(size, 8),))  # type: ignore[arg-type]
 
 
 def cached_step(x: torch.Tensor, cache: torch.Tensor, row: torch.Tensor) -> dict[str, Any]:
