@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
 from interpreter import PYTHON, QUICK
 
 import npu_emulator
@@ -39,7 +40,9 @@ for path in libraries():
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Start the emulated device before any test imports torch."""
+    """Start the emulated device before any test imports torch. No example of Hypothesis has a time limit: cores may be busy."""
+    settings.register_profile("no deadline", deadline=None)
+    settings.load_profile("no deadline")
     if "torch" in sys.modules and not npu_emulator.is_active():
         raise pytest.UsageError("torch is imported before the emulated device could start; which plugin does that?")
     try:

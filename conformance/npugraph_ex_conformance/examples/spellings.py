@@ -214,7 +214,8 @@ def drawn(seed: int) -> tuple[Case, Spelling]:
     )
     names = ", ".join(f"x{position}" for position in range(len(inputs)))
     # What is computed on the way may have another user.
-    also = f"{lines[0].split(' = ')[0]}" if len(lines) > 1 and draw.random() < 0.2 else ""
+    on_the_way = [line.split(" = ")[0] for line in spelling.lines[:-1]]
+    also = draw.choice(on_the_way) if on_the_way and draw.random() < 0.3 else ""
     source = "\n    ".join([f"def program({names}):", *lines, f"return (result,{also})"]) + "\n"
     sizes = ({"s0": rows}, {"s0": rows}, {"s0": rows + 2}) if dynamic else ({}, {}, {})
     case = Case(source, inputs, sizes=sizes, dynamic=dynamic, functional=not write, options={"lift": lift})
