@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).parent))
 with contextlib.suppress(npu_emulator.ActivationError):  # a real device is here
     npu_emulator.activate(quiet=True)
 
-from tables import Saved, Table, machine
+from measured_tables import Saved, Table, machine
 
 from npugraph_ex.commands.interrupts import end_children
 

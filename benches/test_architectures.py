@@ -9,7 +9,7 @@ import statistics
 import pytest
 from architectures import ARCHITECTURES
 from both import BUNDLED, OURS, ask, ask_ahead
-from tables import Table
+from measured_tables import Table
 
 NAMES = tuple(ARCHITECTURES)
 LIFTED = tuple(json.dumps([name, "judged"]) for name in NAMES)

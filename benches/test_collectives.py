@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 import collective_cost
-from tables import Table
+from measured_tables import Table
 
 
 def _measured(*arguments: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from both import BUNDLED, OURS, ask, ask_ours
-from tables import Table
+from measured_tables import Table
 
 ROUNDS = {2: 8, 8: 4, 32: 2, 128: 1}
 """How often each number of layers is compiled by each backend and by AOT's own; the shortest time counts."""

@@ -7,7 +7,7 @@ import json
 import pytest
 from both import BUNDLED, OURS, ask, ask_ahead, ask_ours
 from decoders import device_models, modelled_models
-from tables import Table
+from measured_tables import Table
 
 from npu_emulator.chips import DEFAULT
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import emulator_cost
 import pytest
-from tables import Table
+from measured_tables import Table
 
 Costs = list[tuple[str, float, float]]
 

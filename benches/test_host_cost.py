@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from both import BUNDLED, ask, ask_ours
 from host_calls import ROUNDS
-from tables import Table
+from measured_tables import Table
 
 LAYERS = (2, 8, 32, 64)
 OF_THE_FLOOR, BELOW_BUNDLED = 1.5, 3.0

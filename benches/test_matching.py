@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from matching_graphs import layers
-from tables import Table
+from measured_tables import Table
 from torch import fx
 from torch._inductor.pattern_matcher import PatternMatcherPass, fwd_only, register_replacement
 from torch._subclasses.fake_tensor import FakeTensorMode

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 from matching_graphs import Builder, layers
-from tables import Table
+from measured_tables import Table
 from test_matching import duplicate
 from torch import fx
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from both import BUNDLED, OURS, ask
-from tables import Table
+from measured_tables import Table
 
 SIZES = 64
 COMPILATIONS = 2

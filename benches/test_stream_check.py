@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from tables import Table
+from measured_tables import Table
 from torch import fx
 
 from npugraph_ex.stream_check.analysis import analyse

@@ -9,8 +9,8 @@ from itertools import cycle, islice
 
 import pytest
 import torch
+from measured_tables import Table
 from stages import stages
-from tables import Table
 
 from npugraph_ex._garbage_collection import rare_collection
 from npugraph_ex.fusion.rules import RULE_NAMES

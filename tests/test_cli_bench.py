@@ -46,7 +46,7 @@ def test_a_wrong_topic_is_named(command: Command) -> None:
 
 def test_tables_are_compared_row_by_row(tmp_path: Path) -> None:
     """Rows are found again by what they name, wherever they stand; a figure tells how many times the earlier one it is."""
-    Saved = _bench_module("tables").Saved  # noqa: N806 - a class
+    Saved = _bench_module("measured_tables").Saved  # noqa: N806 - a class
     earlier = Saved({"torch": "1"}, {"cost": [{"layers": 8, "us": 10.0}, {"layers": 2, "us": 4.0}]})
     earlier.write(tmp_path / "earlier.json")
     now = Saved({"torch": "2"}, {"cost": [{"layers": 2, "us": 5.0}, {"layers": 64, "us": 7.0}]})
