@@ -83,7 +83,8 @@ def _check(function: Callable[..., Inputs], fast: Callable[..., Inputs], how: st
 )
 def test_other_places_than_compiled(function: Callable[..., Inputs], dynamic: bool | None, force_eager: bool) -> None:
     """Whatever the first call's inputs shared, the next ones may share more, less, or the same elsewhere; and back again."""
-    for first, at, then, there in CHANGES[1::2] if dynamic else CHANGES:  # a symbolic compilation takes four times as long
+    changes = CHANGES[1::2] if dynamic else CHANGES  # a symbolic compilation takes four times as long
+    for first, at, then, there in changes:
         torch._dynamo.reset()
         fast = compiled(function, dynamic=dynamic, force_eager=force_eager)
         for call, place in enumerate([(first, at), (then, there), (first, at), (then, there)]):
