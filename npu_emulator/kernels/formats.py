@@ -4,30 +4,31 @@ On hardware `npu_format_cast(x, 29)` stores x in fractal order (FRACTAL_NZ) for 
 name and storage, with its padding, so that `get_npu_format`, the sizes of storages and the allocator's figures are those of the
 device. Its elements lie in plain order: every kernel reads and writes them by the tensor's strides, so a program sees the same
 values, shapes and strides as on hardware. Only a view that splits, joins or cuts what was cast would show an operator outside ATen
-other elements than there, and such a call is refused; so is DLPack, which passes on an address without its format. torch_npu's own
-rules decide which format a cast gives, and when it is refused.
+other elements than there: one in the sizes of the fractals is brought to their order, another one is refused. So is DLPack, which
+passes on an address without its format. torch_npu's own rules decide which format a cast gives, and when it is refused.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_map_only
 
 from npu_emulator.kernels.arguments import is_npu
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["NATIVE_CASTS", "format_kernels", "is_private", "keep_formats", "refuse_reinterpreted"]
+__all__ = ["NATIVE_CASTS", "as_it_lies", "format_kernels", "is_private", "keep_formats"]
 
 NATIVE_CASTS = frozenset({"npu::npu_format_cast", "npu::npu_format_cast.Tensor"})
 """torch_npu's own: they choose a format and call `_npu_format_cast`."""
 _ND, _FRACTAL_NZ = 2, 29
-_BLOCK = 16
+_BLOCK, _FRACTAL_BYTES = 16, 32
+"""A fractal: rows, and bytes of a row."""
 _used: list[int] = []
 """The private formats to which this process has cast."""
 _libraries: list[torch.library.Library] = []
@@ -79,31 +80,55 @@ def is_private(tensor: torch.Tensor) -> bool:
     return is_npu(tensor) and _format_of(tensor) in _PRIVATE
 
 
-def refuse_reinterpreted(operator: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise if one of the tensors of a call shows other elements than it would on hardware.
-
-    Raises:
-        RuntimeError: one does.
-    """
-    if _FRACTAL_NZ in _used:
-        for leaf in tree_leaves((args, kwargs)):
-            if is_npu(leaf) and leaf.numel() and _format_of(leaf) == _FRACTAL_NZ:
-                _refuse_view(operator, leaf)
-
-
-def _refuse_view(operator: str, tensor: torch.Tensor) -> None:
-    """Raise if a device tensor is a view of memory in FRACTAL_NZ that splits, joins or cuts the last two dimensions that were cast.
+def as_it_lies(
+    operator: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, writes: bool
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call, with the elements that memory in FRACTAL_NZ would show on hardware.
 
     An operator outside ATen reads the memory as it lies, and [..., K, N] lies as [..., N / C, K / 16, 16, C] there, with 32 bytes
-    in C elements. Whole matrices, transposed ones, those of some batches and other dtypes of the same width show the same elements
-    in both orders. ATen's operators bring such a view to plain order first (`format_contiguous` in torch_npu).
+    in C elements. A view with these very sizes is brought to that order, in new memory. ATen's operators bring every view to plain
+    order first (`format_contiguous` in torch_npu).
+
+    Args:
+        operator: its name, for the error.
+        args: device tensors among other values.
+        kwargs: likewise.
+        writes: whether the operator writes an argument, for which new memory would not do.
+
+    Raises:
+        RuntimeError: another view shows other elements than on hardware.
     """
+    if _FRACTAL_NZ not in _used:
+        return args, kwargs
+
+    def shown(tensor: torch.Tensor) -> torch.Tensor:
+        if not (is_npu(tensor) and tensor.numel() and _format_of(tensor) == _FRACTAL_NZ):
+            return tensor
+        base = _sizes_before_the_cast(tensor)
+        if _shows_whole_matrices(tensor, base):
+            return tensor
+        fractals = None if writes else _in_fractals(tensor, base)
+        return _refuse_view(operator, tensor, base) if fractals is None else fractals
+
+    return tree_map_only(torch.Tensor, shown, (args, kwargs))  # type: ignore[no-any-return]
+
+
+def _sizes_before_the_cast(tensor: torch.Tensor) -> list[int]:
     noted = torch._utils.get_tensor_metadata(tensor)  # noqa: SLF001 - the one way to torch_npu's note of the sizes before the cast
-    base = [*map(int, next(key for key in noted if key.startswith("base_sizes_")).split("/")[1:-1])]
+    return [*map(int, next(key for key in noted if key.startswith("base_sizes_")).split("/")[1:-1])]
+
+
+def _row_bytes(tensor: torch.Tensor, base: list[int]) -> int:
+    """The bytes of a row of the matrices that were cast: the storage has them padded, in their own dtype."""
     *outer, k, n = base
-    held = math.prod(outer) * _whole(k) * _whole(n)
-    row = n * (tensor.untyped_storage().nbytes() // held)
-    size, matrix = tensor.element_size(), k * row
+    return n * (tensor.untyped_storage().nbytes() // (math.prod(outer) * _whole(k) * _whole(n)))
+
+
+def _shows_whole_matrices(tensor: torch.Tensor, base: list[int]) -> bool:
+    """Whether a view shows whole matrices, transposed ones, or those of some batches, which are the same in both orders."""
+    *outer, k, n = base
+    held, row, size = math.prod(outer) * _whole(k) * _whole(n), _row_bytes(tensor, base), tensor.element_size()
+    matrix = k * row
     wanted = {step: count for step, count in ((size, row // size), (row, k)) if count > 1}
     whole = True
     for extent, stride in zip(tensor.size(), tensor.stride(), strict=True):
@@ -111,8 +136,24 @@ def _refuse_view(operator: str, tensor: torch.Tensor) -> None:
             whole &= wanted.pop(stride * size, None) == extent or stride * size % matrix == 0
     start = tensor.storage_offset() * size
     padded = held != math.prod(base)
-    if whole and not wanted and start % matrix == 0 and not (padded and start):
-        return
+    return whole and not wanted and start % matrix == 0 and not (padded and start)
+
+
+def _in_fractals(tensor: torch.Tensor, base: list[int]) -> torch.Tensor | None:
+    """The elements in the order of the cube unit, in new memory in plain format; None if the view has other sizes than that."""
+    *outer, k, _ = base
+    row, size = _row_bytes(tensor, base), tensor.element_size()
+    fractals = (*outer, row // _FRACTAL_BYTES, k // _BLOCK, _BLOCK, _FRACTAL_BYTES // size)
+    if row % _FRACTAL_BYTES or k % _BLOCK or (tuple(tensor.size()), tensor.storage_offset()) != (fractals, 0):
+        return None
+    if not tensor.is_contiguous():
+        return None
+    plain = tensor.view(*outer, k // _BLOCK, _BLOCK, row // _FRACTAL_BYTES, _FRACTAL_BYTES // size)
+    return plain.movedim(-2, -4).contiguous()
+
+
+def _refuse_view(operator: str, tensor: torch.Tensor, base: list[int]) -> NoReturn:
+    """Raise for a view that splits, joins or cuts the last two dimensions that were cast."""
     raise RuntimeError(
         f"{operator} would read {tuple(base)}, which lies in memory in format FRACTAL_NZ, through a view of shape "
         f"{tuple(tensor.size())} and strides {tensor.stride()}. The emulated device keeps that memory in plain order, so the view "

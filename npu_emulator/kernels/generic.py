@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from npu_emulator.errors import DimensionError
 from npu_emulator.kernels.arguments import Bound, bind
-from npu_emulator.kernels.formats import refuse_reinterpreted
+from npu_emulator.kernels.formats import as_it_lies
 from npu_emulator.kernels.metadata import Given, Like, Likes, MetadataCache, on_meta
 from npu_emulator.kernels.recovery import refuse_unsafe
 from npu_emulator.kernels.refusals import refusing
@@ -128,6 +128,7 @@ class Kernel:
         self.name = str(op)
         self.compute = widened(op) if compute is None else refusing(op, compute)
         self._brought = compute is not None
+        self._writes = tuple(getattr(compute, "writes", ()))
         self._reads_as_it_lies = op.namespace != "aten"
         self._constraints: Callable[..., None] | None = getattr(compute, CONSTRAINTS, None)
         self._work: Callable[..., tuple[float, float]] | None = getattr(compute, WORK, None)
@@ -158,7 +159,7 @@ class Kernel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Launch the operator and return its (not yet computed) outputs."""
-        self.refuse(args, kwargs)
+        args, kwargs = self.checked(args, kwargs)
         if self._not_numbers:
             args = _without_numbers(args, self._not_numbers)
         if self._written and self._returns_written:
@@ -178,14 +179,15 @@ class Kernel:
             return self._run_on_host(bound, args, kwargs)
         return self._launch_pure(bound, args, kwargs, likes)
 
-    def refuse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise for what a device refuses before the launch."""
+    def checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments as the device reads them, and raise for what it refuses before the launch."""
         if self._launcher.checks_marks():
             refuse_unsafe(args, kwargs)
         if self._reads_as_it_lies:
-            refuse_reinterpreted(self.name, args, kwargs)
+            args, kwargs = as_it_lies(self.name, args, kwargs, writes=bool(self._written or self._writes))
         if self._constraints is not None:
             self._constraints(*args, **kwargs)
+        return args, kwargs
 
     def _bind(self, bound: Bound, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:  # noqa: ARG002 - for subclasses
         """Return the function that computes this launch."""

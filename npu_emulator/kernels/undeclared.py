@@ -38,7 +38,7 @@ class UndeclaredWriter(Kernel):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Launch the operator; return new tensors, and written arguments that are results."""
-        self.refuse(args, kwargs)
+        args, kwargs = self.checked(args, kwargs)
         bound = bind(args, kwargs, self._launcher.view)
         try:
             each: Any = self._metadata.outputs(bound.key, args, kwargs) if self._returns else ()

@@ -14,7 +14,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from npu_emulator.kernels.arguments import bind
-from npu_emulator.kernels.formats import refuse_reinterpreted
+from npu_emulator.kernels.formats import as_it_lies
 from npu_emulator.kernels.metadata import on_meta
 from npu_emulator.kernels.random import seeded
 from npu_emulator.kernels.refusals import refusing
@@ -65,7 +65,7 @@ class _OutKernel:
 
     def __call__(self, *args: Any, workspace: torch.Tensor | None = None, **kwargs: Any) -> Any:
         del workspace
-        refuse_reinterpreted(self._name, args, kwargs)
+        args, kwargs = as_it_lies(self._name, args, kwargs, writes=True)
         constraints = getattr(self._compute, CONSTRAINTS, None)
         if constraints is not None:
             constraints(*args, **kwargs)

@@ -41,7 +41,7 @@ def _given_to(x: torch.Tensor) -> torch.Tensor:
 
 
 SHOWN_AS_IT_LIES: dict[str, Way] = {
-    "fractal": lambda x: x.view(2, 2, 2, 16, 32), "flat": lambda x: x.view(-1), "halves": lambda x: x.view(4, 16, 64),
+    "fractals of one": lambda x: x[1].view(4, 2, 16, 16), "flat": lambda x: x.view(-1), "halves": lambda x: x.view(4, 16, 64),
     "wide": lambda x: x.view(2, 16, 128), "rows": lambda x: x[:, 16:], "columns": lambda x: x[..., :32],
     "every other": lambda x: x[:, ::2], "a row": lambda x: x[1, 3], "split": lambda x: x.split(16, 1)[1],
     "chunk": lambda x: x.chunk(2, -1)[0], "narrow": lambda x: x.narrow(1, 8, 8), "unfold": lambda x: x.unfold(1, 16, 16),
@@ -95,6 +95,20 @@ def test_views_that_would_show_the_fractals_order_are_refused() -> None:
     padded = nz(torch.randn(3, 20, 8).half())
     with pytest.raises(RuntimeError, match=REFUSED):
         an_operator(padded[1:])
+
+
+def test_a_view_in_the_fractals_sizes_shows_their_order() -> None:
+    """Rows of 32 bytes, 16 of them a fractal, fractals below each other first; in eager mode and compiled. None is written."""
+    compiled = torch.compile(lambda x: an_operator(x.view(2, 4, 2, 16, 16)) + 0, backend="npugraph_ex", dynamic=False)
+    expected = torch.stack([VALUES[:, :, i : i + 16].reshape(2, 2, 16, 16) for i in range(0, 64, 16)], 1).float()
+    assert torch.equal(an_operator(nz().view(2, 4, 2, 16, 16)).cpu(), expected)
+    for _ in range(2):
+        assert torch.equal(compiled(nz()).cpu(), expected)
+    whole = torch.arange(2048, dtype=torch.int8).reshape(32, 64)
+    of_bytes = nz(whole).view(torch.int32).view(2, 2, 16, 8)
+    assert an_operator(of_bytes)[1, 1, 3, 0].item() == whole[19, 32:36].view(torch.int32).item()
+    with pytest.raises(RuntimeError, match=REFUSED):
+        torch_npu.npu_dtype_cast_(nz().view(2, 4, 2, 16, 16), torch.ones(2, 4, 2, 16, 16).npu())
 
 
 def test_all_other_ways_have_the_right_elements() -> None:
