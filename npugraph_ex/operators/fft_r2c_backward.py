@@ -69,6 +69,16 @@ def _window(given: torch.Tensor, n_fft: int, win_length: int, window: torch.Tens
         lambda: call(
             torch.randn(2, 5, 4, dtype=torch.complex64), torch.randn(2, 20), 8, 4, 6, torch.rand(6), return_complex=True
         ),
+        lambda: call(
+            torch.randn(2, 8, 4, 2),
+            torch.randn(2, 20, dtype=torch.complex64),
+            8,
+            4,
+            6,
+            torch.randn(6, dtype=torch.complex64),
+            onesided=False,
+            return_complex=False,
+        ),
     ),
 )
 def stft_backward(
