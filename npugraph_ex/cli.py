@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None, *, choice: str | None = None) -> int
         argcomplete.autocomplete(parser)
     arguments, further = parser.parse_known_args(argv)
     if further and not getattr(arguments, "takes_further", False):
-        parser.error(f"unrecognized arguments: {' '.join(further)}")
+        arguments.parser.error(f"unrecognized arguments: {' '.join(further)}")
     arguments.further = further
     if arguments.command is None:
         parser.print_help()
@@ -138,7 +138,7 @@ def _unwritten(error: OSError) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = terminal.Parser(
         prog="npugraph-ex",
         description="A torch.compile backend for Ascend NPUs whose rewrites are checked, on an NPU or on any laptop.",
         epilog=_EPILOG,

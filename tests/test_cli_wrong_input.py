@@ -20,7 +20,7 @@ from npugraph_ex import cli
 from npugraph_ex._plurals import counted, noun
 from npugraph_ex.commands import alarms, campaign, mutants
 from npugraph_ex.commands.remedies import sections
-from npugraph_ex.commands.terminal import progress
+from npugraph_ex.commands.terminal import Parser, progress
 from npugraph_ex.observe.compare import Comparison, Difference
 from npugraph_ex.observe.environment import Environment
 from npugraph_ex.observe.explain import Explanation, GraphExplanation
@@ -33,9 +33,12 @@ WRONG: list[tuple[list[str], tuple[str, ...]]] = [
     # No command, or none of that name.
     ([], ("usage: npugraph-ex", "npugraph-ex explain")),
     (["--"], ("usage: npugraph-ex",)),
-    (["rnu"], ("'rnu'", "explain")),
+    (["rnu"], ("'rnu'", "explain", "did you mean 'run'?")),
     (["cache"], ("action",)),
     (["cache", "sl"], ("'sl'", "clear")),
+    (["cache", "claer"], ("usage: npugraph-ex cache ", "did you mean 'clear'?")),
+    (["cache", "clear", "--qiet"], ("usage: npugraph-ex cache clear ", "did you mean '--quiet'?")),
+    (["--verison"], ("usage: npugraph-ex ", "did you mean '--version'?")),
     # Words that are missing, or too many.
     (["run"], ("required: script\n",)),
     (["explain"], ("required: script\n",)),
@@ -52,7 +55,7 @@ WRONG: list[tuple[list[str], tuple[str, ...]]] = [
     (["diff", "one"], ("required: second",)),
     (["cache", "show"], ("required: name",)),
     (["options", "extra"], ("extra",)),
-    (["env", "--nonesuch"], ("--nonesuch",)),
+    (["env", "--nonesuch"], ("usage: npugraph-ex env ", "--nonesuch\n")),
     (["run", "--nonesuch", "x.py"], ("--nonesuch",)),
     # Files and folders that are not there.
     (["run", "absent.py"], ("'absent.py'",)),
@@ -122,6 +125,14 @@ def test_wrong_input(
     assert status == 2, said
     assert all(word in said for word in words), said
     assert not _INTERNALS.search(said), said
+
+
+@pytest.mark.parametrize("names", ["'run', 'env'", "run, env"], ids=["Python 3.10", "Python 3.13"])
+def test_the_nearest_name_in_either_wording_of_argparse(names: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Newer releases of Python quote no choice."""
+    with pytest.raises(SystemExit):
+        Parser().error(f"argument command: invalid choice: 'rnu' (choose from {names})")
+    assert capsys.readouterr().err.endswith("; did you mean 'run'?\n")
 
 
 def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from npugraph_ex._plurals import counted
 from npugraph_ex.commands.interrupts import interruptible
 from npugraph_ex.commands.numbers import at_least
-from npugraph_ex.commands.terminal import furnish, progress, remark, show
+from npugraph_ex.commands.terminal import Parser, furnish, progress, remark, show
 
 if TYPE_CHECKING:
     from npugraph_ex_conformance.false_positives import Alarms
@@ -19,7 +19,7 @@ EXAMPLES = 20_000
 
 def parser() -> argparse.ArgumentParser:
     """The command line after ``alarms``."""
-    own = argparse.ArgumentParser(prog="npugraph-ex conformance alarms", description=__doc__)
+    own = Parser(prog="npugraph-ex conformance alarms", description=__doc__)
     own.add_argument(
         "--examples", type=at_least(1), default=EXAMPLES, metavar="N", help=f"how many programs (default: {EXAMPLES})"
     )

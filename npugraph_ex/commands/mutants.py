@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from npugraph_ex._plurals import counted
 from npugraph_ex.commands.interrupts import interruptible
 from npugraph_ex.commands.numbers import at_least
-from npugraph_ex.commands.terminal import furnish, progress, remark, show
+from npugraph_ex.commands.terminal import Parser, furnish, progress, remark, show
 from npugraph_ex.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ the same everywhere.
 
 def parser() -> argparse.ArgumentParser:
     """The command line after ``mutants``."""
-    own = argparse.ArgumentParser(prog="npugraph-ex conformance mutants", description=__doc__)
+    own = Parser(prog="npugraph-ex conformance mutants", description=__doc__)
     own.add_argument("names", nargs="*", metavar="NAME", help="mutants; all when none is named")
     own.add_argument(
         "--budget", type=at_least(1), metavar="N", help="examples that a mutant may survive (default: 250)"

@@ -3,19 +3,41 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _JSON = "one JSON object instead of text"
 _QUIET = "print the result alone: no progress and no remarks"
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors end with the nearest right name; `parser` of what it parses is the innermost command's."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        """As argparse's own."""
+        super().__init__(*args, **settings)
+        self.set_defaults(parser=self)
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and the message, and end with status 2."""
+        wrong = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
+        if wrong:  # Python 3.12 left out the quotes around the names that may be chosen
+            word, names = wrong[1], re.findall(r"[^\s,']+", wrong[2])
+        else:
+            option = re.search(r"unrecognized arguments:.*? (--[^\s=]+)", message)
+            word, names = option[1] if option else "", list(self._option_string_actions)
+        near = difflib.get_close_matches(word, names, n=1)
+        super().error(f"{message}; did you mean {near[0]!r}?" if near else message)
 
 
 def furnish(
