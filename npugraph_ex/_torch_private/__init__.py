@@ -78,6 +78,7 @@ from npugraph_ex._torch_private.streams import (
 from npugraph_ex._torch_private.tensors import (
     autograd_base,
     functional_value,
+    functional_view,
     likeness,
     negative_view,
     owners_of_storage,
@@ -111,6 +112,7 @@ __all__ = [
     "fresh_fake",
     "function_modes",
     "functional_value",
+    "functional_view",
     "graph_breaks",
     "guard_names",
     "guard_on_result",

@@ -74,6 +74,17 @@ def functional_value(tensor: torch.Tensor) -> torch.Tensor | None:
     return value if torch._is_functional_tensor_base(tensor.elem) or _is_whole(value) else None
 
 
+def functional_view(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The present value, in AOT's functionalization, of a tensor that is a view of another; None for any other tensor."""
+    from torch._subclasses.functional_tensor import FunctionalTensor
+
+    if not isinstance(tensor, FunctionalTensor) or torch._is_functional_tensor_base(tensor.elem):
+        return None
+    tensor.sync()
+    value: torch.Tensor = torch._from_functional_tensor(tensor.elem)
+    return value
+
+
 def _is_whole(view: torch.Tensor) -> bool:
     """Whether a view is known to be all of its storage; arithmetic on symbolic sizes would be traced."""
     count, size = view.numel(), view.untyped_storage().nbytes()

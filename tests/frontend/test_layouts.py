@@ -47,7 +47,16 @@ def _read_by_strides_of_a_part(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor
     return torch.as_strided(part, (2,), (4,), 1) * 2
 
 
-PROGRAMS = (_out, _gaps, _assigned, _read_by_strides, _read_by_strides_of_a_part)
+def _turned(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    parts = (x + 1).view(4, 2, 2)
+    turned = parts.transpose(0, 1)
+    turned.masked_fill_(turned > 1, 0).cumsum_(0)
+    z = y * 1
+    z.view(2, 2, 4).transpose(1, 2).tril_()
+    return parts.clone(), z * 2
+
+
+PROGRAMS = (_turned, _out, _gaps, _assigned, _read_by_strides, _read_by_strides_of_a_part)
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,16 @@ def _scaled_and_counted(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
+def _kept(x: torch.Tensor) -> torch.Tensor:
+    torch.nn.functional.dropout(x, 0.5, training=False).add_(1)
+    return x * 2
+
+
+def _written_as_a_batch_of_one(x: torch.Tensor) -> torch.Tensor:
+    x[None].expand(1, -1).fill_(3)
+    return x * 2
+
+
 def _scaled(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     x.mul_(2)
     return x + y
@@ -70,11 +80,13 @@ def _overlapping(base: torch.Tensor) -> Tensors:
 
 FAULTS: dict[str, tuple[Callable[..., torch.Tensor], Sequence[Callable[[], Tensors]]]] = {
     "counted_writes": (_scaled_and_counted, [lambda: (torch.ones(9)[1:],)]),
+    "idle_dropouts": (_kept, [lambda: (torch.ones(4),)]),
     "layouts": (_read_by_strides, [lambda: (torch.arange(10)[::2],)]),
     "nary_products": (_written_from, [lambda: _halves_of(6, 5), lambda: _halves_of(5, 7)]),
     "region_writes": (_written_by_regions, [lambda: (torch.arange(4.0),)]),
     "returned_views": (_second_half, [lambda: (torch.arange(100.0).as_strided((3, 8), (10, 1), 7),)]),
     "shared_inputs": (_scaled, [lambda: (torch.ones(4), torch.ones(4)), lambda: _overlapping(torch.ones(8))]),
+    "written_views": (_written_as_a_batch_of_one, [lambda: (torch.full((4,), -torch.inf),)]),
 }
 """For each repair a program, and the inputs of calls of which ``aot_eager`` gets one wrong."""
 

@@ -3,7 +3,7 @@
 A random integer program is called many times, eagerly and compiled, by the same caller. The caller passes tensors that are new,
 that stay, that begin elsewhere in one storage, or that are earlier results. It keeps results as tensors, as views or as their
 storages alone, writes into what it keeps, and drops some of it. After each step everything that both sides keep is compared.
-Some callers call in inference mode, and some in turns with and without it.
+Some callers call in inference mode, and some in turns with and without it. Some programs write a value through a view of it.
 Every third caller has an emulated device that runs queued work in a random order.
 """
 
@@ -31,16 +31,17 @@ from npugraph_ex.testing.generator.strategies import exact_programs
 from npugraph_ex.testing.oracle import tracing
 from npugraph_ex.testing.oracle.judge import same_values
 from npugraph_ex.testing.oracle.observation import Observation, host_copy, observe, visible_difference
+from npugraph_ex_conformance.examples.written_views import with_a_written_view
 
 _Function = Callable[..., Any]
 _CALLS = 16
 """Enough that inputs which stay are read in place, and then move."""
-_FROM_THE_STORAGE, _INTO_THE_STORAGE, _THROUGH_DYNAMO, _SESSION, _REGIONS = 35, 75, 40, 30, 40
+_FROM_THE_STORAGE, _INTO_THE_STORAGE, _THROUGH_DYNAMO, _SESSION, _REGIONS, _THROUGH_A_VIEW = 35, 75, 40, 30, 40, 50
 _ONE_MEMORY, _WRITTEN, _DROPPED, _FORGOTTEN = 80, 30, 35, 5
 """Chances in percent: that a program also reads an input's storage from its first element, and that it writes there, too; of
-`torch.compile`, of a session in its place, or else of a function that calls the program twice as a nested compile region; that two
-arguments share memory unknown to the graph; between two calls, that something kept is written, that each kept thing is dropped,
-that all captures are dropped."""
+`torch.compile`, of a session in its place, or else of a function that calls the program twice as a nested compile region; that
+the program writes a value through a view; that two arguments share memory unknown to the graph; between two calls, that
+something kept is written, that each kept thing is dropped, that all captures are dropped."""
 _OPTIONS: tuple[Mapping[str, Any], ...] = (
     {}, {}, {"clone_output": True}, {"stable_inputs_in_place": False}, {"capture_limit": 2}, {"frozen_parameter": True},
 )  # fmt: skip
@@ -72,9 +73,10 @@ _OFFSETS = (0, 0, 1, 128)
 def caller_example(seed: int) -> str:
     """What is wrong with one example; empty when nothing is."""
     choices, modes = Choices(Sampled(f"caller {seed}")), Choices(Sampled(f"mode {seed}")).pick(_MODES)
+    views = Choices(Sampled(f"view {seed}"))
     try:
         with torch._dynamo.config.patch(recompile_limit=_MOST_KINDS_OF_CALLS), _order(seed):
-            return _difference(choices, modes)
+            return _difference(choices, modes, views)
     except Exception as error:  # noqa: BLE001 - whatever a fault makes the library raise is what was found
         return f"raised {type(error).__name__}: {error}"
 
@@ -85,9 +87,11 @@ def _order(seed: int) -> AbstractContextManager[None]:
     return npu_emulator.schedule(f"random:{seed}")
 
 
-def _difference(choices: Choices, modes: Sequence[_Mode]) -> str:
+def _difference(choices: Choices, modes: Sequence[_Mode], views: Choices) -> str:
     """How the two sides come to differ; empty if they do not."""
     program = _program(choices)
+    if _READ not in program.outputs and views.chance(_THROUGH_A_VIEW):
+        program = with_a_written_view(views, program)
     eager, compiled = _sides(choices, program)
     modes = _MODES[0] if eager.in_a_session else modes
     habits = [choices.pick(_HABITS if len(modes) == 1 else _HABITS_IN_TURNS) for _ in program.inputs]

@@ -16,7 +16,7 @@ from npugraph_ex.frontend.entry import current_device, ge
 from npugraph_ex.frontend.entry.compiler import CompiledFxGraph, NpuFxCompiler
 from npugraph_ex.frontend.native_streams import core_limits
 from npugraph_ex.frontend.native_streams import streams as native_streams
-from npugraph_ex.frontend.upstream_repairs import layouts, region_writes, shared_inputs
+from npugraph_ex.frontend.upstream_repairs import idle_dropouts, layouts, region_writes, shared_inputs, written_views
 from npugraph_ex.graph.collectives import overloads_in
 from npugraph_ex.observe.dump import new_dumper
 from npugraph_ex.saving.size_one import AtSizeOne
@@ -64,12 +64,14 @@ def get_npu_backend(
         if on_the_host is not None:
             return _unsaveable(on_the_host, [_OBJECTS])
         region_writes.restore(gm)
+        idle_dropouts.take_out(gm)
         current_device.guard(gm)
         follows = current_device.decides(gm.graph)
         known_inputs = shared_inputs.examples(gm, example_inputs)
         as_traced = native_streams.kept(gm)
         core_limits.refuse_impossible(gm.graph)
         on_streams = native_streams.lower(gm)
+        written_views.remake(gm)
         layouts.keep(gm)
         compile_one = NpuFxCompiler(config, names, dumper)
         compile_one.values = example_inputs

@@ -4,6 +4,10 @@ AOT traces `v.add_(1)` as a new value `v + 1` that replaces the old one. Eager m
 has other strides (`out=` of another layout, memory with gaps), results would have these, and `as_strided` would read other
 elements. So the calls of a Dynamo graph that may write run under a mode that copies such a value into the old layout; the
 passes turn that copy into a write of the old value's memory.
+
+The new value of a view goes into the view's base at once. With other strides that is an error:
+`x.view(6, 2, 4).transpose(0, 1).tril_()` cannot be viewed as `x` again. So the operator writes a clone of such a view, and the
+clone is copied into the view.
 """
 
 from __future__ import annotations
@@ -16,8 +20,9 @@ from typing import Any
 import torch
 from torch import fx
 from torch._ops import OpOverload
+from torch._prims_common import make_contiguous_strides_for
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 
 from npugraph_ex import _torch_private
 from npugraph_ex.frontend.upstream_repairs.repair import Repair
@@ -45,6 +50,9 @@ class KeepLayouts(TorchDispatchMode):
         del types
         named = kwargs or {}
         written = list(_written(func, args, named))
+        clones = _clones_of_permuted(written) if func is not torch.ops.aten.copy_.default else {}
+        if clones:
+            return _through(clones, func, args, named, written)
         before = [_torch_private.functional_value(tensor) for tensor in written]
         result = func(*args, **named)
         for tensor, old in zip(written, before, strict=True):
@@ -54,6 +62,38 @@ class KeepLayouts(TorchDispatchMode):
             if same_numbers(old.size(), new.size()) and old.dtype == new.dtype:
                 _torch_private.replace_functional_value(tensor, partial(torch.ops.aten.copy.default, old, new))
         return result
+
+
+def _clones_of_permuted(written: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+    """Clones of the tensors that are views with all of their elements in another order, such as `x.t()`; by identity."""
+    views = {id(tensor): _torch_private.functional_view(tensor) for tensor in written}
+    clones = {
+        id(tensor): tensor.clone()
+        for tensor in written
+        if (view := views[id(tensor)]) is not None
+        and not same_numbers(view.stride(), make_contiguous_strides_for(view.shape))
+    }
+    return {
+        id(tensor): clones[id(tensor)]
+        for tensor in written
+        if id(tensor) in clones and same_numbers(tensor.stride(), clones[id(tensor)].stride())
+    }
+
+
+def _through(
+    clones: Mapping[int, torch.Tensor],
+    func: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    written: Sequence[torch.Tensor],
+) -> Any:
+    """Call an operator with clones, and copy them into the tensors that it writes: the copy keeps strides."""
+    swapped = pytree.tree_map(lambda leaf: clones.get(id(leaf), leaf), (args, kwargs))
+    result = func(*swapped[0], **swapped[1])
+    for tensor in written:
+        if id(tensor) in clones:
+            tensor.copy_(clones[id(tensor)])
+    return return_and_correct_aliasing(func, args, kwargs, result)
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterable[torch.Tensor]:
@@ -77,10 +117,12 @@ def keep(gm: fx.GraphModule) -> None:
 
 def _keep(graph: fx.Graph) -> None:
     for node in graph.nodes:
-        if node.op == "call_method" and _may_write(node, str(node.target)) and hasattr(torch.Tensor, str(node.target)):
-            node.op, node.target = "call_function", _keeping(getattr(torch.Tensor, str(node.target)))
-        elif node.op == "call_function" and _may_write(node, getattr(node.target, "__name__", "")):
+        if not may_write(node):
+            continue
+        if node.op == "call_function":
             node.target = _keeping(node.target)
+        elif hasattr(torch.Tensor, str(node.target)):
+            node.op, node.target = "call_function", _keeping(getattr(torch.Tensor, str(node.target)))
 
 
 _ASSIGN = frozenset(
@@ -89,8 +131,11 @@ _ASSIGN = frozenset(
 )  # fmt: skip
 
 
-def _may_write(node: fx.Node, name: str) -> bool:
-    """Whether a call may write an argument: `add_`, `out=`, `relu(x, True)`, `x[0] = y`, a mutating operator."""
+def may_write(node: fx.Node) -> bool:
+    """Whether a node of Dynamo's graph may write an argument: `add_`, `out=`, `relu(x, True)`, `x[0] = y`, a mutating operator."""
+    if node.op not in {"call_method", "call_function"}:
+        return False
+    name = str(node.target if node.op == "call_method" else getattr(node.target, "__name__", ""))
     if isinstance(node.target, OpOverload):
         return bool(_torch_private.schema(node.target).is_mutable)
     return (
