@@ -56,7 +56,7 @@ def _repeats_nothing(x: torch.Tensor, size: Sequence[Any]) -> bool:
 
 
 def _with_leading_ones(x: torch.Tensor, size: Sequence[Any]) -> torch.Tensor:
-    view = _aten.alias.default(x)
+    view: torch.Tensor = _aten.alias.default(x)
     for _ in range(len(size) - x.dim()):
         view = _aten.unsqueeze.default(view, 0)
     return view
@@ -75,13 +75,14 @@ def _windows(x: torch.Tensor, dim: int, size: int, step: int) -> torch.Tensor:
     if size < step and not (isinstance(length, int) and count * step <= length):
         shape, strides = list(x.shape), list(x.stride())
         shape[dim], strides[dim] = count, strides[dim] * step
-        return _aten.as_strided.default(x, [*shape, size], [*strides, x.stride(dim)], x.storage_offset())
+        gapped: torch.Tensor = _aten.as_strided.default(
+            x, [*shape, size], [*strides, x.stride(dim)], x.storage_offset()
+        )
+        return gapped
     whole = _aten.slice.Tensor(x, dim, 0, count * step)
     rows = _aten.view.default(whole, [*x.shape[:dim], count, step, *x.shape[dim + 1 :]])
-    return _aten.permute.default(
-        _aten.slice.Tensor(rows, dim + 1, 0, size),
-        [place for place in range(x.dim() + 1) if place != dim + 1] + [dim + 1],
-    )
+    inside: torch.Tensor = _aten.slice.Tensor(rows, dim + 1, 0, size)
+    return inside.movedim(dim + 1, -1)
 
 
 def remake(gm: fx.GraphModule) -> None:
