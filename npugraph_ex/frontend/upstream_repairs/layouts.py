@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import fx
 from torch._ops import OpOverload
-from torch._prims_common import make_contiguous_strides_for
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 
@@ -70,14 +69,20 @@ def _clones_of_permuted(written: Sequence[torch.Tensor]) -> dict[int, torch.Tens
     clones = {
         id(tensor): tensor.clone()
         for tensor in written
-        if (view := views[id(tensor)]) is not None
-        and not same_numbers(view.stride(), make_contiguous_strides_for(view.shape))
+        if (view := views[id(tensor)]) is not None and not same_numbers(view.stride(), _contiguous_strides(view.shape))
     }
     return {
         id(tensor): clones[id(tensor)]
         for tensor in written
         if id(tensor) in clones and same_numbers(tensor.stride(), clones[id(tensor)].stride())
     }
+
+
+def _contiguous_strides(shape: Sequence[Any]) -> list[Any]:
+    strides: list[Any] = [1]
+    for size in reversed(shape[1:]):
+        strides.insert(0, strides[0] * (max(size, 1) if isinstance(size, int) else size))
+    return strides[: len(shape)]
 
 
 def _through(
