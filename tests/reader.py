@@ -25,6 +25,7 @@ import npu_emulator
 import npugraph_ex
 from npugraph_ex import cli
 from npugraph_ex.fusion.registry import USER_RULES
+from npugraph_ex.operators import OPERATORS
 
 
 class Reader:
@@ -85,7 +86,7 @@ class Reader:
         """Keep what is printed, and show it beside an error; give back what a program changes in its process."""
         printed = io.StringIO()
         before = (sys.argv, list(sys.path), set(sys.modules), dict(os.environ), Path.cwd())
-        rules = {prepared.key for prepared in USER_RULES.snapshot()}
+        rules, operators = {prepared.key for prepared in USER_RULES.snapshot()}, set(OPERATORS)
         os.chdir(self.folder)
         sys.path.insert(0, str(self.folder))
         sys.modules["example"] = self.program  # guards look their modules up there
@@ -104,6 +105,8 @@ class Reader:
             for prepared in USER_RULES.snapshot():
                 if prepared.key not in rules:
                     USER_RULES.release(prepared.key)
+            for name in set(OPERATORS) - operators:
+                del OPERATORS._records[name]
             os.environ.clear()
             os.environ.update(variables)
             os.chdir(folder)

@@ -31,7 +31,7 @@ NOT_HERE = {
     r"tox .*": "a check of its own, which `test_guides.py` looks up",
     r"(NPUGRAPH_EX=bundled )?python \w+\.py": "wants an NPU; behind `-m npu_emulator` the same runs here",
     r"(ruff|towncrier|python (docs|benches|\.ci)/|python -m npu_emulator docs/).*": "works on a checkout",
-    r"pytest (-n 2|tests/.*)": "this very run",
+    r"pytest (-n 3 .*|tests/.*)": "this very run",
     r"pytest (--junit-xml|-W).*": "pytest's own",
     r"(NPU_EMULATOR_SOC=\S+ )?pytest (-n 2 )?--npu=.*": "`emulator/test_pytest_plugin.py`; `test_pages.py` runs two of them",
     r"npugraph-ex env (--emulate --canary|--canary --emulate)": "`--canary` alone runs here, on the emulated device",
