@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._precision import refused
 from npugraph_ex.operators._record import Operator, call
 
 _UNSCALED, _BY_ROOT = 0, 1
@@ -95,6 +96,12 @@ def stft_backward(
     """Like ``input`` [B, L] or [L]; ``grad_output`` is [B, frequencies, frames], complex or in pairs."""
     spectrum = grad_output if return_complex else torch.view_as_complex(grad_output.contiguous())
     frames = spectrum.mT  # [B, frames, frequencies]
+    if window is not None and window.is_complex() and not input.is_complex():
+        raise refused("stft_backward", "window", window.dtype, "real, as input is")
+    if input.is_complex() and frames.shape[-1] != n_fft:
+        raise refused(
+            "stft_backward", "grad_output", spectrum.shape, f"of {n_fft} frequencies, because input is complex"
+        )
     scale = _BY_ROOT if normalized else _UNSCALED
     if input.is_complex():
         frames = _adjoint(frames, [frames.dim() - 1], scale)
