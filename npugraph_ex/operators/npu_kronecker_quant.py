@@ -6,12 +6,13 @@ Formula (CANN operator documentation, aclnnFlatQuant and aclnnRotateQuant)::
                           quant_scale = max(abs(z)) of a matrix * clip_ratio / 7
                           out = round(z / quant_scale)              int4, eight in one int32
 
-    npu_rotate_quant:     z = x in pieces of K columns @ rotation [K, K]
-                          z cut off at +- alpha * its largest of 32 neighbours, where alpha is given
+    npu_rotate_quant:     z = x in pieces of K columns @ rotation [K, K], or each piece by its own of [N / K, K, K]
+                          z cut off at +- alpha * its largest of 32 neighbours, where alpha lies between 0 and 1
                           scale = row_max(abs(z)) / DTYPE_MAX       127 for int8, 7 for int4
                           y = round(z / scale)
+                          MX formats: y, scale = npu_dynamic_mx_quant(z), where z and the limits are rounded to bfloat16
 
-Products are not rounded on the way. Not covered: outputs in MX formats.
+Products are not rounded on the way to integers.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 import torch
 
 from npugraph_ex.operators._int4 import INT4, INT4_MAX, pack
+from npugraph_ex.operators._microscaling import block_quantisation, quantised
 from npugraph_ex.operators._precision import HALVES, INT8_MAX, compute_dtype, refused, round_to_int8, unsupported
 from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators._scalar_types import dtype_of
@@ -26,6 +28,8 @@ from npugraph_ex.operators.npu_dynamic_quant import quotient_and_scale
 
 _KRONECKER, _ROTATE = "npu_kronecker_quant", "npu_rotate_quant"
 _NEIGHBOURS = 32
+_MX = frozenset({23, 24, 45, 291, 292, 296, torch.float8_e5m2, torch.float8_e4m3fn, torch.float4_e2m1fn_x2})
+_TARGETS = "None, torch.int8, torch.quint4x2, torch.float8_e5m2, torch.float8_e4m3fn and torch_npu.float4_e2m1fn_x2"
 
 
 @Operator(
@@ -77,30 +81,45 @@ def npu_rotate_quant(
     dst_type_max: float | None = 0.0,
     transpose_y: bool | None = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``(y, scale)`` from x [M, N]: int8 [M, N], or int32 [M, N / 8] for int4; float32 [M]. alpha [1], between 0 and 1."""
-    int4 = dst_dtype in INT4
-    if not int4 and dst_dtype is not None and dtype_of(dst_dtype, _ROTATE, "dst_dtype") != torch.int8:
-        raise unsupported(_ROTATE, "dst_dtype", dst_dtype, "None, torch.int8 and torch.quint4x2")
-    for name, value, only in (
-        ("round_mode", round_mode, "rint"),
-        ("scale_alg", scale_alg, 0),
-        ("transpose_y", transpose_y, False),
+    """``(y, scale)`` from x [M, N]: int8 [M, N], or int32 [M, N / 8] for int4; float32 [M]. alpha [1].
+
+    In MX formats x is [..., N], y float8 or uint8 [..., N / 2], and scale float8_e8m0fnu [..., N / 64, 2].
+    """
+    int4, mx = dst_dtype in INT4, dst_dtype in _MX
+    if not int4 and not mx and dst_dtype is not None and dtype_of(dst_dtype, _ROTATE, "dst_dtype") != torch.int8:
+        raise unsupported(_ROTATE, "dst_dtype", dst_dtype, _TARGETS)
+    if transpose_y:
+        raise refused(_ROTATE, "transpose_y", transpose_y, "False")
+    if not mx and (round_mode not in {None, "rint"} or scale_alg or dst_type_max):
+        given = (round_mode, scale_alg, dst_type_max)
+        raise refused(_ROTATE, "round_mode, scale_alg and dst_type_max", given, "'rint', 0 and 0.0 for int8 and int4")
+    k, last = rotation.shape[-1], x.dim() - 1
+    pieces = () if rotation.dim() == 2 else (x.shape[-1] // k,)
+    if (
+        (x.dim() != 2 and not mx)
+        or tuple(rotation.shape) != (*pieces, k, k)
+        or x.shape[-1] % k
+        or axis not in {None, -1, last}
     ):
-        if value not in {None, only}:
-            raise unsupported(_ROTATE, name, value, repr(only))
-    if x.dim() != 2 or rotation.dim() != 2 or x.shape[-1] % rotation.shape[0] or axis not in {None, -1, 1}:
-        raise refused(
-            _ROTATE,
-            "x, rotation and axis",
-            (tuple(x.shape), tuple(rotation.shape), axis),
-            "[M, N], [K, K] with N a multiple of K, -1",
-        )
+        given = (tuple(x.shape), tuple(rotation.shape), axis)
+        raise refused(_ROTATE, "x, rotation and axis", given, "[M, N], [K, K] with N a multiple of K, -1")
     dtype = compute_dtype(x, rotation)
-    z = (x.to(dtype).unflatten(-1, (-1, rotation.shape[0])) @ rotation.to(dtype)).flatten(-2)
-    if alpha is not None:
+    z = (x.to(dtype).unflatten(-1, (-1, 1, k)) @ rotation.to(dtype)).flatten(-3)
+
+    def stored(values: torch.Tensor) -> torch.Tensor:
+        return values.bfloat16().to(dtype) if mx and dtype != torch.float64 else values
+
+    z = stored(z)
+    if alpha is not None and 0 < alpha.item() < 1:
         neighbours = z.unflatten(-1, (-1, min(_NEIGHBOURS, z.shape[-1])))
-        limit = neighbours.abs().amax(-1, keepdim=True) * alpha.to(dtype)
+        limit = stored(neighbours.abs().amax(-1, keepdim=True) * alpha.to(dtype))
         z = torch.minimum(torch.maximum(neighbours, -limit), limit).flatten(-2)
+    if dst_dtype is not None and mx:
+        how = block_quantisation(
+            _ROTATE, dst_dtype, round_mode=round_mode or "rint", scale_alg=scale_alg, dst_type_max=dst_type_max
+        )
+        y, scale = quantised(z, z, -1, how, _ROTATE)
+        return y, scale.view(torch.float8_e8m0fnu)
     quotient, scale = quotient_and_scale(z, None, dtype, highest=INT4_MAX if int4 else INT8_MAX)
     whole = round_to_int8(quotient)
     return (pack(_ROTATE, whole) if int4 else whole.contiguous()), scale.contiguous()

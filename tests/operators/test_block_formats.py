@@ -76,6 +76,26 @@ def test_scales_of_a_block(x: float, scale: int, first: float, how: dict[str, An
     assert (scales.tolist(), values[0, 0].item()) == ([[[scale, 0]]], first)
 
 
+def test_a_rotation_before_the_blocks() -> None:
+    """By one matrix or one for each piece, in three dimensions; rounded to bfloat16, cut off at half its largest; 4-bit ties."""
+    x, turn = row(511.9, 3.0).reshape(1, 1, 64), torch.eye(32).flip(0)
+    y, scale = run("npu_rotate_quant", x, turn, dst_dtype=291)
+    assert (y[0, 0, 30:32].tolist(), scale.view(torch.uint8).tolist()) == (
+        [192.0, 32768.0],
+        [[[[121, 0]]]],
+    )
+    cut, _ = run("npu_rotate_quant", x, torch.stack([torch.eye(32), turn]), alpha=torch.tensor([0.5]), dst_dtype=24)
+    assert cut[0, 0, :2].tolist() == [256.0, 3.0]
+    ties = row(6.0, 5.0, 2.5, 1.75)
+    y, scale = run(
+        "npu_rotate_quant", ties, torch.eye(64), dst_dtype=FP4, round_mode="round", scale_alg=2, dst_type_max=6.0
+    )
+    assert (numbers(y, 4), scale.dtype) == ([6.0, 6.0, 3.0, 2.0], torch.float8_e8m0fnu)
+    for wrong in ({"round_mode": "floor"}, {"dst_dtype": 24, "scale_alg": 2}, {"transpose_y": True}, {"axis": 0}):
+        with pytest.raises(RuntimeError, match=f"npu_rotate_quant: .*{[*wrong][-1]}.* should be"):
+            run("npu_rotate_quant", ties, turn, **wrong)
+
+
 def test_refusals_of_a_block() -> None:
     """What the device refuses, with its code."""
     for wrong in (
