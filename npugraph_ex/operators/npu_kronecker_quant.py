@@ -91,8 +91,12 @@ def npu_rotate_quant(
     if transpose_y:
         raise refused(_ROTATE, "transpose_y", transpose_y, "False")
     if not mx and (round_mode not in {None, "rint"} or scale_alg or dst_type_max):
-        given = (round_mode, scale_alg, dst_type_max)
-        raise refused(_ROTATE, "round_mode, scale_alg and dst_type_max", given, "'rint', 0 and 0.0 for int8 and int4")
+        raise refused(
+            _ROTATE,
+            "round_mode, scale_alg and dst_type_max",
+            (round_mode, scale_alg, dst_type_max),
+            "'rint', 0 and 0.0 for int8 and int4",
+        )
     k, last = rotation.shape[-1], x.dim() - 1
     pieces = () if rotation.dim() == 2 else (x.shape[-1] // k,)
     if (

@@ -150,6 +150,54 @@ def test_routing_quantises() -> None:
     assert scales.tolist() == [2, 1]
 
 
+@pytest.mark.parametrize(
+    ("mode", "number", "first", "scale"),
+    [
+        (3, 480.0, 240.0, [2.0, 0.0]),
+        (3, 448.25, 448.0, [1.0, 0.0]),
+        (2, 57344.0, 57344.0, [1.0, 0.0]),
+        (16, 1e-6, 512.0, [2.0**-29] * 2),
+        (5, 480.0, 240.0, [2.0]),
+        (14, 1e-6, 512.0, [2.0**-29]),
+        (15, 0.0, 0.0, [2.0**-22]),
+        (6, 1.0, 8, None),
+        (6, 60000.0, 0x6F, None),
+        (7, 60000.0, 0x6E, None),
+        (8, 1.0, 0x6E, 2.0**-15),
+        (9, 7.0, 0x07, [[1.0, 0.0]]),
+        (11, 7.0, 57344.0, [[7 / 57344, 0.0]]),
+        (12, 1e-40, 448.0, [[0.0, 0.0]]),
+    ],
+)
+def test_routing_to_floats(mode: int, number: float, first: float, scale: Any) -> None:
+    """Powers of two up and down, float16 cut to bfloat16, the least maximum, infinity and saturation; one row stays free."""
+    x = torch.zeros(2, 64)
+    x[0, 0] = number
+    x = x if number == 1e-40 else x.half() if number == 448.25 else x
+    values, _, _, scales = formula("npu_moe_init_routing_v2")(
+        x, ints([1], [0]), expert_num=2, active_expert_range=[1, 2], quant_mode=mode, scale=torch.tensor([2.0])
+    )
+    assert values[:, 0].tolist() == [first, 0]
+    assert not values[1].view(torch.uint8).any()
+    if scale is not None:
+        torch.testing.assert_close(scales[0].float(), torch.tensor(scale), atol=2.0**-127, rtol=1e-7)
+        assert not scales[1:].view(torch.uint8).any()
+
+
+def test_floats_move_without_quantisation() -> None:
+    """Tokens of 8-bit and 4-bit floats, and the scales of their blocks, as they are."""
+    route = functools.partial(formula("npu_moe_init_routing_v2"), expert_idx=ints([1], [0]), expert_num=2)
+    powers = torch.tensor([[[1, 2]], [[3, 4]]]).to(torch.uint8).view(torch.float8_e8m0fnu)
+    values, _, _, scales = route(torch.tensor([[1.0], [2.0]]).to(torch.float8_e5m2), scale=powers)
+    assert (values.tolist(), scales.view(torch.uint8).tolist()) == ([[2.0], [1.0]], [[[3, 4]], [[1, 2]]])
+    for code, none in ((296, torch.float8_e8m0fnu), (290, torch.float32)):
+        values, _, _, scales = route(torch.tensor([[7], [9]], dtype=torch.uint8), x_dtype=code)
+        assert (values.tolist(), scales.dtype) == ([[9], [7]], none)
+    for wrong in ({"quant_mode": 10}, {"quant_mode": 3, "drop_pad_mode": 1}, {"x_dtype": 1}):
+        with pytest.raises(UnsupportedArgumentError, match=f"does not cover {[*wrong][-1]}="):
+            route(TOKENS[:2], **wrong)
+
+
 def test_finalising_adds_up_what_the_experts_made() -> None:
     """By column and by row, with weights, biases and residuals; a dropped choice counts as zeros, its bias does not."""
     finalise = formula("npu_moe_finalize_routing")
