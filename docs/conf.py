@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import generated
 import languages
+import search
 from autoapi import _astroid_utils
 from docutils import nodes
 from sphinx.search.zh import SearchChinese
@@ -29,6 +30,7 @@ html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_js_files = ["keyboard.js"]
+html_search_scorer = str(Path(__file__).parent / "_search" / "scorer.js")
 templates_path = ["_templates"]
 html_sidebars = {
     "**": [
@@ -182,6 +184,7 @@ def setup(app):  # noqa: ANN001, ANN201 - Sphinx's hook
     app.connect("source-read", generated.index_codes)  # of either language
     app.connect("source-read", generated.name_files)
     app.connect("doctree-read", languages.share_anchors)
+    app.connect("doctree-read", search.add_words)  # after the anchors, which both languages share
     app.connect("autoapi-skip-member", _skip)
     app.connect("missing-reference", _public_name)
     app.connect("object-description-transform", _lead_to_example)
