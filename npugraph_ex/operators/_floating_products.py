@@ -1,4 +1,4 @@
-"""Products of 8-bit and 4-bit floats with scales of tensors, rows, columns or blocks. Holds no operator.
+"""Products of 8-bit floats, hifloat8 too, and 4-bit floats with scales of tensors, rows, columns or blocks. Holds no operator.
 
 Formula (CANN operator documentation, aclnnQuantMatmulV5)::
 
@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 
+from npugraph_ex.operators._hifloat8 import HIFLOAT8, decode
 from npugraph_ex.operators._integers import scale_of
 from npugraph_ex.operators._microscaling import BLOCK, element_of, times_scales, unpack
 from npugraph_ex.operators._precision import unsupported
@@ -34,7 +35,12 @@ class FloatingOperand(NamedTuple):
     @property
     def floating(self) -> bool:
         """Whether the elements are 8-bit or 4-bit floats."""
-        return self.tensor.dtype in FLOAT8 or self.packed
+        return self.tensor.dtype in FLOAT8 or self.packed or self.hifloat
+
+    @property
+    def hifloat(self) -> bool:
+        """Whether the bytes are hifloat8."""
+        return self.tensor.element_size() == 1 and self.code == HIFLOAT8
 
     @property
     def packed(self) -> bool:
@@ -42,26 +48,45 @@ class FloatingOperand(NamedTuple):
         return self.tensor.element_size() == 1 and self.code in {45, 296, 297, torch.float4_e2m1fn_x2}
 
     def check(self, operator: str) -> None:
-        """Raise for bytes that stand for something else, such as hifloat8."""
+        """Raise for a dtype argument that the tensor's dtype does not fit."""
         if (
             self.code is not None
             and not self.packed
+            and not self.hifloat
             and element_of(self.code, operator, self.name).dtype != self.tensor.dtype
         ):
             raise unsupported(
-                operator, self.name, self.code, f"None, {self.tensor.dtype} and float4_e2m1fn_x2 in uint8"
+                operator, self.name, self.code, f"None, {self.tensor.dtype}, and float4_e2m1fn_x2 and hifloat8 in uint8"
             )
 
 
-def _values(operator: str, operand: FloatingOperand, wide: torch.dtype, k: int | None = None) -> torch.Tensor:
+def values_of(operator: str, operand: FloatingOperand, wide: torch.dtype, k: int | None = None) -> torch.Tensor:
     """The elements; a right factor with ``k`` rows may be packed along either dimension."""
     operand.check(operator)
+    if operand.hifloat:
+        return decode(operand.tensor.view(torch.uint8)).to(wide)
     if not operand.packed:
         return operand.tensor.to(wide)
     element = element_of(operand.code or 0, operator, operand.name)
     if k is None or operand.tensor.shape[-2] == k:
         return unpack(operand.tensor, element, wide)
     return unpack(operand.tensor.mT, element, wide).mT
+
+
+def eight_bits(
+    operator: str, factors: tuple[torch.Tensor, torch.Tensor], codes: tuple[int | None, int | None], wide: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The elements of x1 and x2, each of which has 8 bits."""
+    both = [
+        FloatingOperand(factor, code, None, name)
+        for factor, code, name in zip(factors, codes, ("x1_dtype", "x2_dtype"), strict=True)
+    ]
+    for operand in both:
+        if operand.packed or not operand.floating:
+            given = (operand.tensor.dtype, operand.code)
+            name = f"{operand.name[:2]} and {operand.name}"
+            raise unsupported(operator, name, given, "float8_e4m3fn, float8_e5m2, and uint8 with hifloat8 (290)")
+    return values_of(operator, both[0], wide), values_of(operator, both[1], wide)
 
 
 def _of_blocks(scale: torch.Tensor | None, rank: int) -> bool:
@@ -85,9 +110,9 @@ def floating_product(
     groups: Sequence[int] | None = None,
 ) -> torch.Tensor:
     """[..., m, n] in ``wide``; ``groups`` has the sizes of blocks along m, n and k, 0 where the shapes tell."""
-    a = _values(operator, left, wide)
+    a = values_of(operator, left, wide)
     k = a.shape[-1]
-    b = _values(operator, right, wide, k).mT
+    b = values_of(operator, right, wide, k).mT
     along_m, along_n, deep = groups or (0, 0, 0)
     deep = deep or (BLOCK if right.packed else _TILE)
     rows, columns = left.scale, right.scale

@@ -5,9 +5,7 @@ Formula (operator documentation of ``torch_npu.npu_add_quant_matmul_``)::
     out = input + x1^T @ x2 * x1_scale * x2_scale
 
 The scales are single numbers, or powers of two for each 32 elements along K, of shapes (K / 64, M, 2) and (K / 64, N, 2):
-float8_e8m0fnu, or 8 bits with ``x1_scale_dtype`` and ``x2_scale_dtype``.
-
-Not covered: hifloat8 (``x1_dtype``, ``x2_dtype``).
+float8_e8m0fnu, or 8 bits with ``x1_scale_dtype`` and ``x2_scale_dtype``. ``x1_dtype`` and ``x2_dtype`` name hifloat8 in uint8.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
+from npugraph_ex.operators._floating_products import eight_bits
 from npugraph_ex.operators._precision import compute_dtype, unsupported
 from npugraph_ex.operators._record import Call, Operator, call
 
@@ -57,15 +56,10 @@ def npu_add_quant_matmul(
     x1_scale_dtype: int | None = None,
     x2_scale_dtype: int | None = None,
 ) -> torch.Tensor:
-    """(M, N) float32 like input. x1: (K, M), x2: (K, N), float8_e4m3fn or float8_e5m2."""
-    for name, value in (("x1_dtype", x1_dtype), ("x2_dtype", x2_dtype)):
-        if value is not None:
-            raise unsupported(_NAME, name, value, "None")
-    for name, operand in (("x1", x1), ("x2", x2)):
-        if operand.dtype not in {torch.float8_e4m3fn, torch.float8_e5m2}:
-            raise unsupported(_NAME, name, operand.dtype, "float8_e4m3fn and float8_e5m2")
+    """(M, N) float32 like input. x1: (K, M), x2: (K, N), float8_e4m3fn, float8_e5m2 or hifloat8."""
     wide = compute_dtype(input, x1_scale, x2_scale)
-    left, right, k = x1.to(wide), x2.to(wide), x1.shape[0]
+    left, right = eight_bits(_NAME, (x1, x2), (x1_dtype, x2_dtype), wide)
+    k = x1.shape[0]
     factor = torch.ones((), dtype=wide)
     if x1_scale is not None and x1_scale.dim() == 3:
         left = left * _of_blocks(x1_scale, x1_scale_dtype, k, wide)

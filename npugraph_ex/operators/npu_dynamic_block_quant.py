@@ -2,17 +2,19 @@
 
 Formula (CANN operator documentation, aclnnDynamicBlockQuant)::
 
-    scale = min(max(abs(block)) / DTYPE_MAX, 1 / min_scale)         127 for int8, 448 and 57344 for the 8-bit floats
-    y     = round(x / scale)                                        half to even, saturated
+    scale = min(max(abs(block)) / DTYPE_MAX, 1 / min_scale)         127 for int8, 448 and 57344 for the 8-bit floats, 32768 or
+                                                                    dst_type_max for hifloat8
+    y     = round(x / scale)                                        half to even, saturated; hifloat8 away from zero
 
 A block has ``row_block_size`` rows and ``col_block_size`` columns of the last two dimensions; the last ones may be smaller. A block
-of zeros quantises to zeros. Not covered: hifloat8, rounding other than ``rint``, and a maximum of one's own.
+of zeros quantises to zeros. Not covered: the rounding ``hybrid`` of hifloat8, of whose random half no document gives the numbers.
 """
 
 from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._hifloat8 import HIFLOAT8, LARGEST, encode
 from npugraph_ex.operators._precision import HALVES, compute_dtype, largest_of, refused, round_to, unsupported
 from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators._scalar_types import dtype_of
@@ -21,18 +23,29 @@ _NAME = "npu_dynamic_block_quant"
 _OUTPUTS = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
-def _target(x: torch.Tensor, round_mode: str, dst_type: int | torch.dtype, dst_type_max: float) -> torch.dtype:
-    """The dtype of the output; raises for what the device refuses or the formula does not cover."""
-    if x.dim() not in {2, 3}:
-        raise refused(_NAME, "x", tuple(x.shape), "of 2 or 3 dimensions")
-    if round_mode != "rint":
-        raise unsupported(_NAME, "round_mode", round_mode, "'rint'")
-    if dst_type_max != 0.0:
-        raise unsupported(_NAME, "dst_type_max", dst_type_max, "0.0")
-    target = dtype_of(dst_type, _NAME, "dst_type")
-    if target not in _OUTPUTS:
-        raise unsupported(_NAME, "dst_type", dst_type, ", ".join(map(str, _OUTPUTS)))
-    return target
+def target_of(
+    operator: str, round_mode: str, dst_type: int | torch.dtype, dst_type_max: float
+) -> tuple[torch.dtype, float]:
+    """The dtype of the output, uint8 for hifloat8, and its largest number.
+
+    Raises for what the device refuses or the formula does not cover.
+    """
+    hifloat = dst_type == HIFLOAT8
+    target = torch.uint8 if hifloat else dtype_of(dst_type, operator, "dst_type")
+    if not hifloat and target not in _OUTPUTS:
+        raise unsupported(operator, "dst_type", dst_type, f"{', '.join(map(str, _OUTPUTS))}, hifloat8 ({HIFLOAT8})")
+    mode = "round" if hifloat else "rint"
+    if round_mode != mode:
+        raise unsupported(operator, "round_mode", round_mode, f"{mode!r} for this dst_type")
+    highest = LARGEST if hifloat else 0.0
+    if not 0 <= dst_type_max <= highest:
+        raise refused(operator, "dst_type_max", dst_type_max, f"from 0.0 to {highest} for this dst_type")
+    return target, (dst_type_max or LARGEST) if hifloat else largest_of(target)
+
+
+def stored(target: torch.dtype, quotient: torch.Tensor) -> torch.Tensor:
+    """``quotient`` rounded to the dtype of the output."""
+    return encode(quotient, saturate=True) if target == torch.uint8 else round_to(target, quotient)
 
 
 def _blocks(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
@@ -53,9 +66,9 @@ def before_rounding(
     dst_type_max: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``(x / scale, scale)``, both float32, or float64 for float64 inputs."""
-    target = _target(x, round_mode, dst_type, dst_type_max)
+    _, highest = target_of(_NAME, round_mode, dst_type, dst_type_max)
     blocks = _blocks(x.to(compute_dtype(x)), row_block_size, col_block_size)
-    scale = blocks.abs().amax((-3, -1), keepdim=True) / largest_of(target)
+    scale = blocks.abs().amax((-3, -1), keepdim=True) / highest
     if min_scale > 0:
         scale = scale.clamp(max=1 / min_scale)
     quotient = torch.where(scale == 0, 0.0, blocks / scale).flatten(-2).flatten(-3, -2)
@@ -83,7 +96,8 @@ def npu_dynamic_block_quant(
     dst_type_max: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``(y, scale)``, contiguous: y of the shape of ``x`` and 8 bits; scale float32, a number for each block."""
-    target = _target(x, round_mode, dst_type, dst_type_max)
+    if x.dim() not in {2, 3}:
+        raise refused(_NAME, "x", tuple(x.shape), "of 2 or 3 dimensions")
     quotient, scale = before_rounding(
         x,
         min_scale=min_scale,
@@ -93,4 +107,4 @@ def npu_dynamic_block_quant(
         col_block_size=col_block_size,
         dst_type_max=dst_type_max,
     )
-    return round_to(target, quotient), scale
+    return stored(target_of(_NAME, round_mode, dst_type, dst_type_max)[0], quotient), scale

@@ -2,24 +2,23 @@
 
 Formula (operator documentation of ``torch_npu.npu_grouped_dynamic_block_quant``)::
 
-    scale = min(max(abs(block)) / DTYPE_MAX, 1 / min_scale)         448 and 57344 for the 8-bit floats
-    y     = round(x / scale)                                        half to even, saturated
+    scale = min(max(abs(block)) / DTYPE_MAX, 1 / min_scale)         448 and 57344 for the 8-bit floats, 32768 or
+                                                                    dst_type_max for hifloat8
+    y     = round(x / scale)                                        half to even, saturated; hifloat8 away from zero
 
 ``group_list`` has the groups' ends along the last but one dimension. A block has ``row_block_size`` rows of one group and
-``col_block_size`` columns; the last ones may be smaller. Not covered: hifloat8.
+``col_block_size`` columns; the last ones may be smaller. Not covered: the rounding ``hybrid``.
 """
 
 from __future__ import annotations
 
 import torch
 
-from npugraph_ex.operators._precision import HALVES, compute_dtype, refused, round_to, unsupported
+from npugraph_ex.operators._precision import HALVES, compute_dtype, refused, unsupported
 from npugraph_ex.operators._record import Operator, call
-from npugraph_ex.operators._scalar_types import dtype_of
-from npugraph_ex.operators.npu_dynamic_block_quant import before_rounding
+from npugraph_ex.operators.npu_dynamic_block_quant import before_rounding, stored, target_of
 
 _NAME = "npu_grouped_dynamic_block_quant"
-_OUTPUTS = (torch.float8_e5m2, torch.float8_e4m3fn)
 _ROWS, _COLUMNS = (1, 128, 256, 512), (64, 128, 192, 256)
 
 
@@ -59,15 +58,15 @@ def npu_grouped_dynamic_block_quant(
             raise refused(_NAME, name, value, f"one of {allowed}")
     if group_list_type != 0:
         raise refused(_NAME, "group_list_type", group_list_type, "0, the groups' ends")
-    target = dtype_of(dst_type, _NAME, "dst_type")
-    if target not in _OUTPUTS:
-        raise unsupported(_NAME, "dst_type", dst_type, ", ".join(map(str, _OUTPUTS)))
+    target, _ = target_of(_NAME, round_mode, dst_type, dst_type_max)
+    if target == torch.int8:
+        raise unsupported(_NAME, "dst_type", dst_type, "float8_e5m2 (291), float8_e4m3fn (292) and hifloat8 (290)")
     ends = group_list.tolist()
     starts = [0, *ends][: len(ends)]
     rows = x.shape[-2]
     if not ends or ends[-1] != rows or any(a > b for a, b in zip(starts, ends, strict=True)):
         raise refused(_NAME, "group_list", ends, f"ends of groups that do not fall, the last of them {rows}")
-    y = torch.zeros(x.shape, dtype=target, device=x.device)
+    bare = torch.zeros(x.shape, dtype=torch.uint8, device=x.device)
     sizes = (*x.shape[:-2], rows // row_block_size + len(ends), -(-x.shape[-1] // col_block_size))
     scale = torch.zeros(sizes, dtype=compute_dtype(x), device=x.device)
     for group, (start, end) in enumerate(zip(starts, ends, strict=True)):
@@ -75,7 +74,7 @@ def npu_grouped_dynamic_block_quant(
             x[..., start:end, :], min_scale=min_scale, round_mode=round_mode, dst_type=dst_type,
             row_block_size=row_block_size, col_block_size=col_block_size, dst_type_max=dst_type_max,
         )  # fmt: skip
-        y[..., start:end, :] = round_to(target, quotient)
+        bare[..., start:end, :] = stored(target, quotient).view(torch.uint8)
         first = start // row_block_size + group
         scale[..., first : first + of_group.shape[-2], :] = of_group
-    return y, scale
+    return bare.view(target), scale

@@ -16,7 +16,7 @@ A float32 one loses its 13 lowest bits on the device where the output is float16
 Here it does not.
 
 8-bit and 4-bit floating operands (``x1_dtype`` and ``x2_dtype`` say what uint8 holds), and int8 ones with several scales a row:
-``_floating_products``. ``y_scale``, encoded by ``npu_trans_quant_param``, multiplies the columns. Not covered: hifloat8.
+``_floating_products``. ``y_scale``, encoded by ``npu_trans_quant_param``, multiplies the columns.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ x1_scale is (M) or (1), x2_scale (N). Or both are powers of two (float8_e8m0fnu)
 (M, B, K / 64, 2) and (B, K / 64, N, 2), or (B, N, K / 64, 2) with perm_x2 [0, 2, 1]. With ``batch_split_factor`` f > 1, out is
 (f, M, B * N / f).
 
-Not covered: hifloat8 (``x1_dtype``, ``x2_dtype``), ``bias``, which the documentation reserves.
+``x1_dtype`` and ``x2_dtype`` name hifloat8 in uint8; ``dtype`` may, too. Not covered: ``bias``, which the documentation reserves.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from collections.abc import Sequence
 
 import torch
 
+from npugraph_ex.operators._floating_products import eight_bits
+from npugraph_ex.operators._hifloat8 import HIFLOAT8, encode
+from npugraph_ex.operators._integers import scale_of
 from npugraph_ex.operators._precision import compute_dtype, refused, unsupported
 from npugraph_ex.operators._record import Call, Operator, call
 from npugraph_ex.operators._scalar_types import dtype_of
@@ -35,15 +38,12 @@ def _order(name: str, given: Sequence[int] | None) -> list[int]:
     return order
 
 
-def _refuse(operands: tuple[torch.Tensor, torch.Tensor], target: torch.dtype, **only_none: object) -> None:
-    for name, value in only_none.items():
-        if value is not None:
-            raise unsupported(_NAME, name, "a tensor" if isinstance(value, torch.Tensor) else value, "None")
-    for name, operand in zip(("x1", "x2"), operands, strict=True):
-        if operand.dtype not in {torch.float8_e4m3fn, torch.float8_e5m2}:
-            raise unsupported(_NAME, name, operand.dtype, "float8_e4m3fn and float8_e5m2")
-    if target not in _OUTPUTS:
-        raise unsupported(_NAME, "dtype", target, "float16, bfloat16 and float32")
+def _target(dtype: int) -> torch.dtype:
+    """The dtype of the result; uint8 for hifloat8."""
+    target = torch.uint8 if dtype == HIFLOAT8 else dtype_of(dtype, _NAME, "dtype")
+    if dtype != HIFLOAT8 and target not in _OUTPUTS:
+        raise unsupported(_NAME, "dtype", target, f"float16, bfloat16, float32 and hifloat8 ({HIFLOAT8})")
+    return target
 
 
 def _of_blocks(scale: torch.Tensor, k: int, wide: torch.dtype) -> torch.Tensor:
@@ -84,14 +84,15 @@ def npu_transpose_quant_batchmatmul(
     x1_dtype: int | None = None,
     x2_dtype: int | None = None,
 ) -> torch.Tensor:
-    """(M, B, N) of ``dtype``: float16, bfloat16 or float32. x1: (M, B, K), x2: (B, K, N) or (B, N, K), float8_e4m3fn or _e5m2."""
-    target = dtype_of(dtype, _NAME, "dtype")
-    _refuse((x1, x2), target, bias=bias, x1_dtype=x1_dtype, x2_dtype=x2_dtype)
+    """(M, B, N) of ``dtype``: float16, bfloat16, float32 or hifloat8. x1: (M, B, K), x2: (B, K, N) or (B, N, K), of 8 bits."""
+    target = _target(dtype)
+    if bias is not None:
+        raise unsupported(_NAME, "bias", "a tensor", "None")
     wide = compute_dtype(x1_scale, x2_scale)
+    factors = eight_bits(_NAME, (x1, x2), (x1_dtype, x2_dtype), wide)
     _order("perm_x1", perm_x1)
     turned = _order("perm_x2", perm_x2) == [0, 2, 1]
-    left = x1.to(wide)
-    right = x2.to(wide).mT if turned else x2.to(wide)
+    left, right = factors[0], factors[1].mT if turned else factors[1]
     if x1_scale is not None and x1_scale.dim() == 4:
         left = left * _of_blocks(x1_scale, left.shape[-1], wide)
         x1_scale = None
@@ -101,13 +102,15 @@ def npu_transpose_quant_batchmatmul(
         x2_scale = None
     out = torch.bmm(left.transpose(0, 1), right).permute(_order("perm_y", perm_y))
     if x2_scale is not None:
-        out = out * x2_scale.to(wide)
+        out = out * scale_of(x2_scale).to(wide)
     if x1_scale is not None:
-        out = out * x1_scale.to(wide).reshape(-1, 1, 1)
+        out = out * scale_of(x1_scale).to(wide).reshape(-1, 1, 1)
     factor = batch_split_factor or 1
     m, batches, n = out.shape
     if factor != 1:
         if factor < 1 or batches % factor:
             raise refused(_NAME, "batch_split_factor", factor, f"a divisor of the {batches} batches")
         out = out.reshape(m, factor, batches * n // factor).transpose(0, 1)
+    if target == torch.uint8:
+        return encode(out, saturate=True).contiguous()
     return out.to(wide if wide == torch.float64 else target).contiguous()

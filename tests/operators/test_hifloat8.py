@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
@@ -65,3 +66,32 @@ def test_operators_with_hifloat8() -> None:
     assert decode(y1).tolist() == [[8.0, 8.0]]
     assert y2.dtype == torch.uint8
     assert x.tolist() == [[3.0, 3.0]]
+
+
+def test_products_of_hifloat8() -> None:
+    """Bytes of 1, 2 and 4 as factors: 1 * 2 + 2 * 4 is 10, times the scales; a result in hifloat8; another dtype is refused."""
+    row, column = torch.tensor([[0x08, 0x10]], dtype=torch.uint8), torch.tensor([[0x10], [0x20]], dtype=torch.uint8)
+    both, half = {"x1_dtype": 290, "x2_dtype": 290}, torch.tensor([0.5])
+    total = torch.ones(1, 1)
+    assert OPERATORS["npu::npu_add_quant_matmul_"].formula(total, row.t(), column, half, x1_scale=half, **both) is total
+    assert total.tolist() == [[3.5]]
+    assert OPERATORS["npu::npu_quant_matmul"].formula(row, column, half, output_dtype=5, **both).tolist() == [[5.0]]
+    batched = functools.partial(OPERATORS["npu::npu_transpose_quant_batchmatmul"].formula, row[None], column[None])
+    encoded = OPERATORS["npu::npu_trans_quant_param"].formula(half)
+    assert batched(5, x2_scale=encoded, **both).tolist() == [[[5.0]]]
+    assert decode(batched(290, x1_scale=2 * half, x2_scale=2 * half, **both)).tolist() == [[[10.0]]]
+    with pytest.raises(UnsupportedArgumentError, match=r"x2 and x2_dtype=\(torch.uint8, None\)"):
+        batched(5, x1_dtype=290)
+
+
+@pytest.mark.parametrize("name", ["npu_dynamic_block_quant", "npu_grouped_dynamic_block_quant"])
+def test_blocks_of_hifloat8(name: str) -> None:
+    """The largest number of a block becomes 32768, or one's own maximum; of 3 and 1.1 the latter rounds to 1.125."""
+    groups = (torch.tensor([1], dtype=torch.int32),) if "grouped" in name else ()
+    quantise = functools.partial(OPERATORS[f"npu::{name}"].formula, torch.tensor([[3.0, 1.1]]), *groups, dst_type=290)
+    y, scale = quantise(round_mode="round", dst_type_max=3.0)
+    assert (decode(y).tolist(), scale[0].tolist()) == ([[3.0, 1.125]], [1.0])
+    assert decode(quantise(round_mode="round")[0]).tolist()[0][0] == LARGEST
+    for wrong in ({"round_mode": "hybrid"}, {"round_mode": "round", "dst_type_max": 4e4}):
+        with pytest.raises(RuntimeError, match=[*wrong][-1]):
+            quantise(**wrong)
