@@ -49,7 +49,7 @@ _COMMANDS = {
 _EXAMPLES = {
     "cache": "cache ls\ncache show --json Model.decode\ncache --dir compiled clear Model.decode",
     "env": "env\nenv --emulate --json\nenv --emulate --canary",
-    "options": "options\noptions --json",
+    "options": "options\noptions lift\noptions --json",
     "run": "run --emulate script.py --steps 3\nrun --as-torchair old_script.py",
 }
 """Of the commands whose description has none."""

@@ -49,6 +49,19 @@ def test_python_runs_the_package_as_the_command() -> None:
     assert done.stderr.startswith("usage: npugraph-ex")
 
 
+def test_options_prints_the_named_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its entry alone, also as JSON; a name that is none is wrong use, and the nearest right one is shown."""
+    assert main(["options", "lift"]) == 0
+    entry = capsys.readouterr().out
+    assert entry.startswith(f"lift = {OPTION_TABLE['lift'].default!r}\n    {OPTION_TABLE['lift'].meaning}\n")
+    assert OPTION_TABLE["lift"].kind.allowed in entry
+    assert "capture_limit" not in entry
+    assert main(["options", "lift", "--json"]) == 0
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == ["lift"]
+    assert main(["options", "liftt"]) == 2
+    assert capsys.readouterr().err.startswith("npugraph-ex: no option is named 'liftt'; did you mean 'lift'?")
+
+
 def test_options_prints_every_row(command: Command) -> None:
     """The table has a row for each option, with its default and its place in TorchAir's config, each in its column."""
     done = command("options")

@@ -1,4 +1,4 @@
-"""`npugraph-ex options`: the table of compile options, as a table, as a list on a narrow terminal, or as JSON."""
+"""`npugraph-ex options`: the table of compile options, as a table, as a list on a narrow terminal, or as JSON; or one option."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from rich.table import Table
 
 from npugraph_ex.commands.terminal import show
 from npugraph_ex.config import OPTION_TABLE, Option
+from npugraph_ex.config.option import unknown_option
+from npugraph_ex.errors import UsageError
 
 _TABLE_WIDTH = 120  # a narrower table breaks words
 _PIPED_WIDTH = 1000  # wider than any table, so that no name is broken for those who search in it
@@ -18,19 +20,28 @@ _PIPED_WIDTH = 1000  # wider than any table, so that no name is broken for those
 
 def add_parser(commands: Any) -> None:
     """Describe the command line."""
-    commands.add_parser("options", help="the table of compile options")
+    parser = commands.add_parser("options", help="the table of compile options, or one of them")
+    parser.add_argument("name", nargs="?", help="an option such as lift; all of them if left out")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print every option; the exit status is 0."""
-    rows = list(OPTION_TABLE.values())
+    """Print every option, or the one that is named; the exit status is 0.
+
+    Raises:
+        UsageError: no option has this name; the message has the nearest one.
+    """
+    if arguments.name is not None and arguments.name not in OPTION_TABLE:
+        raise UsageError(str(unknown_option(arguments.name, OPTION_TABLE)))
+    rows = [row for row in OPTION_TABLE.values() if arguments.name in {None, row.name}]
     console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH, highlight=False)
     if arguments.json:
         show(arguments, [_as_dict(row) for row in rows], "")
-    elif console.width < _TABLE_WIDTH:
+    elif arguments.name is not None or console.width < _TABLE_WIDTH:
         for row in rows:
             console.print(f"{row.name} = {row.default!r}", style="bold", markup=False)
             console.print(f"    {row.meaning}\n    takes {_allowed(row)}", markup=False)
+            if row.torchair:
+                console.print(f"    TorchAir: {_torchair(row)}", markup=False)
     else:
         table = Table(title="options of backend='npugraph_ex'", title_justify="left")
         for column, width in (
@@ -42,10 +53,13 @@ def run(arguments: argparse.Namespace) -> int:
         ):
             table.add_column(column, max_width=width, overflow="fold")
         for row in rows:
-            path = f"{row.torchair}{' (inverted)' if row.inverted else ''}"
-            table.add_row(row.name, repr(row.default), _allowed(row), row.meaning, path)
+            table.add_row(row.name, repr(row.default), _allowed(row), row.meaning, _torchair(row))
         console.print(table, markup=False)
     return 0
+
+
+def _torchair(row: Option) -> str:
+    return f"{row.torchair}{' (inverted)' if row.inverted else ''}"
 
 
 def _allowed(row: Option) -> str:
