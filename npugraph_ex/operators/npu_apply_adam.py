@@ -1,7 +1,7 @@
 """Steps of the optimisers Adam and AdamW, and of BERT's Adam, written over weights and moments.
 
 Formula (CANN operator documentation, aclnnApplyAdam and aclnnApplyAdamW; operator documentation of
-``torch_npu.npu_bert_apply_adam``), with g the gradient and (var, m, v) the arguments ``out``::
+``torch_npu.npu_bert_apply_adam``; CANN's ops-nn, optim/apply_adam_v2), with g the gradient and (var, m, v) the arguments ``out``::
 
     m = beta1 * m + (1 - beta1) * g                 v = beta2 * v + (1 - beta2) * g^2
 
@@ -13,8 +13,8 @@ Formula (CANN operator documentation, aclnnApplyAdam and aclnnApplyAdamW; operat
                amsgrad: max_grad_norm, which becomes max(max_grad_norm, v), in place of v below the root
     bert_adam: var -= lr * (m / (sqrt(v) + epsilon) + weight_decay * var)
                g is divided by global_grad_norm / max_grad_norm where that is above 1 and max_grad_norm is positive
-
-Not covered: ``adam_mode`` 1 of ``npu_bert_apply_adam``, which no public document describes.
+               adam_mode 1: var -= step_size * m / (sqrt(v) + epsilon) + lr * weight_decay * var; step_size is lr where it is
+               None, and g is not divided
 """
 
 from __future__ import annotations
@@ -122,7 +122,8 @@ def npu_apply_adam_w(
 
 @Operator(
     name="npu::npu_bert_apply_adam.out",
-    source="operator documentation of torch_npu.npu_bert_apply_adam",
+    source="operator documentation of torch_npu.npu_bert_apply_adam; CANN, ops-nn, optim/apply_adam_v2",
+    covers={"adam_mode": (0, 1)},
     dtypes=_DTYPES,
     writes=("out",),
     examples=(lambda: call(0.1, 0.9, 0.99, 1e-6, torch.randn(3, 4), 1.0, 2.0, 0.01, out=_state()),),
@@ -142,13 +143,12 @@ def npu_bert_apply_adam(
     out: Sequence[torch.Tensor],
 ) -> _Three:
     """``out``, which is (var, m, v), changed; all of the shape of ``grad``."""
-    if adam_mode != 0:
-        raise unsupported("npu_bert_apply_adam", "adam_mode", adam_mode, "0")
-    if step_size is not None:
-        raise unsupported("npu_bert_apply_adam", "step_size", step_size, "None, for adam_mode 0")
+    if step_size is not None and adam_mode == 0:
+        raise unsupported("npu_bert_apply_adam", "step_size", step_size, "None with adam_mode 0")
     g = grad.to(compute_dtype(grad))
-    if max_grad_norm > 0 and global_grad_norm > max_grad_norm:
+    if adam_mode == 0 and max_grad_norm > 0 and global_grad_norm > max_grad_norm:
         g = g / (global_grad_norm / max_grad_norm)
     m, v = _moments(g, out[1], out[2], beta1, beta2)
     var = out[0].to(g.dtype)
-    return _written(out, var - lr * (m / (v.sqrt() + epsilon) + weight_decay * var), m, v)
+    step = lr if step_size is None else step_size
+    return _written(out, var - step * m / (v.sqrt() + epsilon) - lr * weight_decay * var, m, v)

@@ -2,8 +2,8 @@
 
 Formula (operator documentation of ``torch_npu.npu_rotated_iou``; op-plugin's tests of it, of the overlaps and of the rotated
 suppression): a box x, y, w, h, t is the rectangle of width w and height h around (x, y), turned by t degrees from the first axis
-to the second. The intersection of two is the convex polygon of the corners that lie in the other box and of the points where
-edges cross. A box without a positive area overlaps nothing.
+to the second; with ``trans`` it is given by its corners before the turn, x1, y1, x2, y2, t. The intersection of two is the convex
+polygon of the corners that lie in the other box and of the points where edges cross. A box without a positive area overlaps nothing.
 """
 
 from __future__ import annotations
@@ -76,9 +76,12 @@ def overlaps(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     return torch.where(there, area, 0.0) * unit[..., 0, 0] ** 2
 
 
-def _refuse_corners(operator: str, *, trans: bool) -> None:
-    if trans:
-        raise unsupported(operator, "trans", trans, "False: x, y, width, height and angle")
+def _middles(boxes: torch.Tensor, *, trans: bool) -> torch.Tensor:
+    """Boxes as x, y, w, h, t; with ``trans`` they are x1, y1, x2, y2, t: the corners before the turn."""
+    if not trans:
+        return boxes
+    low, high = boxes.double()[..., :2], boxes.double()[..., 2:4]
+    return torch.cat([(low + high) / 2, high - low, boxes.double()[..., 4:]], -1)
 
 
 @Operator(
@@ -93,8 +96,8 @@ def npu_rotated_overlaps(
     trans: bool = False,
 ) -> torch.Tensor:
     """[B, N, K] in the first's dtype: the common area of boxes [B, N, 5] and [B, K, 5]."""
-    _refuse_corners("npu_rotated_overlaps", trans=trans)
-    return overlaps(input.unsqueeze(-2), query_boxes.unsqueeze(-3)).to(input.dtype)
+    first, second = (_middles(boxes, trans=trans) for boxes in (input, query_boxes))
+    return overlaps(first.unsqueeze(-2), second.unsqueeze(-3)).to(input.dtype)
 
 
 @Operator(
@@ -113,9 +116,9 @@ def npu_rotated_iou(
     e_threshold: float = 0.0,
 ) -> torch.Tensor:
     """[B, N, K] in the first's dtype, of boxes [B, N, 5] and [B, K, 5]: the share of the union."""
-    _refuse_corners("npu_rotated_iou", trans=trans)
+    if mode != 0:
+        raise unsupported("npu_rotated_iou", "mode", mode, "0: CANN's operator RotatedIou takes 'iou' alone")
     covered = (
-        ("mode", mode, 0),
         ("is_cross", is_cross, True),
         ("v_threshold", v_threshold, 0.0),
         ("e_threshold", e_threshold, 0.0),
@@ -123,7 +126,7 @@ def npu_rotated_iou(
     for name, value, only in covered:
         if value != only:
             raise unsupported("npu_rotated_iou", name, value, repr(only))
-    first, second = input.unsqueeze(-2), query_boxes.unsqueeze(-3)
+    first, second = _middles(input, trans=trans).unsqueeze(-2), _middles(query_boxes, trans=trans).unsqueeze(-3)
     common = overlaps(first, second)
     areas = (boxes.double()[..., 2:4].prod(-1) for boxes in (first, second))
     return (common / (sum(areas) - common)).nan_to_num(0.0).to(input.dtype)

@@ -228,8 +228,11 @@ def test_other_steps_by_hand() -> None:
     assert (m.item(), v.item(), var.item()) == (1.0, 2.0, pytest.approx(10 - 3 * (1 / math.sqrt(2) + 1)))
     var, _, _ = run("npu_bert_apply_adam.out", 3.0, 0.5, 0.5, 0.0, g, -1.0, 9.0, 0.0, out=state())
     assert var.item() == pytest.approx(10 - 3 / math.sqrt(2))
-    with pytest.raises(UnsupportedArgumentError, match="adam_mode=1"):
-        run("npu_bert_apply_adam.out", 3.0, 0.5, 0.5, 0.0, g, -1.0, 0.0, 0.0, 0, 1, out=state())
+    for size, step in ((5.0, 5.0), (None, 3.0)):
+        var, _, _ = run("npu_bert_apply_adam.out", 3.0, 0.5, 0.5, 0.0, g, 1.0, 2.0, 0.1, size, 1, out=state())
+        assert var.item() == pytest.approx(10 - step / math.sqrt(2) - 3)
+    with pytest.raises(UnsupportedArgumentError, match=r"step_size=5\.0"):
+        run("npu_bert_apply_adam.out", 3.0, 0.5, 0.5, 0.0, g, -1.0, 0.0, 0.0, 5.0, out=state())
 
 
 def test_steps_and_losses_on_the_device() -> None:

@@ -30,6 +30,12 @@ def test_common_areas() -> None:
     torch.testing.assert_close(areas, expected)
     shares = OPERATORS["npu::npu_rotated_iou"].formula(square, others)
     torch.testing.assert_close(shares[0, 0, :5], torch.tensor([1 / (math.sqrt(2)), 1 / 3, 0.125, 0.0, 1.0]).double())
+    corners = [
+        torch.cat([boxes[..., :2] - boxes[..., 2:4] / 2, boxes[..., :2] + boxes[..., 2:4] / 2, boxes[..., 4:]], -1)
+        for boxes in (square, others)
+    ]
+    torch.testing.assert_close(OPERATORS["npu::npu_rotated_overlaps"].formula(*corners, trans=True), expected)
+    torch.testing.assert_close(OPERATORS["npu::npu_rotated_iou"].formula(*corners, trans=True), shares)
     with pytest.raises(UnsupportedArgumentError, match="mode=1"):
         OPERATORS["npu::npu_rotated_iou"].formula(square, others, mode=1)
 
