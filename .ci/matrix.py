@@ -1,8 +1,9 @@
 """Runs the checks on every supported pair of torch and torch_npu, and writes the tables of docs/reference/versions.md.
 
 `tox -e matrix` runs it: for each pair the emulator's tests, the unit tests, the quick profile of the conformance suite, its models,
-and the speed of both backends. `--checks` and `--torch` choose some; the other cells keep what they say. Each runs in the tox
-environment of its pair. The tests run in parts of a few files: `--resume` keeps the parts that passed in an earlier run.
+and the speed of both backends. `--checks` and `--torch` choose some; the other cells keep what they say. `--python` runs what may
+differ between releases of Python, on one pair. Each runs in a tox environment of its own. The tests run in parts of a few files:
+`--resume` keeps the parts that passed in an earlier run.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import datetime as dt
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -20,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reference" / "versions.md"
-CHECKED, TIMED = "<!-- written by `tox -e matrix` -->\n", "<!-- written by `tox -e matrix`: speed -->\n"
+CHECKED, TIMED, ON_PYTHON = (f"<!-- written by `tox -e matrix`{of} -->\n" for of in ("", ": speed", ": Python"))
 END = "<!-- end -->\n"
 SMOKE = (
     "tests/versions tests/environment/test_private_names.py tests/test_readme.py "
@@ -51,15 +53,25 @@ CHECKS: Mapping[str, tuple[str, ...]] = {
 `.ci/run` runs the smoke set, with one model, on the pair of one client."""
 
 
+PYTHONS = {"3.10": "2.13.0", "3.12": "2.13.0", "3.13": "2.13.0", "3.14": "2.13.0"}
+"""The releases of Python beside the one on which all pairs are checked, each with its release of torch."""
+PYTHON_CHECKS = ("smoke", "emulator", "suite")
+
+
 def pairs() -> dict[str, str]:
     """The release of torch_npu by that of torch; read as text, because torch is not here."""
     text = (ROOT / "npugraph_ex" / "versions" / "pairs.py").read_text(encoding="utf-8")
     return dict(re.findall(r'^    "([\d.]+)": "([\w.]+)",$', text, re.MULTILINE))
 
 
-def run(torch: str, check: str, options: argparse.Namespace) -> str:
+def environment_of(row: str) -> str:
+    """The tox environment of a release of torch or Python."""
+    return f"tests-{'py' if row in PYTHONS else 'torch'}{''.join(row.split('.')[:2])}"
+
+
+def run(row: str, check: str, options: argparse.Namespace) -> str:
     """One cell: what the check's commands said in their last lines, and the day of the oldest."""
-    name = f"tests-torch{''.join(torch.split('.')[:2])}"
+    name = environment_of(row)
     wrote, failed, days = "", [], []
     for number, line in enumerate(CHECKS[check]):
         command = line.format(work=options.work / name, jobs=options.jobs)
@@ -81,7 +93,7 @@ def run(torch: str, check: str, options: argparse.Namespace) -> str:
         if not said.endswith(end):
             failed.append(f"{said[-8000:]}log in {log}")
     cell = f"{summary(wrote, failed=bool(failed))}, {min(days)}"
-    print(*failed, f"torch {torch}: {check}: {cell}", sep="\n", flush=True)
+    print(*failed, f"{name}: {check}: {cell}", sep="\n", flush=True)
     return cell
 
 
@@ -104,7 +116,7 @@ def summary(wrote: str, *, failed: bool) -> str:
 
 def time(torch: str, options: argparse.Namespace) -> dict[str, str]:
     """The row of speeds of a pair, by column."""
-    name = f"tests-torch{''.join(torch.split('.')[:2])}"
+    name = environment_of(torch)
     target = options.work / f"{name}-speed.json"
     command = ["python", "benches/pair_speed.py", str(target)]
     subprocess.run(inside(name, command, options.environment), cwd=ROOT, check=True)
@@ -119,17 +131,21 @@ def cells(page: str, begin: str) -> dict[str, dict[str, str]]:
     return {row[0]: dict(zip(rows[0][2:], row[2:], strict=True)) for row in rows[2:]}
 
 
-def write(torch: str, new: Mapping[str, str], begin: str = CHECKED, columns: Iterable[str] = CHECKS) -> None:
+def write(row: str, new: Mapping[str, str], begin: str = CHECKED, columns: Iterable[str] = CHECKS) -> None:
     """Put some cells into a row of the page's table; another process may have changed the others meanwhile."""
     page, columns = PAGE.read_text(encoding="utf-8"), list(columns)
+    names, releases = (("Python", "torch"), PYTHONS) if begin == ON_PYTHON else (("torch", "torch_npu"), pairs())
     known = cells(page, begin)
-    known[torch] = known.get(torch, {}) | dict(new)
-    head = ["| torch | torch_npu | " + " | ".join(columns) + " |", "|---" * (2 + len(columns)) + "|"]
+    known[row] = known.get(row, {}) | dict(new)
     rows = [
-        [release, npu, *(known.get(release, {}).get(name, "not run") for name in columns)]
-        for release, npu in pairs().items()
+        [*names, *columns],
+        ["---"] * (2 + len(columns)),
+        *(
+            [*release, *(known.get(release[0], {}).get(name, "not run") for name in columns)]
+            for release in releases.items()
+        ),
     ]
-    lines = [*head, *(f"| {' | '.join(row)} |" for row in rows)]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
     before, _, rest = page.partition(begin)
     PAGE.write_text(before + begin + "\n".join(lines) + "\n" + END + rest.partition(END)[2], encoding="utf-8")
 
@@ -141,7 +157,9 @@ def main() -> int:
         0, or 1 where a check failed.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--torch", action="append", choices=pairs(), help="a release; all if left out")
+    rows = parser.add_mutually_exclusive_group()
+    rows.add_argument("--torch", action="append", choices=pairs(), help="a release; all if left out")
+    rows.add_argument("--python", action="append", choices=PYTHONS, help="a release of Python, in place of --torch")
     parser.add_argument("--checks", action="append", choices=[*CHECKS, "speed"], help="a column; all if left out")
     parser.add_argument("--environment", type=Path, help="an environment with the pair of --torch, instead of tox's")
     parser.add_argument("--work", type=Path, default=ROOT / ".tox" / "matrix", help="the folder of logs and reports")
@@ -149,23 +167,28 @@ def main() -> int:
     parser.add_argument("--resume", action="store_true", help="keep the parts that passed before, by their logs")
     parser.add_argument("--jobs", type=int, default=2, help="worker processes; 2 if left out")
     options = parser.parse_args()
-    if options.environment is not None and len(options.torch or ()) != 1:
-        parser.error("--environment holds one pair: say which, by --torch")
+    chosen = options.python or options.torch or list(pairs())
+    if options.environment is not None and len(chosen) != 1:
+        parser.error("--environment holds one pair: say which, by --torch or --python")
     options.work = options.work.absolute()
     options.work.mkdir(parents=True, exist_ok=True)
     failed = False
-    for torch in options.torch or pairs():
-        for check in options.checks or (*CHECKS, "speed"):
+    table, columns = (ON_PYTHON, PYTHON_CHECKS) if options.python else (CHECKED, tuple(CHECKS))
+    for row in chosen:
+        if options.python and options.environment is None and shutil.which(f"python{row}") is None:
+            print(f"NOT TESTED: there is no python{row} here; its row stays as it is")
+            continue
+        for check in options.checks or (columns if options.python else (*columns, "speed")):
             if check == "speed":
-                row = time(torch, options)
-                write(torch, row, TIMED, row)
+                speeds = time(row, options)
+                write(row, speeds, TIMED, speeds)
                 continue
-            cell = run(torch, check, options)
+            cell = run(row, check, options)
             failed = failed or cell.startswith("**")
             if not options.keep_page:
-                write(torch, {check: cell})  # after each check: the whole takes hours
+                write(row, {check: cell}, table, columns)  # after each check: the whole takes hours
     if not options.keep_page:
-        print(PAGE.read_text(encoding="utf-8").partition(CHECKED)[2].partition(END)[0])
+        print(PAGE.read_text(encoding="utf-8").partition(table)[2].partition(END)[0])
     return 1 if failed else 0
 
 
