@@ -3,7 +3,7 @@
 Formula (operator documentation of ``torch_npu.npu_rotated_iou``; op-plugin's tests of it, of the overlaps and of the rotated
 suppression): a box x, y, w, h, t is the rectangle of width w and height h around (x, y), turned by t degrees from the first axis
 to the second; with ``trans`` it is given by its corners before the turn, x1, y1, x2, y2, t. The intersection of two is the convex
-polygon of the corners that lie in the other box and of the points where edges cross. A box without a positive area overlaps nothing.
+polygon of the corners that lie in the other box and of the points where edges cross. A box without positive area overlaps nothing.
 """
 
 from __future__ import annotations
