@@ -6,13 +6,14 @@ Formula (operator documentation of ``torch_npu.npu_grouped_matmul_swiglu_quant_v
     int8 x with int4 weight:   c = ((x - 8) @ (weight * weight_scale) + assist) * x_scale
     act, gate = c split in halves
     s         = act * sigmoid(act) * gate * smooth_scale
-    scale     = max(abs(s)) / 127 of each row;   out = round(s / scale)
+    scale     = max(abs(s)) / largest of each row;   out = round(s / scale)        127 for int8, 448, 57344, 32768 for hifloat8
 
 ``assist`` is ``weight_assist_matrix``, and ``bias`` in the first version. Rows behind the last group are 0.
 
 A weight of five dimensions lies in the order of the cube unit (NZ). 8-bit and 4-bit floating operands, with powers of two of 32
 elements or with scales of rows and columns: ``_floating_products``. With ``quant_mode`` 2 each 32 elements of out have a power of
-two, as from ``npu_dynamic_mx_quant``. Not covered: ``offset``, ``bias``, lists of weights.
+two, as from ``npu_dynamic_mx_quant``; two 4-bit elements lie in one byte, so that out has n / 4 bytes in a row, as op-plugin
+allocates. Not covered: ``offset``, ``bias``, lists of weights.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch
 
 from npugraph_ex.operators._floating_products import FLOAT8, FloatingOperand, floating_product
 from npugraph_ex.operators._grouped import Factors, multiplied, spans
+from npugraph_ex.operators._hifloat8 import HIFLOAT8, LARGEST, encode
 from npugraph_ex.operators._microscaling import block_quantisation, quantised
 from npugraph_ex.operators._precision import FLOATS, compute_dtype, largest_of, refused, round_to, unsupported
 from npugraph_ex.operators._record import Operator, call
@@ -32,6 +34,8 @@ _NAME = "npu_grouped_matmul_swiglu_quant"
 _V2 = f"{_NAME}_v2"
 _BLOCKS = 2
 """The mode of powers of two for each 32 elements."""
+_DEQUANTISED = (None, 0, 1, 5, 6, 15, *FLOATS)
+"""What may name the dtype of c, which is not rounded here; 0 and 1 (int8) are documented defaults."""
 
 
 def _in_rows(weight: torch.Tensor) -> torch.Tensor:
@@ -61,7 +65,9 @@ def _activated(
     weight_scale, x_scale = scales
     wide = compute_dtype(*(scale for scale in scales if scale.is_floating_point()))
     powers = weight_scale.element_size() == 1
-    out = torch.zeros(x.shape[0], weight_scale.shape[-2 if powers else -1] // 2, dtype=wide)
+    out = torch.zeros(x.shape[0], weight_scale.shape[-2 if powers else -1] // 2, dtype=wide, device=x.device)
+    if groups[0].is_meta:  # only the shape is wanted
+        return out
     for group, start, end in spans(name, groups[0], groups[1], x.shape[0], weight.shape[0]):
         if floating:
             left = FloatingOperand(x[start:end], codes[0], x_scale[start:end], "x_dtype")
@@ -77,10 +83,11 @@ def _activated(
     return out
 
 
-def _quantised(s: torch.Tensor, target: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """``(out, scale)``: each row divided by its scale, with which its largest number becomes that of ``target``."""
-    scale = s.abs().amax(-1) / largest_of(target)
-    return round_to(target, torch.where(scale.unsqueeze(-1) == 0, 0.0, s / scale.unsqueeze(-1))), scale
+def _quantised(s: torch.Tensor, target: torch.dtype | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """``(out, scale)``: each row divided by its scale, with which its largest number becomes that of ``target``, or hifloat8."""
+    scale = s.abs().amax(-1) / (LARGEST if target is None else largest_of(target))
+    quotient = torch.where(scale.unsqueeze(-1) == 0, 0.0, s / scale.unsqueeze(-1))
+    return encode(quotient, saturate=True) if target is None else round_to(target, quotient), scale
 
 
 def _small(*size: int) -> torch.Tensor:
@@ -158,8 +165,8 @@ def npu_grouped_matmul_swiglu_quant_v2(
     """``(out [m, n / 2] of quant_dtype, scale float32 [m])``. x: also packed int4; smooth_scale: [groups, n / 2] or [groups]."""
     if bias is not None:
         raise unsupported(_V2, "bias", "a tensor", "None")
-    if dtype_of(6 if dequant_dtype is None else dequant_dtype, _V2, "dequant_dtype") not in FLOATS:
-        raise refused(_V2, "dequant_dtype", dequant_dtype, "float32, float16 or bfloat16")
+    if dequant_dtype not in _DEQUANTISED:
+        raise refused(_V2, "dequant_dtype", dequant_dtype, "float32, float16 or bfloat16, or 0 or int8 for the default")
     blocks = quant_mode == _BLOCKS
     if (quant_mode or 0) not in {0, _BLOCKS} or (dequant_mode or 0) not in {0, 1, _BLOCKS}:
         raise unsupported(_V2, "quant_mode and dequant_mode", (quant_mode, dequant_mode), "0 and 2, and 0, 1 and 2")
@@ -170,11 +177,9 @@ def npu_grouped_matmul_swiglu_quant_v2(
     smooth = None if smooth_scale is None else smooth_scale.reshape(weight[0].shape[0], -1)
     s = _activated(_V2, x, weight[0], scales, groups, assist, smooth, (x_dtype, weight_dtype))
     if blocks:
-        how = block_quantisation(_V2, 1 if quant_dtype is None else quant_dtype)
-        if how.element.packed:  # torch_npu's meta function announces twice as many bytes
-            raise unsupported(_V2, "quant_dtype", quant_dtype, "float8_e4m3fn and float8_e5m2 with quant_mode 2")
-        return quantised(s, s, -1, how, _V2)
-    target = dtype_of(quant_dtype or 1, _V2, "quant_dtype")
-    if target not in {torch.int8, *FLOAT8}:
-        raise unsupported(_V2, "quant_dtype", quant_dtype, "int8, float8_e4m3fn and float8_e5m2 with quant_mode 0")
+        return quantised(s, s, -1, block_quantisation(_V2, 1 if quant_dtype is None else quant_dtype), _V2)
+    target = None if quant_dtype == HIFLOAT8 else dtype_of(quant_dtype or 1, _V2, "quant_dtype")
+    if target not in {None, torch.int8, *FLOAT8}:
+        only = "int8, float8_e4m3fn, float8_e5m2 and hifloat8 with quant_mode 0"
+        raise unsupported(_V2, "quant_dtype", quant_dtype, only)
     return _quantised(s, target)

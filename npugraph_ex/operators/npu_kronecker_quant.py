@@ -114,9 +114,10 @@ def npu_rotate_quant(
         return values.bfloat16().to(dtype) if mx and dtype != torch.float64 else values
 
     z = stored(z)
-    if alpha is not None and 0 < alpha.item() < 1:
+    if alpha is not None:
         neighbours = z.unflatten(-1, (-1, min(_NEIGHBOURS, z.shape[-1])))
         limit = stored(neighbours.abs().amax(-1, keepdim=True) * alpha.to(dtype))
+        limit = torch.where((alpha > 0) & (alpha < 1), limit, torch.inf)
         z = torch.minimum(torch.maximum(neighbours, -limit), limit).flatten(-2)
     if dst_dtype is not None and mx:
         how = block_quantisation(

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch_npu
+from torch.utils._pytree import tree_map_only
 
 from npugraph_ex.operators import OPERATORS, UnsupportedArgumentError
+from npugraph_ex.operators._hifloat8 import decode
 from npugraph_ex.operators._microscaling import E2M1, pack
 
 assert_equal = functools.partial(torch.testing.assert_close, rtol=0, atol=0)
@@ -114,7 +116,7 @@ def test_quantised_and_anti_quantised_groups() -> None:
         ("group_list should be", {"group_list": torch.tensor([3, 2, 5])}),
         ("group_list should be", {"group_list": torch.tensor([1, 2, 7])}),
         ("group_list_type should be", {"group_list_type": 3}),
-        ("x_dtype=290", {"x_dtype": 290}),
+        ("x_dtype=5", {"x_dtype": 5}),
         ("act_type=6", {"act_type": 6}),
     ],
 )
@@ -195,8 +197,37 @@ def test_swiglu_of_products_of_floats() -> None:
     assert torch.equal(scales[:5], bytes_)
     near(out[:5].double(), exact.double(), rtol=0.26)
     assert (out[:5].float() == exact.float()).float().mean() > 0.98
-    with pytest.raises(UnsupportedArgumentError, match="quant_dtype=296"):
-        second([powers_w], powers_x, ENDS, quant_dtype=296, **modes)
+    halves, halves_scale = second([powers_w], powers_x, ENDS, quant_dtype=FP4, **modes)
+    exact, bytes_ = OPERATORS["npu::npu_dynamic_mx_quant"].formula(activated(left, right), dst_type=FP4)
+    assert torch.equal(halves_scale[:5], bytes_)
+    assert (halves[:5] == exact).float().mean() > 0.98
+
+
+def test_swiglu_of_products_of_hifloat8() -> None:
+    """Bytes of 1 and 2: silu(3) * 6 is the largest of its row and becomes 32768, another half of it; on the device, too."""
+    x = torch.tensor([[0x08, 0x10]], dtype=torch.uint8)  # 1 and 2
+    weight = torch.tensor([[[0x08, 0x08, 0x10, 0x08], [0x08, 0x08, 0x10, 0x08]]], dtype=torch.uint8)
+    call = (x, [weight], [torch.ones(1, 4)], torch.ones(1), torch.tensor([1]))
+    how = {"quant_dtype": 290, "x_dtype": 290, "weight_dtype": 290, "dequant_dtype": 6}
+    out, scale = formula("npu_grouped_matmul_swiglu_quant_v2")(*call, **how)
+    assert decode(out).tolist() == [[32768.0, 16384.0]]
+    near(scale, 6 * torch.nn.functional.silu(torch.tensor([3.0])) / 32768)
+    found = torch_npu.npu_grouped_matmul_swiglu_quant_v2(*tree_map_only(torch.Tensor, torch.Tensor.npu, call), **how)
+    assert torch.equal(found[0].cpu(), out)
+
+
+def test_four_bit_results_on_the_device_have_the_size_that_op_plugin_allocates() -> None:
+    """Half of what torch_npu's meta function announces."""
+    x, weight = torch.zeros(4, 64, dtype=torch.uint8).npu(), torch.zeros(2, 128, 128, dtype=torch.uint8).npu()
+    powers = (
+        torch.full((2, 2, 256, 2), 127, dtype=torch.uint8).npu(),
+        torch.full((4, 2, 2), 127, dtype=torch.uint8).npu(),
+    )
+    out, scale = torch_npu.npu_grouped_matmul_swiglu_quant_v2(
+        x, [weight], [powers[0]], powers[1], torch.tensor([2, 4]).npu(), dequant_mode=2, quant_mode=2, quant_dtype=FP4,
+        dequant_dtype=6, weight_scale_dtype=293, x_scale_dtype=293, x_dtype=FP4, weight_dtype=FP4,
+    )  # fmt: skip
+    assert (out.shape, scale.shape) == ((4, 64), (4, 2, 2))
 
 
 @pytest.mark.parametrize("halved", [(False, False), (False, True), (True, True)], ids=["8 8", "8 4", "4 4"])
@@ -246,7 +277,7 @@ def test_products_of_small_floats_in_blocks(halved: tuple[bool, bool]) -> None:
 @pytest.mark.parametrize(
     ("message", "fields"),
     [
-        ("x_dtype=290", {"x_dtype": 290}),
+        ("x_dtype=5", {"x_dtype": 5}),
         ("scale_dtype=5", {"scale_dtype": 5}),
         ("wider floating output", {"output_dtype": 1}),
         ("whole k", {"group_type": 2}),
