@@ -57,7 +57,7 @@ def compile_graph(  # noqa: PLR0913 - the parts of one graph
     if options.force_eager:
         return _preparing(scopes.around(gm)(first_run_checked(gm, original)), kernels)
     updates = UpdatePlan.from_graph(gm)
-    obstacles = find_obstacles(gm, updates)
+    obstacles = find_obstacles(gm, updates, names)
     if obstacles:
         lines = "\n  ".join(str(obstacle) for obstacle in obstacles)
         if options.require_capture:

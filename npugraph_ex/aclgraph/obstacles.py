@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,12 +33,16 @@ class Obstacle:
         return f"{self.node}: {self.reason}" + (f" ({self.source})" if self.source else "")
 
 
-def find_obstacles(gm: fx.GraphModule, updates: UpdatePlan | None = None) -> list[Obstacle]:
-    """All obstacles to a capture of ``gm``, in graph order. Host values that ``updates`` covers are no obstacle."""
-    return list(_obstacles(gm, updates.hosts if updates is not None else frozenset()))
+def find_obstacles(
+    gm: fx.GraphModule, updates: UpdatePlan | None = None, names: Sequence[str] | None = None
+) -> list[Obstacle]:
+    """All obstacles, in graph order. Host values that ``updates`` covers are none; ``names`` are Dynamo's for the inputs."""
+    known = [re.sub(r"L\['(\w+)'\]", r"\1", name) for name in names or ()]
+    inputs = dict(zip(gm.graph.find_nodes(op="placeholder"), known, strict=False))
+    return list(_obstacles(gm, updates.hosts if updates is not None else frozenset(), inputs))
 
 
-def _obstacles(gm: fx.GraphModule, updated: frozenset[fx.Node]) -> Iterator[Obstacle]:
+def _obstacles(gm: fx.GraphModule, updated: frozenset[fx.Node], inputs: Mapping[fx.Node, str]) -> Iterator[Obstacle]:
     home: torch.device | None = None
     known = updated | host_scalars(gm.graph)
     for node in gm.graph.nodes:
@@ -46,7 +51,7 @@ def _obstacles(gm: fx.GraphModule, updated: frozenset[fx.Node]) -> Iterator[Obst
             continue
         reason = _reason(node, home)
         if reason:
-            yield Obstacle(node.name, reason, source_line(node))
+            yield Obstacle(inputs.get(node, node.name), reason, source_line(node))
         home = home or next((leaf.device for leaf in tensor_leaves(node) if leaf.device.type == "npu"), None)
 
 
@@ -63,7 +68,7 @@ def _reason(node: fx.Node, home: torch.device | None) -> str:
         return "the host has to read its result, or the result's shape, from the device"
     for leaf in tensor_leaves(node):
         if leaf.device.type != "npu":
-            return f"a tensor on device {leaf.device.type!r} would be read once, at capture, and never again"
+            return f"a tensor on device {leaf.device.type!r} would be read once, at capture, and never again; move it to the NPU"
         if home is not None and leaf.device != home:
             return f"it is on {leaf.device} but the graph began on {home}; a captured graph belongs to one device"
     return ""

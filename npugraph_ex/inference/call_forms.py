@@ -24,8 +24,18 @@ def form_of(args: tuple[Any, ...], kwargs: Mapping[str, Any], tensor: type[torch
     """The form of a call's arguments.
 
     Raises:
-        SessionError: an argument is of a type that a session does not take.
+        SessionError: an argument is of a type that a session does not take, or contains itself.
     """
+    try:
+        return _form_of(args, kwargs, tensor)
+    except RecursionError:
+        raise SessionError(
+            "an argument contains itself, or is nested too deeply; a session takes lists, tuples and dicts that end in tensors "
+            "and numbers"
+        ) from None
+
+
+def _form_of(args: tuple[Any, ...], kwargs: Mapping[str, Any], tensor: type[torch.Tensor]) -> Form:
     form = tuple(
         [
             # As in `_form`, without the call: most arguments of most calls are such tensors.

@@ -23,7 +23,7 @@ from torch import fx, nn
 from npugraph_ex import _torch_private
 from npugraph_ex.config import CompilerConfig
 from npugraph_ex.config.compiler_config import apply_flat, given_or_default
-from npugraph_ex.errors import SessionError
+from npugraph_ex.errors import CaptureError, SessionError
 from npugraph_ex.frontend.entry.backend import get_npu_backend
 from npugraph_ex.inference.call_forms import (
     Form,
@@ -36,6 +36,7 @@ from npugraph_ex.inference.call_forms import (
 )
 from npugraph_ex.inference.recorded_call import CallNotes, Gate, NotRecordableError, Probed, RecordedCall, record
 from npugraph_ex.inference.replaced_state import watch
+from npugraph_ex.inference.session_errors import capture_refusal, reason
 from npugraph_ex.observe.logger import logger
 
 _FORMS_KEPT = 1024
@@ -77,8 +78,19 @@ class DecodeSession:
         self._made_for: Form = ()
         self._last: RecordedCall | None = None
         self._warned: set[str] = set()
-        backend = partial(_compile_behind_gate, config, self._notes)
-        self._compiled = torch.compile(_code_of_its_own(function), backend=backend, dynamic=dynamic, fullgraph=True)
+        # A model that cannot be captured is refused ahead. A form of call that comes later and cannot be captured still runs.
+        self._must_capture = config.to_options().require_capture
+        strict, lenient = copy.deepcopy(config), config
+        apply_flat(strict, {"require_capture": True})
+        strict.to_options()  # refuses options that capture nothing
+        self._strict, self._lenient = (
+            torch.compile(
+                _code_of_its_own(function),
+                backend=partial(_compile_behind_gate, chosen, self._notes), dynamic=dynamic, fullgraph=True,
+            )
+            for chosen in (strict, lenient)
+        )  # fmt: skip
+        self._refused: dict[Form, None] = {}
         weak = weakref.ref(self)
         watch(self, partial(_refresh, weak), None if self._root is None else weakref.ref(self._root))
 
@@ -104,7 +116,7 @@ class DecodeSession:
         chosen = copy.deepcopy(given_or_default(config, "session: config"))
         # A server's other threads work with the device while a session captures.
         first = {} if config is not None else {"capture_error_mode": "thread_local"}
-        apply_flat(chosen, {**first, **(options or {}), "require_capture": True})
+        apply_flat(chosen, {**first, **(options or {})})
         made = cls(function, config=chosen, dynamic=dynamic, debug=debug)
         made._made_for = form_of(tuple(example_inputs), {})
         try:
@@ -112,7 +124,7 @@ class DecodeSession:
         except SessionError:
             raise
         except Exception as error:
-            raise SessionError(f"{_name(function)} cannot be a session: {_reason(error)}") from error
+            raise SessionError(f"{_name(function)} cannot be a session: {reason(error, _name(function))}") from error
         return made
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -158,10 +170,23 @@ class DecodeSession:
         try:
             return self._through_torch(form, args, kwargs)
         except Exception as error:
+            refusal = capture_refusal(error)
+            if refusal is not None and (self._must_capture or form in self._refused):
+                raise refusal from None
+            if refusal is not None:
+                return self._uncaptured(refusal, form, args, kwargs)
             wrong = "" if kwargs else differing_arguments(self._made_for, form)
             if isinstance(error, SessionError) or not wrong:
                 raise
             raise SessionError(f"{_name(self.__wrapped__)} fails for this call: {wrong}") from error
+
+    def _uncaptured(self, refusal: CaptureError, form: Form, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """A call that the device cannot capture, as torch.compile serves it: operator by operator. Nothing of it has run."""
+        self._warn(reason(refusal, _name(self.__wrapped__)))
+        while len(self._refused) >= _FORMS_KEPT:
+            self._refused.pop(next(iter(self._refused)))
+        self._refused[form] = None
+        return self._through_torch(form, args, kwargs)
 
     def refresh(self) -> None:
         """Let torch.compile check everything once more, at the next call of each form: weights, attributes, hooks, globals.
@@ -188,7 +213,13 @@ class DecodeSession:
                 raise SessionError(
                     f"warm_up: inputs({size!r}) returns the arguments of a call in a tuple or list, got a {type(given).__name__}"
                 )
-            self._run_ahead(tuple(given), {})
+            try:
+                self._run_ahead(tuple(given), {})
+            except Exception as error:
+                if capture_refusal(error) is None:
+                    raise
+                name = _name(self.__wrapped__)
+                raise SessionError(f"warm_up: {name} cannot run ahead for {size!r}: {reason(error, name)}") from error
 
     def _run_ahead(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Compile and capture for a call, and undo what it writes.
@@ -227,15 +258,17 @@ class DecodeSession:
         notes.outer, notes.inner = None, []
         self._training, self._in_the_other_mode = _modes_of(self._root)
         leaves = leaves_of(args, kwargs)
+        compiled = self._lenient if form in self._refused and not notes.restoring else self._strict
         try:
             with _torch_private.without_side_effects(compilations=_COMPILATIONS):
-                result = self._compiled(_negative_zeros(leaves), *args, **kwargs)
+                result = compiled(_negative_zeros(leaves), *args, **kwargs)
             try:
                 call = record(notes, leaves, result)
-                call.form, call.is_flat = form, is_flat(form, kwargs)
+                call.form, call.is_flat, call.compiled = form, is_flat(form, kwargs), compiled
                 self._keep(form, call, leaves)
             except NotRecordableError as why:
-                self._warn(str(why))
+                if form not in self._refused:  # the refusal has been said
+                    self._warn(str(why))
         finally:
             notes.outer, notes.inner = None, []
         return result
@@ -271,7 +304,7 @@ class DecodeSession:
         notes.probing = True
         try:
             with _torch_private.without_side_effects(compilations=_COMPILATIONS):
-                self._compiled(_negative_zeros(leaves), *args, **kwargs)
+                known.compiled(_negative_zeros(leaves), *args, **kwargs)
         except Probed:
             pass
         finally:
@@ -341,14 +374,3 @@ def _refresh(session: weakref.ref[DecodeSession]) -> None:
 
 def _name(function: Callable[..., Any]) -> str:
     return str(getattr(function, "__qualname__", type(function).__qualname__))
-
-
-def _reason(error: Exception) -> str:
-    """What torch says, in the words of a session where they would mislead."""
-    said = str(error).strip() or type(error).__name__
-    if "certain side effects happened" in said:
-        return (
-            "it changes something besides its results and the contents of tensors, which a call around Dynamo would not do. Write "
-            f"into a buffer in place, or return the new value. {said}"
-        )
-    return said

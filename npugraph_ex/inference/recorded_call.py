@@ -138,7 +138,10 @@ class RecordedCall:
     Attributes:
         form: of the recorded call.
         is_flat: whether its leaves are its positional arguments.
+        compiled: the function of torch.compile that served it.
     """
+
+    compiled: Callable[..., Any]
 
     def __init__(  # noqa: PLR0913 - the parts of one call
         self,

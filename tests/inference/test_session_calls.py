@@ -132,8 +132,12 @@ def test_default_dtype_and_determinism_are_modes() -> None:
 
 def test_gradients_are_refused() -> None:
     """A session whose results would carry gradients is refused when it is made."""
-    with torch.enable_grad(), pytest.raises(SessionError, match="gradient"):
+    with torch.enable_grad(), pytest.raises(SessionError) as refused:
         session(nn.Linear(8, 8).to(NPU), (random(4, 8),))
+    assert str(refused.value) == (
+        "Linear cannot be a session: its results would carry gradients; make the session, and call it, under torch.no_grad() or "
+        "torch.inference_mode()"
+    )
 
 
 @pytest.mark.parametrize("order", ["lazy", "random:1"])
@@ -204,7 +208,7 @@ def test_warm_up() -> None:
 
 def cached_step(x: torch.Tensor, cache: torch.Tensor, row: torch.Tensor) -> dict[str, Any]:
     """Write a row of a cache in place and read all of it; nested results, one of them an argument."""
-    cache.index_copy_(0, row, x)
+    cache.index_copy_(0, row, x * 2)
     return {"out": x @ cache.t(), "more": [cache, (x * 2, None, x.size(0), 1.5)]}
 
 
@@ -226,8 +230,37 @@ def test_caches_passed_as_arguments() -> None:
         kept.append((have["out"], want["out"]))
     agree(kept)
     row = torch.tensor([3], device=NPU)
-    with pytest.raises(npugraph_ex.errors.CaptureError, match="place"):
-        call(caches[0][2:3], caches[0], row)
+    for _ in range(2):  # captured for another place of the row: such a call runs as torch.compile runs it
+        equal(call(caches[0][2:3], caches[0], row), cached_step(copies[0][2:3], copies[0], row))
+        x = random(1, 8)
+        equal(call(x, caches[0], row), cached_step(x, copies[0], row))
+
+
+def test_a_later_form_that_cannot_be_captured(caplog: pytest.LogCaptureFixture) -> None:
+    """It runs operator by operator, with one warning; the other forms replay. `require_capture` and `warm_up` refuse it."""
+
+    def function(x: torch.Tensor, limits: torch.Tensor, *, exact: bool = False) -> torch.Tensor:
+        x = x + limits.to(x.device)
+        return x.clamp(max=limits[0].item()) if exact else x * 2
+
+    x, limits = random(4), random(4)
+    call, strict = (session(function, (x, limits), options=options) for options in ({}, {"require_capture": True}))
+    for _ in range(3):
+        equal(call(x, limits, exact=True), function(x, limits, exact=True))
+        equal(call(x, limits.cpu()), function(x, limits.cpu()))
+        before = captures_so_far()
+        equal(call(x, limits), function(x, limits))
+        assert captures_so_far() == before
+    said = [record.getMessage() for record in caplog.records if "goes through torch.compile" in record.getMessage()]
+    assert len(said) == 2
+    assert "the device cannot capture its graph:\n  _local_scalar_dense: the host has to read" in said[0]
+    assert "graph:\n  argument 1: a tensor on device 'cpu'" in said[1]
+    with pytest.raises(npugraph_ex.errors.CaptureError, match="require_capture"):
+        strict(x, limits, exact=True)
+    with pytest.raises(
+        SessionError, match=r"warm_up.* for 3: the device cannot capture its graph:\n  argument 1: a tensor on"
+    ):
+        call.warm_up([3], lambda _: (x, limits.cpu()))
 
 
 def test_arguments_that_are_alike_in_part() -> None:
@@ -278,6 +311,11 @@ def test_wrong_calls() -> None:
     call = session(lambda x: x * 2, (random(4),))
     with pytest.raises(SessionError, match="slice"):
         call(slice(3))
+    endless: list[Any] = [random(4)]
+    endless.append(endless)
+    for make in (lambda: call(endless), lambda: session(lambda x: x[0], (endless,))):
+        with pytest.raises(SessionError, match="contains itself"):
+            make()
     two = session(lambda x, y: x * y, (random(4), random(4)))
     for given, wrong in (
         ((random(4), torch.ones(4)), f"argument 1 is a Tensor on cpu, and it was made with a Tensor on {NPU}:0"),

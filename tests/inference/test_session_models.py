@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -117,6 +118,7 @@ class Stateful(nn.Module):
         super().__init__()
         self.kind, self.count, self.seen = kind, 0, []
         self.register_buffer("last", torch.zeros(4))
+        self.limits = torch.ones(4)  # no buffer: it stays on the CPU
 
     def forward(self, x: torch.Tensor) -> Any:
         """Do what ``kind`` says."""
@@ -126,6 +128,8 @@ class Stateful(nn.Module):
             self.count += 1
         if self.kind == "appends":
             self.seen.append(x + 1)
+        if self.kind == "reads the CPU":
+            return x + self.limits.to(x.device)
         if self.kind == "prints":
             print("called")
         if self.kind == "branches" and x.sum() > 0:
@@ -142,9 +146,10 @@ class Stateful(nn.Module):
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("assigns a buffer", "_buffers"),
-        ("counts", "function"),
-        ("appends", "seen"),
+        ("assigns a buffer", r"changes a buffer of Stateful, .*self\.total\.add_"),
+        ("counts", "changes an attribute of Stateful,"),
+        ("appends", r"changes Stateful\.seen,"),
+        ("reads the CPU", r"graph:\n  Stateful\.limits: a tensor on device 'cpu' .*; move it to the NPU"),
         ("prints", r"(?s)print.*test_session_models\.py"),
         ("branches", r"(?s)[Dd]ata-dependent.*test_session_models\.py"),
         ("nonzero", r"test_session_models\.py"),
@@ -155,7 +160,8 @@ class Stateful(nn.Module):
 def test_refused(kind: str, reason: str) -> None:
     """With the reason, and the place where torch knows it; the model is as it was."""
     model = Stateful(kind).to(NPU)
-    with pytest.raises(SessionError, match=reason):
+    with pytest.raises(SessionError, match=reason) as refused:
         session(model, (random(4),))
+    assert not re.search(r"functools|L\[|arg\d_|decode_session|require_capture", str(refused.value))
     assert (model.count, model.seen) == (0, [])
     equal(model.last, torch.zeros(4, device=NPU))

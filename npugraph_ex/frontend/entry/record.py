@@ -36,7 +36,7 @@ def record(  # noqa: PLR0913 - the parts of one compilation
     before: tuple[CallRecord, ...],
 ) -> GraphRecord:
     """Make and publish the record of one compiled graph, after all passes."""
-    obstacles = tuple(str(obstacle) for obstacle in find_obstacles(gm, UpdatePlan.from_graph(gm)))
+    obstacles = tuple(str(obstacle) for obstacle in find_obstacles(gm, UpdatePlan.from_graph(gm), names))
     facts = AliasFacts(gm.graph)
     after = nodes_of(gm.graph, facts)
     made = GraphRecord(

@@ -1,0 +1,66 @@
+"""What a session says where torch or the compiler refuses a function: one sentence in the words of the user's program."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from npugraph_ex.errors import CaptureError
+
+_REQUIRED = "the option require_capture is on, and this graph cannot be captured"
+_OWN_FRAME = re.compile(r' *File "[^"]*decode_session\.py", line \d+.*\n(?: {4}.*(?:\n|\Z))*')
+
+
+def capture_refusal(error: Exception) -> CaptureError | None:
+    """The refusal of a capture, if the error is one; Dynamo wraps what its backend raises."""
+    inner = getattr(error, "inner_exception", error)
+    return inner if isinstance(inner, CaptureError) else None
+
+
+def reason(error: Exception, name: str) -> str:
+    """Why the function of this name cannot be a session, or cannot be captured: what was wrong, and what to do."""
+    inner = getattr(error, "inner_exception", error)
+    said = str(inner).strip() or type(inner).__name__
+    if "certain side effects happened" in said:
+        return _changes(said, name)
+    said = re.split(r"\n+(?:Set TORCHDYNAMO_VERBOSE|help: )", said)[0].replace(
+        _REQUIRED, "the device cannot capture its graph"
+    )
+    said = _OWN_FRAME.sub("", said).removesuffix("from user code:\n").rstrip()
+    return _in_users_words(said, name)
+
+
+def _changes(said: str, name: str) -> str:
+    """Dynamo's list of what a function changes, with the remedy."""
+    listed = said.partition("double check:")[2].partition("\n")[0].strip()
+    changed = [_changed(source, name) for source in (ast.literal_eval(listed) if listed.startswith("[") else ())]
+    what = ", ".join(dict.fromkeys(changed)) or "something besides its results and the contents of tensors"
+    return (
+        f"its code changes {what}, which a replay would not do: it runs work of the device alone. Write into a tensor in place "
+        "(`self.total.add_(x)`; `self.total += x` sets the attribute), or return the new value"
+    )
+
+
+def _changed(source: str, name: str) -> str:
+    if source.startswith("G["):
+        return "a global variable"
+    source = re.sub(r"\.__dict__\['(\w+)'\]", r".\1", source)
+    of_module = re.fullmatch(r"(.+)\._(buffer|parameter|module)s", source)
+    if of_module:
+        return f"a {of_module[2]} of {_in_users_words(of_module[1], name)}"
+    said = _in_users_words(source, name)
+    return f"an attribute of {said}" if said == name else said
+
+
+def _in_users_words(text: str, name: str) -> str:
+    """The names of a session's function and of its arguments, as the caller has them."""
+    text = re.sub(r"L\['(function|args|kwargs)'\]|^ *(function|args|kwargs)(?=[.\[])", _root, text, flags=re.MULTILINE)
+    text = re.sub(r"\._(?:parameters|buffers|modules)\['(\w+)'\]", r".\1", text)
+    text = re.sub(r"<arguments>\[('?\w+'?)\]", r"argument \1", text)
+    return text.replace("<the function>", name)
+
+
+def _root(found: re.Match[str]) -> str:
+    """Dynamo's name of what the arguments and the function's state come from, marked."""
+    kind = found[1] or found[2]
+    return found[0].removesuffix(found[0].lstrip()) + ("<the function>" if kind == "function" else "<arguments>")
