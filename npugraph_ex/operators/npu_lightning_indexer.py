@@ -1,11 +1,11 @@
-"""Which keys sparse attention looks at: the best ``sparse_count`` by a cheap score; and of int8 queries and keys.
+"""Which keys sparse attention looks at: the best ``sparse_count`` by a cheap score; and of queries and keys of 8 bits.
 
 Formula (operator documentation of ``torch_npu.npu_lightning_indexer``)::
 
     score[s1, s2] = sum over heads of weights[s1, n] * relu(Q_n[s1] K[s2]^T)       -inf behind the query in sparse mode 3
     indices       = the positions of the largest scores, in their order, -1 where there are no more
 
-and of int8 (``torch_npu.npu_quant_lightning_indexer``) the product is multiplied by the scales of query and key. With
+and of 8 bits (``torch_npu.npu_quant_lightning_indexer``) the product is multiplied by the scales of query and key. With
 ``sparse_mode`` 3 the last query stands at the last key. Of equal scores the first key wins.
 """
 
@@ -14,11 +14,14 @@ from __future__ import annotations
 import torch
 
 from npugraph_ex.operators._attention import excluded_by_band
+from npugraph_ex.operators._hifloat8 import HIFLOAT8, decode
 from npugraph_ex.operators._precision import HALVES, compute_dtype, unsupported
 from npugraph_ex.operators._record import Call, Operator, call
 from npugraph_ex.operators._sparse_sequences import Layouts, rows_of
 
 _FOREVER = (1 << 63) - 1
+_CODES = {torch.int8: (None, 1), torch.float8_e4m3fn: (None, 24, 292)}
+"""What may name the dtypes of 8 bits that torch has."""
 
 
 def _best(
@@ -110,6 +113,17 @@ def npu_lightning_indexer(
     return indices.reshape(shape), scores
 
 
+def _numbers(elements: torch.Tensor, code: int | None, name: str) -> torch.Tensor:
+    """Queries or keys of 8 bits: int8, float8_e4m3fn, or hifloat8 in another dtype of 8 bits."""
+    known = _CODES.get(elements.dtype, ())
+    if code == HIFLOAT8 and elements.element_size() == 1:
+        return decode(elements.view(torch.uint8))
+    if not known or code not in known:
+        only = "int8, float8_e4m3fn and hifloat8 (290), each named by its dtype argument or by its own dtype"
+        raise unsupported("npu_quant_lightning_indexer", f"{name} and {name}_dtype", (elements.dtype, code), only)
+    return elements.float()
+
+
 def _quantised_example() -> Call:
     query, key = (torch.randint(-9, 9, shape, dtype=torch.int8) for shape in ((2, 3, 4, 16), (2, 5, 1, 16)))
     weights, scales = torch.rand(2, 3, 4).half(), (torch.rand(2, 3, 4).half(), torch.rand(2, 5, 1).half())
@@ -122,8 +136,6 @@ def _quantised_example() -> Call:
     covers={
         "pre_tokens": (_FOREVER,),
         "next_tokens": (_FOREVER,),
-        "query_dtype": (None, 1),
-        "key_dtype": (None, 1),
     },
     dtypes=HALVES,
     examples=(_quantised_example,),
@@ -149,12 +161,13 @@ def npu_quant_lightning_indexer(
     query_dtype: int | None = None,
     key_dtype: int | None = None,
 ) -> torch.Tensor:
-    """The indices of ``npu_lightning_indexer``; query and key int8, their scales without D."""
+    """The indices of ``npu_lightning_indexer``; query and key int8, float8_e4m3fn or hifloat8, their scales without D."""
     for name, mode in (("query_quant_mode", query_quant_mode), ("key_quant_mode", key_quant_mode)):
         if mode != 0:
             raise unsupported("npu_quant_lightning_indexer", name, mode, "0, a scale for each token and head")
     lengths = (actual_seq_lengths_query, actual_seq_lengths_key)
     how = Layouts("npu_quant_lightning_indexer", layout_query, layout_key, *lengths, block_table)
     scales = (query_dequant_scale, key_dequant_scale)
-    indices, _ = _best(how, query, key, weights, (sparse_count, sparse_mode), scales)
+    queries, keys = _numbers(query, query_dtype, "query"), _numbers(key, key_dtype, "key")
+    indices, _ = _best(how, queries, keys, weights, (sparse_count, sparse_mode), scales)
     return indices.reshape(*query.shape[:-2], 1, sparse_count)

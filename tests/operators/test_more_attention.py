@@ -193,7 +193,12 @@ def test_the_indexer_names_the_best_keys_and_sparse_attention_attends_to_them() 
         weights,
         sparse_count=3,
     )
-    assert torch.equal(formula("quant_lightning_indexer", *codes, weights, *scales, 0, 0, sparse_count=3), exact[0])
+    eighths, hifloats = [x.to(torch.float8_e4m3fn) for x in codes], [encode(x, saturate=True) for x in codes]
+    for found, named in ((codes, None), (codes, 1), (eighths, None), (eighths, 292), (hifloats, 290)):
+        how = {"sparse_count": 3, "query_dtype": named, "key_dtype": named}
+        assert torch.equal(formula("quant_lightning_indexer", *found, weights, *scales, 0, 0, **how), exact[0])
+    with pytest.raises(UnsupportedArgumentError, match=r"query and query_dtype=\(torch.uint8, None\)"):
+        formula("quant_lightning_indexer", *hifloats, weights, *scales, 0, 0)
 
 
 def test_sparse_blocks_and_statistics() -> None:
