@@ -7,15 +7,15 @@ Formula (operator documentation of ``torch_npu.npu_weight_quant_batchmatmul``)::
     y = round(y * quant_scale + quant_offset) to int8               where there is a quant_scale
 
 Int4 weights are packed in int32, see ``_int4``; ``npu_convert_weight_to_int4pack`` makes them. A weight that is transposed from
-[n, k] has its scales transposed as well. An int64 ``quant_scale`` is one of ``npu_trans_quant_param``, with its offset.
-
-Not covered: 4-bit and 8-bit floating weights (``weight_dtype``), int64 ``antiquant_scale``.
+[n, k] has its scales transposed as well. An int64 ``quant_scale`` is one of ``npu_trans_quant_param``, with its offset, and so is
+an int64 ``antiquant_scale``. ``weight_dtype`` names 4-bit floats and hifloat8 in uint8 (``_floating_products``).
 """
 
 from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._floating_products import FloatingOperand, values_of
 from npugraph_ex.operators._integers import matrix_of, offset_of, scale_of
 from npugraph_ex.operators._precision import compute_dtype, round_to_int8, unsupported
 from npugraph_ex.operators._record import Operator, call
@@ -68,14 +68,15 @@ def npu_weight_quant_batchmatmul(
     weight_dtype: int | None = None,
 ) -> torch.Tensor:
     """[..., m, n] like x, or int8 with quant_scale. x: [..., m, k]; weight: [..., k, n] int8, or int32 with packed int4."""
-    if weight_dtype is not None:
-        raise unsupported(_NAME, "weight_dtype", weight_dtype, "None")
-    if weight.dtype not in {torch.int8, torch.int32}:
-        raise unsupported(_NAME, "weight", weight.dtype, "int8, and int32 with packed int4")
-    if not antiquant_scale.is_floating_point():
-        raise unsupported(_NAME, "antiquant_scale", antiquant_scale.dtype, "floating-point tensors")
-    k = x.shape[-1]
-    matrix = matrix_of(weight, k)
+    operand, k = FloatingOperand(weight, weight_dtype, None, "weight_dtype"), x.shape[-1]
+    if not operand.floating and (weight_dtype is not None or weight.dtype not in {torch.int8, torch.int32}):
+        only = "int8, int32 with packed int4, 8-bit floats, and uint8 with 4-bit floats or hifloat8"
+        raise unsupported(_NAME, "weight and weight_dtype", (weight.dtype, weight_dtype), only)
+    if not antiquant_scale.is_floating_point() and antiquant_scale.dtype != torch.int64:
+        only = "floating-point tensors, and int64 ones of npu_trans_quant_param"
+        raise unsupported(_NAME, "antiquant_scale", antiquant_scale.dtype, only)
+    matrix = values_of(_NAME, operand, torch.float64, k) if operand.floating else matrix_of(weight, k)
+    antiquant_scale = scale_of(antiquant_scale)
     groups = antiquant_scale.shape[-2] if antiquant_scale.dim() >= 2 else 1
     if antiquant_group_size and groups != -(-k // antiquant_group_size):
         raise ValueError(

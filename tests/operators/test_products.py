@@ -11,6 +11,7 @@ import torch
 import torch_npu
 
 from npugraph_ex.operators import OPERATORS, UnsupportedArgumentError
+from npugraph_ex.operators._hifloat8 import encode
 
 assert_equal = functools.partial(torch.testing.assert_close, rtol=0, atol=0)
 
@@ -128,8 +129,14 @@ def test_weight_quantised_product() -> None:
     assert whole.tolist() == [[15]]
     with pytest.raises(ValueError, match="antiquant_group_size 16"):
         product(x, weight, groups, antiquant_group_size=16)
+    codes = formula("npu_trans_quant_param")(scale.float().bfloat16().float()).reshape(1, 8)
+    shift = torch.randint(-9, 9, (1, 8), dtype=torch.int32)
+    torch.testing.assert_close(product(x, weight, codes, shift), x @ ((weight + shift) * scale.bfloat16().double()))
+    hifloats = encode(weight, saturate=True)
+    torch.testing.assert_close(product(x, hifloats, scale, weight_dtype=290), x @ (weight * scale))
+    torch.testing.assert_close(product(x, weight.to(torch.float8_e4m3fn), scale), x @ (weight * scale))
     with pytest.raises(UnsupportedArgumentError, match="weight_dtype"):
-        product(x, weight, scale, weight_dtype=290)
+        product(x, weight, scale, weight_dtype=5)
 
 
 @pytest.mark.parametrize(
