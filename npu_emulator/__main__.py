@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import gc
 import importlib.util
 import re
@@ -12,6 +13,7 @@ import traceback
 import warnings
 from dataclasses import fields
 from pathlib import Path
+from typing import NoReturn
 
 from npu_emulator.activation import activate, current
 from npu_emulator.chips import CHIPS, DEFAULT
@@ -33,9 +35,18 @@ Each option is also an environment variable: --memory-gb 16 is NPU_EMULATOR_MEMO
 """
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that names the nearest option for one that it does not know."""
+
+    def error(self, message: str) -> NoReturn:
+        wrong = re.search(r"unrecognized arguments: (--[^\s=]+)", message)
+        near = difflib.get_close_matches(wrong[1], list(self._option_string_actions), n=1) if wrong else ()
+        super().error(f"{message}; did you mean {near[0]!r}?" if near else message)
+
+
 def command_line() -> argparse.ArgumentParser:
     """What the launcher takes."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m npu_emulator",
         description="Run a torch_npu program on an emulated Ascend NPU: no CANN, no hardware.",
         epilog=_EPILOG,

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import npu_emulator
+from npu_emulator.__main__ import main
 from npu_emulator.warnings_filter import without_cann_warnings
 from npugraph_ex.versions import missing_interfaces
 
@@ -79,6 +80,15 @@ def test_activating_after_torch_says_what_to_do(fresh_environment: Callable[...,
     assert "ActivationError" in done.stderr
     assert "came after `import torch`" in done.stderr
     assert "python -m npu_emulator" in done.stderr
+
+
+@pytest.mark.parametrize("wrong", ["--shedule", "--shedule=lazy"])
+def test_an_option_that_is_none_is_answered_with_the_nearest(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a mistyped variable is; the option's value may be a word of its own."""
+    with pytest.raises(SystemExit) as ended:
+        main([wrong, "lazy", "script.py"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith(f"unrecognized arguments: {wrong}; did you mean '--schedule'?\n")
 
 
 BAD = [

@@ -62,10 +62,11 @@ class Validation:
         wrong: in how many of them it was fused and did not.
         worst_ulp: the largest distance of a fused program's result from the float64 reference, right or wrong; 0.0 where
             all equal eager mode's, or differ in what has no distance, a shape or an integer say.
+        eager_ulp: eager mode's distance at that element: where terms cancel, it is as far off.
         pattern: the operators that the search function was traced to.
         target: the device that it ran on.
         seed: of the programs.
-        settings: how many settings of sizes and dtypes got which answer of the matcher.
+        settings: how many settings of sizes and dtypes got which answer of the matcher; in how many of them programs "run".
     """
 
     rule: str
@@ -74,6 +75,7 @@ class Validation:
     fused: int = 0
     wrong: int = 0
     worst_ulp: float = 0.0
+    eager_ulp: float = 0.0
     pattern: str = ""
     target: str = ""
     seed: int = 0
@@ -115,11 +117,12 @@ def report_table(results: Sequence[Validation]) -> str:
     rows = [
         (
             result.rule, result.verdict, f"{result.fused + result.wrong} of {result.programs}",
-            f"{result.fused} of {result.fused + result.wrong}", _worst(result), _settings(result.settings),
+            f"{result.fused} of {result.fused + result.wrong}", _worst(result),
+            _ulps(result.eager_ulp) if result.worst_ulp else "", _settings(result.settings),
         )
         for result in results
     ]  # fmt: skip
-    headers = ("replacement", "verdict", "fused in", "right in", "worst ULP", "sizes and dtypes tried")
+    headers = ("replacement", "verdict", "fused in", "right in", "worst ULP", "eager there", "sizes and dtypes")
     parts = [tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True)]
     for result in results:
         lines = [f"{result.rule}", f"  looks for {result.pattern}"] if result.pattern else [result.rule]
@@ -132,14 +135,23 @@ def report_table(results: Sequence[Validation]) -> str:
 def _worst(result: Validation) -> str:
     """The largest distance, or a word where there is none."""
     if result.worst_ulp:
-        return f"{result.worst_ulp:.2f}" if result.worst_ulp < 1000 else f"{result.worst_ulp:.3g}"
+        return _ulps(result.worst_ulp)
     if result.wrong:
         return "see below"
     return "equal" if result.fused else ""
 
 
+def _ulps(distance: float) -> str:
+    return f"{distance:.2f}" if distance < 1000 else f"{distance:.3g}"
+
+
 def _settings(counts: dict[str, int]) -> str:
-    words = {"fused": "fused", "guard": "refused by its guard", "library": "refused by the library"}
+    words = {
+        "fused": "fused",
+        "run": "of them run",
+        "guard": "refused by its guard",
+        "library": "refused by the library",
+    }
     return ", ".join(f"{counts[key]} {word}" for key, word in words.items() if counts.get(key))
 
 

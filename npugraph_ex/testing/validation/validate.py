@@ -51,7 +51,7 @@ class _Validator:
     target: str
     findings: list[ValidationFinding] = field(default_factory=list)
     operators: str = ""
-    worst_shown: float = 0.0
+    worst_shown: tuple[float, float] = (0.0, 0.0)
     """How far off the counterexample is, which was searched for and may be further off than what was tried before."""
 
     def run(self) -> Validation:
@@ -86,17 +86,21 @@ class _Validator:
 
     def _result(self, trials: Trials, answers: Sequence[Surveyed]) -> Validation:
         right, wrong = trials.of("right"), trials.of("wrong")
+        outcomes = [trial.outcome for trial in (*right, *wrong)]
+        worst_ulp, eager_ulp = max([self.worst_shown, *((found.worst_ulp, found.eager_ulp) for found in outcomes)])
+        run = {"run": len({trial.setting for trial in trials.made})} if trials.made else {}
         return Validation(
             rule=self.prepared.rule.name,
             findings=ordered(self.findings),
             programs=len(trials.made) - len(trials.of("not runnable")),
             fused=len(right),
             wrong=len(wrong),
-            worst_ulp=max([self.worst_shown, *(trial.outcome.worst_ulp for trial in (*right, *wrong))]),
+            worst_ulp=worst_ulp,
+            eager_ulp=eager_ulp,
             pattern=self.operators,
             target=self.target,
             seed=self.effort.seed,
-            settings={answer: count for answer, count in counted(answers).items() if answer != "no trace"},
+            settings={answer: count for answer, count in counted(answers).items() if answer != "no trace"} | run,
         )
 
     # -- where it matches ----------------------------------------------------------------------------------------------
@@ -198,7 +202,7 @@ class _Validator:
             options=self._options(), shrinking_tries=_SHRINKING_TRIES,
         )  # fmt: skip
         case, outcome = found or (wrong[0].case, wrong[0].outcome)
-        self.worst_shown = outcome.worst_ulp
+        self.worst_shown = outcome.worst_ulp, outcome.eager_ulp
         script = ""
         if self.effort.folder is not None:
             guilty = f"the replacement {self.prepared.rule.name}"
