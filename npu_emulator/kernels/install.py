@@ -11,9 +11,9 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from npu_emulator.errors import KernelMissingError
-from npu_emulator.kernels.auxiliary import COMPLETED
 from npu_emulator.kernels.composites import composite_kernels
 from npu_emulator.kernels.copies import copy_kernels
+from npu_emulator.kernels.corrections import CORRECTED
 from npu_emulator.kernels.device_forms import as_on_the_device
 from npu_emulator.kernels.device_only import DEVICE_ONLY
 from npu_emulator.kernels.fallback import OnTheHost, falling_back
@@ -120,7 +120,7 @@ class Installer:
         for name, composed in composite_kernels().items():
             for key in ("PrivateUse1", "AutogradPrivateUse1"):
                 self._register(name, composed, COMPOSED, key=key)
-        for name, compute in {**GRADIENTS, **COMPLETED, **DEVICE_ONLY, **DISTRIBUTIONS, **SCALED_PRODUCTS}.items():
+        for name, compute in {**GRADIENTS, **CORRECTED, **DEVICE_ONLY, **DISTRIBUTIONS, **SCALED_PRODUCTS}.items():
             self._add(name, compute, FORMULA)
         for name, compute in brought.items():
             self._add(name, compute)

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from npugraph_ex.operators._precision import UnsupportedArgumentError
+from npugraph_ex.operators._precision import UnsupportedArgumentError, gelu
 from npugraph_ex.operators._record import formula_of
 from npugraph_ex.operators._scalar_types import DTYPE_OF_CODE
 
@@ -60,7 +60,7 @@ class CpuInterpreter(fx.Interpreter):
             args, kwargs = cast_to_float64(target, args, kwargs)
         if isinstance(target, torch._ops.OpOverload) and target.namespace in _ORDERING:
             return torch.empty(0, dtype=torch.int64)  # what an event's record gives; the interpreter runs in order
-        kernel = formula_of(target)
+        kernel = gelu if target is torch.ops.aten.gelu.default else formula_of(target)
         if kernel is None and getattr(target, "namespace", "") != "npu":
             result = super().call_function(target, args, kwargs)
             return result.fill_(_UNWRITTEN) if target in _ALLOCATIONS else result

@@ -1,4 +1,4 @@
-"""How the reference decompositions choose precision, round and refuse. Holds no operator."""
+"""How the reference decompositions choose precision, round and refuse, on every processor alike. Holds no operator."""
 
 from __future__ import annotations
 
@@ -96,6 +96,11 @@ def largest_of(dtype: torch.dtype) -> float:
 def round_to_int8(quotient: torch.Tensor) -> torch.Tensor:
     """``quotient`` as int8, see ``round_to``."""
     return round_to(torch.int8, quotient)
+
+
+def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+    """``gelu(x)``, of infinity infinity. With oneDNN, which torch takes on some processors, that would be NaN."""
+    return torch.where(x == torch.inf, x, torch.nn.functional.gelu(x, approximate=approximate))
 
 
 def rounded(

@@ -22,7 +22,7 @@ import torch
 
 from npugraph_ex.operators._grouped import Factors, GroupRows, multiplied, spans
 from npugraph_ex.operators._integers import matrix_of
-from npugraph_ex.operators._precision import compute_dtype, refused, round_to_int8, unsupported
+from npugraph_ex.operators._precision import compute_dtype, gelu, refused, round_to_int8, unsupported
 from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators._scalar_types import dtype_of
 from npugraph_ex.operators.npu_weight_quant_batchmatmul import antiquantised
@@ -30,7 +30,7 @@ from npugraph_ex.operators.npu_weight_quant_batchmatmul import antiquantised
 _NAME = "npu_ffn"
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": torch.relu,
-    "gelu": torch.nn.functional.gelu,
+    "gelu": gelu,
     "fastgelu": lambda y: y * torch.sigmoid(1.702 * y),
     "silu": torch.nn.functional.silu,
 }

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from npugraph_ex.operators._precision import compute_dtype, unsupported
+from npugraph_ex.operators._precision import compute_dtype, gelu, unsupported
 from npugraph_ex.operators._record import Operator, call
 
 _NAME = "npu_fused_matmul"
@@ -56,5 +56,5 @@ def npu_fused_matmul(
     elif fused_op_type == "relu":
         out = out.relu()
     elif fused_op_type.startswith("gelu"):
-        out = torch.nn.functional.gelu(out, approximate="tanh" if fused_op_type == "gelu_tanh" else "none")
+        out = gelu(out, "tanh" if fused_op_type == "gelu_tanh" else "none")
     return out.to(wide if fused_op_type == "16cast32" else x1.dtype)

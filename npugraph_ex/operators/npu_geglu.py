@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import torch
 
-from npugraph_ex.operators._precision import FLOATS, compute_dtype, stored_like, unsupported
+from npugraph_ex.operators._precision import FLOATS, compute_dtype, gelu, stored_like, unsupported
 from npugraph_ex.operators._record import Call, Operator, call
 
 _APPROXIMATIONS = {0: "none", 1: "tanh"}
@@ -52,8 +52,8 @@ def npu_geglu(
     """``(output, gelu)``: both contiguous, of the dtype of ``input`` and half its size along ``dim``."""
     wide = input.to(compute_dtype(input))
     activated, other, kind = _split("npu_geglu", wide, dim, approximate, activate_left=activate_left)
-    gelu = torch.nn.functional.gelu(activated, approximate=kind)
-    return (gelu * other).to(input.dtype).contiguous(), gelu.to(input.dtype).contiguous()
+    active = gelu(activated, kind)
+    return (active * other).to(input.dtype).contiguous(), active.to(input.dtype).contiguous()
 
 
 def _gradient_example() -> Call:

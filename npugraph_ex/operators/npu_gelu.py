@@ -13,17 +13,17 @@ from __future__ import annotations
 
 import torch
 
-from npugraph_ex.operators._precision import FLOATS, compute_dtype, stored_like, unsupported
+from npugraph_ex.operators._precision import FLOATS, compute_dtype, gelu, stored_like, unsupported
 from npugraph_ex.operators._record import Operator, call
 
 APPROXIMATIONS = ("none", "tanh")
 
 
-def gelu(operator: str, x: torch.Tensor, approximate: str) -> torch.Tensor:
+def checked_gelu(operator: str, x: torch.Tensor, approximate: str) -> torch.Tensor:
     """``gelu(x)`` in the dtype of ``x``; another approximation than the two documented raises."""
     if approximate not in APPROXIMATIONS:
         raise unsupported(operator, "approximate", approximate, "'none' and 'tanh'")
-    return torch.nn.functional.gelu(x, approximate=approximate)
+    return gelu(x, approximate)
 
 
 @Operator(
@@ -38,7 +38,7 @@ def gelu(operator: str, x: torch.Tensor, approximate: str) -> torch.Tensor:
 )
 def npu_gelu(input: torch.Tensor, *, approximate: str = "none") -> torch.Tensor:  # noqa: A002 - the schema's name
     """Like ``input``."""
-    return stored_like(input, gelu("npu_gelu", input.to(compute_dtype(input)), approximate), input.dtype)
+    return stored_like(input, checked_gelu("npu_gelu", input.to(compute_dtype(input)), approximate), input.dtype)
 
 
 @Operator(
@@ -74,4 +74,4 @@ def npu_gelu_mul(input: torch.Tensor, *, approximate: str = "none") -> torch.Ten
             f"npu_gelu_mul: input must have 2 or more dimensions, the last of even size; it has shape {tuple(input.shape)}."
         )
     first, second = input.to(compute_dtype(input)).chunk(2, dim=-1)
-    return (gelu("npu_gelu_mul", first, approximate) * second).to(input.dtype).contiguous()
+    return (checked_gelu("npu_gelu_mul", first, approximate) * second).to(input.dtype).contiguous()

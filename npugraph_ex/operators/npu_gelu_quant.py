@@ -18,7 +18,7 @@ from npugraph_ex.operators._precision import FLOATS, compute_dtype, largest_of, 
 from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators._scalar_types import dtype_of
 from npugraph_ex.operators.npu_dynamic_quant import quotient_and_scale
-from npugraph_ex.operators.npu_gelu import gelu
+from npugraph_ex.operators.npu_gelu import checked_gelu
 
 _NAME = "npu_gelu_quant"
 _OUTPUTS = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -55,7 +55,7 @@ def npu_gelu_quant(
     """``(y, out_scale)``: y like ``input``, of 8 bits; out_scale float32 without the last dimension, None if static."""
     target = _target(quant_mode, dst_type, round_mode)
     dtype = compute_dtype(input)
-    activated = gelu(_NAME, input.to(dtype), approximate)
+    activated = checked_gelu(_NAME, input.to(dtype), approximate)
     if quant_mode == "dynamic":
         quotient, scale = quotient_and_scale(activated, input_scale, dtype, highest=largest_of(target))
         return stored_like(input, round_to(target, quotient), target), scale.contiguous()

@@ -30,7 +30,7 @@ import torch
 from npugraph_ex.operators._floating_products import are_small_floats, check_scales, small_product
 from npugraph_ex.operators._grouped import Factors, multiplied, of_each, spans
 from npugraph_ex.operators._integers import matrix_of
-from npugraph_ex.operators._precision import RefusedArgumentError, refused, round_to_int8, unsupported
+from npugraph_ex.operators._precision import RefusedArgumentError, gelu, refused, round_to_int8, unsupported
 from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators._scalar_types import dtype_of
 from npugraph_ex.operators.npu_weight_quant_batchmatmul import antiquantised
@@ -44,7 +44,7 @@ def _activated(y: torch.Tensor, act_type: int | None) -> torch.Tensor:
     if act_type == 1:
         return y.relu()
     if act_type in {2, 3}:
-        return torch.nn.functional.gelu(y, approximate="tanh" if act_type == 2 else "none")
+        return gelu(y, "tanh" if act_type == 2 else "none")
     if act_type == 4:
         return y * torch.sigmoid(1.702 * y)
     return torch.nn.functional.silu(y) if act_type == 5 else y

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from npugraph_ex.operators._precision import compute_dtype, unsupported
+from npugraph_ex.operators._precision import compute_dtype, gelu, unsupported
 from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators.npu_quant_matmul import before_rounding
 
@@ -49,7 +49,7 @@ def npu_quant_matmul_gelu(
     wide = compute_dtype(x1_scale, x2_scale, bias)
     scale, own_bias = x2_scale.to(wide), bias if bias is None or not bias.is_floating_point() else bias.to(wide)
     y = before_rounding(x1, x2, scale, pertoken_scale=x1_scale.to(wide), bias=own_bias, output_dtype=torch.float32)  # type: ignore[arg-type]
-    out = torch.nn.functional.gelu(y, approximate=form)
+    out = gelu(y, form)
     if wide == torch.float64:
         return out
     return out.to(torch.bfloat16 if x2_scale.dtype == torch.bfloat16 else torch.float16)

@@ -54,6 +54,22 @@ def test_values_are_torchs(name: str) -> None:
     torch.testing.assert_close(formula(name)(half), FORWARD[name](half.double()).half(), rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_gelu_of_infinity_is_infinity_on_every_processor(dtype: torch.dtype, approximate: str) -> None:
+    """The device's operators and the formula; torch's own on the CPU gives NaN where it takes oneDNN."""
+    x = torch.full((20,), math.inf, dtype=dtype)
+    on_device = x.npu()
+    results = [
+        functional.gelu(on_device, approximate=approximate),
+        torch.ops.aten.gelu_(on_device.clone(), approximate=approximate),
+        torch.ops.aten.gelu.out(on_device, approximate=approximate, out=torch.empty_like(on_device)),
+        torch.ops.npu.npu_gelu(on_device, approximate=approximate),
+        formula("npu_gelu")(x, approximate=approximate),
+    ]
+    assert all(torch.equal(result.cpu(), x) for result in results)
+
+
 @pytest.mark.parametrize("name", BACKWARD)
 def test_gradients_are_autograds(name: str) -> None:
     """The backward operator gives what autograd finds for torch's own composition, in float64."""

@@ -1,10 +1,11 @@
-"""Completes auxiliary results that the device's kernel returns and the CPU's kernel leaves out.
+"""Corrects what the CPU's kernels leave out, or compute in another way on some processors.
 
-A backward operator reads those results in their full sizes, so it would read unwritten memory.
+A backward operator reads auxiliary results in their full sizes: where the CPU leaves them out, it would read unwritten memory.
 """
 
 from __future__ import annotations
 
+import math
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["COMPLETED"]
+__all__ = ["CORRECTED"]
 
 
 def _completed(bags: Callable[..., tuple[torch.Tensor, ...]]) -> Callable[..., tuple[torch.Tensor, ...]]:
@@ -33,8 +34,15 @@ def _completed(bags: Callable[..., tuple[torch.Tensor, ...]]) -> Callable[..., t
     return run
 
 
-COMPLETED: Mapping[str, Callable[..., Any]] = MappingProxyType(
+def _gelu(x: torch.Tensor, *, approximate: str = "none") -> torch.Tensor:
+    """With oneDNN, which torch takes on some processors, gelu of infinity is NaN; it is infinity."""
+    return torch.where(x == math.inf, x, torch.nn.functional.gelu(x, approximate=approximate))
+
+
+CORRECTED: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
+        "aten::gelu": _gelu,
+        "aten::gelu_": lambda x, **how: x.copy_(_gelu(x, **how)),
         "aten::_embedding_bag": _completed(torch.ops.aten._embedding_bag.default),  # noqa: SLF001 - an operator's name
         "aten::_embedding_bag_forward_only": _completed(torch.ops.aten._embedding_bag_forward_only.default),  # noqa: SLF001
     }
