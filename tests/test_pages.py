@@ -55,6 +55,17 @@ def test_a_page_runs_as_printed(name: str, tmp_path: Path, monkeypatch: pytest.M
             reader.follow(block)
 
 
+def test_no_paragraph_is_long() -> None:
+    """A paragraph or an item of a list has at most 75 words, so that a reader sees where one thing ends."""
+    pages = [DOCS / name for name in _PAGES] + [DOCS.parent / name for name in ("README.md", "CONTRIBUTING.md")]
+    for page in pages:
+        text = re.sub(
+            r"<!--.*?-->|^ *(```+).*?^ *\1$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+        )
+        for part in re.split(r"\n\s*\n|\n(?=\s*(?:[-*|]|\d+\.)\s)", text):
+            assert part.startswith("|") or len(part.split()) <= 75, f"{page.name}: {part}"
+
+
 def test_docstrings_print_what_they_show() -> None:
     """The examples of the public names, which the reference shows as they stand in the source."""
     root = Path(npugraph_ex.__file__).parent
