@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
@@ -27,6 +28,7 @@ it run in another one. A test that asks for a chip (SupportedDevices) runs on th
   npugraph-ex upstream op-plugin/test/test_custom_ops           a folder
   npugraph-ex upstream op-plugin -k rms_norm --jobs 2           files whose name has rms_norm, two at a time
   npugraph-ex upstream torch_npu/test/npu --json results.json   every outcome with its message
+  npugraph-ex upstream op-plugin --documents                    no tests: does each formula take what the documents list?
 
 A failure that is no fault of the device has a line in a file of known differences: a pattern of tests and the reason.
 
@@ -60,6 +62,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="how many NPUs to emulate; tests of collectives want 2 or more (default: 1)",
     )  # fmt: skip
     parser.add_argument(
+        "--documents", action="store_true",
+        help="read the operator documents below PATH and give each listed dtype, layout and mode to the operator's formula",
+    )  # fmt: skip
+    parser.add_argument(
         "--json", type=Path, nargs="?", const=_STDOUT, metavar="FILE",
         help="every outcome as one JSON object: into FILE beside the table, or alone in place of the table",
     )  # fmt: skip
@@ -75,6 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         UsageError: there is no such path, no test file in it, or the known differences cannot be read.
     """
+    if arguments.documents:
+        return _read(arguments)
     require("upstream runs tests with", {"pytest": "pytest"}, "tests")
     checkout = checkouts.find(arguments.path, arguments.pattern)
     entries = known.load(arguments.known, checkout.project)
@@ -87,19 +95,37 @@ def run(arguments: argparse.Namespace) -> int:
     outcomes.sort()
     outcomes = known.explained(outcomes, entries)
     stale = [] if stop.number else list(known.stale(outcomes, entries))
-    found = tables.as_json(outcomes, stale, complete=not stop.number)
-    if arguments.json not in {None, _STDOUT}:
-        arguments.json.write_text(found, encoding="utf-8")
-    sys.stdout.write(
-        f"{found}\n" if arguments.json == _STDOUT else "\n".join(["", *tables.report(outcomes, stale), ""])
-    )
+    _write(arguments, tables.as_json(outcomes, stale, complete=not stop.number), tables.report(outcomes, stale))
     if stop.number:
         files = len({outcome.file for outcome in outcomes})
         sys.stderr.write(f"npugraph-ex: stopped by {stop} after {files} of {counted(len(checkout.files), 'file')}\n")
         return stop.status
+    return _status(outcomes, stale)
+
+
+def _read(arguments: argparse.Namespace) -> int:
+    """The same for documents: what their formulas do not take. Formulas run on the CPU, so no device starts."""
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    from npugraph_ex_conformance.upstream import asked, documents
+
+    entries = known.load(arguments.known, "op-plugin-documents")
+    outcomes = known.explained([*asked.answers(documents.listed(arguments.path, arguments.pattern))], entries)
+    stale = [*known.stale(outcomes, entries)]
+    _write(arguments, tables.as_json(outcomes, stale, complete=True), tables.of_documents(outcomes, stale))
+    return _status(outcomes, stale)
+
+
+def _status(outcomes: Sequence[UpstreamOutcome], stale: Sequence[str]) -> int:
     unexplained = any(outcome.state == "failed" and not outcome.known for outcome in outcomes)
     ran = any(outcome.state != "skipped" for outcome in outcomes)
     return int(bool(unexplained or stale)) if ran else 2
+
+
+def _write(arguments: argparse.Namespace, found: str, table: Iterable[str]) -> None:
+    """The outcomes as JSON, the table, or both, as `--json` says."""
+    if arguments.json not in {None, _STDOUT}:
+        arguments.json.write_text(found, encoding="utf-8")
+    sys.stdout.write(f"{found}\n" if arguments.json == _STDOUT else "\n".join(["", *table, ""]))
 
 
 def _run_all(

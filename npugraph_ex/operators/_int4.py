@@ -1,4 +1,4 @@
-"""Int4 values as torch_npu stores them: eight in one int32, the first in its lowest four bits."""
+"""Int4 values as torch_npu stores them: eight in one int32, or two in a byte, the first in its lowest four bits."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ def pack(operator: str, values: torch.Tensor) -> torch.Tensor:
     nibbles = values.clamp(-8, 7).to(torch.int64).bitwise_and(15).unflatten(-1, (-1, PACKED))
     words = (nibbles << torch.arange(0, 4 * PACKED, 4, device=values.device)).sum(-1)
     return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+
+
+def pack_bytes(values: torch.Tensor) -> torch.Tensor:
+    """Whole numbers [..., 2 N], cut off at -8 and 7, as uint8 [..., N], the first of two in the low half."""
+    nibbles = values.clamp(-8, 7).bitwise_and(15).to(torch.uint8)
+    return nibbles[..., ::2] | (nibbles[..., 1::2] << 4)
 
 
 def unpack(packed: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,8 @@ The quantised h and its quotient are rounded to the result's dtype, an anti-quan
 ``expert_tokens`` has the number of rows of each expert, ``expert_tokens_index`` the row behind the last one of each. Int64
 ``deq_scale1`` and ``deq_scale2`` are encoded as by ``npu_trans_quant_param``. ``inner_precise`` chooses a kernel of the device.
 
-Not covered: geglu, swiglu and reglu.
+geglu, swiglu and reglu (CANN, ops-transformer, ffn/op_kernel/ffn_glu.cpp; Ascend C's functions of these names) halve the columns:
+a * activation(b), with a the left half and b the right one, and the approximate GELU. They are for one pair of floating weights.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "fastgelu": lambda y: y * torch.sigmoid(1.702 * y),
     "silu": torch.nn.functional.silu,
 }
+_OF_HALVES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "geglu": lambda y: torch.nn.functional.gelu(y, approximate="tanh"),
+    "swiglu": torch.nn.functional.silu,
+    "reglu": torch.relu,
+}
 
 
 def _halves(*size: int) -> torch.Tensor:
@@ -54,6 +60,7 @@ def _own(given: torch.Tensor | None, expert: int, experts: int) -> torch.Tensor 
     dtypes=(torch.float16, torch.bfloat16),
     examples=(
         lambda: call(_halves(3, 8), _halves(8, 4), _halves(4, 6), "gelu", bias1=_halves(4), bias2=_halves(6)),
+        lambda: call(_halves(3, 8), _halves(8, 8), _halves(4, 6), "swiglu"),
         lambda: call(_halves(5, 8), _halves(2, 8, 4), _halves(2, 4, 6), "silu", expert_tokens=[2, 3]),
     ),
 )
@@ -82,9 +89,11 @@ def npu_ffn(
 
     All else: [n] or [experts, n] of its weight; scale and offset: one number, one for each expert, or [experts, n1].
     """
-    function = _ACTIVATIONS.get(activation)
+    function = _ACTIVATIONS.get(activation) or _OF_HALVES.get(activation)
     if function is None:
-        raise unsupported(_NAME, "activation", activation, ", ".join(_ACTIVATIONS))
+        raise unsupported(_NAME, "activation", activation, ", ".join((*_ACTIVATIONS, *_OF_HALVES)))
+    if activation in _OF_HALVES and (weight1.dim() == 3 or scale is not None or antiquant_scale1 is not None):
+        raise refused(_NAME, "activation", activation, f"one of {', '.join(_ACTIVATIONS)} with experts or quantised")
     target = _target(x, output_dtype)
     wide = compute_dtype(x, scale, deq_scale1, antiquant_scale1)
     rows = x.reshape(-1, x.shape[-1])
@@ -104,7 +113,8 @@ def npu_ffn(
         hidden = multiplied(given, Factors(first, each[0], each[4])).to(wide)
         if scale is not None and wide != torch.float64:
             hidden = hidden.to(target)  # what the cube unit hands to the vector unit, which goes on in this dtype
-        hidden = function(hidden)
+        gate, hidden = hidden.chunk(2, -1) if activation in _OF_HALVES else (1, hidden)
+        hidden = gate * function(hidden)
         if scale is None:
             out[start:end] = multiplied(hidden, Factors(second, each[1]))
             continue

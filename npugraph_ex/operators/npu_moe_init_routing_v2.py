@@ -28,6 +28,7 @@ from collections.abc import Sequence
 import torch
 
 from npugraph_ex.operators._hifloat8 import HIFLOAT8
+from npugraph_ex.operators._int4 import pack_bytes
 from npugraph_ex.operators._precision import compute_dtype, round_to_int8, unsupported
 from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators._routed_floats import FLOAT_MODES, HIFLOAT8_MODES, to_floats
@@ -175,16 +176,10 @@ def _quantised(
         rows = rows * own.to(wide)
     quotient, scales = dynamic_quotient(rows) if quant_mode == _DYNAMIC else dynamic_quotient(rows, 7.0)
     values = round_to_int8(quotient)
-    return (values if quant_mode == _DYNAMIC else _bytes(values)), scales
+    return (values if quant_mode == _DYNAMIC else pack_bytes(values)), scales
 
 
 def _moved(x: torch.Tensor, source: torch.Tensor, k: int) -> torch.Tensor:
     """As ``taken``, of any dtype: 8-bit floats move as bytes."""
     bare = x.view(torch.uint8) if x.element_size() == 1 else x
     return taken(bare, source, k).view(x.dtype)
-
-
-def _bytes(values: torch.Tensor) -> torch.Tensor:
-    """Two int4 values in one byte, the first in its low half."""
-    nibbles = values.clamp(-8, 7).bitwise_and(15).to(torch.uint8)
-    return nibbles[..., ::2] | (nibbles[..., 1::2] << 4)

@@ -282,8 +282,20 @@ def test_two_quantised_products() -> None:
     x, ones = torch.tensor([[127] * 16 + [17]], dtype=torch.int8), torch.ones(17, 1, dtype=torch.int8)
     scales = {"scale": torch.tensor([2.0**-11]), "offset": torch.tensor([-0.5]), "deq_scale1": encoded(1.0)}
     assert formula("npu_ffn")(x, ones, ones[:1], "relu", deq_scale2=encoded(1.0), **scales).item() == 0
-    with pytest.raises(UnsupportedArgumentError, match="swiglu"):
-        formula("npu_ffn")(torch.ones(1, 1), torch.ones(1, 2), torch.ones(1, 1), "swiglu")
+
+
+def test_two_products_with_a_gate() -> None:
+    """The left columns times the activated right ones, without experts only."""
+    first, second = torch.tensor([[2.0, 3.0]]), torch.ones(1, 1)
+    three, ffn = torch.tensor(3.0), functools.partial(formula("npu_ffn"), torch.ones(1, 1))
+    for name, act in (
+        ("geglu", functools.partial(torch.nn.functional.gelu, approximate="tanh")),
+        ("reglu", torch.relu),
+    ):
+        torch.testing.assert_close(ffn(first, second, name), (2 * act(three)).reshape(1, 1))
+    torch.testing.assert_close(ffn(first, second, "swiglu"), (6 * torch.sigmoid(three)).reshape(1, 1))
+    with pytest.raises(RuntimeError, match="activation should be"):
+        ffn(first[None], second[None], "swiglu", expert_tokens=[1])
 
 
 def test_adapters_of_rows() -> None:

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+import torch_npu
 
 from npugraph_ex.operators import OPERATORS
 
@@ -173,6 +174,23 @@ def test_swiglu_and_quantisation_equal_their_parts(left: bool) -> None:
     out, scale = OPERATORS["npu::npu_swiglu_quant"].formula(x, activate_left=left, quant_mode=1)
     assert_equal(out, expected)
     torch.testing.assert_close(1 / scale, expected_scale)
+
+
+def test_swiglu_quant_to_int4() -> None:
+    """Far from 0 SiLU is the identity: 100, 200, -50 and 700 become 1, 2, -0.5 and 7, two in a byte, on the device too."""
+    x = torch.tensor([[100.0] * 4 + [1.0, 2.0, -0.5, 7.0]])
+    dynamic = {"activate_left": True, "quant_mode": 1, "dst_type": torch.quint4x2}
+    out, scale = swiglu_quant(x, **dynamic)
+    assert (out.view(torch.uint8).tolist(), out.dtype, scale.item()) == (
+        [[0x21, 0x70]],
+        torch.int8,
+        pytest.approx(0.01),
+    )
+    assert torch.equal(torch_npu.npu_swiglu_quant(x.npu(), **dynamic)[0].cpu(), out)
+    fixed = swiglu_quant(x, offsets=torch.ones(1, 4), smooth_scales=torch.zeros(1, 4), dst_type=16)[0]
+    assert fixed.view(torch.uint8).tolist() == [[0x11, 0x11]]
+    with pytest.raises(RuntimeError, match="multiple of 4"):
+        swiglu_quant(x[:, :6], dst_type=torch.quint4x2)
 
 
 def test_swiglu_quant_by_hand() -> None:

@@ -114,7 +114,7 @@ def test_transposed_product_refuses_other_permutations() -> None:
         (lambda x: norm_quant(x, x, x[0], x[0], None, dst_type=16), "dst_type"),
         (lambda x: transposed_product(x[None], x[None], bias=x), "bias"),
         (lambda x: OPERATORS["npu::npu_swiglu_quant"].formula(x, quant_mode=2), "quant_mode"),
-        (lambda x: OPERATORS["npu::npu_swiglu_quant"].formula(x, dst_type=torch.quint4x2), "dst_type"),
+        (lambda x: OPERATORS["npu::npu_swiglu_quant"].formula(x, dst_type=torch.float16), "dst_type"),
     ],
 )
 def test_uncovered_values_are_named(call: object, argument: str) -> None:

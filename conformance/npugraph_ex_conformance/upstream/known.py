@@ -24,6 +24,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "limit": "needs more time or memory than the run allows",
         "cpu": "the CPU's torch or NumPy refuses it, or computes it in another way",
         "hardware": "needs CANN or a real device",
+        "example": "no example of the record shows it: it needs several arguments at once",
     }
 )
 """What a failure can be instead of a fault: each is a table of the file, below the project's."""

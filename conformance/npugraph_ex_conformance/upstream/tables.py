@@ -36,10 +36,7 @@ def report(outcomes: Sequence[UpstreamOutcome], stale: Sequence[str]) -> Iterato
     for kind, words in KINDS.items():
         yield from _counted(f"failed: {words} ({kind})", (_reason(o) for o in outcomes if o.kind == kind))
     yield from _counted("skipped by reason", (o.cause for o in outcomes if o.state == "skipped"))
-    if stale:
-        yield "known differences that are gone; delete their lines"
-        yield from (f"  {pattern}" for pattern in stale)
-        yield ""
+    yield from _gone(stale)
     tests = [outcome for outcome in outcomes if outcome.state != "skipped"]
     passed = sum(outcome.state == "passed" for outcome in tests)
     share = f", {100 * passed / len(tests):.1f} % of those that ran" if tests else ""
@@ -48,6 +45,31 @@ def report(outcomes: Sequence[UpstreamOutcome], stale: Sequence[str]) -> Iterato
     whole = len(ran - set(wrong))
     yield f"files: {whole} of {counted(len(ran), 'file')} that ran passed whole; {skipped} skipped whole"
     yield from _covered(wrong, len(ran), whole)
+
+
+def of_documents(outcomes: Sequence[UpstreamOutcome], stale: Sequence[str]) -> Iterator[str]:
+    """A line for each value that a formula refuses, why values were not given to one, and how many there are of each."""
+    refused = [outcome for outcome in outcomes if outcome.state == "failed"]
+    if refused:
+        yield "operator, argument and value that a formula does not take"
+        names = max(len(outcome.name) for outcome in refused)
+        for outcome in refused:
+            yield f"  {outcome.name:<{names}}  {f'known ({outcome.kind}): {outcome.known}' if outcome.known else outcome.message}"
+        yield ""
+    yield from _counted("not given to a formula", (o.cause for o in outcomes if o.state == "skipped"))
+    yield from _gone(stale)
+    asked = [outcome for outcome in outcomes if outcome.state != "skipped"]
+    documents, given = (counted(len({outcome.file for outcome in of}), "operator") for of in (outcomes, asked))
+    known = sum(bool(outcome.known) for outcome in refused)
+    yield f"values: {counted(len(outcomes), 'value')} in the documents of {documents}"
+    yield f"given to a formula: {len(asked)} of {given}; {len(refused)} refused ({known} known)"
+
+
+def _gone(stale: Sequence[str]) -> Iterator[str]:
+    if stale:
+        yield "known differences that are gone; delete their lines"
+        yield from (f"  {pattern}" for pattern in stale)
+        yield ""
 
 
 def _reason(outcome: UpstreamOutcome) -> str:
