@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -45,6 +46,8 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("no deadline")
     if "torch" in sys.modules and not npu_emulator.is_active():
         raise pytest.UsageError("torch is imported before the emulated device could start; which plugin does that?")
+    # Pytest's log capture would attach to torch's trace for tools, which then renders each graph: a tenth of a compilation.
+    logging.getLogger("torch.__trace").addHandler = lambda _: None
     try:
         npu_emulator.activate(quiet=True, devices=2)
     except npu_emulator.ActivationError as refusal:
