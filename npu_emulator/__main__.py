@@ -35,7 +35,7 @@ Each option is also an environment variable: --memory-gb 16 is NPU_EMULATOR_MEMO
 """
 
 
-class _Parser(argparse.ArgumentParser):
+class _LauncherParser(argparse.ArgumentParser):
     """A parser that names the nearest option for one that it does not know."""
 
     def error(self, message: str) -> NoReturn:
@@ -46,7 +46,7 @@ class _Parser(argparse.ArgumentParser):
 
 def command_line() -> argparse.ArgumentParser:
     """What the launcher takes."""
-    parser = _Parser(
+    parser = _LauncherParser(
         prog="python -m npu_emulator",
         description="Run a torch_npu program on an emulated Ascend NPU: no CANN, no hardware.",
         epilog=_EPILOG,
