@@ -19,6 +19,8 @@ import math
 
 import torch
 
+from npugraph_ex.operators._precision import largest_of, round_to
+
 HIFLOAT8 = 290
 """torch_npu's code."""
 LARGEST = 32768.0
@@ -69,3 +71,13 @@ def encode(x: torch.Tensor, *, saturate: bool) -> torch.Tensor:
     found = codes[torch.bucketize(magnitude.contiguous(), bounds, right=True)]
     signed = torch.where((x < 0) & (found > 0), found | _NAN, found)
     return torch.where(x.isnan(), _NAN, signed)
+
+
+def eight_bit(target: torch.dtype, quotient: torch.Tensor) -> torch.Tensor:
+    """``quotient`` rounded to the dtype of a quantised result, of which uint8 stands for hifloat8; saturated."""
+    return encode(quotient, saturate=True) if target == torch.uint8 else round_to(target, quotient)
+
+
+def largest_eight_bit(target: torch.dtype) -> float:
+    """The largest value of such a dtype."""
+    return LARGEST if target == torch.uint8 else largest_of(target)

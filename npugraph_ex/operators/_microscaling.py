@@ -125,7 +125,9 @@ def rounded(values: torch.Tensor, how: BlockQuantisation) -> torch.Tensor:
     if how.round_mode == "round":
         steps = torch.copysign((steps.abs() + 0.5).floor(), steps)
     else:
-        steps = steps.floor() if how.round_mode == "floor" else steps.round()
+        steps = {"rint": torch.round, "floor": torch.floor, "ceil": torch.ceil, "trunc": torch.trunc}[how.round_mode](
+            steps
+        )
     return (steps * step).clamp(-element.largest, element.largest).nan_to_num(0.0)
 
 

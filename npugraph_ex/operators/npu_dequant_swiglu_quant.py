@@ -10,19 +10,23 @@ Formula (operator documentation of ``torch_npu.npu_dequant_swiglu_quant``; CANN'
     quant_mode=0 (static):  out = round(s / quant_scale + quant_offset);                scale is not computed, here 0
 
 A and B are the halves of the last dimension: A is the first with ``activate_left``, else the second; in swiglu_mode 1 they are the
-even and the odd elements. Rounding is half to even, saturated; DTYPE_MAX is 127, 448 or 57344. ``group_index`` [G] counts the rows
-of each group, and a group has its own weight_scale, bias, quant_scale and quant_offset. The device does not write rows of no group;
-here they are 0. Not covered: activation along another dimension, hifloat8 and 4-bit outputs, other rounding.
+even and the odd elements. Rounding is half to even, saturated; ``round_mode`` chooses another one for 4-bit floats (0 to 4: rint,
+round, floor, ceil, trunc), and 1 goes with hifloat8. DTYPE_MAX is 127, 448, 57344, 32768 for hifloat8, 6 or 1.75 for 4-bit floats.
+``group_index`` [G] counts the rows of each group, and a group has its own weight_scale, bias, quant_scale and quant_offset. The
+device does not write rows of no group; here they are 0. Along another dimension, ``activate_dim``, quantisation is static.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
 from npugraph_ex.operators._groups import Groups
-from npugraph_ex.operators._precision import compute_dtype, largest_of, refused, round_to, unsupported
+from npugraph_ex.operators._hifloat8 import HIFLOAT8, eight_bit, largest_eight_bit
+from npugraph_ex.operators._microscaling import E1M2, E2M1, BlockQuantisation, pack, rounded
+from npugraph_ex.operators._precision import compute_dtype, refused, unsupported
 from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators._scalar_types import dtype_of
 from npugraph_ex.operators.npu_clipped_swiglu import clipped
@@ -30,25 +34,58 @@ from npugraph_ex.operators.npu_dynamic_quant import quotient_and_scale
 
 _NAME = "npu_dequant_swiglu_quant"
 _OUTPUTS = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
+_ROUNDINGS = ("rint", "round", "floor", "ceil", "trunc")
+_FLOAT4 = {45: E2M1, 296: E2M1, torch.float4_e2m1fn_x2: E2M1, 297: E1M2}
+_KNOWN = f"None, {', '.join(map(str, _OUTPUTS))}, hifloat8 ({HIFLOAT8}), float4_e2m1fn_x2 (296) and float4_e1m2 (297)"
 _OfEachRow = Callable[[str, torch.Tensor], torch.Tensor]
 
 
-def _target(
-    x: torch.Tensor, quant_mode: int, dst_type: int | None, round_mode: int | None, activate_dim: int | None
-) -> torch.dtype:
-    """The dtype of the output; raises for what the device refuses or the formula does not cover."""
+class _Target(NamedTuple):
+    """How the result is quantised: its dtype, uint8 for hifloat8, or the 4-bit format and its rounding."""
+
+    dtype: torch.dtype
+    float4: BlockQuantisation | None
+
+    @property
+    def largest(self) -> float:
+        """The value that the largest number of a row becomes."""
+        return self.float4.element.largest if self.float4 else largest_eight_bit(self.dtype)
+
+    def stored(self, quotient: torch.Tensor) -> torch.Tensor:
+        """``quotient`` rounded, two 4-bit numbers in a byte."""
+        if self.float4:
+            return pack(rounded(quotient, self.float4), self.float4.element)
+        return eight_bit(self.dtype, quotient)
+
+
+def _target(x: torch.Tensor, quant_mode: int, dst_type: int | None, round_mode: int | None) -> _Target:
+    """The kind of the output; raises for what the device refuses or the formula does not cover."""
     if quant_mode not in {0, 1}:
         raise refused(_NAME, "quant_mode", quant_mode, "0 or 1")
-    if x.dim() < 2 or x.shape[-1] % 2:
-        raise refused(_NAME, "x", tuple(x.shape), "of 2 or more dimensions, the last of even size")
-    if activate_dim not in {None, -1, x.dim() - 1}:
-        raise unsupported(_NAME, "activate_dim", activate_dim, "None and the last dimension")
-    if round_mode not in {None, 0}:
-        raise unsupported(_NAME, "round_mode", round_mode, "None and 0 (rint)")
-    target = torch.int8 if dst_type is None else dtype_of(dst_type, _NAME, "dst_type")
-    if target not in _OUTPUTS:
-        raise unsupported(_NAME, "dst_type", dst_type, f"None, {', '.join(map(str, _OUTPUTS))}")
-    return target
+    if x.dim() < 2:
+        raise refused(_NAME, "x", tuple(x.shape), "of 2 or more dimensions")
+    mode, hifloat, element = round_mode or 0, dst_type == HIFLOAT8, _FLOAT4.get(dst_type)
+    modes = range(5) if element else (1,) if hifloat else (0,)
+    if mode not in modes:
+        raise refused(_NAME, "round_mode", round_mode, f"one of {[*modes]} for this dst_type")
+    if element:
+        return _Target(torch.uint8, BlockQuantisation(element, round_mode=_ROUNDINGS[mode]))
+    target = torch.uint8 if hifloat else torch.int8 if dst_type is None else dtype_of(dst_type, _NAME, "dst_type")
+    if not hifloat and target not in _OUTPUTS:
+        raise unsupported(_NAME, "dst_type", dst_type, _KNOWN)
+    return _Target(target, None)
+
+
+def _dimension(x: torch.Tensor, activate_dim: int | None, static: bool) -> int:
+    """The dimension of which A and B are the halves, counted from 0."""
+    if activate_dim is not None and not -x.dim() <= activate_dim < x.dim():
+        raise refused(_NAME, "activate_dim", activate_dim, f"one of the {x.dim()} dimensions of x")
+    dim = x.dim() - 1 if activate_dim is None else activate_dim % x.dim()
+    if not static and dim != x.dim() - 1:
+        raise refused(_NAME, "activate_dim", activate_dim, "the last one with quant_mode 1 or group_index")
+    if x.shape[dim] % 2:
+        raise refused(_NAME, "the activated dimension of x", x.shape[dim], "even")
+    return dim
 
 
 def _scaled_back(
@@ -71,9 +108,9 @@ def _scaled_back(
 
 
 def _activated(d: torch.Tensor, *, left: bool, mode: int, limit: float, alpha: float, bias: float) -> torch.Tensor:
-    """``s`` of the rows ``d``."""
+    """``s`` of ``d``, along the last dimension."""
     if mode == 1:
-        a, b = d[:, ::2], d[:, 1::2]
+        a, b = d[..., ::2], d[..., 1::2]
     else:
         first, second = d.chunk(2, dim=-1)
         a, b = (first, second) if left else (second, first)
@@ -126,8 +163,12 @@ def npu_dequant_swiglu_quant(
     glu_alpha: float = 1.702,
     glu_bias: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``(out, scale)``: out of 8 bits and half of ``x`` [..., 2H] along its last dimension; scale float32, without it."""
-    target = _target(x, quant_mode, dst_type, round_mode, activate_dim)
+    """``(out, scale)``: out of 8 bits and half of ``x`` [..., 2H] along its last dimension; scale float32, without it.
+
+    Of 4-bit floats out has half as many bytes. With another ``activate_dim`` that dimension is halved, in out and in scale.
+    """
+    target = _target(x, quant_mode, dst_type, round_mode)
+    dim = _dimension(x, activate_dim, quant_mode == 0 and group_index is None)
     rows = x.reshape(-1, x.shape[-1])
     groups = None if group_index is None else Groups(group_index, rows.shape[0], counts=True)
 
@@ -139,10 +180,13 @@ def npu_dequant_swiglu_quant(
 
     dtype = compute_dtype(x, weight_scale, activation_scale, quant_scale)
     d = _scaled_back(rows, weight_scale, activation_scale, bias, of_each_row, dtype)
-    s = _activated(d, left=activate_left, mode=swiglu_mode, limit=clamp_limit, alpha=glu_alpha, bias=glu_bias)
+    turned = d.reshape(x.shape).movedim(dim, -1)
+    s = _activated(turned, left=activate_left, mode=swiglu_mode, limit=clamp_limit, alpha=glu_alpha, bias=glu_bias)
+    s = s.movedim(-1, dim)
+    shape, s = s.shape, s.reshape(-1, s.shape[-1])
     factor = None if quant_scale is None else of_each_row("quant_scale", quant_scale).to(dtype)
     if quant_mode == 1:
-        quotient, scale = quotient_and_scale(s, factor, dtype, highest=largest_of(target))
+        quotient, scale = quotient_and_scale(s, factor, dtype, highest=target.largest)
     else:
         quotient, scale = (s if factor is None else s / factor), s.new_zeros(s.shape[0])
         if quant_offset is not None:
@@ -152,4 +196,5 @@ def npu_dequant_swiglu_quant(
             torch.where(groups.inside.unsqueeze(-1), quotient, 0.0),
             torch.where(groups.inside, scale, 0.0),
         )
-    return round_to(target, quotient).reshape(*x.shape[:-1], x.shape[-1] // 2), scale.reshape(x.shape[:-1])
+    out = target.stored(quotient)
+    return out.reshape(*shape[:-1], out.shape[-1]), scale.reshape(shape[:-1])

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import torch
 
-from npugraph_ex.operators._hifloat8 import HIFLOAT8, LARGEST, encode
-from npugraph_ex.operators._precision import HALVES, compute_dtype, largest_of, refused, round_to, unsupported
+from npugraph_ex.operators._hifloat8 import HIFLOAT8, LARGEST, eight_bit, largest_eight_bit
+from npugraph_ex.operators._precision import HALVES, compute_dtype, refused, unsupported
 from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators._scalar_types import dtype_of
 
@@ -40,12 +40,7 @@ def target_of(
     highest = LARGEST if hifloat else 0.0
     if not 0 <= dst_type_max <= highest:
         raise refused(operator, "dst_type_max", dst_type_max, f"from 0.0 to {highest} for this dst_type")
-    return target, (dst_type_max or LARGEST) if hifloat else largest_of(target)
-
-
-def stored(target: torch.dtype, quotient: torch.Tensor) -> torch.Tensor:
-    """``quotient`` rounded to the dtype of the output."""
-    return encode(quotient, saturate=True) if target == torch.uint8 else round_to(target, quotient)
+    return target, dst_type_max or largest_eight_bit(target)
 
 
 def _blocks(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
@@ -107,4 +102,4 @@ def npu_dynamic_block_quant(
         col_block_size=col_block_size,
         dst_type_max=dst_type_max,
     )
-    return stored(target_of(_NAME, round_mode, dst_type, dst_type_max)[0], quotient), scale
+    return eight_bit(target_of(_NAME, round_mode, dst_type, dst_type_max)[0], quotient), scale

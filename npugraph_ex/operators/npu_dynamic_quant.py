@@ -20,13 +20,16 @@ lowest bits.
 
 With quant_mode "perchannel" ``smooth_scales`` is [M], one for each row of the matrices [..., M, N].
 
-Not covered: hifloat8 outputs, and a maximum of one's own, which is for those.
+For hifloat8 DTYPE_MAX is 32768, or ``dst_type_max`` up to that; rounding is away from zero.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
+from npugraph_ex.operators._hifloat8 import HIFLOAT8, LARGEST, eight_bit
 from npugraph_ex.operators._int4 import INT4, INT4_MAX, pack
 from npugraph_ex.operators._precision import (
     HALVES,
@@ -100,13 +103,10 @@ def _rows(
     smooth_scales: torch.Tensor | None,
     group_index: torch.Tensor | None,
     quant_mode: str,
-    dst_type_max: float,
 ) -> torch.Tensor:
     """The smoothed input, as one row where all elements have one scale."""
     if quant_mode not in _ALONG:
         raise unsupported(operator, "quant_mode", quant_mode, "'pertoken', 'perchannel' and 'pertensor'")
-    if dst_type_max != 0.0:
-        raise unsupported(operator, "dst_type_max", dst_type_max, "0.0")
     if x.dim() < 2:
         raise ValueError(f"{operator}: input must have 2 to 8 dimensions; it has shape {tuple(x.shape)}.")
     if quant_mode == "perchannel" and smooth_scales is not None and group_index is None:
@@ -120,23 +120,28 @@ def _rows(
     return wide.reshape(1, -1) if quant_mode == "pertensor" else wide
 
 
-def _target(operator: str, dst_type: int | torch.dtype | None) -> torch.dtype | None:
-    """The dtype of the output; None for int4."""
+class _Target(NamedTuple):
+    """The dtype of the output, None for int4 and uint8 for hifloat8, and the ends of its range."""
+
+    dtype: torch.dtype | None
+    low: float
+    high: float
+
+
+def _target(operator: str, dst_type: int | torch.dtype | None, own: float) -> _Target:
+    """What ``dst_type`` names, up to a largest number of one's own."""
+    if own and (dst_type != HIFLOAT8 or not 0 < own <= LARGEST):
+        raise unsupported(operator, "dst_type_max", own, f"0.0, and up to {LARGEST} with hifloat8 ({HIFLOAT8})")
     if dst_type in INT4:
-        return None
+        return _Target(None, -INT4_MAX - 1, INT4_MAX)
+    if dst_type == HIFLOAT8:
+        return _Target(torch.uint8, -(own or LARGEST), own or LARGEST)
     target = torch.int8 if dst_type is None else dtype_of(dst_type, operator, "dst_type")
     if target not in _TYPES:
-        raise unsupported(operator, "dst_type", dst_type, f"None, torch.quint4x2, {', '.join(map(str, _TYPES))}")
-    return target
-
-
-def _highest(target: torch.dtype | None) -> float:
-    return INT4_MAX if target is None else largest_of(target)
-
-
-def _lowest(target: torch.dtype | None) -> float:
-    highest = _highest(target)
-    return -highest if target is not None and target.is_floating_point else -highest - 1
+        known = f"None, torch.quint4x2, {', '.join(map(str, _TYPES))}, hifloat8 ({HIFLOAT8})"
+        raise unsupported(operator, "dst_type", dst_type, known)
+    high = largest_of(target)
+    return _Target(target, -high if target.is_floating_point else -high - 1, high)
 
 
 def _stored(operator: str, x: torch.Tensor, quotient: torch.Tensor, target: torch.dtype | None) -> torch.Tensor:
@@ -144,7 +149,7 @@ def _stored(operator: str, x: torch.Tensor, quotient: torch.Tensor, target: torc
     quotient = quotient.reshape(x.shape)
     if target is None:
         return pack(operator, round_to(torch.int8, quotient))
-    return stored_like(x, round_to(target, quotient), target)
+    return stored_like(x, eight_bit(target, quotient), target)
 
 
 def before_rounding(
@@ -157,9 +162,9 @@ def before_rounding(
     dst_type_max: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``(input / scale, scale)``, both float32, or float64 for float64 inputs; int8 outputs only."""
-    if _target(_NAME, dst_type) != torch.int8:
+    if _target(_NAME, dst_type, dst_type_max).dtype != torch.int8:
         raise unsupported(_NAME, "dst_type", dst_type, "int8 where the quotient before rounding is wanted")
-    rows = _rows(_NAME, input, smooth_scales, group_index, quant_mode, dst_type_max)
+    rows = _rows(_NAME, input, smooth_scales, group_index, quant_mode)
     quotient, scale = quotient_and_scale(rows, None, rows.dtype, along=_ALONG[quant_mode])
     return quotient.reshape(input.shape), scale
 
@@ -197,10 +202,10 @@ def npu_dynamic_quant(
     scale: float32, the shape of ``input`` without its last dimension (pertoken), without the last but one (perchannel), or [1]
     (pertensor).
     """
-    target = _target(_NAME, dst_type)
-    rows = _rows(_NAME, input, smooth_scales, group_index, quant_mode, dst_type_max)
-    quotient, scale = quotient_and_scale(rows, None, rows.dtype, along=_ALONG[quant_mode], highest=_highest(target))
-    return _stored(_NAME, input, quotient, target), scale.contiguous()
+    target = _target(_NAME, dst_type, dst_type_max)
+    rows = _rows(_NAME, input, smooth_scales, group_index, quant_mode)
+    quotient, scale = quotient_and_scale(rows, None, rows.dtype, along=_ALONG[quant_mode], highest=target.high)
+    return _stored(_NAME, input, quotient, target.dtype), scale.contiguous()
 
 
 @Operator(
@@ -224,14 +229,14 @@ def npu_dynamic_quant_asymmetric(
     dst_type_max: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """``(y, scale, offset)``: y and scale as in ``npu_dynamic_quant``; offset float32 of the shape of scale."""
-    target = _target(_ASYMMETRIC, dst_type)
-    rows = _rows(_ASYMMETRIC, input, smooth_scales, group_index, quant_mode, dst_type_max)
+    target = _target(_ASYMMETRIC, dst_type, dst_type_max)
+    rows = _rows(_ASYMMETRIC, input, smooth_scales, group_index, quant_mode)
     along = _ALONG[quant_mode]
     if rows.shape[along] == 0:
         scale = rows.new_zeros(_without(rows, along))
-        return _stored(_ASYMMETRIC, input, rows, target), scale, scale.clone()
+        return _stored(_ASYMMETRIC, input, rows, target.dtype), scale, scale.clone()
     low, high = rows.aminmax(dim=along, keepdim=True)
-    scale = (high - low) / (_highest(target) - _lowest(target))
-    offset = _highest(target) - high / scale
-    y = _stored(_ASYMMETRIC, input, rows / scale + offset, target)
+    scale = (high - low) / (target.high - target.low)
+    offset = target.high - high / scale
+    y = _stored(_ASYMMETRIC, input, rows / scale + offset, target.dtype)
     return y, scale.squeeze(along).contiguous(), offset.squeeze(along).contiguous()

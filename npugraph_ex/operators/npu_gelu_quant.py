@@ -6,15 +6,16 @@ Formula (CANN operator documentation, aclnnGeluQuant)::
     quant_mode="static":  y = round(g * input_scale + input_offset)
     quant_mode="dynamic": s = g * input_scale;  out_scale = row_max(abs(s)) / DTYPE_MAX;  y = round(s / out_scale)
 
-DTYPE_MAX is 127 for int8, 448 for float8_e4m3fn, 57344 for float8_e5m2. Scale and offset have one element or one for each of the
-last dimension. Not covered: hifloat8 outputs and rounding other than ``rint``.
+DTYPE_MAX is 127 for int8, 448 for float8_e4m3fn, 57344 for float8_e5m2, 32768 for hifloat8, which ``round`` rounds away from zero.
+Scale and offset have one element or one for each of the last dimension. Not covered: the rounding ``hybrid`` of hifloat8.
 """
 
 from __future__ import annotations
 
 import torch
 
-from npugraph_ex.operators._precision import FLOATS, compute_dtype, largest_of, round_to, stored_like, unsupported
+from npugraph_ex.operators._hifloat8 import HIFLOAT8, eight_bit, largest_eight_bit
+from npugraph_ex.operators._precision import FLOATS, compute_dtype, stored_like, unsupported
 from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators._scalar_types import dtype_of
 from npugraph_ex.operators.npu_dynamic_quant import quotient_and_scale
@@ -26,13 +27,15 @@ _OUTPUTS = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
 
 def _target(quant_mode: str, dst_type: int | torch.dtype | None, round_mode: str) -> torch.dtype:
     """The dtype of the output; raises for what the formula does not cover."""
-    target = torch.int8 if dst_type is None else dtype_of(dst_type, _NAME, "dst_type")
-    if target not in _OUTPUTS:
-        raise unsupported(_NAME, "dst_type", dst_type, f"None, {', '.join(map(str, _OUTPUTS))}")
+    hifloat = dst_type == HIFLOAT8
+    target = torch.uint8 if hifloat else torch.int8 if dst_type is None else dtype_of(dst_type, _NAME, "dst_type")
+    if not hifloat and target not in _OUTPUTS:
+        raise unsupported(_NAME, "dst_type", dst_type, f"None, {', '.join(map(str, _OUTPUTS))}, hifloat8 ({HIFLOAT8})")
     if quant_mode not in {"static", "dynamic"}:
         raise unsupported(_NAME, "quant_mode", quant_mode, "'static' and 'dynamic'")
-    if round_mode != "rint":
-        raise unsupported(_NAME, "round_mode", round_mode, "'rint'")
+    mode = "round" if hifloat else "rint"
+    if round_mode != mode:
+        raise unsupported(_NAME, "round_mode", round_mode, f"{mode!r} for this dst_type")
     return target
 
 
@@ -57,11 +60,11 @@ def npu_gelu_quant(
     dtype = compute_dtype(input)
     activated = checked_gelu(_NAME, input.to(dtype), approximate)
     if quant_mode == "dynamic":
-        quotient, scale = quotient_and_scale(activated, input_scale, dtype, highest=largest_of(target))
-        return stored_like(input, round_to(target, quotient), target), scale.contiguous()
+        quotient, scale = quotient_and_scale(activated, input_scale, dtype, highest=largest_eight_bit(target))
+        return stored_like(input, eight_bit(target, quotient), target), scale.contiguous()
     if input_scale is None:
         raise ValueError(f"{_NAME}: with quant_mode='static' it needs input_scale; pass it.")
     quotient = activated * input_scale.to(dtype)
     if input_offset is not None:
         quotient = quotient + input_offset.to(dtype)
-    return stored_like(input, round_to(target, quotient), target), None
+    return stored_like(input, eight_bit(target, quotient), target), None

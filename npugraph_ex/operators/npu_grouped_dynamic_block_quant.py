@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import torch
 
+from npugraph_ex.operators._hifloat8 import eight_bit
 from npugraph_ex.operators._precision import HALVES, compute_dtype, refused, unsupported
 from npugraph_ex.operators._record import Operator, call
-from npugraph_ex.operators.npu_dynamic_block_quant import before_rounding, stored, target_of
+from npugraph_ex.operators.npu_dynamic_block_quant import before_rounding, target_of
 
 _NAME = "npu_grouped_dynamic_block_quant"
 _ROWS, _COLUMNS = (1, 128, 256, 512), (64, 128, 192, 256)
@@ -74,7 +75,7 @@ def npu_grouped_dynamic_block_quant(
             x[..., start:end, :], min_scale=min_scale, round_mode=round_mode, dst_type=dst_type,
             row_block_size=row_block_size, col_block_size=col_block_size, dst_type_max=dst_type_max,
         )  # fmt: skip
-        bare[..., start:end, :] = stored(target, quotient).view(torch.uint8)
+        bare[..., start:end, :] = eight_bit(target, quotient).view(torch.uint8)
         first = start // row_block_size + group
         scale[..., first : first + of_group.shape[-2], :] = of_group
     return bare.view(target), scale

@@ -14,8 +14,8 @@ from __future__ import annotations
 import torch
 
 from npugraph_ex.operators._groups import Groups
-from npugraph_ex.operators._hifloat8 import HIFLOAT8, encode
-from npugraph_ex.operators._precision import FLOATS, compute_dtype, round_to, stored_like, unsupported
+from npugraph_ex.operators._hifloat8 import HIFLOAT8, eight_bit
+from npugraph_ex.operators._precision import FLOATS, compute_dtype, stored_like, unsupported
 from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators._scalar_types import dtype_of
 
@@ -50,7 +50,7 @@ def npu_quant_max(
         raise unsupported(_NAME, "dst_dtype", dst_dtype, ", ".join(map(str, (*_OUTPUTS, HIFLOAT8))))
     wide = x.to(compute_dtype(x, scale))
     if group_list is None:
-        y = stored_like(x, _rounded(target, wide * scale.to(wide.dtype)), target)
+        y = stored_like(x, eight_bit(target, wide * scale.to(wide.dtype)), target)
         return y, wide.abs().amax().reshape(1).to(x.dtype)
     rows = wide.reshape(x.shape[0], -1)
     groups = Groups(group_list, x.shape[0], counts=False)
@@ -60,8 +60,4 @@ def npu_quant_max(
     row = torch.arange(x.shape[0], device=x.device)
     mine = (row >= starts) & (row < ends.unsqueeze(-1))
     amax = torch.where(mine, rows.abs().amax(-1), 0.0).amax(-1)
-    return stored_like(x, _rounded(target, scaled).reshape(x.shape), target), amax.to(x.dtype)
-
-
-def _rounded(target: torch.dtype, scaled: torch.Tensor) -> torch.Tensor:
-    return encode(scaled, saturate=True) if target == torch.uint8 else round_to(target, scaled)
+    return stored_like(x, eight_bit(target, scaled).reshape(x.shape), target), amax.to(x.dtype)

@@ -96,6 +96,19 @@ def test_a_rotation_before_the_blocks() -> None:
             run("npu_rotate_quant", ties, turn, **wrong)
 
 
+@pytest.mark.parametrize(("mode", "second"), [(None, 2.0), (1, 3.0), (2, 2.0), (3, 3.0), (4, 2.0)])
+def test_activation_to_four_bits(mode: int | None, second: float) -> None:
+    """6 and the tie 2.5, by each rounding; the columns of another dimension, quantised statically."""
+    swiglu = OPERATORS["npu::npu_dequant_swiglu_quant"].formula
+    x = torch.tensor([[100.0, 100.0, 6.0, 2.5]])
+    y, scale = swiglu(x, activate_left=True, quant_mode=1, dst_type=FP4, round_mode=mode)
+    assert (numbers(y, 2), scale.tolist()) == ([6.0, second], [100.0])
+    y, _ = swiglu(x.reshape(2, 2).flip(0), quant_scale=torch.tensor([100.0, 50.0]), activate_dim=0)
+    assert y.tolist() == [[6, 5]]
+    with pytest.raises(RuntimeError, match="activate_dim should be"):
+        swiglu(x.reshape(2, 2), quant_mode=1, activate_dim=0)
+
+
 def test_refusals_of_a_block() -> None:
     """What the device refuses, with its code."""
     for wrong in (

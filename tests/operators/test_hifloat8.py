@@ -95,3 +95,25 @@ def test_blocks_of_hifloat8(name: str) -> None:
     for wrong in ({"round_mode": "hybrid"}, {"round_mode": "round", "dst_type_max": 4e4}):
         with pytest.raises(RuntimeError, match=[*wrong][-1]):
             quantise(**wrong)
+
+
+def test_dynamic_quantisation_to_hifloat8() -> None:
+    """Up to one's own maximum or 32768, symmetric and not; far from 0 GELU and SiLU are the identity."""
+    x = torch.tensor([[3.0, 1.1]])
+    y, scale = OPERATORS["npu::npu_dynamic_quant"].formula(x, dst_type=290, dst_type_max=3.0)
+    assert (decode(y).tolist(), scale.tolist()) == ([[3.0, 1.125]], [1.0])
+    y, scale, offset = OPERATORS["npu::npu_dynamic_quant_asymmetric"].formula(
+        torch.tensor([[-1.0, 3.0]]), dst_type=290, dst_type_max=2.0
+    )
+    assert (decode(y).tolist(), scale.tolist(), offset.tolist()) == ([[-2.0, 2.0]], [1.0], [-1.0])
+    with pytest.raises(UnsupportedArgumentError, match="dst_type_max=4"):
+        OPERATORS["npu::npu_dynamic_quant"].formula(x, dst_type_max=4.0)
+    static = {"input_scale": torch.tensor([0.5]), "quant_mode": "static", "round_mode": "round", "dst_type": 290}
+    assert decode(OPERATORS["npu::npu_gelu_quant"].formula(torch.tensor([[200.0]]), **static)[0]).tolist() == [[96.0]]
+    gated = {"activate_left": True, "quant_mode": 1, "dst_type": 290}
+    y, _ = OPERATORS["npu::npu_dequant_swiglu_quant"].formula(
+        torch.tensor([[100.0, 200.0, 2.0, 2.0]]), round_mode=1, **gated
+    )
+    assert decode(y).tolist() == [[16384.0, 32768.0]]
+    with pytest.raises(RuntimeError, match="round_mode should be"):
+        OPERATORS["npu::npu_dequant_swiglu_quant"].formula(torch.ones(1, 4), **gated)
