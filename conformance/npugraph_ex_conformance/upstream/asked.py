@@ -41,8 +41,9 @@ def answers(values: Iterable[Listed]) -> Iterator[UpstreamOutcome]:
     """One outcome a value: the operator as file, ``argument=value`` as test."""
     for name, group in itertools.groupby(values, lambda one: one.operator):
         of_operator = [*group]
-        found = (OPERATORS.get(f"{namespace}::{name}{form}") for namespace in ("npu", "atb") for form in ("", ".out"))
-        record = next((one for one in found if one is not None), None)
+        record = next(
+            (OPERATORS[full] for full in OPERATORS if full.partition(".")[0] in {f"npu::{name}", f"atb::{name}"}), None
+        )
         for one in of_operator:
             state, message, cause = (
                 ("skipped", "", "no record of the operator") if record is None else _ask(record, one, of_operator)

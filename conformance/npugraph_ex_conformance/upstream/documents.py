@@ -19,7 +19,7 @@ DTYPES = (
     "float8_e4m3fn|float8_e5m2|float8_e8m0fnu|float4_e2m1fn_x2|float16|bfloat16|float32|float64|hifloat8|complex64|"
     "quint4x2|uint8|uint16|uint32|uint64|int4|int8|int16|int32|int64|float|double|bool"
 )
-_TITLE = re.compile(r"^# *(?:（beta）)?torch_npu\.(?:atb\.)?(\w+)", re.MULTILINE)
+_TITLE = re.compile(r"^# *(?:（beta）)?torch_npu\.(?:atb\.)?(\w+)\b(?!\.)", re.MULTILINE)
 _ARGUMENTS = re.compile(r"^## 参数说明.*?$(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 _ARGUMENT = re.compile(
     r"^- *(?:\*\*|<strong>)(\w+)(?:\*\*|</strong>) *[（(](\w+)[^）)]*[）)](.*?)(?=^- |^ *>|\Z)",
