@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch_npu
-from device_helpers import check, compiled, random
+from device_helpers import NPU, check, compiled, random
 from torch._dynamo.exc import BackendCompilerFailed
 
 import npugraph_ex
@@ -145,6 +145,21 @@ def test_an_intermediate_that_a_region_writes() -> None:
         return region(value, y), value, region(other, y), other  # Dynamo itself inlines a region of one call
 
     check(program, [(random(4, 4), random(4, 4)) for _ in range(3)])
+
+
+def test_a_region_that_writes_through_as_strided() -> None:
+    """Where the argument begins inside of its storage, the write goes to the storage's first elements, in both calls."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x.as_strided((8,), (1,), 0).add_(1) * 2
+
+    region = torch.compiler.nested_compile_region(program)
+    fast = compiled(lambda x: (region(x), x.add_(1), region(x)))
+    homes = [torch.zeros(12, device=NPU) for _ in range(2)]
+    for _ in range(3):
+        eager = program(homes[0][4:]), homes[0][4:].add_(1), program(homes[0][4:])
+        torch.testing.assert_close(fast(homes[1][4:]), eager, rtol=0, atol=0)
+        torch.testing.assert_close(*homes, rtol=0, atol=0)
 
 
 def test_equal_layers_are_traced_once_and_keep_weights_of_their_own() -> None:

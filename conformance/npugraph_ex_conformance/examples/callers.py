@@ -307,14 +307,6 @@ def _program(choices: Choices) -> Program:
     )
 
 
-def _place_may_count(program: Program) -> bool:
-    """Whether a session may refuse arguments that begin elsewhere in their storage: what counts from it is not just read."""
-    heads = [step for step in program.steps if _HEAD in step.results]
-    return any(step.args[:1] == (Ref(_HEAD),) and step.operator == _WRITE for step in program.steps) or any(
-        step.args[0] != Ref("x0") for step in heads
-    )
-
-
 def _sides(choices: Choices, program: Program) -> tuple[_Caller, _Caller]:
     """The program as eager mode runs it, and compiled: by `torch.compile`, or as traced."""
     function, options = program.function(), dict(choices.pick(_OPTIONS))
@@ -322,7 +314,7 @@ def _sides(choices: Choices, program: Program) -> tuple[_Caller, _Caller]:
     torch.compiler.reset()
     if choices.chance(_THROUGH_DYNAMO):
         compiled = torch.compile(function, backend="npugraph_ex", options=options, fullgraph=True)
-        session_instead, in_a_session = not _place_may_count(program) and choices.chance(_SESSION), False
+        session_instead, in_a_session = choices.chance(_SESSION), False
         if not session_instead and not twins and choices.chance(_REGIONS):
             function, compiled = _in_regions(function, program, options) or (function, compiled)
         if session_instead:

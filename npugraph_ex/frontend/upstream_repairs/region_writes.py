@@ -1,8 +1,9 @@
-"""Inlines nested compile regions that write an argument through ``out=``; AOT loses such writes.
+"""Inlines nested compile regions that write an argument through ``out=`` or use `as_strided`; AOT loses such writes.
 
 Dynamo and AOT see a region's `x.add_(1)` and take `x` for written. For `torch.add(y, 1, out=x)` they do not: the region
 computes with the new value, and the caller's tensor keeps the old one. So the calls of such regions are replaced by the
-region's own calls before AOT traces the graph. This costs the time that the region would have saved.
+region's own calls before AOT traces the graph. This costs the time that the region would have saved. `counted_writes`, which
+finds writes through `as_strided`, sees a graph without regions.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from torch import fx
 from npugraph_ex.frontend.upstream_repairs.repair import Repair
 
 REPAIR = Repair(
-    fault="What a nested compile region writes into an argument through `out=` is lost.",
+    fault="What a nested compile region writes into an argument through `out=` is lost; through `as_strided`, it goes elsewhere.",
     torch=("2.13",),
     test="tests/passes/test_nested_regions.py",
 )
 
 
 def restore(gm: fx.GraphModule) -> None:
-    """Inline the regions of a Dynamo graph that write through ``out=``, in place."""
+    """Inline the regions of a Dynamo graph that write through ``out=`` or use `as_strided`, in place."""
     calls = gm.graph.find_nodes(op="call_function", target=torch.ops.higher_order.invoke_subgraph)
     regions: dict[str, Any] = {name: gm.get_submodule(name) for name in dict.fromkeys(map(_name, calls))}
     for region in regions.values():
@@ -40,7 +41,7 @@ def _name(call: fx.Node) -> str:
 
 
 def _writes(node: fx.Node) -> bool:
-    return node.kwargs.get("out") is not None
+    return node.kwargs.get("out") is not None or "as_strided" in str(node.target)
 
 
 def _inline(gm: fx.GraphModule, call: fx.Node, region: fx.GraphModule) -> None:
