@@ -329,7 +329,9 @@ def _sides(choices: Choices, program: Program) -> tuple[_Caller, _Caller]:
     if program.functional and choices.chance(_ONE_MEMORY):
         twins |= _readers_of_written_memory(traced.graph, program, twins)
     captured = npugraph_ex.compile_fx(tracing.copy_of(traced), None, options)
-    eager = traced if program.functional else function
+    # A trace makes a copy of a dropout in eval mode, which in eager mode is its argument itself.
+    copied = any(step.operator == "aten.dropout.default" for step in program.steps)
+    eager = traced if program.functional or copied else function
     return _Caller(eager, False, False, twins), _Caller(captured, False, False, twins)
 
 
