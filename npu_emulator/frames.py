@@ -55,9 +55,16 @@ def user_line() -> str:
         if traced or _is_the_users(code.co_filename, frame.f_globals.get("__name__")):
             return f"{traced.partition(' in ')[0] or f'{code.co_filename}:{frame.f_lineno}'}{called}"
         if "/torch" in code.co_filename:
-            called = f" (in {frame.f_globals.get('__name__', '')}.{getattr(code, 'co_qualname', code.co_name)})"
+            called = f" (in {frame.f_globals.get('__name__', '')}.{_function_of(frame)})"
         frame = frame.f_back
     return "an unknown line"
+
+
+def _function_of(frame: Any) -> str:
+    """The name of the function that a frame runs, with its class. Python 3.10 does not say the class."""
+    known: str | None = getattr(frame.f_code, "co_qualname", None)
+    owner = frame.f_locals.get("self")
+    return known or (f"{type(owner).__name__}." if owner is not None else "") + frame.f_code.co_name
 
 
 def user_stack() -> str:
