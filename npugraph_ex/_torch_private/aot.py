@@ -302,6 +302,19 @@ def guard_on_result(*path: str) -> None:
     install_guard(CallFunctionNoArgsSource(source).make_guard(GuardBuilder.EQUALS_MATCH))
 
 
+def guard_on_dual_level() -> None:
+    """Add a Dynamo guard: compile the current function again in another level of forward-mode derivatives.
+
+    Dynamo adds it only where the function itself enters a level. Outside of a compilation nothing happens.
+    """
+    from torch._dynamo.guards import GuardBuilder, install_guard
+    from torch._dynamo.source import GlobalStateSource
+    from torch._guards import TracingContext
+
+    if TracingContext.try_get() is not None:
+        install_guard(GlobalStateSource().make_guard(GuardBuilder.DUAL_LEVEL))
+
+
 def aot_input_position(node: fx.Node) -> int | None:
     """The position of an AOT placeholder among the Dynamo graph's inputs; None if AOT added the placeholder."""
     return getattr(node.meta.get("desc"), "idx", None)

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
     in_kernel_invocation_manager,
 )
+from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from npugraph_ex.versions.rotary_layout import with_true_layout
@@ -163,3 +164,8 @@ function_modes: Callable[[], int] = torch._C._len_torch_function_stack  # noqa: 
 
 dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack  # noqa: SLF001 - likewise
 """How many dispatch modes of Python are in force."""
+
+
+def dual_levels() -> int:
+    """How many blocks of `torch.autograd.forward_ad.dual_level` are in force."""
+    return int(forward_ad._current_level) + 1  # noqa: SLF001 - see the package's first lines

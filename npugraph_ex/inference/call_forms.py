@@ -134,6 +134,7 @@ _MODES = (
     "the current device",
     "function modes of Python",
     "dispatch modes of Python",
+    "levels of forward-mode derivatives",
 )
 
 Modes = tuple[Any, ...]
@@ -146,6 +147,7 @@ _autocast, _dtype_of_autocast = torch.is_autocast_enabled, torch.get_autocast_dt
 _dtype, _deterministic = torch.get_default_dtype, torch.are_deterministic_algorithms_enabled
 _device = torch.accelerator.current_device_index
 _function_modes, _dispatch_modes = _torch_private.function_modes, _torch_private.dispatch_modes
+_dual_levels = _torch_private.dual_levels
 
 
 def modes_now() -> Modes:
@@ -162,6 +164,7 @@ def modes_now() -> Modes:
         _device(),
         _function_modes(),
         _dispatch_modes(),
+        _dual_levels(),
     )
 
 

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 from torch._ops import OpOverload
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from npugraph_ex.graph.inplace import inplace_overload
 from npugraph_ex.graph.memory.aliases import AliasFacts, counted_storages, tensor_leaves, written_by
@@ -239,7 +240,10 @@ def _same_layout(node: fx.Node, target: fx.Node) -> bool:
     new, old = tensor_leaves(node), tensor_leaves(target)
     if len(new) != 1 or len(old) != 1 or difference(old[0], new[0]) is not None:
         return False
-    return all(stride != 0 for size, stride in zip(old[0].size(), old[0].stride(), strict=True) if size != 1)
+    return all(  # no guard: a size that depends on data cannot have one
+        statically_known_true(size == 1) or statically_known_true(stride != 0)
+        for size, stride in zip(old[0].size(), old[0].stride(), strict=True)
+    )
 
 
 def _copies_whole(read: MemoryAccess, write: MemoryAccess) -> bool:

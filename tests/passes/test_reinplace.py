@@ -263,3 +263,13 @@ def test_a_result_has_no_storage_of_unknown_size() -> None:
         x = torch.ones(room, device=NPU)[:4].view(2, 2)
         with torch.no_grad():
             assert fast(x, x.view(-1) + 1).untyped_storage().nbytes() == 16
+
+
+def test_an_unbacked_size_keeps_the_pass() -> None:
+    """The pass asks no guard of such a size: it failed there, and was rolled back."""
+    graph, x = compiled(lambda x: ((x * 3 + 1).relu() * 2).exp(), dynamic=None), random(4, 3)
+    torch._dynamo.decorators.mark_unbacked(x, 0)
+    torch.testing.assert_close(graph(x), ((x * 3 + 1).relu() * 2).exp())
+    report = last_report()
+    assert report is not None
+    assert {"rolled back", "failed"}.isdisjoint(record.outcome for record in report.passes)

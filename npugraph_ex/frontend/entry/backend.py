@@ -11,7 +11,7 @@ from torch import fx
 from npugraph_ex import _torch_private
 from npugraph_ex.config import CompilerConfig
 from npugraph_ex.config.compiler_config import apply_flat, given_or_default
-from npugraph_ex.errors import GraphVerificationError, OptionValueError, SavedGraphError, with_address
+from npugraph_ex.errors import CaptureError, GraphVerificationError, OptionValueError, SavedGraphError, with_address
 from npugraph_ex.frontend.entry import current_device, ge
 from npugraph_ex.frontend.entry.compiler import CompiledFxGraph, NpuFxCompiler
 from npugraph_ex.frontend.native_streams import core_limits
@@ -19,6 +19,7 @@ from npugraph_ex.frontend.native_streams import streams as native_streams
 from npugraph_ex.frontend.upstream_repairs import idle_dropouts, layouts, region_writes, shared_inputs, written_views
 from npugraph_ex.graph.collectives import overloads_in
 from npugraph_ex.observe.dump import new_dumper
+from npugraph_ex.observe.logger import logger
 from npugraph_ex.saving.size_one import AtSizeOne
 
 Backend = Callable[..., Callable[..., Any]]
@@ -60,9 +61,9 @@ def get_npu_backend(
         dumper = new_dumper()
         if dumper is not None:
             dumper.graph(gm, "dynamo")
-        on_the_host = native_streams.on_the_host(gm)
-        if on_the_host is not None:
-            return _unsaveable(on_the_host, [_OBJECTS])
+        uncompiled, reason = _in_eager_mode(gm, config)
+        if uncompiled is not None:
+            return _unsaveable(uncompiled, [reason])
         region_writes.restore(gm)
         idle_dropouts.take_out(gm)
         current_device.guard(gm)
@@ -176,6 +177,21 @@ def _for_aot(made: CompiledFxGraph, unsaveable: list[str]) -> Callable[..., Any]
 _OBJECTS = (
     "it uses torch.npu streams or events, objects of this process; npugraph_ex.scope.npu_stream_switch names streams"
 )
+
+
+_DUAL = "forward-mode derivatives (torch.autograd.forward_ad) are no outputs of its operators"
+
+
+def _in_eager_mode(gm: fx.GraphModule, config: CompilerConfig) -> tuple[Callable[..., Any] | None, str]:
+    """What runs a graph that nothing can compile, and why it cannot be saved; None if there is something to compile."""
+    on_the_host = native_streams.on_the_host(gm)
+    _torch_private.guard_on_dual_level()
+    if on_the_host is not None or not _torch_private.dual_levels():
+        return on_the_host, _OBJECTS
+    if config.to_options().require_capture:
+        raise CaptureError(f"require_capture is set, and this graph cannot be captured: {_DUAL}")
+    logger.warning("This graph cannot be captured and runs as in eager mode: %s", _DUAL)
+    return native_streams.kept(gm), _DUAL
 
 
 def _unsaveable(function: Callable[..., Any], reasons: Sequence[str]) -> Callable[..., Any]:
