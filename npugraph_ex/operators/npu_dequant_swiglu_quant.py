@@ -142,6 +142,13 @@ def _activated(d: torch.Tensor, *, left: bool, mode: int, limit: float, alpha: f
             quant_offset=torch.rand(1, 8),
             swiglu_mode=1,
         ),
+        lambda: call(
+            torch.randint(-99, 99, (4, 16), dtype=torch.int32),
+            weight_scale=torch.rand(16),
+            activation_scale=torch.rand(4, 1),
+            bias=torch.randint(-9, 9, (16,), dtype=torch.int32),
+            quant_scale=torch.rand(1, 8) + 0.5,
+        ),
     ),
 )
 def npu_dequant_swiglu_quant(

@@ -217,6 +217,9 @@ def npu_dynamic_quant(
         lambda: call(torch.randn(3, 16).half()),
         lambda: call(torch.randn(2, 3, 16).half(), quant_mode="perchannel"),
         lambda: call(torch.randn(2, 3, 16).bfloat16(), dst_type=16),
+        lambda: call(
+            torch.randn(3, 16).half(), smooth_scales=torch.rand(2, 16).half(), group_index=torch.tensor([1, 3])
+        ),
     ),
 )
 def npu_dynamic_quant_asymmetric(

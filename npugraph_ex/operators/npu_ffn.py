@@ -46,6 +46,10 @@ def _halves(*size: int) -> torch.Tensor:
     return torch.randn(size).half()
 
 
+def _small(*size: int) -> torch.Tensor:
+    return torch.randint(-8, 8, size, dtype=torch.int8)
+
+
 def _own(given: torch.Tensor | None, expert: int, experts: int) -> torch.Tensor | None:
     """The part of a tensor that is an expert's: its row where there is one for each."""
     if given is None or experts == 0 or given.shape[0] != experts:
@@ -62,8 +66,16 @@ def _own(given: torch.Tensor | None, expert: int, experts: int) -> torch.Tensor 
         lambda: call(_halves(3, 8), _halves(8, 4), _halves(4, 6), "gelu", bias1=_halves(4), bias2=_halves(6)),
         lambda: call(_halves(3, 8), _halves(8, 8), _halves(4, 6), "swiglu"),
         lambda: call(_halves(5, 8), _halves(2, 8, 4), _halves(2, 4, 6), "silu", expert_tokens=[2, 3]),
+        lambda: call(
+            _small(5, 8), _small(2, 8, 4), _small(2, 4, 6), "relu", expert_tokens=[2, 3], scale=torch.rand(2), offset=torch.rand(2),
+            deq_scale1=torch.rand(2, 4), deq_scale2=torch.rand(2, 6),
+        ),
+        lambda: call(
+            _halves(3, 8), _small(8, 4), _small(4, 6), "gelu", antiquant_scale1=_halves(4), antiquant_scale2=_halves(6),
+            antiquant_offset1=_halves(4), antiquant_offset2=_halves(6),
+        ),
     ),
-)
+)  # fmt: skip
 def npu_ffn(
     x: torch.Tensor,
     weight1: torch.Tensor,

@@ -112,8 +112,25 @@ def _example() -> Call:
         query_start_loc=torch.tensor([0, 4, 6], dtype=torch.int32),
         cache_indices=torch.tensor([2, 0], dtype=torch.int32),
         num_accepted_tokens=torch.tensor([2, 1], dtype=torch.int32),
+        initial_state_mode=torch.ones(2, dtype=torch.int32),
         num_computed_tokens=torch.tensor([3, 0], dtype=torch.int32),
         residual_connection=1,
+    )
+
+
+def _blocks_example() -> Call:
+    first, last, read, computed = (torch.tensor(given, dtype=torch.int32) for given in ([0, 1], [2, 1], [0, 0], [2, 3]))
+    return call(
+        torch.randn(6, 4).bfloat16(),
+        torch.randn(3, 4).bfloat16(),
+        torch.randn(6, 3, 4).bfloat16(),
+        query_start_loc=torch.tensor([0, 5, 6], dtype=torch.int32),
+        cache_indices=torch.tensor([[2, 0, 5], [1, 3, 4]], dtype=torch.int32),
+        num_computed_tokens=computed,
+        block_idx_first_scheduled_token=first,
+        block_idx_last_scheduled_token=last,
+        initial_state_idx=read,
+        block_size=3,
     )
 
 
@@ -123,7 +140,7 @@ def _example() -> Call:
     covers={"residual_connection": (None, 0, 1)},
     dtypes=(torch.float16, torch.bfloat16),
     writes_by_index=True,
-    examples=(_example,),
+    examples=(_example, _blocks_example),
 )
 def npu_fused_causal_conv1d(
     x: torch.Tensor,
@@ -189,7 +206,7 @@ def npu_fused_causal_conv1d(
     covers={"residual_connection": (None, 0, 1)},
     dtypes=(torch.float16, torch.bfloat16),
     writes_by_index=True,
-    examples=(_example,),
+    examples=(_example, _blocks_example),
 )
 def npu_fused_causal_conv1d_v2(
     x: torch.Tensor,

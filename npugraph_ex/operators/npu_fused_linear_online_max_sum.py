@@ -100,11 +100,16 @@ def _gradient_example() -> Call:
     return call(torch.randn(5), x, weight, mask, index, logits_max=largest, sum_exp_logits=total)
 
 
+def _softmax_example() -> Call:
+    operands, _ = _gradient_example()
+    return call(*operands, softmax=torch.rand(5, 6).softmax(-1))
+
+
 @Operator(
     name=f"npu::{_BACKWARD}",
     source=f"operator documentation of torch_npu.{_BACKWARD}",
     dtypes=HALVES,
-    examples=(_gradient_example,),
+    examples=(_gradient_example, _softmax_example),
 )
 def npu_fused_linear_cross_entropy_loss_with_max_sum_backward(
     grad: torch.Tensor,

@@ -42,6 +42,17 @@ _NAME = "npu_grouped_matmul_finalize_routing"
             shared_input_offset=1,
             output_bs=2,
         ),
+        lambda: call(
+            torch.randint(-8, 8, (4, 16)).to(torch.int8),
+            torch.randint(-(2**31), 2**31, (2, 16, 1)).int(),
+            torch.tensor([1, 3]),
+            scale=torch.rand(2, 1, 8),
+            bias=torch.randn(2, 8),
+            offset=torch.randn(2, 1, 8),
+            pertoken_scale=torch.rand(4),
+            logit=torch.rand(4),
+            row_index=torch.tensor([0, 1, 0, 1]),
+        ),
     ),
 )
 def npu_grouped_matmul_finalize_routing(

@@ -111,6 +111,7 @@ def _example(cache_mode: str, *, quantised: bool = False) -> Call:
         index = torch.tensor([8, 0])
     caches = [torch.zeros(*shape, size).to(torch.int8 if quantised else torch.half) for size in (32, 64)]
     scales = {"k_rope_scale": torch.rand(32) * 20, "c_kv_scale": torch.rand(64) * 20} if quantised else {}
+    scales |= {"k_rope_offset": torch.rand(32), "c_kv_offset": torch.rand(64)} if quantised else {}
     return call(kv, gamma, cos, sin, index, *caches, cache_mode=cache_mode, is_output_kv=True, **scales)
 
 

@@ -61,6 +61,9 @@ def _without_other_groups(scores: torch.Tensor, k_group: int, group_count: int, 
     examples=(
         lambda: call(torch.randn(4, 16), 3, bias=torch.randn(16), k_group=2, group_count=4, norm_type=1, out_flag=True),
         lambda: call(torch.randn(4, 16).half(), 2, routed_scaling_factor=2.5),
+        lambda: call(
+            torch.randn(4, 16), 2, input_ids=torch.tensor([1, 0, 1, 2]), tid2eid=torch.tensor([[3, 9], [0, 15], [7, 6]])
+        ),
     ),
 )
 def npu_moe_gating_top_k(

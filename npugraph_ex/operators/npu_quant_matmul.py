@@ -155,6 +155,7 @@ def _small(*size: int) -> torch.Tensor:
             torch.randint(-(2**31), 2**31, (3, 2)).int(), torch.randint(-(2**31), 2**31, (16, 1)).int(), torch.rand(8),
             pertoken_scale=torch.rand(3), output_dtype=torch.bfloat16,
         ),
+        lambda: call(_small(3, 16), _small(16, 8), torch.rand(8) + 0.5, offset=torch.randn(8)),
         lambda: call(
             torch.randint(0, 256, (3, 32)).to(torch.uint8), torch.randint(0, 256, (64, 8)).to(torch.uint8),
             torch.randint(124, 130, (1, 16, 2)).to(torch.uint8), output_dtype=torch.bfloat16, x1_dtype=296, x2_dtype=296,

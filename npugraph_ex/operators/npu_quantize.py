@@ -129,7 +129,10 @@ def _canonical(rank: int, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     synonyms={"dtype": {12: 1, 13: 0, 14: 3}},  # qint8, quint8 and qint32 ask for plain int8, uint8 and int32 results
     canonical=_canonical,
     near_misses={"axis": (-2,)},
-    examples=(lambda: call(torch.randn(3, 16), torch.rand(16) + 0.5, None, torch.qint8, -1, False),),
+    examples=(
+        lambda: call(torch.randn(3, 16), torch.rand(16) + 0.5, None, torch.qint8, -1, False),
+        lambda: call(torch.randn(3, 16), torch.rand(16) + 0.5, torch.randn(16) * 4, torch.qint32),
+    ),
 )
 def npu_quantize(
     input: torch.Tensor,  # noqa: A002 - the schema's name

@@ -77,6 +77,7 @@ def _example() -> Call:
         ssm_state_indices=torch.tensor([4, 0, 2, 1], dtype=torch.int32),
         num_accepted_tokens=torch.tensor([2, 1], dtype=torch.int32),
         g=-torch.rand(4, 4),
+        gk=-torch.rand(4, 4, 8),
     )
 
 

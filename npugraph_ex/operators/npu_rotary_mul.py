@@ -36,11 +36,16 @@ def _example() -> Call:
     return call(torch.randn(2, 3, 4, 16).half(), angle.cos().half(), angle.sin().half())
 
 
+def _matrix_example() -> Call:
+    operands, _ = _example()
+    return call(*operands, rotate=rotated(torch.eye(16), "half").half())
+
+
 @Operator(
     name="npu::npu_rotary_mul",
     source="operator documentation of torch_npu.npu_rotary_mul",
     dtypes=(torch.float16, torch.bfloat16, torch.float32),
-    examples=(_example,),
+    examples=(_example, _matrix_example),
 )
 def npu_rotary_mul(
     input: torch.Tensor,  # noqa: A002 - the schema's name

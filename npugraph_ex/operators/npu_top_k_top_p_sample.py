@@ -80,6 +80,7 @@ def _chooser(
         lambda: call(
             torch.randn(2, 8), torch.tensor([3, 0], dtype=torch.int32), torch.tensor([0.9, 0.5]), is_need_logits=True
         ),
+        lambda: call(torch.randn(2, 8), torch.tensor([3, 0]).int(), torch.tensor([0.9, 0.5]), torch.rand(2, 8) + 0.1),
         lambda: call(
             torch.randn(2, 8).half(), torch.tensor([3, 8], dtype=torch.int32), torch.tensor([1.0, 0.5]).half(),
             post_sample="multiNomial",

@@ -55,6 +55,12 @@ def _permutation(name: str, given: Sequence[int] | None) -> tuple[int, ...]:
             perm_x2=[0, 1, 2],
             perm_y=[1, 0, 2],
         ),
+        lambda: call(
+            torch.randn(2, 3, 16).half(),
+            torch.randn(2, 16, 8).half(),
+            scale=(torch.rand(16) * 9).view(torch.int32).long(),
+            perm_y=[1, 0, 2],
+        ),
     ),
 )
 def npu_transpose_batchmatmul(

@@ -53,6 +53,13 @@ def _small(*size: int) -> torch.Tensor:
             bias=torch.randn(8).half(),
             antiquant_group_size=32,
         ),
+        lambda: call(
+            torch.randn(3, 16).half(),
+            _small(16, 8),
+            torch.rand(8).half(),
+            quant_scale=torch.rand(8),
+            quant_offset=torch.randn(8),
+        ),
     ),
 )
 def npu_weight_quant_batchmatmul(

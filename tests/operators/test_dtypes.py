@@ -29,7 +29,12 @@ NAMED = {
         "npu::npu_one_hot",
     ),
     *("npu::npu_dtype_cast", "npu::_npu_dtype_cast", "npu::npu_dtype_cast_backward", "npu::_npu_dtype_cast_backward"),
-    *("npu::npu_grouped_matmul", "npu::npu_moe_token_permute_grad_v2", "npu::npu_moe_token_unpermute_grad_v2"),
+    *(
+        "npu::npu_ffn",
+        "npu::npu_grouped_matmul",
+        "npu::npu_moe_token_permute_grad_v2",
+        "npu::npu_moe_token_unpermute_grad_v2",
+    ),
     *("npu::npu_sign_bits_unpack", "npu::npu_fusion_attention_grad_v3", "npu::npu_moe_distribute_dispatch_v2"),
 }
 """Operators that have a result whose dtype an argument names, or that is float32 whatever their arguments are."""
