@@ -12,7 +12,7 @@ from npugraph_ex import _torch_private
 from npugraph_ex.config import CompilerConfig
 from npugraph_ex.config.compiler_config import apply_flat, given_or_default
 from npugraph_ex.errors import CaptureError, GraphVerificationError, OptionValueError, SavedGraphError, with_address
-from npugraph_ex.frontend.entry import current_device, ge
+from npugraph_ex.frontend.entry import current_device, ge, pads
 from npugraph_ex.frontend.entry.compiler import CompiledFxGraph, NpuFxCompiler
 from npugraph_ex.frontend.native_streams import core_limits
 from npugraph_ex.frontend.native_streams import streams as native_streams
@@ -66,6 +66,7 @@ def get_npu_backend(
             return _unsaveable(uncompiled, [reason])
         region_writes.restore(gm)
         idle_dropouts.take_out(gm)
+        pads.make_contiguous(gm)
         current_device.guard(gm)
         follows = current_device.decides(gm.graph)
         known_inputs = shared_inputs.examples(gm, example_inputs)
