@@ -94,24 +94,30 @@ class CapturedGraph:
         stream.wait_stream(current)
         # Garbage collection inside the capture could free tensors, and freeing them could call the device.
         with torch.npu.stream(stream), no_collection():
-            self._begin(pool, error_mode)
+            ended = False
             try:
+                self._begin(pool, error_mode)
                 values = recording(*arguments)
-            except BaseException as error:  # Ctrl-C must also end the capture
-                with contextlib.suppress(RuntimeError):  # the capture is already invalid; only the first cause matters
-                    self.graph.capture_end()
+                ended = True
+                self.graph.capture_end()
+            except CaptureNotBegunError:
+                raise
+            except BaseException as error:  # Ctrl-C must also end the capture, at whatever line it comes
+                if not (ended and isinstance(error, RuntimeError)):
+                    with contextlib.suppress(
+                        RuntimeError
+                    ):  # it is already invalid or over; only the first cause matters
+                        self.graph.capture_end()
                 leave_capture(current.device_index, pool)
                 if isinstance(error, BrokenPromiseError) or not isinstance(error, Exception):
                     raise
-                raise CaptureError(f"the device refused to capture {recording.location}: {error}") from error
-            try:
-                self.graph.capture_end()
-            except RuntimeError as error:  # an operator failed before and did not say so
-                leave_capture(current.device_index, pool)
-                raise CaptureError(
-                    "the device refused to end the capture (where other threads use the device meanwhile: "
-                    f"options={{'capture_error_mode': 'thread_local'}}): {error}"
-                ) from error
+                reason = f"capture {recording.location}"
+                if ended:  # an operator failed before and did not say so
+                    reason = (
+                        "end the capture (where other threads use the device meanwhile: "
+                        "options={'capture_error_mode': 'thread_local'})"
+                    )
+                raise CaptureError(f"the device refused to {reason}: {error}") from error
         current.wait_stream(stream)
         return values
 

@@ -168,3 +168,26 @@ def test_an_interrupted_capture_is_ended(interruption: type[BaseException]) -> N
         assert not torch.npu.is_current_stream_capturing()
         for _ in range(2):
             assert torch.equal(graph(x).cpu(), x.cpu() * 2 + 1)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("step", ["capture_begin", "capture_end"])
+def test_an_interrupt_where_a_capture_begins_or_ends(
+    step: str, monkeypatch: pytest.MonkeyPatch, *, after: bool
+) -> None:
+    """Python raises Ctrl-C as soon as a call into the device returns, thus between the beginning and the first operator, too."""
+    graph, x = compiled(lambda x: (x @ x).tanh() + 1), random(4, 4)
+    real, pending = getattr(torch.npu.NPUGraph, step), [KeyboardInterrupt]
+
+    def call(*args: Any, **kwargs: Any) -> None:
+        if after or not pending:
+            real(*args, **kwargs)
+        if pending:
+            raise pending.pop()
+
+    monkeypatch.setattr(torch.npu.NPUGraph, step, call)
+    with pytest.raises(KeyboardInterrupt):
+        graph(x)
+    assert not torch.npu.is_current_stream_capturing()
+    for _ in range(2):
+        torch.testing.assert_close(graph(x).cpu(), ((x @ x).tanh() + 1).cpu())
