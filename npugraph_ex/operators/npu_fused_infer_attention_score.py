@@ -22,6 +22,38 @@ def _example(heads: str, lengths: str) -> Call:
     return call(query, key, value, input_layout="BSH", **{heads: 2, lengths: [5, 3]})
 
 
+def _masked_example() -> Call:
+    """A bias and a causal mask."""
+    rest = {"pse_shift": torch.randn(2, 2, 2, 2).half(), "atten_mask": torch.ones(2, 2).triu(1).bool()}
+    return call(*(torch.randn(2, 2, 2, 16).half() for _ in range(3)), num_query_heads=2, input_layout="BNSD", **rest)
+
+
+def _sink_example() -> Call:
+    operands = (torch.randn(2, 2, 2, 16).bfloat16() for _ in range(3))
+    return call(*operands, num_query_heads=2, input_layout="BNSD", learnable_sink=torch.randn(2).bfloat16())
+
+
+def _rotary_example() -> Call:
+    """Two query heads that share one key head, with rotary parts."""
+    query, key, value, query_rope, key_rope = (
+        torch.randn(2, *size).half() for size in ((2, 2, 32), (1, 6, 32), (1, 6, 32), (2, 2, 16), (1, 6, 16))
+    )
+    heads = {"num_query_heads": 2, "num_key_value_heads": 1, "input_layout": "BNSD"}
+    return call(query, key, value, query_rope=query_rope, key_rope=key_rope, **heads)
+
+
+def _paged_example() -> Call:
+    """A paged cache of int8, and a result of int8."""
+    caches = (torch.randint(-9, 9, (4, 4, 16), dtype=torch.int8) for _ in range(2))
+    scales = {
+        f"dequant_{part}": torch.rand(16).half() for part in ("scale_key", "scale_value", "offset_key", "offset_value")
+    }
+    scales |= {"quant_scale_out": torch.rand(1), "quant_offset_out": torch.rand(1)}
+    pages = {"block_table": torch.tensor([[3, 0], [1, 2]]).int(), "block_size": 4, "actual_seq_kvlen": [5, 3]}
+    heads = {"num_query_heads": 2, "num_key_value_heads": 1, "input_layout": "BNSD"}
+    return call(torch.randn(2, 2, 1, 16).half(), *caches, **heads, **scales, **pages)
+
+
 @Operator(
     name="npu::npu_fused_infer_attention_score",
     source="operator documentation of torch_npu.npu_fused_infer_attention_score",
@@ -124,7 +156,13 @@ def npu_fused_infer_attention_score(
     dtypes=HALVES,
     host_arguments=("actual_seq_qlen", "actual_seq_kvlen"),
     workspace="npu::_npu_fused_infer_attention_score_v2_get_max_workspace",
-    examples=(lambda: _example("num_query_heads", "actual_seq_kvlen"),),
+    examples=(
+        lambda: _example("num_query_heads", "actual_seq_kvlen"),
+        _masked_example,
+        _sink_example,
+        _rotary_example,
+        _paged_example,
+    ),
 )
 def npu_fused_infer_attention_score_v2(
     query: torch.Tensor,

@@ -66,6 +66,23 @@ def _example() -> Call:
     return call(*(torch.randn(2, 2, 4, 16).half() for _ in range(3)), 2, "BNSD", scale=0.25)
 
 
+def masked_example(**kwargs: Any) -> Call:
+    """A bias, a causal mask and a sink for each head; as many rows as heads, so that each layout of four dimensions fits."""
+    mask = torch.ones(2, 2).triu(1).bool()
+    rest = {"pse": torch.randn(2, 2, 2, 2).half(), "atten_mask": mask, "sink": torch.randn(2)}
+    return call(*(torch.randn(2, 2, 2, 16).half() for _ in range(3)), 2, "BNSD", **rest, **kwargs)
+
+
+def packed_example(lengths: Any) -> Call:
+    """Two sequences of 2 and 4 rows, packed."""
+    rows = {"actual_seq_qlen": lengths, "actual_seq_kvlen": lengths}
+    return call(*(torch.randn(6, 2, 16).half() for _ in range(3)), 2, "TND", **rows)
+
+
+def _dropping_example() -> Call:
+    return masked_example(keep_prob=0.5, dropout_mask=torch.randint(0, 256, (2, 2, 2, 2), dtype=torch.uint8))
+
+
 def _gradient_example() -> Call:
     query, key, value, dy = (torch.randn(2, 2, 3, 4).half() for _ in range(4))
     output, largest, total, *_ = npu_fusion_attention(query, key, value, 2, "BNSD", scale=0.25)
@@ -79,7 +96,7 @@ def _gradient_example() -> Call:
     covers=TRAINING_MODES,
     dtypes=(*HALVES, torch.float32),
     draws_random_numbers=_drops,
-    examples=(_example,),
+    examples=(_example, masked_example, _dropping_example, lambda: packed_example([2, 6])),
 )
 def npu_fusion_attention(
     query: torch.Tensor,

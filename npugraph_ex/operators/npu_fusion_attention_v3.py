@@ -11,6 +11,7 @@ from npugraph_ex.operators._dropout import drawn_seed
 from npugraph_ex.operators._precision import HALVES
 from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators._training_attention import NO_LIMIT, TRAINING_MODES, AttentionSettings, Random, ends, forward
+from npugraph_ex.operators.npu_fusion_attention import masked_example, packed_example
 
 
 def _drops(*args: object, **kwargs: Any) -> bool:
@@ -29,7 +30,11 @@ def _drawn(keep_prob: float) -> torch.Tensor:
     covers=TRAINING_MODES,
     dtypes=(*HALVES, torch.float32),
     draws_random_numbers=_drops,
-    examples=(lambda: call(*(torch.randn(2, 2, 4, 16).half() for _ in range(3)), 2, "BNSD"),),
+    examples=(
+        lambda: call(*(torch.randn(2, 2, 4, 16).half() for _ in range(3)), 2, "BNSD"),
+        masked_example,
+        lambda: packed_example(torch.tensor([2, 6])),
+    ),
 )
 def npu_fusion_attention_v3(
     query: torch.Tensor,

@@ -27,13 +27,37 @@ def _quantised_example() -> Call:
     return call(query, *caches, actual_seq_lengths=[5, 3], block_table=table, antiquant_scale=scales, **layout)
 
 
+def _masked_example() -> Call:
+    query, key, value = (torch.randn(2, 2, rows, 16).half() for rows in (1, 4, 4))
+    rest = {"pse_shift": torch.randn(2, 2, 1, 4).half(), "atten_mask": torch.rand(2, 1, 1, 4) > 1}
+    return call(query, key, value, num_heads=2, input_layout="BNSD", **rest)
+
+
+def _padded_example() -> Call:
+    query, key, value = (torch.randn(2, 2, rows, 16).half() for rows in (1, 4, 4))
+    rest = {"actual_seq_lengths": [3, 2], "kv_padding_size": torch.tensor([1])}
+    return call(query, key, value, num_heads=2, input_layout="BNSD", **rest)
+
+
+def _integer_example() -> Call:
+    operands = (torch.randint(-9, 9, (2, 2, rows, 16), dtype=torch.int8) for rows in (1, 4, 4))
+    names = ("dequant_scale1", "quant_scale1", "dequant_scale2", "quant_scale2", "quant_offset2")
+    return call(*operands, num_heads=2, input_layout="BNSD", **{name: torch.rand(1) for name in names})
+
+
+def _offset_example() -> Call:
+    caches = (torch.randint(-9, 9, (2, 2, 4, 16), dtype=torch.int8) for _ in range(2))
+    rest = {f"antiquant_{part}": torch.rand(2, 2, 1, 16).half() for part in ("scale", "offset")}
+    return call(torch.randn(2, 2, 1, 16).half(), *caches, num_heads=2, input_layout="BNSD", **rest)
+
+
 @Operator(
     name="npu::npu_incre_flash_attention",
     source="operator documentation of torch_npu.npu_incre_flash_attention",
     covers={"inner_precise": (0, 1)},
     dtypes=HALVES,
     host_arguments=("actual_seq_lengths",),
-    examples=(_example, _quantised_example),
+    examples=(_example, _quantised_example, _masked_example, _padded_example, _integer_example, _offset_example),
 )
 def npu_incre_flash_attention(
     query: torch.Tensor,

@@ -30,10 +30,24 @@ def _latent(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return decode(stored) if dtype == torch.uint8 else stored.view(dtype).float()
 
 
+def _keys(*size: int) -> torch.Tensor:
+    """[..., 1, 260] bytes: numbers of int8, a rotary part of float16, and a scale."""
+    latent = torch.randint(-99, 99, (*size, 1, 128), dtype=torch.int8)
+    rope, scale = torch.randn(*size, 1, 64).half(), torch.rand(*size, 1, 1) / 50
+    return torch.cat([latent, rope.view(torch.int8), scale.view(torch.int8)], -1)
+
+
+def _paged_example() -> Call:
+    """Two packed sequences of 1 and 2 queries, and keys in pages."""
+    lengths = {"query": [1, 3], "kv": [5, 6]}
+    sizes = {f"actual_seq_lengths_{name}": torch.tensor(ends).int() for name, ends in lengths.items()}
+    where = {"layout_query": "TND", "layout_kv": "PA_BSND", "block_table": torch.tensor([[3, 0], [1, 2]]).int()}
+    key, indices = _keys(4, 4), torch.tensor([0, 1, 3, 4, -1, -1]).int().expand(3, 1, 6).contiguous()
+    return call(torch.randn(3, 4, 192).half(), key, key, indices, 0.1, 2, 2, attention_mode=2, **where, **sizes)
+
+
 def _example() -> Call:
-    query, latent = torch.randn(2, 3, 4, 192).half(), torch.randint(-99, 99, (2, 5, 1, 128), dtype=torch.int8)
-    rope, scale = torch.randn(2, 5, 1, 64).half(), torch.rand(2, 5, 1, 1) / 50
-    key = torch.cat([latent, rope.view(torch.int8), scale.view(torch.int8)], -1)
+    query, key = torch.randn(2, 3, 4, 192).half(), _keys(2, 5)
     indices = torch.tensor([0, 1, 3, 4, -1, -1], dtype=torch.int32).expand(2, 3, 1, 6).contiguous()
     return call(query, key, key, indices, 0.1, 2, 2, attention_mode=2)
 
@@ -41,7 +55,7 @@ def _example() -> Call:
 @Operator(
     name=f"npu::{_NAME}",
     source="operator documentation of torch_npu.npu_kv_quant_sparse_flash_attention; op-plugin's test",
-    examples=(_example,),
+    examples=(_example, _paged_example),
 )
 def npu_kv_quant_sparse_flash_attention(
     query: torch.Tensor,

@@ -130,6 +130,18 @@ def _quantised_example() -> Call:
     return call(query, key, weights, *scales, 0, 0, sparse_count=4)
 
 
+def _quantised_packed_example(layout: str, *size: int, ends: list[int], **kwargs: torch.Tensor) -> Call:
+    """Two packed sequences of 1 and 2 queries; keys [..., 1, D] packed or in pages."""
+    query, key = (torch.randint(-9, 9, shape, dtype=torch.int8) for shape in ((3, 4, 16), (*size, 1, 16)))
+    scales = (torch.rand(3, 4).half(), torch.rand(*size, 1).half())
+    lengths = {
+        "actual_seq_lengths_query": torch.tensor([1, 3]).int(),
+        "actual_seq_lengths_key": torch.tensor(ends).int(),
+    }
+    layouts = {"layout_query": "TND", "layout_key": layout}
+    return call(query, key, torch.rand(3, 4).half(), *scales, 0, 0, sparse_count=8, **lengths, **layouts, **kwargs)
+
+
 @Operator(
     name="npu::npu_quant_lightning_indexer",
     source="operator documentation of torch_npu.npu_quant_lightning_indexer",
@@ -138,7 +150,13 @@ def _quantised_example() -> Call:
         "next_tokens": (_FOREVER,),
     },
     dtypes=HALVES,
-    examples=(_quantised_example,),
+    examples=(
+        _quantised_example,
+        lambda: _quantised_packed_example("TND", 11, ends=[5, 11]),
+        lambda: _quantised_packed_example(
+            "PA_BSND", 4, 4, ends=[5, 6], block_table=torch.tensor([[3, 0], [1, 2]]).int()
+        ),
+    ),
 )
 def npu_quant_lightning_indexer(
     query: torch.Tensor,

@@ -38,6 +38,21 @@ def _int8_weight_example() -> Call:
     return call(*operands, torch.tensor([7, 0, 2]), *caches, **scales, smooth_scales_cq=torch.rand(1, 16) + 0.5)
 
 
+def _int8_cache_example() -> Call:
+    made = _int8_weight_example()
+    *operands, latent, rotary = made.args
+    sizes = {"quant_scale_ckv": latent.shape[-1], "quant_scale_ckr": rotary.shape[-1]}
+    scales = {name: torch.rand(1, size) * 9 for name, size in sizes.items()}
+    return call(*operands, latent.to(torch.int8), rotary.to(torch.int8), **made.kwargs, **scales)
+
+
+def _int8_example() -> Call:
+    """The third version's call wholly in int8, as the second takes it."""
+    made = _coded_example(2)
+    scales = {name: value for name, value in made.kwargs.items() if name.startswith("dequant_scale")}
+    return call(*made.args[:9], made.kwargs["cache_index"], *made.args[9:], **scales)
+
+
 def _third(example: Call, **kwargs: object) -> Call:
     operands, index, caches = example.args[:9], example.args[9], example.args[10:]
     return call(*operands, *caches, cache_index=index, **{**example.kwargs, **kwargs})
@@ -68,7 +83,7 @@ def _coded_example(mode: int, **kwargs: object) -> Call:
     dtypes=(torch.bfloat16,),
     writes=("kv_cache", "kr_cache"),
     returns_written=(2, 3),
-    examples=(_example, lambda: _example("PA_NZ")),
+    examples=(_example, lambda: _example("PA_NZ"), _int8_cache_example),
 )
 def npu_mla_prolog(
     token_x: torch.Tensor,
@@ -130,7 +145,7 @@ def _shaped(result: torch.Tensor, token_x: torch.Tensor, dtype: torch.dtype) -> 
     dtypes=(torch.bfloat16,),
     writes=("kv_cache", "kr_cache"),
     returns_written=(2, 3),
-    examples=(_example,),
+    examples=(_example, _int8_cache_example, _int8_example),
 )
 def npu_mla_prolog_v2(
     token_x: torch.Tensor,

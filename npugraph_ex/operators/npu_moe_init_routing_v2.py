@@ -65,6 +65,9 @@ def _experts() -> torch.Tensor:
             active_expert_range=[0, 4],
         ),
         lambda: call(torch.randn(3, 4), _experts(), expert_num=4, quant_mode=1, active_expert_range=[1, 3]),
+        lambda: call(
+            torch.randn(3, 4), _experts(), scale=torch.rand(1), offset=torch.rand(1), expert_num=4, quant_mode=0
+        ),
         lambda: call(torch.randn(3, 72).half(), _experts(), expert_num=4, quant_mode=3),
         lambda: call(torch.randn(3, 140).half(), _experts(), expert_num=4, quant_mode=12, active_num=4),
         lambda: call(

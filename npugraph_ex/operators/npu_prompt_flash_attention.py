@@ -21,8 +21,17 @@ _NO_LIMIT = 2147483647
             *(torch.randn(2, 2, 4, 16).half() for _ in range(3)), num_heads=2, input_layout="BNSD", sparse_mode=2
         ),
         lambda: call(*(torch.randn(4, 32).half() for _ in range(3)), num_heads=2, input_layout="SH", next_tokens=9),
+        lambda: call(
+            *(torch.randn(2, 2, 2, 16).half() for _ in range(3)), num_heads=2, input_layout="BNSD",
+            pse_shift=torch.randn(2, 2, 2, 2).half(), atten_mask=torch.ones(2, 2).triu(1).bool(),
+        ),
+        lambda: call(
+            *(torch.randint(-9, 9, (2, 2, 2, 16), dtype=torch.int8) for _ in range(3)), num_heads=2, input_layout="BNSD",
+            deq_scale1=torch.rand(1), quant_scale1=torch.rand(1), deq_scale2=torch.rand(1), quant_scale2=torch.rand(1),
+            quant_offset2=torch.rand(1),
+        ),
     ),
-)
+)  # fmt: skip
 def npu_prompt_flash_attention(
     query: torch.Tensor,
     key: torch.Tensor,
