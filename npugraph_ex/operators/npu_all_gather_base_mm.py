@@ -8,18 +8,24 @@ Formula (operator documentation of ``torch_npu.npu_all_gather_base_mm``)::
 
 Without ``gather_output`` the second result is empty.
 
-Not covered: ``bias``, which the document allows only as zeros.
+``bias``, which the document allows only as zeros, adds nothing.
 """
 
 from __future__ import annotations
 
 import torch
 
-from npugraph_ex.operators._precision import refused, unsupported
+from npugraph_ex.operators._precision import refused
 from npugraph_ex.operators._ranks import Exchange, Ranks, Steps
 from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators.npu_mm_all_reduce_base import check_plain, check_product
-from npugraph_ex.operators.npu_mm_reduce_scatter_base import check_inner, check_mode, check_ranks, scaled_product
+from npugraph_ex.operators.npu_mm_reduce_scatter_base import (
+    check_bias,
+    check_inner,
+    check_mode,
+    check_ranks,
+    scaled_product,
+)
 
 _NAME = "npu_all_gather_base_mm"
 
@@ -68,8 +74,7 @@ def npu_all_gather_base_mm(
     check_mode(_NAME, input, x2, x1_scale, x2_scale, comm_mode)
     if gather_index != 0:
         raise refused(_NAME, "gather_index", gather_index, "0")
-    if bias is not None:
-        raise unsupported(_NAME, "bias", "a tensor", "None")
+    check_bias(_NAME, bias)
     everyone: Ranks = yield Exchange(hcom, (input,) if x1_scale is None else (input, x1_scale), ranks=world_size)
     gathered = torch.cat([given[0] for given in everyone.parts])
     scale = None if x1_scale is None else torch.cat([given[1] for given in everyone.parts])

@@ -8,7 +8,7 @@ Formula (operator documentation of ``torch_npu.npu_mm_reduce_scatter_base``), wi
 
 A part is rounded to the output's dtype. The sum goes by ranks, as in ``npu_mm_all_reduce_base``.
 
-Not covered: ``bias``, which the document allows only as zeros.
+``bias``, which the document allows only as zeros, adds nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import torch
 
-from npugraph_ex.operators._precision import refused, unsupported
+from npugraph_ex.operators._precision import refused
 from npugraph_ex.operators._ranks import Exchange, Ranks, Steps, total
 from npugraph_ex.operators._record import Operator, call
 from npugraph_ex.operators._scalar_types import CODE_OF_DTYPE
@@ -33,6 +33,12 @@ def check_ranks(operator: str, world_size: int, sizes: Sequence[int] = _SIZES) -
     """Raise for a number of ranks that the device does not serve."""
     if world_size not in sizes:
         raise refused(operator, "world_size", world_size, f"one of {', '.join(map(str, sizes))}")
+
+
+def check_bias(operator: str, bias: torch.Tensor | None) -> None:
+    """Raise for a bias that is not zeros."""
+    if bias is not None and not bias.is_meta and bool(bias.any()):
+        raise refused(operator, "bias", "a tensor of other numbers", "None or zeros")
 
 
 def check_inner(operator: str, k: int) -> None:
@@ -141,8 +147,7 @@ def npu_mm_reduce_scatter_base(
     check_product(_NAME, input, x2)
     check_inner(_NAME, x2.shape[0])
     check_mode(_NAME, input, x2, x1_scale, x2_scale, comm_mode)
-    if bias is not None:
-        raise unsupported(_NAME, "bias", "a tensor", "None")
+    check_bias(_NAME, bias)
     part = scaled_product(input, x2, x1_scale, x2_scale, output_dtype)
     everyone: Ranks = yield of_rows(_NAME, part, hcom, world_size)
     return total(everyone)

@@ -60,10 +60,11 @@ def test_parts_of_a_sum_and_gathered_rows() -> None:
     """Reduce-scatter gives each rank its rows; gathering is the other way round, with everybody's scales."""
     torch.manual_seed(1)
     x, w = [whole(8, 256, most=1) for _ in range(RANKS)], [whole(256, 5, most=1) for _ in range(RANKS)]
-    found = of_all("npu_mm_reduce_scatter_base", *[((x[r], w[r], "g", RANKS), {}) for r in range(RANKS)])
+    zeros = {"bias": torch.zeros(5).half()}
+    found = of_all("npu_mm_reduce_scatter_base", *[((x[r], w[r], "g", RANKS), zeros) for r in range(RANKS)])
     wanted = sum(a.double() @ b.double() for a, b in zip(x, w, strict=True))
     assert torch.equal(torch.cat(found).double(), wanted)
-    found = of_all("npu_all_gather_base_mm", *[((x[r], w[r], "g", RANKS), {}) for r in range(RANKS)])
+    found = of_all("npu_all_gather_base_mm", *[((x[r], w[r], "g", RANKS), zeros) for r in range(RANKS)])
     for rank, (out, gathered) in enumerate(found):
         assert torch.equal(gathered, torch.cat(x))
         assert torch.equal(out.double(), torch.cat(x).double() @ w[rank].double())
@@ -254,10 +255,12 @@ REFUSED = {
         ((torch.zeros(2, 256).half(), torch.zeros(256, 4).half(), "g", 3), {}, "world_size"),
         ((torch.zeros(3, 256).half(), torch.zeros(256, 4).half(), "g", 2), {}, "the number of rows"),
         ((X, X.t(), "g", 2), {}, "the inner dimension"),
+        ((torch.zeros(2, 256).half(), torch.zeros(256, 4).half(), "g", 2), {"bias": torch.ones(4).half()}, "bias"),
         ((torch.zeros(2, 256).char(), torch.zeros(256, 4).char(), "g", 2), {"x2_scale": torch.ones(1, 4)}, "comm_mode"),
     ],
     "npu_all_gather_base_mm": [
-        ((torch.zeros(2, 256).half(), torch.zeros(256, 4).bfloat16(), "g", 2), {}, "the dtypes")
+        ((torch.zeros(2, 256).half(), torch.zeros(256, 4).bfloat16(), "g", 2), {}, "the dtypes"),
+        ((torch.zeros(2, 256).half(), torch.zeros(256, 4).half(), "g", 2), {"bias": torch.ones(4).half()}, "bias"),
     ],
     "npu_alltoallv_gmm": [((X, X.t().unsqueeze(0), "g", 2, [1, 2], [1, 2]), {}, "the sum of send_counts")],
     "npu_moe_distribute_dispatch_v2": [
