@@ -66,6 +66,8 @@ def _reason(node: fx.Node, home: torch.device | None) -> str:
         return "the host has to read a condition from the device"
     if _HOST_READS & set(getattr(node.target, "tags", ())) and not _indexes_by_number(node):
         return "the host has to read its result, or the result's shape, from the device"
+    if torch.Tag.inplace_view in getattr(node.target, "tags", ()) and node.all_input_nodes[0].op == "placeholder":
+        return "it gives an input other memory, or another shape, which a replay would not do"
     for leaf in tensor_leaves(node):
         if leaf.device.type != "npu":
             return f"a tensor on device {leaf.device.type!r} would be read once, at capture, and never again; move it to the NPU"

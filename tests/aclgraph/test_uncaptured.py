@@ -177,3 +177,17 @@ def test_a_scalar_that_comes_back_is_no_constant() -> None:
         assert more.item() == number + 1
         more.add_(100)  # the caller's own; the next call with this number must not see it
         del more
+
+
+def test_memory_given_to_an_input_is_given_at_each_call() -> None:
+    """`x.data = y` changes the tensor itself, on the host: a replay left the argument as it was, once an address came back."""
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.data = y * 2
+        return x + 1
+
+    graph = compiled(program)
+    for step in range(5):
+        x, y = torch.arange(4.0, device=NPU), torch.full((4,), step + 2.0, device=NPU)
+        got = graph(x, y)
+        assert (x.tolist(), got.tolist()) == ([2.0 * step + 4] * 4, [2.0 * step + 5] * 4)
