@@ -40,7 +40,7 @@ _KNOWN = f"None, {', '.join(map(str, _OUTPUTS))}, hifloat8 ({HIFLOAT8}), float4_
 _OfEachRow = Callable[[str, torch.Tensor], torch.Tensor]
 
 
-class _Target(NamedTuple):
+class _ResultType(NamedTuple):
     """How the result is quantised: its dtype, uint8 for hifloat8, or the 4-bit format and its rounding."""
 
     dtype: torch.dtype
@@ -58,7 +58,7 @@ class _Target(NamedTuple):
         return eight_bit(self.dtype, quotient)
 
 
-def _target(x: torch.Tensor, quant_mode: int, dst_type: int | None, round_mode: int | None) -> _Target:
+def _target(x: torch.Tensor, quant_mode: int, dst_type: int | None, round_mode: int | None) -> _ResultType:
     """The kind of the output; raises for what the device refuses or the formula does not cover."""
     if quant_mode not in {0, 1}:
         raise refused(_NAME, "quant_mode", quant_mode, "0 or 1")
@@ -69,11 +69,11 @@ def _target(x: torch.Tensor, quant_mode: int, dst_type: int | None, round_mode: 
     if mode not in modes:
         raise refused(_NAME, "round_mode", round_mode, f"one of {[*modes]} for this dst_type")
     if element:
-        return _Target(torch.uint8, BlockQuantisation(element, round_mode=_ROUNDINGS[mode]))
+        return _ResultType(torch.uint8, BlockQuantisation(element, round_mode=_ROUNDINGS[mode]))
     target = torch.uint8 if hifloat else torch.int8 if dst_type is None else dtype_of(dst_type, _NAME, "dst_type")
     if not hifloat and target not in _OUTPUTS:
         raise unsupported(_NAME, "dst_type", dst_type, _KNOWN)
-    return _Target(target, None)
+    return _ResultType(target, None)
 
 
 def _dimension(x: torch.Tensor, activate_dim: int | None, static: bool) -> int:

@@ -120,7 +120,7 @@ def _rows(
     return wide.reshape(1, -1) if quant_mode == "pertensor" else wide
 
 
-class _Target(NamedTuple):
+class _TargetRange(NamedTuple):
     """The dtype of the output, None for int4 and uint8 for hifloat8, and the ends of its range."""
 
     dtype: torch.dtype | None
@@ -128,20 +128,20 @@ class _Target(NamedTuple):
     high: float
 
 
-def _target(operator: str, dst_type: int | torch.dtype | None, own: float) -> _Target:
+def _target(operator: str, dst_type: int | torch.dtype | None, own: float) -> _TargetRange:
     """What ``dst_type`` names, up to a largest number of one's own."""
     if own and (dst_type != HIFLOAT8 or not 0 < own <= LARGEST):
         raise unsupported(operator, "dst_type_max", own, f"0.0, and up to {LARGEST} with hifloat8 ({HIFLOAT8})")
     if dst_type in INT4:
-        return _Target(None, -INT4_MAX - 1, INT4_MAX)
+        return _TargetRange(None, -INT4_MAX - 1, INT4_MAX)
     if dst_type == HIFLOAT8:
-        return _Target(torch.uint8, -(own or LARGEST), own or LARGEST)
+        return _TargetRange(torch.uint8, -(own or LARGEST), own or LARGEST)
     target = torch.int8 if dst_type is None else dtype_of(dst_type, operator, "dst_type")
     if target not in _TYPES:
         known = f"None, torch.quint4x2, {', '.join(map(str, _TYPES))}, hifloat8 ({HIFLOAT8})"
         raise unsupported(operator, "dst_type", dst_type, known)
     high = largest_of(target)
-    return _Target(target, -high if target.is_floating_point else -high - 1, high)
+    return _TargetRange(target, -high if target.is_floating_point else -high - 1, high)
 
 
 def _stored(operator: str, x: torch.Tensor, quotient: torch.Tensor, target: torch.dtype | None) -> torch.Tensor:
