@@ -118,7 +118,11 @@ def _run(command: list[str]) -> None:
     if done.returncode != 0:
         errors = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
         first = errors[0] if errors else f"exit status {done.returncode}"
-        raise BuildError(f"compiling the emulated device failed: {first}\nThe command was: {' '.join(command)}")
+        remedy = "correct or unset the variable CXX" if os.environ.get("CXX") else "name another in the variable CXX"
+        raise BuildError(
+            f"compiling the emulated device failed: {first}\nIf {command[0]} is not a C++ compiler that works, {remedy}. "
+            f"The command was: {' '.join(command)}"
+        )
 
 
 def wanted(consumers: Iterable[Path]) -> set[str]:
