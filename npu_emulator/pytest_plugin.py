@@ -103,7 +103,9 @@ def _start(options: argparse.Namespace) -> None:
         try:
             activate(quiet=True, schedule=options.npu_schedule, devices=options.npu_devices)
         except EmulatorError as error:
-            raise pytest.UsageError(f"--npu=emulated: {error}") from error
+            given = {"": options.npu, "-schedule": options.npu_schedule, "-devices": options.npu_devices}
+            words = " ".join(f"--npu{name}={value}" for name, value in given.items() if value is not None)
+            raise pytest.UsageError(f"{words}: {error}") from error
     elif options.npu == "hardware":
         if _is_emulated():
             raise pytest.UsageError("--npu=hardware, but this process runs under npu_emulator; start pytest without it")

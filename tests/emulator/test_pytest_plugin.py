@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import sys
@@ -9,6 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from npu_emulator import pytest_plugin
+from npu_emulator.settings import Settings
 
 _SUITE = """
 import pytest
@@ -171,3 +175,14 @@ def test_options_of_the_emulated_device_need_it(
     done = _pytest(tmp_path, fresh_environment(), option, *device)
     assert done.returncode == 4
     assert re.search(f"{option.partition('=')[0]} .*add --npu=emulated", done.stderr)
+
+
+def test_a_wrong_value_is_shown_as_the_option_that_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The settings' own message names variables, which the reader did not set."""
+    monkeypatch.setattr(pytest_plugin, "is_active", lambda: False)
+    monkeypatch.setattr(
+        pytest_plugin, "activate", lambda **given: Settings.from_environment(schedule=given["schedule"])
+    )
+    options = argparse.Namespace(npu="emulated", npu_races=False, npu_schedule="pct:x", npu_devices=2)
+    with pytest.raises(pytest.UsageError, match=r"^--npu=emulated --npu-schedule=pct:x --npu-devices=2: .*fifo"):
+        pytest_plugin._start(options)
