@@ -8,6 +8,7 @@ Formula (op-plugin, test/test_custom_ops/test_npu_moe_init_routing_v2.py), a the
     9:              y = x / 2^e, e = floor(log2(a)) - 2                  float4_e2m1, blocks of 32
     11, 12:         y = x / s, s = a / largest, 0 if subnormal           float8_e5m2 and float8_e4m3fn, blocks of 128
 
+The document names the first form RoundScale; the code beside its text rounds the power otherwise, and the test is followed.
 In the modes 14 to 17 a is 0.0001 at least. In the modes with blocks of 32 a of a float16 row loses the bits that bfloat16 lacks.
 """
 

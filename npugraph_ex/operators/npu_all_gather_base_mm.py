@@ -43,7 +43,7 @@ def _small(*size: int) -> torch.Tensor:
     source="operator documentation of torch_npu.npu_all_gather_base_mm",
     dtypes=(torch.float16, torch.bfloat16),
     examples=(
-        lambda: call(_halves(3, 256), _halves(256, 8), "group", 2),
+        lambda: call(_halves(3, 256), _halves(256, 8), "group", 2, bias=torch.zeros(8).half()),
         lambda: call(_halves(3, 256), _halves(8, 256).t(), "group", 4, gather_output=False),
         lambda: call(
             _small(3, 256), _small(256, 8), "group", 2, x1_scale=torch.rand(3, 1), x2_scale=torch.rand(1, 8), comm_mode="aiv",

@@ -11,8 +11,9 @@ The quantised h and its quotient are rounded to the result's dtype, an anti-quan
 ``expert_tokens`` has the number of rows of each expert, ``expert_tokens_index`` the row behind the last one of each. Int64
 ``deq_scale1`` and ``deq_scale2`` are encoded as by ``npu_trans_quant_param``. ``inner_precise`` chooses a kernel of the device.
 
-geglu, swiglu and reglu (CANN, ops-transformer, ffn/op_kernel/ffn_glu.cpp; Ascend C's functions of these names) halve the columns:
-a * activation(b), with a the left half and b the right one, and the approximate GELU. They are for one pair of floating weights.
+geglu, swiglu and reglu (CANN's operator sources, ops-transformer, ffn/ffn/op_kernel/ffn_glu.cpp, which gives the halves of the
+columns to GeGLU, SwiGLU and ReGlu of Ascend C): left * activation(right), with the tanh form of GELU. They are for one pair of
+floating weights.
 """
 
 from __future__ import annotations

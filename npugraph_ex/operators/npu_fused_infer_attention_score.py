@@ -34,12 +34,21 @@ def _sink_example() -> Call:
 
 
 def _rotary_example() -> Call:
-    """Two query heads that share one key head, with rotary parts."""
+    """Two query heads that share one key head, with rotary parts, and a tree of two drafted tokens."""
     query, key, value, query_rope, key_rope = (
         torch.randn(2, *size).half() for size in ((2, 2, 32), (1, 6, 32), (1, 6, 32), (2, 2, 16), (1, 6, 16))
     )
     heads = {"num_query_heads": 2, "num_key_value_heads": 1, "input_layout": "BNSD"}
-    return call(query, key, value, query_rope=query_rope, key_rope=key_rope, **heads)
+    tree = {"atten_mask": torch.tensor([[[False, True], [True, False]]] * 2), "sparse_mode": 9}
+    return call(query, key, value, query_rope=query_rope, key_rope=key_rope, **heads, **tree)
+
+
+def _int8_example() -> Call:
+    """Query and keys of int8, as multi-head latent attention has them."""
+    codes = (torch.randint(-9, 9, size, dtype=torch.int8) for size in ((2, 2, 16), (2, 6, 16), (2, 6, 16)))
+    scales = {name: torch.rand(1) / 9 for name in ("dequant_scale_key", "dequant_scale_value")}
+    ropes = {name: torch.randn(2, rows, 8).half() for name, rows in (("query_rope", 2), ("key_rope", 6))}
+    return call(*codes, dequant_scale_query=torch.rand(2, 2, 1), query_quant_mode=3, **scales, **ropes)
 
 
 def _paged_example() -> Call:
@@ -161,6 +170,7 @@ def npu_fused_infer_attention_score(
         _masked_example,
         _sink_example,
         _rotary_example,
+        _int8_example,
         _paged_example,
     ),
 )

@@ -27,7 +27,7 @@ from npugraph_ex.operators._grouped import Factors, multiplied, spans
 from npugraph_ex.operators._hifloat8 import HIFLOAT8, LARGEST, encode
 from npugraph_ex.operators._microscaling import block_quantisation, quantised
 from npugraph_ex.operators._precision import FLOATS, compute_dtype, largest_of, refused, round_to, unsupported
-from npugraph_ex.operators._record import Operator, call
+from npugraph_ex.operators._record import Call, Operator, call
 from npugraph_ex.operators._scalar_types import CODES, dtype_of
 
 _NAME = "npu_grouped_matmul_swiglu_quant"
@@ -94,6 +94,15 @@ def _small(*size: int) -> torch.Tensor:
     return torch.randint(-8, 8, size, dtype=torch.int8)
 
 
+def _blocks_example() -> Call:
+    """4-bit floats with powers of two of 32 elements."""
+    x, weight = (torch.randint(0, 256, size).to(torch.uint8) for size in ((5, 32), (2, 64, 64)))
+    powers = [torch.randint(124, 130, size).to(torch.uint8) for size in ((2, 1, 128, 2), (5, 1, 2))]
+    named = {"x_dtype": 296, "weight_dtype": 296, "x_scale_dtype": 293, "weight_scale_dtype": 293}
+    modes = {"quant_mode": 2, "dequant_mode": 2, "quant_dtype": 23, "smooth_scale": torch.rand(2, 64)}
+    return call(x, [weight], powers[:1], powers[1], torch.tensor([2, 4]), **named, **modes)
+
+
 @Operator(
     name="npu::npu_grouped_matmul_swiglu_quant",
     source="operator documentation of torch_npu.npu_grouped_matmul_swiglu_quant_v2",
@@ -139,6 +148,7 @@ def npu_grouped_matmul_swiglu_quant(
             _small(5, 16), [torch.randint(-(2**31), 2**31, (2, 16, 1)).int()], [torch.rand(2, 2, 8)], torch.rand(5),
             torch.tensor([2, 4]), weight_assist_matrix=[torch.randn(2, 8)],
         ),
+        _blocks_example,
     ),
 )  # fmt: skip
 def npu_grouped_matmul_swiglu_quant_v2(

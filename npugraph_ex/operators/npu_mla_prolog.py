@@ -18,9 +18,9 @@ from npugraph_ex.operators._record import Call, Operator, call
 _SIZES = {"tokens": 3, "hidden": 24, "down": 16, "latent": 32, "heads": 2, "plain": 8, "rope": 16}
 
 
-def _operands() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def _operands(**sizes: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """The first nine arguments of a call, and its caches."""
-    t, he, cq, ckv, n, d, dr = _SIZES.values()
+    t, he, cq, ckv, n, d, dr = (_SIZES | sizes).values()
     shapes = ((t, he), (he, cq), (cq, n * (d + dr)), (n, d, ckv), (he, ckv + dr), (cq,), (ckv,), (t, dr), (t, dr))
     operands = [(torch.randn(shape) / shape[0] ** 0.5).bfloat16() for shape in shapes]
     return operands, [torch.zeros(4, 2, 1, size).bfloat16() for size in (ckv, dr)]
@@ -31,8 +31,8 @@ def _example(cache_mode: str = "PA_BSND") -> Call:
     return call(*operands, torch.tensor([7, 0, 2]), *caches, cache_mode=cache_mode)
 
 
-def _int8_weight_example() -> Call:
-    operands, caches = _operands()
+def _int8_weight_example(**sizes: int) -> Call:
+    operands, caches = _operands(**sizes)
     operands[2] = torch.randint(-9, 9, operands[2].shape, dtype=torch.int8)
     scales = {"dequant_scale_w_uq_qr": torch.rand(1, operands[2].shape[1]) / 9}
     return call(*operands, torch.tensor([7, 0, 2]), *caches, **scales, smooth_scales_cq=torch.rand(1, 16) + 0.5)
@@ -56,6 +56,27 @@ def _int8_example() -> Call:
 def _third(example: Call, **kwargs: object) -> Call:
     operands, index, caches = example.args[:9], example.args[9], example.args[10:]
     return call(*operands, *caches, cache_index=index, **{**example.kwargs, **kwargs})
+
+
+def _blocks_example(cache_mode: str) -> Call:
+    """Two sequences, of two tokens and of one, each of which begins a block."""
+    operands, caches = _operands()
+    lengths = {"actual_seq_len": torch.tensor([2, 3], dtype=torch.int32), "cache_mode": cache_mode}
+    return _third(call(*operands, torch.tensor([3, 0]), *caches), **lengths)
+
+
+def _rows_example() -> Call:
+    """Rows of 128 codes, 16 rotary numbers and one scale. These bytes have no form in float64: no token is kept."""
+    made = _int8_weight_example(latent=128)
+    caches = torch.zeros(4, 2, 1, 164, dtype=torch.int8), torch.zeros(0, 2, 1, 16).bfloat16()
+    modes = dict.fromkeys(("weight_quant_mode", "ckvkr_repo_mode", "quant_scale_repo_mode"), 1)
+    rest = {"kv_cache_quant_mode": 3, "k_nope_clip_alpha": torch.tensor([0.5])}
+    return _third(call(*made.args[:9], torch.full((3,), -1), *caches, **made.kwargs), **modes, **rest)
+
+
+def _packed_example() -> Call:
+    operands, caches = _operands()
+    return _third(call(*operands, None, *(cache.flatten(0, 1)[:3] for cache in caches)), cache_mode="TND")
 
 
 _NAMED = ("token_x_dtype", "weight_dq_dtype", "weight_uq_qr_dtype", "weight_dkv_kr_dtype", "kv_cache_dtype")
@@ -242,6 +263,11 @@ def _refuse_unlike(given: dict[str, Any]) -> None:
     examples=(
         lambda: _third(_example(), query_norm_flag=True, qc_qr_scale=0.5, kc_scale=2.0),
         lambda: _third(_int8_weight_example(), weight_quant_mode=1),
+        lambda: _third(_int8_cache_example(), weight_quant_mode=1, kv_cache_quant_mode=2),
+        lambda: _blocks_example("PA_BLK_BSND"),
+        lambda: _blocks_example("PA_BLK_NZ"),
+        _rows_example,
+        _packed_example,
         lambda: _coded_example(2),
         lambda: _coded_example(5, quant_scale_ckv=torch.tensor([9.0]), kv_cache_quant_mode=1, query_quant_mode=1),
     ),

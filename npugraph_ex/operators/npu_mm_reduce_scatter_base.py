@@ -121,7 +121,7 @@ def _small(*size: int) -> torch.Tensor:
     dtypes=(torch.float16, torch.bfloat16),
     first_factor=0,
     examples=(
-        lambda: call(_halves(4, 256), _halves(256, 8), "group", 2),
+        lambda: call(_halves(4, 256), _halves(256, 8), "group", 2, bias=torch.zeros(8).half()),
         lambda: call(
             _small(4, 256), _small(256, 8), "group", 2, x1_scale=torch.rand(4, 1), x2_scale=torch.rand(1, 8), comm_mode="aiv",
         ),

@@ -203,7 +203,7 @@ def _counts() -> torch.Tensor:
     examples=(
         lambda: call(
             torch.randn(12, 32).half(), _choices(), torch.tensor([0, 0, 0, 0, 1, 1]).int(), _counts(), torch.rand(3, 2), "group", 2,
-            0, 4,
+            0, 4, expand_scales=torch.rand(12),
         ),
     ),
 )  # fmt: skip

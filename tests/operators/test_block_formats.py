@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -271,3 +272,41 @@ def test_two_levels_of_scales_and_the_way_back() -> None:
         assert torch.equal(back, (y.float() * steps).to(dtype))
     with pytest.raises(RuntimeError, match="src_type"):
         run("npu_anti_mx_quant", y, scale, src_type=FP4)
+
+
+def power_above(quotient: np.ndarray) -> Any:
+    """The least power of two that is not below the number; 0 for 0."""
+    fraction, exponent = np.frexp(quotient)
+    return np.where(quotient == 0, 0, np.ldexp(np.float32(1), exponent - (fraction == 0.5)))
+
+
+def nearest(x: np.ndarray, bits: int, least: int, largest: float) -> Any:
+    """The nearest float with that many bits behind the first one, whose least normal number is 2^least; even, where two are."""
+    step = np.ldexp(1.0, np.maximum(np.frexp(x)[1] - 1, least) - bits)
+    return np.clip(np.rint(x / step) * step, -largest, largest)
+
+
+@pytest.mark.parametrize("mode", [2, 3, 4, 5, 11, 12, 14, 15, 16, 17])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_routed_rows_in_blocks(mode: int, dtype: torch.dtype) -> None:
+    """Rows of 150 numbers of many magnitudes, one of zeros, in NumPy: blocks of 32 or 128, powers of two or quotients."""
+    torch.manual_seed(mode)
+    x = (torch.randn(5, 150) * torch.logspace(-7, 4, 150)).to(dtype)
+    x[3] = 0
+    experts = torch.tensor([[1], [0], [1], [0], [0]], dtype=torch.int32)
+    values, _, _, scales = run("npu_moe_init_routing_v2", x, experts, expert_num=2, quant_mode=mode)
+    bits, least, largest = (2, -14, 57344.0) if mode in {2, 4, 11, 14, 16} else (3, -6, 448.0)
+    block = 32 if mode in {2, 3, 16, 17} else 128
+    rows = x[[1, 3, 4, 0, 2]].float().numpy()
+    blocks = np.pad(rows, ((0, 0), (0, -150 % block))).reshape(5, -1, block)
+    most = np.abs(blocks).max(-1)
+    if block == 32 and dtype == torch.float16:  # bfloat16's eight bits, the others cut off
+        fraction, exponent = np.frexp(most)
+        most = np.ldexp(np.floor(fraction * 256) / 256, exponent)
+    most = np.maximum(most, np.float32(1e-4 if mode > 13 else 0))
+    scale = most / np.float32(largest) if mode in {11, 12} else power_above(most / np.float32(largest))
+    quotients = (blocks / np.where(scale == 0, 1, scale)[..., None]).reshape(5, -1)[:, :150]
+    assert np.array_equal(values.float().numpy(), nearest(quotients, bits, least, largest))
+    stored = scales.reshape(5, -1).float().numpy()
+    assert np.array_equal(stored[:, : scale.shape[1]], np.maximum(scale, 2.0**-127 if block == 32 else 0))
+    assert (stored[:, scale.shape[1] :] <= 2.0**-127).all()

@@ -141,6 +141,7 @@ def test_each_format_of_version_3_stands_for_the_exact_numbers(
 
     The cache is plain, has one scale (1), or rows of 128 codes, 8 rotary numbers and one scale (3).
     """
+    torch.manual_seed(0)  # of numbers drawn otherwise some do not fit into the cache
     for name, size in WIDE.items():
         monkeypatch.setattr(f"{__name__}.{name}", size)
     given = operands()

@@ -18,7 +18,8 @@ ROTATE = """# torch_npu.npu\\_rotate\\_quant
 - **alpha**（`Tensor`）：数据类型支持`bfloat16`。
 - **dst\\_dtype**（`int`）：数据类型为`int64`，支持取值`torch.int8`、`torch.float8_e5m2`、`torch_npu.float4_e2m1fn_x2`。
 - **round_mode**（`str`）：支持"rint"、"floor"和"away"，默认值为"rint"。
-- **scale_alg**（`int`）：支持取值0、2；1/7表示别的，取值范围[3, 5]。
+- **beta**（`Tensor`）：数据类型支持`bfloat16`，当前仅支持传入默认值None。
+- **scale_alg**（`int`）：支持取值0、2；1/7表示别的，取值范围[3, 5]，取值需大于8，传入长度为9。
 - **transpose_y**（`bool`）：默认值为False，当前版本仅支持False。
 - **more** (`bool`)：值为True或False。
 

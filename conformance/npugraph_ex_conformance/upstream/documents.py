@@ -30,8 +30,11 @@ _LISTS = r"(?:支持|取值|包括|可选值|传入)[^(（。；;、，\[\n\d]{0
 _DTYPE_LIST = re.compile(rf"{_LISTS}{_BETWEEN}((?:(?:{DTYPES})(?![A-Za-z0-9_]){_BETWEEN})+)")
 _NAME_LIST = re.compile(rf"{_LISTS}((?:[\"“'‘]?[A-Za-z][A-Za-z_0-9]{{2,}}[\"”'’]?{_BETWEEN})+)(?![A-Za-z0-9_>=<.*-])")
 _NUMBERS = rf"(-?\d+(?:{_BETWEEN}-?\d+)*)(?![\d~^.]|\s*(?:维|个|位|种|的|对齐|\*|-D|D))"
-_NUMBER_LIST = re.compile(rf"(?:支持|取值|传入|配置)[^。；;、，\[\nA-Za-z\d]{{0,12}}?{_NUMBERS}")
+_NUMBER_LIST = re.compile(
+    rf"(?:支持|取值|传入|配置)(?:(?!大于(?!等于)|小于(?!等于)|长度)[^。；;、，\[\nA-Za-z\d]){{0,12}}?{_NUMBERS}"
+)
 _ONLY_NOW = re.compile(rf"当前(?:版本)?[仅只]支持[^。；;、，\[\nA-Za-z\d]{{0,12}}?{_NUMBERS}")
+_ONLY_NONE = re.compile(r"当前仅支持传入默认值None。?\s*\Z")
 _MEANS = re.compile(r"(?<![\d.^\-])((?:-?\d+/)*-?\d+)(?:（[^）]*）)?-?(?:表示|代表|为[A-Za-z])")
 _ANY_DTYPE, _OWN_DTYPE = re.compile(r"数据类型[^。；，]*"), re.compile(r"数据类型为[^。；，]*")
 
@@ -67,6 +70,8 @@ def listed(folder: Path, pattern: str = "*") -> Iterator[Listed]:
 
 
 def _values(name: str, kind: str, said: str) -> Iterator[str]:
+    if _ONLY_NONE.search(said):
+        return
     if kind.startswith("Tensor") or "dtype" in name or name == "dst_type":
         named = said if kind.startswith("Tensor") else _OWN_DTYPE.sub("", said)
         for found in _DTYPE_LIST.findall(named):
