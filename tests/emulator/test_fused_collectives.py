@@ -23,13 +23,13 @@ from npugraph_ex.operators import OPERATORS, together
 from npugraph_ex.versions import operator_schemas
 
 def of_rank(example, record, rank, group):
-    # The example's call as this rank makes it, with numbers of its own.
+    # The example's call as this rank makes it, with numbers of its own; what is zeros stays so.
     given = inspect.signature(record.formula).bind(*example.args, **example.kwargs).arguments
     if given.get("world_size", given.get("ep_world_size", 2)) != 2:
         return None
     given |= {name: group for name in ("hcom", "group", "group_ep") if name in given}
     given |= {"ep_rank_id": rank} if "ep_rank_id" in given else {}
-    return {name: value + 1 if rank and getattr(value, "dtype", None) in (torch.float16, torch.float32) else value
+    return {name: value + 1 if rank and getattr(value, "dtype", None) in (torch.float16, torch.float32) and value.any() else value
             for name, value in given.items()}
 
 def same(found, wanted):
