@@ -8,7 +8,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from threading import Lock
 from typing import Any, TypeVar
@@ -91,6 +91,14 @@ def keeps_results() -> bool:
     import torch._functorch.config as settings
 
     return any(getattr(settings, name) for name in settings_that_keep_results())
+
+
+def draws_of_eager_mode() -> AbstractContextManager[None]:
+    """Within the block AOT keeps the calls that draw random numbers which nobody uses, as Inductor's option asks."""
+    from torch._inductor import config
+
+    patched: AbstractContextManager[None] = config.patch(fallback_random=True)
+    return patched
 
 
 @contextmanager

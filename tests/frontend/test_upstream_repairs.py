@@ -58,6 +58,12 @@ def _written_from(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Te
     return x * 2
 
 
+def _second_draw(x: torch.Tensor) -> torch.Tensor:
+    torch.manual_seed(0)
+    torch.rand(3)
+    return x + torch.rand(3)
+
+
 @torch.compiler.nested_compile_region
 def _out(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     torch.add(y, 1, out=x)
@@ -86,6 +92,7 @@ FAULTS: dict[str, tuple[Callable[..., torch.Tensor], Sequence[Callable[[], Tenso
     "region_writes": (_written_by_regions, [lambda: (torch.arange(4.0),)]),
     "returned_views": (_second_half, [lambda: (torch.arange(100.0).as_strided((3, 8), (10, 1), 7),)]),
     "shared_inputs": (_scaled, [lambda: (torch.ones(4), torch.ones(4)), lambda: _overlapping(torch.ones(8))]),
+    "unused_draws": (_second_draw, [lambda: (torch.ones(3),)]),
     "written_views": (_written_as_a_batch_of_one, [lambda: (torch.full((4,), -torch.inf),)]),
 }
 """For each repair a program, and the inputs of calls of which ``aot_eager`` gets one wrong."""

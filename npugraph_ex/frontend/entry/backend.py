@@ -16,7 +16,14 @@ from npugraph_ex.frontend.entry import current_device, ge, pads
 from npugraph_ex.frontend.entry.compiler import CompiledFxGraph, NpuFxCompiler
 from npugraph_ex.frontend.native_streams import core_limits
 from npugraph_ex.frontend.native_streams import streams as native_streams
-from npugraph_ex.frontend.upstream_repairs import idle_dropouts, layouts, region_writes, shared_inputs, written_views
+from npugraph_ex.frontend.upstream_repairs import (
+    idle_dropouts,
+    layouts,
+    region_writes,
+    shared_inputs,
+    unused_draws,
+    written_views,
+)
 from npugraph_ex.graph.collectives import overloads_in
 from npugraph_ex.observe.dump import new_dumper
 from npugraph_ex.observe.logger import logger
@@ -94,6 +101,7 @@ def get_npu_backend(
         with _torch_private.never_from_torchs_cache(), compile_one.tracing as tracing:
             # Other ranks take part in a collective whether its result is used here or not.
             tracing.enter_context(_torch_private.never_dead(overloads_in(gm)))
+            tracing.enter_context(unused_draws.kept())
             compiled: Callable[..., Any] = _torch_private.aot_backend(
                 fw_compiler=compiler,
                 bw_compiler=_uncompiled,

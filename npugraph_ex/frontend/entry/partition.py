@@ -1,4 +1,4 @@
-"""Splits a graph that is trained so that each collective runs once, in the half in which it was traced.
+"""Splits a graph that is trained so that each collective and each unused random draw runs once, in the half in which it was traced.
 
 The other ranks take part in a collective, and would wait for ever if it were left out or met twice. torch's `default_partition`
 drops unused calls of torch.distributed by name, whatever is registered about them. It copies into the backward what the
@@ -16,12 +16,13 @@ from torch import fx
 
 from npugraph_ex import _torch_private
 from npugraph_ex.graph.collectives import is_collective, is_wait
+from npugraph_ex.graph.effects import draws_random_numbers
 
-_OPERATOR = "unused_collective"
+_OPERATOR = "unused"
 
 
 def split(gm: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Split a joint graph as AOT's own partitioner does, with each collective in one half.
+    """Split a joint graph as AOT's own partitioner does, with each collective and each unused draw in one half.
 
     A used collective that the user's checkpointing computes again is left to AOT.
 
@@ -31,7 +32,8 @@ def split(gm: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> tuple[fx.Gra
         how: the other arguments of the partitioner.
     """
     collectives = [node for node in gm.graph.nodes if is_collective(node)]
-    unused = [node for node in collectives if all(_is_dropped(user) for user in node.users)]
+    drawing = [node for node in gm.graph.nodes if draws_random_numbers(node)]
+    unused = [node for node in [*collectives, *drawing] if all(_is_dropped(user) for user in node.users)]
     _torch_private.keep_where_traced(
         gm.graph, [*unused, *(node for node in collectives if not _torch_private.is_recomputed(node))]
     )
@@ -46,7 +48,7 @@ def split(gm: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> tuple[fx.Gra
 
 
 def held(*_: Any, **__: Any) -> None:
-    """Stands in a graph for an unused collective; never called."""
+    """Stands in a graph for an unused call; never called."""
     raise AssertionError("this function only marks a place in a graph")
 
 
@@ -54,12 +56,12 @@ fx.has_side_effect(held)  # for good: no other graph has this function
 
 
 def _is_dropped(user: fx.Node) -> bool:
-    """Whether a user of a collective only takes a part of the result or waits, and nobody uses that."""
+    """Whether a user of a call only takes a part of the result or waits, and nobody uses that."""
     return (is_wait(user) or user.target is operator.getitem) and all(_is_dropped(next_) for next_ in user.users)
 
 
 def _hide(node: fx.Node) -> None:
-    """Put the mark in the place of an unused collective."""
+    """Put the mark in the place of an unused call."""
     for user in reversed(_users(node)):
         node.graph.erase_node(user)
     node.meta[_OPERATOR] = node.target

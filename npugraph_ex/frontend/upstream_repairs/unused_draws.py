@@ -1,0 +1,23 @@
+"""Keeps calls that draw random numbers nobody uses; AOT drops them, and all later draws differ from those of eager mode.
+
+Torch keeps them if Inductor's option `fallback_random` asks for the numbers of eager mode. `frontend/entry/partition.py` keeps them
+in a graph that is trained.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+from npugraph_ex import _torch_private
+from npugraph_ex.frontend.upstream_repairs.repair import Repair
+
+REPAIR = Repair(
+    fault="A random operator whose result nobody uses does not advance the generator.",
+    torch=("2.11", "2.12", "2.13", "2.14"),
+    test="tests/frontend/test_unused_draws.py",
+)
+
+
+def kept() -> AbstractContextManager[None]:
+    """Within the block AOT keeps these calls."""
+    return _torch_private.draws_of_eager_mode()
