@@ -180,6 +180,13 @@ def _refuse_if_too_late() -> None:
             "npu_emulator.activate() came after `import torch`, which has already looked for an NPU. "
             "Call it first, or run the program with `python -m npu_emulator script.py`"
         )
+    # An import that failed leaves this behind, and a second import then fails with other words.
+    if "torch._C" in sys.modules:
+        raise ActivationError(
+            "npu_emulator.activate() came after an `import torch` that failed, and a process imports torch once. Start the "
+            "process again, in a notebook the kernel, and call it first, or run the program with "
+            "`python -m npu_emulator script.py`"
+        )
 
 
 def _refuse_if_real() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import npu_emulator
+from npu_emulator import activation
 from npu_emulator.__main__ import main
 from npu_emulator.warnings_filter import without_cann_warnings
 from npugraph_ex.versions import missing_interfaces
@@ -80,6 +81,14 @@ def test_activating_after_torch_says_what_to_do(fresh_environment: Callable[...,
     assert "ActivationError" in done.stderr
     assert "came after `import torch`" in done.stderr
     assert "python -m npu_emulator" in done.stderr
+
+
+def test_activating_after_an_import_of_torch_that_failed_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch's import ended for want of CANN, as in the first cell of a notebook, a second import cannot work."""
+    monkeypatch.setattr(activation, "_current", None)
+    monkeypatch.delitem(sys.modules, "torch")
+    with pytest.raises(npu_emulator.ActivationError, match="in a notebook the kernel"):
+        npu_emulator.activate()
 
 
 @pytest.mark.parametrize("wrong", ["--shedule", "--shedule=lazy"])
