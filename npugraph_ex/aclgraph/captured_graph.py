@@ -104,9 +104,8 @@ class CapturedGraph:
                 raise
             except BaseException as error:  # Ctrl-C must also end the capture, at whatever line it comes
                 if not (ended and isinstance(error, RuntimeError)):
-                    with contextlib.suppress(
-                        RuntimeError
-                    ):  # it is already invalid or over; only the first cause matters
+                    # It is already invalid or over; only the first cause matters.
+                    with contextlib.suppress(RuntimeError):
                         self.graph.capture_end()
                 leave_capture(current.device_index, pool)
                 if isinstance(error, BrokenPromiseError) or not isinstance(error, Exception):
