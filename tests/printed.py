@@ -118,7 +118,8 @@ def bash(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     # The settings of these tests' own device are not the reader's; only the compiled runtime is shared.
     ours = {name for name in os.environ if name.startswith("NPU_EMULATOR") and name != "NPU_EMULATOR_CACHE"}
     variables = {name: value for name, value in os.environ.items() if name not in ours}
-    variables |= {"PATH": path, "NPU_EMULATOR_FORCE": "1"}
+    # As at a terminal, what a program prints first stands first, also before an error.
+    variables |= {"PATH": path, "NPU_EMULATOR_FORCE": "1", "PYTHONUNBUFFERED": "1"}
     done = subprocess.run(
         ["/usr/bin/env", "bash", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         check=False, cwd=folder, env=variables, timeout=900,
