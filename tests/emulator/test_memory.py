@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import subprocess
-from collections import namedtuple
 from collections.abc import Callable
 
 import pytest
@@ -412,24 +411,22 @@ def test_synchronous_copies_stay_inside_allocations() -> None:
     assert library.aclrtMemset(pointer, size, 7, size) == 507011
 
 
-def test_tensors_freed_by_a_collection_inside_a_named_tuple_are_seen() -> None:
-    """The collector may free memory in a frame that cannot import; a replay over that memory is reported all the same."""
-    pair = namedtuple("pair", "left right")  # noqa: PYI024 - its constructor is the frame in question
+def test_tensors_freed_by_a_collection_in_a_frame_without_builtins_are_seen() -> None:
+    """The collector may free memory in the constructor of a named tuple, which cannot import; a replay over it is reported."""
+    collect = eval("lambda: collect()", {"__builtins__": {}, "collect": gc.collect})  # noqa: S307 - as `namedtuple` makes it
     graph = torch.npu.NPUGraph()
     with check_memory() as faults:
-        gc.collect()
         gc.disable()
         try:
             tensor = torch.ones(300, device="npu")
             with torch.npu.graph(graph):
                 y = tensor + 1
-            cycle = {"tensor": tensor}  # young: Python 3.14 looks at a part of the older objects alone
+            cycle = {"tensor": tensor}
             cycle["itself"] = cycle
             tensor = cycle = None
-            kept = [[] for _ in range(gc.get_threshold()[0] + 1)]  # so that the next allocation starts a collection
+            collect()
         finally:
             gc.enable()
-        kept.append(pair(1, 2))
         graph.replay()
         torch.npu.synchronize()
     assert kinds(faults) == [FaultKind.FREED]
