@@ -52,6 +52,17 @@ def wrong(x, scale=2.0):
     return torch.nn.functional.silu(x).bfloat16().to(x.dtype)
 
 Operator(name="cli_operators::absent", source="by hand", **both)(lambda x: x)
+
+for name in ("raising", "exampleless"):
+    torch.library.define(f"cli_operators::{name}", "(Tensor x, float scale=1.0) -> Tensor")
+
+@Operator(name="cli_operators::raising", source="by hand", **both)
+def raising(x, scale=2.0):
+    raise ValueError("no square root\\nof this")
+
+@Operator(name="cli_operators::exampleless", source="by hand", dtypes=(torch.float16,), examples=(lambda: 1 / 0,))
+def exampleless(x, scale=1.0):
+    return x
 """
 
 
@@ -129,14 +140,30 @@ def test_a_missing_operator_is_refused_outside(tmp_path: Path, capsys: pytest.Ca
 
 @pytest.mark.filterwarnings("ignore:there is no operator")
 def test_a_users_records_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Right is said of the right one; of the wrong one, what differs from schema, meta function and float64."""
+    """Right is said of the right one; of the wrong one, what differs from schema, meta function and float64.
+
+    A formula or an example that raises is a fault of its record alone, and hides no other fault.
+    """
     path = tmp_path / "my_operators_of_a_test.py"
     path.write_text(MODULE)
     assert cli.main(["operators", "--json", "--check", str(path)]) == 1
     said = capsys.readouterr()
     told = {name: found["faults"] for name, found in json.loads(said.out).items()}
     assert told["cli_operators::right"] == []
-    assert re.findall(r"(\S+): no fake function", said.err) == ["cli_operators::right"]
+    assert re.findall(r"(\S+): no fake function", said.err) == [
+        "cli_operators::right",
+        "cli_operators::raising",
+        "cli_operators::exampleless",
+    ]
+    signature, *raised = told["cli_operators::raising"]
+    assert "('scale', 2.0, False)" in signature
+    line = MODULE[: MODULE.index("raise ValueError")].count("\n") + 1
+    assert raised == [
+        f"torch.float16: {path}:{line}: ValueError: no square root of this",
+        "example 1: opcheck's test_schema: no square root\nof this",
+    ]
+    (raised_by_example,) = told["cli_operators::exampleless"]
+    assert raised_by_example.endswith(": ZeroDivisionError: division by zero")
     assert "define it" in told["cli_operators::absent"][0]
     signature, dtype, metadata = told["cli_operators::wrong"][:3]
     assert "('scale', 2.0, False); the schema has ('scale', 1.0, False)" in signature

@@ -24,7 +24,8 @@ examples:
   npugraph-ex diff dump_before dump_after
   npugraph-ex diff dump_cpu dump_npu --ulps 2 --all
 
-exit status: 0 equal, 1 different or not comparable, 2 wrong use, 130 after Ctrl-C (what differs so far is printed)
+exit status: 0 equal, 1 different or without a common call, 2 wrong use or a file of a dump is missing or damaged,
+130 after Ctrl-C (what differs so far is printed)
 """
 
 
@@ -45,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Compare and print.
 
     Raises:
-        NpuGraphExError: a folder holds no dump, or the two have no call in common.
+        NpuGraphExError: a folder holds no dump or a damaged one, or the two have no call in common.
     """
     # Dumps hold host tensors: no device is needed to read them, and torch must not fail for want of one.
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")

@@ -8,8 +8,10 @@ import json
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
+from functools import partial
+from traceback import extract_tb
 from typing import TYPE_CHECKING, Any
 
 from npugraph_ex._plurals import counted
@@ -164,7 +166,7 @@ def _told(needed: list[dict[str, Any]], name: str) -> Iterator[str]:
 def _checked(arguments: argparse.Namespace) -> int:
     """Check the records that a module adds; a line for each that is right, the faults of the others."""
     from npugraph_ex.operators import OPERATORS
-    from npugraph_ex.testing.operator_checks import checks, has_meta
+    from npugraph_ex.testing.operator_checks import has_meta
     from npugraph_ex.testing.validation.loading import load_module
 
     found: dict[str, Operator] = {}
@@ -174,16 +176,15 @@ def _checked(arguments: argparse.Namespace) -> int:
         raise UsageError(
             f"{arguments.check} adds no record; decorate a formula with npugraph_ex.operators.Operator(...)"
         )
-    steps = [(name, what, check) for name, record in found.items() for what, check in checks(record).items()]
+    steps = [(name, what, check) for name, record in found.items() for what, check in _checks(record)]
     told: dict[str, list[str]] = {}
     ended = 0
     with interruptible() as stop, progress(len(steps), quiet=arguments.quiet) as reached:
         try:
             for name, what, check in steps:
                 reached(ended, f"{name}: {what}")
-                wrong = list(check())
+                told.setdefault(name, []).extend(check())
                 stop.check()
-                told.setdefault(name, []).extend(wrong)
                 ended += 1
             reached(ended, "done")
         except KeyboardInterrupt:
@@ -209,3 +210,24 @@ def _checked(arguments: argparse.Namespace) -> int:
         "\n".join(lines),
     )
     return stop.status if stop.number else int(any(told.values()))
+
+
+def _checks(record: Operator) -> Iterator[tuple[str, Callable[[], Iterator[str]]]]:
+    """The checks of a record by name. If one raises, the error is one more fault, and the other checks go on."""
+    from npugraph_ex.testing.operator_checks import checks
+
+    def guarded(what: str, run: Callable[[], Iterable[str]]) -> Iterator[str]:
+        try:
+            yield from run()
+        except Exception as error:  # noqa: BLE001 - the formula is the user's
+            own = record.formula.__code__.co_filename if record.formula else ""
+            lines = [f"{own}:{line.lineno}: " for line in extract_tb(error.__traceback__) if line.filename == own]
+            said = " ".join(str(error).split())
+            yield f"{what}: {lines[-1] if lines else ''}{type(error).__name__}{f': {said}' if said else ''}"
+
+    try:
+        found = checks(record)
+    except Exception:  # noqa: BLE001 - raised again, and guarded, as a check
+        found = {"examples": lambda: iter(checks(record))}
+    for what, check in found.items():
+        yield what, partial(guarded, what, check)

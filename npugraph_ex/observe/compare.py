@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils import _pytree as pytree
@@ -75,7 +75,8 @@ def compare(
         on_node: is called after each node with the comparison so far, the number of nodes in all, and the node's name.
 
     Raises:
-        NpuGraphExError: a folder holds no dump, or the two have no call in common.
+        UsageError: a folder holds no dump, or a file of it is missing or damaged.
+        NpuGraphExError: the two have no call in common.
     """
     calls, others = _calls(first), _calls(second)
     common = [name for name in calls if name in others]
@@ -117,8 +118,34 @@ def _order(path: Path) -> tuple[int, ...]:
 
 
 def _index(folder: Path) -> dict[tuple[str, str], Mapping[str, str]]:
-    entries = json.loads((folder / "index.json").read_text(encoding="utf-8"))
-    return {(entry["node"], _functional(entry["operator"])): entry for entry in entries}
+    def read(path: Path) -> dict[tuple[str, str], Mapping[str, str]]:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+        wanted = {"node", "operator", "source", "file"}
+        if absent := next((wanted - {*entry} for entry in entries if wanted - {*entry}), None):
+            raise ValueError(f"an entry has no {', '.join(sorted(absent))}")
+        return {(entry["node"], _functional(entry["operator"])): entry for entry in entries}
+
+    return _read(folder / "index.json", "the list of nodes, as JSON", read)
+
+
+_Content = TypeVar("_Content")
+
+
+def _read(path: Path, expected: str, read: Callable[[Path], _Content]) -> _Content:
+    try:
+        return read(path)
+    except Exception as error:
+        what = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({_said(error)})"
+        raise UsageError(
+            f"{path} {what}; expected: {expected}, written by the option dump_tensor_data. The program was stopped while "
+            "it wrote the dump, or the copy of the dump is not complete: copy it again, or run the program again"
+        ) from error
+
+
+def _said(error: Exception) -> str:
+    """The kind of an error and the first sentence that it says."""
+    first = str(error).strip().partition("\n")[0].partition(". ")[0]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 def _functional(operator: str) -> str:
@@ -127,7 +154,7 @@ def _functional(operator: str) -> str:
 
 
 def _load(path: Path) -> Any:
-    return torch.load(path, weights_only=True)
+    return _read(path, "the values of one node", lambda path: torch.load(path, weights_only=True))
 
 
 def _difference(first: Any, second: Any, within: int) -> tuple[str, int | None] | None:

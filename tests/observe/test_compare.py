@@ -101,6 +101,40 @@ def test_the_command(dumps: dict[str, Path], capsys: pytest.CaptureFixture[str],
     assert "holds no dump" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("pattern", "content", "words"),
+    [
+        ("*.pt", None, "is missing; expected: the values of one node"),
+        ("*.pt", b"PK\x03\x04 half", "cannot be read"),
+        ("*.pt", b"", "cannot be read (EOFError"),
+        ("index.json", b'[{"node": "x", ', "cannot be read (JSONDecodeError: Expecting"),
+        ("index.json", b'[{"node": "x", "file": "x.pt"}]', "an entry has no operator, source"),
+        ("index.json", b"[3]", "expected: the list of nodes"),
+        ("index.json", b"\xff", "cannot be read (UnicodeDecodeError"),
+    ],
+)
+def test_a_damaged_dump(
+    dumps: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    pattern: str,
+    content: bytes | None,
+    words: str,
+) -> None:
+    """The message names the file, what was expected and what to do; the status is not the one of dumps that differ."""
+    one, copied = _call(dumps["one"], 0), tmp_path / "copied"
+    shutil.copytree(one, copied)
+    path = min(copied.glob(pattern))
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    assert main(["diff", str(one), str(copied)]) == 2
+    said = capsys.readouterr().err
+    assert f"npugraph-ex: {path} " in said
+    assert words in said
+    assert "copy it again" in said
+
+
 def test_calls_are_paired(tmp_path: Path, dumps: dict[str, Path]) -> None:
     """Of whole runs, each call is compared with its own; runs without a common call are an error."""
     one = tmp_path / "one"

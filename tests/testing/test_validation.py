@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -387,6 +388,32 @@ def test_a_file_that_was_mended_is_imported_anew(tmp_path: Path) -> None:
         path.write_text(text, encoding="utf-8")
         with pytest.raises(RulesNotFoundError, match=said):
             load_rules(str(path))
+
+
+def test_a_file_of_a_package_is_imported_by_its_dotted_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its relative imports work. A package of the same name elsewhere, which Python would import instead, is named."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    package = tmp_path / "src" / "package_of_a_test" / "inner"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent):
+        (folder / "__init__.py").touch()
+    (package.parent / "widths.py").write_text("WIDTH = 4\n", encoding="utf-8")
+    path = package / "fusions.py"
+    path.write_text(
+        "import torch, npugraph_ex\nfrom ..widths import WIDTH\ndef search(x):\n    return torch.sigmoid(x) * x\n"
+        "npugraph_ex.register_replacement(search, lambda x: torch.nn.functional.silu(x), [torch.empty(WIDTH)])\n",
+        encoding="utf-8",
+    )
+    for _ in range(2):
+        (rule,) = load_rules(str(path))
+        assert rule.rule.search.__module__ == "package_of_a_test.inner.fusions"
+    USER_RULES.release(rule.key)
+    other = tmp_path / "copy" / "package_of_a_test"
+    shutil.copytree(package.parent, other)
+    with pytest.raises(
+        RulesNotFoundError, match=r"is the module package_of_a_test.widths, and Python imports that from"
+    ):
+        load_rules(str(other / "widths.py"))
 
 
 def _blocks() -> list[str]:

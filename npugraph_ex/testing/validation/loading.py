@@ -117,6 +117,8 @@ def _from_file(path: Path) -> ModuleType:
     known = next((m for m in sys.modules.values() if getattr(m, "__file__", None) == str(resolved)), None)
     if known is not None:
         return known
+    if resolved.stem.isidentifier() and _is_package(resolved.parent):
+        return _of_package(resolved)
     spec = importlib.util.spec_from_file_location(path.stem, resolved)
     if spec is None or spec.loader is None:
         raise RulesNotFoundError(f"{str(path)!r} cannot be loaded as Python.")
@@ -129,6 +131,28 @@ def _from_file(path: Path) -> ModuleType:
     except BaseException:
         del sys.modules[path.stem]  # or the next attempt would find half a module
         raise
+    return module
+
+
+def _is_package(folder: Path) -> bool:
+    return folder.name.isidentifier() and (folder / "__init__.py").is_file()
+
+
+def _of_package(path: Path) -> ModuleType:
+    """Import a file by its dotted name, from the folder above its outermost package, so that its relative imports work."""
+    parts = [] if path.stem == "__init__" else [path.stem]
+    folder = path.parent
+    while _is_package(folder):
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    name = ".".join(parts)
+    sys.path.insert(0, str(folder))
+    module = importlib.import_module(name)
+    if not (module.__file__ and path.samefile(module.__file__)):
+        raise RulesNotFoundError(
+            f"{str(path)!r} is the module {name}, and Python imports that from {module.__file__}; two packages have one "
+            f"name. Uninstall the other one, or install {str(folder)!r} in editable form: pip install -e."
+        )
     return module
 
 
