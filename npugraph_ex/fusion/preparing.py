@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._inductor.pattern_matcher import joint_fwd_bwd
 from torch._subclasses.fake_tensor import UnsupportedOperatorException
 from torch.utils import _pytree as pytree
 
@@ -116,9 +117,14 @@ def _traced_search(rule: FusionRule, names: Sequence[str], examples: Sequence[An
         leaves = zip(names, pytree.tree_leaves(list(examples), is_leaf=lambda leaf: leaf is None), strict=False)
         given = ", ".join(f"{name} = {_shown(leaf)}" for name, leaf in leaves)
         hint = " It reads a tensor's values, which tracing does not know." if "DataDependent" in repr(error) else ""
+        if rule.trace_fn is joint_fwd_bwd and not any(
+            isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in pytree.tree_leaves(list(examples))
+        ):
+            hint = " joint_fwd_bwd traces a backward too: make those examples with requires_grad=True whose gradient is needed."
+        said = f"{error}".strip().removesuffix(".")
         raise ReplacementError(
             f"{rule.name}: the search function cannot be traced on the example inputs, {given}: "
-            f"{type(error).__name__}: {error}.{hint}"
+            f"{type(error).__name__}{f': {said}' if said else ''}.{hint}"
         ) from error
 
 

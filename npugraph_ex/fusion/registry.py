@@ -16,10 +16,12 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 from typing_extensions import Self
 
 from npugraph_ex.errors import ReplacementError
+from npugraph_ex.fusion.conditions import ShapeRange
 from npugraph_ex.fusion.preparing import name_of, prepare
 from npugraph_ex.fusion.rule import FusionRule, PreparedRule
 from npugraph_ex.fusion.tracing import TraceFn
 from npugraph_ex.observe.logger import logger
+from npugraph_ex.report.passes import registered_in
 
 
 @dataclass
@@ -83,6 +85,7 @@ class RuleRegistry:
 
 
 USER_RULES = RuleRegistry()
+registered_in(lambda: {prepared.rule.name for prepared in USER_RULES.snapshot()})
 
 
 @lru_cache(maxsize=256)
@@ -173,6 +176,11 @@ def register_replacement(  # noqa: PLR0913, PLR0917 - the signature is the speci
         trace_fn, search_fn_pattern,
     )  # fmt: skip
     prepared = prepare(rule, judge=extra_check)
+    if isinstance(extra_check, ShapeRange) and extra_check.argument not in prepared.tensors:
+        raise ReplacementError(
+            f"{name}: the ShapeRange of extra_check is about {extra_check.argument!r}; "
+            f"the tensors among the search function's arguments are {sorted(prepared.tensors)}."
+        )
     if prepared.inactive:
         warn_once(name, prepared.inactive)
     return USER_RULES.add(prepared)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
 from typing import Literal
@@ -16,7 +16,7 @@ from typing import Literal
 from tabulate import tabulate
 
 from npugraph_ex._plurals import counted, noun
-from npugraph_ex.errors import FusionCountError
+from npugraph_ex.errors import FusionCountError, NpuGraphExError
 from npugraph_ex.graph.launches import Launched
 from npugraph_ex.report.findings import FINDING_HEADERS, Finding, Findings
 
@@ -109,6 +109,11 @@ class PassReport:
 
     def require(self, at_least: int, rule: str | None = None) -> None:
         """Raise ``FusionCountError``, with every near-miss, when fewer than ``at_least`` subgraphs were replaced."""
+        if not isinstance(at_least, int) or not isinstance(rule, str | None):
+            raise NpuGraphExError(
+                f"require takes how many fusions are expected, and then the rule's name, as in require(1, 'my_fusions.search'); "
+                f"it got ({at_least!r}, {rule!r})."
+            )
         count = self.fusions(rule)
         if count >= at_least:
             return
@@ -127,7 +132,13 @@ class PassReport:
         if rule is None or not known:
             return ""
         if rule not in known:
-            near = difflib.get_close_matches(rule, known, n=1)
+            if any(rule in names() for names in _registered):
+                return (
+                    "The rule was registered after this graph was compiled. Register it before the first call of the compiled "
+                    "function, or call torch._dynamo.reset() and then the function again."
+                )
+            ends = [name for name in known if name.endswith(f".{rule}")]
+            near = ends if len(ends) == 1 else difflib.get_close_matches(rule, known, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             return f"No rule has this name.{hint} The rules of this graph: {', '.join(known)}."
         return f"The rule was not tried: {known[rule].inactive}." if known[rule].inactive else ""
@@ -276,6 +287,14 @@ class ReportBuilder:
         return PassReport(
             tuple(self._passes), rules, tuple(self._unfused), self.findings, waits, records, tuple(self._uncompared)
         )
+
+
+_registered: list[Callable[[], Collection[str]]] = []
+
+
+def registered_in(names: Callable[[], Collection[str]]) -> None:
+    """Let reports ask which rules are registered now: one that a graph lacks may have come after its compilation."""
+    _registered.append(names)
 
 
 _last: list[PassReport] = []

@@ -12,7 +12,9 @@ import torch
 from fx_helpers import aot_graph, optimise, targets
 from matchers import half
 from registrations import replace_fn, search_fn
+from torch._inductor.pattern_matcher import joint_fwd_bwd
 
+from npugraph_ex import ShapeRange
 from npugraph_ex.errors import ReplacementError
 from npugraph_ex.fusion.registry import register_replacement
 
@@ -51,6 +53,8 @@ def test_wrong_registrations_say_what_is_wrong(arguments: tuple[Any, ...], messa
         ({"scalar_workaround": [1]}, "scalar_workaround must map argument names"),
         ({"scalar_workaround": {"z": 1.0}}, r"scalar_workaround names \['z'\]"),
         ({"extra_check": "x"}, "extra_check must be .* 'x'"),
+        ({"extra_check": ShapeRange("y", 0)}, r"ShapeRange .* is about 'y'; .* arguments are \['x'\]"),
+        ({"trace_fn": joint_fwd_bwd}, r"AssertionError\. joint_fwd_bwd .* requires_grad=True"),
     ],
 )
 def test_wrong_keywords_say_what_is_wrong(keywords: dict[str, Any], message: str) -> None:

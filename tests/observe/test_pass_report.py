@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
-from npugraph_ex.errors import FusionCountError
+from npugraph_ex.errors import FusionCountError, NpuGraphExError
+from npugraph_ex.fusion.registry import register_replacement
 from npugraph_ex.report.passes import Fusion, NearMiss, PassRecord, PassReport, ReportBuilder
 
 
@@ -36,6 +38,22 @@ def test_demanding_more_fusions_than_there_were_raises_with_the_reasons() -> Non
         finished().require(1, "absent")
     with pytest.raises(FusionCountError, match=r"No rule has this name\. Did you mean 'norm'\? .*: norm, absent\."):
         finished().require(1, "nrm")
+
+
+def test_a_demand_with_the_wrong_words_says_the_right_ones() -> None:
+    """Arguments in the other order, the last part of a rule's name, and a rule that came after the compilation."""
+    with pytest.raises(NpuGraphExError, match=r"require\(1, 'my_fusions.search'\); it got \('norm', 1\)"):
+        finished().require("norm", 1)  # type: ignore[arg-type]
+    builder = ReportBuilder()
+    for name in ("__main__.search", "norm"):
+        builder.add_rule(name)
+    with pytest.raises(FusionCountError, match=r"Did you mean '__main__.search'\?"):
+        builder.build().require(1, "search")
+    with (
+        register_replacement(lambda x: torch.sigmoid(x) * 2, lambda x: torch.tanh(x) * 2, [torch.empty(2)]) as rule,
+        pytest.raises(FusionCountError, match=r"registered after this graph was compiled\. .* torch._dynamo.reset"),
+    ):
+        builder.build().require(1, rule.name)
 
 
 def test_table_and_json_carry_everything() -> None:
