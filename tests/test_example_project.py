@@ -6,6 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
+import pytest
 import yaml
 from printed import bash
 
@@ -35,6 +36,26 @@ def test_the_workflow_and_the_hook_that_it_names_are_there() -> None:
     hooks = {hook["id"] for hook in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))}
     (repo,) = yaml.safe_load((EXAMPLE / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
     assert {hook["id"] for hook in repo["hooks"]} <= hooks
+
+
+@pytest.mark.parametrize("given", [".[tests]", ""])
+def test_the_workflow_installs_the_project_beside_the_releases_that_are_named(tmp_path: Path, given: str) -> None:
+    """With its dependencies, which cannot replace torch and torch_npu; a stand-in for pip shows its arguments."""
+    (job,) = yaml.safe_load((ROOT / ".github/workflows/npu-tests.yml").read_text(encoding="utf-8"))["jobs"].values()
+    (install,) = [step for step in job["steps"] if "PROJECT" in step.get("env", {})]
+    values = {"INDEX": "", "TORCH": "2.13.0", "TORCH_NPU": "2.13.1", "PACKAGE": "library", "PROJECT": given}
+    assert set(values) == set(install["env"])
+    told = bash(
+        f"export RUNNER_TEMP=. {' '.join(f'{name}={value!r}' for name, value in values.items())}\n"
+        f"pip() {{ printf '<%s>' \"$@\"; echo; }}\n{install['run']}cat pins.txt",
+        tmp_path,
+    )
+    assert told.stdout.splitlines() == [
+        "<install><torch==2.13.0>",
+        f"<install><--constraint><./pins.txt><torch_npu><library><pytest>{f'<{given}>' if given else ''}",
+        "torch==2.13.0",
+        "torch_npu==2.13.1",
+    ]
 
 
 def test_the_page_prints_the_files_of_the_example() -> None:
