@@ -204,4 +204,4 @@ def npu_dequant_swiglu_quant(
             torch.where(groups.inside, scale, 0.0),
         )
     out = target.stored(quotient)
-    return out.reshape(*shape[:-1], out.shape[-1]), scale.reshape(shape[:-1])
+    return out.reshape(*shape[:-1], out.shape[-1]).contiguous(), scale.reshape(shape[:-1])

@@ -47,7 +47,7 @@ def npu_dropout_with_add_softmax(
     softmax = torch.softmax(x1.to(dtype) + alpha * input.to(dtype), dim=dim)
     kept = drawn((x1.numel(),), prob, generator=torch.Generator().manual_seed(_SEED)).to(torch.uint8).to(x1.device)
     mask = torch.nn.functional.pad(kept, (0, -x1.numel() % _ALIGNED))
-    return mask, stored_like(x1, softmax, x1.dtype), stored_like(input, _kept(softmax, mask, prob), input.dtype)
+    return mask, softmax.to(x1.dtype).contiguous(), _kept(softmax, mask, prob).to(input.dtype).contiguous()
 
 
 @Operator(

@@ -102,7 +102,7 @@ def npu_moe_gating_top_k(
     if norm_type == _SIGMOID:
         y = y / (y.sum(-1, keepdim=True) + eps)
     written = norm if out_flag else torch.zeros_like(norm)
-    return (y * routed_scaling_factor).to(x.dtype), chosen.to(torch.int32), written
+    return (y * routed_scaling_factor).to(x.dtype), chosen.to(torch.int32), written.contiguous()
 
 
 @Operator(

@@ -60,7 +60,7 @@ class Steps:
 
     def rounded(self, out: torch.Tensor) -> torch.Tensor:
         """The output as the operators give it: bfloat16; float64 for float64."""
-        return out if self.dtype == torch.float64 else out.to(torch.bfloat16)
+        return out.contiguous() if self.dtype == torch.float64 else out.to(torch.bfloat16).contiguous()
 
 
 def _example() -> Call:

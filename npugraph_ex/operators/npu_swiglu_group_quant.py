@@ -108,7 +108,7 @@ def npu_swiglu_group_quant(
     shape = (*x.shape[:-1], x.shape[-1] // 2)
     kept = torch.where(torch.arange(len(origin)).unsqueeze(-1) < groups[-1][1], origin, 0.0) if output_origin else None
     return (
-        encode(quotient, saturate=False).reshape(shape),
+        encode(quotient, saturate=False).reshape(shape).contiguous(),
         scales.to(torch.float64 if x.dtype == torch.float64 else torch.float32),
-        x.new_empty(0) if kept is None else kept.reshape(shape).to(x.dtype),
+        x.new_empty(0) if kept is None else kept.reshape(shape).to(x.dtype).contiguous(),
     )

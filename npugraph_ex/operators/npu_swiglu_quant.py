@@ -99,7 +99,7 @@ def before_rounding(
 
 def _stored(target: torch.dtype, quotient: torch.Tensor) -> torch.Tensor:
     """``quotient`` rounded; two int4 values in one int8."""
-    whole = round_to_int8(quotient)
+    whole = round_to_int8(quotient).contiguous()
     return pack_bytes(whole).view(torch.int8) if target == torch.quint4x2 else whole
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 import torch
 import torch_npu  # noqa: F401 - registers torch.ops.npu
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from npugraph_ex.operators import OPERATORS, Call, Operator, RefusedArgumentError, UnsupportedArgumentError
@@ -154,6 +157,46 @@ def test_strides_change_no_value() -> None:
         if record.name not in OF_MEMORY
         if not same(outcome(record, record.calls()[0]), outcome(record, record.calls()[0], spread))
     ]
+    assert not wrong
+
+
+def columns(tensor: torch.Tensor) -> torch.Tensor:
+    """The same elements, with the first dimension innermost in memory."""
+    return tensor.transpose(0, -1).contiguous().transpose(0, -1) if tensor.dim() > 1 else tensor
+
+
+def announced(record: Operator, example: Call) -> list[torch.Tensor]:
+    """The results that torch_npu's fake function announces; none where it has no such function or refuses the call."""
+    try:
+        with FakeTensorMode() as mode:
+            args, kwargs = pytree.tree_map_only(
+                torch.Tensor, lambda t: mode.from_tensor(t).to("npu").as_strided(t.shape, t.stride()), tuple(example)
+            )
+            return pytree.tree_leaves(record.overload(*args, **kwargs))
+    except Exception:  # noqa: BLE001 - a fake function that is not there, or refuses, announces nothing
+        return []
+
+
+def unlike(result: object, fake: object) -> bool:
+    """Whether the elements lie in columns where rows are announced."""
+    if not isinstance(result, torch.Tensor) or not isinstance(fake, torch.Tensor) or result.is_contiguous():
+        return False
+    strides = [(a, b) for size, a, b in zip(result.shape, result.stride(), fake.stride(), strict=True) if size > 1]
+    return result.shape == fake.shape and any(a != b for a, b in strides)
+
+
+def test_results_lie_in_memory_as_torch_npu_announces(caplog: pytest.LogCaptureFixture) -> None:
+    """One walk over all records: arguments in columns give results in columns only where the fake function says so."""
+    caplog.set_level(logging.CRITICAL)
+    wrong = []
+    for record in ON_DEVICE:
+        for example in record.calls():
+            given = Call(*pytree.tree_map_only(torch.Tensor, columns, tuple(example)))
+            try:
+                results = pytree.tree_leaves(record.formula(*given.args, **given.kwargs))
+            except RuntimeError:  # memory in fractals has no columns
+                continue
+            wrong += [record.name for pair in zip(results, announced(record, given), strict=False) if unlike(*pair)]
     assert not wrong
 
 
