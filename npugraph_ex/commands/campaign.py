@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from npugraph_ex_conformance.campaign.driver import Driver
     from npugraph_ex_conformance.campaign.ledger import Ledger, Row
 
-_NEEDED = {name: name for name in ("ray", "hypothesis", "transformers")}
+_NEEDED = {name: name for name in ("ray", "hypothesis", "transformers", "coverage")}
 _DESCRIPTION = """\
 Run very many examples: random programs, schedules, mutants, operators, models, other projects' tests. KIND=COUNT says how many of
 which; KIND alone is all of a kind that has an end. --list names the kinds. Ray shares them among the cores of this machine, or

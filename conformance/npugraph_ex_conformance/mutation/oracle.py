@@ -1,4 +1,4 @@
-"""Which examples look for a fault, by the package that has it; each fault is looked for in a fork of a warm process."""
+"""Which examples look for a fault: those of its part that run its statement, each time in a fork of a warm process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import pkgutil
 import resource
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -16,10 +16,13 @@ from types import MappingProxyType
 from typing import Any
 
 from npugraph_ex_conformance.campaign.items import CampaignSettings, ItemAnswer, ItemKind, kind_named
+from npugraph_ex_conformance.mutation.reach import Example, Reach, traced
 from npugraph_ex_conformance.mutation.sites import FaultSite, by_chance, chosen, made
 
 _SECONDS = 90
 """Of processor time for all examples of a fault; one that takes more is noticed by that."""
+_TRACING = 1800
+"""Of processor time for the examples of a part, once a process: who runs which line."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class MutationTarget:
     Attributes:
         packages: whose modules get faults.
         count: how many faults.
-        kinds: of campaign items that look for them, and how many of each; the cheapest first.
+        kinds: of campaign items that may look for them, and how many of each; the cheapest first.
     """
 
     packages: tuple[str, ...]
@@ -37,19 +40,26 @@ class MutationTarget:
     kinds: tuple[tuple[str, int], ...]
 
 
-_CAPTURE = (("replays", 30), ("random-numbers", 4), ("updates", 4), ("shared-pool", 4), ("callers", 8), ("cache", 3))
-_FUSION = (("near-misses", 32), ("planted", 24), ("user-rules", 12), ("literals", 8))
-_PASSES = (("integers", 40), ("near-misses", 16), ("planted", 16), ("parts", 4), ("streams", 12), ("user-rules", 6))
+_CAPTURE = (
+    ("replays", 60), ("callers", 30), ("random-numbers", 12), ("updates", 12), ("shared-pool", 12), ("cache", 6),
+    ("compiled", 20),
+)  # fmt: skip
+_FUSION = (("near-misses", 96), ("planted", 64), ("user-rules", 24), ("literals", 16))
+_PASSES = (
+    ("integers", 150), ("integers-dynamic", 30), ("near-misses", 40), ("planted", 40), ("streams", 40), ("parts", 12),
+    ("user-rules", 12), ("callers", 20),
+)  # fmt: skip
+_STREAMS = (("streams", 120), ("forms", 12), ("parts", 12), ("events", 60))
 TARGETS: Mapping[str, MutationTarget] = MappingProxyType(
     {
         "passes": MutationTarget(("npugraph_ex.passes",), 180, _PASSES),
         "matcher": MutationTarget(("npugraph_ex.fusion",), 180, _FUSION),
-        "graph facts": MutationTarget(("npugraph_ex.graph",), 180, (*_PASSES[:2], ("streams", 24), ("parts", 4))),
-        "streams": MutationTarget(("npugraph_ex.stream_check",), 120, (("streams", 60), ("forms", 6), ("parts", 6))),
+        "graph facts": MutationTarget(("npugraph_ex.graph",), 180, _PASSES),
+        "streams": MutationTarget(("npugraph_ex.stream_check",), 120, _STREAMS),
         "capture": MutationTarget(("npugraph_ex.aclgraph",), 220, _CAPTURE),
-        "saving": MutationTarget(("npugraph_ex.saving",), 80, (("cache", 10),)),
-        "lifting": MutationTarget(("npugraph_ex.lifting",), 100, (("spellings", 40),)),
-        "emulator": MutationTarget(("npu_emulator",), 100, (("fidelity", 155), ("replays", 8))),
+        "saving": MutationTarget(("npugraph_ex.saving",), 80, (("cache", 12),)),
+        "lifting": MutationTarget(("npugraph_ex.lifting",), 100, (("spellings", 120),)),
+        "emulator": MutationTarget(("npu_emulator",), 100, (("fidelity", 155), ("replays", 30))),
     }
 )
 _LEFT_OUT = tuple(f"npu_emulator.{name}" for name in ("__main__", "kernels", "compilation", "build", "dynamo"))
@@ -59,71 +69,97 @@ _LEFT_OUT = tuple(f"npu_emulator.{name}" for name in ("__main__", "kernels", "co
 @cache
 def all_sites() -> tuple[tuple[str, FaultSite], ...]:
     """Every fault that is looked for, with its part; in an order by chance, so that the first hundred say something of all."""
-    every = [(part, site) for part, target in TARGETS.items() for site in chosen(list(_modules(target)), target.count)]
+    every = [(part, site) for part, target in TARGETS.items() for site in chosen(_modules(part), target.count)]
     return tuple(sorted(every, key=lambda pair: by_chance(pair[1])))
 
 
-def _modules(target: MutationTarget) -> Iterator[str]:
-    for package in target.packages:
-        for found in pkgutil.walk_packages(import_module(package).__path__, f"{package}."):
-            if not found.name.startswith(_LEFT_OUT) and not found.ispkg:
-                yield found.name
+@cache
+def _modules(part: str) -> list[str]:
+    packages = [(import_module(name).__path__, f"{name}.") for name in TARGETS[part].packages]
+    found = [module for path, prefix in packages for module in pkgutil.walk_packages(path, prefix)]
+    return [module.name for module in found if not module.ispkg and not module.name.startswith(_LEFT_OUT)]
 
 
 def _opened(settings: CampaignSettings) -> Callable[[int], ItemAnswer]:
     sites = all_sites()
     opened: dict[str, Callable[[int], ItemAnswer]] = {}
+    reach: dict[str, Reach] = {}
 
     def look(number: int) -> ItemAnswer:
         part, site = sites[number]
         for kind, _ in TARGETS[part].kinds:
             if kind not in opened:
                 opened[kind] = _opened_kind(kind, settings)
+        if part not in reach:
+            reach[part] = _reach(part, opened)
+        examples = reach[part].of(site)
+        value = {"part": part, "by": "", "examples": len(examples)}
+        if not examples:
+            return ItemAnswer("no example runs it", label=site.name, value=value)
         try:
             with made(site):  # the fork has it, too
-                found = _forked(lambda: _noticed(part, opened))
+                value["by"] = _forked(lambda: _noticed(examples, opened), _SECONDS)[:200]
         except LookupError as error:
             return ItemAnswer(label=site.name, skipped=str(error))
-        kind, _, rest = found.partition("/")
-        example = rest.partition(":")[0]
-        if kind in opened and (alone := _forked(lambda: opened[kind](int(example)).message)):
-            return ItemAnswer(f"{kind}/{example} fails without any fault: {alone}", label=site.name)
-        value = {"part": part, "by": found[:200]}
-        return ItemAnswer("" if found else "survives", label=site.name, value=value)
+        return ItemAnswer("" if value["by"] else "survives", label=site.name, value=value)
 
     return look
+
+
+def _reach(part: str, opened: Mapping[str, Callable[[int], ItemAnswer]]) -> Reach:
+    """Who runs which line of a part: its examples run once, under a tracer, in a fork. One that fails there looks for no fault.
+
+    Raises:
+        RuntimeError: the fork ended without an answer.
+    """
+    examples = [(kind, number) for kind, count in TARGETS[part].kinds for number in range(count)]
+
+    def trace() -> str:
+        return json.dumps(traced(_modules(part), examples, lambda example: _message(example, opened)))
+
+    said = _forked(trace, _TRACING)
+    try:
+        right, lines = json.loads(said)
+    except ValueError:
+        raise RuntimeError(f"the examples of {part} could not be traced: {said[:500]}") from None
+    whole = {module: {int(line): who for line, who in of.items()} for module, of in lines.items()}
+    return Reach([(kind, number) for kind, number in right], whole)
 
 
 def _opened_kind(kind: str, settings: CampaignSettings) -> Callable[[int], ItemAnswer]:
     return kind_named(kind).opened(settings)
 
 
-def _noticed(part: str, opened: Mapping[str, Callable[[int], ItemAnswer]]) -> str:
+def _noticed(examples: Iterable[Example], opened: Mapping[str, Callable[[int], ItemAnswer]]) -> str:
     """Which example is the first to fail, and how; empty when none is."""
-    for kind, count in TARGETS[part].kinds:
-        for number in range(count):
-            try:
-                message = opened[kind](number).message
-            except Exception as error:  # noqa: BLE001 - whatever a fault makes the program raise
-                message = f"raised {type(error).__name__}: {error}"
-            if message:
-                return f"{kind}/{number}: {message}"
-    return ""
+    return next(
+        (f"{kind}/{number}: {said}" for kind, number in examples if (said := _message((kind, number), opened))), ""
+    )
 
 
-def _forked(action: Callable[[], str]) -> str:
+def _message(example: Example, opened: Mapping[str, Callable[[int], ItemAnswer]]) -> str:
+    """What an example finds wrong; an exception is wrong, too."""
+    kind, number = example
+    try:
+        return opened[kind](number).message
+    except Exception as error:  # noqa: BLE001 - whatever a fault makes the program raise
+        return f"raised {type(error).__name__}: {error}"
+
+
+def _forked(action: Callable[[], str], seconds: int) -> str:
     """What an action says in a fork of this process, of which nothing remains; how the fork ended if it says nothing."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reading)
-        resource.setrlimit(resource.RLIMIT_CPU, (_SECONDS, _SECONDS + 5))
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
         logging.disable(logging.CRITICAL)
         try:
             said = action()
         except BaseException as error:  # noqa: BLE001 - whatever a fault makes the program raise
             said = f"{type(error).__name__}: {error}"
-        os.write(writing, json.dumps(said[:2000]).encode())
+        with os.fdopen(writing, "wb") as pipe:
+            pipe.write(json.dumps(said).encode())
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
@@ -141,5 +177,5 @@ def _forked(action: Callable[[], str]) -> str:
 
 SYSTEMATIC = ItemKind(
     "systematic-mutants", "small faults made by rule all over the library: does the suite notice?", _opened,
-    size=lambda _: len(all_sites()), batch=4, processor=2 * _SECONDS,
+    size=lambda _: len(all_sites()), batch=4, processor=_TRACING + 2 * _SECONDS,
 )  # fmt: skip

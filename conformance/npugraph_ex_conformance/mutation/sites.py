@@ -56,7 +56,7 @@ def sites(module: str) -> list[FaultSite]:
     found = []
     for function, tree in _functions(module).items():
         for position, node in enumerate(ast.walk(tree)):
-            line = getattr(node, "lineno", tree.lineno)
+            line = _line(node, tree)
             found += [FaultSite(module, function, line, position, change) for change in _changes(node)]
     return found
 
@@ -88,6 +88,39 @@ def made(site: FaultSite) -> Iterator[None]:
         yield
     finally:
         function.__code__ = before
+
+
+def lines_of(site: FaultSite) -> range:
+    """The lines of the innermost statement that has the fault; of a compound one those of its head."""
+    function = _functions(site.module)[site.function]
+    node = _node(function, site)
+    if node is function:  # an early return
+        first = next((one for one in function.body if not _is_text(one)), function.body[-1])
+        return range(first.lineno, (first.end_lineno or first.lineno) + 1)
+    line = _line(node, function)
+    inside = [
+        one for one in ast.walk(function)
+        if isinstance(one, ast.stmt) and one is not function and one.lineno <= line <= (one.end_lineno or one.lineno)
+    ]  # fmt: skip
+    statement = max(inside, key=lambda one: (one.lineno, -(one.end_lineno or one.lineno)), default=function)
+    body = getattr(statement, "body", None)
+    end = body[0].lineno if body else (statement.end_lineno or statement.lineno) + 1
+    return range(statement.lineno, max(end, line + 1))
+
+
+def _node(function: ast.FunctionDef, site: FaultSite) -> ast.AST:
+    return next(node for position, node in enumerate(ast.walk(function)) if position == site.position)
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    """A docstring, which runs nothing."""
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+def _line(node: ast.AST, function: ast.FunctionDef) -> int:
+    """Where a node stands; a part of a comprehension has no line of its own."""
+    found: int = getattr(node.target if isinstance(node, ast.comprehension) else node, "lineno", function.lineno)
+    return found
 
 
 def _names_super(node: ast.AST) -> bool:
@@ -171,7 +204,7 @@ def _code(site: FaultSite) -> CodeType:
     tree, source = _parsed(site.module)
     tree = copy.deepcopy(tree)
     function = _functions_of(tree)[site.function]
-    node = next(node for position, node in enumerate(ast.walk(function)) if position == site.position)
+    node = _node(function, site)
     module = compile(ast.fix_missing_locations(_Changer(node, site.change).visit(tree)), source, "exec")
     found: CodeType = module
     for part in site.function.split("."):

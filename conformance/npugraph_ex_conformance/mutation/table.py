@@ -12,23 +12,27 @@ _BEGIN, _END = "<!-- table of kills: written by mutation/table.py -->", "<!-- en
 
 
 def score_rows(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """A row a part: how many of its faults were made, noticed, and not."""
-    yield "| part | faults made | noticed | survivors | score |"
-    yield "|---|---|---|---|---|"
+    """A row a part: how many of its faults were made, noticed, run by no example, and survived."""
+    yield "| part | faults | noticed | run by no example | survivors | score | score of those that are run |"
+    yield "|---|---|---|---|---|---|---|"
     parts = sorted({row["value"]["part"] for row in rows})
     for name in (*parts, "all"):
-        own = [row for row in rows if name in {"all", row["value"]["part"]}]
-        killed = sum(bool(row["value"]["by"]) for row in own)
-        yield f"| {name} | {len(own)} | {killed} | {len(own) - killed} | {killed / len(own):.0%} |"
+        own = [row["value"] for row in rows if name in {"all", row["value"]["part"]}]
+        noticed, missed = sum(bool(value["by"]) for value in own), sum(not value["examples"] for value in own)
+        run = len(own) - missed
+        shares = f"{noticed / len(own):.0%} | {noticed / run:.0%}" if run else "0% |"
+        yield f"| {name} | {len(own)} | {noticed} | {missed} | {run - noticed} | {shares} |"
 
 
 def page_rows(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """The table of scores, then the survivors by part."""
+    """The table of scores, then the survivors and what no example runs, by part."""
     yield from score_rows(rows)
     for part in sorted({row["value"]["part"] for row in rows}):
-        left = sorted(row["label"] for row in rows if row["value"] == {"part": part, "by": ""})
-        if left:
-            yield from ("", f"Survivors in {part}:", "", "```text", *left, "```")
+        left = [row for row in rows if row["value"]["part"] == part and not row["value"]["by"]]
+        for title, run in (("Survivors in", True), ("Run by no example in", False)):
+            names = sorted(row["label"] for row in left if bool(row["value"]["examples"]) == run)
+            if names:
+                yield from ("", f"{title} {part}:", "", "```text", *names, "```")
 
 
 def read(file: Path) -> list[dict[str, Any]]:
