@@ -51,6 +51,7 @@ class Reader:
         if block.prints:
             assert agree(block.code, self.output), f"the page shows\n{block.code}\nand it prints\n{self.output}"
         if block.file:
+            (self.folder / block.file).parent.mkdir(parents=True, exist_ok=True)
             (self.folder / block.file).write_text(block.code, encoding="utf-8")
         elif block.language == "python":
             self.run(block.code)
