@@ -108,19 +108,20 @@ class _LiftingAttempt:
             return unfit
         bound = {str(position): node for position, node in enumerate(proposal.inputs)}
         whole = Site(subgraph.nodes, subgraph.outputs, bound)
-        placement = checks.find_placement(whole)
+        # A node on the way that stays may use a result, such as the places of the largest elements.
+        site = Site(subgraph.vanishing, subgraph.outputs, bound)
+        placement = checks.find_placement(site)
         if isinstance(placement, str):
             return placement
         reason = checks.one_scope(whole, self.facts) or checks.undisturbed(whole, [placement], self.facts)
         if reason is not None:
             return reason
-        site = Site(subgraph.vanishing, subgraph.outputs, bound)
         replacement = self._replacement(proposal, site)
         if isinstance(replacement, str):
             return replacement
         saves = Launched.of(subgraph.vanishing) - Launched.of(replacement.nodes)
-        if saves.kernels <= 0 and len(proposal.outputs) == 1:
-            return "other operators use what is computed on the way, so that nothing would be saved"
+        if saves.kernels <= 0:
+            return "nothing would be saved: it starts as many kernels, or others use what is computed on the way"
         ruling = judge(proposal, subgraph, replacement, exact=self.exact)
         if ruling.reason:
             return ruling.reason

@@ -36,6 +36,9 @@ _SUM = 2.0**-22
 _SAME_AVERAGE = 1 + 2.0**-7
 """Two averages over so few elements that differ by less are the same: one element was rounded the other way."""
 _UNKNOWN_ORDER = "its sums over rows have no documented order, so no trial can show that every bit is eager mode's"
+_ANY_OF_EQUALS = (
+    "topk has no documented order among equal elements, so no trial can show that the choice is eager mode's"
+)
 _MOST_KEPT = 1024
 
 
@@ -68,6 +71,8 @@ def judge(proposal: Proposal, subgraph: Subgraph, replacement: fx.Graph, *, exac
     """
     if exact and proposal.sums_rows:
         return Ruling(_UNKNOWN_ORDER)
+    if exact and proposal.ranked is not None:
+        return Ruling(_ANY_OF_EQUALS)
     exact = exact or proposal.rounds_alike
     key = (exact, *_signature(proposal, subgraph, replacement))
     if key not in _KEPT:
@@ -101,7 +106,8 @@ def _numbered(node: fx.Node, number: Mapping[fx.Node, int]) -> str:
 def _judged(proposal: Proposal, subgraph: Subgraph, replacement: fx.Graph, *, exact: bool) -> Ruling:
     worst = worst_eager = 0.0
     for at in trials.sizes(subgraph.inputs, proposal.sizes):
-        pair = _Pair(subgraph.alone(at.of), fx.GraphModule({}, replacement), proposal)
+        ranked = [] if proposal.ranked is None else [proposal.ranked]
+        pair = _Pair(subgraph.alone(at.of, *ranked), fx.GraphModule({}, replacement), proposal)
         for kind, inputs in trials.drawn(subgraph.inputs, at, few=proposal.rounds_alike):
             try:
                 found = list(pair.compared(inputs, exact=exact, measured=kind.startswith("ordinary")))
@@ -143,7 +149,9 @@ class _Pair:
         if exact:
             yield from map(_Compared, bits)
         if measured or (any(bits) and not exact):
-            truth = self._in_float64.run(*_cast(inputs, torch.float64))
+            truth = list(self._in_float64.run(*_cast(inputs, torch.float64)))
+            if self.proposal.ranked is not None:
+                lifted, eager, truth = _elements_for_places(lifted, eager, truth[:-1], of=truth[-1])
             yield from (
                 _compared(*result, sums_rows=self.proposal.sums_rows)
                 for result in zip(lifted, eager, truth, strict=True)
@@ -160,7 +168,7 @@ class _Pair:
 
     def _run(self, inputs: Sequence[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         lifted = self._operator.run(*inputs[: len(self.proposal.inputs)])
-        return list(lifted), list(self._eager.run(*inputs))
+        return list(lifted), list(self._eager.run(*inputs))[: len(lifted)]
 
     @cached_property
     def _operator(self) -> CpuInterpreter:
@@ -173,6 +181,20 @@ class _Pair:
     @cached_property
     def _in_float64(self) -> CpuInterpreter:
         return CpuInterpreter(self.spelled, wide=True)
+
+
+def _elements_for_places(*results: list[torch.Tensor], of: torch.Tensor) -> Iterator[list[torch.Tensor]]:
+    """In the place of whole numbers, what they choose in the rows of ``of``; NaN for a place that is chosen twice."""
+    for number, values in enumerate(results):
+        found = []
+        for value in values:
+            if not value.is_floating_point():
+                places = value.long()
+                twice = (places.unsqueeze(-1) == places.unsqueeze(-2)).sum(-1) > 1
+                value = of.gather(-1, places).masked_fill(twice, torch.nan)  # noqa: PLW2901 - what it stands for
+                value = value if number == len(results) - 1 else value.float()  # noqa: PLW2901 - the right one stays
+            found.append(value)
+        yield found
 
 
 def _cast(inputs: Sequence[Any], dtype: torch.dtype) -> list[Any]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import fx
-from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from npugraph_ex.graph import metadata
@@ -42,6 +41,7 @@ class Proposal:
         rounds_alike: whether the operator rounds where the spelling does; then every bit must be eager mode's.
         sums_rows: whether an element is a difference of sums over its row, computed in float32: it cannot be nearer to the
             right value than their rounding.
+        ranked: what outputs of whole numbers are places in, along the last dimension; of equal elements each may be chosen.
         sizes: those that trials keep as they are, such as the one that is normalised over.
     """
 
@@ -51,6 +51,7 @@ class Proposal:
     sizes: tuple[Any, ...] = ()
     rounds_alike: bool = False
     sums_rows: bool = False
+    ranked: fx.Node | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Form(Protocol):
         """Its name in the report."""
 
     @property
-    def ends_with(self) -> Collection[OpOverload]:
+    def ends_with(self) -> Collection[Callable[..., Any]]:
         """The operators that the last node of a spelling calls."""
 
     def read(self, node: fx.Node) -> Proposal | Unlike | None:

@@ -53,14 +53,17 @@ class Subgraph:
         nodes = tuple(sorted(inside))
         return cls((*proposal.inputs, *numbers), nodes, _vanishing(nodes, proposal.outputs), proposal.outputs)
 
-    def alone(self, size: Callable[[Any], Any]) -> fx.GraphModule:
-        """A copy whose placeholders are the inputs. ``size`` translates the sizes that are written in its views."""
+    def alone(self, size: Callable[[Any], Any], *further: fx.Node) -> fx.GraphModule:
+        """A copy whose placeholders are the inputs, and that gives the values of ``further``, too.
+
+        ``size`` translates the sizes that are written in its views.
+        """
         graph = fx.Graph()
         twins = {node: graph.placeholder(f"input_{position}") for position, node in enumerate(self.inputs)}
         for node in self.nodes:
             args, kwargs = fx.map_arg((node.args, node.kwargs), twins.__getitem__)
             twins[node] = graph.call_function(node.target, _translated(node, args, size), kwargs)  # type: ignore[arg-type]
-        graph.output(tuple(twins[node] for node in self.outputs))
+        graph.output(tuple(twins[node] for node in (*self.outputs, *further)))
         return fx.GraphModule({}, graph)
 
 

@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+import routers
 import spellings
 import torch
 from fx_helpers import aot_graph, optimise, targets
+from routers import NOT_ROUTERS, ROUTER_SPECS, ROUTERS
 from spellings import (
     ACTIVATION_SPECS,
     ACTIVATIONS,
@@ -45,6 +47,7 @@ ALL = {
     **dict.fromkeys(ROTARY, ("lift_rotary", "npu_rotary_mul", ROTARY_SPECS)),
     **{function: ("lift_activation", operator, ACTIVATION_SPECS) for function, operator in ACTIVATIONS.items()},
     **{function: ("lift_attention", operators, SPELLED_SPECS) for function, operators in SPELLED_ATTENTION.items()},
+    **{function: ("lift_gating", operators, ROUTER_SPECS) for function, operators in ROUTERS.items()},
     **dict.fromkeys(GATED, ("lift_swiglu", "npu_swiglu", ACTIVATION_SPECS)),
 }
 
@@ -90,6 +93,7 @@ NEAR_MISSES = {
     **{function: (reason, NORM_SPECS) for function, reason in (NOT_NORMS | NOT_CONSTANTS).items()},
     **{function: (reason, ROTARY_SPECS) for function, reason in NOT_ROTARY.items()},
     **{function: (reason, ACTIVATION_SPECS) for function, reason in NOT_ACTIVATIONS.items()},
+    **{function: (reason, ROUTER_SPECS) for function, reason in NOT_ROUTERS.items()},
     **{function: (reason, SPELLED_SPECS) for function, reason in NOT_SPELLED_ATTENTION.items()},
     **{function: (reason, ATTENTION_SPECS) for function, reason in NOT_ATTENTION.items()},
 }
@@ -150,11 +154,15 @@ def _together(
     turned: Sequence[torch.Tensor],
     activated: Sequence[torch.Tensor],
     attending: Sequence[torch.Tensor],
+    routed: Sequence[torch.Tensor],
 ) -> list[torch.Tensor]:
     """Every spelling and every near-miss in one graph, but those of calls of attention."""
     of_attention = (function(*attending) for function in (*SPELLED_ATTENTION, *NOT_SPELLED_ATTENTION))
     of_rotary = (function(*turned) for function in (*ROTARY, spellings.rotated_by_wide_cosines, *NOT_ROTARY))
-    leaves: list[torch.Tensor] = pytree.tree_leaves([*of_rotary, *of_attention, *_some(norms, activated, every=1)])
+    of_routers = (function(*routed) for function in (*ROUTERS, *NOT_ROUTERS))
+    leaves: list[torch.Tensor] = pytree.tree_leaves(
+        [*of_rotary, *of_attention, *of_routers, *_some(norms, activated, every=1)]
+    )
     return leaves
 
 
@@ -163,10 +171,11 @@ def _with_symbols(
     turned: Sequence[torch.Tensor],
     activated: Sequence[torch.Tensor],
     attending: Sequence[torch.Tensor],
+    routed: Sequence[torch.Tensor],
 ) -> list[torch.Tensor]:
     """Some of each kind that is read where the width of a row is a symbol; rotary embedding and attention are not."""
     leaves: list[torch.Tensor] = pytree.tree_leaves(_some(norms, activated, every=3))
-    return leaves + [value + 1 for value in (*turned, *attending)]
+    return leaves + [value + 1 for value in (*turned, *attending, *routed)]
 
 
 def _some(norms: Sequence[torch.Tensor], activated: Sequence[torch.Tensor], *, every: int) -> list[Any]:
@@ -176,7 +185,10 @@ def _some(norms: Sequence[torch.Tensor], activated: Sequence[torch.Tensor], *, e
 
 
 def _inputs_together(seed: int) -> list[list[torch.Tensor]]:
-    return [tensors(specs, HALF, seed) for specs in (NORM_SPECS, ROTARY_SPECS, ACTIVATION_SPECS, SPELLED_SPECS)]
+    return [
+        tensors(specs, HALF, seed)
+        for specs in (NORM_SPECS, ROTARY_SPECS, ACTIVATION_SPECS, SPELLED_SPECS, ROUTER_SPECS)
+    ]
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
@@ -288,6 +300,21 @@ def test_exact_wants_a_known_order_of_sums() -> None:
     ]
 
 
+def test_exact_wants_a_known_choice() -> None:
+    """Which of two equal experts eager mode chooses is not said anywhere."""
+    report = optimise(aot_graph(routers.router_of_qwen3, *tensors(ROUTER_SPECS, HALF)), lift="exact")
+    assert "no documented order among equal elements" in report.near_misses("lift_gating")[0].reason, report.table()
+
+
+def test_equal_experts_may_change_places() -> None:
+    """Places are judged by what they choose: an equal element is as good, the same one twice is not."""
+    scores = torch.tensor([[3.0, 5.0, 5.0]], dtype=torch.float64)
+    places = [[torch.tensor([chosen])] for chosen in ([2, 1], [1, 1], [1, 2])]
+    other, twice, right = (found for (found,) in judging._elements_for_places(*places, of=scores))
+    assert torch.equal(other.double(), right)
+    assert bool(twice.isnan().all())
+
+
 def test_exact_lifts_what_rounds_alike() -> None:
     """In float32 the products and the sum of a rotary embedding are those of the operator."""
     gm = aot_graph(spellings.rotated_halves, *tensors(ROTARY_SPECS, SINGLE))
@@ -315,7 +342,7 @@ def test_off_lifts_nothing() -> None:
 
 def test_judge_refuses_what_the_form_read_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
     """The judge does not believe the form: a wrong epsilon, sign or mode is refused by values alone."""
-    from npugraph_ex.lifting.forms import rms_norm, rotary, softmax_attention
+    from npugraph_ex.lifting.forms import gating, rms_norm, rotary, softmax_attention
 
     judging.forget()
     right = rms_norm._build
@@ -337,6 +364,19 @@ def test_judge_refuses_what_the_form_read_wrongly(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(rotary, "_build", lambda _, dtype, **how: turned("interleave", dtype, **how))
     report = optimise(aot_graph(spellings.rotated_halves, *tensors(ROTARY_SPECS, HALF)), lift="judged")
     assert report.fusions("lift_rotary") == 0, report.table()
+
+    routed, router = gating._build, routers.router_of_qwen3
+    flipped = lambda k, dtype, *, shared: routed(k, dtype, shared=not shared)  # noqa: E731
+
+    def others(*k: Any, **how: Any) -> Any:
+        """The weights are right, and the experts those of -x."""
+        make, minus = routed(*k, **how), torch.ops.aten.neg.default
+        return lambda emit, x: (make(emit, x)[0], make(emit, emit(minus, x))[1])
+
+    for wrong in (flipped, others):
+        monkeypatch.setattr(gating, "_build", wrong)
+        report = optimise(aot_graph(router, *tensors(ROUTER_SPECS, HALF)), lift="judged")
+        assert "farther from float64" in report.near_misses("lift_gating")[0].reason, report.table()
 
     attended = softmax_attention._build
     monkeypatch.setattr(softmax_attention, "_build", lambda scale, heads: attended(scale * 1.01, heads))

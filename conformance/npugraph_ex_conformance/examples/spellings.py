@@ -19,6 +19,7 @@ _REFUSED = ("farther from float64", "infinite or NaN", "elements are not eager m
 """What the judge says of a spelling that the operator would be worse than, or other than."""
 _ROWS, _MANY_ROWS = 4, 4096
 """A norm in float16 that is nearly exact differs from eager mode in one element of 10,000."""
+_OF_16_BITS = ("lift_attention", "lift_gating")
 _DTYPES = ("float16", "bfloat16", "float32")
 
 
@@ -31,12 +32,14 @@ class Spelling:
         lines: of its body; the last one is the result.
         shapes: of its inputs x0, x1, ...
         near_miss: the part that is wrong; empty for a spelling.
+        alone: whether the operator would save nothing if something on the way had another user.
     """
 
     form: str
     lines: tuple[str, ...]
     shapes: tuple[tuple[int | str, ...], ...]
     near_miss: str = ""
+    alone: bool = False
 
 
 def _norm(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
@@ -172,6 +175,43 @@ def _biased_attention(draw: random.Random, rows: int | str, wrong: bool) -> Spel
     return Spelling("lift_attention", (f"attended = {attended}", "attended"), shapes, miss)
 
 
+def _router(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """The result does not show which of equal experts is chosen."""
+    experts, k = draw.choice((4, 8)), draw.choice((2, 3))
+    miss = draw.choice(("over", "sum", "rank", "smallest", "twice")) if wrong else ""
+    behind = miss == "twice" or (miss not in {"over", "sum"} and draw.random() < 0.3)
+    over = 0 if miss == "over" else draw.choice((1, -1))
+    softmax = draw.choice((f"torch.softmax(x0.float(), {over})", f"torch.softmax(x0, {over}, dtype=torch.float32)"))
+    scores = "x0.float()" if behind and miss != "twice" else softmax
+    ranked = "(scores * x1)" if miss == "rank" else "scores"
+    largest = ", largest=False" if miss == "smallest" else ""
+    gathered = draw.choice(("chosen[0]", "scores.gather(-1, chosen[1])"))
+    # What is gathered in a near-miss may be a router by itself, without what is wrong.
+    weights = (
+        "scores.gather(-1, chosen[1])" if miss == "rank" else "chosen[0]" if miss in {"sum", "twice"} else gathered
+    )
+    total = (
+        "weights.sum(0)"
+        if miss == "sum"
+        else draw.choice(("weights.sum(-1, keepdim=True)", "weights.sum(-1).unsqueeze(-1)"))
+    )
+    shared = draw.choice((f"weights / {total}", f"(1 / {total}) * weights", f"weights / ({total} + 1e-20)"))
+    end = (
+        "torch.softmax(weights, -1)"
+        if behind
+        else shared
+        if miss == "sum"
+        else draw.choice(("weights", shared, shared))
+    )
+    lines = (
+        f"scores = {scores}",
+        f"chosen = torch.topk({ranked}, {k}, dim=-1{largest})",
+        f"weights = {weights}",
+        f"({end}).to(x0.dtype) * x0.gather(-1, chosen[1])",
+    )
+    return Spelling("lift_gating", lines, ((rows, experts), (experts,)), miss, alone=end != shared)
+
+
 def _mask(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     """What is wrong is a value of x0 in the mask. It is another one in each call; the numbers before it are still constant."""
     width = draw.choice((8, 16))
@@ -192,7 +232,7 @@ def _mask(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     return Spelling("lift_constants", lines, ((rows, width), (width,)))
 
 
-_FORMS = (_norm, _rotary, _activation, _gated, _norm_of_a_sum, _biased_attention, _mask)
+_FORMS = (_norm, _rotary, _activation, _gated, _norm_of_a_sum, _biased_attention, _router, _mask)
 
 
 def drawn(seed: int) -> tuple[Case, Spelling]:
@@ -207,15 +247,15 @@ def drawn(seed: int) -> tuple[Case, Spelling]:
     lines = [*spelling.lines[:-1], f"result = {spelling.lines[-1]}"]
     if write:
         lines.insert(draw.randint(1, len(lines)), "x0.mul_(0.5)")
-    dtype = draw.choice(_DTYPES[:1] if nearly else _DTYPES[:2] if spelling.form == "lift_attention" else _DTYPES)
+    dtype = draw.choice(_DTYPES[:1] if nearly else _DTYPES[:2] if spelling.form in _OF_16_BITS else _DTYPES)
     inputs = tuple(
         Input(shape, dtype, scale=draw.choice((1.0, 1.0, 0.01)), seed=seed + position)
         for position, shape in enumerate(spelling.shapes)
     )
     names = ", ".join(f"x{position}" for position in range(len(inputs)))
     # What is computed on the way may have another user.
-    on_the_way = [line.split(" = ")[0] for line in spelling.lines[:-1]]
-    also = draw.choice(on_the_way) if on_the_way and draw.random() < 0.3 else ""
+    on_the_way = [line.split(" = ")[0] for line in spelling.lines[:-1] if "torch.topk" not in line]  # of equals any
+    also = draw.choice(on_the_way) if on_the_way and not spelling.alone and draw.random() < 0.3 else ""
     source = "\n    ".join([f"def program({names}):", *lines, f"return (result,{also})"]) + "\n"
     sizes = ({"s0": rows}, {"s0": rows}, {"s0": rows + 2}) if dynamic else ({}, {}, {})
     case = Case(source, inputs, sizes=sizes, dynamic=dynamic, functional=not write, options={"lift": lift})

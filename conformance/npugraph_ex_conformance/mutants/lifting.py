@@ -28,6 +28,11 @@ def _unscaled(original: Any) -> Any:
     return lambda node: (node, 1.0)
 
 
+def _from_the_end(original: Any) -> Any:
+    del original
+    return lambda dim, _: dim == -1
+
+
 MUTANTS = (
     Mutant(
         "lifting-ignores-writes-between", "nothing writes what a spelling reads before it ends",
@@ -44,6 +49,10 @@ MUTANTS = (
     Mutant(
         "lifting-knows-one-scale", "attention is found wherever its scale stands",
         "npugraph_ex.lifting.forms.softmax_attention:_scaled", _unscaled, "spellings",
+    ),
+    Mutant(
+        "lifting-counts-from-the-end", "the last dimension is the last one, however it is counted",
+        "npugraph_ex.lifting.forms.gating:_is_last", _from_the_end, "spellings",
     ),
     Mutant(
         "lifting-believes-rounded-bits", "an exact operator has eager mode's bits before it rounds, too",

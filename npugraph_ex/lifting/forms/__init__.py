@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from npugraph_ex.lifting.forms import activation, add_norm, attention, rms_norm, rotary, softmax_attention, swiglu
+from npugraph_ex.lifting.forms import (
+    activation,
+    add_norm,
+    attention,
+    gating,
+    rms_norm,
+    rotary,
+    softmax_attention,
+    swiglu,
+)
 from npugraph_ex.lifting.proposal import Form
 
 FORMS: tuple[Form, ...] = (
@@ -15,4 +24,5 @@ FORMS: tuple[Form, ...] = (
     attention.LAYOUT,
     activation.FORM,
     swiglu.FORM,
+    gating.FORM,
 )
