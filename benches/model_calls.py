@@ -28,7 +28,7 @@ def architecture(name: str, lift: str = "") -> dict[str, float]:
         name: of the model.
         lift: the option, for this library.
     """
-    import architectures  # which imports transformers, for this question alone
+    from npugraph_ex_conformance.models import architectures  # which imports transformers, for this question alone
 
     options = {"lift": lift} if lift else {}
     model, inputs = architectures.make(name, torch.float16, "npu")
@@ -77,7 +77,7 @@ def paired_errors(name: str, model: Any, compiled: Callable[..., Any], inputs: I
     Of the tensors that leave the model, written caches too, the one whose errors are larger most surely: the largest mean of the
     logarithm of ours over eager mode's, in standard errors of that mean.
     """
-    import architectures
+    from npugraph_ex_conformance.models import architectures
 
     right, _ = architectures.make(name, torch.float64, "cpu")
     squares: dict[str, list[list[float]]] = {"truth": [], "eager": [], "": []}

@@ -7,9 +7,10 @@ import math
 import statistics
 
 import pytest
-from architectures import ARCHITECTURES
 from both import BUNDLED, OURS, ask, ask_ahead
 from measured_tables import Table
+
+from npugraph_ex_conformance.models.architectures import ARCHITECTURES
 
 NAMES = tuple(ARCHITECTURES)
 LIFTED = tuple(json.dumps([name, "judged"]) for name in NAMES)

@@ -17,10 +17,12 @@ from npugraph_ex.errors import UsageError
 from npugraph_ex.testing import mutant
 from npugraph_ex.testing.generator.client_operators import client_operators
 from npugraph_ex_conformance.campaign import strangers, summary, warm
+from npugraph_ex_conformance.campaign.architecture_checks import ArchitectureCase, check_architecture
 from npugraph_ex_conformance.campaign.items import CampaignSettings
 from npugraph_ex_conformance.campaign.kinds import KINDS
 from npugraph_ex_conformance.campaign.ledger import Ledger, Row
 from npugraph_ex_conformance.campaign.warm import WarmProcess
+from npugraph_ex_conformance.models.architectures import ARCHITECTURES
 
 HERE = Path(__file__).parent
 MARKED, FATAL, CUMULATIVE = (f"campaign_kinds:{name}" for name in ("MARKED", "FATAL", "CUMULATIVE"))
@@ -210,3 +212,27 @@ def test_an_operator_of_torch_s_database_is_compared(
     assert found.label == "atan2 float32 static"
     if not message:
         assert found.value == {"ran": 2, "upstream": upstream}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message", "equal"),
+    [
+        ((), "", "eager"),
+        (("npugraph_ex",), "other values", ""),
+        (("npugraph_ex", "aot_eager"), "", "aot_eager does the same"),
+    ],
+)
+def test_an_architecture_is_compared(
+    monkeypatch: pytest.MonkeyPatch, wrong: tuple[str, ...], message: str, equal: str
+) -> None:
+    """As an operator: to the bit with eager mode, or else with torch's own plain backend."""
+
+    def compile_wrongly(model: Callable[..., torch.Tensor], *, backend: str) -> object:
+        return lambda *given: model(*given) + (1 if backend in wrong else 0)
+
+    monkeypatch.setattr(torch, "compile", compile_wrongly)
+    found = check_architecture(CampaignSettings(), ArchitectureCase("DistilBERT", "forward"))
+    assert found.message == message
+    assert (found.value or {}).get("equal", "") == equal
+    assert len(ARCHITECTURES) >= 40
+    assert check_architecture(CampaignSettings(), ArchitectureCase("DistilBERT", "generate")).skipped

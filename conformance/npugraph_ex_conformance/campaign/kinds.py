@@ -130,6 +130,18 @@ def _operator_case(settings: CampaignSettings, case: Any) -> ItemAnswer:
     return check_operator(settings, case)
 
 
+def _architecture_cases(settings: CampaignSettings) -> list[Any]:
+    from npugraph_ex_conformance.campaign.architecture_checks import architecture_cases
+
+    return list(architecture_cases(settings))
+
+
+def _architecture(settings: CampaignSettings, case: Any) -> ItemAnswer:
+    from npugraph_ex_conformance.campaign.architecture_checks import check_architecture
+
+    return check_architecture(settings, case)
+
+
 def _mutants(_settings: CampaignSettings) -> list[str]:
     from npugraph_ex.testing import mutants
 
@@ -204,6 +216,13 @@ _ALL = (
     _listed("operators", "the checks of every operator's record", _records, _record, batch=4),
     _listed(
         "opinfo", "torch's database of operators, compiled against eager mode", _operator_cases, _operator_case, batch=6
+    ),
+    _listed(
+        "architectures",
+        "architectures of transformers: calls, generated text and training, against eager mode",
+        _architecture_cases,
+        _architecture,
+        batch=1,
     ),
     FIDELITY,
     SYSTEMATIC,

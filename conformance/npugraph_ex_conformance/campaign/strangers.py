@@ -1,4 +1,4 @@
-"""Strangers' programs as kinds of items: torch's own database of operators, and architectures of transformers, against eager mode.
+"""Strangers' programs as kinds of items: torch's own database of operators against eager mode.
 
 The examples were written by others, who did not know what the library finds easy. A difference that `aot_eager`, torch's backend
 without any compiler, has as well is not this library's: the item passes, and its value says so.
@@ -20,7 +20,7 @@ from npugraph_ex_conformance.campaign.items import CampaignSettings, ItemAnswer
 _SAMPLES = 12
 """Of an operator's samples so many are looked at, of which the first two and the last run."""
 _DTYPES = (torch.float32, torch.float16, torch.int64, torch.bool)
-_UPSTREAM = "aot_eager does the same"
+UPSTREAM = "aot_eager does the same"
 
 
 class OperatorCase(NamedTuple):
@@ -66,8 +66,8 @@ def check_operator(_settings: CampaignSettings, case: OperatorCase) -> ItemAnswe
                 if found is None:
                     continue
                 ran += 1
-                upstream += found == _UPSTREAM
-                if found and found != _UPSTREAM:
+                upstream += found == UPSTREAM
+                if found and found != UPSTREAM:
                     return ItemAnswer(f"sample {number}{form}: {found}", [f"ran {name}"], label)
     if not ran:
         return ItemAnswer(label=label, skipped="eager mode on the device refuses every sample")
@@ -101,17 +101,17 @@ def _difference(function: Callable[..., Any], sample: Any, *, dynamic: bool) -> 
     ours = _first_difference(expected, compiled("npugraph_ex"))
     if not ours:
         return ""
-    return _UPSTREAM if _first_difference(expected, compiled("aot_eager")) else ours
+    return UPSTREAM if _first_difference(expected, compiled("aot_eager")) else ours
 
 
 def _first_difference(expected: Any, calls: Iterator[Any]) -> str:
     try:
-        return next(filter(None, (_unlike(expected, found) for found in calls)), "")
+        return next(filter(None, (unlike(expected, found) for found in calls)), "")
     except Exception as error:  # noqa: BLE001 - an exception is a difference, too
         return f"raised {type(error).__name__}: {str(error)[:300]}"
 
 
-def _unlike(expected: Any, found: Any) -> str:
+def unlike(expected: Any, found: Any) -> str:
     """How two calls differ: dtype, shape, strides, bits of dense tensors; other results by their values."""
     pairs = [pytree.tree_leaves(expected), pytree.tree_leaves(found)]
     if len(pairs[0]) != len(pairs[1]):

@@ -1,4 +1,4 @@
-"""Small random models of `transformers`, one an architecture, as their authors spelled them: what lifting is measured on."""
+"""Small random models of `transformers`, one an architecture, as their authors spelled them."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ _IMAGE = {
     "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128, "image_size": 32,
     "patch_size": 8, "initializer_range": 0.08,
 }  # fmt: skip
+_GPT = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY}
+_DISTILLED = {"dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 128, "vocab_size": VOCABULARY}
 _T5 = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "vocab_size": VOCABULARY}
 _WHISPER = {
     "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
@@ -152,7 +154,7 @@ ARCHITECTURES: dict[str, Callable[[], Made]] = {
     "Granite": _text("GraniteConfig", "GraniteForCausalLM"),
     "SmolLM3": _text("SmolLM3Config", "SmolLM3ForCausalLM"),
     "GLM-4": _text("Glm4Config", "Glm4ForCausalLM"),
-    "GPT-2": _text("GPT2Config", "GPT2LMHeadModel", {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY}),
+    "GPT-2": _text("GPT2Config", "GPT2LMHeadModel", _GPT),
     "GPT-NeoX": _text("GPTNeoXConfig", "GPTNeoXForCausalLM", _TEXT),
     "BLOOM": _text("BloomConfig", "BloomForCausalLM", {"hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY}),
     "Mamba 2": _text("Mamba2Config", "Mamba2ForCausalLM", _TEXT, num_heads=8, head_dim=16, state_size=16, n_groups=1, chunk_size=8),
@@ -160,6 +162,29 @@ ARCHITECTURES: dict[str, Callable[[], Made]] = {
     "ViT": _image("ViTConfig", "ViTModel"),
     "CLIP": _image("CLIPVisionConfig", "CLIPVisionModel"),
     "DINOv2": _image("Dinov2Config", "Dinov2Model"),
+    "Gemma": _text("GemmaConfig", "GemmaForCausalLM"),
+    "Phi": _text("PhiConfig", "PhiForCausalLM"),
+    "OLMo": _text("OlmoConfig", "OlmoForCausalLM"),
+    "OLMoE": _text("OlmoeConfig", "OlmoeForCausalLM", _EXPERTS, num_experts=4),
+    "StarCoder2": _text("Starcoder2Config", "Starcoder2ForCausalLM"),
+    "StableLM": _text("StableLmConfig", "StableLmForCausalLM"),
+    "Cohere": _text("CohereConfig", "CohereForCausalLM"),
+    "Nemotron": _text("NemotronConfig", "NemotronForCausalLM"),
+    "Falcon": _text("FalconConfig", "FalconForCausalLM", _TEXT),
+    "GPT-J": _text("GPTJConfig", "GPTJForCausalLM", _GPT, rotary_dim=8),
+    "OPT": _text("OPTConfig", "OPTForCausalLM", _TEXT, ffn_dim=128, word_embed_proj_dim=64),
+    "Mamba": _text("MambaConfig", "MambaForCausalLM", _TEXT, state_size=8),
+    "RoBERTa": _text("RobertaConfig", "RobertaModel", _TEXT),
+    "ELECTRA": _text("ElectraConfig", "ElectraModel", _TEXT, embedding_size=32),
+    "ALBERT": _text("AlbertConfig", "AlbertModel", _TEXT, embedding_size=32),
+    "DistilBERT": _text("DistilBertConfig", "DistilBertModel", _DISTILLED),
+    "DeBERTa-v2": _text("DebertaV2Config", "DebertaV2Model", _TEXT, relative_attention=True, pos_att_type=["p2c", "c2p"]),
+    "ModernBERT": _text("ModernBertConfig", "ModernBertModel", _TEXT, reference_compile=False),
+    "SigLIP": _image("SiglipVisionConfig", "SiglipVisionModel"),
+    "BEiT": _image("BeitConfig", "BeitModel"),
+    "Swin": _image("SwinConfig", "SwinModel", embed_dim=32, depths=[1, 1], num_heads=[2, 4], window_size=2, patch_size=4),
+    "ConvNeXt": _image("ConvNextConfig", "ConvNextModel", hidden_sizes=[16, 32], depths=[1, 1], num_stages=2, patch_size=4),
+    "ResNet": _image("ResNetConfig", "ResNetModel", embedding_size=16, hidden_sizes=[16, 32], depths=[1, 1], layer_type="basic"),
     "Whisper": _whisper,
     "T5": _t5,
 }  # fmt: skip

@@ -1,0 +1,92 @@
+"""Architectures of transformers as a kind of items: calls, generated text and steps of training, compiled against eager mode."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, NamedTuple
+
+import torch
+
+from npugraph_ex_conformance.campaign.items import CampaignSettings, ItemAnswer
+from npugraph_ex_conformance.campaign.strangers import UPSTREAM, unlike
+from npugraph_ex_conformance.models.architectures import ARCHITECTURES, DecodeStep, drawn, make
+
+_CALLS, _NEW_TOKENS, _STEPS = 3, 6, 2
+
+
+class ArchitectureCase(NamedTuple):
+    """One item: an architecture, and what is done with it: "forward", "generate" or "train"."""
+
+    architecture: str
+    use: str
+
+
+def architecture_cases(_settings: CampaignSettings) -> list[ArchitectureCase]:
+    """Every architecture in each of its uses."""
+    return [ArchitectureCase(name, use) for name in ARCHITECTURES for use in _USES]
+
+
+def check_architecture(_settings: CampaignSettings, case: ArchitectureCase) -> ItemAnswer:
+    """The results and what was written: those of eager mode to the bit, or else those of `aot_eager`."""
+    label = f"{case.architecture}: {case.use}"
+    run = _USES[case.use]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch._dynamo.reset()
+        eager = run(case.architecture, None)
+        if eager is None:
+            return ItemAnswer(label=label, skipped="the architecture has no such use")
+        ours = run(case.architecture, "npugraph_ex")
+        torch._dynamo.reset()
+        found = unlike(eager, ours)
+        if found and unlike(run(case.architecture, "aot_eager"), ours):
+            return ItemAnswer(found, label=label)
+    torch._dynamo.reset()
+    return ItemAnswer(
+        features=[f"ran {label}"], label=label, value={"equal": UPSTREAM if found else "eager", "eager": found}
+    )
+
+
+def _forward(name: str, backend: str | None) -> Any:
+    """Three calls with inputs of their own."""
+    model, inputs = make(name, torch.float32, "npu")
+    with torch.no_grad():
+        model.prepare()
+        called = torch.compile(model, backend=backend) if backend else model
+        others = [
+            [value.to(old) for value, old in zip(drawn(inputs, seed), inputs, strict=True)] for seed in range(_CALLS)
+        ]
+        return [called(*values).clone() for values in others], model.written()
+
+
+def _generate(name: str, backend: str | None) -> Any:
+    """Six more tokens, by `transformers`' own loop; the growing cache makes sizes symbolic."""
+    model, inputs = make(name, torch.float32, "npu")
+    inner: Any = model.model
+    if isinstance(model, DecodeStep) or not inner.can_generate():
+        return None
+    if backend:
+        inner.forward = torch.compile(inner.forward, backend=backend)
+    return inner.generate(inputs[0], max_new_tokens=_NEW_TOKENS, do_sample=False)
+
+
+def _train(name: str, backend: str | None) -> Any:
+    """Two steps with dropout; losses, gradients of the second step, and weights after it."""
+    model, inputs = make(name, torch.float32, "npu")
+    if isinstance(model, DecodeStep):
+        return None
+    model.train()
+    called = torch.compile(model, backend=backend) if backend else model
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.01), []
+    torch.npu.manual_seed(3)
+    for _ in range(_STEPS):
+        optimizer.zero_grad()
+        loss = called(*inputs).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    parameters = [*model.parameters()]
+    return losses, [parameter.grad for parameter in parameters], [parameter.detach() for parameter in parameters]
+
+
+_USES = {"forward": _forward, "generate": _generate, "train": _train}
