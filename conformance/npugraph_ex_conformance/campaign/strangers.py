@@ -20,7 +20,7 @@ from npugraph_ex_conformance.campaign.items import CampaignSettings, ItemAnswer
 _SAMPLES = 12
 """Of an operator's samples so many are looked at, of which the first two and the last run."""
 _DTYPES = (torch.float32, torch.float16, torch.int64, torch.bool)
-UPSTREAM = "aot_eager does the same"
+UPSTREAM = "aot_eager does the same: "
 
 
 class OperatorCase(NamedTuple):
@@ -59,19 +59,20 @@ def check_operator(_settings: CampaignSettings, case: OperatorCase) -> ItemAnswe
         warnings.simplefilter("ignore")
         torch.manual_seed(0)  # samples are drawn from it
         samples = list(itertools.islice(operator.sample_inputs_func(operator, "cpu", case.dtype, False), _SAMPLES))
-        upstream = ran = 0
+        ran, upstream = 0, []
         for number, sample in enumerate([*samples[:2], *samples[2:][-1:]]):
             for form, function in (("", operator.op), (" in place", operator.inplace_variant)):
                 found = _difference(function, sample, dynamic=case.dynamic) if function is not None else None
                 if found is None:
                     continue
                 ran += 1
-                upstream += found == UPSTREAM
-                if found and found != UPSTREAM:
+                if found.startswith(UPSTREAM):
+                    upstream.append(found.removeprefix(UPSTREAM))
+                elif found:
                     return ItemAnswer(f"sample {number}{form}: {found}", [f"ran {name}"], label)
     if not ran:
         return ItemAnswer(label=label, skipped="eager mode on the device refuses every sample")
-    return ItemAnswer(features=[f"ran {name}"], label=label, value={"ran": ran, "upstream": upstream})
+    return ItemAnswer(features=[f"ran {name}"], label=label, value={"ran": ran, "upstream": upstream[:1]})
 
 
 def _difference(function: Callable[..., Any], sample: Any, *, dynamic: bool) -> str | None:
@@ -101,7 +102,7 @@ def _difference(function: Callable[..., Any], sample: Any, *, dynamic: bool) -> 
     ours = _first_difference(expected, compiled("npugraph_ex"))
     if not ours:
         return ""
-    return UPSTREAM if _first_difference(expected, compiled("aot_eager")) else ours
+    return f"{UPSTREAM}{ours}" if _first_difference(expected, compiled("aot_eager")) else ours
 
 
 def _first_difference(expected: Any, calls: Iterator[Any]) -> str:
