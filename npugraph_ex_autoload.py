@@ -115,6 +115,14 @@ def backend(gm: Any, example_inputs: Any, **kwargs: Any) -> Any:
     return npugraph_ex(gm, example_inputs, **kwargs)
 
 
+def vllm_platform() -> str | None:
+    """Entry point of the group `vllm.platform_plugins`: vLLM-Ascend's platform with this library's compiler, where it is chosen."""
+    plugins = os.environ.get("VLLM_PLUGINS", "").split(",")
+    if bundled_is_chosen() or NAME not in plugins or "ascend" in plugins:
+        return None
+    return "npugraph_ex.integrations.vllm.platform.NpuGraphExPlatform"
+
+
 def command_line() -> int:
     """Run `npugraph-ex`, whose code is this library's own even where NPUGRAPH_EX=bundled gives the name away."""
     choice = os.environ.pop(SWITCH, None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,11 +15,13 @@ import torch
 from stand_in_cann import StandInCann, end_of_process
 from torch import fx
 
+import npugraph_ex_autoload
 from npugraph_ex import cache_key, register_replacement
 from npugraph_ex.errors import OptionError, SavedGraphError
 from npugraph_ex.integrations.vllm import VllmSettings
 from npugraph_ex.integrations.vllm.compiler import NpuGraphExCompiler
 from npugraph_ex.integrations.vllm.config import captured_batch_sizes
+from npugraph_ex.report.graphs import graphs_so_far
 
 
 def _vllm_config(additional: Any = None, **speculative: int) -> Any:
@@ -192,3 +196,92 @@ def test_disabled_leaves_the_graph_as_it_is() -> None:
     compiler = NpuGraphExCompiler()
     compiler.compute_hash(_vllm_config({"ascend_compilation_config": {"enable_npugraph_ex": False}}))
     assert compiler.compile(graph, given, {}, None, "piece") == (graph, None)
+
+
+def _one_layer(x: torch.Tensor, residual: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+    return (x + residual) * cache[0:1] + 1
+
+
+def _same_layer(hidden: torch.Tensor, before: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    return (hidden + before) * keys[0:1] + 1
+
+
+_OTHERS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "type of a number": (lambda x, r, c: (x + r) * c[0:1] + 1.0, lambda x, r, c: (x, r, c)),
+    "slice": (lambda x, r, c: (x + r) * c[1:2] + 1, lambda x, r, c: (x, r, c)),
+    "operand": (lambda x, r, c: (r + x) * c[0:1] + 1, lambda x, r, c: (x, r, c)),
+    "operator": (lambda x, r, c: (x - r) * c[0:1] + 1, lambda x, r, c: (x, r, c)),
+    "form of the results": (lambda x, r, c: [(x + r) * c[0:1] + 1], lambda x, r, c: (x, r, c)),
+    "dtype": (_one_layer, lambda x, r, c: (x.double(), r.double(), c.double())),
+    "strides": (_one_layer, lambda x, r, c: (x.t().contiguous().t(), r, c)),
+    "shared memory": (_one_layer, lambda x, r, c: (r, r.view(x.shape), c)),
+    "gradient": (_one_layer, lambda x, r, c: (x.detach().requires_grad_(), r, c)),
+}
+
+
+@pytest.mark.parametrize("other", [None, *_OTHERS])
+def test_equal_pieces_are_compiled_once(other: str | None, compiler: NpuGraphExCompiler, tmp_path: Path) -> None:
+    """The names of nodes do not count; whatever changes a result or what is compiled does. Each piece has a file."""
+    graph, given = _piece(_one_layer)
+    model, change = (_same_layer, lambda *inputs: inputs) if other is None else _OTHERS[other]
+    second, inputs = fx.symbolic_trace(model), [*change(*given)]
+    with torch.no_grad():
+        compiler.compile(graph, given, {}, None, "first")
+        before = graphs_so_far()
+        function, handle = compiler.compile(second, inputs, {}, None, "second")
+        assert graphs_so_far() - before == (other is not None)
+        assert handle == ("second", str(tmp_path / "backbone" / "second"))
+        for call in (function, compiler.load(handle, second, inputs, 0, None)):
+            have, want = call(*inputs), model(*inputs)
+            assert type(have) is type(want)
+            torch.testing.assert_close(have, want, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("plugins", "chosen"),
+    [(None, False), ("npugraph_ex,ascend_model", True), ("npugraph_ex,ascend", False), ("ascend_model", False)],
+)
+def test_the_platform_is_chosen_by_the_list_of_plugins(
+    monkeypatch: pytest.MonkeyPatch, plugins: str | None, chosen: bool
+) -> None:
+    """The engine refuses two platforms, so this library's is none unless the list names it and not the client's."""
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    if plugins is not None:
+        monkeypatch.setenv("VLLM_PLUGINS", plugins)
+    assert (npugraph_ex_autoload.vllm_platform() is not None) == chosen
+    monkeypatch.setenv("NPUGRAPH_EX", "bundled")
+    assert npugraph_ex_autoload.vllm_platform() is None
+
+
+@pytest.mark.parametrize(
+    ("pieces", "additional", "enabled"),
+    [
+        (True, {}, True),
+        (True, {"npugraph_ex_config": {"enable": False}}, False),
+        (True, {"ascend_compilation_config": {"enable_npugraph_ex": False}}, False),
+        (False, {}, False),
+    ],
+)
+def test_the_platform_keeps_the_library_on_for_pieces(
+    monkeypatch: pytest.MonkeyPatch, pieces: bool, additional: dict[str, Any], enabled: bool
+) -> None:
+    """The client switches this library off; the platform puts back what the user asked for, in modes with pieces alone."""
+
+    class Client:
+        @classmethod
+        def check_and_update_config(cls, vllm_config: Any) -> None:
+            section = vllm_config.additional_config.setdefault("ascend_compilation_config", {})
+            section["enable_npugraph_ex"] = False
+
+    monkeypatch.setitem(sys.modules, "vllm_ascend", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "vllm_ascend.platform", SimpleNamespace(NPUPlatform=Client))
+    monkeypatch.setenv("VLLM_PLUGINS", "npugraph_ex")
+    name, _, platform = str(npugraph_ex_autoload.vllm_platform()).rpartition(".")
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    chosen = getattr(importlib.import_module(name), platform)
+    monkeypatch.delitem(sys.modules, name)  # made from the stand-in
+    mode = SimpleNamespace(requires_piecewise_compilation=lambda: pieces)
+    config = SimpleNamespace(additional_config=additional, compilation_config=SimpleNamespace(cudagraph_mode=mode))
+    chosen.check_and_update_config(config)
+    assert VllmSettings.of(config.additional_config).enable == enabled
+    assert chosen.get_compile_backend() == f"{NpuGraphExCompiler.__module__}.{NpuGraphExCompiler.__qualname__}"

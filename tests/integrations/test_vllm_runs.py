@@ -13,7 +13,7 @@ from torch import nn
 
 from npugraph_ex_conformance.vllm_ascend.engine import Answer, Seen
 from npugraph_ex_conformance.vllm_ascend.models import MODELS
-from npugraph_ex_conformance.vllm_ascend.runs import PLANS, Judged, Plan, judge
+from npugraph_ex_conformance.vllm_ascend.runs import PLANS, Judged, Plan, Seconds, judge
 from npugraph_ex_conformance.vllm_ascend.sources import digest, digest_of
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ _SEEN = Seen(
     replays=1,
     replayed=dict.fromkeys(MODELS["qwen3-w8a8"].fused, 1),
     compiled_graphs=1,
+    fusions={},
+    refused={},
     faults=[],
     sources=digest(),
 )
@@ -42,7 +44,7 @@ _EAGER, _FIFO, _LAZY = PLANS[:3]
 
 
 def _judge(plan: Plan, seen: Seen, *earlier: Judged) -> Judged:
-    return judge(plan, seen, 0.0, "qwen3-w8a8", _Uniform(), earlier)
+    return judge(plan, seen, Seconds(0, 0), "qwen3-w8a8", _Uniform(), earlier)
 
 
 def test_runs_of_two_versions_are_not_compared() -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import npu_emulator
 
@@ -13,9 +16,13 @@ npu_emulator.activate(quiet=True)  # here too: transformers looks for torch_npu
 
 from tabulate import tabulate  # noqa: E402 - after the activation, as what follows
 
+from npugraph_ex_conformance.vllm_ascend.fusions import HEADERS, compared  # noqa: E402
 from npugraph_ex_conformance.vllm_ascend.models import MODELS, make  # noqa: E402
 from npugraph_ex_conformance.vllm_ascend.runs import PLANS, Judged, judge, run  # noqa: E402
 from npugraph_ex_conformance.vllm_ascend.start import sitecustomize  # noqa: E402, F401 - transformers imports torchvision
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _DESCRIPTION = """\
 Decode small models with real vLLM and vLLM-Ascend on the emulated device: eagerly, and compiled by this library and captured
@@ -32,7 +39,10 @@ exit status: 0 all held, 1 something did not
 """
 _ALWAYS = 2
 """The runs that the others are compared with: eager and compiled under `fifo`."""
-_HEADERS = ("model", "run", "schedule", "from float32", "from eager", "replays", "fused kernels", "compiled", "s", "")
+_HEADERS = (
+    "model", "run", "mode", "schedule", "from float32", "from eager", "replays", "fused kernels", "compiled", "s",
+    "processor s", "",
+)  # fmt: skip
 
 
 def main() -> int:
@@ -44,54 +54,66 @@ def main() -> int:
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)} (default: all)")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="a new folder for models, logs and saved code")
     parser.add_argument(
-        "--only", default="", metavar="TEXT", help="the first two runs, and those whose name or schedule has this text"
+        "--only", default="", metavar="TEXT", help="the first two runs, and those whose name, schedule or mode has it"
     )
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="models at once (default: 2)")
     options = parser.parse_args()
     unknown = sorted(set(options.models) - set(MODELS))
     if unknown:
         parser.error(f"there is no model {', '.join(unknown)}; there are {', '.join(MODELS)}")
-    rows: list[tuple[str, ...]] = []
+    started = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
         work = options.keep or Path(temporary)
-        for name in options.models or MODELS:
-            folder = work / name
-            folder.mkdir(parents=True)
-            rows += _rows_of(name, folder, options.only)
+        # One after another: the seeds are of the whole process.
+        references = {name: _made(name, work / name) for name in options.models or MODELS}
+        with ThreadPoolExecutor(options.jobs) as pool:
+            running = {
+                name: pool.submit(_judged, name, work / name, made, options.only) for name, made in references.items()
+            }
+        judged = {name: ended.result() for name, ended in running.items()}
+        rows = [row for rows, _ in judged.values() for row in rows]
+        fusions = [row for name, (_, found) in judged.items() for row in compared(name, found)]
     print("\n" + tabulate(rows, headers=_HEADERS, tablefmt="simple", disable_numparse=True))
+    if fusions:
+        print("\n" + tabulate(fusions, headers=HEADERS, tablefmt="simple", disable_numparse=True))
+    print(f"\n{time.monotonic() - started:.0f} s in all")
     return int(any(row[-1] == "FAILED" for row in rows))
 
 
-def _rows_of(name: str, folder: Path, only: str) -> list[tuple[str, ...]]:
-    """Run one model's plans; the rows of the table."""
-    reference = make(name, folder / "model")
+def _made(name: str, folder: Path) -> nn.Module:
+    folder.mkdir(parents=True)
+    return make(name, folder / "model")
+
+
+def _judged(name: str, folder: Path, reference: nn.Module, only: str) -> tuple[list[tuple[str, ...]], list[Judged]]:
+    """Run one model's plans; the rows of the table, and the runs that came to an end."""
     found: list[Judged] = []
     rows = []
     for number, plan in enumerate(PLANS):
-        wanted = number < _ALWAYS or only in f"{plan.name} {plan.schedule}"
+        about = (name, plan.name, plan.mode if plan.compiled else "", plan.schedule)
+        wanted = number < _ALWAYS or only in " ".join(about)
         if not wanted or (plan.break_fused and not MODELS[name].fused):
             continue
         try:
             judged = judge(plan, *run(plan, name, folder / "model", number), name, reference, found)
         except RuntimeError as error:
-            print(f"{name}, {plan.name}, {plan.schedule}: {error}", flush=True)
-            rows.append((name, plan.name, plan.schedule, *[""] * (len(_HEADERS) - 4), "FAILED"))
+            print(f"{', '.join(about)}: {error}", flush=True)
+            rows.append((*about, *[""] * (len(_HEADERS) - len(about) - 1), "FAILED"))
             if not found:
                 break
             continue
         found.append(judged)
-        rows.append(_row(name, judged))
-        print(" | ".join(rows[-1]), flush=True)
-        for why in judged.wrong:
-            print(f"    {why}", flush=True)
-    return rows
+        rows.append((*about, *_figures(judged)))
+        print("\n    ".join([" | ".join(rows[-1]), *judged.wrong]), flush=True)
+    return rows, found
 
 
-def _row(name: str, judged: Judged) -> tuple[str, ...]:
-    plan, seen = judged.plan, judged.seen
+def _figures(judged: Judged) -> tuple[str, ...]:
+    seen = judged.seen
     return (
-        name, plan.name, plan.schedule, f"{judged.from_float32:.3f}", f"{judged.from_eager:.2g}", str(seen.replays),
-        str(judged.fused), str(seen.compiled_graphs), f"{judged.seconds:.0f}",
-        ("noticed" if plan.is_control else "held") if judged.held else "FAILED",
+        f"{judged.from_float32:.3f}", f"{judged.from_eager:.2g}", str(seen.replays), str(judged.fused),
+        str(seen.compiled_graphs), f"{judged.seconds.wall:.0f}", f"{judged.seconds.processor:.0f}",
+        ("noticed" if judged.plan.is_control else "held") if judged.held else "FAILED",
     )  # fmt: skip
 
 

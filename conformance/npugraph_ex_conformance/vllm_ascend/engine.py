@@ -6,6 +6,7 @@ The file holds an `EngineRun`; the result, a `Seen`, is written to the path that
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections import Counter
 from contextlib import ExitStack
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+import npugraph_ex_autoload
 from npugraph_ex_conformance.vllm_ascend.sources import digest
 from npugraph_ex_conformance.vllm_ascend.stand_ins import FUSED, replace_triton_kernels
 
@@ -31,6 +33,8 @@ PLACES = 4
 """How many requests the engine decodes at once."""
 STORING = ("atb::_npu_reshape_and_cache", "npu::npu_kv_rmsnorm_rope_cache")
 """The operators that store keys and values: the client's attention, and its latent attention."""
+_PLACE = re.compile(r"(_default)?(_[0-9]+)?$")
+"""What the name of a node has after its operator's."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class EngineRun:
         model: the folder of the model.
         output: where the result goes.
         waves: lists of requests, each a prompt and how many tokens it wants; a wave starts when the one before is done.
-        compiled: by this library and captured; else eagerly.
+        mode: how graphs compiled by this library are captured, vLLM's `cudagraph_mode`; None for eager.
         break_cache: store no keys and values.
         break_fused: the fused operator gives a wrong query.
         arguments: further arguments of the engine.
@@ -50,7 +54,7 @@ class EngineRun:
     model: str
     output: str
     waves: list[list[tuple[list[int], int]]]
-    compiled: bool
+    mode: str | None
     break_cache: bool = False
     break_fused: bool = False
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -75,6 +79,8 @@ class Seen:
         replays: how many replays of captured graphs.
         replayed: how often each kernel ran in them.
         compiled_graphs: how many graphs went through this library's passes.
+        fusions: how often each of its rules fired, by the rule and what came in.
+        refused: how often a rule matched and was refused, by the rule and the reason.
         faults: what the checks of memory and races found.
         sources: the digest of the library's files.
     """
@@ -83,6 +89,8 @@ class Seen:
     replays: int
     replayed: dict[str, int]
     compiled_graphs: int
+    fusions: dict[str, int]
+    refused: dict[str, int]
     faults: list[str]
     sources: str
 
@@ -105,9 +113,8 @@ def _break(run: EngineRun) -> None:
 
 
 def _formula(name: str) -> Callable[..., Any]:
-    from npugraph_ex.operators import OPERATORS
-
-    formula = OPERATORS[name].formula
+    record: Any = npugraph_ex_autoload.KERNELS[name]
+    formula: Callable[..., Any] | None = record.formula
     assert formula is not None, f"{name} has no formula"
     return formula
 
@@ -127,9 +134,9 @@ def _engine(run: EngineRun) -> Any:
     from vllm import LLM
 
     how: dict[str, Any] = {"enforce_eager": True}
-    if run.compiled:
+    if run.mode is not None:
         how = {
-            "compilation_config": {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, PLACES]},
+            "compilation_config": {"cudagraph_mode": run.mode, "cudagraph_capture_sizes": [1, 2, PLACES]},
             "additional_config": {"ascend_compilation_config": {"enable_npugraph_ex": True}},
         }
     return LLM(
@@ -184,10 +191,29 @@ def _is_the_clients_way(fault: MemoryFault, pools: list[range]) -> bool:
     return fault.kind is FaultKind.FREED and any(fault.address in pool for pool in pools)
 
 
+def _class(rule: str) -> str:
+    """The client's class of a rule, whose name is that of a function in it."""
+    return rule.partition(".get_pattern.")[0].rpartition(".")[2]
+
+
+def _passes() -> tuple[int, dict[str, int], dict[str, int]]:
+    """How many graphs this library compiled, and what its rules did in them; nothing where the bundled backend has the name."""
+    if npugraph_ex_autoload.bundled_is_chosen():
+        return 0, {}, {}
+    from npugraph_ex.report.graphs import graph_records
+
+    records = graph_records()
+    rules = [rule for record in records for rule in record.report.rules]
+    fired = Counter(
+        f"{_class(rule.name)} -> {_PLACE.sub('', ' '.join(one.by))}" for rule in rules for one in rule.fusions
+    )
+    refused = Counter(f"{_class(rule.name)}: {miss.reason}" for rule in rules for miss in rule.near_misses)
+    return len(records), dict(fired), dict(refused)
+
+
 def run_engine(run: EngineRun) -> Seen:
     """Build an engine, let it answer, and gather what the device saw; raise if the library's files changed meanwhile."""
     import npu_emulator
-    from npugraph_ex.report.graphs import graph_records
 
     sources = digest()
     replace_triton_kernels()
@@ -203,12 +229,15 @@ def run_engine(run: EngineRun) -> Seen:
         faults = [str(fault) for fault in memory if not _is_the_clients_way(fault, pools)]
     if digest() != sources:
         raise RuntimeError("the library's files changed while the engine ran; run it again")
+    compiled, fusions, refused = _passes()
     in_replays = [ran for ran in log if ran.graph is not None]
     return Seen(
         answers,
         replays=len({(ran.graph, ran.replay) for ran in in_replays}),
         replayed=dict(Counter(ran.name for ran in in_replays)),
-        compiled_graphs=len(graph_records()),
+        compiled_graphs=compiled,
+        fusions=fusions,
+        refused=refused,
         faults=[*faults, *map(str, races)],
         sources=sources,
     )

@@ -10,18 +10,22 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import npugraph_ex_autoload
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 __all__ = ["digest", "digest_of"]
 
-_PACKAGES = ("npugraph_ex", "npu_emulator", "npugraph_ex_conformance")
+_PACKAGES = ("npu_emulator", "npugraph_ex_conformance")
+"""Beside `npugraph_ex`, a name that may be the bundled backend's."""
 _KINDS = frozenset({".py", ".cpp", ".h"})
 
 
 def digest() -> str:
     """Return the digest of this library, from the folders that this process imports it from."""
-    return digest_of(Path(folder) for name in _PACKAGES for folder in importlib.import_module(name).__path__)
+    others = [Path(folder) for name in _PACKAGES for folder in importlib.import_module(name).__path__]
+    return digest_of([Path(npugraph_ex_autoload.__file__).with_name("npugraph_ex"), *others])
 
 
 def digest_of(folders: Iterable[Path]) -> str:

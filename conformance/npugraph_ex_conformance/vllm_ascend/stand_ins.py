@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import npu_emulator
-from npugraph_ex.operators import OPERATORS
+import npugraph_ex_autoload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +48,7 @@ def replace_triton_kernels() -> None:
     from vllm.v1.worker import block_table
 
     block_table._compute_slot_mapping_kernel = _SlotMapping()
-    record = OPERATORS[FUSED]
+    record: Any = npugraph_ex_autoload.KERNELS[FUSED]  # also where the bundled backend has the name
     library = torch.library.Library("vllm", "FRAGMENT")
     library.define(f"qkv_rmsnorm_rope{record.schema}")
     torch.library.register_fake(FUSED, record.fake, lib=library)

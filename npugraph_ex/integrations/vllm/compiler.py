@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from npugraph_ex.errors import SavedGraphError
 from npugraph_ex.frontend.entry.backend import get_npu_backend
 from npugraph_ex.frontend.entry.compiler import CompiledFxGraph
 from npugraph_ex.integrations.vllm.config import VllmSettings, captured_batch_sizes
+from npugraph_ex.integrations.vllm.pieces import piece_key
 from npugraph_ex.observe.logger import logger
 from npugraph_ex.saving.artifact import SavedGraph
 
@@ -35,11 +37,20 @@ Handle = tuple[str, str]
 """What vLLM keeps for a saved graph: its key and the path of its file."""
 
 
+@dataclass(frozen=True)
+class _Made:
+    """A compiled piece: its function with flat results, what was compiled for it, and the keys under which it is saved."""
+
+    function: Callable[..., Sequence[Any]]
+    compiled: list[CompiledFxGraph]
+    keys: list[str] = field(default_factory=list)
+
+
 class NpuGraphExCompiler(_Interface):  # type: ignore[misc] # a class of vLLM's, or object
     """vLLM's compiler interface over this library.
 
     Graphs are optimised and not captured: the engine captures. A compiled graph is saved as text, and loaded in a fresh
-    process without tracing or passes.
+    process without tracing or passes. Equal pieces of a model are compiled once.
     """
 
     name = "npugraph_ex"
@@ -48,6 +59,7 @@ class NpuGraphExCompiler(_Interface):  # type: ignore[misc] # a class of vLLM's,
         self._settings = VllmSettings()
         self._batch_sizes: list[int] | None = None
         self._directory: Path | None = None
+        self._pieces: dict[object, _Made] = {}
 
     def compute_hash(self, vllm_config: Any) -> str:
         """Read the configuration, and give vLLM the part of its cache's name that this compiler decides."""
@@ -85,17 +97,28 @@ class NpuGraphExCompiler(_Interface):  # type: ignore[misc] # a class of vLLM's,
         del compiler_config, compile_range
         if not self._settings.enable:
             return graph, None
+        piece = piece_key(graph, example_inputs)
+        options = cache_key(self._settings.options(self._batch_sizes))
+        made = self._pieces.get((piece, options))
+        if made is None:
+            made = self._compile(graph, example_inputs)
+            if piece is not None:
+                self._pieces[piece, options] = made
+        handle = self._save(made.compiled, key)
+        if handle is not None and key is not None:
+            made.keys.append(key)
+        return _structured(made.function, _structure(graph)), handle
+
+    def _compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> _Made:
         torch.npu.set_compile_mode(jit_compile=False)
         compiled: list[CompiledFxGraph] = []
         backend = get_npu_backend(
             compiler_config=self._settings.compiler_config(self._batch_sizes), on_compiled=compiled.append
         )
-        flat, spec = _returning_tuple(graph)
-        function = backend(flat, example_inputs)
-        handle = self._save(compiled, key)
-        for made in compiled if handle is not None else ():
-            made.changed = lambda: self._save(compiled, key)
-        return _structured(function, spec), handle
+        made = _Made(backend(_returning_tuple(graph), example_inputs), compiled)
+        for one in compiled:
+            one.changed = lambda: [self._save(compiled, key) for key in made.keys]
+        return made
 
     def _save(self, compiled: Sequence[CompiledFxGraph], key: str | None) -> Handle | None:
         text = compiled[0].get_code() if len(compiled) == 1 and self._directory is not None and key else None
@@ -154,13 +177,13 @@ def _plain(results: Any) -> Any:
     return tuple(map(_plain, results)) if type(results) is tuple else results
 
 
-def _returning_tuple(graph: fx.GraphModule) -> tuple[fx.GraphModule, pytree.TreeSpec]:
-    """A copy of ``graph`` that returns a flat tuple, as AOT wants it, and how its results were put together."""
+def _returning_tuple(graph: fx.GraphModule) -> fx.GraphModule:
+    """A copy of ``graph`` that returns a flat tuple, as AOT wants it."""
     flat = copy.deepcopy(graph)
     output = next(iter(flat.graph.find_nodes(op="output")))
     output.args = (tuple(pytree.tree_leaves(output.args[0])),)
     flat.recompile()
-    return flat, _structure(graph)
+    return flat
 
 
 def _structured(function: Callable[..., Sequence[Any]], spec: pytree.TreeSpec) -> Callable[..., Any]:
