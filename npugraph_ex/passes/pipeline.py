@@ -63,6 +63,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("dead_code", dead_code.run),
     # After the closure, because reinplacing needs the order that all events prove.
     Pass("event_closure", event_closure.run, recoverable=False),
+    Pass("made_copies", reinplace.run_made_copies),
     Pass("reinplace_intermediates", reinplace.run_intermediates, option="inplace_pass"),
     Pass("reinplace_inputs", reinplace.run_inputs, option="input_inplace_pass"),
     Pass("final_dead_code", dead_code.run),

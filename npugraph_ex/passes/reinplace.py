@@ -38,7 +38,7 @@ from npugraph_ex.graph.memory.history import MemoryAccess
 from npugraph_ex.graph.memory.memory_map import MemoryMap
 from npugraph_ex.graph.memory.regions import UNKNOWN, Region
 from npugraph_ex.graph.metadata import derive, difference, fake_mode_of
-from npugraph_ex.graph.parts import SCATTERS, part_written
+from npugraph_ex.graph.parts import SCATTERS, is_made_copy, part_written
 from npugraph_ex.graph.streams.events import computes, has_several_streams, producers, stream_of
 from npugraph_ex.graph.streams.order import Order
 from npugraph_ex.passes.base import PassContext
@@ -54,6 +54,7 @@ class _Reinplacer:
     memory: MemoryMap
     inputs: bool  # destinations are inputs that the graph overwrites; otherwise intermediates
     order: Order | None  # None if there is one stream, which runs in list order
+    made_copies: bool = False  # only copies that unwrapping made
 
     def __post_init__(self) -> None:
         # Computed before the first rewrite, because a view of moved memory looks like a copy until its metadata is refreshed.
@@ -71,6 +72,8 @@ class _Reinplacer:
                 self._rewrite(node, target)
 
     def _is_candidate(self, node: fx.Node) -> bool:
+        if self.made_copies:
+            return is_made_copy(node)
         return (
             node.target in SCATTERS or node.target is _aten.clone.default or inplace_overload(node.target) is not None
         )
@@ -309,11 +312,17 @@ def _value(node: fx.Node) -> object:
     return node.meta.get("val")
 
 
-def _run(gm: fx.GraphModule, *, inputs: bool) -> None:
+def _run(gm: fx.GraphModule, *, inputs: bool, made_copies: bool = False) -> None:
     order = Order(gm.graph) if has_several_streams(gm.graph) else None
     memory = MemoryMap(gm.graph)
-    _Reinplacer(gm.graph, memory, inputs, order).run()
+    _Reinplacer(gm.graph, memory, inputs, order, made_copies).run()
     remove_self_copies(gm.graph, memory)
+
+
+def run_made_copies(gm: fx.GraphModule, context: PassContext) -> None:
+    """Without `inplace_pass`: no copies for operators that write in place by themselves, as the program called them."""
+    if not context.options.inplace_pass and any(map(is_made_copy, gm.graph.nodes)):
+        _run(gm, inputs=False, made_copies=True)
 
 
 def run_intermediates(gm: fx.GraphModule, context: PassContext) -> None:

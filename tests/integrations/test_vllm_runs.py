@@ -21,10 +21,14 @@ if TYPE_CHECKING:
 
 
 class _Uniform(nn.Module):
-    """Every token has the same logit."""
+    """Every token has the same logit, or one of its own, after each token alike."""
+
+    def __init__(self, logits: torch.Tensor | None = None) -> None:
+        super().__init__()
+        self._logits = torch.zeros(4) if logits is None else logits
 
     def forward(self, tokens: torch.Tensor) -> SimpleNamespace:
-        return SimpleNamespace(logits=torch.zeros(*tokens.shape, 4))
+        return SimpleNamespace(logits=self._logits.expand(*tokens.shape, 4))
 
 
 _LOGPROB = -math.log(4)
@@ -63,6 +67,17 @@ def test_a_schedule_may_not_move_a_value() -> None:
     assert moved.from_eager == pytest.approx(0.06)
     assert _judge(_LAZY, _MOVED, eager, moved).held
     assert _judge(_LAZY, _SEEN, eager, moved).wrong == ("other tokens or logprobs than under fifo",)
+
+
+def test_other_tokens_are_wrong_unless_float32_sees_a_tie() -> None:
+    """A fused kernel's rounding may decide between two tokens that are as near as it; not between others, and not unfused."""
+    eager = replace(_judge(_EAGER, _SEEN), from_float32=0.15)
+    parted = replace(_SEEN, answers=[replace(_ANSWER, tokens=[1, 3])])
+    unfused = replace(parted, replayed={"aten.add.Tensor": 1})
+    for gap, seen, held in ((0.5, parted, True), (0.7, parted, False), (0.5, unfused, False)):
+        reference = _Uniform(torch.tensor([0.0, 0.0, 0.0, gap]))
+        found = judge(_FIFO, seen, Seconds(0, 0), "qwen3-w8a8", reference, (eager,))
+        assert (f"other tokens than eager, {gap} apart in float32" not in found.wrong) == held, found.wrong
 
 
 def test_the_digest_is_of_every_source(tmp_path: Path) -> None:

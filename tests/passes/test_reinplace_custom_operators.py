@@ -61,16 +61,17 @@ def test_custom_operators_that_mutate(update: Any, version: int, options: dict[s
     assert options or version == 1 or "aten.clone.default" not in found
 
 
+@pytest.mark.parametrize("options", [{}, {"inplace_pass": False}], ids=str)
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_mutating_custom_operator_costs_no_copy(update: Any, version: int) -> None:
-    """On whole tensors no copy is left, whichever wrapper AOT takes."""
+def test_a_mutating_custom_operator_costs_no_copy(update: Any, version: int, options: dict[str, bool]) -> None:
+    """On whole tensors no copy is left, whichever wrapper AOT takes, also where other operators do not compute in place."""
 
     def function(x: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
         scratch = b + 1
         return update(x, b, scratch), scratch
 
     with torch._inductor.config.patch(enable_auto_functionalized_v2=version == 2):
-        found = operators(function, random(4, 3), random(4, 3))
+        found = operators(function, random(4, 3), random(4, 3), **options)
     launched = [name for name in found if name not in {"aten.as_strided.default", "aten.detach.default"}]  # views
     assert launched == ["aten.add.Tensor", "npugraph_ex_tests.update.default"]
 

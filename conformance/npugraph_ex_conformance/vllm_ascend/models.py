@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from npugraph_ex_conformance.vllm_ascend.engine import Answer
 
-__all__ = ["MODELS", "VOCABULARY", "difference", "make"]
+__all__ = ["MODELS", "VOCABULARY", "apart", "difference", "make"]
 
 VOCABULARY = 512
 HEAD = 128
@@ -136,3 +136,14 @@ def difference(judge: nn.Module, answers: Sequence[Answer]) -> float:
         found = expected.gather(1, torch.tensor(answer.tokens)[:, None])[:, 0]
         worst = max(worst, (found - torch.tensor(answer.logprobs)).abs().max().item())
     return worst
+
+
+def apart(judge: nn.Module, one: Answer, other: Answer) -> float:
+    """How far apart the judge's logprobs of the first different tokens of two answers are, after what they have in common.
+
+    Two tokens that are as near to each other as the kernels' rounding may come in either order, and what follows is another text.
+    """
+    place = next(place for place, pair in enumerate(zip(one.tokens, other.tokens, strict=True)) if pair[0] != pair[1])
+    with torch.no_grad():
+        logits = judge(torch.tensor([one.prompt + one.tokens[:place]])).logits[0, -1]
+    return abs(float(logits[one.tokens[place]] - logits[other.tokens[place]]))
