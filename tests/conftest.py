@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -148,6 +149,25 @@ def _fresh_environment(**variables: str) -> dict[str, str]:
 def fresh_environment() -> Callable[..., dict[str, str]]:
     """Make the environment of a user who has no emulated parent process."""
     return _fresh_environment
+
+
+@pytest.fixture(scope="module")
+def as_torchair() -> Iterator[None]:
+    """`torchair` means this library, until the end of the module."""
+    import npugraph_ex.frontend.entry.backend  # noqa: F401 - defines the operators
+    from npugraph_ex.compat import use_as_torchair
+
+    def taken() -> dict[str, ModuleType]:
+        return {name: module for name, module in sys.modules.items() if name.split(".")[0] == "torchair"}
+
+    before = taken()
+    for name in before:
+        del sys.modules[name]
+    use_as_torchair()
+    yield
+    for name in taken():
+        del sys.modules[name]
+    sys.modules.update(before)
 
 
 @pytest.fixture

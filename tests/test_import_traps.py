@@ -6,8 +6,7 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -112,26 +111,7 @@ OTHERS = (
 )
 
 
-@pytest.fixture(scope="module")
-def _as_torchair() -> Iterator[None]:
-    """The opt-in, undone afterwards."""
-    import npugraph_ex.frontend.entry.backend  # noqa: F401 - defines the operators
-    from npugraph_ex.compat import use_as_torchair
-
-    def taken() -> dict[str, ModuleType]:
-        return {name: module for name, module in sys.modules.items() if name.split(".")[0] == "torchair"}
-
-    before = taken()
-    for name in before:
-        del sys.modules[name]
-    use_as_torchair()
-    yield
-    for name in taken():
-        del sys.modules[name]
-    sys.modules.update(before)
-
-
-@pytest.mark.usefixtures("_as_torchair")
+@pytest.mark.usefixtures("as_torchair")
 @pytest.mark.parametrize(("module", "path"), TORCHAIR + OTHERS, ids=lambda text: text)
 def test_every_promised_path_is_there(module: str, path: str) -> None:
     """Each name of TorchAir, of `torch.npu.npugraph_ex` and of the guides is this library's own object: none was renamed."""
