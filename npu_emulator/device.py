@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from npu_emulator.schedules import Schedule
     from npu_emulator.settings import Settings
 
-__all__ = ["RUN_NOW", "SKIP", "GraphCost", "Note", "NoteKind", "Resources", "Runtime"]
+__all__ = ["QUEUE", "RUN_NOW", "GraphCost", "Note", "NoteKind", "Resources", "Runtime"]
 
 RUN_NOW, QUEUE, SKIP = 0, 1, 2
 """The results of `Runtime.begin`: run the kernel now, queue it, or run nothing (null kernels)."""
@@ -145,6 +145,7 @@ class Runtime:
         self.name_says_emulated = self._declare("emu_name_says_emulated", None)
         self._describe_failure = self._declare("emu_describe_failure", None, ctypes.c_char_p)
         self.interrupt = self._declare("emu_interrupt", None)
+        self.guard_reports = self._declare("emu_guard_reports", None)
         self._wait = self._freed.emu_wait
         self._wait.argtypes, self._wait.restype = [pointer, i32], i32
         self.is_outside_allocations = self._declare("emu_is_outside_allocations", i32, u64, u64)

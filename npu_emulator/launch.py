@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from npu_emulator.clock.products import counted
-from npu_emulator.device import RUN_NOW, SKIP
+from npu_emulator.device import QUEUE, RUN_NOW
 from npu_emulator.errors import EmulatorError
 from npu_emulator.frames import python_line, user_frames, user_line, user_stack
 from npu_emulator.host_state import HostState, without_autocast
@@ -229,13 +229,15 @@ class Launcher:
             body = self.memory.guard(name, stream, body, reads, writes)
         if self._suspicious or self.runtime.frees() != self._frees:
             self._check_memory(name, stream, (*reads, *writes))
-        answer = self.runtime.begin(stream, number)
-        if answer == RUN_NOW:
-            try:
+        answer = None  # as it stays if a signal's handler raises where `begin` returns
+        try:
+            answer = self.runtime.begin(stream, number)
+            if answer == RUN_NOW:
                 without_autocast(body)
-            finally:
+        finally:
+            if answer is None or answer == RUN_NOW:
                 self.runtime.end()
-        elif answer != SKIP:
+        if answer == QUEUE:
             key = next(self._next)
             if self.observers:
                 launch = Launch(name, user_frames(), reads, writes, fresh, stream, work)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from npu_emulator.device import Runtime
     from npu_emulator.launch import Launcher
     from npu_emulator.memory.allocator import AllocatorFeed
     from npu_emulator.memory.watch import MemoryWatch
@@ -17,11 +18,11 @@ __all__ = ["poisoning", "start_watching", "watching"]
 
 
 @cache
-def _feed() -> AllocatorFeed:
+def _feed(runtime: Runtime) -> AllocatorFeed:
     """Subscribe to the allocator once."""
     from npu_emulator.memory.allocator import AllocatorFeed
 
-    return AllocatorFeed()
+    return AllocatorFeed(runtime)
 
 
 def start_watching(launcher: Launcher, *, poison: bool, check: bool, stop_at_first: bool) -> MemoryWatch:
@@ -36,7 +37,7 @@ def start_watching(launcher: Launcher, *, poison: bool, check: bool, stop_at_fir
     if not check:
         watch.take_stock(torch.npu.memory_snapshot())
     launcher.memory = watch
-    _feed().start(watch)
+    _feed(launcher.runtime).start(watch)
     return watch
 
 
@@ -46,7 +47,7 @@ def watching(launcher: Launcher, *, poison: bool, check: bool, stop_at_first: bo
     import torch
 
     torch.npu.init()
-    before, before_of_feed = launcher.memory, _feed().watch
+    before, before_of_feed = launcher.memory, _feed(launcher.runtime).watch
     watch = start_watching(launcher, poison=poison, check=check, stop_at_first=stop_at_first)
     try:
         yield watch
@@ -55,13 +56,13 @@ def watching(launcher: Launcher, *, poison: bool, check: bool, stop_at_first: bo
     finally:
         launcher.memory = before
         launcher.runtime.stop_poisoning()
-        _feed().watch = before_of_feed
+        _feed(launcher.runtime).watch = before_of_feed
 
 
 @contextmanager
 def poisoning(launcher: Launcher) -> Iterator[None]:
     """Poison memory inside the block, unless an active watch already decides about poison."""
-    if _feed().watch is not None:
+    if _feed(launcher.runtime).watch is not None:
         yield
         return
     with watching(launcher, poison=True, check=False, stop_at_first=False):

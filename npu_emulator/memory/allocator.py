@@ -7,12 +7,10 @@ of several blocks; then the allocator's snapshot, which takes longer, says the s
 
 from __future__ import annotations
 
-import builtins
-import gc
-import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from npu_emulator.device import Runtime
     from npu_emulator.memory.watch import MemoryWatch
 
 __all__ = ["AllocatorFeed"]
@@ -24,7 +22,7 @@ _STREAM_MODE = 0
 class AllocatorFeed:
     """Passes the allocator's reports to the active watch; one object for the life of the process."""
 
-    def __init__(self) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         """Subscribe. torch_npu has no way to unsubscribe, so each allocation costs a Python call from now on."""
         import torch
         import torch_npu
@@ -38,8 +36,8 @@ class AllocatorFeed:
         """Allocations that are in the totals, and whose reports are still to come."""
         _npu_trace.register_callback_for_npu_memory_allocation(self._allocated, "npu_emulator")
         _npu_trace.register_callback_for_npu_memory_deallocation(self._freed, "npu_emulator")
+        runtime.guard_reports()
         torch_npu._C._activate_npu_trace(_STREAM_MODE)  # noqa: SLF001 - what torch_npu's sanitizer does
-        gc.callbacks.append(_let_import)
 
     def start(self, watch: MemoryWatch) -> None:
         """Pass reports to `watch` from now on."""
@@ -78,17 +76,3 @@ def _size_of(address: int) -> int:
 
     blocks = (block for segment in torch.npu.memory_snapshot() for block in segment["blocks"])
     return next((block["size"] for block in blocks if block["address"] == address), 0)
-
-
-def _let_import(phase: str, info: object) -> None:
-    """Make torch_npu's report possible during a garbage collection.
-
-    torch_npu imports a module for a report, with the builtins of the interrupted frame. Inside the constructor of a named
-    tuple these are empty, and the report would be lost.
-    """
-    del info
-    interrupted = sys._getframe().f_back  # noqa: SLF001 - None when the interpreter ends
-    if phase == "start" and interrupted is not None:
-        known = interrupted.f_globals.get("__builtins__")
-        if isinstance(known, dict):
-            known.setdefault("__import__", builtins.__import__)

@@ -179,6 +179,7 @@ struct State {
     size_t away = 0;          // collectives that have started and not finished
     std::map<char*, size_t> freed;  // memory to poison as soon as nothing is queued: address -> bytes
     bool busy = false;        // a thread is executing a task
+    bool immediate = false;   // which is an eager operator, in Python
     std::set<std::thread::id> launchers;  // threads that have launched work, but for those of autograd, which work for others
     std::set<std::thread::id> waiting;    // threads that wait for the device
     std::thread::id owner;    // which

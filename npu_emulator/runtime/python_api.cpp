@@ -86,7 +86,8 @@ EMU_API int emu_stream_id(void* handle) {
 }
 
 // The fast path of an eager operator. Returns 0: the caller runs the kernel itself now and then calls emu_end; 1: the caller
-// queues the kernel with emu_launch; 2: as 0, but with null kernels.
+// queues the kernel with emu_launch; 2: as 0, but with null kernels. After an interrupt that took the answer away, emu_end is
+// called, too, and ends what has begun.
 EMU_API int emu_begin(void* handle, uint32_t op) {
     State& s = state();
     Lock lock(s.mutex);
@@ -95,7 +96,7 @@ EMU_API int emu_begin(void* handle, uint32_t op) {
     if (s.executed.size() <= op) s.executed.resize(op + 1);
     ++s.executed[op];
     if (s.null_kernels) return 2;
-    s.busy = true;
+    s.busy = s.immediate = true;
     s.owner = std::this_thread::get_id();
     return 0;
 }
@@ -103,7 +104,8 @@ EMU_API int emu_begin(void* handle, uint32_t op) {
 EMU_API void emu_end() {
     State& s = state();
     Lock lock(s.mutex);
-    s.busy = false;
+    if (!s.immediate || s.owner != std::this_thread::get_id()) return;
+    s.busy = s.immediate = false;
     while (s.pending != 0 && !s.busy && step(lock, nullptr)) {
     }
     s.changed.notify_all();

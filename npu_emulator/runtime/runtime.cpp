@@ -19,4 +19,5 @@
 #include "device.cpp"
 #include "static_kernels.cpp"
 #include "python_api.cpp"
+#include "reports.cpp"
 #include "absent.cpp"

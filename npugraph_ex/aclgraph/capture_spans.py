@@ -7,7 +7,6 @@ allocated as long as their capture lives.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
@@ -81,8 +80,7 @@ class CaptureSpans:
         self.pool = pool
         self.written = written
         self._results = frozenset(results)
-        with _lock:
-            _alive.add(self)
+        _alive[id(self)] = self
 
     def has_overwritten_results(self) -> bool:
         """Whether a replay of another capture overwrites these results."""
@@ -102,8 +100,7 @@ class CaptureSpans:
 
     def retire(self) -> None:
         """Ignore these addresses from now on, because the capture will not be replayed."""
-        with _lock:
-            _alive.discard(self)
+        _alive.pop(id(self), None)
 
 
 def predict_avoid_spans(
@@ -142,15 +139,15 @@ def _bytes(node: fx.Node, values: Mapping[sympy.Expr, int]) -> list[int]:
 
 def _written_in(pool: PoolHandle, besides: CaptureSpans | None = None) -> list[Span]:
     """The addresses that the captures of a pool write, except those of the capture ``besides``."""
-    with _lock:
-        captures = [spans for spans in _alive if spans is not besides and spans.pool == pool]
-    return [span for spans in captures for span in spans.written]
+    captures = [spans for reference in _alive.valuerefs() if (spans := reference()) is not None]
+    return [span for spans in captures if spans is not besides and spans.pool == pool for span in spans.written]
 
 
-_lock = threading.Lock()
+_alive: weakref.WeakValueDictionary[int, CaptureSpans] = weakref.WeakValueDictionary()
+"""The spans, by `id`, of all captures that can still be replayed. Callers may put graphs of several functions into one pool.
 
-_alive: weakref.WeakSet[CaptureSpans] = weakref.WeakSet()
-"""The spans of all captures that can still be replayed. Callers may put graphs of several functions into one pool."""
+Each use is one step for other threads. A lock would stop everything if Ctrl-C or a finalizer came while it is held.
+"""
 
 
 def _overlaps(span: Span, others: Iterable[Span]) -> bool:

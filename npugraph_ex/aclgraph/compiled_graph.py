@@ -78,12 +78,12 @@ def invalidate() -> int:
     Returns:
         How many graph keys were dropped.
     """
-    return sum(graph.invalidate() for graph in list(_alive))
+    return sum(graph.invalidate() for graph in _living())
 
 
 def pool_bytes() -> dict[int, int]:
     """The bytes in the memory pools of each compiled graph that captured something, by the graph's number."""
-    pools = {graph.number: graph.pool.handles for graph in list(_alive) if graph.pool.handles}
+    pools = {graph.number: graph.pool.handles for graph in _living() if graph.pool.handles}
     sizes: dict[tuple[int, int], int] = {}
     for segment in torch.npu.memory_snapshot() if pools else ():
         handle = tuple(segment["segment_pool_id"])
@@ -96,7 +96,11 @@ def peak_bytes() -> int | None:
     return torch.npu.max_memory_allocated() if torch.npu.is_initialized() else None
 
 
-_alive: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
+def _living() -> list[CompiledGraph]:
+    return [graph for reference in _alive.valuerefs() if (graph := reference()) is not None]
+
+
+_alive: weakref.WeakValueDictionary[int, CompiledGraph] = weakref.WeakValueDictionary()
 """Every compiled graph that somebody can still call, for `invalidate`. It only empties their caches."""
 
 
@@ -141,7 +145,7 @@ class CompiledGraph:
         self._current_stream = _npu_private.stream_question()
         self._last_stream: tuple[int, int, int] | None = None
         self._lock = threading.RLock()
-        _alive.add(self)
+        _alive[id(self)] = self
 
     def invalidate(self) -> int:
         """Drop this graph's captures; return how many graph keys had some."""

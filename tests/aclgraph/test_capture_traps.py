@@ -97,13 +97,13 @@ def test_one_more_capture_finds_a_place(monkeypatch: pytest.MonkeyPatch) -> None
         total = torch.stack(parts).cumsum(0)[-1] * 2
         return total * 3, total.exp2(), total - 1
 
-    earlier = set(capture_spans._alive)
+    earlier = set(capture_spans._alive.values())
     graph, kept = compiled(function), Kept()
     for _ in range(2):
         x = random(64)
         for have, want in zip(graph(x), function(x), strict=True):
             kept.append((have, want))
-    assert [one.has_overwritten_results() for one in set(capture_spans._alive) - earlier] == [False, False]
+    assert [one.has_overwritten_results() for one in set(capture_spans._alive.values()) - earlier] == [False, False]
     agree(kept)
 
 

@@ -10,6 +10,7 @@ import torch
 import torch_npu
 
 from npu_emulator import build, schedule
+from npu_emulator.activation import current
 from npugraph_ex.versions import missing_interfaces
 
 
@@ -188,3 +189,19 @@ def test_host_memory_of_no_bytes_is_not_registered() -> None:
     assert int(runtime.npuHostRegister(host.data_ptr(), 4096, 0)) == 0
     assert int(runtime.npuHostUnregister(host.data_ptr())) == 0
     assert int(runtime.npuHostRegister(host.data_ptr(), 0, 0)) == 107000
+
+
+def test_an_interrupt_where_an_operator_begins_leaves_the_device_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python raises Ctrl-C as soon as the call into the runtime returns. The device was busy for ever: 507009, or a hang."""
+    runtime, x = current().launcher.runtime, torch.ones(3, device="npu")
+    begin = runtime.begin
+
+    def interrupted(stream: int, number: int) -> int:
+        begin(stream, number)
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runtime, "begin", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        x + 1
+    assert (x + 1).tolist() == [2, 2, 2]

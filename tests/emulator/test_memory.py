@@ -431,3 +431,18 @@ def test_tensors_freed_by_a_collection_in_a_frame_without_builtins_are_seen() ->
         torch.npu.synchronize()
     assert kinds(faults) == [FaultKind.FREED]
     assert y.device.type == "npu"
+
+
+def test_an_exception_that_drops_a_tensor_survives_the_report_of_the_free() -> None:
+    """torch_npu reports the free while the exception is pending. It was lost there, and Python crashed."""
+    graph, held = torch.npu.NPUGraph(), list[torch.Tensor]()
+    with check_memory() as faults:
+        held.append(torch.ones(300, device="npu"))
+        with torch.npu.graph(graph):
+            y = held[0] + 1
+        with pytest.raises(ZeroDivisionError):
+            torch.add(held.pop(), 1 // 0)
+        graph.replay()
+        torch.npu.synchronize()
+    assert kinds(faults) == [FaultKind.FREED]
+    assert y.device.type == "npu"

@@ -4,6 +4,7 @@ A random integer program is called many times, eagerly and compiled, by the same
 that stay, that begin elsewhere in one storage, or that are earlier results. It keeps results as tensors, as views or as their
 storages alone, writes into what it keeps, and drops some of it. After each step everything that both sides keep is compared.
 Some callers call in inference mode, and some in turns with and without it. Some programs write a value through a view of it.
+Some callers press Ctrl-C in a call, whose results nobody gets, and go on.
 Every third caller has an emulated device that runs queued work in a random order.
 """
 
@@ -13,6 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,6 +33,7 @@ from npugraph_ex.testing.generator.strategies import exact_programs
 from npugraph_ex.testing.oracle import tracing
 from npugraph_ex.testing.oracle.judge import same_values
 from npugraph_ex.testing.oracle.observation import Observation, host_copy, observe, visible_difference
+from npugraph_ex_conformance.examples.interrupts import interrupted
 from npugraph_ex_conformance.examples.written_views import with_a_written_view
 
 _Function = Callable[..., Any]
@@ -45,6 +48,8 @@ something kept is written, that each kept thing is dropped, that all captures ar
 _OPTIONS: tuple[Mapping[str, Any], ...] = (
     {}, {}, {"clone_output": True}, {"stable_inputs_in_place": False}, {"capture_limit": 2}, {"frozen_parameter": True},
 )  # fmt: skip
+_STOPPED, _POINTS = 10, (30, 300, 3000)
+"""The chance of Ctrl-C before a call, and before which point of the library's code it comes: of a replay, or of a capture."""
 _HABITS = (
     ("stays",) * 20 + ("new",),
     ("new", "moves", "result"),
@@ -73,10 +78,10 @@ _OFFSETS = (0, 0, 1, 128)
 def caller_example(seed: int) -> str:
     """What is wrong with one example; empty when nothing is."""
     choices, modes = Choices(Sampled(f"caller {seed}")), Choices(Sampled(f"mode {seed}")).pick(_MODES)
-    views = Choices(Sampled(f"view {seed}"))
+    views, stops = Choices(Sampled(f"view {seed}")), Choices(Sampled(f"interrupt {seed}"))
     try:
         with torch._dynamo.config.patch(recompile_limit=_MOST_KINDS_OF_CALLS), _order(seed):
-            return _difference(choices, modes, views)
+            return _difference(choices, modes, views, stops)
     except Exception as error:  # noqa: BLE001 - whatever a fault makes the library raise is what was found
         return f"raised {type(error).__name__}: {error}"
 
@@ -87,7 +92,7 @@ def _order(seed: int) -> AbstractContextManager[None]:
     return npu_emulator.schedule(f"random:{seed}")
 
 
-def _difference(choices: Choices, modes: Sequence[_Mode], views: Choices) -> str:
+def _difference(choices: Choices, modes: Sequence[_Mode], views: Choices, stops: Choices) -> str:
     """How the two sides come to differ; empty if they do not."""
     program = _program(choices)
     if _READ not in program.outputs and views.chance(_THROUGH_A_VIEW):
@@ -106,6 +111,10 @@ def _difference(choices: Choices, modes: Sequence[_Mode], views: Choices) -> str
         passings = [_Passing.drawn(choices, habit) for habit in habits]
         keepings = [choices.pick(forms) for _ in program.outputs]
         results = _results_to_pass(eager, program, sizes, passings)
+        if call and stops.chance(_STOPPED):
+            others, at = make_inputs(program.inputs, sizes=sizes), stops.number(1, stops.pick(_POINTS))
+            with modes[call % len(modes)]():
+                interrupted(partial(compiled.function, *others), at)
         this = _PlannedCall(call, sizes, passings, keepings, results, modes[call % len(modes)])
         seen = [side.call(program, this) for side in (eager, compiled)]
         wrong = visible_difference(*seen, kept_as=eager.by_dynamo)
