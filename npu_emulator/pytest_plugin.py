@@ -6,6 +6,7 @@ only adds a hint if tests cannot be imported because CANN is not installed. docs
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -90,6 +91,16 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
     if outcome.excinfo is not None:
         hint = _hint("".join(traceback.format_exception(outcome.excinfo[1])))
         sys.stderr.write(f"{hint}\n" if hint else "")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Keep the events that torch traces out of captured logs: each step of a compilation is an empty line of DEBUG there."""
+    if not _with_ini(session.config).npu:
+        return
+    captured = session.config.pluginmanager.get_plugin("logging-plugin")
+    for handler in (getattr(captured, name, None) for name in ("caplog_handler", "report_handler")):
+        if isinstance(handler, logging.Handler):
+            handler.addFilter(lambda record: record.name != "torch.__trace")
 
 
 def _start(options: argparse.Namespace) -> None:
@@ -223,6 +234,9 @@ def _skip_without(wanted: int) -> None:
         pytest.skip(f"wants {wanted} NPUs; there {'is' if there == 1 else 'are'} {there}")
 
 
+_NO_NPU = "there is no NPU: start pytest with --npu=emulated, or on a machine with one"
+
+
 @cache
 def _why_no_npu() -> str:
     """Why tests have no NPU; empty where they have one. Asked once: torch ends the process if an import that failed is repeated."""
@@ -230,10 +244,9 @@ def _why_no_npu() -> str:
         import torch
         import torch_npu  # noqa: F401 - gives torch its `npu`
     except (ImportError, OSError, RuntimeError) as error:
-        return f"there is no NPU: {error}"
-    if not torch.npu.is_available():
-        return "there is no NPU: start pytest with --npu=emulated, or on a machine with one"
-    return ""
+        said = str(error.__cause__ or error).partition("\n")[0]
+        return f"{_NO_NPU} (torch_npu cannot be imported: {said})"
+    return "" if torch.npu.is_available() else _NO_NPU
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ __all__ = ["Schedule", "exhaust", "is_searching", "parse", "same_values", "switc
 
 Result = TypeVar("Result")
 _POLICIES = ("fifo", "lazy", "random", "pct", "choices")
-_GRAMMAR = "'fifo', 'lazy', 'random:SEED', 'pct:SEED:DEPTH' or 'choices:N.N...'"
+_GRAMMAR = "'fifo', 'lazy', 'random:SEED' or 'pct:SEED:DEPTH'"  # a program writes the choices, not a person
 
 
 class Schedule(NamedTuple):

@@ -130,15 +130,3 @@ def test_bundled_is_refused(command: Command, script: str) -> None:
     done = command("explain", "--emulate", script, "1", "0", NPUGRAPH_EX="bundled")
     assert done.returncode == 2
     assert "unset it" in done.stderr
-
-
-def test_a_missing_folder_is_told_before_the_run(command: Command, script: str, tmp_path: Path) -> None:
-    """A long run is not lost for a report that cannot be written."""
-    done = command("explain", "--emulate", "--sarif", str(tmp_path / "none" / "found.sarif"), script, "1", "0")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "there is no folder" in done.stderr
-    done = command(
-        "explain", "--emulate", "--html", str(tmp_path), script, "1", "0", NPU_EMULATOR_FORCE="1"
-    )  # a folder
-    assert (done.returncode, "captured graphs, replayed" in done.stdout) == (2, True)
-    assert done.stderr.splitlines()[-1].startswith("npugraph-ex: --html: ")

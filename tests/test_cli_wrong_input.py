@@ -68,6 +68,12 @@ WRONG: list[tuple[list[str], tuple[str, ...]]] = [
     (["cache", "--dir", "absent", "ls"], ("'absent'",)),
     (["conformance", "--xfails-file", "absent"], ("'absent'",)),
     (["conformance", "--resume", "--report-dir", "absent"], ("absent", "without --resume")),
+    # Files that cannot be written are told before the run.
+    (["explain", "--sarif", "none/found.sarif", "x.py"], ("--sarif", "no folder 'none'")),
+    (["explain", "--html", ".", "x.py"], ("--html: . cannot be written",)),
+    (["advise", "--html", "/proc/x.html", "x.py"], ("--html: /proc/x.html cannot be written",)),
+    (["timeline", "--output", "/proc/x", "x.py"], ("--output: /proc/x cannot be written",)),
+    (["validate", "--report-dir", "/proc/x", "os"], ("report_dir", "'/proc/x'")),
     # Numbers.
     (["conformance", "--jobs", "0"], ("--jobs", "at least 1", "'0'")),
     (["conformance", "--jobs", "two"], ("--jobs", "whole number", "'two'")),
@@ -164,6 +170,15 @@ def test_every_command_has_json_quiet_and_an_example() -> None:
     for words in (["cache", "--json", "ls"], ["cache", "ls", "--json"]):
         assert cli._parser().parse_args(words).json
     assert not cli._parser().parse_args(["cache", "ls"]).json
+
+
+def test_help_knows_options_and_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    """What `options` and `--help` say; a mistyped one is suggested."""
+    for name, words in (("capture_limit", "takes an int"), ("explain", "usage: npugraph-ex explain")):
+        assert cli.main(["help", name]) == 0
+        assert words in capsys.readouterr().out
+    assert cli.main(["help", "capture_limi"]) == 2
+    assert "perhaps capture_limit" in capsys.readouterr().err
 
 
 def test_the_page_of_json_has_every_command_and_its_keys() -> None:

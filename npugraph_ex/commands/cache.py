@@ -26,18 +26,26 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     show.add_argument("name", help="a name of `ls`, or a part of it that no other name has, or the path of a file")
     clear = actions.add_parser("clear", help="delete saved compilations, all or those whose names begin so")
     clear.add_argument("prefix", nargs="?", default="", help="the beginning of the names")
+    for (
+        action
+    ) in actions.choices.values():  # after the action's name, too; there it has no default that would undo the other
+        action.add_argument("--dir", metavar="DIR", default=argparse.SUPPRESS, help="the folder, as before the action")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Do what the command line says.
 
     Raises:
-        UsageError: there is no such folder, or no such compilation in it.
+        UsageError: there is no such folder, or it cannot be read, or no such compilation is in it.
         SavedGraphError: a compilation cannot be read.
     """
     store = Store(arguments.dir)
     if not store.directory.is_dir():
         return _no_folder(store, arguments)
+    try:
+        next(store.directory.iterdir(), None)
+    except OSError as error:
+        raise UsageError(f"the folder {store.directory} cannot be read: {error.strerror}") from error
     if arguments.action == "show":
         return _show(store, arguments)
     if arguments.action == "clear":

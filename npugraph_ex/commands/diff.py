@@ -53,7 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     from npugraph_ex.observe.compare import Comparison, compare
 
     found = Comparison()
-    with interruptible() as stop, progress(None, quiet=arguments.quiet) as reached:
+    quiet = arguments.quiet or not sys.stderr.isatty()  # in a pipe, lines of progress would hide the answer
+    with interruptible() as stop, progress(None, quiet=quiet) as reached:
 
         def note(so_far: Comparison, total: int, node: str) -> None:
             nonlocal found

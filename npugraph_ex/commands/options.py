@@ -39,9 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.name is not None or console.width < _TABLE_WIDTH:
         for row in rows:
             console.print(f"{row.name} = {row.default!r}", style="bold", markup=False)
-            console.print(f"    {row.meaning}\n    takes {_allowed(row)}", markup=False)
-            if row.torchair:
-                console.print(f"    TorchAir: {_torchair(row)}", markup=False)
+            console.print("\n".join(f"    {line}" for line in described(row).splitlines()), markup=False)
     else:
         table = Table(title="options of backend='npugraph_ex'", title_justify="left")
         for column, width in (
@@ -56,6 +54,11 @@ def run(arguments: argparse.Namespace) -> int:
             table.add_row(row.name, repr(row.default), _allowed(row), row.meaning, _torchair(row))
         console.print(table, markup=False)
     return 0
+
+
+def described(row: Option) -> str:
+    """What an option does and takes, as lines without its name."""
+    return f"{row.meaning}\ntakes {_allowed(row)}" + (f"\nTorchAir: {_torchair(row)}" if row.torchair else "")
 
 
 def _torchair(row: Option) -> str:

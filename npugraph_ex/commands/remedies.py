@@ -8,44 +8,53 @@ import re
 from pathlib import Path
 from typing import Any
 
+from npugraph_ex.commands import options
 from npugraph_ex.commands.terminal import show
+from npugraph_ex.config import OPTION_TABLE
 from npugraph_ex.errors import UsageError
 
 _DESCRIPTION = """\
 Print what causes an error and what to do about it: a class of npugraph_ex or npu_emulator,
 one of torch that compiled programs raise, or a code of the device. Upper and lower case are the same.
+Of a compile option, print what `npugraph-ex options` says; of a command, its own help.
 
 examples:
   npugraph-ex help CaptureError
   npugraph-ex help 107030
-  npugraph-ex help                 every name that has a section
+  npugraph-ex help capture_limit
+  npugraph-ex help                 every error and code that has a section
 """
 
 
 def add_parser(commands: Any) -> None:
     """Describe the command line."""
     parser = commands.add_parser(
-        "help", help="cause and remedy of an error class or a device code",
+        "help", help="cause and remedy of an error class or a device code; what an option or a command does",
         description=_DESCRIPTION,
     )  # fmt: skip
-    parser.add_argument("name", nargs="?", help="a class such as CaptureError, or a code such as 107030")
+    parser.add_argument(
+        "name", nargs="?", help="a class such as CaptureError, a code such as 107030, an option, or a command"
+    )
+    parser.set_defaults(commands=commands.choices)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print a section, or the names of all; the exit status is 0.
+    """Print what is known of one name, or the names of all sections; the exit status is 0.
 
     Raises:
         UsageError: nothing has this name; the message has the nearest ones.
     """
     found = sections()
     if arguments.name is not None:
+        found |= {name: options.described(row) for name, row in OPTION_TABLE.items()}
+        found |= {name: command.format_help().rstrip() for name, command in arguments.commands.items()}
         asked = arguments.name.rpartition(".")[2]
         by_case = {known.lower(): known for known in found}
         name = by_case.get(asked.lower(), asked)
         if name not in found:
             close = [by_case[known] for known in difflib.get_close_matches(asked.lower(), by_case, n=3)]
             near = f"; perhaps {' or '.join(close)}" if close else ""
-            raise UsageError(f"nothing is known of {name!r}{near}. `npugraph-ex help` lists all names")
+            raise UsageError(f"nothing is known of {name!r}{near}. `npugraph-ex help` lists errors and codes")
         found = {name: found[name]}
     text = "\n".join(found) if arguments.name is None else f"{name}\n\n{found[name]}"
     show(arguments, found, text)

@@ -77,7 +77,7 @@ def explain(arguments: argparse.Namespace, choice: str) -> int:
     """Run a script and print what this backend made of it, even when the script fails or is stopped."""
     if choice == "bundled":
         raise UsageError(f"explain tells of this library, and {_SWITCH}=bundled asks for torch_npu's; unset it")
-    _check_folders(("--sarif", arguments.sarif), ("--html", arguments.html))
+    _check_files(("--sarif", arguments.sarif), ("--html", arguments.html))
     out = sys.stdout
 
     @contextmanager
@@ -98,10 +98,29 @@ def explain(arguments: argparse.Namespace, choice: str) -> int:
     return status
 
 
-def _check_folders(*files: tuple[str, Path | None]) -> None:
+def _check_files(*files: tuple[str, Path | None]) -> None:
+    """Refuse a file that cannot be written now, not when a long run has ended."""
     for option, file in files:
-        if file is not None and not file.parent.is_dir():
+        if file is None:
+            continue
+        if not file.parent.is_dir():
             raise UsageError(f"{option}: there is no folder {str(file.parent)!r} to write in; make it first")
+        if (
+            not file.exists() or file.is_file() or file.is_dir()
+        ):  # another kind, such as a pipe, might wait for its reader
+            there = file.exists()
+            with _refused(option):
+                file.open("a", encoding="utf-8").close()
+            if not there:
+                file.unlink()
+
+
+@contextmanager
+def _refused(option: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{option}: {error.filename} cannot be written: {error.strerror}") from error
 
 
 def _leave_threads(stop: Interrupt, status: int) -> None:
@@ -148,16 +167,16 @@ def _write_files(arguments: argparse.Namespace, found: Explanation, clock: Timel
 
 
 def _write(option: str, file: Path, text: str) -> None:
-    try:
+    with _refused(option):
         file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{option}: {error}") from error
 
 
 def draw(arguments: argparse.Namespace, choice: str) -> int:
     """Run a script and draw what its streams do."""
     if choice == "bundled":
         raise UsageError(f"timeline follows this process, and {_SWITCH}=bundled needs another; unset it")
+    with _refused("--output"):
+        arguments.output.mkdir(parents=True, exist_ok=True)
     return _watched(arguments, choice, partial(timeline.drawn, arguments, sys.stdout))
 
 
@@ -165,7 +184,7 @@ def give_advice(arguments: argparse.Namespace, choice: str) -> int:
     """Run a script and say what could be fused in its models."""
     if choice == "bundled":
         raise UsageError(f"advise watches this library, and {_SWITCH}=bundled asks for torch_npu's; unset it")
-    _check_folders(("--html", arguments.html))
+    _check_files(("--html", arguments.html))
     return _watched(arguments, choice, partial(advise.advised, arguments, sys.stdout))
 
 

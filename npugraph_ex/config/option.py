@@ -128,9 +128,11 @@ class Option:
 
 
 def unknown_option(name: object, known: Iterable[str], *, where: str = "") -> UnknownOptionError:
-    """Build the error for a name that is not in the table: the name, the nearest right one, and all of them."""
+    """Build the error for a name that is not in the table: the name and the nearest right one, or all of them."""
     names = sorted(known)
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? The" if near else "the"
     place = f" of {where}" if where else ""
-    return UnknownOptionError(f"no option{place} is named {name!r}; {hint} names are: {', '.join(names)}")
+    hint = (
+        f"did you mean {near[0]!r}? `npugraph-ex options` lists all" if near else f"the names are: {', '.join(names)}"
+    )
+    return UnknownOptionError(f"no option{place} is named {name!r}; {hint}")

@@ -45,13 +45,10 @@ def check_switches(switches: Mapping[str, bool] | None) -> None:
     for name in switches or {}:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1, cutoff=0.7)
-            hint = f"did you mean {near[0]!r}? The" if near else "the"
+            hint = f"did you mean {near[0]!r}?" if near else f"the rules are: {', '.join(sorted(names))}"
             if name.startswith("lift_"):
-                hint = "the option 'lift' switches all forms of lifting together. The"
-            raise OptionValueError(
-                f"option 'fusion_rules' names {name!r}, but no rule has that name; {hint} rules are: "
-                f"{', '.join(sorted(names))}"
-            )
+                hint = "the option 'lift' switches all forms of lifting together"
+            raise OptionValueError(f"option 'fusion_rules' names {name!r}, but no rule has that name; {hint}")
 
 
 def apply_rules(graph: fx.Graph, rules: Sequence[PreparedRule], report: ReportBuilder) -> None:

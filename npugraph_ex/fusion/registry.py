@@ -35,9 +35,9 @@ class Registration:
     """A registered rule; ``remove`` unregisters it. Usable as a context manager for scoped registration."""
 
     name: str
-    _registry: RuleRegistry
-    key: tuple[object, ...]
-    _alive: list[bool] = field(default_factory=lambda: [True])
+    _registry: RuleRegistry = field(repr=False)
+    key: tuple[object, ...] = field(repr=False)
+    _alive: list[bool] = field(default_factory=lambda: [True], repr=False)
 
     def remove(self) -> None:
         """Unregister. The rule disappears when all its registrations are removed. A second call does nothing."""

@@ -44,6 +44,21 @@ def test_ls(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     assert "cut off" in capsys.readouterr().out
 
 
+def test_the_folder_after_the_action_and_one_that_cannot_be_read(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both places are good for `--dir`; a folder without permission is no empty one."""
+    assert main(["cache", "ls", "--dir", str(store.directory)]) == 0
+    assert "2 saved compilations" in capsys.readouterr().out
+
+    def refused(_: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    assert _run(store, "ls") == 2
+    assert f"{store.directory} cannot be read: Permission denied" in capsys.readouterr().err
+
+
 def test_show(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     """By name, with its suffix or without, or by path: versions, sources, inputs, graph; a name that is not there is named."""
     for name in ("Model.forward-1", "Model.forward-1.nge", str(store.path("Model.forward-1"))):

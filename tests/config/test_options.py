@@ -56,12 +56,12 @@ def test_every_default_is_accepted_and_has_a_meaning() -> None:
     assert all(row.meaning.endswith(".") for row in OPTION_TABLE.values())
 
 
-def test_wrong_name_is_named_with_the_nearest_and_all_others() -> None:
-    """A misspelt option is a ValueError with the nearest right name and the whole list."""
+def test_wrong_name_is_named_with_the_nearest() -> None:
+    """A misspelt option is a ValueError with the nearest right name, which a list of all names would bury."""
     with pytest.raises(UnknownOptionError, match=r"'force_eagre'; did you mean 'force_eager'\?") as caught:
         Options.from_mapping({"force_eagre": True})
     assert isinstance(caught.value, ValueError)
-    assert all(name in str(caught.value) for name in OPTION_TABLE)
+    assert "capture_limit" not in str(caught.value)
 
 
 def test_a_name_like_no_other_gets_no_guess() -> None:
@@ -69,6 +69,7 @@ def test_a_name_like_no_other_gets_no_guess() -> None:
     with pytest.raises(UnknownOptionError) as caught:
         Options.from_mapping({"zzzz": 1})
     assert "did you mean" not in str(caught.value)
+    assert all(name in str(caught.value) for name in OPTION_TABLE)
 
 
 @pytest.mark.parametrize("name", SWITCHES)

@@ -47,6 +47,10 @@ def test_the_schedule_of_the_configuration(npu):
 def test_another_schedule(npu):
     assert ran_before_anyone_waits(npu) == 1
 
+def test_the_log_of_a_compilation(npu, caplog):
+    torch._logging.trace_structured("artifact", lambda: {})
+    assert not caplog.records
+
 @pytest.mark.npu_devices(2)
 def test_two_devices():
     assert torch.ones(1, device="npu:1").item() == 1
@@ -90,7 +94,7 @@ def test_configuration_markers_and_fixture(tmp_path: Path, fresh_environment: Ca
     )
     (tmp_path / "test_marked.py").write_text(_MARKED)
     done = _pytest(tmp_path, fresh_environment(), "-k", "not races and not adds")
-    assert "3 passed, 1 skipped, 2 errors" in done.stdout, done.stdout + done.stderr
+    assert "4 passed, 1 skipped, 2 errors" in done.stdout, done.stdout + done.stderr
     assert "wants 3 NPUs; there are 2" in done.stdout
     assert "npu_devices takes a whole number; it has ('two',)" in done.stdout
     assert "npu_schedule: a schedule" in done.stdout
@@ -146,10 +150,11 @@ def test_markers_and_the_fixture_skip_where_torch_cannot_be_imported(
         _MARKED.replace("import torch\n", "").replace("from npu_em", "# from npu_em")
     )
     done = subprocess.run(
-        [*_PYTEST, "-k", "(devices or configuration) and not wrong", "--rootdir", str(tmp_path), str(tmp_path)],
+        [*_PYTEST, "-rs", "-k", "(devices or configuration) and not wrong", "--rootdir", str(tmp_path), str(tmp_path)],
         env={**fresh_environment(), "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert "3 skipped" in done.stdout, done.stdout + done.stderr
+    assert done.stdout.count("start pytest with --npu=emulated, or on a machine with one (torch_npu cannot") > 0
     assert done.returncode == 0
 
 

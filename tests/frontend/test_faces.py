@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -43,11 +44,18 @@ def test_what_is_no_pool(pool: tuple[int, ...]) -> None:
 
 
 def test_a_rule_that_does_not_exist() -> None:
-    """Only a near name is suggested; the list of all names is there in any case."""
+    """A near name is suggested; without one, all names are listed."""
     for name, suggested in (("nope", False), ("qk_norm_rop", True)):
         with pytest.raises(Exception, match=r"no rule has that name.*qk_norm_rope") as error:
             torch.compile(torch.relu, backend="npugraph_ex", options={"fusion_rules": {name: True}})(random(3))
         assert ("did you mean" in str(error.value)) is suggested
+
+
+def test_a_mode_of_torch_compile() -> None:
+    """A mode that the option has is repeated as the option; of another one the legal values are named."""
+    for mode, said in (("max-autotune", "{'mode': 'max-autotune'}"), ("max-autotun", "one of 'npugraph_ex' or")):
+        with pytest.raises(Exception, match=re.escape(said)):
+            torch.compile(torch.relu, backend="npugraph_ex", mode=mode)(random(3))
 
 
 def test_a_mistyped_variable(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -105,6 +105,7 @@ def test_duplicates_are_one_rule_with_and_without_skip_duplicates(skip: bool) ->
     assert len(registry.USER_RULES.snapshot()) == 1
     gm = aot_graph(lambda x: torch.relu(x), half(4))
     assert optimise(gm).fusions(handles[0].name) == 1
+    assert repr(handles[0]) == f"Registration(name={handles[0].name!r})"
     handles[0].remove()
     assert len(registry.USER_RULES.snapshot()) == 1
     handles[1].remove()

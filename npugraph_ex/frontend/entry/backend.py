@@ -9,7 +9,7 @@ from functorch.compile import make_boxed_func
 from torch import fx
 
 from npugraph_ex import _torch_private
-from npugraph_ex.config import CompilerConfig
+from npugraph_ex.config import OPTION_TABLE, CompilerConfig
 from npugraph_ex.config.compiler_config import apply_flat, given_or_default
 from npugraph_ex.errors import CaptureError, GraphVerificationError, OptionValueError, SavedGraphError, with_address
 from npugraph_ex.frontend.entry import current_device, ge, pads
@@ -134,8 +134,14 @@ def npugraph_ex(
         OptionError: a wrong option name or value, or a ``mode``, which this backend takes as an option.
     """
     if mode not in {None, "default"}:
+        kind = OPTION_TABLE["mode"].kind
         raise OptionValueError(
-            f"torch.compile(mode={mode!r}) is Inductor's; this backend takes the mode as an option: options={{'mode': {mode!r}}}"
+            f"torch.compile(mode={mode!r}) is Inductor's; this backend takes the mode as an option: "
+            + (
+                f"options={{'mode': {mode!r}}}"
+                if kind.accepts(mode)
+                else f"options={{'mode': ...}}, one of {kind.allowed}"
+            )
         )
     config = CompilerConfig()
     apply_flat(config, {} if options is None else options)

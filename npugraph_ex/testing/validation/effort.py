@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 
@@ -47,8 +47,12 @@ class Effort:
         if folder is None:
             return
         there = next((place for place in (folder, *folder.absolute().parents) if place.exists()), folder)
-        if not (there.is_dir() and os.access(there, os.W_OK)):
-            raise ValueError(f"report_dir must be a folder that can be written; it is {str(folder)!r}.")
+        try:
+            TemporaryDirectory(dir=there).cleanup()
+        except OSError as error:
+            raise ValueError(
+                f"report_dir must be a folder that can be written; it is {str(folder)!r} ({error.strerror})."
+            ) from error
 
 
 def _is_floating(dtype: object) -> bool:
