@@ -12,8 +12,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-_BEGIN = "<!-- tables: written by campaign/strangers_tables.py -->"
-_END = "<!-- end of the tables -->"
 _USES = ("forward", "generate", "train")
 
 
@@ -70,17 +68,26 @@ def _kind(text: str) -> str:
 
 
 def main(results: str, page: str) -> None:
-    """Write the tables between the two comments of the page."""
-    lines = [json.loads(line) for line in Path(results).read_text(encoding="utf-8").splitlines() if line.endswith("}")]
-    rows = {kind: [line for line in lines if line.get("kind") == kind] for kind in ("opinfo", "architectures")}
+    """Write each table between its two comments in the page."""
+    answers = [
+        json.loads(line) for line in Path(results).read_text(encoding="utf-8").splitlines() if line.endswith("}")
+    ]
+    rows = {kind: [row for row in answers if row.get("kind") == kind] for kind in ("opinfo", "architectures")}
     for row in (row for of_kind in rows.values() for row in of_kind):
         row.setdefault("message", "")
-    tables = [operator_rows(rows["opinfo"]), difference_rows(rows["opinfo"]), architecture_rows(rows["architectures"])]
-    text = "\n\n".join("\n".join(table) for table in tables)
+    tables = {
+        "operators": operator_rows(rows["opinfo"]),
+        "differences": difference_rows(rows["opinfo"]),
+        "architectures": architecture_rows(rows["architectures"]),
+    }
     path = Path(page)
-    before, _, rest = path.read_text(encoding="utf-8").partition(_BEGIN)
-    _, _, after = rest.partition(_END)
-    path.write_text(f"{before}{_BEGIN}\n\n{text}\n\n{_END}{after}", encoding="utf-8")
+    text = path.read_text(encoding="utf-8")
+    for name, table in tables.items():
+        before, begin, rest = text.partition(f"<!-- table of {name}: written by campaign/strangers_tables.py -->")
+        _, end, after = rest.partition(f"<!-- end of the table of {name} -->")
+        lines = "\n".join(table)
+        text = f"{before}{begin}\n\n{lines}\n\n{end}{after}"
+    path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
