@@ -26,6 +26,9 @@ _IMAGE = {
 }  # fmt: skip
 _GPT = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY}
 _DISTILLED = {"dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 128, "vocab_size": VOCABULARY}
+_SWIN = {
+    "embed_dim": 32, "depths": [1, 1], "num_heads": [2, 4], "window_size": 2, "patch_size": 4, "image_size": 32,
+}  # fmt: skip
 _T5 = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "vocab_size": VOCABULARY}
 _WHISPER = {
     "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
@@ -107,9 +110,9 @@ def _text(config: str, model: str, common: dict[str, Any] = _GROUPED, **extra: A
     return make
 
 
-def _image(config: str, model: str, **extra: Any) -> Callable[[], Made]:
+def _image(config: str, model: str, common: dict[str, Any] = _IMAGE, **extra: Any) -> Callable[[], Made]:
     def make() -> Made:
-        made = getattr(transformers, model)(getattr(transformers, config)(**{**_IMAGE, **extra}))
+        made = getattr(transformers, model)(getattr(transformers, config)(**{**common, **extra}))
         return First(made, ("pixel_values",)), (torch.randn(1, 3, 32, 32),)
 
     return make
@@ -182,7 +185,7 @@ ARCHITECTURES: dict[str, Callable[[], Made]] = {
     "ModernBERT": _text("ModernBertConfig", "ModernBertModel", _TEXT, reference_compile=False),
     "SigLIP": _image("SiglipVisionConfig", "SiglipVisionModel"),
     "BEiT": _image("BeitConfig", "BeitModel"),
-    "Swin": _image("SwinConfig", "SwinModel", embed_dim=32, depths=[1, 1], num_heads=[2, 4], window_size=2, patch_size=4),
+    "Swin": _image("SwinConfig", "SwinModel", _SWIN),
     "ConvNeXt": _image("ConvNextConfig", "ConvNextModel", hidden_sizes=[16, 32], depths=[1, 1], num_stages=2, patch_size=4),
     "ResNet": _image("ResNetConfig", "ResNetModel", embedding_size=16, hidden_sizes=[16, 32], depths=[1, 1], layer_type="basic"),
     "Whisper": _whisper,
