@@ -153,6 +153,12 @@ class Options:
         "Put fused npu operators in the place of their spellings in ATen operators, in inference: where every bit stays "
         "('exact'), or where the result is no farther from float64 ('judged').",
     )
+    join_projections: bool = _row(
+        False,
+        SWITCH,
+        "With lift: compute gate and up of a SwiGLU in one product, with their weights in one tensor. It takes the memory of "
+        "these weights again. Changes of weights are followed, but not those through parameter.data.",
+    )
     fusion_rules: dict[str, bool] | None = _row(
         None,
         SWITCHES,

@@ -5,6 +5,7 @@ The questions about the graph are those of fusion: streams, writes in between, m
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -22,21 +23,24 @@ from npugraph_ex.graph.launches import NOTHING, Launched
 from npugraph_ex.graph.memory.aliases import tensor_leaves
 from npugraph_ex.graph.metadata import fake_mode_of
 from npugraph_ex.graph.source import source_line
-from npugraph_ex.lifting import constants, repeated
-from npugraph_ex.lifting.forms import FORMS
+from npugraph_ex.lifting import constants, joined_weights, repeated
+from npugraph_ex.lifting.forms import FORMS, joined_swiglu
 from npugraph_ex.lifting.judging import Ruling, judge
-from npugraph_ex.lifting.proposal import Emit, Form, Proposal, Unlike
+from npugraph_ex.lifting.proposal import Build, Emit, Form, Proposal, Unlike
 from npugraph_ex.lifting.subgraph import Subgraph
 from npugraph_ex.report.passes import Fusion, NearMiss, ReportBuilder
 
 
-def lift(graph: fx.Graph, report: ReportBuilder, *, exact: bool) -> None:
+def lift(
+    graph: fx.Graph, report: ReportBuilder, *, exact: bool, parameters: Mapping[fx.Node, torch.Tensor] | None
+) -> None:
     """Lift every form wherever it holds.
 
     Args:
         graph: an inference graph with fake tensors in ``meta["val"]``; is edited in place.
         report: learns what was lifted, with its distance from float64, and what was not, with the reason.
         exact: whether every bit must be eager mode's.
+        parameters: those that may be joined, with their values; None where none may.
     """
     mode = fake_mode_of(graph)
     if mode is None:
@@ -44,7 +48,10 @@ def lift(graph: fx.Graph, report: ReportBuilder, *, exact: bool) -> None:
     noops.remove(graph, arithmetic=True)
     constants.fold(graph, report)
     facts = GraphFacts.from_graph(graph)
-    for form in FORMS:
+    if parameters is None:
+        report.add_rule(joined_swiglu.NAME, "the option 'join_projections' is off")
+    joining = [] if parameters is None else [joined_swiglu.JoinedSwiGlu(parameters)]
+    for form in (*FORMS, *joining):
         report.add_rule(form.name)
         ends = form.ends_with
         # The last operators first: what ends a spelling may look like a smaller one by itself.
@@ -53,11 +60,13 @@ def lift(graph: fx.Graph, report: ReportBuilder, *, exact: bool) -> None:
                 with mode:
                     _LiftingAttempt(form, node, facts, report, exact=exact).run()
     repeated.join(graph, report)
+    if parameters:
+        joined_weights.take_out(graph, parameters)
 
 
 def refuse(report: ReportBuilder, why: str) -> None:
     """Say of every form why it was not tried."""
-    for name in (constants.NAME, *(form.name for form in FORMS), repeated.NAME):
+    for name in (constants.NAME, *(form.name for form in FORMS), joined_swiglu.NAME, repeated.NAME):
         report.add_rule(name, why)
 
 
@@ -96,7 +105,7 @@ class _LiftingAttempt:
         replacement = self._replacement(proposal, Site(subgraph.vanishing, subgraph.outputs, bound))
         if isinstance(replacement, str):
             return NOTHING
-        return Launched.of(subgraph.vanishing) - Launched.of(replacement.nodes)
+        return Launched.of(subgraph.vanishing) - Launched.of(joined_weights.in_a_call(replacement))
 
     def _lift(self, proposal: Proposal) -> str | None:
         """None after a lift, otherwise the first reason against it; cheap questions first."""
@@ -119,10 +128,10 @@ class _LiftingAttempt:
         replacement = self._replacement(proposal, site)
         if isinstance(replacement, str):
             return replacement
-        saves = Launched.of(subgraph.vanishing) - Launched.of(replacement.nodes)
+        saves = Launched.of(subgraph.vanishing) - Launched.of(joined_weights.in_a_call(replacement))
         if saves.kernels <= 0:
             return "nothing would be saved: it starts as many kernels, or others use what is computed on the way"
-        ruling = judge(proposal, subgraph, replacement, exact=self.exact)
+        ruling = self._ruling(proposal, subgraph, replacement)
         if ruling.reason:
             return ruling.reason
         names = tuple(node.name for node in subgraph.vanishing)
@@ -131,25 +140,42 @@ class _LiftingAttempt:
         self.report.add_fusion(_record(self.form.name, names, new, source, ruling, saves))
         return None
 
+    def _ruling(self, proposal: Proposal, subgraph: Subgraph, replacement: fx.Graph) -> Ruling:
+        """The judge's, of the whole or of its steps."""
+        if not proposal.steps:
+            return judge(proposal, subgraph, replacement, exact=self.exact)
+        rulings = []
+        for step in proposal.steps:
+            part = Subgraph.of(step)
+            assert not isinstance(part, str)  # noqa: S101 - it is a part of a subgraph
+            rulings.append(judge(step, part, self._built(step, step.builds[0])[0], exact=self.exact))
+        worst = (max(ruling.ulps for ruling in rulings), max(ruling.eager_ulps for ruling in rulings))
+        return Ruling(next((ruling.reason for ruling in rulings if ruling.reason), ""), *worst)
+
+    def _built(self, proposal: Proposal, build: Build) -> tuple[fx.Graph, tuple[fx.Node, ...]]:
+        """One way to make it, and its results."""
+        mode = fake_mode_of(self.facts.graph)
+        assert mode is not None  # noqa: S101 - asked before
+        emit = Emit(mode)
+        placeholders = []
+        for position, node in enumerate(proposal.inputs):
+            placeholder = emit.graph.placeholder(f"input_{position}")
+            placeholder.meta["val"] = fresh(node.meta["val"])
+            placeholders.append(placeholder)
+        results = build(emit, *placeholders)
+        emit.graph.output(results)
+        return emit.graph, results
+
     def _replacement(self, proposal: Proposal, site: Site) -> fx.Graph | str:
         """The first way to make it whose results are like those that it replaces; why the last one is not."""
         reason = ""
         for build in proposal.builds:
-            mode = fake_mode_of(self.facts.graph)
-            assert mode is not None  # noqa: S101 - asked before
-            emit = Emit(mode)
-            placeholders = []
-            for position, node in enumerate(proposal.inputs):
-                placeholder = emit.graph.placeholder(f"input_{position}")
-                placeholder.meta["val"] = fresh(node.meta["val"])
-                placeholders.append(placeholder)
-            results = build(emit, *placeholders)
-            emit.graph.output(results)
+            graph, results = self._built(proposal, build)
             unlike = checks.same_metadata(site, results) or checks.same_aliasing(
-                site, emit.graph, proposal.inputs, self.facts
+                site, graph, proposal.inputs, self.facts
             )
             if unlike is None:
-                return emit.graph
+                return graph
             reason = unlike
         return reason
 

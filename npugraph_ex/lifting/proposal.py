@@ -41,6 +41,8 @@ class Proposal:
         rounds_alike: whether the operator rounds where the spelling does; then every bit must be eager mode's.
         sums_rows: whether an element is a difference of sums over its row, computed in float32: it cannot be nearer to the
             right value than their rounding.
+        steps: what is judged in its place, where it does several things one after the other: nothing between them is rounded
+            otherwise than in the spelling, so that each is judged by itself.
         ranked: what outputs of whole numbers are places in, along the last dimension; of equal elements each may be chosen.
         sizes: those that trials keep as they are, such as the one that is normalised over.
     """
@@ -51,6 +53,7 @@ class Proposal:
     sizes: tuple[Any, ...] = ()
     rounds_alike: bool = False
     sums_rows: bool = False
+    steps: tuple[Proposal, ...] = ()
     ranked: fx.Node | None = None
 
 

@@ -31,6 +31,7 @@ class PassContext:
         vector_cores: the device's number of vector cores; None if it is unknown.
         numerics: compares values with those of the first graph; None without the option ``check_numerics``.
         result_views: for each result, whether it was a view before the first pass.
+        values: the placeholders' values in the current call; empty if unknown.
     """
 
     options: Options
@@ -40,6 +41,7 @@ class PassContext:
     vector_cores: int | None = None
     numerics: NumericCheck | None = None
     result_views: tuple[bool, ...] = ()
+    values: Sequence[Any] = ()
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from npugraph_ex import _torch_private
-from npugraph_ex.lifting import engine
+from npugraph_ex.lifting import engine, joined_weights
 from npugraph_ex.passes.base import PassContext
 
 
@@ -14,4 +14,6 @@ def run(gm: fx.GraphModule, context: PassContext) -> None:
     if _torch_private.belongs_to_training(gm.graph):
         engine.refuse(context.report, "the graph has a backward; lifting is for inference")
         return
-    engine.lift(gm.graph, context.report, exact=context.options.lift == "exact")
+    options = context.options
+    known = joined_weights.parameters(gm.graph, context.values) if options.join_projections else None
+    engine.lift(gm.graph, context.report, exact=options.lift == "exact", parameters=known)

@@ -176,7 +176,8 @@ def run(  # noqa: PLR0913 - what is optional is named
         dumper: writes the graphs; None makes a new one if TORCH_COMPILE_DEBUG=1.
         so_far: the earlier part of the report, for example of the joint graph that AOT split.
         vector_cores: the device's number of vector cores, for the deadlock check; None switches the check off.
-        values: the placeholders' values in the current call, for ``check_numerics``; empty if unknown.
+        values: the placeholders' values in the current call, for ``check_numerics`` and ``join_projections``; empty if
+            unknown.
 
     Returns:
         The report. ``report.passes.last_report`` returns the same until the next graph.
@@ -192,7 +193,7 @@ def run(  # noqa: PLR0913 - what is optional is named
     numerics = NumericCheck(gm, builder, values or example_inputs) if options.check_numerics else None
     seen_by_users = options if config is None else config
     context = PassContext(
-        options, example_inputs, builder, seen_by_users, vector_cores, numerics, result_views.kinds(gm.graph)
+        options, example_inputs, builder, seen_by_users, vector_cores, numerics, result_views.kinds(gm.graph), values
     )
     if dumper is not None:
         dumper.graph(gm, "aot")

@@ -34,6 +34,7 @@ def test_defaults_are_the_contract() -> None:
         "check_numerics": False,
         "pattern_fusion_pass": True,
         "lift": "off",
+        "join_projections": False,
         "fusion_rules": None,
         "post_grad_custom_pre_pass": None,
         "post_grad_custom_post_pass": None,

@@ -72,6 +72,21 @@ def test_lift() -> None:
     assert fused == {"off": 0, "exact": 0, "judged": 1}
 
 
+@shows("join_projections")
+def test_join_projections() -> None:
+    """Gate and up are one product, or two."""
+    weights = [torch.nn.Parameter(ones(8, 8).half(), requires_grad=False) for _ in range(2)]
+
+    def function(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.silu(x @ gate.t()) * (x @ up.t())
+
+    entries = {
+        on: told(function, (ones(4, 8).half(), *weights), lift="judged", join_projections=on) for on in (False, True)
+    }
+    fused = {on: entry.graph.report.fusions() for on, entry in entries.items()}
+    assert fused == {False: 0, True: 1}
+
+
 @shows("fusion_rules")
 def test_fusion_rules() -> None:
     """One rule is switched off by its name."""

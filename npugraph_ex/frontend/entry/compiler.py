@@ -22,6 +22,7 @@ from npugraph_ex.config import CompilerConfig, Options
 from npugraph_ex.config.variables import warn_of_unknown
 from npugraph_ex.errors import GraphVerificationError, OptionValueError, SavedGraphError
 from npugraph_ex.frontend.entry import current_device, partition
+from npugraph_ex.frontend.entry.joined_inputs import JoinedInputs
 from npugraph_ex.frontend.entry.record import description, nodes_of, record
 from npugraph_ex.frontend.upstream_repairs import nary_products, returned_views
 from npugraph_ex.fusion.engine import check_switches, training_rules
@@ -294,6 +295,9 @@ class NpuFxCompiler:
         placeholders = gm.graph.find_nodes(op="placeholder")
         values = [_torch_private.aot_input_value(node, self.values) for node in placeholders] if self.values else ()
         names = [self._name_of(node) for node in placeholders]
+        foreign = any(is_foreign(node.target) for node in gm.graph.nodes)
+        if foreign or options.dump_tensor_data:  # the graph as it was given takes the inputs as they were
+            options = replace(options, join_projections=False)
         compilation = Compilation(
             self.config, options, self._dumper or new_dumper(), joint, values=values, names=names, trained=self._trained
         )
@@ -306,7 +310,6 @@ class NpuFxCompiler:
         follows = self.follows_current_device or current_device.decides(gm.graph)
         current = current_device.traced_on(gm.graph) if follows else None
         original = fx.GraphModule(gm, copy.deepcopy(gm.graph)) if options.dump_tensor_data else gm
-        foreign = any(is_foreign(node.target) for node in gm.graph.nodes)
         as_given = fx.GraphModule(gm, copy.deepcopy(gm.graph)) if foreign else None
         at_one = self.at_one
         if at_one is None and any(isinstance(node.meta.get("val"), torch.SymInt) for node in placeholders):
@@ -321,6 +324,8 @@ class NpuFxCompiler:
 
         # A look-up in the module at each call, because clients wrap the function to see the graph.
         npu_fx_compiler._optimize_fx(gm, example_inputs, compilation)  # noqa: SLF001 - the name that they use
+        joined = JoinedInputs(gm)
+        static, names, example_inputs = joined.behind(static, names, example_inputs)
         if options.dump_tensor_data:
             dumped = original if options.data_dump_stage == "original" else gm
             runner: Callable[..., Sequence[Any]] = DumpedGraph(dumped, names, options.data_dump_dir, number)
@@ -330,6 +335,7 @@ class NpuFxCompiler:
                 original=self._original(as_given, example_inputs, compilation, became, static=static, names=names),
             )  # fmt: skip
         self._record(gm, example_inputs, names, compilation, runner, number=number, before=before)
+        runner = joined.around(runner)
         runner = runner if elsewhere is None else elsewhere.around(runner)
 
         def code() -> SavedGraph:
@@ -337,7 +343,7 @@ class NpuFxCompiler:
                 latest, example_inputs, options, static=static, names=names, at_one=at_one, current=current
             )
 
-        compiled = CompiledFxGraph(runner, code, wrapped=not plain)
+        compiled = CompiledFxGraph(runner, None if joined.examples else code, wrapped=not plain)
         return compiled
 
     def _original(

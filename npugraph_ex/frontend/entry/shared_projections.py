@@ -1,7 +1,7 @@
 """Projections that read one input, each in a kernel of its own, where one projection with a longer weight would do.
 
-Joining weights costs memory or the model's parameters, so no pass does it: the model's author can. A joined weight does not
-follow a training step, so this is for inference with frozen weights.
+Joining weights costs memory or the model's parameters, so no pass does it by itself: the model's author can, or for gate and up the
+option `join_projections`. A weight that its author joins does not follow a training step, so this is for frozen weights.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
 
 import torch
 from torch import fx
@@ -17,9 +16,9 @@ from torch import fx
 from npugraph_ex.graph.launches import NOTHING, Launched
 from npugraph_ex.graph.source import source_line
 from npugraph_ex.lifting import terms
+from npugraph_ex.lifting.projections import Projection, projected
 
 _aten = torch.ops.aten
-_PRODUCTS = (_aten.matmul.default, _aten.mm.default, _aten.addmm.default, _aten.linear.default)
 _GATED = 2
 
 
@@ -40,16 +39,6 @@ class SharedInput:
     change: str
 
 
-@dataclass(frozen=True)
-class _Projection:
-    """``node`` is ``x @ weight.T + bias``; the parameters are inputs of the graph."""
-
-    node: fx.Node
-    x: fx.Node
-    weight: fx.Node
-    bias: fx.Node | None
-
-
 def shared_projections(graph: fx.Graph, names: Mapping[fx.Node, str], *, lifted: bool) -> list[SharedInput]:
     """The groups of projections of one input, those of equal lines together.
 
@@ -58,9 +47,9 @@ def shared_projections(graph: fx.Graph, names: Mapping[fx.Node, str], *, lifted:
         names: the user's names of its inputs, as Dynamo writes them.
         lifted: whether the program lifts by judgement, so that joined gate and up become one operator.
     """
-    groups: dict[tuple[fx.Node, object, bool], list[_Projection]] = {}
+    groups: dict[tuple[fx.Node, object, bool], list[Projection]] = {}
     for node in graph.nodes:
-        one = _projected(node)
+        one = projected(node)
         if one is not None:
             groups.setdefault((one.x, node.target, one.bias is None), []).append(one)
     found: dict[str, SharedInput] = {}
@@ -75,44 +64,7 @@ def shared_projections(graph: fx.Graph, names: Mapping[fx.Node, str], *, lifted:
     return list(found.values())
 
 
-def _projected(node: fx.Node) -> _Projection | None:
-    """A product with a transposed parameter; None for anything else."""
-    if not terms.calls(node, *_PRODUCTS) or node.kwargs:
-        return None
-    bias: Any = None
-    if node.target is _aten.addmm.default:
-        bias, x, weight = node.args
-    else:
-        x, weight = node.args[:2]
-        bias = node.args[2] if len(node.args) > 2 else _added(node)
-    if node.target is not _aten.linear.default:
-        if not terms.calls(weight, _aten.t.default, _aten.transpose.int, _aten.permute.default):
-            return None
-        weight = weight.args[0]
-    source: Any = x
-    while terms.calls(source, _aten.view.default, _aten.reshape.default):
-        source = source.args[0]
-    if not (isinstance(source, fx.Node) and _is_parameter(weight, 2) and (bias is None or _is_parameter(bias, 1))):
-        return None
-    return _Projection(node, source, weight, bias)
-
-
-def _added(node: fx.Node) -> fx.Node | None:
-    """The bias that the same line adds to a product."""
-    for user in node.users:
-        if terms.calls(user, _aten.add.Tensor, _aten.add_.Tensor) and source_line(user) == source_line(node):
-            return next((other for other in user.args if _is_parameter(other, 1)), None)
-    return None
-
-
-def _is_parameter(value: object, dimensions: int) -> TypeGuard[fx.Node]:
-    if not isinstance(value, fx.Node) or value.op not in {"placeholder", "get_attr"}:
-        return False
-    tensor = terms.tensor(value)
-    return tensor is not None and tensor.dim() == dimensions
-
-
-def _joined(those: Sequence[_Projection], names: Mapping[fx.Node, str], *, lifted: bool) -> SharedInput:
+def _joined(those: Sequence[Projection], names: Mapping[fx.Node, str], *, lifted: bool) -> SharedInput:
     gated = _gate_and_up(those)
     # One product instead of several: x is read once.
     saves = Launched(len(those) - 1, (len(those) - 1) * _read(those[0].x))
@@ -155,7 +107,7 @@ def _read(x: fx.Node) -> int:
     return 0 if value is None else value.untyped_storage().nbytes() if isinstance(value.numel(), int) else 0
 
 
-def _gate_and_up(those: Sequence[_Projection]) -> tuple[Sequence[_Projection], tuple[fx.Node, fx.Node]] | None:
+def _gate_and_up(those: Sequence[Projection]) -> tuple[Sequence[Projection], tuple[fx.Node, fx.Node]] | None:
     """Gate before up, with activation and product of ``silu(gate) * up``; None where they are no such pair."""
     if len(those) != _GATED or len({one.node.meta["val"].shape[-1] for one in those}) > 1:
         return None

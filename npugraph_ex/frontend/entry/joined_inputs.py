@@ -1,0 +1,85 @@
+"""Joined weights as inputs of a compiled graph, which are made from the parameters of a call and kept as long as these live.
+
+A graph may run with the weights of one layer, then with those of another, and weights may change. So each call compares the
+parameters' identities, addresses and versions. What changes without a new version, as by ``parameter.data.copy_()``, is not seen:
+the option `join_projections` says so.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import fx
+
+from npugraph_ex.lifting.joined_weights import PARTS, PREFIX
+
+_VERSION = attrgetter("_version")
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Joined weights, and what their parameters were when they were joined."""
+
+    state: tuple[Any, ...]
+    weights: list[torch.Tensor]
+    alive: list[weakref.ref[Any]]
+
+
+class JoinedInputs:
+    """The joined weights of one graph.
+
+    Args:
+        gm: the graph after all passes; its constants of joined weights become its last inputs.
+    """
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        constants = [node for node in gm.graph.find_nodes(op="get_attr") if str(node.target).startswith(PREFIX)]
+        self._parts = [node.meta[PARTS] for node in constants]
+        self.examples = [node.meta["val"] for node in constants]
+        last = (gm.graph.find_nodes(op="placeholder") or [None])[-1]
+        for node in constants:
+            with gm.graph.inserting_after(last):
+                last = gm.graph.placeholder(str(node.target))
+            last.meta = {"val": node.meta["val"]}
+            node.replace_all_uses_with(last)
+            gm.graph.erase_node(node)
+            delattr(gm, str(node.target))
+        if constants:
+            gm.recompile()
+        self._kept: dict[tuple[int, ...], _Kept] = {}
+
+    def behind(
+        self, static: Sequence[int], names: Sequence[str], examples: Sequence[Any]
+    ) -> tuple[tuple[int, ...], list[str], list[Any]]:
+        """Positions of static inputs, names and examples, with the joined weights behind those of AOT's inputs."""
+        numbers = range(len(self.examples))
+        joined = (*static, *(len(examples) + number for number in numbers))
+        return joined, [*names, *(f"joined weights {number}" for number in numbers)], [*examples, *self.examples]
+
+    def around(self, compiled: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+        """A function of the inputs that AOT passes."""
+        if not self.examples:
+            return compiled
+
+        def run(*inputs: Any) -> Sequence[Any]:
+            return compiled(*inputs, *self._weights(inputs))
+
+        return run
+
+    def _weights(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+        parameters = [inputs[position] for parts in self._parts for position in parts]
+        names = tuple(map(id, parameters))
+        state = (*map(torch.Tensor.data_ptr, parameters), *map(_VERSION, parameters))
+        kept = self._kept.get(names)
+        if kept is None or kept.state != state:
+            # New memory, because a replay of an earlier call may still read the old one on another stream.
+            with torch.no_grad():
+                joined = [torch.cat([inputs[position] for position in parts]) for parts in self._parts]
+            forget = lambda _: self._kept.pop(names, None)  # noqa: E731 - a new tensor may get the id of a freed one
+            kept = self._kept[names] = _Kept(state, joined, [weakref.ref(one, forget) for one in parameters])
+        return kept.weights

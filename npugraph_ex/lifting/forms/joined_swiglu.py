@@ -1,0 +1,92 @@
+"""``silu(x @ gate.T) * (x @ up.T)`` => `npu_swiglu` of one product, with both weights in one tensor.
+
+The weights are joined in the graph, by a concatenation that `joined_weights.py` then takes out of the call. So this form is for
+graphs whose parameters are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from operator import getitem
+
+import torch
+from torch import fx
+
+from npugraph_ex.lifting import terms
+from npugraph_ex.lifting.projections import Projection, projected
+from npugraph_ex.lifting.proposal import Emit, Proposal, Unlike
+
+NAME = "lift_joined_swiglu"
+
+_aten = torch.ops.aten
+_PRODUCTS = (_aten.matmul.default, _aten.mm.default)
+_TAKEN = (torch.float16, torch.bfloat16, torch.float32)
+
+
+@dataclass(frozen=True)
+class JoinedSwiGlu:
+    """The form; ``parameters`` are the inputs whose weights may be joined."""
+
+    parameters: Collection[fx.Node]
+
+    name = NAME
+    ends_with = frozenset({_aten.mul.Tensor})
+
+    def read(self, node: fx.Node) -> Proposal | Unlike | None:
+        """The product that is ``node``."""
+        for active, other in (node.args, node.args[::-1]):
+            activated = terms.core(active) if isinstance(active, fx.Node) else None
+            if not terms.calls(activated, _aten.silu.default) or not isinstance(other, fx.Node):
+                continue
+            gate, up = (_projection(one) for one in (activated.args[0], other))  # type: ignore[arg-type]
+            if gate is not None and up is not None:
+                return self._of(node, gate, up)
+        return None
+
+    def _of(self, node: fx.Node, gate: Projection, up: Projection) -> Proposal | Unlike:
+        weights, value = (gate.weight, up.weight), node.meta["val"]
+        if gate.x is not up.x:
+            return Unlike(node, f"the gate is a projection of {gate.x.name}, and the other factor of {up.x.name}")
+        if gate.bias is not None or up.bias is not None or gate.node.target not in _PRODUCTS:
+            return Unlike(node, "the projections have biases, or a reshape before them")
+        if not all(weight in self.parameters for weight in weights) or gate.weight is up.weight:
+            return Unlike(node, "the weights are no parameters, or one and the same")
+        kinds = {(one.meta["val"].dtype, tuple(one.meta["val"].shape)) for one in weights}
+        if len(kinds) > 1 or value.dtype not in _TAKEN or gate.x.meta["val"].dtype != value.dtype:
+            return Unlike(node, f"the weights are {' and '.join(map(str, kinds))}, and the result {value.dtype}")
+
+        x = gate.node.args[0]
+        steps = (
+            Proposal((x, *weights), (gate.node, up.node), (_halves,), sums_rows=True),  # type: ignore[arg-type]
+            Proposal((gate.node, up.node), (node,), (_gated_together,), (value.shape[-1],)),
+        )
+        return Proposal((x, *weights), (node,), (_build,), steps=steps)  # type: ignore[arg-type]
+
+
+def _projection(node: fx.Node) -> Projection | None:
+    """The projection that ``node`` is a reshape of."""
+    return next(filter(None, map(projected, terms.reshaped_from(node))), None)
+
+
+def _joined(emit: Emit, x: fx.Node, gate: fx.Node, up: fx.Node) -> fx.Node:
+    return emit(_aten.matmul.default, x, emit(_aten.t.default, emit(_aten.cat.default, [gate, up], 0)))
+
+
+def _gated(emit: Emit, both: fx.Node) -> tuple[fx.Node, ...]:
+    return (emit(torch.ops.npu.npu_swiglu.default, both, -1),)
+
+
+def _build(emit: Emit, x: fx.Node, gate: fx.Node, up: fx.Node) -> tuple[fx.Node, ...]:
+    return _gated(emit, _joined(emit, x, gate, up))
+
+
+def _halves(emit: Emit, x: fx.Node, gate: fx.Node, up: fx.Node) -> tuple[fx.Node, ...]:
+    """The first step as it is judged: what the joined product has in the place of each of the two."""
+    halves = emit(_aten.chunk.default, _joined(emit, x, gate, up), 2, -1)
+    return emit(getitem, halves, 0), emit(getitem, halves, 1)
+
+
+def _gated_together(emit: Emit, gate: fx.Node, up: fx.Node) -> tuple[fx.Node, ...]:
+    """The second step as it is judged: the operator on the two products that the program has."""
+    return _gated(emit, emit(_aten.cat.default, [gate, up], -1))
