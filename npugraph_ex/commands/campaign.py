@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from contextlib import redirect_stdout
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -106,8 +107,9 @@ def run(arguments: argparse.Namespace) -> int:
         ledger.open(resume=arguments.resume)
         driver = Driver(ledger, settings)
         try:
-            _follow(driver, ledger, dashboard, quiet=arguments.quiet)
-            driver.shrink()
+            with redirect_stdout(sys.stderr):  # where Ray's threads print what they say of nodes that die
+                _follow(driver, ledger, dashboard, quiet=arguments.quiet)
+                driver.shrink()
         except KeyboardInterrupt:
             sys.stderr.write(f"npugraph-ex: stopped by {stop}; --resume runs the rest\n")
         status = _finish(ledger, folder, arguments)
