@@ -76,6 +76,7 @@ from npugraph_ex._torch_private.streams import (
     fetches_traced_object,
     trace_as_constant_call,
     traced_object,
+    traced_objects_by_thread,
     was_made_while_tracing,
 )
 from npugraph_ex._torch_private.tensors import (
@@ -161,6 +162,7 @@ __all__ = [
     "symbolic_size",
     "trace_as_constant_call",
     "traced_object",
+    "traced_objects_by_thread",
     "unobserved_execution",
     "version",
     "was_made_while_tracing",
