@@ -64,6 +64,11 @@ def _second_draw(x: torch.Tensor) -> torch.Tensor:
     return x + torch.rand(3)
 
 
+def _twice(x: torch.Tensor) -> torch.Tensor:
+    torch._foreach_mul_([x, x], 2)
+    return x + 1
+
+
 @torch.compiler.nested_compile_region
 def _out(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     torch.add(y, 1, out=x)
@@ -86,6 +91,7 @@ def _overlapping(base: torch.Tensor) -> Tensors:
 
 FAULTS: dict[str, tuple[Callable[..., torch.Tensor], Sequence[Callable[[], Tensors]]]] = {
     "counted_writes": (_scaled_and_counted, [lambda: (torch.ones(9)[1:],)]),
+    "foreach_writes": (_twice, [lambda: (torch.ones(4),)]),
     "idle_dropouts": (_kept, [lambda: (torch.ones(4),)]),
     "layouts": (_read_by_strides, [lambda: (torch.arange(10)[::2],)]),
     "nary_products": (_written_from, [lambda: _halves_of(6, 5), lambda: _halves_of(5, 7)]),

@@ -17,6 +17,7 @@ from npugraph_ex.frontend.entry.compiler import CompiledFxGraph, NpuFxCompiler
 from npugraph_ex.frontend.native_streams import core_limits
 from npugraph_ex.frontend.native_streams import streams as native_streams
 from npugraph_ex.frontend.upstream_repairs import (
+    foreach_writes,
     idle_dropouts,
     layouts,
     region_writes,
@@ -74,6 +75,7 @@ def get_npu_backend(
             return _unsaveable(uncompiled, [reason])
         region_writes.restore(gm)
         idle_dropouts.take_out(gm)
+        foreach_writes.split(gm)
         pads.make_contiguous(gm)
         current_device.guard(gm)
         follows = current_device.decides(gm.graph)
