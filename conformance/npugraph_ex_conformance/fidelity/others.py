@@ -35,6 +35,11 @@ def _rand() -> torch.Tensor:
     return torch.rand(7, device="npu")
 
 
+def _strides_of_columns(operator: Callable[[torch.Tensor], Any]) -> list[int]:
+    """How the first result lies in memory when the argument, of 3 rows and 8 columns, is transposed."""
+    return list(operator(ones(8, 3).t())[0].stride())
+
+
 def _own_generator() -> bool:
     own = torch.Generator(device="npu").manual_seed(3)
     return torch.rand(7, device="npu", generator=own).tolist() == _draw(_rand)
@@ -214,6 +219,16 @@ def rules() -> Iterator[DeviceRule]:
             f"format.{name}-back", "The cast back to ND gives the values.", f"{TORCH_NPU}: npu_format_cast",
             partial(_format, shape, number, back=True), True,
         )  # fmt: skip
+    yield DeviceRule(
+        "layout.swiglu-quant", "npu_swiglu_quant gives rows, also of an argument in columns.",
+        "op-plugin: SwigluquantKernelNpuOpApi.cpp",
+        lambda: _strides_of_columns(lambda x: torch.ops.npu.npu_swiglu_quant(x, quant_mode=1)), [4, 1],
+    )  # fmt: skip
+    yield DeviceRule(
+        "layout.rms-norm", "npu_rms_norm gives columns of columns, as torch_npu's fake function announces.",
+        f"{ASSUMED}: op-plugin's apply_tensor_without_format makes rows",
+        lambda: _strides_of_columns(lambda x: torch.ops.npu.npu_rms_norm(x, ones(8))), [1, 3],
+    )  # fmt: skip
     yield DeviceRule(
         "device.name", "The device has a name of Ascend.", f"{TORCH_NPU}: get_device_name",
         lambda: torch.npu.get_device_name().startswith("Ascend"), True,
