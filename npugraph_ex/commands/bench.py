@@ -45,7 +45,7 @@ topics (all of them if none is named):
   sizes      new sizes, old sizes, 10,000 calls                  suite      examples a second of the conformance suite
   emulator   what the emulated device costs                      single     single calls, by pytest-benchmark
   collectives     all-reduce between emulated processes beside gloo's, and ranks that wait
-  architectures   25 models of transformers: kernels, bytes and errors with lift="judged"
+  architectures   models of transformers, a UNet, a DiT: kernels, bytes, errors with lift="judged"
 
 examples:
   npugraph-ex bench call device

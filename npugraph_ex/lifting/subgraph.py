@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import getitem
@@ -62,7 +63,8 @@ class Subgraph:
         twins = {node: graph.placeholder(f"input_{position}") for position, node in enumerate(self.inputs)}
         for node in self.nodes:
             args, kwargs = fx.map_arg((node.args, node.kwargs), twins.__getitem__)
-            twins[node] = graph.call_function(node.target, _translated(node, args, size), kwargs)  # type: ignore[arg-type]
+            target: Any = _WITHOUT_SIZES.get(node.target, node.target)
+            twins[node] = graph.call_function(target, _translated(node, args, size), kwargs)
         graph.output(tuple(twins[node] for node in (*self.outputs, *further)))
         return fx.GraphModule({}, graph)
 
@@ -84,6 +86,16 @@ _SIZED = frozenset(
         torch.ops.aten.expand.default,
     }
 )
+
+
+def _group_norm(x: torch.Tensor, *operands: Any) -> tuple[torch.Tensor, ...]:
+    """`native_group_norm` with the sizes of ``x`` in the place of those that were written down."""
+    weight, bias, *_, group, epsilon = operands
+    sizes = (*x.shape[:2], math.prod(x.shape[2:]))
+    return torch.ops.aten.native_group_norm.default(x, weight, bias, *sizes, group, epsilon)  # type: ignore[no-any-return]
+
+
+_WITHOUT_SIZES: dict[Any, Any] = {torch.ops.aten.native_group_norm.default: _group_norm}
 
 
 def _translated(node: fx.Node, args: tuple[Any, ...], size: Callable[[Any], Any]) -> tuple[Any, ...]:

@@ -436,12 +436,24 @@ def gated_behind(x: Any) -> Any:
     return up * (gate * torch.sigmoid(gate))
 
 
+def silu_of_a_group_norm(x: Any) -> Any:
+    return functional.silu(functional.group_norm(x, 3, x[0, :, 0], x[1, :, 0], 1e-6))
+
+
 GATED: tuple[Callable[..., Any], ...] = (gated, gated_behind)
 
 
 def gate_and_up_swapped(x: Any) -> Any:
     up, gate = x.chunk(2, dim=-1)
     return functional.silu(gate) * up
+
+
+def silu_of_a_group_norm_without_a_weight(x: Any) -> Any:
+    return functional.silu(functional.group_norm(x, 3))
+
+
+def sigmoid_of_a_group_norm(x: Any) -> Any:
+    return functional.sigmoid(functional.group_norm(x, 3, x[0, :, 0], x[1, :, 0], 1e-6))
 
 
 def gated_rows(x: Any) -> Any:
@@ -452,6 +464,7 @@ def gated_rows(x: Any) -> Any:
 NOT_ACTIVATIONS: dict[Callable[..., Any], str] = {
     gelu_with_another_cubic: "", gelu_with_another_slope: "", gelu_of_two: "",
     gelu_in_float32: "farther from float64 than eager mode",
+    silu_of_a_group_norm_without_a_weight: "no weight", sigmoid_of_a_group_norm: "",
     gate_and_up_swapped: "the operator takes the first half as the gate", gated_rows: "",
 }  # fmt: skip
 

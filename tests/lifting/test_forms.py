@@ -48,6 +48,7 @@ ALL = {
     **{function: ("lift_activation", operator, ACTIVATION_SPECS) for function, operator in ACTIVATIONS.items()},
     **{function: ("lift_attention", operators, SPELLED_SPECS) for function, operators in SPELLED_ATTENTION.items()},
     **{function: ("lift_gating", operators, ROUTER_SPECS) for function, operators in ROUTERS.items()},
+    spellings.silu_of_a_group_norm: ("lift_group_norm_silu", "npu_group_norm_silu", ACTIVATION_SPECS),
     **dict.fromkeys(GATED, ("lift_swiglu", "npu_swiglu", ACTIVATION_SPECS)),
 }
 
@@ -180,7 +181,7 @@ def _with_symbols(
 
 def _some(norms: Sequence[torch.Tensor], activated: Sequence[torch.Tensor], *, every: int) -> list[Any]:
     of_norms = (function(*norms) for function in (*NORMS[::every], *OTHERS, *[*NOT_NORMS, *NOT_CONSTANTS][::every]))
-    of_activations = [*ACTIVATIONS, *GATED, *NOT_ACTIVATIONS][::every]
+    of_activations = [*ACTIVATIONS, *GATED, spellings.silu_of_a_group_norm, *NOT_ACTIVATIONS][::every]
     return [*of_norms, *(function(*activated) for function in of_activations)]
 
 
@@ -342,7 +343,7 @@ def test_off_lifts_nothing() -> None:
 
 def test_judge_refuses_what_the_form_read_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
     """The judge does not believe the form: a wrong epsilon, sign or mode is refused by values alone."""
-    from npugraph_ex.lifting.forms import gating, rms_norm, rotary, softmax_attention
+    from npugraph_ex.lifting.forms import gating, group_norm_silu, rms_norm, rotary, softmax_attention
 
     judging.forget()
     right = rms_norm._build
@@ -377,6 +378,12 @@ def test_judge_refuses_what_the_form_read_wrongly(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(gating, "_build", wrong)
         report = optimise(aot_graph(router, *tensors(ROUTER_SPECS, HALF)), lift="judged")
         assert "farther from float64" in report.near_misses("lift_gating")[0].reason, report.table()
+
+    grouped = group_norm_silu._build
+    for groups, epsilon in ((2, 1e-6), (1, 0.1)):
+        monkeypatch.setattr(group_norm_silu, "_build", lambda group, _, g=groups, e=epsilon: grouped(g * group, e))
+        report = optimise(aot_graph(spellings.silu_of_a_group_norm, *tensors(ACTIVATION_SPECS, HALF)), lift="judged")
+        assert "farther from float64" in report.near_misses("lift_group_norm_silu")[0].reason, report.table()
 
     attended = softmax_attention._build
     monkeypatch.setattr(softmax_attention, "_build", lambda scale, heads: attended(scale * 1.01, heads))

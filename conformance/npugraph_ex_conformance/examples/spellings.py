@@ -137,6 +137,16 @@ def _gated(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     )
 
 
+def _group_norm(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    groups, epsilon = draw.choice((2, 3, 6)), draw.choice((1e-6, 1e-2))
+    miss = draw.choice(("activation", "weight")) if wrong else ""
+    weight, bias = ("None", "None") if miss == "weight" else ("x1", "x2")
+    normed = f"torch.nn.functional.group_norm(x0, {groups}, {weight}, {bias}, {epsilon})"
+    ends = ("torch.nn.functional.silu(normed)", "normed * torch.sigmoid(normed)")
+    end = "torch.relu(normed)" if miss == "activation" else draw.choice(ends)
+    return Spelling("lift_group_norm_silu", (f"normed = {normed}", end), ((rows, 6, 5), (6,), (6,)), miss, alone=True)
+
+
 def _norm_of_a_sum(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     width, epsilon = draw.choice((16, 24)), draw.choice((1e-12, 1e-5, 1e-2))
     miss = draw.choice(("sum", "bias", "operand", "dimensions")) if wrong else ""
@@ -232,7 +242,7 @@ def _mask(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     return Spelling("lift_constants", lines, ((rows, width), (width,)))
 
 
-_FORMS = (_norm, _rotary, _activation, _gated, _norm_of_a_sum, _biased_attention, _router, _mask)
+_FORMS = (_norm, _rotary, _activation, _gated, _norm_of_a_sum, _biased_attention, _router, _group_norm, _mask)
 
 
 def drawn(seed: int) -> tuple[Case, Spelling]:

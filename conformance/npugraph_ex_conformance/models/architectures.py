@@ -1,4 +1,4 @@
-"""Small random models of `transformers`, one an architecture, as their authors spelled them."""
+"""Small random models, one an architecture, as their authors spelled them: of `transformers`, and two that make images."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
+
+from npugraph_ex_conformance.models.diffusion import CHANNELS, SIZE, DiT, UNet
 
 Inputs = tuple[torch.Tensor, ...]
 
@@ -20,6 +22,11 @@ _TEXT = {
 }  # fmt: skip
 _GROUPED = {**_TEXT, "num_key_value_heads": 2, "head_dim": 16}
 _EXPERTS = {**_GROUPED, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_LATENT = {
+    **_TEXT, "num_key_value_heads": 4, "first_k_dense_replace": 1, "n_routed_experts": 8, "n_group": 2, "topk_group": 1,
+    "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 32, "q_lora_rank": 32, "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16,
+}  # fmt: skip
 _IMAGE = {
     "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128, "image_size": 32,
     "patch_size": 8, "initializer_range": 0.08,
@@ -128,6 +135,13 @@ def _t5() -> Made:
     return First(model, ("input_ids", "decoder_input_ids"), use_cache=False), (_ids(), _ids())
 
 
+def _denoiser(model: Callable[[], nn.Module]) -> Callable[[], Made]:
+    def make() -> Made:
+        return First(model(), ("image", "step")), (torch.randn(1, CHANNELS, SIZE, SIZE), torch.tensor([0.25]))
+
+    return make
+
+
 def _step(config: str, model: str, common: dict[str, Any] = _GROUPED, **extra: Any) -> Callable[[], Made]:
     def make() -> Made:
         made = getattr(transformers, model)(getattr(transformers, config)(**{**common, **extra}))
@@ -144,12 +158,14 @@ ARCHITECTURES: dict[str, Callable[[], Made]] = {
     "Mixtral, decode step": _step("MixtralConfig", "MixtralForCausalLM", _EXPERTS, num_local_experts=4),
     "Phi-3, decode step": _step("Phi3Config", "Phi3ForCausalLM"),
     "OLMo 2, decode step": _step("Olmo2Config", "Olmo2ForCausalLM"),
+    "DeepSeek-V3, decode step": _step("DeepseekV3Config", "DeepseekV3ForCausalLM", _LATENT),
     "Llama": _text("LlamaConfig", "LlamaForCausalLM"),
     "Mistral": _text("MistralConfig", "MistralForCausalLM"),
     "Qwen2": _text("Qwen2Config", "Qwen2ForCausalLM"),
     "Qwen3": _text("Qwen3Config", "Qwen3ForCausalLM"),
     "Qwen3-MoE": _text("Qwen3MoeConfig", "Qwen3MoeForCausalLM", _EXPERTS, num_experts=4),
     "Mixtral": _text("MixtralConfig", "MixtralForCausalLM", _EXPERTS, num_local_experts=4),
+    "DeepSeek-V3": _text("DeepseekV3Config", "DeepseekV3ForCausalLM", _LATENT),
     "Phi-3": _text("Phi3Config", "Phi3ForCausalLM"),
     "OLMo 2": _text("Olmo2Config", "Olmo2ForCausalLM"),
     "Gemma 2": _text("Gemma2Config", "Gemma2ForCausalLM"),
@@ -188,6 +204,8 @@ ARCHITECTURES: dict[str, Callable[[], Made]] = {
     "Swin": _image("SwinConfig", "SwinModel", _SWIN),
     "ConvNeXt": _image("ConvNextConfig", "ConvNextModel", hidden_sizes=[16, 32], depths=[1, 1], num_stages=2, patch_size=4),
     "ResNet": _image("ResNetConfig", "ResNetModel", embedding_size=16, hidden_sizes=[16, 32], depths=[1, 1], layer_type="basic"),
+    "UNet": _denoiser(UNet),
+    "DiT": _denoiser(DiT),
     "Whisper": _whisper,
     "T5": _t5,
 }  # fmt: skip
@@ -198,7 +216,7 @@ def make(name: str, dtype: torch.dtype, device: str) -> Made:
     torch.manual_seed(0)
     transformers.logging.set_verbosity_error()
     model, inputs = ARCHITECTURES[name]()
-    if dtype == torch.float64:
+    if dtype == torch.float64 and hasattr(model.model, "config"):
         model.model.config._experts_implementation = "batched_mm"  # the default has no float64
     cast = [value.half().to(dtype) if value.is_floating_point() else value for value in inputs]
     return model.eval().half().to(dtype).to(device), tuple(value.to(device) for value in cast)

@@ -7,6 +7,7 @@ from npugraph_ex.lifting.forms import (
     add_norm,
     attention,
     gating,
+    group_norm_silu,
     rms_norm,
     rotary,
     softmax_attention,
@@ -25,4 +26,5 @@ FORMS: tuple[Form, ...] = (
     activation.FORM,
     swiglu.FORM,
     gating.FORM,
+    group_norm_silu.FORM,
 )
