@@ -1,8 +1,9 @@
 """Examples about the caller of a captured graph: what it passes, what it keeps, and what it does between two calls.
 
 A random integer program is called many times, eagerly and compiled, by the same caller. The caller passes tensors that are new,
-that stay, that begin elsewhere in one storage, or that are earlier results. It keeps results as tensors, as views or as their
-storages alone, writes into what it keeps, and drops some of it. After each step everything that both sides keep is compared.
+that stay (some get other memory, by `x.data = y`), that begin elsewhere in one storage, or that are earlier results. It keeps
+results as tensors, as views or as their storages alone, writes into what it keeps, and drops some of it. After each step
+everything that both sides keep is compared.
 Some callers call in inference mode, and some in turns with and without it. Some programs write a value through a view of it.
 Some callers press Ctrl-C in a call, whose results nobody gets, and go on.
 Every third caller has an emulated device that runs queued work in a random order.
@@ -48,6 +49,8 @@ something kept is written, that each kept thing is dropped, that all captures ar
 _OPTIONS: tuple[Mapping[str, Any], ...] = (
     {}, {}, {"clone_output": True}, {"stable_inputs_in_place": False}, {"capture_limit": 2}, {"frozen_parameter": True},
 )  # fmt: skip
+_SWAPPED = 8
+"""The chance that an argument that stays gets other memory (`x.data = y`)."""
 _STOPPED, _POINTS = 10, (30, 300, 3000)
 """The chance of Ctrl-C before a call, and before which point of the library's code it comes: of a replay, or of a capture."""
 _HABITS = (
@@ -219,6 +222,9 @@ class _Caller:
         passing, values = call.passings[position], spec.values(call.sizes, call.number)
         last = self.passed.get(position)
         if passing.how == "stays" and last is not None and last.shape == values.shape:
+            if passing.which < _SWAPPED and position not in self.twins.values() and not last.is_inference():
+                (last.data,) = make_inputs([replace(spec, alias_of=None)], sizes=call.sizes, call=call.number)
+                return last
             if passing.refilled:
                 with _EVERY_TENSOR_MAY_BE_WRITTEN():
                     last.copy_(values)
