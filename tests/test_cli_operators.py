@@ -60,6 +60,13 @@ for name in ("raising", "exampleless"):
 def raising(x, scale=2.0):
     raise ValueError("no square root\\nof this")
 
+torch.library.define("cli_operators::widening", "(Tensor x, float scale=1.0) -> Tensor")
+torch.library.register_fake("cli_operators::widening", lambda x, scale=1.0: torch.empty_like(x, dtype=torch.float32))
+
+@Operator(name="cli_operators::widening", source="by hand", **both)
+def widening(x, scale=1.0):
+    return x * scale
+
 @Operator(name="cli_operators::exampleless", source="by hand", dtypes=(torch.float16,), examples=(lambda: 1 / 0,))
 def exampleless(x, scale=1.0):
     return x
@@ -165,7 +172,11 @@ def test_a_users_records_are_checked(tmp_path: Path, capsys: pytest.CaptureFixtu
     (raised_by_example,) = told["cli_operators::exampleless"]
     assert raised_by_example.endswith(": ZeroDivisionError: division by zero")
     assert "define it" in told["cli_operators::absent"][0]
-    signature, dtype, metadata = told["cli_operators::wrong"][:3]
+    (widening,) = told["cli_operators::widening"]  # right in the example's own dtype
+    assert widening.startswith(
+        "example 1 in torch.float16: the results (shape, dtype, strides) are [((4, 16), torch.float16"
+    )
+    signature, dtype, _, metadata = told["cli_operators::wrong"][:4]
     assert "('scale', 2.0, False); the schema has ('scale', 1.0, False)" in signature
     assert "example 1 in torch.float16 is not close to float64" in dtype
     assert "[((3,), torch.float32, (1,))]" in metadata

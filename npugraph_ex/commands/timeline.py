@@ -36,7 +36,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--output", type=Path, default=Path(), metavar="DIR", help="where to write (default: the current directory)"
     )
-    parser.set_defaults(emulate=True)
+    parser.add_argument("--emulate", action="store_true", default=True, help="as elsewhere; a timeline always emulates")
     return parser
 
 

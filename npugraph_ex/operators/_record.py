@@ -48,7 +48,12 @@ from npugraph_ex.operators._ranks import Steps, alone
 from npugraph_ex.operators._registry import OPERATORS, OperatorRecordError
 
 Formula = TypeVar("Formula", bound=Callable[..., Any])
-_OF_VENDOR = ("npu::", "atb::")
+OF_VENDOR = ("npu::", "atb::")
+_ENTRIES: tuple[tuple[str, Callable[[object], bool], str], ...] = (
+    ("examples", callable, "holds functions that make calls, as in (lambda: call(x),)"),
+    ("dtypes", lambda value: isinstance(value, torch.dtype), "holds dtypes of torch, as in (torch.float16,)"),
+)
+"""What the entries of tuples are."""
 Canonical = Callable[[int, Mapping[str, Any]], Mapping[str, Any]]
 """Takes the rank of the first tensor and a call's arguments by name; returns them in the one spelling that stands for all."""
 
@@ -150,9 +155,10 @@ class Operator:
         for name in ("examples", "writes", "host_arguments", "dtypes"):
             if not isinstance(getattr(self, name), tuple):
                 raise self._wrong(name, "is a tuple; a single entry is written (entry,)", getattr(self, name))
-        for example in self.examples:
-            if not callable(example):
-                raise self._wrong("examples", "holds functions that make calls, as in (lambda: call(x),)", example)
+        for name, fits, expected in _ENTRIES:
+            wrong = [value for value in getattr(self, name) if not fits(value)]
+            if wrong:
+                raise self._wrong(name, expected, wrong[0])
         if len(self.returns_written) > len(self.writes):
             raise self._wrong("returns_written", "has at most one position for each of writes", self.returns_written)
         if self.workspace and not self.host_arguments:
@@ -172,7 +178,7 @@ class Operator:
             OPERATORS.add(dataclasses.replace(self, formula=alone(formula), across_ranks=formula))
             return formula
         record = dataclasses.replace(self, formula=formula)
-        if self.covers or self.name.startswith(_OF_VENDOR):
+        if self.covers or self.name.startswith(OF_VENDOR):
             guarded = covering(self.name, self.covers, formula, record.shown_arguments)
             record = dataclasses.replace(record, formula=guarded)
         OPERATORS.add(record)

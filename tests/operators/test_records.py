@@ -195,6 +195,7 @@ def _other(x: torch.Tensor) -> torch.Tensor:
         ("examples", {"examples": ()}),
         ("examples", {"examples": example}),
         ("examples", {"examples": (call(1),)}),
+        ("dtypes", {"dtypes": ("float16",)}),
         ("writes", {"writes": "cache"}),
         ("writes", {"writes": ("cache",)}),
         ("host_arguments", {"host_arguments": ("lengths",)}),

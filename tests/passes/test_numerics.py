@@ -46,6 +46,19 @@ def test_a_users_wrong_pass_raises() -> None:
         run(traced(), post_grad_custom_post_pass=wrong, check_numerics=True)
 
 
+def test_a_wrong_formula_that_a_narrow_dtype_hides_is_found() -> None:
+    """The two forms of GELU differ by less than a few roundings of float16; in float64 the difference shows."""
+
+    def other_form(gm: fx.GraphModule, *_: object) -> None:
+        for node in gm.graph.find_nodes(op="call_function", target=aten.gelu.default):
+            node.kwargs = {"approximate": "tanh"}
+
+    with FakeTensorMode():
+        gm = make_fx(lambda x: [torch.nn.functional.gelu(x)])(torch.empty(16, 16, device="npu", dtype=torch.float16))
+    with pytest.raises(GraphVerificationError, match=r"gelu has other values on .*, in float64: relative error"):
+        run(gm, post_grad_custom_post_pass=other_form, check_numerics=True)
+
+
 def test_a_built_in_wrong_pass_is_rolled_back(caplog: pytest.LogCaptureFixture) -> None:
     """A recoverable pass that changes values is undone and reported."""
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import runpy
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from printed import blocks as printed_blocks
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from npugraph_ex import cli
 from npugraph_ex.fusion.conditions import ShapeRange
@@ -34,6 +37,7 @@ from npugraph_ex.testing import (
 )
 from npugraph_ex.testing.generator.choices import Choices, Sampled
 from npugraph_ex.testing.generator.patterns import Argument, Pattern
+from npugraph_ex.testing.validation import survey
 from npugraph_ex.testing.validation.blame import divide_of
 from npugraph_ex.testing.validation.guards import numbers_in
 from npugraph_ex.testing.validation.survey import Setting
@@ -480,3 +484,13 @@ def test_the_documented_api_example_runs(tmp_path: Path, capsys: pytest.CaptureF
     path.write_text(_blocks()[-1], encoding="utf-8")
     runpy.run_path(str(path))
     assert "proven on" in capsys.readouterr().out
+
+
+def test_torch_logs_no_traceback_of_sizes_that_are_only_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where an operator refuses fake tensors, torch logs the stack. `validate` asks for many sizes, and a refusal is an answer."""
+    logged: list[object] = []
+    monkeypatch.setattr(logging.getLogger(FakeTensorMode.__module__), "callHandlers", logged.append)
+    for quiet, records in ((survey.quiet_refusals(), 0), (nullcontext(), 1)):
+        with FakeTensorMode(), quiet, pytest.raises(RuntimeError, match="broadcast"):
+            torch.empty(3, 8, device="npu") + torch.empty(4, 8, device="npu")
+        assert len(logged) == records
