@@ -175,8 +175,12 @@ def draw(arguments: argparse.Namespace, choice: str) -> int:
     """Run a script and draw what its streams do."""
     if choice == "bundled":
         raise UsageError(f"timeline follows this process, and {_SWITCH}=bundled needs another; unset it")
+    folder: Path = arguments.output
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
     with _refused("--output"):
-        arguments.output.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+    for one in missing:  # a script that does not run leaves no empty folder
+        one.rmdir()
     return _watched(arguments, choice, partial(timeline.drawn, arguments, sys.stdout))
 
 

@@ -57,13 +57,14 @@ def drawn(arguments: argparse.Namespace, out: TextIO) -> Iterator[None]:
     """Follow the block's work; at its end, even after an error, write picture and trace and print what they come to.
 
     Args:
-        arguments: the command line. The script's name is that of the files; their folder is there.
+        arguments: the command line. The script's name is that of the files; their folder is made if it is not there.
         out: where the figures are printed.
     """
     from npu_emulator.clock.picture import picture
     from npu_emulator.clock.summary import summarise
 
     name, folder = Path(arguments.script).stem, arguments.output
+    folder.mkdir(parents=True, exist_ok=True)
     page = folder / f"{name}.timeline.html"
     clock = None
     try:

@@ -48,8 +48,6 @@ def lift(
     noops.remove(graph, arithmetic=True)
     constants.fold(graph, report)
     facts = GraphFacts.from_graph(graph)
-    if parameters is None:
-        report.add_rule(joined_swiglu.NAME, "the option 'join_projections' is off")
     joining = [] if parameters is None else [joined_swiglu.JoinedSwiGlu(parameters)]
     for form in (*FORMS, *joining):
         report.add_rule(form.name)
@@ -59,6 +57,8 @@ def lift(
             if not _torch_private.is_erased(node) and node.op == "call_function" and node.target in ends:
                 with mode:
                     _LiftingAttempt(form, node, facts, report, exact=exact).run()
+    if parameters is None:
+        report.add_rule(joined_swiglu.NAME, "the option 'join_projections' is off")
     repeated.join(graph, report)
     if parameters:
         joined_weights.take_out(graph, parameters)

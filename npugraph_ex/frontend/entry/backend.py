@@ -64,7 +64,7 @@ def get_npu_backend(
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         if config.mode == ge.MODE:
             return ge.backend(config, decompositions)(gm, example_inputs)
-        _torch_private.traced_objects_by_thread()
+        native_streams.keep_threads_apart(gm)
         example_inputs = _torch_private.in_one_fake_mode(example_inputs)
         names = _torch_private.dynamo_input_names(gm)
         dumper = new_dumper()

@@ -249,6 +249,12 @@ def lower(gm: fx.GraphModule) -> Callable[[Callable[..., Any]], Callable[..., An
     return partial(around, original=original, objects=objects)
 
 
+def keep_threads_apart(gm: fx.GraphModule) -> None:
+    """Give each thread a table of streams of its own, if the graph names streams: each call of any graph pays for the tables."""
+    if names_streams(gm.graph):
+        _torch_private.traced_objects_by_thread()
+
+
 def kept(gm: fx.GraphModule) -> Callable[..., Any]:
     """The present form of a Dynamo graph, operator by operator; a copy if `lower` would rewrite it."""
     if not names_streams(gm.graph):
