@@ -48,7 +48,7 @@ from npugraph_ex.operators._ranks import Steps, alone
 from npugraph_ex.operators._registry import OPERATORS, OperatorRecordError
 
 Formula = TypeVar("Formula", bound=Callable[..., Any])
-OF_VENDOR = ("npu::", "atb::")
+_OF_VENDOR = ("npu::", "atb::")
 _ENTRIES: tuple[tuple[str, Callable[[object], bool], str], ...] = (
     ("examples", callable, "holds functions that make calls, as in (lambda: call(x),)"),
     ("dtypes", lambda value: isinstance(value, torch.dtype), "holds dtypes of torch, as in (torch.float16,)"),
@@ -178,7 +178,7 @@ class Operator:
             OPERATORS.add(dataclasses.replace(self, formula=alone(formula), across_ranks=formula))
             return formula
         record = dataclasses.replace(self, formula=formula)
-        if self.covers or self.name.startswith(OF_VENDOR):
+        if self.covers or self.is_vendors:
             guarded = covering(self.name, self.covers, formula, record.shown_arguments)
             record = dataclasses.replace(record, formula=guarded)
         OPERATORS.add(record)
@@ -206,6 +206,11 @@ class Operator:
         operator, _, overload = rest.partition(".")
         packet = getattr(getattr(torch.ops, namespace), operator, None)
         return getattr(packet, overload or "default", None)
+
+    @property
+    def is_vendors(self) -> bool:
+        """Whether torch_npu defines the operator."""
+        return self.name.startswith(_OF_VENDOR)
 
     @property
     def defined_at(self) -> str:

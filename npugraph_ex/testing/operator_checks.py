@@ -17,7 +17,6 @@ from torch.utils import _pytree as pytree
 
 from npugraph_ex import _torch_private
 from npugraph_ex.operators import Call, Operator, UnsupportedArgumentError
-from npugraph_ex.operators._record import OF_VENDOR
 
 NARROW = (torch.float16, torch.bfloat16, torch.float32)
 STEPS = {torch.float16: 1, torch.bfloat16: 1, torch.float32: 16, torch.complex64: 16}
@@ -48,7 +47,7 @@ def checks(record: Operator) -> dict[str, Callable[[], Iterator[str]]]:
 def _dtype_faults(record: Operator, dtype: torch.dtype) -> Iterator[str]:
     """Distance from float64 and, of operators whose metadata somebody here writes, the metadata in this dtype."""
     yield from dtype_faults(record, dtype)
-    if not record.name.startswith(OF_VENDOR):
+    if not record.is_vendors:
         for number, example in enumerate(record.calls(), 1):
             yield from (
                 f"example {number} in {dtype}: {fault}" for fault in metadata_faults(record, _in_dtype(example, dtype))

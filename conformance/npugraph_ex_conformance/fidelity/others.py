@@ -221,12 +221,12 @@ def rules() -> Iterator[DeviceRule]:
         )  # fmt: skip
     yield DeviceRule(
         "layout.swiglu-quant", "npu_swiglu_quant gives rows, also of an argument in columns.",
-        "op-plugin: SwigluquantKernelNpuOpApi.cpp",
+        f"{TORCH_NPU}: op-plugin, SwigluquantKernelNpuOpApi.cpp",
         lambda: _strides_of_columns(lambda x: torch.ops.npu.npu_swiglu_quant(x, quant_mode=1)), [4, 1],
     )  # fmt: skip
     yield DeviceRule(
-        "layout.rms-norm", "npu_rms_norm gives columns of columns, as torch_npu's fake function announces.",
-        f"{ASSUMED}: op-plugin's apply_tensor_without_format makes rows",
+        "layout.rms-norm", "npu_rms_norm gives columns of columns, as its fake function says; op-plugin seems to make rows.",
+        ASSUMED,
         lambda: _strides_of_columns(lambda x: torch.ops.npu.npu_rms_norm(x, ones(8))), [1, 3],
     )  # fmt: skip
     yield DeviceRule(

@@ -49,7 +49,7 @@ class _Residual(nn.Module):
         return result
 
 
-class _Attention(nn.Module):
+class _DiffusionAttention(nn.Module):
     """Attention among all places, with one projection for queries, keys and values."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -76,7 +76,7 @@ class UNet(nn.Module):
         self.before, self.after = _Residual(width, width, 2 * width), _Residual(2 * width, width, 2 * width)
         self.down = nn.Conv2d(width, 2 * width, 3, stride=2, padding=1)
         self.middle, self.norm = _Residual(2 * width, 2 * width, 2 * width), nn.GroupNorm(8, 2 * width)
-        self.attention = _Attention(2 * width, heads)
+        self.attention = _DiffusionAttention(2 * width, heads)
         self.up = nn.Conv2d(2 * width, width, 3, padding=1)
         self.last, self.out = nn.GroupNorm(8, width), nn.Conv2d(width, CHANNELS, 3, padding=1)
 
@@ -92,13 +92,13 @@ class UNet(nn.Module):
         return (self.out(functional.silu(self.last(large))),)
 
 
-class _Block(nn.Module):
+class _DitBlock(nn.Module):
     """A block of a transformer whose norms are shifted, scaled and gated by the time."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.first, self.second = (nn.LayerNorm(width, elementwise_affine=False, eps=1e-6) for _ in range(2))
-        self.attention = _Attention(width, heads)
+        self.attention = _DiffusionAttention(width, heads)
         self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.modulation = nn.Linear(width, 6 * width)
 
@@ -119,7 +119,7 @@ class DiT(nn.Module):
         self.patch = patch
         self.time, self.into = _Time(width), nn.Conv2d(CHANNELS, width, patch, stride=patch)
         self.places = nn.Parameter(0.02 * torch.randn(1, (SIZE // patch) ** 2, width))
-        self.blocks = nn.ModuleList(_Block(width, heads) for _ in range(layers))
+        self.blocks = nn.ModuleList(_DitBlock(width, heads) for _ in range(layers))
         self.norm, self.out = (
             nn.LayerNorm(width, elementwise_affine=False, eps=1e-6),
             nn.Linear(width, patch**2 * CHANNELS),
