@@ -18,6 +18,7 @@ from npugraph_ex.graph.nested_regions import all_graphs
 REPAIR = Repair(
     fault="What is written into the result of a dropout in eval mode is not written into its argument.",
     torch=("2.13",),
+    mended=(2, 14),
     test="tests/frontend/test_idle_dropouts.py",
 )
 

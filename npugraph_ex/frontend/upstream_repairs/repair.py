@@ -16,10 +16,12 @@ class Repair:
         fault: what is wrong upstream, in one sentence.
         threads: public threads about it; empty where none is known.
         torch: the releases in which the fault was seen.
+        mended: the first release that gets it right, such as (2, 14); None where none is known.
         test: the file of tests that fail without the repair, from the root of the repository.
     """
 
     fault: str
     threads: tuple[str, ...] = ()
     torch: tuple[str, ...]
+    mended: tuple[int, int] | None = None
     test: str
