@@ -38,6 +38,14 @@ def graph_breaks() -> Iterable[str]:
     return counters["graph_break"]
 
 
+def recompile_reason() -> str:
+    """Why Dynamo compiles the current frame again, in its own words; empty for a first compilation and outside of one."""
+    from torch._dynamo.utils import get_metrics_context
+
+    context = get_metrics_context()
+    return (context.in_progress() and context._metrics.get("recompile_reason")) or ""
+
+
 def is_of_backward(node: fx.Node) -> bool:
     """Whether AOT traced ``node`` of a joint graph in the backward; its partitioner uses the same mark."""
     return bool(node.meta.get("partitioner_tag") == "is_backward")

@@ -20,7 +20,7 @@ from npu_emulator.pages import Facts, Page, PageTable, Section, Verbatim
 from npugraph_ex._plurals import counted
 from npugraph_ex.report.captures import CaptureRecord, capture_records
 from npugraph_ex.report.findings import Findings
-from npugraph_ex.report.graphs import CallRecord, GraphRecord, graph_records
+from npugraph_ex.report.graphs import CallRecord, GraphRecord, InputRecord, graph_records
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -45,6 +45,7 @@ class GraphExplanation:
         graph = self.graph
         saved = graph.kernels_before - graph.kernels_after
         return [
+            ("compiled", graph.cause),
             ("runs as", _FATES[graph.fate]),
             ("kernels", f"{graph.kernels_before} before the passes, {graph.kernels_after} after, {saved} saved"),
             ("captures", len(self.captures)),
@@ -54,10 +55,21 @@ class GraphExplanation:
             *(("not capturable", obstacle) for obstacle in graph.obstacles),
         ]
 
-    def section(self) -> Section:
-        """The graph as a heading, tables and notes."""
+    def section(self, *, every_weight: bool = True) -> Section:
+        """The graph as a heading, tables and notes.
+
+        Args:
+            every_weight: one row for each parameter and buffer; if not, one for all that the graph reads alike.
+        """
         graph = self.graph
-        inputs = [(entry.name, entry.kind, "yes" if entry.mutated else "", entry.value) for entry in graph.inputs]
+        inputs = [
+            (entry.name, entry.kind, "yes" if entry.mutated else "", entry.value)
+            for entry in graph.inputs
+            if every_weight or not _folds(entry)
+        ]
+        for kind in () if every_weight else dict.fromkeys(entry.kind for entry in graph.inputs if _folds(entry)):
+            weights = [entry.weight_bytes for entry in graph.inputs if _folds(entry) and entry.kind == kind]
+            inputs.append((counted(len(weights), "weight"), kind, "", f"{sum(weights):,} bytes"))
         captures = [(record.number, record.reason, ", ".join(map(str, record.numbers))) for record in self.captures]
         tables = [
             PageTable(("input", "class", "mutated", "value"), inputs),
@@ -113,6 +125,11 @@ class GraphExplanation:
             for side in filter(None, (finding.first, finding.second)):
                 told.setdefault(side.node, []).append(f"{finding.level}: {finding.code.value}")
         return [_row(before, after, told) for before, after in _aligned(graph.before, graph.after)]
+
+
+def _folds(entry: InputRecord) -> bool:
+    """Whether an input is a parameter or buffer of which short text gives the bytes alone."""
+    return bool(entry.weight_bytes) and not entry.mutated
 
 
 def _aligned(
@@ -171,7 +188,7 @@ class Explanation:
 
     def in_short(self) -> list[Section]:
         """What plain text and a terminal show: each graph, and what the passes changed in it."""
-        found = [part for entry in self.graphs for part in (entry.section(), entry.changes())]
+        found = [part for entry in self.graphs for part in (entry.section(every_weight=False), entry.changes())]
         peak = (
             [Facts([("peak of all tensors", f"{self.peak_bytes:,} bytes")])] if self.graphs and self.peak_bytes else []
         )

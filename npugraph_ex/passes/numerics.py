@@ -90,6 +90,7 @@ class NumericCheck:
 
     def __init__(self, gm: fx.GraphModule, report: ReportBuilder, values: Sequence[Any] = ()) -> None:
         self._report = report
+        report.add_compared(0)
         self._tolerance = _tolerance(gm)
         self._original = _copy_of(gm.graph)
         self._names = [
@@ -110,8 +111,8 @@ class NumericCheck:
         """Raise ``GraphVerificationError`` if ``gm`` now computes other outputs or other contents of inputs."""
         gm.recompile()
         with _on_the_cpu():
-            for trial in self._trials:
-                self._check(gm, trial, pass_name)
+            agree = [self._agrees(gm, trial, pass_name) for trial in self._trials]
+        self._report.add_compared(bool(agree) and all(agree))
 
     def _try(self, gm: fx.GraphModule, what: str, several: Iterable[list[Any]]) -> None:
         """Keep the first inputs with which the graph runs, because its operators may refuse random ones."""
@@ -125,15 +126,16 @@ class NumericCheck:
                 return
         self._leave_out(f"with {what}, {reason}")
 
-    def _check(self, gm: fx.GraphModule, trial: _TrialRun, pass_name: str) -> None:
+    def _agrees(self, gm: fx.GraphModule, trial: _TrialRun, pass_name: str) -> bool:
+        """Whether the graph computes what it did; False where that cannot be compared."""
         problem, wide = trial.problem(gm, self._names), False
         if problem is None:
             if self._tolerance <= _WIDE_TOLERANCE:
-                return
+                return True
             # A few roundings of a narrow dtype are wide enough for a wrong formula. Without the rounding it shows.
             problem, wide = self._problem_without_rounding(gm, trial), True
             if problem is None:
-                return
+                return True
         if isinstance(problem.__cause__, _NO_KERNEL):
             self._leave_out(f"after pass {pass_name} and {problem}")
         elif not wide and self._is_rounding(gm, trial):
@@ -142,6 +144,7 @@ class NumericCheck:
             raise GraphVerificationError(
                 f"After pass {pass_name}: {problem}. A pass must not change what the graph computes."
             ) from problem.__cause__
+        return False
 
     def _is_rounding(self, gm: fx.GraphModule, trial: _TrialRun) -> bool:
         """Whether the two graphs agree in float64; False if nothing was rounded, or if the first graph does not run in float64."""

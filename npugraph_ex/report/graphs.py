@@ -30,12 +30,14 @@ class InputRecord:
             nothing is captured.
         mutated: the graph writes it.
         value: dtype, shape and device of a tensor; the value or the symbol of a number.
+        weight_bytes: of a parameter or buffer whose address is fixed, its bytes; 0 for all other inputs.
     """
 
     name: str
     kind: InputClass
     mutated: bool
     value: str
+    weight_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class GraphRecord:
         after: the calls after all passes.
         peak_before: the largest `alive_bytes` of AOT's graph; a model of memory, without what an allocator rounds up.
         peak_after: the same after all passes.
+        cause: why it was compiled: for a first call, or again because of what had changed since an earlier compilation.
     """
 
     number: int
@@ -90,6 +93,7 @@ class GraphRecord:
     after: tuple[CallRecord, ...] = ()
     peak_before: int = 0
     peak_after: int = 0
+    cause: str = "for the first call"
 
 
 _records: deque[GraphRecord] = deque(maxlen=_KEPT)

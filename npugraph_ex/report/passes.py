@@ -98,6 +98,8 @@ class PassReport:
     """How many records of an event were dropped because nothing waited for them."""
     uncompared: tuple[str, ...] = ()
     """Why the option ``check_numerics`` compared no values, or not with all inputs."""
+    compared: int | None = None
+    """After how many passes ``check_numerics`` found the values of the first graph again; None without the option."""
 
     def fusions(self, rule: str | None = None) -> int:
         """How many subgraphs were replaced, by ``rule`` or by any."""
@@ -168,8 +170,14 @@ class PassReport:
         return [(headers, rows) for headers, rows in found if rows]
 
     def notes(self) -> list[str]:
-        """What is in no table: dropped events, and why values were not compared."""
+        """What is in no table: dropped events, what `check_numerics` compared, and why values were not compared."""
         notes = [f"check_numerics compares no values: {reason}." for reason in self.uncompared]
+        if self.compared:
+            notes.append(
+                f"check_numerics: {counted(self.compared, 'graph')} compared with the first one, no difference."
+            )
+        elif self.compared is not None and not self.uncompared:
+            notes.append("check_numerics: no pass changed the graph, so there was nothing to compare.")
         if self.dropped_waits or self.dropped_records:
             notes.insert(
                 0, f"Redundant events: {self.dropped_waits} waits and {self.dropped_records} records were dropped."
@@ -216,6 +224,7 @@ class ReportBuilder:
     _streams: list[Finding] = field(default_factory=list)
     _dropped: list[int] = field(default_factory=lambda: [0, 0])
     _uncompared: dict[str, None] = field(default_factory=dict)
+    _compared: int | None = None
 
     def add_pass(self, record: PassRecord) -> None:
         """Append a pass."""
@@ -262,6 +271,10 @@ class ReportBuilder:
         self._dropped[0] += waits
         self._dropped[1] += records
 
+    def add_compared(self, count: int) -> None:
+        """Count graphs whose values are those of the first graph."""
+        self._compared = (self._compared or 0) + count
+
     def add_uncompared(self, reason: str) -> bool:
         """Say why values are not compared; whether that is new."""
         new = reason not in self._uncompared
@@ -285,8 +298,9 @@ class ReportBuilder:
         rules = tuple(rule.close(name) for name, rule in self._rules.items())
         waits, records = self._dropped
         return PassReport(
-            tuple(self._passes), rules, tuple(self._unfused), self.findings, waits, records, tuple(self._uncompared)
-        )
+            tuple(self._passes), rules, tuple(self._unfused), self.findings, waits, records, tuple(self._uncompared),
+            self._compared,
+        )  # fmt: skip
 
 
 _registered: list[Callable[[], Collection[str]]] = []

@@ -16,7 +16,9 @@ from rich.console import Console
 
 import npugraph_ex
 from npu_emulator.pages import PageTable
+from npugraph_ex.frontend.entry.explain import Watch
 from npugraph_ex.observe import dump, explain
+from npugraph_ex.report.recompilations import in_words
 
 
 def _step(x: torch.Tensor, cache: torch.Tensor, factor: int) -> torch.Tensor:
@@ -217,3 +219,81 @@ def test_the_dump_of_torch_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             _, expected, inputs = kept[-1]
             (value,) = space["GraphModule"]()(*inputs)
             assert torch.equal(value.cpu(), expected.cpu()), name
+
+
+def test_a_recompiled_graph_says_what_changed() -> None:
+    """Each change of one thing gives a graph that names it: a number, sizes, strides, dtype, gradient, grad mode, an attribute."""
+
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(4, device="npu"))
+            self.factor = 3.0
+
+        def forward(self, x: torch.Tensor, n: object) -> torch.Tensor:
+            return x * self.weight * n * self.factor
+
+    model = Scaled()
+    line = f"{Path(__file__).name}:{Scaled.forward.__code__.co_firstlineno + 1}"
+    fast = torch.compile(model, backend="npugraph_ex", dynamic=False)
+    square = torch.ones(4, 4, device="npu")
+    watch, narrow = Watch(), square[:2].half()
+    columns = narrow.t().contiguous().t()
+    for call in ((square, 2), (square, 3), (square[:2], 3), (narrow, 3), (columns, 3)):
+        fast(*call)
+    model.factor = 4.0
+    fast(columns, 3)
+    with torch.enable_grad():
+        fast(columns, 3)
+    causes = [entry.graph.cause for entry in watch.explanation().graphs]
+    assert causes[2:5] == [
+        "again: the size 0 of x was 4 and is 2",
+        "again: the dtype of x was torch.float32 and is torch.float16",
+        "again: the stride 0 of x was 4 and is 1",
+    ]
+    assert (causes[0], causes[6]) == ("for the first call", "again: torch's own state changed: grad_mode")
+    assert re.fullmatch(rf"again: n == 2 was true and is not now \(used at \S*{line}\)", causes[1])
+    assert causes[5].startswith("again: self.factor == 3.0 was true")
+    assert f"compiled         {causes[1]}\n" in str(watch.explanation())
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("", ""),
+        ("Unable to find recompilation reasons", "a guard failed, and torch does not say which"),
+        (
+            "0/2: 2 <= L['x'].size()[0]  # return x + 1  # model.py:7 in forward (to avoid 0/1 specialization, do)\nUser stack",
+            "2 <= x.size()[0] was true and is not now (used at model.py:7, torch compiles for the sizes 0 and 1 anew)",
+        ),
+        ("0/0: tensor 'x' rank mismatch. expected 2, actual 1", "the number of dimensions of x was 2 and is 1"),
+        ("0/0: tensor 'x' requires_grad mismatch. expected requires_grad=0", "x required no gradient and does now"),
+        ("0/0: ___check_type_id(n, 12), type=<class 'int'>  # (HINT)", "n was of type int and is of another type"),
+        ("0/0: ___check_obj_id(f, 12), type=<class 'x'>", "f is another object than it was"),
+        ("0/0: words of a later torch", "words of a later torch was true and is not now"),
+    ],
+)
+def test_reasons_of_dynamo_in_plain_words(reason: str, words: str) -> None:
+    """Each form that Dynamo writes; what it writes in another form is passed on."""
+    assert in_words(reason) == words
+
+
+def test_short_text_has_one_row_for_all_weights() -> None:
+    """Text gives the count and bytes of parameters and buffers; the page and the JSON have each."""
+
+    class Normed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = torch.nn.BatchNorm1d(4).npu()
+            self.first, self.second = torch.nn.Linear(4, 4).npu(), torch.nn.Linear(4, 4).half().npu()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(self.first(self.norm(x)).half())
+
+    explanation = npugraph_ex.explain(Normed().eval(), _device(2, 4))
+    weights = [record for record in explanation.graphs[0].graph.inputs if record.weight_bytes]
+    assert len(weights) == 8
+    assert sum(record.weight_bytes for record in weights) == 4 * 4 * 4 + 80 + 40
+    assert re.search(r"^8 weights +in place +184 bytes$", str(explanation), re.MULTILINE)
+    assert "norm.running_mean" not in str(explanation)
+    assert "norm.running_mean" in explanation.page().html()

@@ -15,6 +15,7 @@ from npugraph_ex.config import Options
 from npugraph_ex.errors import GraphVerificationError
 from npugraph_ex.passes import pipeline
 from npugraph_ex.passes.base import Pass, PassContext
+from npugraph_ex.report.passes import PassReport
 
 aten = torch.ops.aten
 
@@ -153,3 +154,21 @@ def test_a_rounding_that_changes_what_follows_is_no_fault(name: str) -> None:
     assert ["rounding explains it" in reason for reason in report.uncompared] == [True]
     with pytest.raises(GraphVerificationError, match="other values"):
         run(graphs[1], passes=(Pass("wrong", rounds_less_and_is_wrong, recoverable=False),), check_numerics=True)
+
+
+def test_a_clean_run_says_what_was_compared() -> None:
+    """The report counts the graphs whose values are those of the first; without the option it says nothing."""
+
+    def other_order(gm: fx.GraphModule, *_: object) -> None:
+        for node in gm.graph.find_nodes(op="call_function", target=aten.add.Tensor):
+            node.args = node.args[::-1]
+
+    def report(**options: object) -> PassReport:
+        gm = traced()
+        inputs = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
+        return pipeline.run(gm, inputs, Options.from_mapping(options))
+
+    clean = report(post_grad_custom_post_pass=other_order, check_numerics=True)
+    assert clean.compared == sum(record.outcome == "changed" for record in clean.passes) > 1
+    assert f"check_numerics: {clean.compared} graphs compared with the first one, no difference." in clean.table()
+    assert (report().compared, report().notes()) == (None, [])

@@ -32,7 +32,6 @@ from npugraph_ex.observe.dump import GraphDumper, new_dumper
 from npugraph_ex.observe.logger import logger
 from npugraph_ex.passes import pipeline
 from npugraph_ex.report import captures, graphs
-from npugraph_ex.report.graphs import CallRecord
 from npugraph_ex.report.passes import PassReport, ReportBuilder
 from npugraph_ex.saving.artifact import SavedGraph
 from npugraph_ex.saving.size_one import AtSizeOne
@@ -334,7 +333,7 @@ class NpuFxCompiler:
                 gm, example_inputs, options, static=static, names=names, number=number,
                 original=self._original(as_given, example_inputs, compilation, became, static=static, names=names),
             )  # fmt: skip
-        self._record(gm, example_inputs, names, compilation, runner, number=number, before=before)
+        self._record(gm, example_inputs, names, compilation, runner, number=number, before=before, static=static)
         runner = joined.around(runner)
         runner = runner if elsewhere is None else elsewhere.around(runner)
 
@@ -369,7 +368,10 @@ class NpuFxCompiler:
             runner = compile_graph(
                 gm, example_inputs, again.options, static=static, names=names, number=number, original=original
             )
-            self._record(gm, example_inputs, names, again, runner, number=number, before=before)
+            self._record(
+                gm, example_inputs, names, again, runner, number=number, before=before, static=static,
+                cause="again: an operator had an effect that its schema does not declare",
+            )  # fmt: skip
             became(gm)
             return runner
 
@@ -382,7 +384,7 @@ class NpuFxCompiler:
         return self._names[position] if known and position is not None else str(node.target)
 
     @staticmethod
-    def _record(  # noqa: PLR0913 - the parts of one compilation
+    def _record(
         gm: fx.GraphModule,
         example_inputs: Sequence[Any],
         names: Sequence[str],
@@ -390,18 +392,10 @@ class NpuFxCompiler:
         runner: Callable[..., Any],
         *,
         number: int,
-        before: tuple[CallRecord, ...],
+        **facts: Any,
     ) -> None:
-        made = record(
-            gm,
-            example_inputs,
-            names,
-            compilation.options,
-            runner,
-            number=number,
-            report=compilation.report or PassReport(),
-            before=before,
-        )
+        report = compilation.report or PassReport()
+        made = record(gm, example_inputs, names, compilation.options, runner, number=number, report=report, **facts)
         if compilation.dumper is not None:
             compilation.dumper.text(description(made), "captured_graph")
             captures.also_write(number, compilation.dumper.directory / "captures.txt")

@@ -10,6 +10,7 @@ import torch
 from tabulate import tabulate
 from torch import fx
 
+from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph import CompiledGraph
 from npugraph_ex.aclgraph.host_updates import UpdatePlan
 from npugraph_ex.aclgraph.obstacles import find_obstacles
@@ -22,6 +23,7 @@ from npugraph_ex.graph.streams.events import stream_of
 from npugraph_ex.report import graphs
 from npugraph_ex.report.graphs import CallRecord, Fate, GraphRecord, InputClass, InputRecord
 from npugraph_ex.report.passes import PassReport
+from npugraph_ex.report.recompilations import in_words
 
 
 def record(  # noqa: PLR0913 - the parts of one compilation
@@ -31,18 +33,20 @@ def record(  # noqa: PLR0913 - the parts of one compilation
     options: Options,
     compiled: Callable[..., Any],
     *,
+    static: Sequence[int],
     number: int,
     report: PassReport,
     before: tuple[CallRecord, ...],
+    cause: str = "",
 ) -> GraphRecord:
-    """Make and publish the record of one compiled graph, after all passes."""
+    """Make and publish the record of one compiled graph, after all passes; ``static`` are its parameters and buffers."""
     obstacles = tuple(str(obstacle) for obstacle in find_obstacles(gm, UpdatePlan.from_graph(gm), names))
     facts = AliasFacts(gm.graph)
     after = nodes_of(gm.graph, facts)
     made = GraphRecord(
         number=number,
         fate=_fate(gm, compiled, options, obstacles),
-        inputs=_inputs(mutated_inputs(gm.graph, facts), example_inputs, names, compiled),
+        inputs=_inputs(mutated_inputs(gm.graph, facts), example_inputs, names, compiled, static),
         report=report,
         kernels_before=sum(node.kernel for node in before),
         kernels_after=sum(node.kernel for node in after),
@@ -52,6 +56,7 @@ def record(  # noqa: PLR0913 - the parts of one compilation
         after=after,
         peak_before=_peak(before),
         peak_after=_peak(after),
+        cause=cause or _cause(),
     )
     graphs.publish(made)
     return made
@@ -65,6 +70,12 @@ def nodes_of(graph: fx.Graph, facts: AliasFacts | None = None) -> tuple[CallReco
         for node in graph.nodes
         if node.op not in {"placeholder", "output"} and node.target is not operator.getitem
     )
+
+
+def _cause() -> str:
+    """Why Dynamo compiles now."""
+    changed = in_words(_torch_private.recompile_reason())
+    return f"again: {changed}" if changed else "for the first call"
 
 
 def _peak(calls: Sequence[CallRecord]) -> int:
@@ -86,6 +97,7 @@ def _inputs(
     example_inputs: Sequence[Any],
     names: Sequence[str],
     compiled: Callable[..., Any],
+    static: Sequence[int],
 ) -> tuple[InputRecord, ...]:
     kinds: dict[int, InputClass] = {}
     if isinstance(compiled, CompiledGraph):
@@ -95,7 +107,13 @@ def _inputs(
         kinds.update(dict.fromkeys((*plan.keyed, *plan.scalars), "key"))
         kinds.update(dict.fromkeys(plan.updates.positions if plan.updates else (), "updated"))
     return tuple(
-        InputRecord(name, kinds.get(position, "as given"), position in written, _described(value))
+        InputRecord(
+            name,
+            kinds.get(position, "as given"),
+            position in written,
+            _described(value),
+            value.numel() * value.element_size() if position in static and isinstance(value, torch.Tensor) else 0,
+        )
         for position, (name, value) in enumerate(zip(names, example_inputs, strict=True))
     )
 
