@@ -15,11 +15,13 @@ from npugraph_ex.graph.operators import is_view, tensor_leaves
 
 _NOT_KERNELS = frozenset({"air", "npugraph_ex", "prim", "prims", "_operator"})
 
+_UNDECLARED_VIEW = torch.ops.aten._unsafe_view.default  # noqa: SLF001 - its name; torch writes it for a reshape of a fresh copy
+
 
 def launches(node: fx.Node) -> bool:
     """Whether a node starts work on the device: it calls an operator that is no view and does not order work."""
     target = node.target
-    if not isinstance(target, OpOverload) or target.namespace in _NOT_KERNELS:
+    if not isinstance(target, OpOverload) or target.namespace in _NOT_KERNELS or target is _UNDECLARED_VIEW:
         return False
     return not is_view(node)
 

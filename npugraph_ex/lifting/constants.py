@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from npugraph_ex.fusion.checks import GraphFacts
 from npugraph_ex.graph.effects import has_effect
-from npugraph_ex.graph.launches import NOTHING, Launched
+from npugraph_ex.graph.launches import NOTHING, Launched, launches
 from npugraph_ex.graph.memory.aliases import output_values, tensor_leaves
 from npugraph_ex.graph.metadata import fake_mode_of
 from npugraph_ex.graph.operators import is_view
@@ -64,8 +64,9 @@ def fold(graph: fx.Graph, report: ReportBuilder) -> None:
     on_device = [node for node in graph.nodes if node in constant and node.meta["val"].device.type == "npu"]
     needed = [node for node in on_device if not is_view(node) and _is_read(node, constant)]
     values = _computed(graph, needed, constant)
+    starting = {node for node in on_device if launches(node)}  # asked before views lose what they are views of
     made = [_replaced(node, value) for node, value in values.items()]
-    saves = _erase(constant)
+    saves = _erase(constant, starting)
     for one in made:  # what they read in common is counted once
         report.add_fusion(replace(one, saves=saves))
         saves = NOTHING
@@ -142,12 +143,11 @@ def _replaced(node: fx.Node, value: torch.Tensor) -> Fusion:
     return Fusion(NAME, (node.name,), (read.name,), source)
 
 
-def _erase(constant: set[fx.Node]) -> Launched:
-    """Erase what nobody reads any more, last first; what that saves on the device."""
+def _erase(constant: set[fx.Node], starting: set[fx.Node]) -> Launched:
+    """Erase what nobody reads any more, last first; what that saves on the device, where the ``starting`` nodes start work."""
     saves = NOTHING
     for node in sorted(constant, reverse=True):
         if not node.users:
-            on_device = any(leaf.device.type == "npu" for leaf in tensor_leaves(node))
-            saves += Launched.of([node] if on_device else [])
+            saves += Launched.of([node] if node in starting else [])
             node.graph.erase_node(node)
     return saves

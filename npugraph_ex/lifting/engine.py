@@ -18,10 +18,11 @@ from npugraph_ex.fusion.checks import GraphFacts, Site
 from npugraph_ex.fusion.forward_backward import MatchPart
 from npugraph_ex.fusion.splice import splice
 from npugraph_ex.fusion.tracing import fresh
-from npugraph_ex.graph import noops
+from npugraph_ex.graph import metadata, noops
 from npugraph_ex.graph.launches import NOTHING, Launched
 from npugraph_ex.graph.memory.aliases import tensor_leaves
 from npugraph_ex.graph.metadata import fake_mode_of
+from npugraph_ex.graph.operators import is_view
 from npugraph_ex.graph.source import source_line
 from npugraph_ex.lifting import constants, joined_weights, repeated
 from npugraph_ex.lifting.forms import FORMS, joined_swiglu
@@ -45,23 +46,45 @@ def lift(
     mode = fake_mode_of(graph)
     if mode is None:
         return
-    noops.remove(graph, arithmetic=True)
+    _remove_noops(graph, report)
     constants.fold(graph, report)
     facts = GraphFacts.from_graph(graph)
     joining = [] if parameters is None else [joined_swiglu.JoinedSwiGlu(parameters)]
     for form in (*FORMS, *joining):
         report.add_rule(form.name)
-        ends = form.ends_with
+        ends, lifted = form.ends_with, False
         # The last operators first: what ends a spelling may look like a smaller one by itself.
         for node in reversed(list(graph.nodes)):
             if not _torch_private.is_erased(node) and node.op == "call_function" and node.target in ends:
                 with mode:
-                    _LiftingAttempt(form, node, facts, report, exact=exact).run()
+                    lifted |= _LiftingAttempt(form, node, facts, report, exact=exact).run()
+        if lifted:
+            _refresh_views(graph)
+            facts = GraphFacts.from_graph(graph)
     if parameters is None:
         report.add_rule(joined_swiglu.NAME, "the option 'join_projections' is off")
     repeated.join(graph, report)
     if parameters:
         joined_weights.take_out(graph, parameters)
+
+
+def _remove_noops(graph: fx.Graph, report: ReportBuilder) -> None:
+    """Remove what changes nothing, and report the arithmetic: the other passes leave that."""
+    arithmetic = {
+        node: Fusion(repeated.NAME, (node.name,), (node.args[0].name,), source_line(node), saves=Launched.of([node]))
+        for node in graph.nodes
+        if node.target in noops.IDENTITY_ARITHMETIC and isinstance(node.args[0], fx.Node)
+    }
+    noops.remove(graph, arithmetic=True)
+    for node, removed in arithmetic.items():
+        if _torch_private.is_erased(node):
+            report.add_fusion(removed)
+    _refresh_views(graph)
+
+
+def _refresh_views(graph: fx.Graph) -> None:
+    """Where a value was replaced, a view of it has the old value's memory in its metadata, and looks like a copy."""
+    metadata.refresh(graph, [node for node in graph.nodes if metadata.shares_memory(node) and not is_view(node)])
 
 
 def refuse(report: ReportBuilder, why: str) -> None:
@@ -80,17 +103,18 @@ class _LiftingAttempt:
     report: ReportBuilder
     exact: bool
 
-    def run(self) -> None:
-        """Lift, or say why not."""
+    def run(self) -> bool:
+        """Lift, or say why not; whether the graph was edited."""
         found = self.form.read(self.node)
         if found is None:
-            return
+            return False
         if isinstance(found, Unlike):
             self._near_miss(found.node, found.reason, 1, self._would_save(found.instead))
-            return
+            return False
         reason = self._lift(found)
         if reason is not None:
             self._near_miss(self.node, reason, 2)
+        return reason is None
 
     def _near_miss(self, node: fx.Node, reason: str, progress: int, would_save: Launched = NOTHING) -> None:
         miss = NearMiss(self.form.name, node.name, reason, source_line(node), would_save)
