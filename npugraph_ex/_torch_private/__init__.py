@@ -61,6 +61,7 @@ from npugraph_ex._torch_private.modes import (
     outside_compilation,
     real_execution,
     run_meta_kernel,
+    unmeasured_guards,
     unobserved_execution,
 )
 from npugraph_ex._torch_private.operators import (
@@ -165,6 +166,7 @@ __all__ = [
     "trace_as_constant_call",
     "traced_object",
     "traced_objects_by_thread",
+    "unmeasured_guards",
     "unobserved_execution",
     "version",
     "was_made_while_tracing",

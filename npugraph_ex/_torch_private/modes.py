@@ -23,6 +23,20 @@ from npugraph_ex.versions.rotary_layout import with_true_layout
 
 
 @contextmanager
+def unmeasured_guards() -> Iterator[None]:
+    """Let Dynamo not time new guards in the block: it empties the processor's caches for that, a quarter of a small compilation."""
+    import torch._dynamo.guards
+
+    guards: Any = torch._dynamo.guards
+    measure = guards.profile_guard_manager
+    guards.profile_guard_manager = lambda *_: 0.0
+    try:
+        yield
+    finally:
+        guards.profile_guard_manager = measure
+
+
+@contextmanager
 def fake_execution(mode: FakeTensorMode | None, *, symbolic: bool = True) -> Iterator[None]:
     """Run operators as a trace does: under ``mode`` and, for symbolic shapes, with the Python dispatcher."""
     from torch._dispatch.python import enable_python_dispatcher

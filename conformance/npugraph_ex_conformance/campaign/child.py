@@ -46,12 +46,14 @@ def _start(settings: CampaignSettings, stack: ExitStack) -> None:
     start_target(settings.target)
     import torch
 
+    from npugraph_ex import _torch_private
     from npugraph_ex._garbage_collection import rare_collection
     from npugraph_ex.testing.generator.client_operators import client_operators
 
     torch.set_num_threads(1)  # a process is a core
     stack.enter_context(client_operators())
     stack.enter_context(rare_collection())
+    stack.enter_context(_torch_private.unmeasured_guards())
 
 
 def _answer(

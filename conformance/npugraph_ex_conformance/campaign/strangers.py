@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +21,9 @@ _SAMPLES = 12
 """Of an operator's samples so many are looked at, of which the first two and the last run."""
 _DTYPES = (torch.float32, torch.float16, torch.int64, torch.bool)
 UPSTREAM = "aot_eager does the same: "
+_Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
+_Made = Callable[[_Compile], Callable[..., Any]]
+"""Makes a program of a sample's input, arguments and named arguments, given a way to compile what may be compiled of it."""
 
 
 class OperatorCase(NamedTuple):
@@ -33,25 +36,26 @@ class OperatorCase(NamedTuple):
 
 @cache
 def database() -> Sequence[Any]:
-    """Torch's database of operators."""
-    from torch.testing._internal.common_methods_invocations import op_db
+    """Torch's database of operators, without what puts a random state around some of them: Dynamo cannot trace it."""
+    from torch.testing._internal import common_methods_invocations as found
 
-    return tuple(op_db)
+    found.wrapper_set_seed = lambda operator, *args, **kwargs: operator(*args, **kwargs)  # `_difference` sets the state
+    return tuple(found.op_db)
 
 
 def operator_cases(_settings: CampaignSettings) -> list[OperatorCase]:
-    """Every operator in every dtype that the CPU takes."""
+    """Every operator in every dtype that the CPU takes; all operators in one dtype first, so that a part says something of all."""
     return [
         OperatorCase(position, dtype, dynamic)
-        for position, operator in enumerate(database())
         for dtype in _DTYPES
-        if dtype in operator.supported_dtypes("cpu")
         for dynamic in (False, True)
+        for position, operator in enumerate(database())
+        if dtype in operator.supported_dtypes("cpu")
     ]
 
 
 def check_operator(_settings: CampaignSettings, case: OperatorCase) -> ItemAnswer:
-    """The operator's samples, as a function and in place, compiled and called twice."""
+    """The operator's samples, as a function, in place, into ``out`` and with gradients, compiled and called twice."""
     operator = database()[case.position]
     name = f"{operator.name}{f'.{operator.variant_test_name}' if operator.variant_test_name else ''}"
     label = f"{name} {str(case.dtype).removeprefix('torch.')} {'dynamic' if case.dynamic else 'static'}"
@@ -61,25 +65,66 @@ def check_operator(_settings: CampaignSettings, case: OperatorCase) -> ItemAnswe
         samples = list(itertools.islice(operator.sample_inputs_func(operator, "cpu", case.dtype, False), _SAMPLES))
         ran, upstream = 0, []
         for number, sample in enumerate([*samples[:2], *samples[2:][-1:]]):
-            for form, function in (("", operator.op), (" in place", operator.inplace_variant)):
-                found = _difference(function, sample, dynamic=case.dynamic) if function is not None else None
+            for form, function in _forms(operator, sample, case.dtype, is_first=not number):
+                found = _difference(function, sample, dynamic=case.dynamic)
                 if found is None:
                     continue
                 ran += 1
                 if found.startswith(UPSTREAM):
-                    upstream.append(found.removeprefix(UPSTREAM))
+                    upstream.append(f"{form}{found.removeprefix(UPSTREAM)}")
                 elif found:
-                    return ItemAnswer(f"sample {number}{form}: {found}", [f"ran {name}"], label)
+                    return ItemAnswer(f"sample {number}: {form}{found}", [f"ran {name}"], label)
     if not ran:
         return ItemAnswer(label=label, skipped="eager mode on the device refuses every sample")
     return ItemAnswer(features=[f"ran {name}"], label=label, value={"ran": ran, "upstream": upstream[:1]})
 
 
-def _difference(function: Callable[..., Any], sample: Any, *, dynamic: bool) -> str | None:
-    """What differs from eager mode; nothing where nothing does, None where eager mode refuses the call."""
+def _forms(operator: Any, sample: Any, dtype: torch.dtype, *, is_first: bool) -> Iterator[tuple[str, _Made]]:
+    """The programs of a sample, each with its name; ``out`` and gradients of the first sample alone."""
+    yield "", _plain(operator.op)
+    if operator.inplace_variant is not None:
+        yield "in place: ", _plain(operator.inplace_variant)
+    if is_first and operator.supports_out:
+        yield "out: ", partial(_into_out, operator.op, sample)
+    if is_first and operator.supports_autograd and dtype == torch.float32:
+        yield "gradients: ", partial(_with_gradients, operator.op)
 
-    def program(value: Any, args: Any, kwargs: Any) -> Any:
-        return function(value, *args, **kwargs)
+
+def _plain(function: Callable[..., Any]) -> _Made:
+    def made(compiled: _Compile) -> Callable[..., Any]:
+        return compiled(lambda value, args, kwargs: function(value, *args, **kwargs))
+
+    return made
+
+
+def _into_out(function: Callable[..., Any], sample: Any, compiled: _Compile) -> Callable[..., Any]:
+    """The operator with ``out``: memory of the right shape with other numbers in it."""
+    results = pytree.tree_map_only(torch.Tensor, torch.ones_like, function(sample.input, *sample.args, **sample.kwargs))
+    fast = compiled(lambda value, args, kwargs, out: function(value, *args, out=out, **kwargs))
+
+    def call(value: Any, args: Any, kwargs: Any) -> Any:
+        out = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.clone().npu(), results)
+        return fast(value, args, kwargs, out), out
+
+    return call
+
+
+def _with_gradients(function: Callable[..., Any], compiled: _Compile) -> Callable[..., Any]:
+    """The operator, and the gradients of its floating-point arguments for gradients of ones."""
+    fast = _plain(function)(compiled)
+
+    def call(value: Any, args: Any, kwargs: Any) -> Any:
+        tensors = [leaf for leaf in pytree.tree_leaves((value, args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        leaves = [tensor.requires_grad_() for tensor in tensors if tensor.is_floating_point()]
+        results = fast(value, args, kwargs)
+        ends = [leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        return results, torch.autograd.grad(ends, leaves, [torch.ones_like(end) for end in ends], allow_unused=True)
+
+    return call
+
+
+def _difference(made: _Made, sample: Any, *, dynamic: bool) -> str | None:
+    """What differs from eager mode; nothing where nothing does, None where eager mode refuses the call."""
 
     def call(called: Callable[..., Any]) -> Any:
         """Results, and the arguments after the call, from new copies and the same random numbers."""
@@ -91,12 +136,12 @@ def _difference(function: Callable[..., Any], sample: Any, *, dynamic: bool) -> 
 
     def compiled(backend: str) -> Iterator[Any]:
         torch._dynamo.reset()
-        fast = torch.compile(program, backend=backend, dynamic=dynamic or None)
+        fast = made(partial(torch.compile, backend=backend, dynamic=dynamic or None))
         for _ in range(2):
             yield call(fast)
 
     try:
-        expected = call(program)
+        expected = call(made(lambda program: program))
     except Exception:  # noqa: BLE001 - what eager mode does not take says nothing about a compiler
         return None
     ours = _first_difference(expected, compiled("npugraph_ex"))

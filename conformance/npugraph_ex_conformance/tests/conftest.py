@@ -66,7 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
         target = start_target(config.getoption("target"))
     except TargetError as error:
         pytest.exit(str(error), returncode=_BEFORE_ALL)
-    from npugraph_ex import testing
+    from npugraph_ex import _torch_private, testing
     from npugraph_ex._garbage_collection import rare_collection
 
     name = config.getoption("mutant")
@@ -86,6 +86,7 @@ def pytest_configure(config: pytest.Config) -> None:
     stack = ExitStack()
     config.add_cleanup(stack.close)
     stack.enter_context(rare_collection())
+    stack.enter_context(_torch_private.unmeasured_guards())
     if name is not None:
         try:
             run.mutant = stack.enter_context(testing.mutant(name)).name
