@@ -12,6 +12,7 @@ from npugraph_ex._plurals import counted, noun
 from npugraph_ex.commands.interrupts import interruptible
 from npugraph_ex.commands.numbers import at_least
 from npugraph_ex.commands.terminal import progress, show
+from npugraph_ex.errors import UsageError
 
 if TYPE_CHECKING:
     from npugraph_ex.observe.compare import Comparison
@@ -48,6 +49,9 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         NpuGraphExError: a folder holds no dump or a damaged one, or the two have no call in common.
     """
+    for folder in (arguments.first, arguments.second):
+        if not Path(folder).is_dir():
+            raise UsageError(f"there is no folder {folder!r}; name one that the option dump_tensor_data wrote")
     # Dumps hold host tensors: no device is needed to read them, and torch must not fail for want of one.
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     from npugraph_ex.observe.compare import Comparison, compare

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import redirect_stdout
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from npugraph_ex._plurals import counted
 from npugraph_ex.commands.interrupts import end_children, interruptible
@@ -14,13 +14,14 @@ from npugraph_ex.commands.suites import require
 from npugraph_ex.commands.terminal import progress
 from npugraph_ex.errors import UsageError
 
-if TYPE_CHECKING:
-    import torch
-
+_DTYPES = ("float16", "bfloat16", "float32")
 _DESCRIPTION = """\
 Find the replacements that MODULE registers with register_replacement, and find out of each whether it computes what it
 replaces, wherever its guard (extra_check) lets it match. Random programs around the pattern run in eager mode,
 optimised, and captured and replayed; a float64 reference judges the results.
+
+MODULE is imported, with another name than __main__: what stands below `if __name__ == "__main__":` does not run, all else does.
+Put what uses the fusions there.
 
 verdicts:
   proven on N        fused in N random programs, all of them right
@@ -82,9 +83,20 @@ def run(arguments: argparse.Namespace) -> int:
         UsageError: nothing could be validated.
     """
     require("validate draws its programs with", {"hypothesis": "hypothesis"}, "conformance")
+    names = _dtypes(arguments.dtype)
+    from npugraph_ex.testing import arguments as testing_arguments
+    from npugraph_ex.testing import rule_places
     from npugraph_ex.testing.targets import start_target
 
-    target = start_target(arguments.target)
+    rule_places.split(arguments.module)
+    try:
+        testing_arguments.check_folder("--report-dir", Path(arguments.report_dir))
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    target = start_target(arguments.target)  # imports torch, which takes seconds
+    import torch
+
+    dtypes = None if names is None else [getattr(torch, name) for name in names]
     from npugraph_ex.testing.validation import Validation, validate_module
     from npugraph_ex.testing.validation.findings import report_table, to_json
 
@@ -104,8 +116,9 @@ def run(arguments: argparse.Namespace) -> int:
             # What the module prints goes there too: the table or the JSON object is all of the output.
             with redirect_stdout(sys.stderr):
                 validate_module(
-                    arguments.module, dtypes=_dtypes(arguments.dtype), max_examples=arguments.max_examples,
-                    expect_matches=arguments.expect_matches, seed=arguments.seed, report_dir=arguments.report_dir,
+                    arguments.module, dtypes=dtypes, seed=arguments.seed,
+                    max_examples=arguments.max_examples, expect_matches=arguments.expect_matches,
+                    report_dir=arguments.report_dir,
                     on_result=note, on_progress=step,
                 )  # fmt: skip
         except (ValueError, OSError) as error:
@@ -123,13 +136,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if all(result.ok for result in results) else 1
 
 
-def _dtypes(names: list[str] | None) -> list[torch.dtype] | None:
-    import torch
-
-    known = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-    if names is None:
-        return None
-    for name in names:
-        if name not in known:
-            raise UsageError(f"--dtype must be one of {', '.join(known)}; it is {name!r}")
-    return [known[name] for name in names]
+def _dtypes(names: list[str] | None) -> list[str] | None:
+    for name in names or ():
+        if name not in _DTYPES:
+            raise UsageError(f"--dtype must be one of {', '.join(_DTYPES)}; it is {name!r}")
+    return names

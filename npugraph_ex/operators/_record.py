@@ -33,14 +33,16 @@ dtypes and host values: it refuses before anything is launched, in a capture too
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
+from typing_extensions import Self
 
 from npugraph_ex.operators._covered_values import covering
 from npugraph_ex.operators._precision import UnsupportedArgumentError
@@ -147,6 +149,21 @@ class Operator:
     across_ranks: Callable[..., Steps] | None = None
     schema: str = ""
     fake: Callable[..., Any] | None = None
+
+    if not TYPE_CHECKING:  # type checkers know the fields from the class
+
+        def __new__(cls, *given: object, **fields: object) -> Self:
+            """Refuse what is no field before the generated ``__init__`` does, and name the nearest one."""
+            known = [one.name for one in dataclasses.fields(cls)]
+            for name in (name for name in fields if name not in known):
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {near[0]!r}? " if near else ""
+                raise OperatorRecordError(f"Operator has no field {name!r}; {hint}it has {', '.join(known)}.")
+            if given or (fields and "name" not in fields):
+                raise OperatorRecordError(
+                    "Operator takes fields by name, its own among them: Operator(name='npu::…', …)."
+                )
+            return super().__new__(cls)
 
     def __post_init__(self) -> None:
         """Check what can be checked without the operator itself."""

@@ -12,6 +12,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, wraps
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import NoneType, UnionType
 from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -52,6 +54,17 @@ def check_least(name: str, value: float, least: int) -> None:
     """Raise ValueError unless a number is ``least`` or more; NaN is not."""
     if not value >= least:
         raise ValueError(f"{name} must be >= {least}; it is {value}.")
+
+
+def check_folder(name: str, folder: Path) -> None:
+    """Raise ValueError for a folder that cannot be written, now and not when there is something to write."""
+    there = next((place for place in (folder, *folder.absolute().parents) if place.exists()), folder)
+    try:
+        TemporaryDirectory(dir=there).cleanup()
+    except OSError as error:
+        raise ValueError(
+            f"{name} must be a folder that can be written; it is {str(folder)!r} ({error.strerror})."
+        ) from error
 
 
 def _wrong(name: str, hint: Any, value: object) -> TypeError:

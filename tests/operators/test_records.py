@@ -216,6 +216,17 @@ def test_a_wrong_field_is_named(field: str, fields: dict[str, Any]) -> None:
     assert given["name"] not in OPERATORS
 
 
+def test_what_is_no_field_is_named() -> None:
+    """A typing error of a client gets the nearest field and all of them; a record without its name is no bare TypeError."""
+    with pytest.raises(
+        OperatorRecordError, match=r"no field 'dtype'; did you mean 'dtypes'\? it has name, formula, source,"
+    ):
+        Operator(name="mine::scaled", dtype=(torch.float16,))  # type: ignore[call-arg]
+    for given in (("mine::scaled",), ()):
+        with pytest.raises(OperatorRecordError, match=r"by name, its own among them"):
+            Operator(*given, examples=())  # type: ignore[call-arg]
+
+
 def test_importing_the_library_loads_no_record() -> None:
     """Four hundred operators must cost those nothing who only import."""
     program = (

@@ -161,6 +161,9 @@ def test_the_chip_is_the_one_that_tests_name(decorators: str, first: str, asked:
             "RuntimeError: size N at N is not N",
         ),
         ("ValueError", "", "ValueError"),
+        ("AssertionError", "result error!", "another value"),
+        ("AssertionError", "shape error", "another shape"),
+        ("AssertionError", "None", "another value"),
     ],
 )
 def test_failures_are_counted_by_cause(kind: str, message: str, cause: str) -> None:
@@ -171,6 +174,22 @@ def test_failures_are_counted_by_cause(kind: str, message: str, cause: str) -> N
 def outcome(file: str, test: str, state: str) -> UpstreamOutcome:
     """An outcome on a chip."""
     return UpstreamOutcome(file, test, "Ascend910B2", state, "another value" if state == "failed" else "")
+
+
+def test_each_failure_without_a_reason_is_listed_with_its_words() -> None:
+    """The test, its line, and the first line of its message; words of torch_npu's own comparison are translated."""
+    ran = [
+        UpstreamOutcome("ops/a.py", "T::x", "", "failed", "another value", "\nTensors are not close\nmore", 7),
+        UpstreamOutcome("ops/a.py", "T::y", "", "failed", "another shape", "shape error", 9),
+        UpstreamOutcome("ops/b.py", "", "", "failed", "the process dies of SIGKILL"),
+        UpstreamOutcome("ops/b.py", "T::z", "", "failed", "another value", "None", known="why", kind="gap"),
+    ]
+    lines = [*tables.report(ran, [])]
+    begin = lines.index("tests that failed")
+    assert lines[begin + 1 : lines.index("", begin)] == [
+        "  ops/a.py::T::x", "    line 7: Tensors are not close", "  ops/a.py::T::y", "    line 9: another shape",
+        "  ops/b.py", "    the process dies of SIGKILL",
+    ]  # fmt: skip
 
 
 def test_known_differences_explain_failures_and_grow_stale(tmp_path: Path) -> None:

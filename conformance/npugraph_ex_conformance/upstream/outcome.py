@@ -13,6 +13,13 @@ _NOT_COVERED = re.compile(r"(\w+): the reference does not cover (\w+)=")
 _OTHER_VALUE = re.compile(
     r"not close|[Mm]ismatch|not equal|Not equal|!=|is not true|is not false|not less|not greater|^assert|^$|differ"
 )
+_BY_TORCH_NPU = {
+    "None": "another value",
+    "result error": "another value",
+    "shape error": "another shape",
+    "dtype error": "another dtype",
+}
+"""What torch_npu's `assertRtolEqual` says, and what it found."""
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|(?<![\w])-?\d+(\.\d+)?([eE][-+]?\d+)?")
 
 
@@ -52,6 +59,13 @@ class UpstreamOutcome(NamedTuple):
         """``file::Class::test``."""
         return f"{self.file}::{self.test}" if self.test else self.file
 
+    @property
+    def said(self) -> str:
+        """Where a failed test stopped, and the first line of what it said; the cause where it said nothing."""
+        first = next((line.strip() for line in self.message.splitlines() if line.strip()), "None")
+        text = self.cause if first == "None" or first.rstrip("!") in _BY_TORCH_NPU else first
+        return f"line {self.line}: {text}" if self.line else text
+
 
 def cause_of(kind: str, message: str) -> str:
     """The cause of a failure, from the exception's class and message."""
@@ -66,6 +80,8 @@ def cause_of(kind: str, message: str) -> str:
             return "no error where one is expected"
         if "does not match" in first:
             return "another error message"
+        if first.rstrip("!") in _BY_TORCH_NPU:
+            return _BY_TORCH_NPU[first.rstrip("!")]
         if _OTHER_VALUE.search(message):
             return "another value"
     text = _VARYING.sub("N", f"{kind}: {first}" if first else kind)

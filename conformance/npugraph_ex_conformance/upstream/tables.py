@@ -32,7 +32,13 @@ def report(outcomes: Sequence[UpstreamOutcome], stale: Sequence[str]) -> Iterato
         yield "files with failures"
         yield from (f"  {file:<{width}}  {tally(of)}" for file, of in wrong.items())
         yield ""
-    yield from _counted("failed by cause", (o.cause for o in outcomes if o.state == "failed" and not o.known))
+    failed = [outcome for outcome in outcomes if outcome.state == "failed" and not outcome.known]
+    if failed:
+        yield "tests that failed"
+        for outcome in failed:
+            yield from (f"  {outcome.name}", f"    {outcome.said}")
+        yield ""
+    yield from _counted("failed by cause", (outcome.cause for outcome in failed))
     for kind, words in KINDS.items():
         yield from _counted(f"failed: {words} ({kind})", (_reason(o) for o in outcomes if o.kind == kind))
     yield from _counted("skipped by reason", (o.cause for o in outcomes if o.state == "skipped"))

@@ -17,10 +17,11 @@ from torch._inductor.pattern_matcher import Match, PatternExpr, fwd_only
 
 from npugraph_ex.fusion.registry import USER_RULES, register_replacement
 from npugraph_ex.testing.arguments import checked
+from npugraph_ex.testing.rule_places import RulesNotFoundError
 from npugraph_ex.testing.targets import device_name
 from npugraph_ex.testing.validation.effort import Effort
 from npugraph_ex.testing.validation.findings import ReplacementRefutedError, Validation, ValidationFinding
-from npugraph_ex.testing.validation.loading import RulesNotFoundError, load_rules
+from npugraph_ex.testing.validation.loading import load_rules
 from npugraph_ex.testing.validation.registration import registration_code
 from npugraph_ex.testing.validation.validate import validate_rule
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 
-from npugraph_ex.testing.arguments import check_least
+from npugraph_ex.testing.arguments import check_folder, check_least
 
 
 @dataclass(frozen=True)
@@ -39,20 +38,8 @@ class Effort:
         check_least("expect_matches", self.expect, 0)
         if self.dtypes is not None and not (self.dtypes and all(map(_is_floating, self.dtypes))):
             raise ValueError(f"dtypes must be floating-point torch dtypes, at least one; they are {list(self.dtypes)}.")
-        self._check_folder()
-
-    def _check_folder(self) -> None:
-        """Refuse an impossible folder now, not when there is a counterexample to write."""
-        folder = self.folder
-        if folder is None:
-            return
-        there = next((place for place in (folder, *folder.absolute().parents) if place.exists()), folder)
-        try:
-            TemporaryDirectory(dir=there).cleanup()
-        except OSError as error:
-            raise ValueError(
-                f"report_dir must be a folder that can be written; it is {str(folder)!r} ({error.strerror})."
-            ) from error
+        if self.folder is not None:
+            check_folder("report_dir", self.folder)
 
 
 def _is_floating(dtype: object) -> bool:

@@ -11,14 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from npugraph_ex.errors import UsageError
 from npugraph_ex.fusion.registry import USER_RULES
 from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.testing.arguments import checked
-
-
-class RulesNotFoundError(UsageError):
-    """The module cannot be imported, or registers nothing; the message says which and why."""
+from npugraph_ex.testing.rule_places import RulesNotFoundError, no_module, split
 
 
 @checked
@@ -32,7 +28,7 @@ def load_rules(spec: str) -> tuple[PreparedRule, ...]:
     Raises:
         RulesNotFoundError: there is no such module or name, importing it or the call failed, or nothing is registered.
     """
-    source, name = _split(spec)
+    source, name = split(spec)
     before = USER_RULES.snapshot()
     module = load_module(source)
     found = _new(before) or _of_module(module)
@@ -51,21 +47,6 @@ def load_rules(spec: str) -> tuple[PreparedRule, ...]:
         names = ", ".join(rule.rule.name for rule in found) or "none"
         raise RulesNotFoundError(f"{source} has no {name!r}; the replacements that it registers are: {names}.")
     return _registered_by(target, source, name)
-
-
-def _split(spec: str) -> tuple[str, str]:
-    source, colon, name = spec.rpartition(":")
-    if not colon:
-        source, name = spec, ""
-    if not _is_module_or_file(source) or (colon and not name.isidentifier()):
-        raise RulesNotFoundError(
-            f"{spec!r} must be MODULE or MODULE:NAME, the module a name or the path of a .py file."
-        )
-    return source, name
-
-
-def _is_module_or_file(source: str) -> bool:
-    return source.endswith(".py") or all(part.isidentifier() for part in source.split("."))
 
 
 def _new(before: Sequence[PreparedRule]) -> tuple[PreparedRule, ...]:
@@ -102,17 +83,13 @@ def _by_name(name: str) -> ModuleType:
         if not (error.name and name.startswith(error.name)):
             raise
     if spec is None:
-        raise RulesNotFoundError(
-            f"there is no module {name!r} on the path or in {Path.cwd()}; for a file, name it *.py."
-        )
+        raise no_module(name)
     if spec.origin is None:
         raise RulesNotFoundError(f"{name!r} is a folder; name a module, or the path of a .py file, in it.")
     return importlib.import_module(name)
 
 
 def _from_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise RulesNotFoundError(f"there is no file {str(path)!r}.")
     resolved = path.resolve()
     known = next((m for m in sys.modules.values() if getattr(m, "__file__", None) == str(resolved)), None)
     if known is not None:
