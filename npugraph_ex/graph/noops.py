@@ -22,12 +22,12 @@ from collections.abc import Set as AbstractSet
 import torch
 from torch import fx
 
-from npugraph_ex import _torch_private
 from npugraph_ex.graph import repeated_parts
 from npugraph_ex.graph.memory.aliases import (
     AliasFacts,
     counted_storages,
     counts_from_the_storage,
+    may_begin_elsewhere,
     named_arguments,
     output_values,
     tensor_leaves,
@@ -103,12 +103,6 @@ def _begins_as(node: fx.Node, source: fx.Node, facts: AliasFacts, movable: froze
     return len(offsets) == 1 and movable.isdisjoint(facts.roots(source))
 
 
-def _inputs_that_may_begin_elsewhere(graph: fx.Graph, facts: AliasFacts) -> frozenset[int]:
-    """The memory of the inputs, except bases that AOT made, which always are whole storages."""
-    nodes = [node for node in graph.find_nodes(op="placeholder") if not _torch_private.is_synthetic_base(node)]
-    return frozenset(root for node in nodes for root in facts.roots(node))
-
-
 def remove(graph: fx.Graph, *, arithmetic: bool = False) -> None:
     """Remove every identity of ``graph`` that the module's rules allow, and join repeated parts.
 
@@ -132,7 +126,7 @@ def _is_identity_of_its_first_argument(node: fx.Node) -> bool:
 def _remove(graph: fx.Graph, identities: AbstractSet[fx.Node], leaving: list[fx.Node]) -> None:
     """Remove those of the identities of which nobody can tell that they are gone."""
     facts = AliasFacts(graph)
-    movable = _inputs_that_may_begin_elsewhere(graph, facts)
+    movable = may_begin_elsewhere(graph, facts)
     counted = frozenset(root for value in counted_storages(graph, facts) for root in facts.roots(value))
     for node in graph.nodes:
         if node not in identities:

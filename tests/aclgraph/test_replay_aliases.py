@@ -239,6 +239,24 @@ def test_as_strided_of_a_copy_of_an_input_that_is_overwritten_later() -> None:
         torch.testing.assert_close(views[0], views[1], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("last", [lambda own: own, torch.neg])
+def test_a_copy_that_is_written_in_part_begins_its_own_storage(last: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """A copy of an input that is written, too: what the caller counts from the result's storage is not the input's storage."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        own = x.clone()
+        own[1:].zero_()
+        return last(own)
+
+    view = random(20)[5:11]
+    found = compiled(function)(view)
+    assert (found.storage_offset(), found.untyped_storage().nbytes()) == (0, found.nbytes)
+    torch.testing.assert_close(
+        found.abs(), torch.where(torch.arange(6, device=view.device) > 0, 0, view.abs()), rtol=0, atol=0
+    )
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_as_strided_of_one_of_two_inputs_in_a_storage(first: bool) -> None:
     """Both inputs lie in one storage, and nobody guards where; whichever the graph takes the view of, it moves with that one."""

@@ -128,10 +128,8 @@ def _difference(made: _Made, sample: Any, *, dynamic: bool) -> str | None:
 
     def call(called: Callable[..., Any]) -> Any:
         """Results, and the arguments after the call, from new copies and the same random numbers."""
-        given = pytree.tree_map_only(
-            torch.Tensor, lambda tensor: tensor.detach().clone().npu(), (sample.input, sample.args, sample.kwargs)
-        )
-        torch.npu.manual_seed(3)
+        given = pytree.tree_map(_on_the_device, (sample.input, sample.args, sample.kwargs))
+        torch.manual_seed(3)
         return called(*given), given
 
     def compiled(backend: str) -> Iterator[Any]:
@@ -148,6 +146,12 @@ def _difference(made: _Made, sample: Any, *, dynamic: bool) -> str | None:
     if not ours:
         return ""
     return f"{UPSTREAM}{ours}" if _first_difference(expected, compiled("aot_eager")) else ours
+
+
+def _on_the_device(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone().npu()
+    return "npu" if isinstance(value, (str, torch.device)) and str(value) == "cpu" else value
 
 
 def _first_difference(expected: Any, calls: Iterator[Any]) -> str:

@@ -44,6 +44,7 @@ __all__ = [
     "counts_from_the_storage",
     "inputs_left_behind",
     "is_view",
+    "may_begin_elsewhere",
     "mutated_inputs",
     "named_arguments",
     "output_values",
@@ -216,18 +217,28 @@ def inputs_left_behind(graph: fx.Graph, facts: AliasFacts) -> frozenset[int]:
 def counted_storages(graph: fx.Graph, facts: AliasFacts | None = None) -> list[fx.Node]:
     """The values in whose storage a node counts from the beginning. What takes the place of one must begin where it begins.
 
-    A scatter of one counts, too: its storage begins as that of what it was made from.
+    A scatter of one counts, too: its storage begins as that of what it was made from. So does one that leaves: its caller counts.
     """
     counted = [node.all_input_nodes[0] for node in graph.nodes if counts_from_the_storage(node)]
-    if not counted:
+    if not (counted or any(map(keeps_the_storage, graph.nodes))):
         return []
     facts = facts or AliasFacts(graph)
-    roots = {root for value in counted for root in facts.roots(value)}
+    leaving = [value for value in output_values(graph) if isinstance(value, fx.Node)]
+    roots = {root for value in (*counted, *leaving) for root in facts.roots(value)}
     for node in reversed(graph.nodes):
         if keeps_the_storage(node) and not roots.isdisjoint(facts.roots(node)):
             counted.append(node.all_input_nodes[0])
             roots |= facts.roots(node.all_input_nodes[0])
     return counted
+
+
+def may_begin_elsewhere(graph: fx.Graph, facts: AliasFacts) -> frozenset[int]:
+    """The memory of the inputs and of what is written back to them, except bases that AOT made, which always are whole storages."""
+    nodes = [node for node in graph.find_nodes(op="placeholder") if not _torch_private.is_synthetic_base(node)]
+    inputs = frozenset(root for node in nodes for root in facts.roots(node))
+    writes = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    written = (write.args[1] for write in writes if not inputs.isdisjoint(facts.roots(write.args[0])))
+    return inputs.union(root for value in written if isinstance(value, fx.Node) for root in facts.roots(value))
 
 
 def mutated_inputs(graph: fx.Graph, facts: AliasFacts) -> frozenset[int]:

@@ -15,7 +15,14 @@ import torch
 from torch import fx
 
 from npugraph_ex import _torch_private
-from npugraph_ex.graph.memory.aliases import AliasFacts, read_by, schema_of, tensor_leaves, written_by
+from npugraph_ex.graph.memory.aliases import (
+    AliasFacts,
+    may_begin_elsewhere,
+    read_by,
+    schema_of,
+    tensor_leaves,
+    written_by,
+)
 from npugraph_ex.graph.memory.history import History, MemoryAccess
 from npugraph_ex.graph.memory.regions import EVERYWHERE, UNKNOWN, Region
 from npugraph_ex.graph.memory.strides import share_no_byte
@@ -51,9 +58,10 @@ class MemoryMap:
             if returned is not None:
                 self._same[node] = returned
         self._kept: set[int] = set()  # copies of storages of which the metadata does not tell the size
+        movable = may_begin_elsewhere(graph, self._facts)
         for node in filter(keeps_the_storage, graph.nodes):
             base = node.all_input_nodes[0]
-            if base.op == "placeholder" or not self.owns_memory(base):
+            if not movable.isdisjoint(self._facts.roots(base)) or not self.owns_memory(base):
                 self._kept |= self._facts.roots(node)
 
     def _note(self, node: fx.Node) -> None:
