@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from npugraph_ex_conformance.vllm_ascend.defects import DEFECTS
 from npugraph_ex_conformance.vllm_ascend.engine import Answer, Seen
 from npugraph_ex_conformance.vllm_ascend.models import MODELS
 from npugraph_ex_conformance.vllm_ascend.runs import PLANS, Judged, Plan, Seconds, judge
@@ -35,7 +36,8 @@ _LOGPROB = -math.log(4)
 _ANSWER = Answer(prompt=[0], tokens=[1, 2], logprobs=[_LOGPROB] * 2, cached=1)
 _SEEN = Seen(
     [_ANSWER],
-    replays=1,
+    replays=3,
+    graphs=3,
     replayed=dict.fromkeys(MODELS["qwen3-w8a8"].fused, 1),
     compiled_graphs=1,
     fusions={},
@@ -78,6 +80,33 @@ def test_other_tokens_are_wrong_unless_float32_sees_a_tie() -> None:
         reference = _Uniform(torch.tensor([0.0, 0.0, 0.0, gap]))
         found = judge(_FIFO, seen, Seconds(0, 0), "qwen3-w8a8", reference, (eager,))
         assert (f"other tokens than eager, {gap} apart in float32" not in found.wrong) == held, found.wrong
+
+
+def test_each_size_and_each_fusion_is_demanded() -> None:
+    """A size of the batch that was never replayed is wrong, and so is one of a model's two fusions that did not run."""
+    eager = _judge(_EAGER, _SEEN)
+    assert _judge(_FIFO, _SEEN, eager).held
+    assert _judge(_FIFO, replace(_SEEN, graphs=2), eager).wrong == (
+        "2 captured graphs were replayed, for 3 sizes of the batch",
+    )
+    rope, quant = MODELS["qwen3-w8a8-static"].fused
+    alone = judge(_FIFO, _SEEN, Seconds(0, 0), "qwen3-w8a8-static", _Uniform(), (eager,))
+    assert rope in _SEEN.replayed
+    assert alone.wrong == (f"{quant} ran in no replay",)
+
+
+def test_a_defect_is_noticed_by_its_own_error() -> None:
+    """An engine that runs with a defect has not noticed it; nor has one that ends with another error."""
+    eager = _judge(_EAGER, _SEEN)
+    plans = [plan for plan in PLANS if plan.defect]
+    assert len(plans) == len(DEFECTS) == 2
+    for plan in plans:
+        assert not _judge(plan, _SEEN, eager).held
+        assert not _judge(plan, _MOVED, eager).held
+        assert plan.has_its_error(f"an error: {DEFECTS[plan.defect].says}")
+        assert not plan.has_its_error("another error")
+        assert not any(other.has_its_error(DEFECTS[plan.defect].says) for other in PLANS if not other.defect)
+        assert [name for name in MODELS if plan.is_of(name)] == ["qwen3"]
 
 
 def test_the_digest_is_of_every_source(tmp_path: Path) -> None:

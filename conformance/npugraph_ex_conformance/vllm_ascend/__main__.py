@@ -8,6 +8,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 from typing import TYPE_CHECKING
 
 import npu_emulator
@@ -33,7 +34,8 @@ what is demanded:
   eager        logprobs within 0.2 (W8A8: 0.5) of transformers in float32 on the CPU, after the same tokens; no loops
   compiled     the tokens of eager; equal logprobs, or within the judge's limit where a fusion fired; replays; fused kernels;
                under every schedule the same logprobs, to the bit
-  controls     a cache that is never written, and a wrong fused kernel, are noticed
+  controls     a cache that is never written, and a wrong fused kernel, are noticed; with a defect that this library had,
+               the engine ends with its error
 
 exit status: 0 all held, 1 something did not
 """
@@ -76,7 +78,8 @@ def main() -> int:
     print("\n" + tabulate(rows, headers=_HEADERS, tablefmt="simple", disable_numparse=True))
     if fusions:
         print("\n" + tabulate(fusions, headers=HEADERS, tablefmt="simple", disable_numparse=True))
-    print(f"\n{time.monotonic() - started:.0f} s in all")
+    used = sum(one.ru_utime + one.ru_stime for one in map(getrusage, (RUSAGE_SELF, RUSAGE_CHILDREN)))
+    print(f"\n{time.monotonic() - started:.0f} s in all, {used:.0f} s of the processors")
     return int(any(row[-1] == "FAILED" for row in rows))
 
 
@@ -92,13 +95,14 @@ def _judged(name: str, folder: Path, reference: nn.Module, only: str) -> tuple[l
     for number, plan in enumerate(PLANS):
         about = (name, plan.name, plan.mode if plan.compiled else "", plan.schedule)
         wanted = number < _ALWAYS or only in " ".join(about)
-        if not wanted or (plan.break_fused and not MODELS[name].fused):
+        if not wanted or not plan.is_of(name):
             continue
         try:
             judged = judge(plan, *run(plan, name, folder / "model", number), name, reference, found)
         except RuntimeError as error:
-            print(f"{', '.join(about)}: {error}", flush=True)
-            rows.append((*about, *[""] * (len(_HEADERS) - len(about) - 1), "FAILED"))
+            noticed = plan.has_its_error(str(error))
+            print(f"{', '.join(about)}: {'noticed' if noticed else error}", flush=True)
+            rows.append((*about, *[""] * (len(_HEADERS) - len(about) - 1), "noticed" if noticed else "FAILED"))
             if not found:
                 break
             continue

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import npugraph_ex_autoload
+from npugraph_ex_conformance.vllm_ascend.defects import DEFECTS
 from npugraph_ex_conformance.vllm_ascend.sources import digest
 from npugraph_ex_conformance.vllm_ascend.stand_ins import FUSED, replace_triton_kernels
 
@@ -31,6 +32,8 @@ BLOCK = 128
 """Tokens in a block of the cache: the size that the client's attention takes."""
 PLACES = 4
 """How many requests the engine decodes at once."""
+SIZES = (1, 2, PLACES)
+"""The sizes of the batch for which graphs are captured."""
 STORING = ("atb::_npu_reshape_and_cache", "npu::npu_kv_rmsnorm_rope_cache")
 """The operators that store keys and values: the client's attention, and its latent attention."""
 _PLACE = re.compile(r"(_default)?(_[0-9]+)?$")
@@ -48,6 +51,7 @@ class EngineRun:
         mode: how graphs compiled by this library are captured, vLLM's `cudagraph_mode`; None for eager.
         break_cache: store no keys and values.
         break_fused: the fused operator gives a wrong query.
+        defect: one of `defects.DEFECTS` that this library once had; empty for none.
         arguments: further arguments of the engine.
     """
 
@@ -57,6 +61,7 @@ class EngineRun:
     mode: str | None
     break_cache: bool = False
     break_fused: bool = False
+    defect: str = ""
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
@@ -77,6 +82,7 @@ class Seen:
     Attributes:
         answers: one a request, in order.
         replays: how many replays of captured graphs.
+        graphs: how many captured graphs were replayed.
         replayed: how often each kernel ran in them.
         compiled_graphs: how many graphs went through this library's passes.
         fusions: how often each of its rules fired, by the rule and what came in.
@@ -87,6 +93,7 @@ class Seen:
 
     answers: list[Answer]
     replays: int
+    graphs: int
     replayed: dict[str, int]
     compiled_graphs: int
     fusions: dict[str, int]
@@ -110,6 +117,8 @@ def _break(run: EngineRun) -> None:
             return query.roll(1, -1), *others
 
         npu_emulator.register_kernel(FUSED, wrong)
+    if run.defect:
+        DEFECTS[run.defect].put_back()
 
 
 def _formula(name: str) -> Callable[..., Any]:
@@ -136,7 +145,7 @@ def _engine(run: EngineRun) -> Any:
     how: dict[str, Any] = {"enforce_eager": True}
     if run.mode is not None:
         how = {
-            "compilation_config": {"cudagraph_mode": run.mode, "cudagraph_capture_sizes": [1, 2, PLACES]},
+            "compilation_config": {"cudagraph_mode": run.mode, "cudagraph_capture_sizes": list(SIZES)},
             "additional_config": {"ascend_compilation_config": {"enable_npugraph_ex": True}},
         }
     return LLM(
@@ -234,6 +243,7 @@ def run_engine(run: EngineRun) -> Seen:
     return Seen(
         answers,
         replays=len({(ran.graph, ran.replay) for ran in in_replays}),
+        graphs=len({ran.graph for ran in in_replays}),
         replayed=dict(Counter(ran.name for ran in in_replays)),
         compiled_graphs=compiled,
         fusions=fusions,

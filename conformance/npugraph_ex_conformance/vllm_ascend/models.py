@@ -76,7 +76,7 @@ class Model(NamedTuple):
 
     Attributes:
         build: makes it.
-        fused: the kernels of which one has to run in its replays.
+        fused: the kernels of fusions that have to run in its replays.
         quantised: how: a kind of `quantised`'s, or empty.
         seed: of its weights: one with which outputs do not loop, and no two experts are so near that bfloat16 takes the other.
         from_float32: how far a logprob may be from that in float32: about twice what the rounding of its values costs.
@@ -90,12 +90,13 @@ class Model(NamedTuple):
 
 
 _NORM_ROPE = "vllm.qkv_rmsnorm_rope.default"
+_NORM_QUANT = "npu.npu_add_rms_norm_quant.default"
 MODELS = {
     "qwen3": Model(_qwen3, (_NORM_ROPE,)),
     "qwen3-moe": Model(_qwen3_moe, (_NORM_ROPE,), seed=4),
     "deepseek": Model(_deepseek, seed=0),
     "qwen3-w8a8": Model(_qwen3, (_NORM_ROPE,), quantised=DYNAMIC, from_float32=0.5),
-    "qwen3-w8a8-static": Model(_qwen3, (_NORM_ROPE,), quantised=STATIC, from_float32=1.0, seed=45),
+    "qwen3-w8a8-static": Model(_qwen3, (_NORM_ROPE, _NORM_QUANT), quantised=STATIC, from_float32=1.0, seed=45),
 }
 """The models by name. With activations rounded to int8 a token at a time and all else in float32, logprobs move by 0.26; the static
 one, whose judge rounds activations too, moves by 0.44 where transformers computes in bfloat16."""

@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from npugraph_ex.testing.oracle.judge import Limits
-from npugraph_ex_conformance.vllm_ascend.engine import Answer, EngineRun, Seen
+from npugraph_ex_conformance.vllm_ascend.defects import DEFECTS
+from npugraph_ex_conformance.vllm_ascend.engine import SIZES, Answer, EngineRun, Seen
 from npugraph_ex_conformance.vllm_ascend.models import MODELS, VOCABULARY, apart, difference
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Plan:
         mode: of the captured graphs, vLLM's `cudagraph_mode`.
         environment: variables of the process.
         loads: a run before it saved the same graphs, so that none may be compiled.
+        defect: one that this library had; the engine has to end with its error.
         bundled: by torch_npu's own backend, for comparison; nothing is demanded of it.
     """
 
@@ -48,12 +50,23 @@ class Plan:
     mode: str = "FULL_DECODE_ONLY"
     environment: tuple[tuple[str, str], ...] = ()
     loads: bool = False
+    defect: str = ""
     bundled: bool = False
 
     @property
     def is_control(self) -> bool:
         """Whether the run has to be found wrong."""
-        return self.break_cache or self.break_fused
+        return self.break_cache or self.break_fused or bool(self.defect)
+
+    def is_of(self, model: str) -> bool:
+        """Whether the run says something about a model: a control needs what it breaks, and a defect is shown on one."""
+        if self.defect:
+            return model == next(iter(MODELS))
+        return bool(MODELS[model].fused) or not self.break_fused
+
+    def has_its_error(self, error: str) -> bool:
+        """Whether an engine that ended with an error did so because of the defect."""
+        return bool(self.defect) and DEFECTS[self.defect].says in error
 
 
 _NAMES_AS_TEXT = (("VLLM_USE_LAYERNAME", "0"),)
@@ -80,6 +93,7 @@ PLANS = (
     Plan("bundled", compiled=True, environment=_BUNDLED, bundled=True),
     Plan("control: cache never written", break_cache=True),
     Plan("control: wrong fused kernel", compiled=True, break_fused=True),
+    *(Plan(f"control: {defect}", compiled=True, defect=defect) for defect in DEFECTS),
 )
 """The runs of each model, in order."""
 
@@ -105,8 +119,8 @@ class Judged:
 
     @property
     def held(self) -> bool:
-        """Whether the run is as it should be: a control is when it was found wrong."""
-        return self.plan.bundled or bool(self.wrong) == self.plan.is_control
+        """Whether the run is as it should be: a control is when it was found wrong, a defect when the engine ended."""
+        return self.plan.bundled or (bool(self.wrong) == self.plan.is_control and not self.plan.defect)
 
 
 def _waves() -> list[list[tuple[list[int], int]]]:
@@ -130,7 +144,7 @@ def run(plan: Plan, name: str, model: Path, number: int) -> tuple[Seen, Seconds]
     described, output, log = (folder / f"{number}.{end}" for end in ("json", "seen", "log"))
     this = EngineRun(
         str(model), str(output), _waves(), plan.mode if plan.compiled else None,
-        break_cache=plan.break_cache, break_fused=plan.break_fused,
+        break_cache=plan.break_cache, break_fused=plan.break_fused, defect=plan.defect,
         arguments={"quantization": "ascend"} if MODELS[name].quantised else {},
     )  # fmt: skip
     described.write_text(json.dumps(asdict(this)), encoding="utf-8")
@@ -204,9 +218,7 @@ def judge(
         if replace(other.plan, schedule=plan.schedule) == plan and other.seen.answers != seen.answers:
             wrong.append(f"other tokens or logprobs than under {other.plan.schedule}")
     if plan.compiled:
-        wrong += _about_compilation(
-            seen, fused=fused, expected=bool(MODELS[name].fused), loads=plan.loads or plan.bundled
-        )
+        wrong += _about_compilation(seen, MODELS[name].fused, loads=plan.loads or plan.bundled)
     return Judged(plan, seen, seconds, far, between, fused, tuple(wrong))
 
 
@@ -217,12 +229,10 @@ def _between(eager: Answer, answer: Answer) -> float:
     return max((abs(one - other) for _, one, other in pairs), default=0.0)
 
 
-def _about_compilation(seen: Seen, *, fused: int, expected: bool, loads: bool) -> list[str]:
-    wrong = []
-    if not seen.replays:
-        wrong.append("no captured graph was replayed")
-    if expected and not fused:
-        wrong.append("no fused kernel ran in a replay")
+def _about_compilation(seen: Seen, fused: Sequence[str], *, loads: bool) -> list[str]:
+    wrong = [f"{kernel} ran in no replay" for kernel in fused if not seen.replayed.get(kernel)]
+    if seen.graphs < len(SIZES):
+        wrong.append(f"{seen.graphs} captured graphs were replayed, for {len(SIZES)} sizes of the batch")
     if bool(seen.compiled_graphs) == loads:
         wrong.append(f"{seen.compiled_graphs} graphs were compiled by this library")
     return wrong
