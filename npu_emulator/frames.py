@@ -1,7 +1,7 @@
 """The lines of the user's program, and its modules, that led to a launch.
 
 Frames of torch, torch_npu and this package are skipped. So are those of a package that runs other people's code and says so
-with `__npu_emulator_hides__ = True` in its `__init__`. A frame that runs an FX graph (an interpreter or generated code) is
+with `__npu_emulator_hides__ = True` in its `__init__`. What started the program (pytest, unittest, runpy) ends the list. A frame that runs an FX graph (an interpreter or generated code) is
 replaced by the lines from which the running node was traced. So a kernel of compiled code names the model's line, captured or
 not, without help from the compiler.
 """
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["are_addresses_compared", "python_line", "split_frame", "user_frames", "user_line", "user_stack"]
 
 _NOT_THE_USERS = ("/npu_emulator/", "/torch/", "/torch_npu/", "<frozen ", "<eval_with_key>")
+_RUNNERS = {"_pytest", "pluggy", "unittest", "runpy"}
+"""Packages that start a user's program: above their frames is none of it."""
 _HIDES = "__npu_emulator_hides__"
 _COMPARES_ADDRESSES = "__npu_emulator_compares_addresses__"
 _RUNS_A_NODE = fx.Interpreter.run_node.__code__
@@ -54,6 +56,8 @@ def user_line() -> str:
         traced = next(_traced_from(_node_of(frame)), "")
         if traced or _is_the_users(code.co_filename, frame.f_globals.get("__name__")):
             return f"{traced.partition(' in ')[0] or f'{code.co_filename}:{frame.f_lineno}'}{called}"
+        if _is_a_runner(frame.f_globals.get("__name__")):
+            break
         if "/torch" in code.co_filename:
             called = f" (in {frame.f_globals.get('__name__', '')}.{_function_of(frame)})"
         frame = frame.f_back
@@ -112,6 +116,8 @@ def _walk(limit: int) -> tuple[list[str], list[torch.nn.Module], fx.Node | None]
             if running is None:
                 running = node
                 modules.clear()
+        elif _is_a_runner(frame.f_globals.get("__name__")):
+            break
         elif len(lines) < limit and _is_the_users(code.co_filename, frame.f_globals.get("__name__")):
             lines.append((frame, f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"))
         frame = frame.f_back
@@ -122,7 +128,15 @@ def _walk(limit: int) -> tuple[list[str], list[torch.nn.Module], fx.Node | None]
 def _is_the_users(file: str, module: str | None) -> bool:
     """Whether a file is part of the user's program."""
     package = sys.modules.get(module.partition(".")[0]) if module else None
-    return not any(part in file for part in _NOT_THE_USERS) and not getattr(package, _HIDES, False)
+    if any(part in file for part in _NOT_THE_USERS) or _is_a_runner(module):
+        return False
+    return not getattr(package, _HIDES, False)
+
+
+@cache
+def _is_a_runner(module: str | None) -> bool:
+    """Whether a module starts the user's program."""
+    return module is not None and module.partition(".")[0] in _RUNNERS
 
 
 def _node_of(frame: Any) -> fx.Node | None:

@@ -191,6 +191,23 @@ def _npu_races(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
+    """Under `--npu-races`, end the traceback of a race at the launch in the test's own code, where the reader looks for it."""
+    outcome = yield
+    if not item.config.getoption("--npu-races") or outcome.excinfo is None:
+        return
+    from npu_emulator import RaceError
+
+    _, error, step = outcome.excinfo
+    last = None
+    while step is not None:
+        last = last if "/npu_emulator/" in step.tb_frame.f_code.co_filename else step
+        step = step.tb_next
+    if isinstance(error, RaceError) and last is not None:
+        last.tb_next = None
+
+
 @pytest.fixture(autouse=True)
 def _npu_marks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Do what the markers `npu_schedule` and `npu_devices` say."""
@@ -207,10 +224,13 @@ def _npu_marks(request: pytest.FixtureRequest) -> Iterator[None]:
     from npu_emulator import schedule
     from npu_emulator.schedules import parse
 
+    wrong = None
     try:
         parse(wanted)
     except EmulatorError as error:
-        pytest.fail(f"npu_schedule: {error}", pytrace=False)
+        wrong = error
+    if wrong is not None:  # not below `except`: pytest would print both exceptions
+        pytest.fail(f"npu_schedule: {wrong}", pytrace=False)
     with schedule(wanted):
         yield
 

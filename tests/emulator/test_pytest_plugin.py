@@ -97,7 +97,7 @@ def test_configuration_markers_and_fixture(tmp_path: Path, fresh_environment: Ca
     assert "4 passed, 1 skipped, 2 errors" in done.stdout, done.stdout + done.stderr
     assert "wants 3 NPUs; there are 2" in done.stdout
     assert "npu_devices takes a whole number; it has ('two',)" in done.stdout
-    assert "npu_schedule: a schedule" in done.stdout
+    assert done.stdout.count("must be 'fifo', 'lazy'") == 1
     assert "Error" not in done.stdout, "a traceback of the plugin's own"
 
 
@@ -106,6 +106,9 @@ def test_races_fail_a_test(tmp_path: Path, fresh_environment: Callable[..., dict
     done = _pytest(tmp_path, fresh_environment(), "--npu=emulated", "--npu-races")
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
     assert "missing edge" in done.stdout
+    frames = re.findall(r"^E +(/\S+):\d+ in", done.stdout, re.MULTILINE)
+    assert {*frames} == {str(tmp_path / "test_suite.py")}, "lines of pytest, or of the emulator"
+    assert "detector.py" not in done.stdout
 
 
 def test_hardware_is_refused_where_there_is_none(
