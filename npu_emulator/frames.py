@@ -1,9 +1,9 @@
 """The lines of the user's program, and its modules, that led to a launch.
 
 Frames of torch, torch_npu and this package are skipped. So are those of a package that runs other people's code and says so
-with `__npu_emulator_hides__ = True` in its `__init__`. What started the program (pytest, unittest, runpy) ends the list. A frame that runs an FX graph (an interpreter or generated code) is
-replaced by the lines from which the running node was traced. So a kernel of compiled code names the model's line, captured or
-not, without help from the compiler.
+with `__npu_emulator_hides__ = True` in its `__init__`. What started the program (pytest, unittest, runpy) ends the list. A
+frame that runs an FX graph (an interpreter or generated code) is replaced by the lines from which the running node was traced.
+So a kernel of compiled code names the model's line, captured or not, without help from the compiler.
 """
 
 from __future__ import annotations
