@@ -180,9 +180,21 @@ def test_every_command_has_json_quiet_and_an_example() -> None:
     assert not cli._parser().parse_args(["cache", "ls"]).json
 
 
+def test_the_help_of_an_option_has_its_default() -> None:
+    """Wherever an option that takes a value has one."""
+    for parser in (*_parsers(cli._parser()), mutants.parser(), alarms.parser()):
+        for action in parser._actions:
+            if action.option_strings and action.nargs != 0 and action.default not in {None, "", argparse.SUPPRESS}:
+                assert "default" in (action.help or ""), (parser.prog, action.option_strings)
+
+
 def test_help_knows_options_and_commands(capsys: pytest.CaptureFixture[str]) -> None:
     """What `options` and `--help` say; a mistyped one is suggested."""
-    for name, words in (("capture_limit", "takes an int"), ("explain", "usage: npugraph-ex explain")):
+    for name, words in (
+        ("capture_limit", "takes an int"),
+        ("lift", "default: 'off'"),
+        ("explain", "usage: npugraph-ex explain"),
+    ):
         assert cli.main(["help", name]) == 0
         assert words in capsys.readouterr().out
     assert cli.main(["help", "capture_limi"]) == 2

@@ -143,11 +143,7 @@ def _page(script: str, found: Advised) -> Page:
     sections = []
     for kind, (title, text) in _KINDS.items():
         mine = sorted((one for one in found.advice if one.kind == kind), key=lambda one: -one.saves.kernels)
-        rows = [
-            (one.saves.kernels, f"{modelled_us(one.saves):.2f}", one.times, one.graph, one.rule, _lines(one.source))
-            for one in mine
-        ]
-        blocks = [PageTable(("kernels", "modelled us", "times", "graph", "fusion", "line"), rows)]
+        blocks = [PageTable(("kernels", "modelled us", "times", "graph", "fusion", "line"), _rows(mine))]
         changes: dict[str, list[Advice]] = {}
         for one in mine:
             changes.setdefault(one.change, []).append(one)
@@ -155,7 +151,7 @@ def _page(script: str, found: Advised) -> Page:
             Verbatim(f"{', '.join(dict.fromkeys(one.rule for one in those))}:\n{change}")
             for change, those in changes.items()
         ]
-        sections.append(Section(title, [*blocks, *told] if rows else [], text))
+        sections.append(Section(title, [*blocks, *told] if mine else [], text))
     won = [one for one in found.advice if one.kind != "refused"]
     kernels = sum(one.saves.kernels for one in won)
     time = sum(modelled_us(one.saves) for one in won)
@@ -164,6 +160,21 @@ def _page(script: str, found: Advised) -> Page:
     if found.trained:
         verdict += f" Trained graphs, of which no weights are joined: {found.trained} of {found.graphs}."
     return Page(f"Advice for {script}", sections, verdict)
+
+
+def _rows(advice: Sequence[Advice]) -> list[tuple[object, ...]]:
+    """A row for each advice; of a function that was compiled several times one, with the graphs and the range of times."""
+    alike: dict[tuple[object, ...], list[Advice]] = {}
+    for one in advice:
+        alike.setdefault((one.saves.kernels, one.times, one.rule, one.source, one.change), []).append(one)
+    rows: list[tuple[object, ...]] = []
+    for first, *others in alike.values():
+        won = sorted({f"{modelled_us(one.saves):.2f}" for one in (first, *others)}, key=float)
+        us = " to ".join(dict.fromkeys((won[0], won[-1])))
+        numbers = [str(number) for number in sorted({one.graph for one in (first, *others)})]
+        graphs = ", ".join(numbers) + (f" ({len(numbers)} graphs)" if others else "")
+        rows.append((first.saves.kernels, us, first.times, graphs, first.rule, _lines(first.source)))
+    return rows
 
 
 def _lines(source: str) -> str:

@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     found = sections()
     if arguments.name is not None:
-        found |= {name: options.described(row) for name, row in OPTION_TABLE.items()}
+        found |= {name: f"{options.described(row)}\ndefault: {row.default!r}" for name, row in OPTION_TABLE.items()}
         found |= {name: command.format_help().rstrip() for name, command in arguments.commands.items()}
         asked = arguments.name.rpartition(".")[2]
         by_case = {known.lower(): known for known in found}

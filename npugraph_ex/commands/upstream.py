@@ -44,7 +44,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )  # fmt: skip
     parser.add_argument("path", type=Path, metavar="PATH", help="a checkout, or a folder or file of its tests")
     parser.add_argument(
-        "-k", dest="pattern", default="*", metavar="TEXT", help="only files whose name has TEXT; * is a wildcard"
+        "-k",
+        dest="pattern",
+        default="*",
+        metavar="TEXT",
+        help="only files whose name has TEXT; * is a wildcard (default: *)",
     )
     parser.add_argument(
         "--jobs", type=at_least(1), default=1, metavar="N", help="how many files at a time (default: 1)"

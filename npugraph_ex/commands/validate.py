@@ -52,9 +52,15 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "module", metavar="MODULE[:NAME]",
         help="a module's name or a .py file; NAME is a search function in it, or a function that registers when called",
     )  # fmt: skip
-    parser.add_argument("--target", choices=("auto", "emulated", "npu"), default="auto", help="which device")
     parser.add_argument(
-        "--dtype", action="append", metavar="DTYPE", help="float16, bfloat16 or float32; may be repeated"
+        "--target", choices=("auto", "emulated", "npu"), default="auto",
+        help="which device (default: auto, a real one where there is one)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--dtype",
+        action="append",
+        metavar="DTYPE",
+        help="float16, bfloat16 or float32; may be repeated (default: all three)",
     )
     parser.add_argument(
         "--max-examples",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -18,8 +19,9 @@ from torch.nn import functional
 import npu_emulator
 from npu_emulator.clock.roofline import LAUNCH_US
 from npugraph_ex.cli import main
-from npugraph_ex.commands.advise import advising, modelled_us
+from npugraph_ex.commands.advise import Advised, _page, advising, modelled_us
 from npugraph_ex.frontend.entry.advice import Advice
+from npugraph_ex.graph.launches import Launched
 
 SIZE, HEADS = 64, 4
 SETTLED = 4
@@ -276,6 +278,21 @@ def test_a_row_counts_what_the_option_wins_only_where_it_is_set() -> None:
     with torch.no_grad():
         saved = [shared(model, x, "gated", lift=lift)[0][0].saves.kernels for lift in ("off", "judged")]
     assert saved == [1, 2]
+
+
+def test_the_rows_of_a_function_that_was_compiled_again_are_one() -> None:
+    """Three sizes of one function are three graphs with the same advice: one row, which names them; other advice stays."""
+
+    def one(graph: int, size: int, rule: str = "lift_layer_norm") -> Advice:
+        return Advice(graph, "option", rule, "model.py:3", 1, Launched(2, size), 'lift="judged"')
+
+    found = Advised(graphs=4, advice=[one(1, 0), one(2, 10**6), one(4, 10**7), one(3, 0, "lift_rms_norm")])
+    rows = [re.split(r"  +", line) for line in str(_page("s.py", found)).splitlines() if "model.py" in line]
+    least, most = (f"{modelled_us(Launched(2, size)):.2f}" for size in (0, 10**7))
+    assert rows == [
+        ["2", f"{least} to {most}", "1", "1, 2, 4 (3 graphs)", "lift_layer_norm", "model.py:3"],
+        ["2", least, "1", "3", "lift_rms_norm", "model.py:3"],
+    ]
 
 
 @pytest.mark.parametrize(
