@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from npugraph_ex import cli
+from npugraph_ex.report.graphs import graphs_so_far
 
 _SCRIPT = """
 import torch
@@ -44,6 +45,30 @@ def test_both_files_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[st
     rows = json.loads((tmp_path / "new" / "folder" / "model.trace.json").read_text())["traceEvents"]
     assert sum(row["ph"] == "X" for row in rows) == 4
     assert sum(row["ph"] == "s" for row in rows) == 2
+
+
+def test_each_captured_graph_says_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One of the script's own has no words; those of this library say which compiled graph they are of, and both reasons."""
+    script = tmp_path / "model.py"
+    script.write_text(
+        "import torch, torch_npu\nx, graph = torch.ones(4, device='npu'), torch.npu.NPUGraph()\n"
+        "with torch.npu.graph(graph):\n    x + 1\ngraph.replay()\n"
+        "step = torch.compile(lambda x, n: x.add_(n), backend='npugraph_ex', dynamic=False)\n"
+        "for x, n in ((x, 2), (x.clone(), 2), (x, 3)):\n    step(x, n)\n"
+    )
+    before = graphs_so_far()
+    assert cli.main(["timeline", "--output", str(tmp_path), str(script)]) == 0
+    lines = capsys.readouterr().out.partition("critical path")[0].splitlines()[2:]
+    assert [line.partition(":")[0] for line in lines if line[0] != " "] == [
+        f"graph {number}" for number in (1, 2, 3, 4)
+    ]
+    one, two = (f"  graph {before + number} of `explain`, compiled" for number in (1, 2))
+    assert (lines[2], lines[4]) == (
+        f"{one} for the first call; captured because of the first call",
+        f"{one} for the first call; captured because of a new address of L['x']",
+    )
+    assert lines[6].startswith(f"{two} again: n == 2 was true and is not now (used at ")
+    assert "captured because of a new address of" in (tmp_path / "model.timeline.html").read_text()
 
 
 def test_a_script_that_fails_is_drawn_up_to_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -152,10 +152,10 @@ def _curves(arrows: Sequence[Arrow], places: dict[str, int], scale: _Scale) -> s
 
 def _graphs(graphs: Sequence[Share]) -> PageTable:
     rows = [
-        (share.title, share.kernels, f"{share.busy:.1f}", f"{share.serial:.1f}", f"{share.speed_up:.2f} ×")
+        (share.title, share.kernels, f"{share.busy:.1f}", f"{share.serial:.1f}", f"{share.speed_up:.2f} ×", share.note)
         for share in graphs
     ]
-    return PageTable(("graph", "kernels", "with streams, µs", "on one stream, µs", "speed-up"), rows)
+    return PageTable(("graph", "kernels", "with streams, µs", "on one stream, µs", "speed-up", "what it is"), rows)
 
 
 def _critical(summary: Summary) -> PageTable:

@@ -27,12 +27,14 @@ class Share:
         kernels: its number of kernels; each replay counts.
         busy: modelled microseconds in which any of it runs.
         serial: its modelled microseconds on one stream.
+        note: what it is, in words; empty where nobody says it.
     """
 
     title: str
     kernels: int
     busy: float
     serial: float
+    note: str = ""
 
     @property
     def speed_up(self) -> float:
@@ -75,6 +77,7 @@ class Summary:
         lines = [
             f"{share.title}: {counted(share.kernels, 'kernel')} in {share.busy:.1f} modelled us; "
             f"on one stream {share.serial:.1f} us, speed-up {share.speed_up:.2f}"
+            + (f"\n  {share.note}" if share.note else "")
             for share in (self.whole, *self.graphs)
         ]
         lines.append(f"critical path: {len(self.critical):,} of {counted(self.whole.kernels, 'kernel')}")
@@ -85,22 +88,22 @@ class Summary:
 def summarise(timeline: Timeline) -> Summary:
     """Compute the figures of a timeline."""
     lanes: dict[str, list[Span]] = {}
-    graphs: dict[str, list[Span]] = {}
+    graphs: dict[int, list[Span]] = {}
     for span in timeline.spans:
         lanes.setdefault(span.stream, []).append(span)
         replayed = _REPLAYED.search(span.stream)
         if replayed:
-            graphs.setdefault(f"graph {replayed[1]}", []).append(span)
+            graphs.setdefault(int(replayed[1]), []).append(span)
     return Summary(
         _share("all work", timeline.spans),
-        tuple(_share(title, spans) for title, spans in graphs.items()),
+        tuple(_share(f"graph {number}", spans, timeline.notes.get(number, "")) for number, spans in graphs.items()),
         tuple(Lane(name, tuple(spans), idle(spans, timeline.spans)) for name, spans in lanes.items()),
         tuple(timeline.critical_path),
     )
 
 
-def _share(title: str, spans: Sequence[Span]) -> Share:
-    return Share(title, len(spans), covered(spans), sum(span.duration for span in spans))
+def _share(title: str, spans: Sequence[Span], note: str = "") -> Share:
+    return Share(title, len(spans), covered(spans), sum(span.duration for span in spans), note)
 
 
 def idle(spans: Sequence[Span], everything: Sequence[Span]) -> float:

@@ -89,6 +89,8 @@ class Timeline:
     def __init__(self, launcher: Launcher, model: Roofline, products: Mapping[int, int] | None = None) -> None:
         """Follow what `launcher` starts; `model` gives the times, `products` the operations of products by kernel, once it ran."""
         self.model = model
+        self.notes: dict[int, str] = {}
+        """What captured graphs are, by their number, where a compiler says it; the figures show it."""
         self._spans: list[Span] = []
         self._arrows: list[Arrow] = []
         self._products = {} if products is None else products

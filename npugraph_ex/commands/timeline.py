@@ -42,14 +42,23 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 @contextmanager
 def followed() -> Iterator[Timeline]:
-    """Follow the block's work on the modelled clock, to its end, or to where it is interrupted."""
+    """Follow the block's work on the modelled clock, to its end, or to where it is interrupted; say why each graph is there."""
     import torch_npu
 
     import npu_emulator
+    from npugraph_ex.report.captures import CaptureRecord, listening
+    from npugraph_ex.report.graphs import graph_records
 
     with npu_emulator.timeline() as clock:
-        yield clock
-        torch_npu.npu.synchronize()
+
+        def explain(capture: CaptureRecord) -> None:
+            causes = [graph.cause for graph in graph_records(after=capture.graph - 1)[:1]]
+            compiled = f"graph {capture.graph} of `explain`, compiled {causes[0]}" if causes else "a saved compilation"
+            clock.notes[npu_emulator.resources().captured[-1].id] = f"{compiled}; captured because of {capture.reason}"
+
+        with listening(explain):
+            yield clock
+            torch_npu.npu.synchronize()
 
 
 @contextmanager

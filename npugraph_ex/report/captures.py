@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,12 +32,15 @@ class CaptureRecord:
 _records: deque[CaptureRecord] = deque(maxlen=_KEPT)
 _count = itertools.count(1)
 _files: dict[int, Path] = {}
+_listeners: list[Callable[[CaptureRecord], object]] = []
 
 
 def publish(numbers: tuple[object, ...], reason: str, graph: int = 0) -> CaptureRecord:
     """Add a capture to the record, and return what was added."""
     record = CaptureRecord(next(_count), numbers, reason, graph)
     _records.append(record)
+    for tell in _listeners:
+        tell(record)
     if graph in _files:
         with _files[graph].open("a", encoding="utf-8") as file:
             file.write(f"capture {record.number}: because of {reason}; sizes and scalars {numbers}\n")
@@ -45,6 +50,16 @@ def publish(numbers: tuple[object, ...], reason: str, graph: int = 0) -> Capture
 def also_write(graph: int, path: Path) -> None:
     """From now on append each capture of the graph to a file, beside the graph's dumps."""
     _files[graph] = path
+
+
+@contextmanager
+def listening(tell: Callable[[CaptureRecord], object]) -> Iterator[None]:
+    """In the block call ``tell`` with each capture, right after it was made."""
+    _listeners.append(tell)
+    try:
+        yield
+    finally:
+        _listeners.remove(tell)
 
 
 def captures_so_far() -> int:
