@@ -20,7 +20,7 @@ from npugraph_ex.graph.metadata import fake_mode_of
 from npugraph_ex.graph.operators import is_view
 from npugraph_ex.graph.source import source_line
 from npugraph_ex.lifting import terms
-from npugraph_ex.lifting.trials import on_real_values
+from npugraph_ex.lifting.trials import FOLDED, on_real_values
 from npugraph_ex.operators import CpuInterpreter
 from npugraph_ex.report.passes import Fusion, ReportBuilder
 
@@ -131,7 +131,7 @@ def _replaced(node: fx.Node, value: torch.Tensor) -> Fusion:
     gm, mode, like = node.graph.owning_module, fake_mode_of(node.graph), node.meta["val"]
     assert gm is not None  # noqa: S101 - passes get the graph of a module
     assert mode is not None  # noqa: S101 - asked before
-    name = f"_lifted_{node.name}"
+    name = f"{FOLDED}{node.name}"
     with on_real_values():
         made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
         gm.register_buffer(name, made.copy_(value))

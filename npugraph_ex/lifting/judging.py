@@ -90,9 +90,15 @@ def _signature(proposal: Proposal, subgraph: Subgraph, replacement: fx.Graph) ->
         number = {node: position for position, node in enumerate((*given, *nodes))}
         parts += [(str(node.target), _numbered(node, number)) for node in nodes]
     for node in subgraph.inputs:
-        value = node.meta["val"]
+        value, known = node.meta["val"], trials.uniform(node)
         shown = (
-            (value.dtype, str(value.shape), str(value.stride())) if isinstance(value, torch.Tensor) else (str(value),)
+            (str(known),)
+            if known is not None
+            else (
+                (value.dtype, str(value.shape), str(value.stride()))
+                if isinstance(value, torch.Tensor)
+                else (str(value),)
+            )
         )
         parts.append(shown)
     return tuple(parts)

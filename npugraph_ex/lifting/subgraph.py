@@ -14,6 +14,7 @@ from torch import fx
 from npugraph_ex.graph.effects import draws_random_numbers, has_effect
 from npugraph_ex.graph.memory.aliases import tensor_leaves
 from npugraph_ex.lifting.proposal import Proposal
+from npugraph_ex.lifting.trials import uniform
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Subgraph:
     """The nodes between the inputs and the outputs of a proposal.
 
     Attributes:
-        inputs: the proposal's, then numbers such as symbolic sizes.
+        inputs: the proposal's, then numbers such as symbolic sizes, and constants of equal elements.
         nodes: all that the outputs are computed by, in graph order.
         vanishing: those of them that nobody else uses.
         outputs: the proposal's.
@@ -42,7 +43,7 @@ class Subgraph:
             node = waiting.pop()
             if node in inside or node in proposal.inputs:
                 continue
-            if not tensor_leaves(node):
+            if not tensor_leaves(node) or uniform(node) is not None:
                 numbers[node] = None
             elif node.op != "call_function":
                 return f"it also reads {node.name}"
@@ -63,7 +64,7 @@ class Subgraph:
         twins = {node: graph.placeholder(f"input_{position}") for position, node in enumerate(self.inputs)}
         for node in self.nodes:
             args, kwargs = fx.map_arg((node.args, node.kwargs), twins.__getitem__)
-            target: Any = _WITHOUT_SIZES.get(node.target, node.target)
+            target: Any = _AS_JUDGED.get(node.target, node.target)
             twins[node] = graph.call_function(target, _translated(node, args, size), kwargs)
         graph.output(tuple(twins[node] for node in (*self.outputs, *further)))
         return fx.GraphModule({}, graph)
@@ -95,7 +96,15 @@ def _group_norm(x: torch.Tensor, *operands: Any) -> tuple[torch.Tensor, ...]:
     return torch.ops.aten.native_group_norm.default(x, weight, bias, *sizes, group, epsilon)  # type: ignore[no-any-return]
 
 
-_WITHOUT_SIZES: dict[Any, Any] = {torch.ops.aten.native_group_norm.default: _group_norm}
+def _topk(x: torch.Tensor, k: int, dim: int = -1, largest: bool = True, *_: Any) -> tuple[torch.Tensor, ...]:  # noqa: FBT001, FBT002 - its schema
+    """`topk` with the largest first: of the orders that ``sorted=False`` allows, the one that operators give."""
+    return torch.ops.aten.topk.default(x, k, dim, largest)  # type: ignore[no-any-return]
+
+
+_AS_JUDGED: dict[Any, Any] = {
+    torch.ops.aten.native_group_norm.default: _group_norm, torch.ops.aten.topk.default: _topk,
+}  # fmt: skip
+"""What a copy calls in the place of an operator."""
 
 
 def _translated(node: fx.Node, args: tuple[Any, ...], size: Callable[[Any], Any]) -> tuple[Any, ...]:

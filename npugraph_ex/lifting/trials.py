@@ -21,8 +21,8 @@ _MOST_ELEMENTS = 1 << 15
 _SMALLEST_CUT = 3
 _SYMBOL_SIZES = (2, 5)
 _KINDS = (
-    ("ordinary", True), ("large", False), ("tiny", False), ("subnormal", False), ("special", False), ("zero", False),
-    ("large", True), ("special", True),
+    ("ordinary", True), ("negative", True), ("large", False), ("tiny", False), ("subnormal", False), ("special", False),
+    ("zero", False), ("large", True), ("special", True),
 )  # fmt: skip
 """Each with whether all inputs are of the kind, or the first alone and the others ordinary."""
 _FINE = 1e-4
@@ -90,6 +90,20 @@ def on_real_values() -> Iterator[None]:
         yield
 
 
+FOLDED = "_lifted_"
+"""Before the names of the constants that lifting makes."""
+
+
+def uniform(node: fx.Node) -> torch.Tensor | None:
+    """The only element of a constant that lifting made, on the CPU; None for anything else, such as different elements."""
+    if node.op != "get_attr" or not str(node.target).startswith(FOLDED):
+        return None
+    value: torch.Tensor = getattr(node.graph.owning_module, str(node.target))
+    with on_real_values():
+        elements = value.cpu().flatten()
+        return elements[0] if elements.numel() and bool((elements == elements[0]).all()) else None
+
+
 def drawn(inputs: Sequence[fx.Node], at: Sizes, *, few: bool) -> Iterator[tuple[str, list[Any]]]:
     """Inputs of each kind, in words too, on the CPU; ``few``: the first and the last kind only."""
     for kind, everywhere in _KINDS[:: len(_KINDS) - 1] if few else _KINDS:
@@ -108,7 +122,9 @@ def _drawn_together(inputs: Sequence[fx.Node], kinds: Sequence[str], at: Sizes, 
     generator = torch.Generator().manual_seed(seed)
     values: dict[fx.Node, Any] = {}  # a node that is two inputs has one value
     for node, kind in zip(inputs, kinds, strict=True):
-        values.setdefault(node, _drawn(node.meta["val"], kind, at, generator))
+        known, value = uniform(node), node.meta["val"]
+        drawn_alike = _drawn(value, kind, at, generator) if known is None else known.expand([at.of(size) for size in value.shape])
+        values.setdefault(node, drawn_alike)
     return [values[node] for node in inputs]
 
 
@@ -135,6 +151,7 @@ def _special(values: torch.Tensor, limits: torch.finfo) -> torch.Tensor:
 
 _FLOATS: dict[str, Callable[[torch.Tensor, torch.finfo], torch.Tensor]] = {
     "ordinary": lambda values, _: values,
+    "negative": lambda values, _: -values.abs(),
     "large": lambda values, limits: (values * (limits.max / 8)).clamp(-limits.max, limits.max),
     "tiny": lambda values, _: values * _FINE,
     "subnormal": lambda values, limits: values * limits.tiny / 2,

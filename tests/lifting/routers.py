@@ -48,12 +48,17 @@ def router_with_wide_weights(x: Any) -> Any:
     return (weights / weights.sum(-1, True)).to(x.dtype), experts
 
 
+def router_in_any_order(x: Any) -> Any:
+    weights, experts = torch.softmax(x.float(), -1).topk(2, sorted=False)
+    return weights.to(x.dtype), experts
+
+
 ROUTERS: dict[Callable[..., Any], str] = {
     **dict.fromkeys(
         (router_of_qwen3, router_by_a_reciprocal, router_of_granite, router_that_gathers),
         "npu_moe_gating_top_k_softmax_v2 _to_copy",
     ),
-    router_of_qwen2: "npu_moe_gating_top_k_softmax _to_copy",
+    **dict.fromkeys((router_of_qwen2, router_in_any_order), "npu_moe_gating_top_k_softmax _to_copy"),
     router_with_wide_weights: "_to_copy mul npu_moe_gating_top_k_softmax_v2 _to_copy _to_copy",
 }
 
@@ -81,11 +86,6 @@ def router_of_the_smallest(x: Any) -> Any:
     return weights.to(x.dtype), experts
 
 
-def router_in_any_order(x: Any) -> Any:
-    weights, experts = torch.softmax(x.float(), -1).topk(2, sorted=False)
-    return weights.to(x.dtype), experts
-
-
 def router_with_two_softmaxes(x: Any) -> Any:
     chosen, experts = torch.softmax(x.float(), -1).topk(2)
     return torch.softmax(chosen, -1).to(x.dtype), experts
@@ -103,6 +103,125 @@ def router_with_a_large_epsilon(x: Any) -> Any:
 
 NOT_ROUTERS: dict[Callable[..., Any], str] = {
     router_of_mixtral: "in float32", router_with_a_bias: "experts are ranked by", router_over_tokens: "",
-    router_of_the_smallest: "not the largest", router_in_any_order: "any order", router_with_two_softmaxes: "one behind it",
+    router_of_the_smallest: "not the largest", router_with_two_softmaxes: "one behind it",
     router_divided_over_tokens: "nothing would be saved", router_with_a_large_epsilon: "farther from float64",
+}  # fmt: skip
+
+
+def _of_groups(choice: Any, groups: Any, fill: float = -torch.inf, kept: int = 2) -> Any:
+    """The choice where it lies in the groups that are kept."""
+    best = groups.topk(kept, dim=-1, sorted=False)[1]
+    mask = torch.zeros_like(groups).scatter_(1, best, 1).unsqueeze(-1).expand(-1, 4, 4).reshape(-1, 16)
+    return choice.masked_fill(~mask.bool(), fill)
+
+
+def _shares(scores: Any, ranked: Any, factor: float = 1.0) -> Any:
+    experts = ranked.topk(3, dim=-1, sorted=False)[1]
+    weights = scores.gather(1, experts)
+    shares = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+    return (shares if factor == 1.0 else shares * factor), experts
+
+
+def router_of_deepseek(x: Any, bias: Any) -> Any:
+    scores = x.float().sigmoid()
+    choice = scores + bias
+    groups = choice.view(-1, 4, 4).topk(2, dim=-1)[0].sum(dim=-1)
+    return _shares(scores, _of_groups(choice, groups), 2.5)
+
+
+def router_by_the_best_of_each_group(x: Any, bias: Any) -> Any:
+    scores = torch.sigmoid(x.float())
+    choice = bias.float() + scores
+    best = choice.view(-1, 4, 4).amax(-1).topk(1).indices
+    allowed = torch.zeros(len(x), 4, dtype=torch.bool, device=x.device).scatter_(1, best, value=True)
+    ranked = torch.where(allowed.repeat_interleave(4, dim=1), choice, -torch.inf)
+    weights, experts = _shares(scores, ranked)
+    return weights.to(x.dtype), experts
+
+
+def router_with_a_bias_alone(x: Any, bias: Any) -> Any:
+    """As MiniMax M2 has it."""
+    scores = x.float().sigmoid()
+    experts = (scores + bias).topk(3, dim=-1, sorted=False)[1]
+    weights = scores.gather(1, experts)
+    return weights / weights.sum(dim=-1, keepdim=True), experts
+
+
+def router_of_sigmoids(x: Any, bias: Any) -> Any:
+    del bias
+    weights, experts = x.float().sigmoid().topk(3)
+    return (weights * (0.5 / (weights.sum(-1, keepdim=True) + 0.01))).to(x.dtype), experts
+
+
+SIGMOID_SPECS = ((6, 16), (16,))
+SIGMOID_ROUTERS: dict[Callable[..., Any], str] = {
+    **dict.fromkeys((router_of_deepseek, router_with_a_bias_alone), "_to_copy _to_copy npu_moe_gating_top_k _to_copy"),
+    router_by_the_best_of_each_group: "npu_moe_gating_top_k _to_copy",
+    router_of_sigmoids: "npu_moe_gating_top_k _to_copy",
+}
+
+
+def zeros_for_other_groups(x: Any, bias: Any) -> Any:
+    """A choice below zero loses against an expert of another group."""
+    scores = x.float().sigmoid()
+    choice = scores + bias
+    return _shares(scores, _of_groups(choice, choice.view(-1, 4, 4).topk(2, dim=-1)[0].sum(dim=-1), fill=0.0))
+
+
+def worst_groups(x: Any, bias: Any) -> Any:
+    scores = x.float().sigmoid()
+    choice = scores + bias
+    return _shares(scores, _of_groups(choice, -choice.view(-1, 4, 4).amax(-1)))
+
+
+def groups_by_three(x: Any, bias: Any) -> Any:
+    scores = x.float().sigmoid()
+    choice = scores + bias
+    return _shares(scores, _of_groups(choice, choice.view(-1, 4, 4).topk(3, dim=-1)[0].sum(dim=-1)))
+
+
+def groups_of_every_fourth(x: Any, bias: Any) -> Any:
+    """Groups are sums of neighbours, and the mask is of every fourth expert."""
+    scores = x.float().sigmoid()
+    choice = scores + bias
+    groups = choice.view(-1, 4, 4).amax(-1)
+    mask = torch.zeros_like(groups).scatter_(1, groups.topk(2)[1], 1).unsqueeze(1).expand(-1, 4, 4).reshape(-1, 16)
+    return _shares(scores, choice.masked_fill(mask == 0, -torch.inf))
+
+
+def too_many_of_a_group(x: Any, bias: Any) -> Any:
+    scores = x.float().sigmoid()
+    choice = scores + bias
+    experts = _of_groups(choice, choice.view(-1, 4, 4).amax(-1), kept=1).topk(5)[1]
+    weights = scores.gather(1, experts)
+    return weights / weights.sum(dim=-1, keepdim=True), experts
+
+
+def bias_of_each_token(x: Any, bias: Any) -> Any:
+    wide = x.float()
+    scores = wide.sigmoid()
+    return _shares(scores, scores + bias * wide)
+
+
+def bias_times_the_score(x: Any, bias: Any) -> Any:
+    scores = x.float().sigmoid()
+    return _shares(scores, scores * bias)
+
+
+def biased_weights(x: Any, bias: Any) -> Any:
+    choice = x.float().sigmoid() + bias
+    return _shares(choice, choice)
+
+
+def sigmoids_that_are_not_divided(x: Any, bias: Any) -> Any:
+    scores = x.float().sigmoid()
+    experts = (scores + bias).topk(3)[1]
+    return scores.gather(1, experts) * 2.5, experts
+
+
+NOT_SIGMOID_ROUTERS: dict[Callable[..., Any], str] = {
+    zeros_for_other_groups: "other groups have 0.0", worst_groups: "no choice of groups", groups_by_three: "no choice of groups",
+    groups_of_every_fourth: "farther from float64", too_many_of_a_group: "5 are chosen in 1 of 4 groups",
+    bias_of_each_token: "the bias is", bias_times_the_score: "no sum of the sigmoid", biased_weights: "",
+    sigmoids_that_are_not_divided: "",
 }  # fmt: skip

@@ -10,7 +10,7 @@ import routers
 import spellings
 import torch
 from fx_helpers import aot_graph, optimise, targets
-from routers import NOT_ROUTERS, ROUTER_SPECS, ROUTERS
+from routers import NOT_ROUTERS, NOT_SIGMOID_ROUTERS, ROUTER_SPECS, ROUTERS, SIGMOID_ROUTERS, SIGMOID_SPECS
 from spellings import (
     ACTIVATION_SPECS,
     ACTIVATIONS,
@@ -48,6 +48,7 @@ ALL = {
     **{function: ("lift_activation", operator, ACTIVATION_SPECS) for function, operator in ACTIVATIONS.items()},
     **{function: ("lift_attention", operators, SPELLED_SPECS) for function, operators in SPELLED_ATTENTION.items()},
     **{function: ("lift_gating", operators, ROUTER_SPECS) for function, operators in ROUTERS.items()},
+    **{function: ("lift_sigmoid_gating", names, SIGMOID_SPECS) for function, names in SIGMOID_ROUTERS.items()},
     spellings.silu_of_a_group_norm: ("lift_group_norm_silu", "npu_group_norm_silu", ACTIVATION_SPECS),
     **dict.fromkeys(GATED, ("lift_swiglu", "npu_swiglu", ACTIVATION_SPECS)),
 }
@@ -95,6 +96,7 @@ NEAR_MISSES = {
     **{function: (reason, ROTARY_SPECS) for function, reason in NOT_ROTARY.items()},
     **{function: (reason, ACTIVATION_SPECS) for function, reason in NOT_ACTIVATIONS.items()},
     **{function: (reason, ROUTER_SPECS) for function, reason in NOT_ROUTERS.items()},
+    **{function: (reason, SIGMOID_SPECS) for function, reason in NOT_SIGMOID_ROUTERS.items()},
     **{function: (reason, SPELLED_SPECS) for function, reason in NOT_SPELLED_ATTENTION.items()},
     **{function: (reason, ATTENTION_SPECS) for function, reason in NOT_ATTENTION.items()},
 }
@@ -160,7 +162,12 @@ def _together(
     """Every spelling and every near-miss in one graph, but those of calls of attention."""
     of_attention = (function(*attending) for function in (*SPELLED_ATTENTION, *NOT_SPELLED_ATTENTION))
     of_rotary = (function(*turned) for function in (*ROTARY, spellings.rotated_by_wide_cosines, *NOT_ROTARY))
-    of_routers = (function(*routed) for function in (*ROUTERS, *NOT_ROUTERS))
+    in_any = routers.router_in_any_order
+    of_routers = [function(routed[0]) for function in (*ROUTERS, *NOT_ROUTERS) if function is not in_any]
+    # Which place an expert has is not said there.
+    in_any_order = [in_any(routed[0])]
+    in_any_order += [function(*routed) for function in (*SIGMOID_ROUTERS, *NOT_SIGMOID_ROUTERS)]
+    of_routers += [value.sort(-1)[0] for pair in in_any_order for value in pair]
     leaves: list[torch.Tensor] = pytree.tree_leaves(
         [*of_rotary, *of_attention, *of_routers, *_some(norms, activated, every=1)]
     )
@@ -188,7 +195,7 @@ def _some(norms: Sequence[torch.Tensor], activated: Sequence[torch.Tensor], *, e
 def _inputs_together(seed: int) -> list[list[torch.Tensor]]:
     return [
         tensors(specs, HALF, seed)
-        for specs in (NORM_SPECS, ROTARY_SPECS, ACTIVATION_SPECS, SPELLED_SPECS, ROUTER_SPECS)
+        for specs in (NORM_SPECS, ROTARY_SPECS, ACTIVATION_SPECS, SPELLED_SPECS, SIGMOID_SPECS)
     ]
 
 

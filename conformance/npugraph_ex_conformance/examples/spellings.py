@@ -19,7 +19,7 @@ _REFUSED = ("farther from float64", "infinite or NaN", "elements are not eager m
 """What the judge says of a spelling that the operator would be worse than, or other than."""
 _ROWS, _MANY_ROWS = 4, 4096
 """A norm in float16 that is nearly exact differs from eager mode in one element of 10,000."""
-_OF_16_BITS = ("lift_attention", "lift_gating")
+_OF_16_BITS = ("lift_attention", "lift_gating", "lift_sigmoid_gating")
 _DTYPES = ("float16", "bfloat16", "float32")
 
 
@@ -222,6 +222,43 @@ def _router(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     return Spelling("lift_gating", lines, ((rows, experts), (experts,)), miss, alone=end != shared)
 
 
+def _sigmoid_router(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """As above: weights by a sigmoid, a choice with a bias, and in groups."""
+    groups, of_each, k = draw.choice((1, 2, 4)), draw.choice((4, 8)), draw.choice((2, 3))
+    experts = groups * of_each
+    miss = draw.choice(("share", "bias", *(("fill", "groups", "worst") if groups > 1 else ()))) if wrong else ""
+    biased = draw.choice(("scores + x1", "x1 + scores"))
+    choice = "scores * x1" if miss == "bias" else biased if miss or draw.random() < 0.8 else "scores"
+    lines = ["scores = torch.sigmoid(x0.float())", f"choice = {choice}"]
+    if groups > 1:
+        two = 3 if miss == "groups" else 2
+        of_two = f"choice.view(-1, {groups}, {of_each}).topk({two}, dim=-1)[0].sum(-1)"
+        best = draw.choice((of_two, f"choice.view(-1, {groups}, {of_each}).amax(-1)")) if miss != "groups" else of_two
+        masks = (
+            f"kept.unsqueeze(-1).expand(-1, {groups}, {of_each}).reshape(-1, {experts}).bool()",
+            f"kept.bool().repeat_interleave({of_each}, 1)",
+        )
+        fill = "0.0" if miss == "fill" else "-torch.inf"
+        worst = ", largest=False" if miss == "worst" else ""
+        lines += [
+            f"best = {best}",
+            f"kept = torch.zeros_like(best).scatter_(1, torch.topk(best, {groups // 2}, sorted=False{worst})[1], 1)",
+            f"mask = {draw.choice(masks)}",
+            f"ranked = {draw.choice((f'choice.masked_fill(~mask, {fill})', f'torch.where(mask, choice, {fill})'))}",
+        ]
+    ranked = "ranked" if groups > 1 else "choice"
+    total = draw.choice(("weights.sum(-1, keepdim=True)", "weights.sum(-1).unsqueeze(-1)"))
+    over = draw.choice((total, f"({total} + 1e-20)", f"({total} + 0.01)"))
+    end = "weights" if miss == "share" else draw.choice((f"weights / {over}", f"weights * (2.5 / {over})"))
+    lines += [
+        f"places = torch.topk({ranked}, {k}, dim=-1, sorted=False).indices",
+        "weights = scores.gather(-1, places)",
+        # Which place an expert has is not said by the program, so the sum alone shows it.
+        f"(({end}) * x0.gather(-1, places)).sum(-1).to(x0.dtype)",
+    ]
+    return Spelling("lift_sigmoid_gating", tuple(lines), ((rows, experts), (experts,)), miss, alone=True)
+
+
 def _mask(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     """What is wrong is a value of x0 in the mask. It is another one in each call; the numbers before it are still constant."""
     width = draw.choice((8, 16))
@@ -242,7 +279,18 @@ def _mask(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     return Spelling("lift_constants", lines, ((rows, width), (width,)))
 
 
-_FORMS = (_norm, _rotary, _activation, _gated, _norm_of_a_sum, _biased_attention, _router, _group_norm, _mask)
+_FORMS = (
+    _norm,
+    _rotary,
+    _activation,
+    _gated,
+    _norm_of_a_sum,
+    _biased_attention,
+    _router,
+    _sigmoid_router,
+    _group_norm,
+    _mask,
+)
 
 
 def drawn(seed: int) -> tuple[Case, Spelling]:

@@ -33,6 +33,11 @@ def _from_the_end(original: Any) -> Any:
     return lambda dim, _: dim == -1
 
 
+def _one_group(original: Any) -> Any:
+    groups = original.__globals__["_Groups"]
+    return lambda _ranked, _choice: groups()
+
+
 MUTANTS = (
     Mutant(
         "lifting-ignores-writes-between", "nothing writes what a spelling reads before it ends",
@@ -53,6 +58,10 @@ MUTANTS = (
     Mutant(
         "lifting-counts-from-the-end", "the last dimension is the last one, however it is counted",
         "npugraph_ex.lifting.forms.gating:_is_last", _from_the_end, "spellings",
+    ),
+    Mutant(
+        "lifting-chooses-in-one-group", "experts are chosen in the groups that are kept",
+        "npugraph_ex.lifting.forms.sigmoid_gating:_groups", _one_group, "spellings",
     ),
     Mutant(
         "lifting-believes-rounded-bits", "an exact operator has eager mode's bits before it rounds, too",

@@ -10,6 +10,7 @@ from npugraph_ex.lifting.forms import (
     group_norm_silu,
     rms_norm,
     rotary,
+    sigmoid_gating,
     softmax_attention,
     swiglu,
 )
@@ -26,5 +27,6 @@ FORMS: tuple[Form, ...] = (
     activation.FORM,
     swiglu.FORM,
     gating.FORM,
+    sigmoid_gating.FORM,
     group_norm_silu.FORM,
 )

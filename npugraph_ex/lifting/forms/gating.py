@@ -25,9 +25,9 @@ from npugraph_ex.lifting.proposal import Build, Emit, Proposal, Unlike
 _aten = torch.ops.aten
 _CAST = _aten._to_copy.default  # noqa: SLF001 - the operator's name
 _SOFTMAXES = (_aten._softmax.default, _aten.softmax.int)  # noqa: SLF001 - the operator's name
-_TAKEN = (torch.float16, torch.bfloat16, torch.float32)
+TAKEN = (torch.float16, torch.bfloat16, torch.float32)
 _RANKS = (2, 3)
-_MOST_CHOSEN, _MOST_EXPERTS = 1024, 2048
+_MOST_CHOSEN, MOST_EXPERTS = 1024, 2048
 # Over 200,000 rows of 4, 8 and 128 experts: 0.530, 0.530 and 0.818 ulp; eager mode 0.498, 0.516 and 0.816. One row may hide it.
 _FARTHER = (
     "in float32 a softmax of the chosen is on average farther from float64 than eager mode's quotient; "
@@ -36,15 +36,27 @@ _FARTHER = (
 
 
 @dataclass(frozen=True)
-class _Chosen:
+class Chosen:
     """The largest elements of each row of ``ranked``, or the elements of ``scores`` in their places."""
 
     scores: fx.Node
     ranked: fx.Node
     topk: fx.Node
 
+    def against(self) -> str:
+        """Why no router chooses so."""
+        given = terms.arguments(self.topk)
+        if not _is_last(given.get("dim", -1), self.ranked) or not given.get("largest", True):
+            return "experts are not the largest of each row"
+        return ""
 
-def _chosen(node: fx.Node) -> _Chosen | None:
+    @property
+    def places(self) -> fx.Node | None:
+        """Which elements they are; None where nobody asks."""
+        return next((user for user in self.topk.users if user.args[1] == 1), None)
+
+
+def chosen_by(node: fx.Node) -> Chosen | None:
     """What ``node`` chooses; None where it is no choice."""
     inner = terms.core(node)
     if terms.calls(inner, _aten.gather.default):
@@ -54,7 +66,7 @@ def _chosen(node: fx.Node) -> _Chosen | None:
     else:
         topk = _result(inner, 0)
         scores = topk and topk.args[0]
-    return None if topk is None or scores is None else _Chosen(scores, topk.args[0], topk)  # type: ignore[arg-type]
+    return None if topk is None or scores is None else Chosen(scores, topk.args[0], topk)  # type: ignore[arg-type]
 
 
 def _result(node: fx.Node, number: int) -> fx.Node | None:
@@ -74,23 +86,34 @@ def _under_softmax(node: fx.Node) -> fx.Node | None:
     return inner.args[0] if terms.calls(inner, *_SOFTMAXES) and _is_last(inner.args[1], inner) else None  # type: ignore[return-value]
 
 
-def _share(node: fx.Node) -> fx.Node | None:
-    """``v`` where ``node`` is ``v / sum(v)`` over the last dimension; to the sum a number may be added."""
+@dataclass(frozen=True)
+class Share:
+    """``scale * of / (sum(of) + epsilon)`` over the last dimension."""
+
+    of: fx.Node
+    scale: float
+    epsilon: float
+
+
+def share_of(node: fx.Node) -> Share | None:
+    """``node`` as a share; None where it is none."""
     parts = terms.product(node)
-    if len(parts.factors) != 1 or len(parts.divisors) != 1 or parts.scale != 1.0:
+    if len(parts.factors) != 1 or len(parts.divisors) != 1:
         return None
-    added = terms.plus_number(parts.divisors[0])
-    total = terms.mean(parts.divisors[0] if added is None else added[0])
-    values = terms.tensor(parts.factors[0])
+    under, epsilon = terms.plus_number(parts.divisors[0]) or (parts.divisors[0], 0.0)
+    total, values = terms.mean(under), terms.tensor(parts.factors[0])
     if total is None or values is None or total.dims != (values.dim() - 1,):
         return None
-    return parts.factors[0] if terms.core(total.of) is terms.core(parts.factors[0]) else None
+    same = terms.core(total.of) is terms.core(parts.factors[0])
+    return Share(parts.factors[0], parts.scale, epsilon) if same else None
+
+
+def cast(emit: Emit, operand: fx.Node, to: torch.dtype) -> fx.Node:
+    """The operand in a dtype."""
+    return operand if operand.meta["val"].dtype == to else emit(_CAST, operand, dtype=to)
 
 
 def _build(k: int, dtype: torch.dtype, *, shared: bool) -> Build:
-    def cast(emit: Emit, operand: fx.Node, to: torch.dtype) -> fx.Node:
-        return operand if operand.meta["val"].dtype == to else emit(_CAST, operand, dtype=to)
-
     def build(emit: Emit, x: fx.Node) -> tuple[fx.Node, ...]:
         wide = cast(emit, x, torch.promote_types(x.meta["val"].dtype, dtype))
         if shared:
@@ -114,10 +137,11 @@ class _Gating:
     def read(self, node: fx.Node) -> Proposal | Unlike | None:
         """The router whose weights are ``node``."""
         value = terms.tensor(node)
-        if value is None or value.dtype not in _TAKEN:
+        if value is None or value.dtype not in TAKEN:
             return None
-        behind, shares = _under_softmax(node), _share(node)
-        chosen = _chosen(behind or shares or node)
+        behind, shares = _under_softmax(node), share_of(node)
+        shares = shares if shares and shares.scale == 1.0 else None
+        chosen = chosen_by(behind or (shares.of if shares else node))
         if chosen is None:
             return None
         inside, ranked = _under_softmax(chosen.scores), _under_softmax(chosen.ranked)
@@ -131,26 +155,25 @@ class _Gating:
         return _router(node, chosen, x, shared=behind is not None, divided=shares is not None)
 
 
-def _router(node: fx.Node, chosen: _Chosen, x: fx.Node, *, shared: bool, divided: bool) -> Proposal | Unlike:
+def _router(node: fx.Node, chosen: Chosen, x: fx.Node, *, shared: bool, divided: bool) -> Proposal | Unlike:
     value, given = node.meta["val"], terms.arguments(chosen.topk)
     k = given["k"]
-    if not _is_last(given.get("dim", -1), chosen.ranked) or not given.get("largest", True):
-        return Unlike(chosen.topk, "experts are not the largest of each row")
-    if not given.get("sorted", True):
-        return Unlike(chosen.topk, "experts come in any order (sorted=False); the operator gives the largest first")
+    reason = chosen.against()
+    if reason:
+        return Unlike(chosen.topk, reason)
     if divided and value.dtype == torch.float32:
         return Unlike(chosen.topk, _FARTHER)
     operand = terms.core(x)
     known = operand.meta["val"]
     experts = known.shape[-1]
     fits = known.dim() in _RANKS and isinstance(k, int) and isinstance(experts, int)
-    if not fits or known.dtype not in _TAKEN or not 0 < k <= _MOST_CHOSEN or experts > _MOST_EXPERTS:
+    if not fits or known.dtype not in TAKEN or not 0 < k <= _MOST_CHOSEN or experts > MOST_EXPERTS:
         return Unlike(
             chosen.topk,
             f"{k} are chosen in {known.dtype}{list(known.shape)}; the operator takes two or three dimensions, "
-            f"up to {_MOST_EXPERTS} experts and chooses up to {_MOST_CHOSEN}",
+            f"up to {MOST_EXPERTS} experts and chooses up to {_MOST_CHOSEN}",
         )
-    places = next((user for user in chosen.topk.users if user.args[1] == 1), None)
+    places = chosen.places
     if places is None:
         return Unlike(chosen.topk, "nobody asks which experts are chosen")
     build = _build(k, value.dtype, shared=shared or divided)
