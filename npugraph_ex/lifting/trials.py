@@ -123,7 +123,9 @@ def _drawn_together(inputs: Sequence[fx.Node], kinds: Sequence[str], at: Sizes, 
     values: dict[fx.Node, Any] = {}  # a node that is two inputs has one value
     for node, kind in zip(inputs, kinds, strict=True):
         known, value = uniform(node), node.meta["val"]
-        drawn_alike = _drawn(value, kind, at, generator) if known is None else known.expand([at.of(size) for size in value.shape])
+        drawn_alike = (
+            _drawn(value, kind, at, generator) if known is None else known.expand([at.of(size) for size in value.shape])
+        )
         values.setdefault(node, drawn_alike)
     return [values[node] for node in inputs]
 
