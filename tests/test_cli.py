@@ -388,6 +388,33 @@ def test_a_machine_without_a_device_gets_a_hint(
     assert name == "run" or "Nothing was compiled" in said.out
 
 
+@pytest.mark.parametrize(
+    ("text", "words", "told"),
+    [
+        ("", ["--json", "--steps", "--emulate=1", "--html"], "--json, --emulate, --html"),
+        ("'--json'", ["--json", "-h"], ""),
+        ("", [], ""),
+    ],
+)
+def test_an_option_behind_the_script_is_told(
+    text: str, words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """The script gets it, and one line says where it would be the command's; nothing where the script itself names it."""
+    script = tmp_path / "script.py"
+    script.write_text(f"import sys; {text}\nprint(sys.argv[1:])\n")
+    for variable in ("argv", "path"):
+        monkeypatch.setattr(sys, variable, list(getattr(sys, variable)))
+    monkeypatch.delitem(sys.modules, "npugraph_ex.frontend.entry.backend", raising=False)
+    assert main(["explain", str(script), *words]) == 0
+    said = capsys.readouterr()
+    assert str(words) in said.out
+    lines = [line for line in said.err.splitlines() if " behind " in line]
+    options = told.replace(",", "")
+    assert [line.partition(" stand")[0] for line in lines] == ([f"npugraph-ex: {told}"] if told else [])
+    assert all(line.endswith(f"write `npugraph-ex explain {options} {script}`") for line in lines)
+
+
 def test_advice_without_a_device_gets_the_hint_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
+from npugraph_ex._plurals import noun
 from npugraph_ex.commands import advise, timeline
 from npugraph_ex.commands.interrupts import Interrupt, end_children, interruptible
 from npugraph_ex.commands.numbers import seconds
@@ -229,6 +230,12 @@ def run(
     if broken is not None:  # nothing has begun, of which something could be told afterwards
         traceback.print_exception(broken)
         return 1
+    misplaced = _misplaced(arguments)
+    if misplaced and not arguments.quiet:
+        sys.stderr.write(
+            f"npugraph-ex: {', '.join(misplaced)} {noun(len(misplaced), 'stands', 'stand')} behind {script} and {noun(len(misplaced), 'belongs', 'belong')} to it; "
+            f"for {arguments.command}, write `npugraph-ex {arguments.command} {' '.join(misplaced)} {script}`\n"
+        )
     _prepare(arguments, choice)
     sys.argv = [script, *arguments.arguments]
     sys.path[0] = str(Path(script).resolve().parent)
@@ -242,9 +249,7 @@ def run(
 
                 note_a_missing_function(error)
             _show(error)
-            hint = "" if arguments.emulate else environment.hint(error)
-            if hint and "--emulate" in arguments.arguments:
-                hint = f"--emulate stands behind {script} and went to it as its own; write it before the script"
+            hint = "" if arguments.emulate or "--emulate" in misplaced else environment.hint(error)
             sys.stderr.write(f"\nnpugraph-ex: {hint}\n" if hint else "")
             return 1
         except KeyboardInterrupt as interrupt:
@@ -255,6 +260,14 @@ def run(
             return stop.status
     del loaded
     return 0
+
+
+def _misplaced(arguments: argparse.Namespace) -> list[str]:
+    """The command's own options that stand behind the script, which does not name them and so hardly takes them."""
+    text = Path(arguments.script).read_text(encoding="utf-8", errors="replace")
+    words = [word.partition("=")[0] for word in arguments.arguments]
+    taken = arguments.parser._option_string_actions.keys() - {"-h", "--help"}  # noqa: SLF001 - argparse has no public way
+    return [word for word in dict.fromkeys(words) if word in taken and word not in text]
 
 
 def _syntax_error(script: str) -> SyntaxError | None:
