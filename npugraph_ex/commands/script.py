@@ -232,9 +232,10 @@ def run(
         return 1
     misplaced = _misplaced(arguments)
     if misplaced and not arguments.quiet:
+        options, how_many = " ".join(misplaced), len(misplaced)
         sys.stderr.write(
-            f"npugraph-ex: {', '.join(misplaced)} {noun(len(misplaced), 'stands', 'stand')} behind {script} and {noun(len(misplaced), 'belongs', 'belong')} to it; "
-            f"for {arguments.command}, write `npugraph-ex {arguments.command} {' '.join(misplaced)} {script}`\n"
+            f"npugraph-ex: {options} {noun(how_many, 'stands', 'stand')} behind {script} and {noun(how_many, 'belongs', 'belong')} "
+            f"to it; for {arguments.command}, write `npugraph-ex {arguments.command} {options} {script}`\n"
         )
     _prepare(arguments, choice)
     sys.argv = [script, *arguments.arguments]
