@@ -15,7 +15,7 @@ from npugraph_ex.testing.generator.client_operators import client_operators
 from npugraph_ex.testing.generator.strategies import planted_programs
 from npugraph_ex_conformance.examples import FAMILIES, Example, programs
 
-_ELSEWHERE = {"streams", "forms", "events", "random numbers", "updates", "cache", "shared pool", "planted"}
+_ELSEWHERE = {"streams", "forms", "events", "random numbers", "updates", "cache", "shared pool", "idioms", "planted"}
 """Families without values to judge, and one that is a rule's own."""
 
 JUDGED: Mapping[str, Example] = MappingProxyType(

@@ -120,6 +120,12 @@ def _callers(seed: int) -> str:
     return caller_example(seed)
 
 
+def _idioms(seed: int) -> str:
+    from npugraph_ex_conformance.examples.idioms import idiom_example
+
+    return idiom_example(seed)
+
+
 def _spellings(seed: int) -> str:
     from npugraph_ex_conformance.examples.spellings import spelling_example
 
@@ -155,8 +161,9 @@ FAMILIES: Mapping[str, Example] = MappingProxyType(
         "literals": _literals,
         "shared pool": _shared_pool,
         "callers": _callers,
+        "idioms": _idioms,
         "ranks": _ranks,
     }
 )
-"""By name. All but "updates", "random numbers", "cache", "shared pool", "callers" and "device ..." need no device; "streams",
-"parts", "forms" and "ranks" want the emulated one."""
+"""By name. All but "updates", "random numbers", "cache", "shared pool", "callers", "idioms" and "device ..." need no device;
+"streams", "parts", "forms" and "ranks" want the emulated one."""

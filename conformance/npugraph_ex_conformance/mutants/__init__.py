@@ -7,7 +7,7 @@ it is off; `testing.mutant` switches one on.
 from __future__ import annotations
 
 from npugraph_ex.testing.mutation import Mutant
-from npugraph_ex_conformance.mutants import capture, collectives, lifting, matcher, passes, rules, streams
+from npugraph_ex_conformance.mutants import capture, collectives, frontend, lifting, matcher, passes, rules, streams
 
 MUTANTS: tuple[Mutant, ...] = (
     *matcher.MUTANTS,
@@ -16,6 +16,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *lifting.MUTANTS,
     *streams.MUTANTS,
     *capture.MUTANTS,
+    *frontend.MUTANTS,
     *collectives.MUTANTS,
 )
 """All mutants, part by part."""

@@ -9,6 +9,7 @@ import pytest
 from npugraph_ex import testing
 from npugraph_ex.versions.device_memory import device_memory
 from npugraph_ex_conformance.examples.callers import caller_example
+from npugraph_ex_conformance.examples.idioms import idiom_example
 from npugraph_ex_conformance.examples.shared_pools import shared_pool_example
 from npugraph_ex_conformance.session import Run
 
@@ -35,6 +36,14 @@ def test_callers(run: Run) -> None:
         example = run.seed * 1_000_003 + number
         with run.entered("(callers)", source=f"caller_example({example})", kind="caller"):
             assert caller_example(example) == ""
+
+
+def test_idioms(run: Run) -> None:
+    """Pads, draws that nobody uses, checkpoints, gradients and tangents: what no graph shows is as in eager mode."""
+    for number in range(run.profile.callers // 3):
+        example = run.seed * 1_000_003 + number
+        with run.entered("(idioms)", source=f"idiom_example({example})", kind="idiom"):
+            assert idiom_example(example) == ""
 
 
 def test_graphs_of_one_pool(run: Run) -> None:

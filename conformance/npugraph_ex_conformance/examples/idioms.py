@@ -1,0 +1,129 @@
+"""Examples of what people write in PyTorch and no graph shows.
+
+Pads of images in either memory format, writes through `reshape`, random numbers that nobody uses, checkpointed segments, gradients,
+and tangents of forward mode. A random program of images runs by `torch.compile` and in eager mode, some calls one after the other,
+each with a mode of its own. Results, strides, gradients, tangents and the next random numbers are those of eager mode to the bit.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
+
+from npugraph_ex.testing.generator.choices import Choices, Sampled
+
+_Step = Callable[[torch.Tensor], torch.Tensor]
+_CALLS, _STEPS = 4, 5
+_FORMATS = (torch.contiguous_format, torch.channels_last)
+_PADS = ("reflect", "replicate", "circular", "constant")
+_SMOOTH: tuple[_Step, ...] = (torch.sin, lambda x: x * x, lambda x: x + 1, torch.sigmoid)
+_DRAWS: tuple[Callable[[torch.Tensor], object], ...] = (
+    torch.rand_like,
+    lambda x: torch.randn(3, device=x.device),
+    lambda x: F.dropout(x, 0.5),
+    lambda x: torch.bernoulli(torch.full_like(x, 0.5)).shape,
+    lambda x: torch.empty_like(x).uniform_(),
+)
+_MODES, _SEEN = ("plain", "trained", "dual"), ("the result", "the derivative", "the next random number")
+
+
+def idiom_example(seed: int) -> str:
+    """What is wrong with one example; empty when nothing is."""
+    choices = Choices(Sampled(f"idiom {seed}"))
+    steps = [choices.pick(_MAKERS)(choices) for _ in range(choices.number(1, _STEPS))]
+    modes = [choices.pick(_MODES if choices.chance(70) else _MODES[:1]) for _ in range(_CALLS)]
+    # With symbolic sizes AOT asks for a gradient in channels_last by `contiguous`, which an NPU refuses; `aot_eager` fails, too.
+    heights = [4 if "trained" in modes else choices.pick((4, 4, 5)) for _ in range(_CALLS)]
+    memory = choices.pick(_FORMATS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what the device says of each operator that it lacks
+        try:
+            return _difference(partial(_run, steps), [*zip(modes, heights, strict=True)], memory, seed)
+        except Exception as error:  # noqa: BLE001 - whatever a fault makes the library raise is what was found
+            return f"raised {type(error).__name__}: {error}"
+
+
+def _difference(function: _Step, calls: Sequence[tuple[str, int]], memory: torch.memory_format, seed: int) -> str:
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="npugraph_ex")
+    for call, (mode, height) in enumerate(calls):
+        generator = torch.Generator().manual_seed(seed + call)
+        image, other = (torch.rand(2, 3, height, 4, generator=generator).npu() for _ in range(2))
+        seen = [_seen(mode, run, image.to(memory_format=memory), other) for run in (function, compiled)]
+        for name, old, new in zip(_SEEN, *seen, strict=True):
+            if (old.shape, old.stride()) != (new.shape, new.stride()) or not torch.equal(old, new):
+                return f"call {call}, {mode}: {name} is not what it is in eager mode"
+    return ""
+
+
+def _run(steps: Sequence[_Step], image: torch.Tensor) -> torch.Tensor:
+    return reduce(lambda value, step: step(value), steps, image * 2)
+
+
+def _seen(mode: str, function: _Step, image: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The result, its derivative in a mode that has one, and what is drawn after the call."""
+    torch.manual_seed(3)
+    derivative = image.new_zeros(())
+    if mode == "plain":
+        with torch.no_grad():
+            result = function(image)
+    elif mode == "trained":
+        result = function(image.requires_grad_())
+        (derivative,) = torch.autograd.grad(result.sum(), image)
+    else:
+        with forward_ad.dual_level(), torch.no_grad():
+            dual: Any = forward_ad.unpack_dual(function(forward_ad.make_dual(image, other)))
+        result, derivative = dual.primal, derivative if dual.tangent is None else dual.tangent
+    if mode == "trained":  # AOT gives gradients the strides of what they are gradients of; eager mode does not
+        derivative = derivative.contiguous()
+    return result.detach(), derivative, torch.rand(3, device=image.device)
+
+
+def _smooth(choices: Choices) -> _Step:
+    return choices.pick(_SMOOTH)
+
+
+def _padded(choices: Choices) -> _Step:
+    """A pad, and perhaps a write through a view of it: in eager mode `reshape` of a result is a view or a copy by its strides."""
+    mode, edges = choices.pick(_PADS), (1, choices.number(0, 1), 1, 1)
+    writes = choices.chance(60)
+
+    def pad(value: torch.Tensor) -> torch.Tensor:
+        padded = F.pad(value, edges, mode=mode)
+        if writes:
+            padded.reshape(-1).add_(1)
+        return padded
+
+    return pad
+
+
+def _drawing(choices: Choices) -> _Step:
+    """Random numbers that nobody uses, or that count."""
+    draw, counts = choices.pick(_DRAWS), choices.chance(40)
+
+    def drawn(value: torch.Tensor) -> torch.Tensor:
+        draw(value)
+        return F.dropout(value, 0.25) if counts else value * 2
+
+    return drawn
+
+
+def _checkpointed(choices: Choices) -> _Step:
+    """Steps that the backward computes again; none of them draws, because torch draws there from a generator of its own."""
+    inner = [choices.pick(_SMOOTH) for _ in range(choices.number(1, 3))]
+    return lambda value: checkpoint(partial(_run, inner), value, use_reentrant=False)
+
+
+def _turned(choices: Choices) -> _Step:
+    memory = choices.pick(_FORMATS)
+    return lambda value: value.transpose(2, 3).to(memory_format=memory)
+
+
+_MAKERS: tuple[Callable[[Choices], _Step], ...] = (_padded, _padded, _drawing, _checkpointed, _smooth, _turned)
