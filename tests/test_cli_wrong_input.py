@@ -188,6 +188,18 @@ def test_the_help_of_an_option_has_its_default() -> None:
                 assert "default" in (action.help or ""), (parser.prog, action.option_strings)
 
 
+def test_a_shell_completes_words_of_a_list() -> None:
+    """Names that no `choices` has: the shell asks their completers."""
+    expected = {
+        "help": {"CaptureError", "107030", "lift", "explain"}, "options": {"lift"}, "bench": {"call"},
+        "campaign": {"integers"}, "validate": {"bfloat16"},
+    }  # fmt: skip
+    for parser in _parsers(cli._parser()):
+        for action in (action for action in parser._actions if hasattr(action, "completer")):
+            assert expected.pop(parser.prog.removeprefix("npugraph-ex ")) <= {*action.completer(prefix="")}
+    assert not expected
+
+
 def test_help_knows_options_and_commands(capsys: pytest.CaptureFixture[str]) -> None:
     """What `options` and `--help` say; a mistyped one is suggested."""
     for name, words in (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import npugraph_ex
 from npugraph_ex.commands.suites import HowFar, require, run_pytest
-from npugraph_ex.commands.terminal import show
+from npugraph_ex.commands.terminal import completes, show
 from npugraph_ex.errors import UsageError
 
 _NEEDED = {
@@ -61,8 +61,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "bench", help="measure calls, compilation and device work; print tables", description=_DESCRIPTION,
     )  # fmt: skip
-    parser.add_argument("topics", nargs="*", metavar="topic", help="what to measure (default: everything)")
-    parser.add_argument("--save", metavar="FILE", default="bench_report.json", help="(default: bench_report.json)")
+    topics = parser.add_argument("topics", nargs="*", metavar="topic", help="what to measure (default: everything)")
+    completes(topics, lambda: TOPICS)
+    parser.add_argument(
+        "--save", metavar="FILE", default="bench_report.json", help="where the figures go (default: bench_report.json)"
+    )
     parser.add_argument("--compare", metavar="FILE", help="what an earlier --save wrote")
     parser.add_argument(
         "--page", metavar="FILE", help="also write the tables, as Markdown or, if it ends in .html, as a page"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Iterable
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from importlib import metadata
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 from npugraph_ex.commands.interrupts import interruptible
 from npugraph_ex.commands.numbers import at_least, whole
 from npugraph_ex.commands.suites import require
-from npugraph_ex.commands.terminal import progress, show
+from npugraph_ex.commands.terminal import completes, progress, show
 from npugraph_ex.errors import UsageError
 from npugraph_ex.observe.installing import install_command
 
@@ -43,7 +44,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "campaign", help="very many examples of the conformance suite, on all cores or on a cluster",
         description=_DESCRIPTION,
     )  # fmt: skip
-    parser.add_argument("kinds", nargs="*", metavar="KIND[=COUNT]", help="what to run")
+    kinds = parser.add_argument("kinds", nargs="*", metavar="KIND[=COUNT]", help="what to run")
+    completes(kinds, _kinds)
     parser.add_argument("--list", action="store_true", help="name the kinds and end")
     parser.add_argument(
         "--target", choices=("emulated", "npu"), default="emulated", help="which device (default: emulated)"
@@ -74,6 +76,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--checkout", default="", metavar="PATH", help="op-plugin's or torch_npu's tests, for the kind upstream"
     )
+
+
+def _kinds() -> Iterable[str]:
+    from npugraph_ex_conformance.campaign.kinds import KINDS
+
+    return KINDS
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from npugraph_ex.commands.terminal import show
+from npugraph_ex.commands.terminal import completes, show
 from npugraph_ex.config import OPTION_TABLE, Option
 from npugraph_ex.config.option import unknown_option
 from npugraph_ex.errors import UsageError
@@ -21,7 +21,8 @@ _PIPED_WIDTH = 1000  # wider than any table, so that no name is broken for those
 def add_parser(commands: Any) -> None:
     """Describe the command line."""
     parser = commands.add_parser("options", help="the table of compile options, or one of them")
-    parser.add_argument("name", nargs="?", help="an option such as lift; all of them if left out")
+    name = parser.add_argument("name", nargs="?", help="an option such as lift; all of them if left out")
+    completes(name, lambda: OPTION_TABLE)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from npugraph_ex.commands import options
-from npugraph_ex.commands.terminal import show
+from npugraph_ex.commands.terminal import completes, show
 from npugraph_ex.config import OPTION_TABLE
 from npugraph_ex.errors import UsageError
 
@@ -32,9 +32,10 @@ def add_parser(commands: Any) -> None:
         "help", help="cause and remedy of an error class or a device code; what an option or a command does",
         description=_DESCRIPTION,
     )  # fmt: skip
-    parser.add_argument(
+    name = parser.add_argument(
         "name", nargs="?", help="a class such as CaptureError, a code such as 107030, an option, or a command"
     )
+    completes(name, lambda: [*sections(), *OPTION_TABLE, *commands.choices])
     parser.set_defaults(commands=commands.choices)
 
 

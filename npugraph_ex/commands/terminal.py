@@ -8,7 +8,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -38,6 +38,11 @@ class Parser(argparse.ArgumentParser):
             word, names = option[1] if option else "", list(self._option_string_actions)
         near = difflib.get_close_matches(word, names, n=1)
         super().error(f"{message}; did you mean {near[0]!r}?" if near else message)
+
+
+def completes(action: argparse.Action, names: Callable[[], Iterable[str]]) -> None:
+    """Let a shell complete an argument with these names, which are looked up when it asks."""
+    action.completer = lambda **_: names()  # type: ignore[attr-defined] # argcomplete looks there
 
 
 def furnish(

@@ -11,7 +11,7 @@ from npugraph_ex._plurals import counted
 from npugraph_ex.commands.interrupts import end_children, interruptible
 from npugraph_ex.commands.numbers import at_least, whole
 from npugraph_ex.commands.suites import require
-from npugraph_ex.commands.terminal import progress
+from npugraph_ex.commands.terminal import completes, progress
 from npugraph_ex.errors import UsageError
 
 _DTYPES = ("float16", "bfloat16", "float32")
@@ -56,12 +56,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--target", choices=("auto", "emulated", "npu"), default="auto",
         help="which device (default: auto, a real one where there is one)",
     )  # fmt: skip
-    parser.add_argument(
+    dtype = parser.add_argument(
         "--dtype",
         action="append",
         metavar="DTYPE",
         help="float16, bfloat16 or float32; may be repeated (default: all three)",
     )
+    completes(dtype, lambda: _DTYPES)
     parser.add_argument(
         "--max-examples",
         type=at_least(1),
