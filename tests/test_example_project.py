@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -36,6 +37,11 @@ def test_the_workflow_and_the_hook_that_it_names_are_there() -> None:
     hooks = {hook["id"] for hook in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))}
     (repo,) = yaml.safe_load((EXAMPLE / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
     assert {hook["id"] for hook in repo["hooks"]} <= hooks
+    (keep,) = [
+        step["with"] for step in next(iter(workflow["jobs"].values()))["steps"] if "upload" in step.get("uses", "")
+    ]
+    assert (keep["path"], "/" in keep["name"]) == ("${{ inputs.artifact }}", False)  # a name with a slash is refused
+    assert "inputs.artifact" not in keep["name"]
 
 
 @pytest.mark.parametrize("given", [".[tests]", ""])
@@ -56,6 +62,18 @@ def test_the_workflow_installs_the_project_beside_the_releases_that_are_named(tm
         "torch==2.13.0",
         "torch_npu==2.13.1",
     ]
+
+
+def test_the_hook_validates_each_file_with_the_options_of_a_project(tmp_path: Path) -> None:
+    """Also those behind one that fails; a stand-in for the command shows its arguments, as pre-commit splits the entry."""
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))
+    command = shlex.join([*shlex.split(hook["entry"]), "--seed=1", "--dtype=float16", "bad one.py", "good.py"])
+    stand_in = 'npugraph-ex() { printf "<%s>" "$@"; echo; [ "${@: -1}" = good.py ]; }\nexport -f npugraph-ex\n'
+    told = bash(f"{stand_in}{command}", tmp_path)
+    assert told.stdout.splitlines() == [
+        f"<validate><--seed=1><--dtype=float16><{module}>" for module in ("bad one.py", "good.py")
+    ]
+    assert told.returncode == 1
 
 
 def test_the_page_prints_the_files_of_the_example() -> None:
