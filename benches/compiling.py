@@ -11,8 +11,9 @@ from pathlib import Path
 
 import torch
 from both import answers_of
-from decoders import stack
+from decoders import between_layers, stack
 from host_calls import BACKEND
+from torch import fx
 
 
 def compile_time(layers: int, rounds: int) -> dict[str, float]:
@@ -37,6 +38,29 @@ def region_time(layers: int, rounds: int) -> dict[str, float]:
         for _ in range(rounds)
     ]
     return {name: min(times[name] for times in found) for name in kinds}
+
+
+def pieces_time(layers: int, rounds: int) -> dict[str, float]:
+    """Seconds of processor time in which vLLM's compiler object compiles and saves a model in pieces, and one of one layer.
+
+    The shortest of several rounds. The pieces between layers are equal; the first and the last are of their own.
+    """
+    from npugraph_ex.integrations.vllm.compiler import NpuGraphExCompiler  # not where the bundled backend has the name
+
+    first, between, last = map(fx.symbolic_trace, (lambda x, w: x * w, between_layers, lambda x, w: (x + 1) * w))
+    inputs = [weight.npu() for weight in (torch.randn(4, 16), torch.ones(16), *torch.randn(2, 16, 16))]
+    found: dict[str, list[float]] = {"one layer": [], "all": []}
+    for _ in range(1 + rounds):
+        for kind, times in zip(found, (1, layers), strict=True):
+            pieces = [(first, inputs[:2]), *[(between, inputs)] * times, (last, inputs[:2])]
+            with tempfile.TemporaryDirectory() as folder:
+                compiler = NpuGraphExCompiler()
+                compiler.initialize_cache(folder)
+                start = time.process_time()
+                for number, (piece, given) in enumerate(pieces):
+                    compiler.compile(piece, given, key=str(number))
+                found[kind].append(time.process_time() - start)
+    return {kind: min(seconds[1:]) for kind, seconds in found.items()}
 
 
 def _first_call(backend: str, layers: int, *, regions: bool = False) -> float:

@@ -11,6 +11,12 @@ from torch import nn
 Inputs = tuple[torch.Tensor, ...]
 
 
+def between_layers(x: torch.Tensor, norm: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    """Map (tokens, width) to the same shape: a layer as a function of its parameters."""
+    normed = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * norm
+    return x + nn.functional.linear(nn.functional.silu(nn.functional.linear(normed, up)), down)
+
+
 class Layer(nn.Module):
     """One pre-norm feed-forward layer with three parameters: a norm weight and two projections.
 
@@ -26,8 +32,7 @@ class Layer(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map (tokens, width) to the same shape."""
-        normed = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
-        return x + self.down(nn.functional.silu(self.up(normed)))
+        return between_layers(x, self.weight, self.up.weight, self.down.weight)
 
 
 def _run(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:

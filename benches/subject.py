@@ -17,7 +17,7 @@ import npu_emulator
 npu_emulator.activate(quiet=True)
 
 import torch  # noqa: E402
-from compiling import cold_and_warm, compile_time, region_time  # noqa: E402
+from compiling import cold_and_warm, compile_time, pieces_time, region_time  # noqa: E402
 from device_calls import by_pass, device_work, modelled  # noqa: E402
 from host_calls import host_cost, recapture, session_call, unguarded_call  # noqa: E402
 from model_calls import architecture  # noqa: E402
@@ -30,6 +30,7 @@ QUESTIONS: dict[str, Callable[..., dict[str, float]]] = {
         session_call,
         compile_time,
         region_time,
+        pieces_time,
         cold_and_warm,
         device_work,
         by_pass,

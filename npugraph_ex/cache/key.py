@@ -6,6 +6,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import version
 
 import torch
@@ -36,7 +37,7 @@ def key_parts(options: Mapping[str, object] | None = None, **further: object) ->
         "npugraph_ex": __version__,
         "python": ".".join(map(str, sys.version_info[:3])),
         "torch": torch.__version__,
-        "torch_npu": version("torch_npu"),
+        "torch_npu": _torch_npu(),
         "device": torch.npu.get_device_name() if torch.npu.is_available() else "none",
         "options": _options(chosen),
         "rules": fingerprint(rules),
@@ -45,6 +46,12 @@ def key_parts(options: Mapping[str, object] | None = None, **further: object) ->
         "deterministic": str(scopes.deterministic_level()),
         **{name: fingerprint(value) for name, value in further.items()},
     }
+
+
+@cache
+def _torch_npu() -> str:
+    """The version, which is read from a file."""
+    return version("torch_npu")
 
 
 def _options(chosen: Mapping[str, object]) -> str:

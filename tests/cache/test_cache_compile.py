@@ -277,7 +277,7 @@ def test_the_key_covers_what_is_installed(name: str, monkeypatch: pytest.MonkeyP
         elif name == "torch":
             patch.setattr(torch, "__version__", "99")
         elif name == "torch_npu":
-            patch.setattr(key, "version", lambda _: "99")
+            patch.setattr(key, "_torch_npu", lambda: "99")
         elif name == "python":
             patch.setattr(sys, "version_info", (3, 99, 0, "final", 0))
         else:

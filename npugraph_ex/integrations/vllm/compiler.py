@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,20 +37,20 @@ Handle = tuple[str, str]
 """What vLLM keeps for a saved graph: its key and the path of its file."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Made:
-    """A compiled piece: its function with flat results, what was compiled for it, and the keys under which it is saved."""
+    """A compiled piece: its function with flat results, what was compiled for it, and where that is saved."""
 
     function: Callable[..., Sequence[Any]]
     compiled: list[CompiledFxGraph]
-    keys: list[str] = field(default_factory=list)
+    handle: Handle | None = None
 
 
 class NpuGraphExCompiler(_Interface):  # type: ignore[misc] # a class of vLLM's, or object
     """vLLM's compiler interface over this library.
 
     Graphs are optimised and not captured: the engine captures. A compiled graph is saved as text, and loaded in a fresh
-    process without tracing or passes. Equal pieces of a model are compiled once.
+    process without tracing or passes. Equal pieces of a model are compiled once, and share a file.
     """
 
     name = "npugraph_ex"
@@ -73,6 +73,7 @@ class NpuGraphExCompiler(_Interface):  # type: ignore[misc] # a class of vLLM's,
     def initialize_cache(self, cache_dir: str, disable_cache: bool = False, prefix: str = "") -> None:  # noqa: FBT001, FBT002 - vLLM's signature
         """Save graphs under ``cache_dir``; vLLM gives each rank a folder of its own."""
         self._directory = None if disable_cache else Path(cache_dir) / prefix
+        self._pieces.clear()  # their files lie in the folder before
 
     def compile(
         self,
@@ -104,10 +105,9 @@ class NpuGraphExCompiler(_Interface):  # type: ignore[misc] # a class of vLLM's,
             made = self._compile(graph, example_inputs)
             if piece is not None:
                 self._pieces[piece, options] = made
-        handle = self._save(made.compiled, key)
-        if handle is not None and key is not None:
-            made.keys.append(key)
-        return _structured(made.function, _structure(graph)), handle
+        if key is not None and (made.handle is None or made.handle[0] == key):
+            made.handle = self._save(made.compiled, key)
+        return _structured(made.function, _structure(graph)), None if key is None else made.handle
 
     def _compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> _Made:
         torch.npu.set_compile_mode(jit_compile=False)
@@ -117,12 +117,12 @@ class NpuGraphExCompiler(_Interface):  # type: ignore[misc] # a class of vLLM's,
         )
         made = _Made(backend(_returning_tuple(graph), example_inputs), compiled)
         for one in compiled:
-            one.changed = lambda: [self._save(compiled, key) for key in made.keys]
+            one.changed = lambda: self._save(compiled, made.handle[0]) if made.handle is not None else None
         return made
 
-    def _save(self, compiled: Sequence[CompiledFxGraph], key: str | None) -> Handle | None:
-        text = compiled[0].get_code() if len(compiled) == 1 and self._directory is not None and key else None
-        if text is None or self._directory is None or key is None:
+    def _save(self, compiled: Sequence[CompiledFxGraph], key: str) -> Handle | None:
+        text = compiled[0].get_code() if len(compiled) == 1 and self._directory is not None else None
+        if text is None or self._directory is None:
             return None
         path = self._directory / key
         try:
