@@ -56,6 +56,14 @@ def test_every_public_name_is_in_an_example(module: str) -> None:
     assert [name for name in names if name not in used] == []
 
 
+def test_every_public_module_is_looked_at() -> None:
+    """Those in the table of the page on architecture."""
+    page = (DOCS / "explanation" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.+?) \|", page.partition("## What is public\n")[2].partition("\n## ")[0], re.MULTILINE)
+    listed = re.findall(r"`([\w.]+)`", " ".join(rows))
+    assert sorted(listed) == sorted([*_MODULES, "npu_emulator", "npugraph_ex.errors"])
+
+
 def test_every_error_is_in_an_example() -> None:
     """All classes of that module are public."""
     used = {name for code in _CODE for name in re.findall(r"errors\.(\w+)", code)}
