@@ -53,7 +53,8 @@ def in_words(reason: str) -> str:
         for form, template in _FORMS
         if (found := re.match(form, first.strip()))
     )
-    notes = [f"used at {found[1]}" for text in comments if (found := re.match(r"(\S+:\d+) in ", text))]
+    # Torch cuts the beginning of a path off, so that the file's own name is all of it that is certain.
+    notes = [f"used at {found[1]}" for text in comments if (found := re.match(r"(?:\S*/)?(\S+:\d+) in ", text))]
     if "0/1 specialization" in reason:
         notes.append("torch compiles for the sizes 0 and 1 anew")
     return f"{said} ({', '.join(notes)})" if notes else said
