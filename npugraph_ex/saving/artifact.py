@@ -19,6 +19,7 @@ from npugraph_ex._version import __version__
 from npugraph_ex.config.options import Options
 from npugraph_ex.errors import SavedGraphError
 from npugraph_ex.graph import metadata
+from npugraph_ex.graph.memory.aliases import AliasFacts, mutated_inputs
 from npugraph_ex.graph.operators import learn
 from npugraph_ex.graph.undeclared import found_in
 from npugraph_ex.observe.dump import graph_source
@@ -78,6 +79,8 @@ class SavedGraph:
         mode = metadata.fake_mode_of(gm.graph)
         if mode is None:
             raise Unsaveable("the graph takes no tensor")
+        if _writes_shared_memory(gm, values):
+            raise Unsaveable("its inputs share memory and one is written")
         if not options.force_eager and any("unbacked_bindings" in node.meta for node in gm.graph.nodes):
             raise Unsaveable("sizes in the graph are known only when it runs")
         places = {value.device for value in values if isinstance(value, torch.Tensor) and value.device.type == "npu"}
@@ -183,6 +186,13 @@ class SavedGraph:
             _derive_metadata(gm, next(value.fake_mode for value in inputs if isinstance(value, FakeTensor)))
         names = [entry["name"] for entry in data["inputs"]]
         return compile_graph(gm, inputs, options, static=data["static"], names=names)
+
+
+def _writes_shared_memory(gm: fx.GraphModule, values: Sequence[Any]) -> bool:
+    """Whether an input is written in whose memory another one lies. The text says nothing of where inputs lie."""
+    keys = [_torch_private.storage_key(value) if isinstance(value, torch.Tensor) else None for value in values]
+    written = mutated_inputs(gm.graph, AliasFacts(gm.graph))
+    return any(keys.count(keys[position]) > 1 for position in written)
 
 
 def _derive_metadata(gm: fx.GraphModule, mode: FakeTensorMode) -> None:

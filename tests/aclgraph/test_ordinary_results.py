@@ -145,6 +145,22 @@ def test_how_results_lie(function: Callable[[torch.Tensor], Results], route: str
                 torch.testing.assert_close(result.cpu(), want.cpu(), rtol=0, atol=0)
 
 
+def _written_after_a_copy(x: torch.Tensor) -> Results:
+    x.add_(1)
+    own = x.clone()
+    own.view(-1, 2, 4).transpose(0, 1).zero_()
+    return (own.neg(),)
+
+
+def test_a_result_does_not_lie_as_an_argument_does() -> None:
+    """A functional copy of a part of an argument has its own memory, without what lies before that part."""
+    expected, *results = (
+        observe([], call(torch.arange(9.0, device=NPU)[1:]))
+        for call in (_written_after_a_copy, compiled(_written_after_a_copy))
+    )
+    assert visible_difference(expected, *results) is None
+
+
 def test_a_part_keeps_no_more_memory_than_in_eager_mode() -> None:
     """Of two results the caller keeps one: the other's memory is free, as it is in eager mode."""
 

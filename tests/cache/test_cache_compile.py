@@ -365,3 +365,19 @@ def test_kept_after_a_compilation_with_gradients(tmp_path: Path) -> None:
     torch.compile(torch.sin, backend="npugraph_ex")(torch.ones(4, device="npu"))
     cached_models.check(cache_compile(model.forward, cache_dir=tmp_path), model, 4)
     assert len(list(tmp_path.glob(f"*{SUFFIX}"))) == 1
+
+
+def test_a_view_of_an_argument_is_one_in_inference_mode(tmp_path: Path) -> None:
+    """The captures that read a file work in the mode of the call; a view of an argument shares its version counter."""
+    for _ in range(2):  # which compiles, and which reads the file
+        torch._dynamo.reset()
+        x = torch.ones(4, 4, device="npu")
+        with torch.inference_mode():
+            result = cache_compile(_lower_half, cache_dir=tmp_path)(x)
+        result.add_(1)
+        assert result._base is x
+        assert x._version == 1
+
+
+def _lower_half(x: torch.Tensor) -> torch.Tensor:
+    return x[2:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -34,9 +35,21 @@ def _windows_with_gaps(x: torch.Tensor) -> torch.Tensor:
     return y
 
 
+@torch.compiler.nested_compile_region
+def _region(x: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    own = x * 1
+    own[None].expand(1, -1, -1).fill_(-torch.inf)
+    return own
+
+
+def _in_a_region(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return _region(x), _region(x)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("program", [_batch_of_one, _broadcast, _windows, _windows_with_gaps])
-def test_values_are_those_of_eager_mode(program: Callable[..., torch.Tensor], *, dynamic: bool) -> None:
+@pytest.mark.parametrize("program", [_batch_of_one, _broadcast, _windows, _windows_with_gaps, _in_a_region])
+def test_values_are_those_of_eager_mode(program: Callable[..., Any], *, dynamic: bool) -> None:
     """Also where old and new elements are infinite, and between windows; for inputs in the middle of their storage, too."""
     inputs = torch.full((6, 8), -torch.inf), torch.arange(48.0).view(6, 8) / 7, torch.arange(49.0)[1:].view(6, 8)
     check(program, [(value.to(NPU),) for value in inputs], dynamic=dynamic)

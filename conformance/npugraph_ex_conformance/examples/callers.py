@@ -5,7 +5,7 @@ that stay (some get other memory, by `x.data = y`), that begin elsewhere in one 
 results as tensors, as views or as their storages alone, writes into what it keeps, and drops some of it. After each step
 everything that both sides keep is compared.
 Some callers call in inference mode, and some in turns with and without it. Some programs write a value through a view of it.
-Some callers press Ctrl-C in a call, whose results nobody gets, and go on.
+Some callers press Ctrl-C in a call, whose results nobody gets, and go on. Some call what was saved and loaded again.
 Every third caller has an emulated device that runs queued work in a random order.
 """
 
@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -25,8 +26,9 @@ from torch._dynamo.exc import UncapturedHigherOrderOpError
 import npu_emulator
 import npugraph_ex
 from npugraph_ex.errors import SessionError
+from npugraph_ex.frontend.entry.compiler import CompiledFxArtifacts, CompiledFxGraph
 from npugraph_ex.graph.memory.aliases import AliasFacts, mutated_inputs
-from npugraph_ex.inference import session
+from npugraph_ex.inference import cache_compile, session
 from npugraph_ex.testing.generator.choices import Choices, Sampled
 from npugraph_ex.testing.generator.inputs import Input, alias_of, make_inputs, size_of
 from npugraph_ex.testing.generator.program import Program, Ref, Step
@@ -41,11 +43,13 @@ _Function = Callable[..., Any]
 _CALLS = 16
 """Enough that inputs which stay are read in place, and then move."""
 _FROM_THE_STORAGE, _INTO_THE_STORAGE, _THROUGH_DYNAMO, _SESSION, _REGIONS, _THROUGH_A_VIEW = 35, 75, 40, 30, 40, 50
+_SAVED, _KEPT = 30, 20
 _ONE_MEMORY, _WRITTEN, _DROPPED, _FORGOTTEN = 80, 30, 35, 5
 """Chances in percent: that a program also reads an input's storage from its first element, and that it writes there, too; of
 `torch.compile`, of a session in its place, or else of a function that calls the program twice as a nested compile region; that
-the program writes a value through a view; that two arguments share memory unknown to the graph; between two calls, that
-something kept is written, that each kept thing is dropped, that all captures are dropped."""
+the program writes a value through a view; that a graph is saved and loaded, and that a compilation is kept in a folder and
+found there; that two arguments share memory unknown to the graph; between two calls, that something kept is written, that each
+kept thing is dropped, that all captures are dropped."""
 _OPTIONS: tuple[Mapping[str, Any], ...] = (
     {}, {}, {"clone_output": True}, {"stable_inputs_in_place": False}, {"capture_limit": 2}, {"frozen_parameter": True},
 )  # fmt: skip
@@ -329,6 +333,9 @@ def _sides(choices: Choices, program: Program) -> tuple[_Caller, _Caller]:
     torch.compiler.reset()
     if choices.chance(_THROUGH_DYNAMO):
         compiled = torch.compile(function, backend="npugraph_ex", options=options, fullgraph=True)
+        if choices.chance(_KEPT):
+            compiled = _kept_by_another_process(function, program, options)
+            return _Caller(function, True, False, twins), _Caller(compiled, True, False, twins)
         session_instead, in_a_session = choices.chance(_SESSION), False
         if not session_instead and not twins and choices.chance(_REGIONS):
             function, compiled = _in_regions(function, program, options) or (function, compiled)
@@ -344,10 +351,30 @@ def _sides(choices: Choices, program: Program) -> tuple[_Caller, _Caller]:
     if program.functional and choices.chance(_ONE_MEMORY):
         twins |= _readers_of_written_memory(traced.graph, program, twins)
     captured = npugraph_ex.compile_fx(tracing.copy_of(traced), None, options)
+    if choices.chance(_SAVED):
+        captured = _loaded(captured)
     # A trace makes a copy of a dropout in eval mode, which in eager mode is its argument itself.
     copied = any(step.operator == "aten.dropout.default" for step in program.steps)
     eager = traced if program.functional or copied else function
     return _Caller(eager, False, False, twins), _Caller(captured, False, False, twins)
+
+
+def _kept_by_another_process(function: _Function, program: Program, options: Mapping[str, Any]) -> _Function:
+    """The function as `cache_compile` finds it in a folder; compiled anew where it cannot be kept."""
+    with TemporaryDirectory() as folder:
+        keep = partial(cache_compile, options=options, cache_dir=folder, dynamic=program.dynamic or None)
+        examples = make_inputs(program.inputs, sizes=program.sizes[0])
+        keep(function)(*examples)
+        torch.compiler.reset()
+        found: _Function = keep(function)
+        found(*make_inputs(program.inputs, sizes=program.sizes[0]))  # which reads the file
+    return found
+
+
+def _loaded(captured: CompiledFxGraph) -> CompiledFxGraph:
+    """The graph as another process loads it; the graph itself if it cannot be saved."""
+    text = captured.get_code(guarded=True)
+    return captured if text is None else CompiledFxGraph.load_artifacts(CompiledFxArtifacts(py_code=text))
 
 
 def _in_regions(function: _Function, program: Program, options: dict[str, Any]) -> tuple[_Function, _Function] | None:

@@ -8,13 +8,11 @@ windows' elements, so what lies between the windows becomes 0. Here the same vie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from npugraph_ex.frontend.upstream_repairs.layouts import may_write
 from npugraph_ex.frontend.upstream_repairs.repair import Repair
@@ -28,25 +26,40 @@ REPAIR = Repair(
 )
 
 _aten = torch.ops.aten
-_MAKERS = frozenset({"expand", "expand_as", "broadcast_to", "broadcast_tensors", "unfold"})
-_OVERLOADS = frozenset({_aten.expand.default, _aten.unfold.default})
+_OVERLOADS = {_aten.expand.default: "expand", _aten.unfold.default: "unfold"}
 
 
-class OtherViews(TorchDispatchMode):
-    """During AOT's trace, makes `expand` and `unfold` under this mode by views through which writes are right."""
+def _expand(x: torch.Tensor, *sizes: Any, size: Any = None, implicit: bool = False) -> torch.Tensor:
+    wanted = size if size is not None else sizes[0] if len(sizes) == 1 and isinstance(sizes[0], Sequence) else sizes
+    return (
+        _with_leading_ones(x, wanted)
+        if _repeats_nothing(x, wanted)
+        else _aten.expand.default(x, wanted, implicit=implicit)
+    )
 
-    supports_higher_order_operators = True
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Run one operator, or what makes the same view."""
-        del types
-        if func is _aten.expand.default and _repeats_nothing(*args[:2]):
-            return _with_leading_ones(*args[:2])
-        if func is _aten.unfold.default and args[0].dim() and _has_no_overlap(*args):
-            return _windows(*args)
-        return func(*args, **(kwargs or {}))
+def _expand_as(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return _expand(x, other.shape)
+
+
+def _broadcast_tensors(*tensors: Any) -> list[torch.Tensor]:
+    given = tensors if isinstance(tensors[0], torch.Tensor) else tensors[0]
+    return [_expand_as(tensor, wide) for tensor, wide in zip(given, torch.broadcast_tensors(*given), strict=True)]
+
+
+def _unfold(x: torch.Tensor, dimension: int, size: int, step: int) -> torch.Tensor:
+    apart = x.dim() and _has_no_overlap(size, step)
+    return _windows(x, dimension, size, step) if apart else _aten.unfold.default(x, dimension, size, step)
+
+
+# They stand for functions of torch, not for operators under a mode: a region's functionalization comes before any mode.
+_INSTEAD: dict[str, Callable[..., Any]] = {
+    "expand": _expand,
+    "expand_as": _expand_as,
+    "broadcast_to": _expand,
+    "broadcast_tensors": _broadcast_tensors,
+    "unfold": _unfold,
+}
 
 
 def _repeats_nothing(x: torch.Tensor, size: Sequence[Any]) -> bool:
@@ -62,9 +75,8 @@ def _with_leading_ones(x: torch.Tensor, size: Sequence[Any]) -> torch.Tensor:
     return view
 
 
-def _has_no_overlap(x: torch.Tensor, dim: int, size: int, step: int) -> bool:
+def _has_no_overlap(size: int, step: int) -> bool:
     """Whether no element is in two windows; torch refuses to trace a write through a view that has such elements."""
-    del x, dim
     return isinstance(size, int) and isinstance(step, int) and 0 < size <= step
 
 
@@ -86,27 +98,20 @@ def _windows(x: torch.Tensor, dim: int, size: int, step: int) -> torch.Tensor:
 
 
 def remake(gm: fx.GraphModule) -> None:
-    """Run the calls of a Dynamo graph that make such views under `OtherViews`, in graphs that may write; edits them in place."""
+    """Replace the calls of a Dynamo graph that make such views, in graphs that may write; edits them in place."""
     for graph in all_graphs(gm.graph):
-        makers = [node for node in graph.nodes if _makes(node)] if any(map(may_write, graph.nodes)) else []
+        makers = [node for node in graph.nodes if _kind(node)] if any(map(may_write, graph.nodes)) else []
         for node in makers:
-            method = node.op == "call_method"
-            node.target = _remaking(getattr(torch.Tensor, str(node.target)) if method else node.target)
-            node.op = "call_function"
+            node.target, node.op = _INSTEAD[_kind(node)], "call_function"
+            node.kwargs = {{"input": "x", "self": "x"}.get(name, name): value for name, value in node.kwargs.items()}
         if makers and graph.owning_module is not None:
             graph.owning_module.recompile()
 
 
-def _makes(node: fx.Node) -> bool:
+def _kind(node: fx.Node) -> str:
+    """The name of the function that makes such a view; empty for another node."""
     if node.op == "call_method":
-        return str(node.target) in _MAKERS
-    return node.op == "call_function" and (node.target in _OVERLOADS or getattr(node.target, "__name__", "") in _MAKERS)
-
-
-def _remaking(function: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(function)  # so that the graph's code can be printed
-    def remaking(*args: Any, **kwargs: Any) -> Any:
-        with OtherViews():  # type: ignore[no-untyped-call]  # torch left its constructor untyped
-            return function(*args, **kwargs)
-
-    return remaking
+        name = str(node.target)
+    else:
+        name = _OVERLOADS.get(node.target, getattr(node.target, "__name__", "")) if node.op == "call_function" else ""
+    return name if name in _INSTEAD else ""
