@@ -362,7 +362,7 @@ def _sides(choices: Choices, program: Program) -> tuple[_Caller, _Caller]:
 def _kept_by_another_process(function: _Function, program: Program, options: Mapping[str, Any]) -> _Function:
     """The function as `cache_compile` finds it in a folder; compiled anew where it cannot be kept."""
     with TemporaryDirectory() as folder:
-        keep = partial(cache_compile, options=options, cache_dir=folder, dynamic=program.dynamic or None)
+        keep = partial(cache_compile, options=options, cache_dir=folder, dynamic=program.dynamic)
         examples = make_inputs(program.inputs, sizes=program.sizes[0])
         keep(function)(*examples)
         torch.compiler.reset()
@@ -371,9 +371,9 @@ def _kept_by_another_process(function: _Function, program: Program, options: Map
     return found
 
 
-def _loaded(captured: CompiledFxGraph) -> CompiledFxGraph:
+def _loaded(captured: _Function) -> _Function:
     """The graph as another process loads it; the graph itself if it cannot be saved."""
-    text = captured.get_code(guarded=True)
+    text = captured.get_code(guarded=True) if isinstance(captured, CompiledFxGraph) else None
     return captured if text is None else CompiledFxGraph.load_artifacts(CompiledFxArtifacts(py_code=text))
 
 

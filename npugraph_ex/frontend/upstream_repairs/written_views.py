@@ -26,7 +26,7 @@ REPAIR = Repair(
 )
 
 _aten = torch.ops.aten
-_OVERLOADS = {_aten.expand.default: "expand", _aten.unfold.default: "unfold"}
+_OVERLOADS: dict[Any, str] = {_aten.expand.default: "expand", _aten.unfold.default: "unfold"}
 
 
 def _expand(x: torch.Tensor, *sizes: Any, size: Any = None, implicit: bool = False) -> torch.Tensor:
