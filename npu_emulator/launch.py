@@ -320,11 +320,12 @@ class Launcher:
                 )
                 return INVALID_ADDRESS
             queued.frees = frees
+        postponed = self._interrupts.postpone()
         # A replay may run inside the caller's autograd, autocast or dispatch mode, none of which applies on a device.
         try:
             with _disable_current_modes(), counted(self.products, key):
                 queued.state.run(queued.body)
-        except KeyboardInterrupt:  # from the program's own handler
+        except KeyboardInterrupt:  # from a handler of another signal
             self.runtime.interrupt()
             return 0
         except BaseException as error:  # noqa: BLE001 - no exception may unwind through the runtime's C++ frames
@@ -332,6 +333,9 @@ class Launcher:
             if not isinstance(error, Exception):
                 traceback.print_exc()
             return _KERNEL_FAILED
+        finally:
+            if postponed:
+                self._interrupts.resume()
         return 0
 
     def wait(self, device: int, what: str, *, computes: bool = False) -> None:
