@@ -39,10 +39,17 @@ def _gelu(x: torch.Tensor, *, approximate: str = "none") -> torch.Tensor:
     return torch.where(x == math.inf, x, torch.nn.functional.gelu(x, approximate=approximate))
 
 
+def _qr(matrix: torch.Tensor, mode: str = "reduced", **out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The CPU asks whether `R` shares the storage in which it factors; all views of a device's memory share one."""
+    q, r = torch.linalg.qr(matrix, mode)
+    return out["Q"].copy_(q), out["R"].copy_(r)
+
+
 CORRECTED: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
         "aten::gelu": _gelu,
         "aten::gelu_": lambda x, **how: x.copy_(_gelu(x, **how)),
+        "aten::linalg_qr.out": _qr,
         "aten::_embedding_bag": _completed(torch.ops.aten._embedding_bag.default),  # noqa: SLF001 - an operator's name
         "aten::_embedding_bag_forward_only": _completed(torch.ops.aten._embedding_bag_forward_only.default),  # noqa: SLF001
     }

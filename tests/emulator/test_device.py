@@ -205,3 +205,14 @@ def test_an_interrupt_where_an_operator_begins_leaves_the_device_free(monkeypatc
     with pytest.raises(KeyboardInterrupt):
         x + 1
     assert (x + 1).tolist() == [2, 2, 2]
+
+
+def test_factors_are_written_into_out_of_columns() -> None:
+    """As the CPU returns them; `R` had its old contents there, because all views of the device's memory share a storage."""
+    matrix = torch.randn(4, 4)
+    expected = torch.linalg.qr(matrix)
+    out = [torch.ones_like(factor).npu() for factor in expected]
+    assert out[1].stride() == (1, 4)
+    torch.linalg.qr(matrix.npu(), out=tuple(out))
+    for factor, found in zip(expected, out, strict=True):
+        torch.testing.assert_close(found.cpu(), factor, rtol=0, atol=0)

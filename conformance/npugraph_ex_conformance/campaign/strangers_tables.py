@@ -9,10 +9,43 @@ import json
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 _USES = ("forward", "generate", "train")
+_KNOWN = Path(__file__).with_name("strangers_known.toml")
+
+
+@dataclass(frozen=True)
+class StrangersDifference:
+    """An entry of the file of known differences.
+
+    Attributes:
+        names: operators, or architectures.
+        text: what the difference says of itself, in part.
+        reason: one sentence.
+        link: of the report or of the code; empty where there is none.
+    """
+
+    names: tuple[str, ...]
+    text: str
+    reason: str
+    link: str = ""
+
+    def explains(self, row: dict[str, Any]) -> bool:
+        """Whether a row differs in this way."""
+        return _differs(row) and _name(row) in self.names and self.text in _text(row)
+
+
+def known_differences() -> list[StrangersDifference]:
+    """The entries of the file, in its order."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib  # the extra `conformance` brings it
+    entries = tomllib.loads(_KNOWN.read_text(encoding="utf-8"))["difference"]
+    return [StrangersDifference(tuple(entry.pop("names")), **entry) for entry in entries]
 
 
 def operator_rows(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -28,17 +61,26 @@ def operator_rows(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield f"| {name} | {count.total()} | {states} |"
 
 
-def difference_rows(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """The differences from eager mode that `aot_eager` has, too, and those that it does not have; the operators of each."""
-    named: dict[str, set[str]] = defaultdict(set)
-    for row in rows:
-        if _state(row) in {"upstream", "wrong"}:
-            text = row["message"] or row["value"]["upstream"][0]
-            named[f"{'' if row['message'] else '`aot_eager`, too: '}{_kind(text)}"].add(row["label"].split()[0])
-    yield "| difference | operators |"
-    yield "|---|---|"
-    for kind, names in sorted(named.items()):
-        yield f"| {kind} | {', '.join(sorted(names))} |"
+def difference_rows(rows: Sequence[dict[str, Any]], known: Sequence[StrangersDifference]) -> Iterator[str]:
+    """The differences from eager mode, each with the file's reason and its operators or architectures."""
+    named: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for row in filter(_differs, rows):
+        whose = "wrong" if row["message"] else "`aot_eager`, too"
+        of = next((entry for entry in known if entry.explains(row)), None)
+        why = f"{of.reason} {of.link}".strip() if of else f"**not explained**: {_kind(_text(row))}"
+        named[whose, why].add(_name(row))
+    yield "| whose | difference | operators or architectures |"
+    yield "|---|---|---|"
+    for (whose, why), names in sorted(named.items()):
+        yield f"| {whose} | {why} | {', '.join(sorted(names))} |"
+
+
+def stale(rows: Sequence[dict[str, Any]], known: Sequence[StrangersDifference]) -> Iterator[str]:
+    """What the file of known differences names although it ran and none of its rows differs so."""
+    ran = {_name(row) for row in rows}
+    for entry in known:
+        shown = {_name(row) for row in rows if entry.explains(row)}
+        yield from (f"{name}: {entry.text}" for name in entry.names if name in ran and name not in shown)
 
 
 def architecture_rows(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -62,6 +104,19 @@ def _state(row: dict[str, Any]) -> str:
     return "upstream" if row["value"]["upstream"] else "equal"
 
 
+def _differs(row: dict[str, Any]) -> bool:
+    return _state(row) in {"upstream", "wrong"}
+
+
+def _text(row: dict[str, Any]) -> str:
+    return str(row["message"] or row["value"]["upstream"][0])
+
+
+def _name(row: dict[str, Any]) -> str:
+    """The operator, or the architecture."""
+    return str(row["label"].rpartition(": ")[0] or row["label"].split()[0])
+
+
 def _kind(text: str) -> str:
     """A difference without its numbers and beyond its first line."""
     return "".join("N" if letter.isdigit() else letter for letter in text.splitlines()[0])[:100].replace("|", "/")
@@ -75,9 +130,12 @@ def main(results: str, page: str) -> None:
     rows = {kind: [row for row in answers if row.get("kind") == kind] for kind in ("opinfo", "architectures")}
     for row in (row for of_kind in rows.values() for row in of_kind):
         row.setdefault("message", "")
+    known, every = known_differences(), [*rows["opinfo"], *rows["architectures"]]
+    for entry in stale(every, known):
+        sys.stderr.write(f"stale: {entry}\n")
     tables = {
         "operators": operator_rows(rows["opinfo"]),
-        "differences": difference_rows(rows["opinfo"]),
+        "differences": difference_rows(every, known),
         "architectures": architecture_rows(rows["architectures"]),
     }
     path = Path(page)
