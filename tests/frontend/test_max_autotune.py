@@ -94,10 +94,10 @@ def test_an_option_that_torchair_does_not_have(torchair: Any) -> None:
     ],
 )
 def test_where_it_cannot_run(spoil: Any, said: str, torchair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One sentence that says why and what to do; it comes when the backend is made."""
+    """One sentence that says why and what to do, when a graph is compiled: SGLang makes backends that nothing uses."""
     spoil(monkeypatch)
     with pytest.raises(OptionNotAvailableError, match=f"max-autotune.*{said}.*Leave the mode out"):
-        get_npu_backend(compiler_config=_config())
+        get_npu_backend(compiler_config=_config())(torch.fx.symbolic_trace(torch.nn.ReLU()), [torch.ones(1)])
 
 
 def test_an_aot_graph_is_none_for_it() -> None:

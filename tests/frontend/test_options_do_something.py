@@ -30,8 +30,11 @@ def test_mode() -> None:
     """Both names of this backend capture; TorchAir's third is handed over or refused, not run as if it were one of them."""
     for mode in ("npugraph_ex", "reduce-overhead"):
         assert told(chain, *fresh(2), mode=mode).graph.fate == "captured"
-    with pytest.raises(NotImplementedError, match="max-autotune"):
-        compiled(chain, mode="max-autotune")
+    with pytest.raises(
+        torch._dynamo.exc.BackendCompilerFailed, match="mode 'max-autotune' passes the graph to"
+    ) as refused:
+        compiled(chain, mode="max-autotune")(*fresh(1)[0])
+    assert isinstance(refused.value.inner_exception, NotImplementedError)
 
 
 @pytest.mark.parametrize("given", [[], ["force_eager"], [("force_eager", True)]])

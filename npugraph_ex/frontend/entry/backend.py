@@ -57,7 +57,7 @@ def get_npu_backend(
             f"{custom_decompositions!r} ({type(custom_decompositions).__name__})"
         )
     decompositions = dict(custom_decompositions or {})
-    if config.mode == ge.MODE:
+    if config.mode == ge.MODE and ge.why_not() is None:
         return ge.backend(config, decompositions)
 
     @with_address()
