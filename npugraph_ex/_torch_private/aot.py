@@ -32,10 +32,10 @@ def aot_backend(**arguments: Any) -> Callable[[fx.GraphModule, Sequence[Any]], C
 
 
 def graph_breaks() -> Iterable[str]:
-    """The reasons of all graph breaks that Dynamo has counted in this process."""
+    """The reasons of all graph breaks that Dynamo has counted in this process, and why it compiles a function no more."""
     from torch._dynamo.utils import counters
 
-    return counters["graph_break"]
+    return [*counters["graph_break"], *(reason for reason in counters["unimplemented"] if "recompile limit" in reason)]
 
 
 def recompile_reason() -> str:

@@ -151,6 +151,18 @@ def test_graph_breaks_are_told() -> None:
     assert any("graph_break" in reason for reason in explanation.breaks)
 
 
+def test_a_function_that_is_compiled_no_more_is_told() -> None:
+    """Behind Dynamo's limit calls run in eager mode: no graph would show it."""
+    fast = torch.compile(lambda x, n: x * n, backend="npugraph_ex", dynamic=False)
+    watch = Watch()
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for number in (2, 3):
+            fast(_device(3), number)
+    explanation = watch.explanation()
+    assert (len(explanation.graphs), len(explanation.breaks)) == (1, 1)
+    assert "recompile limit exceeded" in str(explanation)
+
+
 def test_it_is_frozen_and_has_two_faces() -> None:
     """The value cannot be changed; text and JSON tell the same numbers."""
     explanation = npugraph_ex.explain(lambda x: x.relu() + 1, _device(3))
