@@ -178,6 +178,7 @@ def _environment(cache: Path) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CACHE_ROOT": str(cache),
         "HF_HUB_OFFLINE": "1",
+        "TRITON_INTERPRET": "1",
         "PYTHONUNBUFFERED": "1",
     }
 

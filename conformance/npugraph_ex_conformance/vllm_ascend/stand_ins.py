@@ -1,7 +1,9 @@
-"""What stands for the Triton kernels of the client, because Triton is not installed: the same values, by torch operators."""
+"""What stands for the Triton kernels of the client, which have no driver here: Triton's interpreter or torch operators."""
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,11 +45,24 @@ class _SlotMapping:
         return run
 
 
+def _slot_mapping(module: Any) -> Any:
+    """The kernel itself in Triton's interpreter if Triton is installed, which vLLM does not use without a driver."""
+    if find_spec("triton") is None:
+        return _SlotMapping()
+    triton: Any = import_module("triton")
+    module.tl = import_module("triton.language")
+    return triton.jit(module._compute_slot_mapping_kernel)
+
+
 def replace_triton_kernels() -> None:
-    """Give vLLM its kernel of slots, and define the fused operator that the client defines where Triton is."""
+    """Give vLLM its kernel of slots, and define the fused operator that the client defines where Triton is.
+
+    Triton's interpreter computes no bfloat16 and lacks three functions of the fused kernel; so that has its record everywhere.
+    """
     from vllm.v1.worker import block_table
 
-    block_table._compute_slot_mapping_kernel = _SlotMapping()
+    slots = block_table._compute_slot_mapping_kernel = _slot_mapping(block_table)
+    print(f"{FUSED} by its record; vLLM's kernel of slots by {type(slots).__module__}", flush=True)
     record: Any = npugraph_ex_autoload.KERNELS[FUSED]  # also where the bundled backend has the name
     library = torch.library.Library("vllm", "FRAGMENT")
     library.define(f"qkv_rmsnorm_rope{record.schema}")
