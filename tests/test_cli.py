@@ -423,7 +423,7 @@ def test_advice_without_a_device_gets_the_hint_too(
     for variable in ("argv", "path"):
         monkeypatch.setattr(sys, variable, list(getattr(sys, variable)))
 
-    def lacking() -> None:
+    def lacking(**_: object) -> None:
         raise RuntimeError("libhccl.so: cannot open shared object file")
 
     monkeypatch.setattr("npugraph_ex.commands.advise.advising", lacking)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from npugraph_ex.frontend.entry.advice import Advice
     from npugraph_ex.graph.launches import Launched
     from npugraph_ex.report.passes import PassReport
+    from npugraph_ex.testing.discovery import Discovery
 
 _DESCRIPTION = """\
 Run a script, then say what in its compiled graphs could be fused and is not: the line of the model, kernels and modelled time
@@ -31,6 +32,7 @@ examples:
   npugraph-ex advise --emulate script.py
   npugraph-ex advise --emulate --html advice.html script.py
   npugraph-ex advise --emulate --json script.py > advice.json
+  npugraph-ex advise --emulate --discover found_rules.py script.py
 
 Call the model under torch.no_grad() or torch.inference_mode(): of a graph that is trained no weights are joined, for a joined
 weight would not follow a step. Each graph is compiled twice.
@@ -55,6 +57,10 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         description=_DESCRIPTION,
     )  # fmt: skip
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write it as a page")
+    parser.add_argument(
+        "--discover", type=Path, metavar="FILE",
+        help="also search the records of all operators for what no rule knows (minutes), and write it as rules for `validate`",
+    )  # fmt: skip
     parser.add_argument("--emulate", action="store_true", help="on an emulated NPU")
     return parser
 
@@ -64,7 +70,7 @@ def advised(arguments: argparse.Namespace, out: TextIO) -> Iterator[None]:
     """Watch what the block compiles; at its end, even after an error, print the advice."""
     found = Advised()
     try:
-        with advising() as found:
+        with advising(discovering=arguments.discover is not None) as found:
             yield
     finally:
         page = _page(Path(arguments.script).name, found)
@@ -77,20 +83,26 @@ def advised(arguments: argparse.Namespace, out: TextIO) -> Iterator[None]:
         if arguments.html is not None:
             arguments.html.write_text(page.html(), encoding="utf-8")
             sys.stderr.write(f"written: {arguments.html}\n")
+        if arguments.discover is not None:
+            from npugraph_ex.testing.discovered_rules import module_of
+
+            arguments.discover.write_text(module_of(found.rules), encoding="utf-8")
+            sys.stderr.write(f"written: {arguments.discover}, {counted(len(found.rules), 'rule')}\n")
 
 
 @dataclass
 class Advised:
-    """How many graphs a block compiled, how many of these have a backward, and the advice on all."""
+    """How many graphs a block compiled, how many of these have a backward, the advice on all, and rules that were found."""
 
     graphs: int = 0
     trained: int = 0
     advice: list[Advice] = field(default_factory=list)
+    rules: list[Discovery] = field(default_factory=list)
 
 
 @contextmanager
-def advising() -> Iterator[Advised]:
-    """Collect advice on each graph that the block compiles."""
+def advising(*, discovering: bool = False) -> Iterator[Advised]:
+    """Collect advice on each graph that the block compiles; ``discovering``: and rules, from the operators' records."""
     from torch import fx
 
     from npugraph_ex import npu_fx_compiler
@@ -110,6 +122,10 @@ def advising() -> Iterator[Advised]:
             made: PassReport = original(copied, example_inputs, again)
             return made
 
+        if discovering and not compilation.trained:
+            from npugraph_ex.testing.discovery import discover
+
+            found.rules += discover(traced)
         found.graphs += 1
         found.trained += compilation.trained
         found.advice += advice_on(

@@ -189,7 +189,7 @@ def give_advice(arguments: argparse.Namespace, choice: str) -> int:
     """Run a script and say what could be fused in its models."""
     if choice == "bundled":
         raise UsageError(f"advise watches this library, and {_SWITCH}=bundled asks for torch_npu's; unset it")
-    _check_files(("--html", arguments.html))
+    _check_files(("--html", arguments.html), ("--discover", arguments.discover))
     return _watched(arguments, choice, partial(advise.advised, arguments, sys.stdout))
 
 

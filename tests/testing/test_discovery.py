@@ -1,0 +1,127 @@
+"""Hand-written rules are found again from the records of their operators alone, and what is printed of them fuses."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch_npu
+from fx_helpers import aot_graph
+from torch.nn import functional
+
+import npugraph_ex
+from npugraph_ex.testing import discovery
+from npugraph_ex.testing.discovered_rules import module_of
+
+WIDE, ROWS, HEADS = (3, 8), (8,), (2, 3, 2, 8)
+
+
+def norm(x: Any, w: Any) -> Any:
+    """As Llama has it."""
+    wide = x.float()
+    return w * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+
+
+def gemma_norm(x: Any, w: Any) -> Any:
+    """With a weight that counts from one."""
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * (1.0 + w.float())).type_as(x)
+
+
+def norm_of_a_sum(x: Any, y: Any, w: Any) -> Any:
+    """Both are results."""
+    total = x + y
+    return torch_npu.npu_rms_norm(total, w)[0], total
+
+
+def layer_norm_of_a_sum(x: Any, y: Any, w: Any, b: Any) -> Any:
+    """Likewise."""
+    total = x + y
+    return functional.layer_norm(total, ROWS, w, b, 1e-5), total
+
+
+def rotary(x: Any, cos: Any, sin: Any) -> Any:
+    """Of halves."""
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat((-second, first), -1) * sin
+
+
+def fast_gelu(x: Any) -> Any:
+    """By a sigmoid."""
+    return x * torch.sigmoid(1.702 * x)
+
+
+def swiglu(x: Any) -> Any:
+    """Of halves."""
+    gate, up = x.chunk(2, -1)
+    return functional.silu(gate) * up
+
+
+def group_norm_silu(x: Any, w: Any, b: Any) -> Any:
+    """Of two groups."""
+    return functional.silu(functional.group_norm(x, 2, w, b, 1e-5))
+
+
+def router(x: Any) -> Any:
+    """As Qwen2-MoE has it."""
+    weights, experts = functional.softmax(x, dim=-1, dtype=torch.float).topk(2)
+    return weights.type_as(x), experts
+
+
+RULES: dict[Callable[..., Any], tuple[str, str, tuple[tuple[int, ...], ...]]] = {
+    norm: ("lift_rms_norm", "npu_rms_norm", (WIDE, ROWS)),
+    gemma_norm: ("lift_rms_norm", "npu_gemma_rms_norm", (WIDE, ROWS)),
+    norm_of_a_sum: ("lift_add_rms_norm", "npu_add_rms_norm", (WIDE, WIDE, ROWS)),
+    layer_norm_of_a_sum: ("lift_add_layer_norm", "npu_add_layer_norm", (WIDE, WIDE, ROWS, ROWS)),
+    rotary: ("lift_rotary", "npu_rotary_mul", (HEADS, (2, 3, 1, 8), (2, 3, 1, 8))),
+    fast_gelu: ("lift_activation", "npu_fast_gelu", (WIDE,)),
+    swiglu: ("lift_swiglu", "npu_swiglu", (WIDE,)),
+    group_norm_silu: ("lift_group_norm_silu", "npu_group_norm_silu", ((2, 4, 3), (4,), (4,))),
+    router: ("lift_gating", "npu_moe_gating_top_k_softmax_v2", (WIDE,)),
+}
+"""The rule that a person wrote, and its operator."""
+
+
+def found_in(function: Callable[..., Any], *operators: str) -> tuple[list[discovery.Discovery], list[torch.Tensor]]:
+    """What the records bring, all of them if none is named."""
+    generator = torch.Generator().manual_seed(1)
+    inputs = [torch.randn(shape, generator=generator).half().npu() for shape in RULES[function][2]]
+    return discovery.discover(aot_graph(function, *inputs), operators), inputs
+
+
+@pytest.mark.parametrize("function", RULES, ids=lambda function: RULES[function][0] + "-" + function.__name__)
+def test_hand_written_rules_are_found_again(function: Callable[..., Any]) -> None:
+    """From the records alone: no rule is read."""
+    found, _ = found_in(function)
+    assert f"npu::{RULES[function][1]}" in [one.operator for one in found]
+    assert all(one.saves.kernels > 0 for one in found)
+
+
+def test_what_is_written_fuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module registers rules, which fuse in the model and keep its values."""
+    (found,), inputs = found_in(norm, "npu::npu_rms_norm")
+    (tmp_path / "discovered_here.py").write_text(module_of([found]))
+    monkeypatch.syspath_prepend(tmp_path)
+    registered = []
+    original = npugraph_ex.register_replacement
+    monkeypatch.setattr(npugraph_ex, "register_replacement", lambda *given: registered.append(original(*given)))
+    __import__("discovered_here")
+    sys.modules.pop("discovered_here")
+    torch._dynamo.reset()
+    with registered[0], torch.no_grad():
+        result = torch.compile(norm, backend="npugraph_ex")(*inputs)
+        report = npugraph_ex.last_report()
+    assert report is not None
+    report.require(1, registered[0].name)
+    torch.testing.assert_close(result, norm(*inputs), rtol=2e-3, atol=1e-6)
+
+
+def test_a_wrong_candidate_is_left_to_the_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal values on one input are not enough: where every fingerprint fits, only the right operator is found."""
+    monkeypatch.setattr(discovery, "_equal", lambda result, value: getattr(result, "shape", 0) == value.shape)
+    found, _ = found_in(swiglu, "npu::npu_swiglu", "npu::npu_geglu", "npu::npu_fast_gelu", "npu::npu_silu")
+    assert {one.operator for one in found} == {"npu::npu_swiglu"}
