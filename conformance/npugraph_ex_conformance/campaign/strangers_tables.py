@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,12 @@ def known_differences() -> list[StrangersDifference]:
         import tomli as tomllib  # the extra `conformance` brings it
     entries = tomllib.loads(_KNOWN.read_text(encoding="utf-8"))["difference"]
     return [StrangersDifference(tuple(entry.pop("names")), **entry) for entry in entries]
+
+
+def done_line(plan: Mapping[str, int], rows: Mapping[str, Sequence[dict[str, Any]]], torch: str) -> str:
+    """How much of the campaign has an answer."""
+    parts = [f"{len(rows[kind])} of {plan[kind]} items of `{kind}`" for kind in rows if kind in plan]
+    return f"With torch {torch} {' and '.join(parts)} have an answer; the campaign goes on with `--resume`."
 
 
 def operator_rows(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -130,11 +136,13 @@ def main(results: str, page: str) -> None:
     rows = {kind: [row for row in answers if row.get("kind") == kind] for kind in ("opinfo", "architectures")}
     for row in (row for of_kind in rows.values() for row in of_kind):
         row.setdefault("message", "")
+        row.setdefault("label", f"item-{row.get('number', 0)} unknown static")  # it ended before it had a name
     known, every = known_differences(), [*rows["opinfo"], *rows["architectures"]]
     for entry in stale(every, known):
         sys.stderr.write(f"stale: {entry}\n")
-    tables = {
-        "operators": operator_rows(rows["opinfo"]),
+    done = done_line(answers[0]["plan"], rows, answers[0]["settings"]["torch"])
+    tables: dict[str, Iterable[str]] = {
+        "operators": [done, "", *operator_rows(rows["opinfo"])],
         "differences": difference_rows(every, known),
         "architectures": architecture_rows(rows["architectures"]),
     }
