@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import fx
 
+from npugraph_ex.lifting import terms
 from npugraph_ex.testing.mutation import Mutant
 from npugraph_ex_conformance.mutants._patches import answering
 
@@ -33,9 +34,12 @@ def _from_the_end(original: Any) -> Any:
     return lambda dim, _: dim == -1
 
 
-def _one_group(original: Any) -> Any:
-    groups = original.__globals__["_Groups"]
-    return lambda _ranked, _choice: groups()
+def _on_the_right(original: Any) -> Any:
+    def bias(node: fx.Node, scores: fx.Node) -> fx.Node | None:
+        found: fx.Node | None = original(node, scores)
+        return found if found is not None and terms.core(terms.core(node).args[0]) is scores else None  # type: ignore[arg-type]
+
+    return bias
 
 
 MUTANTS = (
@@ -60,8 +64,8 @@ MUTANTS = (
         "npugraph_ex.lifting.forms.gating:_is_last", _from_the_end, "spellings",
     ),
     Mutant(
-        "lifting-chooses-in-one-group", "experts are chosen in the groups that are kept",
-        "npugraph_ex.lifting.forms.sigmoid_gating:_groups", _one_group, "spellings",
+        "lifting-adds-on-the-right", "a bias is found on either side of the sum",
+        "npugraph_ex.lifting.forms.sigmoid_gating:_bias", _on_the_right, "spellings",
     ),
     Mutant(
         "lifting-believes-rounded-bits", "an exact operator has eager mode's bits before it rounds, too",
