@@ -52,13 +52,13 @@ _PASSES = (
 _STREAMS = (("streams", 120), ("forms", 12), ("parts", 12), ("events", 60))
 TARGETS: Mapping[str, MutationTarget] = MappingProxyType(
     {
-        "passes": MutationTarget(("npugraph_ex.passes",), 180, _PASSES),
-        "matcher": MutationTarget(("npugraph_ex.fusion",), 180, _FUSION),
-        "graph facts": MutationTarget(("npugraph_ex.graph",), 180, _PASSES),
-        "streams": MutationTarget(("npugraph_ex.stream_check",), 120, _STREAMS),
-        "capture": MutationTarget(("npugraph_ex.aclgraph",), 220, _CAPTURE),
         "saving": MutationTarget(("npugraph_ex.saving",), 80, (("cache", 12),)),
         "lifting": MutationTarget(("npugraph_ex.lifting",), 100, (("spellings", 120),)),
+        "matcher": MutationTarget(("npugraph_ex.fusion",), 180, _FUSION),
+        "streams": MutationTarget(("npugraph_ex.stream_check",), 120, _STREAMS),
+        "passes": MutationTarget(("npugraph_ex.passes",), 180, _PASSES),
+        "graph facts": MutationTarget(("npugraph_ex.graph",), 180, _PASSES),
+        "capture": MutationTarget(("npugraph_ex.aclgraph",), 220, _CAPTURE),
         "emulator": MutationTarget(("npu_emulator",), 100, (("fidelity", 157), ("replays", 30))),
     }
 )
@@ -68,9 +68,9 @@ _LEFT_OUT = tuple(f"npu_emulator.{name}" for name in ("__main__", "kernels", "co
 
 @cache
 def all_sites() -> tuple[tuple[str, FaultSite], ...]:
-    """Every fault that is looked for, with its part; in an order by chance, so that the first hundred say something of all."""
-    every = [(part, site) for part, target in TARGETS.items() for site in chosen(_modules(part), target.count)]
-    return tuple(sorted(every, key=lambda pair: by_chance(pair[1])))
+    """Every fault that is looked for, with its part: part by part, because each costs a trace; in a part by chance."""
+    every = [(part, sorted(chosen(_modules(part), target.count), key=by_chance)) for part, target in TARGETS.items()]
+    return tuple((part, site) for part, of_part in every for site in of_part)
 
 
 @cache
@@ -83,16 +83,17 @@ def _modules(part: str) -> list[str]:
 def _opened(settings: CampaignSettings) -> Callable[[int], ItemAnswer]:
     sites = all_sites()
     opened: dict[str, Callable[[int], ItemAnswer]] = {}
-    reach: dict[str, Reach] = {}
+    reach: dict[tuple[tuple[str, int], ...], Reach] = {}
 
     def look(number: int) -> ItemAnswer:
         part, site = sites[number]
-        for kind, _ in TARGETS[part].kinds:
+        kinds = TARGETS[part].kinds
+        for kind, _ in kinds:
             if kind not in opened:
                 opened[kind] = _opened_kind(kind, settings)
-        if part not in reach:
-            reach[part] = _reach(part, opened)
-        examples = reach[part].of(site)
+        if kinds not in reach:
+            reach[kinds] = _reach(kinds, opened)
+        examples = reach[kinds].of(site)
         value = {"part": part, "by": "", "examples": len(examples)}
         if not examples:
             return ItemAnswer("no example runs it", label=site.name, value=value)
@@ -106,22 +107,24 @@ def _opened(settings: CampaignSettings) -> Callable[[int], ItemAnswer]:
     return look
 
 
-def _reach(part: str, opened: Mapping[str, Callable[[int], ItemAnswer]]) -> Reach:
-    """Who runs which line of a part: its examples run once, under a tracer, in a fork. One that fails there looks for no fault.
+def _reach(kinds: tuple[tuple[str, int], ...], opened: Mapping[str, Callable[[int], ItemAnswer]]) -> Reach:
+    """Who runs which line of the parts with these examples: they run once, traced, in a fork. One that fails looks for no fault.
 
     Raises:
         RuntimeError: the fork ended without an answer.
     """
-    examples = [(kind, number) for kind, count in TARGETS[part].kinds for number in range(count)]
+    examples = [(kind, number) for kind, count in kinds for number in range(count)]
+    parts = [part for part, target in TARGETS.items() if target.kinds == kinds]
+    modules = [module for part in parts for module in _modules(part)]
 
     def trace() -> str:
-        return json.dumps(traced(_modules(part), examples, lambda example: _message(example, opened)))
+        return json.dumps(traced(modules, examples, lambda example: _message(example, opened)))
 
     said = _forked(trace, _TRACING)
     try:
         right, lines = json.loads(said)
     except ValueError:
-        raise RuntimeError(f"the examples of {part} could not be traced: {said[:500]}") from None
+        raise RuntimeError(f"the examples of {', '.join(parts)} could not be traced: {said[:500]}") from None
     whole = {module: {int(line): who for line, who in of.items()} for module, of in lines.items()}
     return Reach([(kind, number) for kind, number in right], whole)
 
