@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from npugraph_ex.commands.campaign import _plan
 from npugraph_ex.errors import UsageError
 from npugraph_ex.testing import mutant
 from npugraph_ex.testing.generator.client_operators import client_operators
-from npugraph_ex_conformance.campaign import strangers, strangers_tables, summary, warm
+from npugraph_ex_conformance.campaign import architecture_checks, strangers, strangers_tables, summary, warm
 from npugraph_ex_conformance.campaign.architecture_checks import ArchitectureCase, check_architecture
 from npugraph_ex_conformance.campaign.items import CampaignSettings, ItemAnswer
 from npugraph_ex_conformance.campaign.kinds import KINDS
@@ -243,6 +244,19 @@ def test_an_architecture_is_compared(
     assert _kinds(found) == ([message] if message else upstream)
     assert len(ARCHITECTURES) >= 40
     assert check_architecture(CampaignSettings(), ArchitectureCase("DistilBERT", "generate")).skipped
+
+
+def test_tokens_of_a_lifted_decoder_may_differ_where_nobody_can_tell() -> None:
+    """Another token is a fault where eager mode's logit is far above the next, and none where its error reaches that far."""
+    eager = architecture_checks.generated("GPT-2", None)
+    lifted = SimpleNamespace(sequences=eager.sequences.clone())
+    assert architecture_checks.otherwise("GPT-2", eager, lifted) == ""
+    first = lifted.sequences.shape[1] - len(eager.logits)
+    best, second = eager.logits[0][0].topk(2).indices.tolist()
+    lifted.sequences[0, first] = second
+    assert f"token {first} is {second}, in eager mode {best}" in architecture_checks.otherwise("GPT-2", eager, lifted)
+    eager.logits[0][0, second] = eager.logits[0][0, best] - 1e-3
+    assert architecture_checks.otherwise("GPT-2", eager, lifted) == ""
 
 
 def test_known_differences_explain_rows_and_go_stale() -> None:

@@ -1,4 +1,8 @@
-"""Architectures of transformers as a kind of items: calls, generated text and steps of training, compiled against eager mode."""
+"""Architectures of transformers as a kind of items: calls, generated text and steps of training, compiled against eager mode.
+
+Text that a lifted decoder generates is compared by tokens: they may differ only where eager mode's two largest logits are nearer
+to each other than its own distance from float64 allows to tell.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,11 @@ from npugraph_ex_conformance.campaign.strangers import unlike
 from npugraph_ex_conformance.models.architectures import ARCHITECTURES, DecodeStep, drawn, make
 
 _CALLS, _NEW_TOKENS, _STEPS = 3, 6, 2
+LIFTED = "generate lifted"
 
 
 class ArchitectureCase(NamedTuple):
-    """One item: an architecture, and what is done with it: "forward", "generate" or "train"."""
+    """One item: an architecture, and what is done with it: "forward", "generate", "train" or "generate lifted"."""
 
     architecture: str
     use: str
@@ -23,12 +28,14 @@ class ArchitectureCase(NamedTuple):
 
 def architecture_cases(_settings: CampaignSettings) -> list[ArchitectureCase]:
     """Every architecture in each of its uses."""
-    return [ArchitectureCase(name, use) for name in ARCHITECTURES for use in _USES]
+    return [ArchitectureCase(name, use) for name in ARCHITECTURES for use in (*_USES, LIFTED)]
 
 
 def check_architecture(_settings: CampaignSettings, case: ArchitectureCase) -> ItemAnswer:
     """The results and what was written: those of eager mode to the bit, or else those of `aot_eager`."""
     label = f"{case.architecture}: {case.use}"
+    if case.use == LIFTED:
+        return _check_lifted_generation(case.architecture, label)
     run = _USES[case.use]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -66,6 +73,52 @@ def _generate(name: str, backend: str | None) -> Any:
     if backend:
         inner.forward = torch.compile(inner.forward, backend=backend)
     return inner.generate(inputs[0], max_new_tokens=_NEW_TOKENS, do_sample=False)
+
+
+def _check_lifted_generation(name: str, label: str) -> ItemAnswer:
+    """Tokens of a float16 decoder with ``lift="judged"`` beside eager mode's."""
+    eager = generated(name, None)
+    if eager is None:
+        return ItemAnswer(label=label, skipped="the architecture has no such use")
+    lifted = generated(name, {"lift": "judged"})
+    torch._dynamo.reset()
+    assert lifted is not None
+    return ItemAnswer(otherwise(name, eager, lifted), features=[f"ran {label}"], label=label, value={"upstream": []})
+
+
+def generated(name: str, options: dict[str, Any] | None) -> Any:
+    """What `generate` answers, with the logits of each step; compiled where there are options, None where it cannot generate."""
+    torch._dynamo.reset()
+    model, inputs = make(name, torch.float16, "npu")
+    inner: Any = model.model
+    if isinstance(model, DecodeStep) or not inner.can_generate():
+        return None
+    if options is not None:
+        inner.forward = torch.compile(inner.forward, backend="npugraph_ex", options=options)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        return inner.generate(
+            inputs[0], max_new_tokens=_NEW_TOKENS, do_sample=False, output_logits=True, return_dict_in_generate=True
+        )
+
+
+def otherwise(name: str, eager: Any, lifted: Any) -> str:
+    """The first step at which the tokens differ though eager mode's error does not reach from the largest logit to the next."""
+    tokens, others = eager.sequences.cpu(), lifted.sequences.cpu()
+    if torch.equal(tokens, others):
+        return ""
+    first = int((tokens != others)[0].nonzero()[0])
+    logits = eager.logits[first - (tokens.shape[1] - len(eager.logits))][0].cpu().double()
+    model, _ = make(name, torch.float64, "cpu")
+    with torch.no_grad():
+        truth = model.model(input_ids=tokens[:, :first], use_cache=False).logits[0, -1]
+    gap, noise = float(logits.topk(2)[0].diff().abs()), 2 * float((logits - truth).abs().max())
+    said = f"token {first} is {int(others[0, first])}, in eager mode {int(tokens[0, first])}"
+    return (
+        f"{said}: its logit is {gap:.3g} above the next, and eager mode's error at most {noise / 2:.3g}"
+        if gap > noise
+        else ""
+    )
 
 
 def _train(name: str, backend: str | None) -> Any:
