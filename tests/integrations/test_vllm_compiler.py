@@ -237,6 +237,28 @@ def test_equal_pieces_are_compiled_once(other: str | None, compiler: NpuGraphExC
             torch.testing.assert_close(have, want, rtol=0, atol=0)
 
 
+def test_the_shared_file_is_written_again(compiler: NpuGraphExCompiler) -> None:
+    """A piece that ran finds that an operator returns its argument undeclared: the file of all equal pieces says so."""
+    library = torch.library.Library("quiet_piece", "DEF")
+    library.define("same(Tensor x) -> Tensor")
+    library.impl("same", lambda x: x, "PrivateUse1")
+    torch.library.register_fake("quiet_piece::same", torch.empty_like, lib=library)
+
+    def model(x: torch.Tensor, residual: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+        return torch.ops.quiet_piece.same(x) + residual * cache[0:1]
+
+    graph, given = _piece(model)
+    with torch.no_grad():
+        compiled = [compiler.compile(graph, given, {}, None, key) for key in ("first", "second")]
+        function, handle = compiled[1]
+        assert handle is not None
+        assert handle == compiled[0][1]
+        before = Path(handle[1]).read_text()
+        for call in (function, function, compiler.load(handle, graph, given, 0, None)):
+            torch.testing.assert_close(call(*given), given[0] + given[1] * given[2][0:1], rtol=0, atol=0)
+        assert Path(handle[1]).read_text() != before
+
+
 @pytest.mark.parametrize(
     ("plugins", "chosen"),
     [(None, False), ("npugraph_ex,ascend_model", True), ("npugraph_ex,ascend", False), ("ascend_model", False)],
