@@ -508,3 +508,41 @@ ROTARY_SPECS = ((2, 3, HEADS, 16), (2, 3, 1, 16), (2, 3, 1, 16))
 ATTENTION_SPECS = ((2, 5, HEADS, 16), (2, 5, 2, 16), (2, 5, 2, 16), (2, 1, 5, 5))
 SPELLED_SPECS = ((2, HEADS, 5, 16), (2, HEADS, 5, 16), (2, HEADS, 5, 16), (2, HEADS, 5, 5))
 ACTIVATION_SPECS = ((4, 6, WIDTH),)
+
+
+def loss_of_a_language_model(x: Any, y: Any) -> Any:
+    """As `transformers` has it."""
+    return functional.cross_entropy(x.float(), y.argmax(-1), ignore_index=3)
+
+
+def loss_of_each_row(x: Any, y: Any) -> Any:
+    return functional.nll_loss(functional.log_softmax(x, -1), y.argmax(-1), reduction="none")
+
+
+def loss_with_a_weight(x: Any, y: Any) -> Any:
+    return functional.cross_entropy(x, y.argmax(-1), y[0].abs(), reduction="sum")
+
+
+LOSS_SPECS = ((6, 16), (6, 16))
+LOSSES: dict[Callable[..., Any], str] = {
+    loss_of_a_language_model: "_to_copy argmax npu_cross_entropy_loss", loss_of_each_row: "argmax npu_cross_entropy_loss",
+    loss_with_a_weight: "argmax abs npu_cross_entropy_loss",
+}  # fmt: skip
+
+
+def logarithm_by_itself(x: Any, y: Any) -> Any:
+    return functional.nll_loss(torch.log(torch.softmax(x, -1)), y.argmax(-1))
+
+
+def softmax_over_the_rows(x: Any, y: Any) -> Any:
+    return functional.nll_loss(torch.log_softmax(x, 0), y.argmax(-1))
+
+
+def weight_in_another_dtype(x: Any, y: Any) -> Any:
+    return functional.nll_loss(torch.log_softmax(x.float(), -1).to(x.dtype), y.argmax(-1), y[0].abs())
+
+
+NOT_LOSSES: dict[Callable[..., Any], str] = {
+    logarithm_by_itself: "no logarithm of a softmax", softmax_over_the_rows: "not over the second",
+    weight_in_another_dtype: "logits, weight and loss are",
+}  # fmt: skip

@@ -259,6 +259,21 @@ def _sigmoid_router(draw: random.Random, rows: int | str, wrong: bool) -> Spelli
     return Spelling("lift_sigmoid_gating", tuple(lines), ((rows, experts), (experts,)), miss, alone=True)
 
 
+def _loss(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """Classes come from another input, and one of them may be ignored."""
+    classes, ignored = draw.choice((4, 8)), draw.choice((-100, 1))
+    miss = draw.choice(("over", "logarithm")) if wrong else ""
+    reduction = draw.choice(("mean", "sum", "none"))
+    rest = f"x1.argmax(-1), reduction='{reduction}', ignore_index={ignored}"
+    logits = draw.choice(("x0.float()", "x0"))
+    softmax = "torch.log_softmax(logits, 0)" if miss == "over" else "torch.log_softmax(logits, -1)"
+    spelled = "torch.softmax(logits, -1).log()" if miss == "logarithm" else softmax
+    ends = [f"torch.nn.functional.nll_loss({spelled}, {rest})"]
+    ends += [] if miss else [f"torch.nn.functional.cross_entropy(logits, {rest})"]
+    shapes: tuple[tuple[int | str, ...], ...] = ((rows, classes), (rows, classes))
+    return Spelling("lift_cross_entropy", (f"logits = {logits}", draw.choice(ends)), shapes, miss)
+
+
 def _mask(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     """What is wrong is a value of x0 in the mask. It is another one in each call; the numbers before it are still constant."""
     width = draw.choice((8, 16))
@@ -290,6 +305,7 @@ _FORMS = (
     _sigmoid_router,
     _group_norm,
     _mask,
+    _loss,
 )
 
 

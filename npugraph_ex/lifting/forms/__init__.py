@@ -6,6 +6,7 @@ from npugraph_ex.lifting.forms import (
     activation,
     add_norm,
     attention,
+    cross_entropy,
     gating,
     group_norm_silu,
     rms_norm,
@@ -29,4 +30,5 @@ FORMS: tuple[Form, ...] = (
     gating.FORM,
     sigmoid_gating.FORM,
     group_norm_silu.FORM,
+    cross_entropy.FORM,
 )
