@@ -56,7 +56,7 @@ def done_line(plan: Mapping[str, int], rows: Mapping[str, Sequence[dict[str, Any
 
 def operator_rows(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """A row a dtype: how many cases are equal to eager mode, or to torch's plain backend, or are refused, or differ."""
-    yield "| dtype | cases | equal to eager mode | equal to `aot_eager` alone | refused by eager mode | wrong |"
+    yield "| dtype | cases | equal to eager mode | equal to `aot_eager` alone | refused by eager mode | differs otherwise |"
     yield "|---|---|---|---|---|---|"
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for row in rows:
@@ -71,7 +71,7 @@ def difference_rows(rows: Sequence[dict[str, Any]], known: Sequence[StrangersDif
     """The differences from eager mode, each with the file's reason and its operators or architectures."""
     named: dict[tuple[str, str], set[str]] = defaultdict(set)
     for row in filter(_differs, rows):
-        whose = "wrong" if row["message"] else "`aot_eager`, too"
+        whose = "not `aot_eager`" if row["message"] else "`aot_eager`, too"
         of = next((entry for entry in known if entry.explains(row)), None)
         why = f"{of.reason} {of.link}".strip() if of else f"**not explained**: {_kind(_text(row))}"
         named[whose, why].add(_name(row))
