@@ -89,7 +89,7 @@ def discover(gm: fx.GraphModule, operators: Sequence[str] = ()) -> list[Discover
     with trials.on_real_values():
         records = [record for name, record in OPERATORS.items() if not operators or name in operators]
         examples = [one for record in records for one in _examples(record)]
-        search = _Search(gm, examples)
+        search = _PartSearch(gm, examples)
         found: dict[str, Discovery] = {}
         for node in gm.graph.nodes:
             for one in search.ending_with(node):
@@ -128,7 +128,7 @@ def _parameters(record: Operator) -> list[Any]:
 
 
 @dataclass
-class _Search:
+class _PartSearch:
     """The graph with its values, and what was computed of them already."""
 
     gm: fx.GraphModule
@@ -179,7 +179,7 @@ class _Search:
                     results = pytree.tree_leaves(example.record.formula(**given, **numbers))  # type: ignore[misc]
                 places = [at for at, one in enumerate(results or ()) if _equal(one, self.values[node])]
                 for place in places:  # of equal results one has the right dtype
-                    made = self._judged(_Call(example, order, numbers, results, place), node)
+                    made = self._judged(_CandidateCall(example, order, numbers, results, place), node)
                     if made is not None:
                         return made
         return None
@@ -197,7 +197,7 @@ class _Search:
             for (at, left), (other, right) in itertools.combinations(enumerate(tensors), 2)
         )
 
-    def _judged(self, call: _Call, node: fx.Node) -> Discovery | None:
+    def _judged(self, call: _CandidateCall, node: fx.Node) -> Discovery | None:
         """The candidate with all its results that the graph uses, if it saves kernels and the judge admits it."""
         outputs, places = [node], [call.place]
         inside = Subgraph.of(Proposal(call.order, (node,), ()))
@@ -240,7 +240,7 @@ class _Search:
 
 
 @dataclass(frozen=True)
-class _Call:
+class _CandidateCall:
     """A call of an operator on nodes, its results in float64, and which of these was looked for."""
 
     example: _Example

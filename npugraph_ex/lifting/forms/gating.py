@@ -87,7 +87,7 @@ def _under_softmax(node: fx.Node) -> fx.Node | None:
 
 
 @dataclass(frozen=True)
-class Share:
+class ChosenShare:
     """``scale * of / (sum(of) + epsilon)`` over the last dimension."""
 
     of: fx.Node
@@ -95,7 +95,7 @@ class Share:
     epsilon: float
 
 
-def share_of(node: fx.Node) -> Share | None:
+def share_of(node: fx.Node) -> ChosenShare | None:
     """``node`` as a share; None where it is none."""
     parts = terms.product(node)
     if len(parts.factors) != 1 or len(parts.divisors) != 1:
@@ -105,7 +105,7 @@ def share_of(node: fx.Node) -> Share | None:
     if total is None or values is None or total.dims != (values.dim() - 1,):
         return None
     same = terms.core(total.of) is terms.core(parts.factors[0])
-    return Share(parts.factors[0], parts.scale, epsilon) if same else None
+    return ChosenShare(parts.factors[0], parts.scale, epsilon) if same else None
 
 
 def cast(emit: Emit, operand: fx.Node, to: torch.dtype) -> fx.Node:

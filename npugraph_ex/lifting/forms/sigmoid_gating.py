@@ -31,7 +31,7 @@ _TWO = 2
 
 
 @dataclass(frozen=True)
-class _Groups:
+class _ExpertGroups:
     """How many there are, how many stay, and whether two experts stand for one (1) or the best alone (0)."""
 
     count: int = 1
@@ -39,7 +39,7 @@ class _Groups:
     mode: int = 0
 
 
-def _groups(ranked: fx.Node, choice: fx.Node) -> _Groups | Unlike:
+def _groups(ranked: fx.Node, choice: fx.Node) -> _ExpertGroups | Unlike:
     """Between what is ranked and the choice of all experts, which it is a masked copy of."""
     if not terms.calls(ranked, _aten.masked_fill.Scalar, _aten.where.self, _aten.masked_fill.Tensor):
         return Unlike(ranked, f"experts are ranked by {ranked.name}, which is no sum of the sigmoid and a bias")
@@ -54,7 +54,7 @@ def _groups(ranked: fx.Node, choice: fx.Node) -> _Groups | Unlike:
         of_two = largest is not None and largest.target is getitem and terms.arguments(largest.args[0])["k"] == _TWO  # type: ignore[arg-type]
         of_one = terms.calls(summed, _aten.amax.default) or (summed.target is getitem and summed.args[1] == 0)
         if values is not None and isinstance(values.shape[-1], int) and (of_two or of_one):
-            return _Groups(values.shape[-1], kept, int(of_two))
+            return _ExpertGroups(values.shape[-1], kept, int(of_two))
     return Unlike(ranked, "no choice of groups is known that makes this mask")
 
 
@@ -76,7 +76,7 @@ class _Numbers:
     """What the operator is called with."""
 
     k: int
-    groups: _Groups
+    groups: _ExpertGroups
     factor: float
     epsilon: float
     dtype: torch.dtype
@@ -119,7 +119,7 @@ class _SigmoidGating:
         if not terms.calls(scores, _aten.sigmoid.default):
             return None
         x, choice = terms.core(scores.args[0]), terms.core(chosen.ranked)  # type: ignore[arg-type]
-        groups: _Groups | Unlike = _Groups()
+        groups: _ExpertGroups | Unlike = _ExpertGroups()
         added = _bias(choice, scores)
         if added is None and choice is not scores:
             choice = next(
