@@ -4,12 +4,15 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -31,11 +34,31 @@ def aot_backend(**arguments: Any) -> Callable[[fx.GraphModule, Sequence[Any]], C
     return backend
 
 
-def graph_breaks() -> Iterable[str]:
-    """The reasons of all graph breaks that Dynamo has counted in this process, and why it compiles a function no more."""
-    from torch._dynamo.utils import counters
+def graph_breaks() -> Counter[str]:
+    """How often each graph break happened in this process, with the line of the user's code, or a function was left out.
 
-    return [*counters["graph_break"], *(reason for reason in counters["unimplemented"] if "recompile limit" in reason)]
+    Dynamo lists where it ended a graph. It only counts the reasons for which it compiles a function no more, or leaves out one
+    that breaks in a loop; other reasons in that count are of attempts that went on.
+    """
+    from torch._dynamo.utils import counters, graph_break_reasons
+
+    ended = (
+        f"{_user_line(found.user_stack)}: {found.reason.replace('generic_jump', _JUMP, 1)}"
+        for found in graph_break_reasons
+    )
+    left = {reason: times for reason, times in counters["unimplemented"].items() if _LEFT.search(reason)}
+    return Counter(ended) + Counter(left)
+
+
+_JUMP = "Data-dependent branching: a condition needs the value of a tensor\n  Developer debug context: generic_jump"
+_LEFT = re.compile("recompile limit|graph break in loop")
+
+
+def _user_line(stack: Sequence[traceback.FrameSummary]) -> str:
+    """``file:line`` of the innermost frame that is not torch's own, or of the innermost one."""
+    own = f"{Path(torch.__file__).parent}{os.sep}"
+    frames = [frame for frame in stack if not frame.filename.startswith(own)] or stack
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "a line that torch does not know"
 
 
 def recompile_reason() -> str:

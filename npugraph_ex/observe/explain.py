@@ -177,7 +177,8 @@ class Explanation:
 
     Attributes:
         graphs: one entry for each compiled graph.
-        breaks: why Dynamo split the program into several graphs, or compiles a function no more, in its own words.
+        breaks: why Dynamo split the program into several graphs, each with ``file:line``, or compiles a function no more, in
+            its own words.
         peak_bytes: the most that tensors took at once on the current device, by `torch.npu.max_memory_allocated`; None
             where no device was used.
     """

@@ -138,17 +138,28 @@ def test_it_says_which_option_keeps_it_from_capture() -> None:
     assert entry.graph.options == (("force_eager", "True"),)
 
 
-def test_graph_breaks_are_told() -> None:
-    """A program in two graphs says so, with Dynamo's reason."""
+def test_graph_breaks_are_told_with_their_lines() -> None:
+    """Dynamo's reason and the line of the user's code: of a call, also in a function of another, and of a branch on values."""
 
-    def broken(x: torch.Tensor) -> torch.Tensor:
-        y = x + 1
+    def says(y: torch.Tensor) -> torch.Tensor:
         torch._dynamo.graph_break(msg="a line of the test's own")
         return y * 2
 
-    explanation = npugraph_ex.explain(broken, _device(3))
-    assert len(explanation.graphs) == 2
-    assert any("graph_break" in reason for reason in explanation.breaks)
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        y = says(x + 1)
+        if y.sum() > 3:
+            y = y - 1
+        return y.relu()
+
+    explanation, again = (npugraph_ex.explain(broken, torch.ones(3, device="npu")) for _ in range(2))
+    assert again.breaks == explanation.breaks
+    lines = (says.__code__.co_firstlineno + 1, broken.__code__.co_firstlineno + 2)
+    assert [reason.splitlines()[0] for reason in explanation.breaks] == [
+        f"{__file__}:{lines[0]}: Call to `torch._dynamo.graph_break()`",
+        f"{__file__}:{lines[1]}: Data-dependent branching: a condition needs the value of a tensor",
+    ]
+    assert json.loads(explanation.to_json())["breaks"] == list(explanation.breaks)
+    assert all(reason in str(explanation) for reason in explanation.breaks)
 
 
 def test_a_function_that_is_compiled_no_more_is_told() -> None:

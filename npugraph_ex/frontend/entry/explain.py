@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,16 +25,15 @@ class Watch:
 
     def __init__(self, *, from_start: bool = False) -> None:
         self._graphs, self._captures = (0, 0) if from_start else (graphs_so_far(), captures_so_far())
-        self._breaks = set() if from_start else set(_torch_private.graph_breaks())
+        self._breaks = Counter[str]() if from_start else _torch_private.graph_breaks()
 
     def explanation(self) -> Explanation:
         """What happened so far."""
-        breaks = tuple(str(reason) for reason in _torch_private.graph_breaks() if reason not in self._breaks)
         return collect(
             graphs_after=self._graphs,
             captures_after=self._captures,
             pools=pool_bytes(),
-            breaks=breaks,
+            breaks=tuple(_torch_private.graph_breaks() - self._breaks),
             peak=peak_bytes(),
         )
 
