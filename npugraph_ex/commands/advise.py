@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from npugraph_ex._plurals import counted
+from npugraph_ex.commands.terminal import progress
 
 if TYPE_CHECKING:
     from torch import fx
@@ -70,7 +71,7 @@ def advised(arguments: argparse.Namespace, out: TextIO) -> Iterator[None]:
     """Watch what the block compiles; at its end, even after an error, print the advice."""
     found = Advised()
     try:
-        with advising(discovering=arguments.discover is not None) as found:
+        with advising(discovering=arguments.discover is not None, quiet=arguments.quiet) as found:
             yield
     finally:
         page = _page(Path(arguments.script).name, found)
@@ -84,10 +85,11 @@ def advised(arguments: argparse.Namespace, out: TextIO) -> Iterator[None]:
             arguments.html.write_text(page.html(), encoding="utf-8")
             sys.stderr.write(f"written: {arguments.html}\n")
         if arguments.discover is not None:
-            from npugraph_ex.testing.discovered_rules import module_of
+            from npugraph_ex.testing.discovered_rules import distinct, module_of
 
-            arguments.discover.write_text(module_of(found.rules), encoding="utf-8")
-            sys.stderr.write(f"written: {arguments.discover}, {counted(len(found.rules), 'rule')}\n")
+            rules = distinct(found.rules)
+            arguments.discover.write_text(module_of(rules), encoding="utf-8")
+            sys.stderr.write(f"written: {arguments.discover}, {counted(len(rules), 'rule')}\n")
 
 
 @dataclass
@@ -101,8 +103,11 @@ class Advised:
 
 
 @contextmanager
-def advising(*, discovering: bool = False) -> Iterator[Advised]:
-    """Collect advice on each graph that the block compiles; ``discovering``: and rules, from the operators' records."""
+def advising(*, discovering: bool = False, quiet: bool = True) -> Iterator[Advised]:
+    """Collect advice on each graph that the block compiles; ``discovering``: and rules, from the operators' records.
+
+    Both are there as soon as they are found. Unless ``quiet``, stderr tells how far a search for rules is.
+    """
     from torch import fx
 
     from npugraph_ex import npu_fx_compiler
@@ -113,7 +118,7 @@ def advising(*, discovering: bool = False) -> Iterator[Advised]:
     original = npu_fx_compiler._optimize_fx  # noqa: SLF001 - the name by which clients see each graph
 
     def optimise(gm: fx.GraphModule, example_inputs: Sequence[Any], compilation: Any) -> PassReport:
-        traced = fx.GraphModule(gm, copy.deepcopy(gm.graph))
+        traced, searched = (fx.GraphModule(gm, copy.deepcopy(gm.graph)) for _ in range(2))
         number = graphs.graphs_so_far() + 1
         report: PassReport = original(gm, example_inputs, compilation)
 
@@ -122,15 +127,22 @@ def advising(*, discovering: bool = False) -> Iterator[Advised]:
             made: PassReport = original(copied, example_inputs, again)
             return made
 
-        if discovering and not compilation.trained:
-            from npugraph_ex.testing.discovery import discover
-
-            found.rules += discover(traced)
         found.graphs += 1
         found.trained += compilation.trained
         found.advice += advice_on(
             number, traced, compilation.options, report, compiled, names=compilation.names, trained=compilation.trained
         )
+        if discovering and not compilation.trained:  # last, for it takes minutes, in which somebody may stop it
+            from npugraph_ex.testing.discovery import discover
+
+            with progress(None, quiet=quiet) as bar:
+                discover(
+                    searched,
+                    on_found=found.rules.append,
+                    reached=lambda done, of: bar(
+                        done, f"nodes of graph {number}, {counted(len(found.rules), 'rule')}", of
+                    ),
+                )
         return report
 
     npu_fx_compiler._optimize_fx = optimise  # noqa: SLF001

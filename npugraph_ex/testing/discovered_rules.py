@@ -10,12 +10,17 @@ from torch import fx
 from npugraph_ex.testing.discovery import Discovery
 
 
-def module_of(found: Sequence[Discovery]) -> str:
-    """A module that registers a replacement for each part, by its first operator; `npugraph-ex validate` takes it."""
+def distinct(found: Sequence[Discovery]) -> list[Discovery]:
+    """Each part once, whatever graphs and layers it stands in, with the operator that saves the most kernels."""
     parts: dict[str, Discovery] = {}
-    for one in found:
+    for one in sorted(found, key=lambda one: -one.saves.kernels):
         parts.setdefault(_function("part", one.spelled), one)
-    return "\n\n\n".join([_HEAD, *(_registered(number, one) for number, one in enumerate(parts.values(), 1))]) + "\n"
+    return list(parts.values())
+
+
+def module_of(found: Sequence[Discovery]) -> str:
+    """A module that registers a replacement for each part; `npugraph-ex validate` takes it."""
+    return "\n\n\n".join([_HEAD, *(_registered(number, one) for number, one in enumerate(found, 1))]) + "\n"
 
 
 _HEAD = '''"""Rules that `npugraph-ex advise --discover` found. Next: `npugraph-ex validate` with this file."""

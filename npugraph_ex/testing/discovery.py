@@ -12,7 +12,7 @@ neither in the lines nor in the record's examples.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import getitem
@@ -72,12 +72,20 @@ class _Example:
     others: dict[str, Any]
 
 
-def discover(gm: fx.GraphModule, operators: Sequence[str] = ()) -> list[Discovery]:
+def discover(
+    gm: fx.GraphModule,
+    operators: Sequence[str] = (),
+    *,
+    on_found: Callable[[Discovery], object] = lambda _: None,
+    reached: Callable[[int, int], object] = lambda _, __: None,
+) -> list[Discovery]:
     """The parts of ``gm`` that equal an operator and launch more kernels, the most kernels first, alike ones once.
 
     Args:
         gm: an AOT inference graph of known sizes with fake tensors in ``meta["val"]``; is not edited.
         operators: names of records, as in ``"npu::npu_rms_norm"``; all when empty.
+        on_found: takes each part at once, for who may stop the search.
+        reached: takes after how many of how many nodes the search is.
 
     Returns:
         Of overlapping parts that become the same operator, the one that saves the most.
@@ -91,9 +99,13 @@ def discover(gm: fx.GraphModule, operators: Sequence[str] = ()) -> list[Discover
         examples = [one for record in records for one in _examples(record)]
         search = _PartSearch(gm, examples)
         found: dict[str, Discovery] = {}
-        for node in gm.graph.nodes:
+        for count, node in enumerate(gm.graph.nodes, 1):
             for one in search.ending_with(node):
-                found.setdefault(_text(one.spelled) + _text(one.fused), one)
+                text = _text(one.spelled) + _text(one.fused)
+                if text not in found:
+                    found[text] = one
+                    on_found(one)
+            reached(count, len(gm.graph.nodes))
     return sorted(found.values(), key=lambda one: -one.saves.kernels)
 
 
@@ -344,7 +356,8 @@ def _alone(part: Subgraph) -> fx.Graph:
     """A copy of the part by itself."""
     graph = fx.Graph()
     twins = {node: graph.placeholder(f"input_{position}") for position, node in enumerate(part.inputs)}
-    for node in part.nodes:
-        twins[node] = graph.node_copy(node, twins.__getitem__)
+    for node in part.nodes:  # named anew: two parts that are alike have one text
+        args, kwargs = fx.map_arg((node.args, node.kwargs), twins.__getitem__)
+        twins[node] = graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
     graph.output(tuple(twins[node] for node in part.outputs))
     return graph

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from fx_helpers import aot_graph
 from torch.nn import functional
 
 import npugraph_ex
+from npugraph_ex.cli import main
 from npugraph_ex.testing import discovery
 from npugraph_ex.testing.discovered_rules import module_of
 
@@ -118,6 +120,50 @@ def test_what_is_written_fuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert report is not None
     report.require(1, registered[0].name)
     torch.testing.assert_close(result, norm(*inputs), rtol=2e-3, atol=1e-6)
+
+
+TWO_LAYERS = """
+import torch
+from torch import nn
+
+class Layer(nn.Module):
+    def forward(self, x, w):
+        wide = x.float()
+        return w * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+
+with torch.no_grad():
+    first, second = Layer(), Layer()
+    both = torch.compile(lambda x, w: second(first(x, w).tanh(), w), backend="npugraph_ex")
+    both(torch.ones(2, 8).half().npu(), torch.ones(8).half().npu())
+"""
+
+
+@pytest.mark.parametrize("stopped_at", ["no node", "tanh", "mul_3"])
+def test_a_search_that_is_stopped_keeps_what_it_found(
+    stopped_at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Advice and rules so far are written, with the status of Ctrl-C; two layers that are alike make one rule."""
+    script, rules = tmp_path / "two_layers.py", tmp_path / "rules.py"
+    script.write_text(TWO_LAYERS)
+    search = discovery._PartSearch.ending_with
+
+    def stopping(self: Any, node: torch.fx.Node) -> Any:
+        if node.name == stopped_at:
+            raise KeyboardInterrupt
+        return search(self, node)
+
+    monkeypatch.setattr(discovery._PartSearch, "ending_with", stopping)
+    monkeypatch.setattr(discovery, "OPERATORS", {"npu::npu_rms_norm": discovery.OPERATORS["npu::npu_rms_norm"]})
+    for variable in ("argv", "path"):
+        monkeypatch.setattr(sys, variable, list(getattr(sys, variable)))
+    torch._dynamo.reset()
+    status = main(["advise", "--json", "--discover", str(rules), str(script)])
+    said = capsys.readouterr()
+    assert status == (0 if stopped_at == "no node" else 130)
+    assert ("lift_rms_norm", 2) in [(one["rule"], one["times"]) for one in json.loads(said.out)["advice"]]
+    assert rules.read_text().count("register_replacement(") == 1, said.err
+    assert "1 rule\n" in said.err
+    assert "nodes of graph" in said.err
 
 
 def test_a_wrong_candidate_is_left_to_the_judge(monkeypatch: pytest.MonkeyPatch) -> None:
