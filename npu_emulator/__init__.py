@@ -190,7 +190,8 @@ def detect_races(*, stop_at_first: bool = False) -> Iterator[list[Race]]:
 def check_memory(*, poison: bool = True, stop_at_first: bool = False) -> Iterator[list[MemoryFault]]:
     """Look for reads of unwritten memory and for replays over freed memory; yield the list that fills with them.
 
-    Memory allocated before the block counts as written. Only graphs captured inside the block are checked.
+    Memory allocated before the block counts as written. Only graphs captured inside the block are checked. Where blocks nest,
+    this is about the outer one, and a fault in the inner one is in both lists.
 
     Args:
         poison: also fill memory with 0xFF bytes (not a number; -1) when it is allocated and when it is freed.
@@ -199,8 +200,8 @@ def check_memory(*, poison: bool = True, stop_at_first: bool = False) -> Iterato
     from npu_emulator.memory import watching
 
     emulator = current()
-    with watching(emulator.launcher, poison=poison, check=True, stop_at_first=stop_at_first) as watch:
-        yield watch.faults
+    with watching(emulator.launcher, poison=poison, check=True, stop_at_first=stop_at_first) as faults:
+        yield faults
 
 
 def inject_faults(text: str) -> None:

@@ -29,7 +29,9 @@ __all__ = ["Schedule", "exhaust", "is_searching", "parse", "same_values", "switc
 
 Result = TypeVar("Result")
 _POLICIES = ("fifo", "lazy", "random", "pct", "choices")
-_GRAMMAR = "'fifo', 'lazy', 'random:SEED' or 'pct:SEED:DEPTH'"  # a program writes the choices, not a person
+_GRAMMAR = (
+    "'fifo', 'lazy', 'random:SEED', 'pct:SEED:DEPTH' with a DEPTH from 1, or 'choices:0.2.1' as every_order writes it"
+)
 
 
 class Schedule(NamedTuple):
@@ -47,22 +49,33 @@ def parse(text: str) -> Schedule:
     numbers = [part for part in rest if part.isdigit()]
     if name in {"fifo", "lazy"} and not rest:
         return Schedule(_POLICIES.index(name))
-    if name == "random" and len(rest) == len(numbers) <= 1:
-        return Schedule(2, int(rest[0]) if rest else 0)
-    if name == "pct" and 1 <= len(rest) == len(numbers) <= 2:
-        return Schedule(3, int(rest[0]), int(rest[1]) if len(rest) == 2 else 3)
-    if name == "choices" and len(rest) == 1 and all(part.isdigit() for part in rest[0].split(".") if part):
-        return Schedule(4, choices=tuple(int(part) for part in rest[0].split(".") if part))
+    if name == "random" and len(rest) == len(numbers) == 1:
+        return Schedule(2, int(rest[0]))
+    if name == "pct" and len(rest) == len(numbers) == 2 and int(rest[1]) > 0:
+        return Schedule(3, int(rest[0]), int(rest[1]))
+    parts = rest[0].split(".") if len(rest) == 1 and rest[0] else []  # a program without decisions has none
+    if name == "choices" and len(rest) == 1 and all(part.isdigit() for part in parts):
+        return Schedule(4, choices=tuple(map(int, parts)))
     raise EmulatorError(f"a schedule (NPU_EMULATOR_SCHEDULE) must be {_GRAMMAR}, got {text!r}")
 
 
 @contextmanager
 def switched(runtime: Runtime, text: str) -> Iterator[None]:
-    """Run the block under a schedule, then restore the earlier one. Queued work is finished at both ends."""
-    before = runtime.schedule
-    runtime.set_schedule(parse(text))
+    """Run the block under a schedule, then restore the earlier one. Queued work is finished at both ends.
+
+    Raises:
+        EmulatorError: the schedule has another form, or chooses a task that is not there.
+    """
+    before, schedule = runtime.schedule, parse(text)
+    runtime.set_schedule(schedule)
     try:
         yield
+        for number, (wanted, (_, ready)) in enumerate(zip(schedule.choices, runtime.decisions(), strict=False), 1):
+            if wanted >= ready:
+                raise EmulatorError(
+                    f"decision {number} of the schedule {text!r} takes task {wanted}, but only 0 to {ready - 1} were ready: "
+                    "it is the string of another program"
+                )
     finally:
         runtime.set_schedule(before)
 

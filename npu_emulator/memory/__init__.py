@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from npu_emulator.device import Runtime
     from npu_emulator.launch import Launcher
     from npu_emulator.memory.allocator import AllocatorFeed
+    from npu_emulator.memory.report import MemoryFault
     from npu_emulator.memory.watch import MemoryWatch
 
 __all__ = ["poisoning", "start_watching", "watching"]
@@ -42,19 +43,28 @@ def start_watching(launcher: Launcher, *, poison: bool, check: bool, stop_at_fir
 
 
 @contextmanager
-def watching(launcher: Launcher, *, poison: bool, check: bool, stop_at_first: bool) -> Iterator[MemoryWatch]:
-    """Watch inside the block, then restore the earlier watch."""
+def watching(launcher: Launcher, *, poison: bool, check: bool, stop_at_first: bool) -> Iterator[list[MemoryFault]]:
+    """Watch inside the block, then restore the earlier watch; yield the list that fills with faults.
+
+    A check inside another one shares its watch, which so knows the memory of both, and reports to both.
+    """
     import torch
 
     torch.npu.init()
-    before, before_of_feed = launcher.memory, _feed(launcher.runtime).watch
+    around = launcher.memory
+    if check and around is not None and around.is_checking:
+        with around.checked_within(poison=poison, stop_at_first=stop_at_first) as faults:
+            yield faults
+            torch.npu.synchronize()
+        return
+    before_of_feed = _feed(launcher.runtime).watch
     watch = start_watching(launcher, poison=poison, check=check, stop_at_first=stop_at_first)
     try:
-        yield watch
+        yield watch.faults
         if check:
             torch.npu.synchronize()
     finally:
-        launcher.memory = before
+        launcher.memory = around
         launcher.runtime.stop_poisoning()
         _feed(launcher.runtime).watch = before_of_feed
 

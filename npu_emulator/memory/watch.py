@@ -9,6 +9,8 @@ of its pool may hold the results of another graph.
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -21,7 +23,7 @@ from npu_emulator.memory.report import FaultKind, MemoryFault
 from npu_emulator.memory.rules import is_copy, may_skip_reads, overwrites_in_part
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from npu_emulator.launch import Launcher
     from npu_emulator.memory.shadow import Shadow
@@ -46,6 +48,15 @@ class _Use(NamedTuple):
     blocks: tuple[tuple[torch.Tensor, Block], ...]
 
 
+@dataclass
+class _Check:
+    """A block that asks for faults: what was found in it, and whether the first one stops it."""
+
+    stop: bool
+    faults: list[MemoryFault] = field(default_factory=list)
+    seen: set[object] = field(default_factory=set)
+
+
 class MemoryWatch:
     """The checks of a part of a program."""
 
@@ -54,13 +65,32 @@ class MemoryWatch:
 
         Without a `shadow` nothing is checked.
         """
-        self.faults: list[MemoryFault] = []
+        self._checks = [_Check(stop_at_first)]
         self._launcher = launcher
         self._shadow = shadow
         self._poison = poison
-        self._stop = stop_at_first
         self._blocks = Blocks()
-        self._seen: set[object] = set()
+
+    @property
+    def faults(self) -> list[MemoryFault]:
+        """All that was found so far."""
+        return self._checks[0].faults
+
+    @property
+    def is_checking(self) -> bool:
+        """Whether faults are looked for, beside the poison."""
+        return self._shadow is not None
+
+    @contextmanager
+    def checked_within(self, *, poison: bool, stop_at_first: bool) -> Iterator[list[MemoryFault]]:
+        """A block inside this watch; yield a list that fills with the block's faults, which this watch reports too."""
+        around, self._poison = self._poison, poison
+        self._checks.append(_Check(stop_at_first))
+        try:
+            yield self._checks[-1].faults
+        finally:
+            self._checks.pop()
+            self._poison = around
 
     # -- the allocator's reports ---------------------------------------------------------------------------------------
 
@@ -197,13 +227,15 @@ class MemoryWatch:
     def _report(self, use: _Use, kind: FaultKind, tensor: torch.Tensor, block: Block, count: int) -> None:
         address = tensor.data_ptr()
         place = (kind, use.name, use.frames, block.frames)
-        if place in self._seen:
+        asking = [check for check in self._checks if place not in check.seen]
+        if not asking:
             return
-        self._seen.add(place)
         stream = self._launcher.runtime.stream_id(use.stream)
         fault = MemoryFault(kind, use.name, use.frames, stream, address, count, block.frames, block.freed or ())
-        self.faults.append(fault)
-        if self._stop:
+        for check in asking:
+            check.seen.add(place)
+            check.faults.append(fault)
+        if any(check.stop for check in asking):
             raise MemoryFaultError(str(fault))
 
 

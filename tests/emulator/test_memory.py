@@ -41,6 +41,28 @@ def test_a_read_of_unwritten_memory_names_operator_stream_and_origin() -> None:
     assert "torch.zeros" in text
 
 
+def test_blocks_nest() -> None:
+    """A fault in the inner block is in both lists, also of the outer block's memory; one outside is in the outer alone."""
+    with check_memory() as outer:
+        x = torch.empty(8, device="npu")
+        with check_memory(poison=False) as inner:
+            y = x + 1
+            graph = torch.npu.NPUGraph()
+            with torch.npu.graph(graph):
+                z = y + 1
+            assert kinds(inner) == kinds(outer) == [FaultKind.UNWRITTEN]
+        del y
+        graph.replay()
+        torch.npu.synchronize()
+        assert torch.isnan(torch.empty(5, device="npu").cpu()).all()
+        del z
+    assert kinds(inner) == [FaultKind.UNWRITTEN]
+    assert kinds(outer) == [FaultKind.UNWRITTEN, FaultKind.FREED, FaultKind.UNWRITTEN]
+    with pytest.raises(MemoryFaultError, match=r"aten\.neg"), check_memory() as outer, check_memory(stop_at_first=True):
+        torch.neg(torch.empty(2, device="npu"))
+    assert kinds(outer) == [FaultKind.UNWRITTEN]
+
+
 def test_copies_carry_ignorance_along() -> None:
     """Copying unwritten memory is no fault; computing on the copy is, and only on the unwritten part."""
     with check_memory() as faults:

@@ -32,6 +32,19 @@ def operands() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(8, 8).npu(), torch.randn(8, 8).npu()
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["choices:9.9", "choices:0.x", "choices:1..2", "choices", "pct:1", "pct:1:0", "pct:1:2:3", "random", "random:-1"],
+)
+def test_a_schedule_without_meaning_is_refused(text: str, operands: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """The message gives every form; a choice of a task that is not there is refused where it would be made."""
+    expected = (
+        "takes task 9, but only 0 to 1 were ready" if text == "choices:9.9" else r"'pct:SEED:DEPTH'.*'choices:0\.2\.1'"
+    )
+    with pytest.raises(npu_emulator.EmulatorError, match=expected), schedule(text):
+        _step(*operands, mended=False).cpu()
+
+
 def test_every_order_tells_the_racy_program_from_the_mended(operands: tuple[torch.Tensor, torch.Tensor]) -> None:
     """The product of what is not there yet is not a number; with the wait every order is right."""
     expected = _step(*operands, mended=True).cpu()
