@@ -19,6 +19,7 @@ from interpreter import PYTHON
 
 import npugraph_ex_autoload
 from npugraph_ex import cli
+from npugraph_ex.commands import script as script_commands
 from npugraph_ex.commands.interrupts import Interrupt, end_children, interruptible
 
 Running = Callable[..., "Command"]
@@ -131,6 +132,25 @@ def test_a_script_that_goes_on_is_explained_after_a_while(running: Running, tmp_
     assert command.end() == 0, command.said
     assert "Nothing was compiled" in command.said
     assert "--after gives at line 3" in command.said
+
+
+def test_the_clock_begins_with_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What `--after` gives is the script's own: the emulated device and torch may take long to load before."""
+    running: list[bool] = []
+
+    def left() -> float:
+        return signal.getitimer(signal.ITIMER_REAL)[0]
+
+    monkeypatch.setattr(script_commands, "_prepare", lambda *_: running.append(left() > 0))
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    script = tmp_path / "asks.py"
+    script.write_text("import signal\nprint('left:', signal.getitimer(signal.ITIMER_REAL)[0] > 0)\n")
+    assert cli.main(["explain", "--after", "100000", str(script)]) == 0
+    assert "left: True\n" in capsys.readouterr().out
+    assert (running, left()) == ([False], 0)
 
 
 def test_run_ends_as_python_does(running: Running, tmp_path: Path) -> None:

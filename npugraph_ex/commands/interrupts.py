@@ -19,9 +19,16 @@ class Interrupt:
 
     Attributes:
         number: of the first signal; 0 before any.
+        after: seconds from `begin` after which the command stops by itself; None for never.
     """
 
     number: int = 0
+    after: float | None = None
+
+    def begin(self) -> None:
+        """Start the clock of ``after``: what is to be stopped begins now."""
+        if self.after is not None:
+            signal.setitimer(signal.ITIMER_REAL, self.after)
 
     @property
     def status(self) -> int:
@@ -42,17 +49,15 @@ def interruptible(*, after: float | None = None) -> Iterator[Interrupt]:
     """A block in which SIGINT and SIGTERM both raise KeyboardInterrupt; the interrupt remembers which it was.
 
     Args:
-        after: seconds after which the same happens by itself; None for never.
+        after: seconds from ``Interrupt.begin`` after which the same happens by itself; None for never.
     """
-    stop = Interrupt()
+    stop = Interrupt(after=after)
 
     def handle(number: int, _frame: FrameType | None) -> None:
         stop.number = stop.number or number
         raise KeyboardInterrupt
 
     before = {number: signal.signal(number, handle) for number in _NAMES}
-    if after is not None:
-        signal.setitimer(signal.ITIMER_REAL, after)
     try:
         yield stop
     finally:

@@ -63,7 +63,10 @@ def add_parsers(commands: Any) -> None:
         "--sarif", type=Path, metavar="FILE", help="also write what the stream check found, as SARIF 2.1.0"
     )
     explaining.add_argument(
-        "--after", type=seconds, metavar="SECONDS", help="stop the script after so long, and explain what was compiled"
+        "--after",
+        type=seconds,
+        metavar="SECONDS",
+        help="stop the script so long after its first line, and explain what was compiled",
     )
     for parser in (running, explaining):
         parser.add_argument("--emulate", action="store_true", help="on an emulated NPU")
@@ -243,6 +246,8 @@ def run(
     with ExitStack() as block:
         try:
             block.enter_context(around())  # it may import torch, and fail as the script's own import would
+            if stop is not None:
+                stop.begin()
             loaded = runpy.run_path(script, run_name="__main__")  # what is reported at the end must still be alive then
         except Exception as error:  # noqa: BLE001 - whatever the script raises is shown as `python script.py` shows it
             if arguments.emulate:
