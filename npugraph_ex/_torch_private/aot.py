@@ -69,6 +69,13 @@ def recompile_reason() -> str:
     return (context.in_progress() and context._metrics.get("recompile_reason")) or ""
 
 
+def compilation() -> str:
+    """The number that Dynamo gives the current compilation, which `recompile_reason` begins with; empty outside of one."""
+    from torch._guards import CompileContext
+
+    return str(CompileContext.current_compile_id() or "")
+
+
 def is_of_backward(node: fx.Node) -> bool:
     """Whether AOT traced ``node`` of a joint graph in the backward; its partitioner uses the same mark."""
     return bool(node.meta.get("partitioner_tag") == "is_backward")

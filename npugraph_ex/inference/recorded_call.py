@@ -6,6 +6,7 @@ arrange results, `record` returns a `RecordedCall`: which argument goes to which
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,12 +21,19 @@ from npugraph_ex.aclgraph.compiled_graph import CompiledGraph, PinnedCall
 from npugraph_ex.aclgraph.first_run import Contents
 from npugraph_ex.frontend.entry.compiler import CompiledFxGraph
 from npugraph_ex.inference.call_forms import Form
+from npugraph_ex.report.recompilations import in_words
 
 STATE, ARGUMENTS = "function", ("args", "kwargs")
 """The local variables of the function that a session compiles: what it closes over, and a call's arguments."""
 
 Build = Callable[[Sequence[Any], Sequence[Any]], Any]
 """Makes what a call returns from the graph's results and the call's leaves."""
+
+
+def _as_the_users(text: str) -> str:
+    """Dynamo's names of what a session's function holds as the user has them: ``lin.weight``."""
+    text = re.sub(rf"(?:L\['{STATE}'\]|\b{STATE})\.(?=\w)", "", text)
+    return text.replace(f"L['{STATE}']", "the function")
 
 
 class Probed(Exception):  # noqa: N818 - a way out of Dynamo's code, never an error
@@ -86,7 +94,8 @@ class Gate:
 
     def __init__(self, gm: fx.GraphModule, notes: CallNotes, names: Sequence[str]) -> None:
         roots = _torch_private.dynamo_input_roots(gm)
-        self.names = [name.replace(f"L['{STATE}']", "the function") for name in names]
+        self.names = [*map(_as_the_users, names)]
+        self._number, self._reason = _torch_private.compilation(), _torch_private.recompile_reason()
         self.of_state = [root in {STATE, ""} for root in roots]
         self.strange = [
             f"{name} ({root})" for name, root in zip(names, roots, strict=True) if root not in {STATE, "", *ARGUMENTS}
@@ -102,6 +111,13 @@ class Gate:
         if isinstance(graph, CompiledGraph):
             made.runner = NotedGraph(graph, self._notes)
         self._graphs.append(made)
+
+    def differs_from(self, earlier: Gate) -> str:
+        """What had changed since an earlier one was compiled, so that Dynamo compiled this one; in words."""
+        # Dynamo gives the reason against one of its compilations; another one's says nothing of this one.
+        if not self._reason.startswith(f"{earlier._number}: "):
+            return "something that torch.compile checks, and it does not say what"
+        return _as_the_users(in_words(self._reason))
 
     def become(self, run: Callable[..., Sequence[Any]]) -> None:
         """Run this from now on: what the backend made of the graph."""
@@ -219,7 +235,7 @@ class RecordedCall:
     def changes(self, gate: Gate, inputs: Sequence[Any]) -> list[str]:
         """What torch.compile would run otherwise now, in words; empty if nothing."""
         if gate is not self._gate:
-            return ["something that torch.compile checks"]
+            return [gate.differs_from(self._gate)]
         return [
             gate.names[position]
             for position, (value, address) in self._state.items()

@@ -20,6 +20,11 @@ _FORMS = (
         rf"{_TENSOR}rank mismatch\. expected (?P<old>\d+), actual (?P<new>\d+)",
         "the number of dimensions of {name} was {old} and is {new}",
     ),
+    (
+        r"expected type of '(?P<name>.+?)' to be a tensor type, '?\s*but found <class '(?P<new>.+?)'>",
+        "{name} was a tensor and is of type {new}",
+    ),
+    (r"TYPE_MISMATCH\((?P<name>.+)\)", "{name} is of another type than it was"),
     (rf"{_TENSOR}requires_grad mismatch\. expected requires_grad=1", "{name} required a gradient and does not now"),
     (rf"{_TENSOR}requires_grad mismatch\. expected requires_grad=0", "{name} required no gradient and does now"),
     (
@@ -47,7 +52,8 @@ def in_words(reason: str) -> str:
     if not reason or reason.startswith("Unable to find"):
         return reason and "a guard failed, and torch does not say which"
     first, *comments = re.split(r"\s+#\s", re.sub(r"^\d+/\d+: ", "", reason.splitlines()[0]))
-    first = re.sub(r"L\['(\w+)'\]", r"\1", first)
+    first = re.sub(r"[LG]\['(?:__import_)?(\w+)'\]", lambda found: found[1].replace("_dot_", "."), first)
+    first = re.sub(r"\._(?:parameters|buffers|modules)\['(\w+)'\]", r".\1", first)
     said = next(
         template.format(**{key: _name(value) for key, value in found.groupdict().items()})
         for form, template in _FORMS

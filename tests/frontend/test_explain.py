@@ -293,6 +293,12 @@ def test_a_recompiled_graph_says_what_changed() -> None:
         ("0/0: tensor 'x' requires_grad mismatch. expected requires_grad=0", "x required no gradient and does now"),
         ("0/0: ___check_type_id(n, 12), type=<class 'int'>  # (HINT)", "n was of type int and is of another type"),
         ("0/0: ___check_obj_id(f, 12), type=<class 'x'>", "f is another object than it was"),
+        (
+            "0/0: expected type of 'm._modules['lin']._parameters['bias']' to be a tensor type, ' but found <class 'NoneType'>",
+            "m.lin.bias was a tensor and is of type NoneType",
+        ),
+        ("0/0: TYPE_MISMATCH(L['parts']._modules)", "parts._modules is of another type than it was"),
+        ("0/0: G['__import_my_dot_code'].N == 2", "my.code.N == 2 was true and is not now"),
         ("0/0: words of a later torch", "words of a later torch was true and is not now"),
     ],
 )
