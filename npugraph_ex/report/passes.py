@@ -100,6 +100,8 @@ class PassReport:
     """Why the option ``check_numerics`` compared no values, or not with all inputs."""
     compared: int | None = None
     """After how many passes ``check_numerics`` found the values of the first graph again; None without the option."""
+    rounding: tuple[str, ...] = ()
+    """Where the values found again differ, in words: the graphs agree in float64, so rounding explains it."""
 
     def fusions(self, rule: str | None = None) -> int:
         """How many subgraphs were replaced, by ``rule`` or by any."""
@@ -173,9 +175,11 @@ class PassReport:
         """What is in no table: dropped events, what `check_numerics` compared, and why values were not compared."""
         notes = [f"check_numerics compares no values: {reason}." for reason in self.uncompared]
         if self.compared:
-            notes.append(
-                f"check_numerics: {counted(self.compared, 'graph')} compared with the first one, no difference."
-            )
+            found = "which differ by rounding only" if self.rounding else "no difference"
+            notes.append(f"check_numerics: {counted(self.compared, 'graph')} compared with the first one, {found}.")
+            notes += [
+                f"By rounding only, because the graphs agree in float64: {difference}." for difference in self.rounding
+            ]
         elif self.compared is not None and not self.uncompared:
             notes.append("check_numerics: no pass changed the graph, so there was nothing to compare.")
         if self.dropped_waits or self.dropped_records:
@@ -225,6 +229,7 @@ class ReportBuilder:
     _dropped: list[int] = field(default_factory=lambda: [0, 0])
     _uncompared: dict[str, None] = field(default_factory=dict)
     _compared: int | None = None
+    _rounding: dict[str, None] = field(default_factory=dict)
 
     def add_pass(self, record: PassRecord) -> None:
         """Append a pass."""
@@ -275,6 +280,10 @@ class ReportBuilder:
         """Count graphs whose values are those of the first graph."""
         self._compared = (self._compared or 0) + count
 
+    def add_rounding(self, difference: str) -> None:
+        """Say which difference of two graphs rounding explains."""
+        self._rounding[difference] = None
+
     def add_uncompared(self, reason: str) -> bool:
         """Say why values are not compared; whether that is new."""
         new = reason not in self._uncompared
@@ -299,7 +308,7 @@ class ReportBuilder:
         waits, records = self._dropped
         return PassReport(
             tuple(self._passes), rules, tuple(self._unfused), self.findings, waits, records, tuple(self._uncompared),
-            self._compared,
+            self._compared, tuple(self._rounding),
         )  # fmt: skip
 
 

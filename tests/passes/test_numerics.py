@@ -151,7 +151,12 @@ def test_a_rounding_that_changes_what_follows_is_no_fault(name: str) -> None:
     run(graphs[0], passes=(Pass("rounds_less", rounds_less, recoverable=False),), check_numerics=True)
     report = npugraph_ex.last_report()
     assert report is not None
-    assert ["rounding explains it" in reason for reason in report.uncompared] == [True]
+    assert (report.compared, report.uncompared) == (1, ())
+    assert ["has other values" in difference for difference in report.rounding] == [True]
+    assert report.notes() == [
+        "check_numerics: 1 graph compared with the first one, which differ by rounding only.",
+        f"By rounding only, because the graphs agree in float64: {report.rounding[0]}.",
+    ]
     with pytest.raises(GraphVerificationError, match="other values"):
         run(graphs[1], passes=(Pass("wrong", rounds_less_and_is_wrong, recoverable=False),), check_numerics=True)
 
