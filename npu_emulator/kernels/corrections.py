@@ -42,7 +42,8 @@ def _gelu(x: torch.Tensor, *, approximate: str = "none") -> torch.Tensor:
 def _qr(matrix: torch.Tensor, mode: str = "reduced", **out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The CPU asks whether `R` shares the storage in which it factors; all views of a device's memory share one."""
     q, r = torch.linalg.qr(matrix, mode)
-    return out["Q"].copy_(q), out["R"].copy_(r)
+    # New memory of the host, in the place of the caller's, has no shape yet.
+    return out["Q"].resize_(q.shape).copy_(q), out["R"].resize_(r.shape).copy_(r)
 
 
 CORRECTED: Mapping[str, Callable[..., Any]] = MappingProxyType(
