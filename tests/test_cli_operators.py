@@ -119,7 +119,7 @@ def test_a_script_is_told_what_is_missing(tmp_path: Path, capsys: pytest.Capture
     captured = capsys.readouterr()
     assert "sum 0.0 ['--steps', '3']" in captured.err
     found = json.loads(captured.out)
-    assert not found["script_failed"]
+    assert (found["script_failed"], found["without_kernel"]) == (False, [])
     needed = {row["operator"]: row for row in found["operators"]}
     assert needed["npu::obfuscation_finalize"] == {
         "operator": "npu::obfuscation_finalize",
@@ -129,9 +129,20 @@ def test_a_script_is_told_what_is_missing(tmp_path: Path, capsys: pytest.Capture
     assert not needed["npu::npu_swiglu"]["missing"]
     assert not any(name.startswith("aten") for name in needed)
 
-    path.write_text(SCRIPT.replace("z = torch_npu.obfuscation_finalize(x)", "z = y"))
+    defined = """
+torch.library.define("cli_script::bare", "(Tensor x) -> Tensor")
+torch.library.define("cli_script::on_the_cpu", "(Tensor x) -> Tensor")
+torch.library.impl("cli_script::on_the_cpu", "cpu", lambda x: x + 1)
+torch.library.custom_op("cli_script::whole", lambda x: x + 1, mutates_args=(), schema="(Tensor x) -> Tensor")
+torch.library.custom_op("cli_script::elsewhere", lambda x: x, mutates_args=(), device_types="cuda", schema="(Tensor x) -> Tensor")
+"""
+    path.write_text(SCRIPT.replace("z = torch_npu.obfuscation_finalize(x)", "z = y") + defined)
     assert cli.main(["operators", str(path)]) == 0
     said = capsys.readouterr().out
+    assert [line.split(",")[0] for line in said.splitlines() if "no kernel" in line] == [
+        "cli_script::bare",
+        "cli_script::elsewhere",
+    ]
     assert "npu::npu_swiglu" in said
     assert "0 of " in said
     assert "MISSING" not in said

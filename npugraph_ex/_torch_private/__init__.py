@@ -71,6 +71,7 @@ from npugraph_ex._torch_private.operators import (
     has_device_kernel,
     has_meta_kernel,
     operator_name,
+    operators_without_kernel,
     schema,
     scoped_library,
 )
@@ -148,6 +149,7 @@ __all__ = [
     "new_symbols",
     "on_meta_tensors",
     "operator_name",
+    "operators_without_kernel",
     "outputs_in_inputs",
     "outside_compilation",
     "owners_of_storage",

@@ -35,6 +35,25 @@ def has_device_kernel(operator: torch._ops.OpOverload) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "PrivateUse1")
 
 
+def operators_without_kernel() -> set[str]:
+    """The operators that the NPU cannot run: none of its own, none of the CPU that it falls back to, and no composition."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    named = torch._C._dispatch_get_all_op_names()
+    # One of torch's own library has a kernel of autograd alone, which is whole; a custom operator's only calls the device's.
+    own = "quantized_decomposed::"
+    return {name for name in named if not name.startswith(own) and not any(has(name, key) for key in _RUNNING)}
+
+
+_RUNNING = (
+    "PrivateUse1",
+    "CPU",
+    "CompositeImplicitAutograd",
+    "CompositeExplicitAutograd",
+    "CompositeExplicitAutogradNonFunctional",
+)
+"""The dispatch keys whose kernels run a call with tensors on the NPU."""
+
+
 def has_meta_kernel(operator: torch._ops.OpOverload) -> bool:
     """Whether an operator has a meta function, which gives the metadata of its results."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "Meta")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from npugraph_ex.operators import Operator
 
 _VENDOR = ("npu::", "atb::")
+_GIVE_ONE = "How to give it one: docs/reference/operators.md#an-operator-of-your-own"
 _DESCRIPTION = """\
 Without more, list the operators whose results are computed: name, dtypes, and the document that their formula is from. Of those
 without a formula of this library, ATen's among them, the list says where the emulated device's kernel is from: torch's CPU kernel,
@@ -33,7 +34,8 @@ a composition, torch_npu, or nowhere. How many are covered comes last.
   npugraph-ex operators --having addmm      the operators whose name has this text
   npugraph-ex operators script.py           run the script on the emulated device, and say which operators of npu and atb it
                                             calls, and which of them are missing. A missing one gives zeros, so that the
-                                            script goes on; what it prints then means nothing
+                                            script goes on; what it prints then means nothing. Operators that the
+                                            script defines are named, too, where the device cannot run them
   npugraph-ex operators --check my_ops.py   import a module and check the records that it adds: signature, metadata, each
                                             dtype against float64, torch's opcheck on the emulated device
 
@@ -117,18 +119,21 @@ def _short(dtype: object) -> str:
 def _of_script(arguments: argparse.Namespace) -> int:
     """Run the script with missing operators noted, and print what it called."""
     arguments.emulate, arguments.as_torchair = True, False
-    out, missing, ran = sys.stdout, Counter[str](), Counter[str]()
+    out, missing, ran, without_kernel = sys.stdout, Counter[str](), Counter[str](), set[str]()
 
     @contextmanager
     def noted() -> Iterator[None]:
         import npu_emulator
+        from npugraph_ex._torch_private import operators_without_kernel
 
+        before = operators_without_kernel()
         with npu_emulator.missing_kernels() as found:
             try:
                 yield
             finally:
                 missing.update(found)
                 ran.update(_vendors(npu_emulator.kernel_counts()))
+                without_kernel.update(operators_without_kernel() - before)
 
     with interruptible() as stop, redirect_stdout(sys.stderr if arguments.json else out):
         status = script.run(arguments, "", around=noted, stop=stop)
@@ -137,9 +142,12 @@ def _of_script(arguments: argparse.Namespace) -> int:
         for name, count in sorted((ran + missing).items())
     ]
     if arguments.json:
-        out.write(json.dumps({"operators": needed, "script_failed": bool(status)}, indent=1) + "\n")
+        found = {"operators": needed, "without_kernel": sorted(without_kernel), "script_failed": bool(status)}
+        out.write(json.dumps(found, indent=1) + "\n")
     else:
         out.write("".join(_told(needed, arguments.script)))
+        for name in sorted(without_kernel):
+            out.write(f"{name}, which the script defines, has no kernel. {_GIVE_ONE}\n")
     return status or int(bool(missing))
 
 
