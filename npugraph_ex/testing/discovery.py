@@ -147,6 +147,11 @@ class _PartSearch:
     examples: list[_Example]
     values: dict[fx.Node, Any] = field(init=False)
     facts: GraphFacts = field(init=False)
+    shaped: dict[Any, list[fx.Node]] = field(default_factory=dict)
+    """Nodes by the shape of their value."""
+    shapes: dict[tuple[Any, ...], set[torch.Size]] = field(default_factory=dict)
+    computed: dict[tuple[Any, ...], set[fx.Node]] = field(default_factory=dict)
+    """What each call so far gives, shapes and nodes: a cut stands before many nodes."""
 
     def __post_init__(self) -> None:
         placeholders = self.gm.graph.find_nodes(op="placeholder")
@@ -160,6 +165,8 @@ class _PartSearch:
             interpreter = _Remembering(self.gm, wide=True)
             interpreter.run(*wide)
         self.values = interpreter.values
+        for node, value in self.values.items():
+            self.shaped.setdefault(getattr(value, "shape", None), []).append(node)
 
     def ending_with(self, node: fx.Node) -> list[Discovery]:
         """For each operator the part that ends with ``node`` and saves the most."""
@@ -181,20 +188,45 @@ class _PartSearch:
 
     def _matched(self, node: fx.Node, cut: tuple[fx.Node, ...], part: Subgraph, example: _Example) -> Discovery | None:
         """The first order of the cut, and the first numbers, with which the operator computes the node."""
+        tried: list[dict[str, Any]] = []
         for order in itertools.permutations(cut):
             if not self._fits(order, example):
                 continue
-            given = dict(zip(example.tensors, (self.values[one] for one in order), strict=True))
-            for numbers in _numbers(example, part):
-                results: Any = None
-                with suppress(Exception):  # what the formula refuses is no match
-                    results = pytree.tree_leaves(example.record.formula(**given, **numbers))  # type: ignore[misc]
-                places = [at for at, one in enumerate(results or ()) if _equal(one, self.values[node])]
+            tried = tried or list(_numbers(example, part))
+            for numbers in tried:
+                results = self._results(node, order, example, numbers)
+                places = [at for at, one in enumerate(results) if _equal(one, self.values[node])]
                 for place in places:  # of equal results one has the right dtype
                     made = self._judged(_CandidateCall(example, order, numbers, results, place), node)
                     if made is not None:
                         return made
         return None
+
+    def _results(
+        self, node: fx.Node, order: Sequence[fx.Node], example: _Example, numbers: dict[str, Any]
+    ) -> list[Any]:
+        """What the operator gives; nothing where it refuses, or where it is known by now that ``node`` is not among it.
+
+        The shapes of results, and a refusal, follow from shapes and numbers; from whole numbers in tensors perhaps too.
+        """
+        given = {name: self.values[one] for name, one in zip(example.tensors, order, strict=True)}
+        call: tuple[Any, ...] = (id(example), *map(str, numbers.values()))
+        alike = (
+            *call,
+            *(one.shape if one.is_floating_point() else at for one, at in zip(given.values(), order, strict=True)),
+        )
+        if self.values[node].shape not in self.shapes.get(alike, {self.values[node].shape}):
+            return []
+        call += tuple(order)
+        if node not in self.computed.get(call, {node}):
+            return []
+        results: list[Any] = []
+        with suppress(Exception):  # what the formula refuses is no match
+            results = pytree.tree_leaves(example.record.formula(**given, **numbers))  # type: ignore[misc]
+        self.shapes[alike] = {one.shape for one in results if isinstance(one, torch.Tensor)}
+        pairs = ((one, other) for one in results for other in self.shaped.get(getattr(one, "shape", None), ()))
+        self.computed[call] = {other for one, other in pairs if _equal(one, self.values[other])}
+        return results
 
     def _fits(self, order: Sequence[fx.Node], example: _Example) -> bool:
         """Whether ranks, kinds of numbers and equal last sizes are those of the example."""
