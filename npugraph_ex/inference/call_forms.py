@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from npugraph_ex import _torch_private
+from npugraph_ex._plurals import counted
 from npugraph_ex.errors import SessionError
 
 Form = tuple[Any, ...]
@@ -94,7 +95,7 @@ def _form(value: Any) -> Form:
 def differing_arguments(made: Form, given: Form) -> str:
     """Which positional arguments are of another kind, or on another device, than those that a session was made with."""
     if len(made) != len(given):
-        return f"{len(given)} positional arguments, and it was made with {len(made)}"
+        return f"{counted(len(given), 'positional argument')}, and it was made with {len(made)}"
     pairs = [(_kind_and_place(one), _kind_and_place(other)) for one, other in zip(made, given, strict=True)]
     return "; ".join(
         f"argument {number} is {new}, and it was made with {old}"

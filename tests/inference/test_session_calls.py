@@ -320,7 +320,7 @@ def test_wrong_calls() -> None:
     for given, wrong in (
         ((random(4), torch.ones(4)), f"argument 1 is a Tensor on cpu, and it was made with a Tensor on {NPU}:0"),
         ((random(4), "y"), "argument 1 is a str"),
-        ((random(4),), "1 positional arguments, and it was made with 2"),
+        ((random(4),), "1 positional argument, and it was made with 2"),
     ):
         with pytest.raises(SessionError, match=wrong):
             two(*given)

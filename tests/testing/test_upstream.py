@@ -114,6 +114,7 @@ def test_files_are_found_from_a_checkout_a_folder_or_a_file(project: Path) -> No
         (project / "absent", "*", "absent"),
         (project.parent, "*", "no folder 'test'"),
         (project, "nothing", "'nothing'; there are 4 test files"),
+        (project / "test" / "ops" / "test_a_first.py", "zzz", "'zzz'; there is 1 test file\n"),
     ):
         with pytest.raises(UsageError, match=words):
             checkout.find(path, pattern)

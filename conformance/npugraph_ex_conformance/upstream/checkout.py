@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
+from npugraph_ex._plurals import counted, noun
 from npugraph_ex.errors import UsageError
 
 DEFAULT_CHIP = "Ascend910B2"
@@ -64,7 +65,8 @@ def find(path: Path, pattern: str = "*") -> Checkout:
     named = {file: file.relative_to(tests).as_posix() for file in found}
     chosen = tuple(file for file, name in named.items() if fnmatch(name, pattern) or pattern in name)
     if not chosen:
-        raise UsageError(f"no test file below {str(below)!r} matches {pattern!r}; there are {len(found)} test files")
+        there = f"there {noun(len(found), 'is', 'are')} {counted(len(found), 'test file')}"
+        raise UsageError(f"no test file below {str(below)!r} matches {pattern!r}; {there}")
     known = (project for folder, project in _PROJECTS.items() if (tests.parent / folder).is_dir())
     return Checkout(next(known, tests.parent.name), tests, chosen)
 
