@@ -76,7 +76,7 @@ class Attempt:
         if mode is None:
             return "the graph has no fake tensors to check the match with"
         values = self.rule.structured(site.bound)
-        with mode:
+        with mode, tracing.quiet_refusals():
             examples = self.rule.structured({name: self._example(name, value) for name, value in site.bound.items()})
             if self.rule.rule.pattern is None:
                 match = self._precise_match(loose, examples)

@@ -7,8 +7,9 @@ require one tensor for both.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -41,6 +42,17 @@ def fresh(value: Any) -> Any:
     assert mode is not None  # noqa: S101 - see above
     new = _torch_private.fresh_fake(mode, value)
     return new.requires_grad_(value.requires_grad)
+
+
+@contextmanager
+def quiet_refusals() -> Iterator[None]:
+    """Keep the traceback away that torch logs when an operator refuses fake tensors: the refusal is an answer here."""
+    log = logging.getLogger(FakeTensorMode.__module__)
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def registration_mode(stack: ExitStack) -> FakeTensorMode:

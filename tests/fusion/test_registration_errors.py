@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from fx_helpers import aot_graph, optimise, targets
 from matchers import half
 from registrations import replace_fn, search_fn
 from torch._inductor.pattern_matcher import joint_fwd_bwd
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
 
 from npugraph_ex import ShapeRange
 from npugraph_ex.errors import ReplacementError
@@ -77,3 +80,18 @@ def test_a_missing_fused_operator_warns_once_and_keeps_the_graph(caplog: pytest.
     report = optimise(gm)
     assert targets(gm) == ["relu"]
     assert "npu_no_such_operator" in report.rules[0].inactive
+
+
+def test_a_replacement_that_does_not_broadcast_is_a_near_miss_without_torchs_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The refusal of fake tensors is an answer, which torch would log with the stack."""
+    logged: list[object] = []
+    monkeypatch.setattr(logging.getLogger(FakeTensorMode.__module__), "callHandlers", logged.append)
+    swiglu = torch.ops.npu.npu_swiglu
+    register_replacement(
+        lambda x, y: functional.silu(x) * y, lambda x, y: swiglu(torch.cat((x, y), -1)), [torch.empty(4, 32)] * 2
+    )
+    report = optimise(aot_graph(lambda x, y: functional.silu(x) * y, half(4, 32), half(1, 32)))
+    assert ["cannot be traced" in miss.reason for miss in report.near_misses()] == [True]
+    assert not logged

@@ -21,6 +21,7 @@ from printed import blocks as printed_blocks
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from npugraph_ex import cli
+from npugraph_ex.fusion import tracing
 from npugraph_ex.fusion.conditions import ShapeRange
 from npugraph_ex.fusion.registry import USER_RULES
 from npugraph_ex.fusion.rules import DEFAULT_RULES
@@ -37,7 +38,6 @@ from npugraph_ex.testing import (
 )
 from npugraph_ex.testing.generator.choices import Choices, Sampled
 from npugraph_ex.testing.generator.patterns import Argument, Pattern
-from npugraph_ex.testing.validation import survey
 from npugraph_ex.testing.validation.blame import divide_of
 from npugraph_ex.testing.validation.guards import numbers_in
 from npugraph_ex.testing.validation.survey import Setting
@@ -490,7 +490,7 @@ def test_torch_logs_no_traceback_of_sizes_that_are_only_tried(monkeypatch: pytes
     """Where an operator refuses fake tensors, torch logs the stack. `validate` asks for many sizes, and a refusal is an answer."""
     logged: list[object] = []
     monkeypatch.setattr(logging.getLogger(FakeTensorMode.__module__), "callHandlers", logged.append)
-    for quiet, records in ((survey.quiet_refusals(), 0), (nullcontext(), 1)):
+    for quiet, records in ((tracing.quiet_refusals(), 0), (nullcontext(), 1)):
         with FakeTensorMode(), quiet, pytest.raises(RuntimeError, match="broadcast"):
             torch.empty(3, 8, device="npu") + torch.empty(4, 8, device="npu")
         assert len(logged) == records

@@ -6,12 +6,10 @@ It uses fake tensors only and computes nothing.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Literal
@@ -119,24 +117,13 @@ def _reason(report: PassReport) -> str:
 def match_report(pattern: Pattern, setting: Setting, rules: tuple[PreparedRule, ...]) -> PassReport | str:
     """The report of the rules on the pattern alone, or why it cannot be traced."""
     try:
-        with quiet_refusals():
+        with tracing.quiet_refusals():
             graph = _graph(pattern, setting)
     except Exception as error:  # noqa: BLE001 - a user's function raises what it likes about sizes that it does not take
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     report = ReportBuilder()
     apply_rules(graph, rules, report)
     return report.build()
-
-
-@contextmanager
-def quiet_refusals() -> Iterator[None]:
-    """Keep the traceback away that torch logs when an operator refuses fake tensors: the refusal is an answer here."""
-    log = logging.getLogger(FakeTensorMode.__module__)
-    before, log.disabled = log.disabled, True
-    try:
-        yield
-    finally:
-        log.disabled = before
 
 
 def _graph(pattern: Pattern, setting: Setting) -> fx.Graph:
