@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -30,6 +31,12 @@ def as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command becomes the script; afterwards the tests' own arguments and path are back."""
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+def test_devices_are_refused_with_the_way_to_draw_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each rank saves its own timeline; the files are merged."""
+    assert cli.main(["timeline", "--devices", "2", "model.py"]) == 2
+    assert re.search(r"clock\.save.*merge_timelines", capsys.readouterr().err)
 
 
 def test_both_files_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

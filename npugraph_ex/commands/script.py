@@ -179,6 +179,8 @@ def draw(arguments: argparse.Namespace, choice: str) -> int:
     """Run a script and draw what its streams do."""
     if choice == "bundled":
         raise UsageError(f"timeline follows this process, and {_SWITCH}=bundled needs another; unset it")
+    if arguments.devices is not None:
+        raise UsageError(timeline.RANKS)
     folder: Path = arguments.output
     missing = [one for one in (folder, *folder.parents) if not one.exists()]
     with _refused("--output"):

@@ -25,7 +25,15 @@ examples:
   npugraph-ex timeline --output pictures --json script.py
 
 Times are a roofline model of one chip, not measurements: good for what overlaps and what waits.
+
+Several ranks: each rank saves its own, and the files become one picture:
+  with npu_emulator.timeline() as clock: ...        in each rank; then clock.save("rank0.json")
+  npu_emulator.merge_timelines(["rank0.json", "rank1.json"], "all.json")
 """
+RANKS = (
+    "timeline follows one process, without --devices. For several ranks, save npu_emulator.timeline() in each rank "
+    "(`clock.save('rank0.json')`), then merge the files: npu_emulator.merge_timelines(['rank0.json', 'rank1.json'], 'all.json')"
+)
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -37,6 +45,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--output", type=Path, default=Path(), metavar="DIR", help="where to write (default: the current directory)"
     )
     parser.add_argument("--emulate", action="store_true", default=True, help="as elsewhere; a timeline always emulates")
+    parser.add_argument("--devices", help=argparse.SUPPRESS)  # is refused, with what to do instead
     return parser
 
 
