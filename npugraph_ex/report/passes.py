@@ -101,7 +101,7 @@ class PassReport:
     compared: int | None = None
     """After how many passes ``check_numerics`` found the values of the first graph again; None without the option."""
     rounding: tuple[str, ...] = ()
-    """Where the values found again differ, in words: the graphs agree in float64, so rounding explains it."""
+    """The differences of the values found again. The graphs agree in float64, so rounding explains them."""
 
     def fusions(self, rule: str | None = None) -> int:
         """How many subgraphs were replaced, by ``rule`` or by any."""
