@@ -45,7 +45,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--output", type=Path, default=Path(), metavar="DIR", help="where to write (default: the current directory)"
     )
     parser.add_argument("--emulate", action="store_true", default=True, help="as elsewhere; a timeline always emulates")
-    parser.add_argument("--devices", help=argparse.SUPPRESS)  # is refused, with what to do instead
+    parser.add_argument("--devices", metavar="N", help=argparse.SUPPRESS)  # is refused, with what to do instead
     return parser
 
 
