@@ -15,11 +15,7 @@ from npugraph_ex._torch_private.aot import (
     aot_input_value,
     belongs_to_training,
     boxed,
-    compilation,
     draws_of_eager_mode,
-    dynamo_input_names,
-    dynamo_input_roots,
-    graph_breaks,
     guard_on_dual_level,
     guard_on_result,
     hand_out_as_they_are,
@@ -33,12 +29,19 @@ from npugraph_ex._torch_private.aot import (
     never_dead,
     never_from_torchs_cache,
     outputs_in_inputs,
-    recompile_reason,
     replay_no_views_of_bases,
     saves_intermediates,
     static_input_positions,
-    without_side_effects,
     written_inputs,
+)
+from npugraph_ex._torch_private.dynamo import (
+    compilation,
+    dynamo_input_names,
+    dynamo_input_roots,
+    graph_breaks,
+    recompile_reason,
+    with_attributes,
+    without_side_effects,
 )
 from npugraph_ex._torch_private.graphs import (
     codegen_of,
@@ -174,6 +177,7 @@ __all__ = [
     "unobserved_execution",
     "version",
     "was_made_while_tracing",
+    "with_attributes",
     "without_side_effects",
     "written_inputs",
 ]

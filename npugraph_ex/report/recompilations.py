@@ -6,6 +6,8 @@ import re
 
 import torch
 
+from npugraph_ex import _torch_private
+
 _TENSOR = r"tensor '(?P<name>.+?)' "
 _FORMS = (
     (
@@ -53,7 +55,7 @@ def in_words(reason: str) -> str:
         return reason and "a guard failed, and torch does not say which"
     first, *comments = re.split(r"\s+#\s", re.sub(r"^\d+/\d+: ", "", reason.splitlines()[0]))
     first = re.sub(r"[LG]\['(?:__import_)?(\w+)'\]", lambda found: found[1].replace("_dot_", "."), first)
-    first = re.sub(r"\._(?:parameters|buffers|modules)\['(\w+)'\]", r".\1", first)
+    first = _torch_private.with_attributes(first)
     said = next(
         template.format(**{key: _name(value) for key, value in found.groupdict().items()})
         for form, template in _FORMS

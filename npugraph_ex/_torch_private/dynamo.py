@@ -1,0 +1,114 @@
+"""What Dynamo knows of a compilation: its inputs' names, why it compiles again, where it ended a graph."""
+
+# ruff: noqa: SLF001 - reaching behind underscores is this module's whole purpose
+
+from __future__ import annotations
+
+import os
+import re
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+
+def graph_breaks() -> Counter[str]:
+    """How often each graph break happened in this process, with the line of the user's code, or a function was left out.
+
+    Dynamo lists where it ended a graph. It only counts the reasons for which it compiles a function no more, or leaves out one
+    that breaks in a loop; other reasons in that count are of attempts that went on.
+    """
+    from torch._dynamo.utils import counters, graph_break_reasons
+
+    ended = (
+        f"{_user_line(found.user_stack)}: {found.reason.replace('generic_jump', _JUMP, 1)}"
+        for found in graph_break_reasons
+    )
+    left = {reason: times for reason, times in counters["unimplemented"].items() if _LEFT.search(reason)}
+    return Counter(ended) + Counter(left)
+
+
+_JUMP = "Data-dependent branching: a condition needs the value of a tensor\n  Developer debug context: generic_jump"
+_LEFT = re.compile("recompile limit|graph break in loop")
+
+
+def _user_line(stack: Sequence[traceback.FrameSummary]) -> str:
+    """``file:line`` of the innermost frame that is not torch's own, or of the innermost one."""
+    own = f"{Path(torch.__file__).parent}{os.sep}"
+    frames = [frame for frame in stack if not frame.filename.startswith(own)] or stack
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "a line that torch does not know"
+
+
+def recompile_reason() -> str:
+    """Why Dynamo compiles the current frame again, in its own words; empty for a first compilation and outside of one."""
+    from torch._dynamo.utils import get_metrics_context
+
+    context = get_metrics_context()
+    return (context.in_progress() and context._metrics.get("recompile_reason")) or ""
+
+
+def compilation() -> str:
+    """The number that Dynamo gives the current compilation, which `recompile_reason` begins with; empty outside of one."""
+    from torch._guards import CompileContext
+
+    return str(CompileContext.current_compile_id() or "")
+
+
+def with_attributes(text: str) -> str:
+    """A name of Dynamo's as a program has it: Dynamo writes an attribute of a module as an entry of its dictionary."""
+    return re.sub(r"\._(?:parameters|buffers|modules)\['(\w+)'\]", r".\1", text)
+
+
+def dynamo_input_names(gm: fx.GraphModule) -> list[str]:
+    """The user's name of each input of a Dynamo graph, such as ``L['x']`` or ``L['self'].weight``, by position."""
+    names = []
+    for node in gm.graph.find_nodes(op="placeholder"):
+        source = getattr(node.meta.get("grapharg"), "source", None)
+        name = getattr(source, "name", None)
+        text = str(name() if callable(name) else name or node.target)
+        names.append(with_attributes(text))
+    return names
+
+
+def dynamo_input_roots(gm: fx.GraphModule) -> list[str]:
+    """Where Dynamo's code takes each input of a graph from, by position.
+
+    It is the name of a local variable, "" for a global, or the kind of a source that is neither, such as a random number.
+    """
+    from torch._dynamo.source import ConstantSource, GlobalSource, GlobalWeakRefSource, LocalSource
+
+    roots = []
+    for node in gm.graph.find_nodes(op="placeholder"):
+        source: Any = getattr(node.meta.get("grapharg"), "source", None)
+        while getattr(source, "base", None) is not None:
+            source = source.base
+        if isinstance(source, LocalSource):
+            roots.append(source.local_name)
+        else:
+            known = isinstance(source, (GlobalSource, GlobalWeakRefSource, ConstantSource))
+            roots.append("" if known else type(source).__name__)
+    return roots
+
+
+@contextmanager
+def without_side_effects(*, compilations: int) -> Iterator[None]:
+    """Dynamo's settings for compiled code that does nothing but run its graph and arrange the results.
+
+    Within the block Dynamo refuses functions with other effects, guards on hooks of modules, and takes floats as constants.
+
+    Args:
+        compilations: how often it may compile one function.
+    """
+    with torch._dynamo.config.patch(
+        side_effect_replay_policy="error",
+        skip_nnmodule_hook_guards=False,
+        specialize_float=True,
+        recompile_limit=compilations,
+        accumulated_recompile_limit=compilations,
+    ):
+        yield
