@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import sys
@@ -19,7 +20,7 @@ from npu_emulator.garbage_collection import without_collector
 from npu_emulator.kernels.registry import Registry
 from npu_emulator.measured import read
 from npu_emulator.pyacl import offer_pyacl
-from npu_emulator.schedules import is_searching
+from npu_emulator.schedules import is_searching, parse, report_misfit
 from npu_emulator.settings import Settings
 from npu_emulator.warnings_filter import without_cann_warnings, without_padding_warning
 
@@ -142,6 +143,8 @@ def _start(chosen: Settings, runtime: Runtime) -> Emulator:
     _current = Emulator(chosen, runtime, launcher, Recorder(launcher), installer)
     if chosen.kernel_log:
         write_until_exit(_current.recorder, Path(chosen.kernel_log))
+    if parse(chosen.schedule).choices:
+        atexit.register(report_misfit, runtime, chosen.schedule)
     registry.take_offers()
     installer.install(registry)
     registry.listen(installer.add)

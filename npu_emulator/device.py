@@ -207,11 +207,11 @@ class Runtime:
         self.schedule = schedule
 
     def decisions(self) -> list[tuple[int, int]]:
-        """Return (chosen number, number of choices) for each decision since the schedule was set."""
-        self._held.emu_decisions.restype = ctypes.c_uint64
-        count = self._held.emu_decisions(None, ctypes.c_uint64(0))
+        """Finish the work in the queue; return (chosen number, number of choices) for each decision of the schedule."""
+        self._freed.emu_decisions.restype = ctypes.c_uint64
+        count = self._freed.emu_decisions(None, ctypes.c_uint64(0))
         numbers = (ctypes.c_uint32 * (2 * count))()
-        self._held.emu_decisions(numbers, ctypes.c_uint64(count))
+        self._freed.emu_decisions(numbers, ctypes.c_uint64(count))
         return list(zip(numbers[::2], numbers[1::2], strict=True))
 
     def set_kernel_runner(self, runner: Callable[[int, int | None], int]) -> None:

@@ -15,6 +15,7 @@ race detector.
 
 from __future__ import annotations
 
+import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from npu_emulator.device import Runtime
 
-__all__ = ["Schedule", "exhaust", "is_searching", "parse", "same_values", "switched"]
+__all__ = ["Schedule", "exhaust", "is_searching", "parse", "report_misfit", "same_values", "switched"]
 
 Result = TypeVar("Result")
 _POLICIES = ("fifo", "lazy", "random", "pct", "choices")
@@ -64,20 +65,45 @@ def switched(runtime: Runtime, text: str) -> Iterator[None]:
     """Run the block under a schedule, then restore the earlier one. Queued work is finished at both ends.
 
     Raises:
-        EmulatorError: the schedule has another form, or chooses a task that is not there.
+        EmulatorError: the schedule has another form, chooses a task that is not there, or has choices left at the end.
     """
-    before, schedule = runtime.schedule, parse(text)
+    schedule = parse(text)
+    made = len(runtime.decisions())
+    before = runtime.schedule._replace(choices=runtime.schedule.choices[made:])  # an outer block goes on where it was
     runtime.set_schedule(schedule)
     try:
         yield
-        for number, (wanted, (_, ready)) in enumerate(zip(schedule.choices, runtime.decisions(), strict=False), 1):
-            if wanted >= ready:
-                raise EmulatorError(
-                    f"decision {number} of the schedule {text!r} takes task {wanted}, but only 0 to {ready - 1} were ready: "
-                    "it is the string of another program"
-                )
+        wrong = misfit(runtime, text)
+        if wrong:
+            raise EmulatorError(wrong)
     finally:
         runtime.set_schedule(before)
+
+
+def misfit(runtime: Runtime, text: str) -> str:
+    """Finish the queued work; say why the choices of the schedule in force are not this program's, empty if they are."""
+    given, decisions = runtime.schedule.choices, runtime.decisions()
+    earlier = len(parse(text).choices) - len(given)
+    for number, (wanted, (_, ready)) in enumerate(zip(given, decisions, strict=False), earlier + 1):
+        if wanted >= ready:
+            return (
+                f"decision {number} of the schedule {text!r} takes task {wanted}, but only 0 to {ready - 1} were ready: "
+                "it is the string of another program"
+            )
+    if len(given) <= len(decisions):
+        return ""
+    left = ".".join(map(str, given[len(decisions) :]))
+    return (
+        f"the program decided {earlier + len(decisions)} times between ready tasks, and the schedule {text!r} has choices for "
+        f"{earlier + len(given)} decisions: {left} was left over, so it is the string of another program"
+    )
+
+
+def report_misfit(runtime: Runtime, text: str) -> None:
+    """At the end of a process, say on stderr if the choices of its schedule were not this program's."""
+    wrong = misfit(runtime, text)
+    if wrong:
+        sys.stderr.write(f"npu_emulator: {wrong}\n")
 
 
 def is_searching(text: str) -> bool:

@@ -15,6 +15,12 @@ Function* of_python(const char* name) {
     return reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
 }
 
+void finish_queue(Lock& lock) {
+    State& s = state();
+    while (s.pending != 0 && !s.busy && step(lock, nullptr)) {
+    }
+}
+
 }  // namespace
 
 // A child of an emulated process may start its device before anything gave operators their kernels: where it imports
@@ -50,16 +56,17 @@ EMU_API int emu_null_kernels() { return state().null_kernels; }
 EMU_API void emu_set_schedule(int policy, uint64_t seed, uint32_t depth, const uint32_t* choices, uint64_t count) {
     State& s = state();
     Lock lock(s.mutex);
-    while (s.pending != 0 && !s.busy && step(lock, nullptr)) {
-    }
+    finish_queue(lock);
     choose_policy(static_cast<Policy>(policy), seed, depth);
     s.choices.assign(choices, choices + count);
 }
 
-// Fills pairs (choice, number of candidates) of the decisions since the schedule was set; returns the number of decisions.
+// Finishes the work in the queue; fills pairs (choice, number of candidates) of the decisions since the schedule was set, and
+// returns their number.
 EMU_API uint64_t emu_decisions(uint32_t* out, uint64_t capacity) {
     State& s = state();
     Lock lock(s.mutex);
+    finish_queue(lock);
     for (uint64_t turn = 0; turn < std::min<uint64_t>(capacity, s.decisions.size()); ++turn) {
         out[2 * turn] = s.decisions[turn].first;
         out[2 * turn + 1] = s.decisions[turn].second;

@@ -15,32 +15,53 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo.exc import Unsupported, UserError
+
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 
 
 def graph_breaks() -> Counter[str]:
     """How often each graph break happened in this process, with the line of the user's code, or a function was left out.
 
-    Dynamo lists where it ended a graph. It only counts the reasons for which it compiles a function no more, or leaves out one
-    that breaks in a loop; other reasons in that count are of attempts that went on.
+    Dynamo lists where it ended a graph. A function that it leaves out as a whole is in its record of the latest compilations.
+    Of those before it only counts reasons, of which these are no attempts that went on: the limit, and breaks in loops.
     """
-    from torch._dynamo.utils import counters, graph_break_reasons
+    from torch._dynamo.utils import counters, get_compilation_metrics, graph_break_reasons
 
     ended = (
         f"{_user_line(found.user_stack)}: {found.reason.replace('generic_jump', _JUMP, 1)}"
         for found in graph_break_reasons
     )
-    left = {reason: times for reason, times in counters["unimplemented"].items() if _LEFT.search(reason)}
-    return Counter(ended) + Counter(left)
+    failed = [one for one in get_compilation_metrics() if one.fail_type in _LEAVES_OUT and one.co_name]
+    known = {one.fail_reason for one in failed}
+    counted = {
+        reason: times
+        for reason, times in counters["unimplemented"].items()
+        if _LEFT.search(reason) and reason not in known
+    }
+    return Counter(ended) + Counter(map(_left_out, failed)) + Counter(counted)
 
 
 _JUMP = "Data-dependent branching: a condition needs the value of a tensor\n  Developer debug context: generic_jump"
+_LEAVES_OUT = {Unsupported.__qualname__, UserError.__qualname__}
 _LEFT = re.compile("recompile limit|graph break in loop")
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
+
+
+def _left_out(failed: Any) -> str:
+    """The line and the reason for which Dynamo compiled nothing of a function, from its record of the compilation."""
+    function, line = failed.co_name, failed.co_firstlineno
+    rest = _RESUMED.fullmatch(function)
+    what = f"the rest of {rest[1]} from line {rest[2]}" if rest else f"the function {function} of line {line}"
+    place = f"{failed.fail_user_frame_filename}:{failed.fail_user_frame_lineno}"
+    if not failed.fail_user_frame_filename or failed.fail_user_frame_filename.startswith(_TORCH):
+        place = f"{failed.co_filename}:{line}"
+    return f"{place}: {what} is not compiled: {failed.fail_reason}"
 
 
 def _user_line(stack: Sequence[traceback.FrameSummary]) -> str:
     """``file:line`` of the innermost frame that is not torch's own, or of the innermost one."""
-    own = f"{Path(torch.__file__).parent}{os.sep}"
-    frames = [frame for frame in stack if not frame.filename.startswith(own)] or stack
+    frames = [frame for frame in stack if not frame.filename.startswith(_TORCH)] or stack
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "a line that torch does not know"
 
 

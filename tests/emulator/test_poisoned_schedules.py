@@ -45,6 +45,38 @@ def test_a_schedule_without_meaning_is_refused(text: str, operands: tuple[torch.
         _step(*operands, mended=False).cpu()
 
 
+def test_choices_without_decisions_are_refused(operands: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """The message says how many decisions the program made, work included that is still queued, and what was left over."""
+    said = r"decided 0 times.*choices for 2 decisions: 9\.9 was left"
+    with pytest.raises(npu_emulator.EmulatorError, match=said), schedule("choices:9.9"):
+        operands[0] + 1
+    text = next(text for text, _ in every_order(lambda: _step(*operands, mended=False).cpu()))
+    with schedule(text):
+        _step(*operands, mended=False)  # still queued
+    said = rf"'{text}\.1\.0' has choices.*: 1\.0 was left over"
+    with pytest.raises(npu_emulator.EmulatorError, match=said), schedule(f"{text}.1.0"):
+        _step(*operands, mended=False)
+
+
+def test_a_block_in_a_block_uses_up_no_choices(operands: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """After the inner block the outer one goes on with the choices that it has not made yet."""
+
+    def twice(between: Callable[[], object] = lambda: None) -> list[list[list[float]]]:
+        first = _step(*operands, mended=False).cpu()
+        between()
+        return [first.tolist(), _step(*operands, mended=False).cpu().tolist()]
+
+    def inner() -> None:
+        with schedule("lazy"):
+            _step(*operands, mended=True).cpu()
+
+    orders = {str(result): text for text, result in every_order(twice)}
+    assert len(orders) >= 4
+    for result, text in orders.items():
+        with schedule(text):
+            assert str(twice(inner)) == result
+
+
 def test_every_order_tells_the_racy_program_from_the_mended(operands: tuple[torch.Tensor, torch.Tensor]) -> None:
     """The product of what is not there yet is not a number; with the wait every order is right."""
     expected = _step(*operands, mended=True).cpu()

@@ -162,6 +162,49 @@ def test_graph_breaks_are_told_with_their_lines() -> None:
     assert all(reason in str(explanation) for reason in explanation.breaks)
 
 
+def test_a_function_that_is_left_out_is_told() -> None:
+    """A break in a block that no graph can end in: Dynamo leaves out the whole function, or the rest of one; also in a loop."""
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        try:
+            x = x + 1
+            torch._dynamo.graph_break()
+        finally:
+            x = x * 2
+        return x
+
+    def early(x: torch.Tensor) -> torch.Tensor:
+        x = x + 1
+        torch._dynamo.graph_break()
+        try:
+            x = x - 2
+            torch._dynamo.graph_break()
+        finally:
+            x = x * 3
+        return x
+
+    def loop(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = x + x.sum().item()
+        return x
+
+    def whole(x: torch.Tensor) -> torch.Tensor:
+        return step(x) + loop(x) + early(x)
+
+    found = npugraph_ex.explain(whole, torch.ones(3, device="npu"))
+    firsts = [reason.splitlines()[0] for reason in found.breaks]
+    begin, turn, late = (function.__code__.co_firstlineno for function in (step, loop, early))
+    own = "Call to `torch._dynamo.graph_break()`"
+    assert f"{__file__}:{begin + 3}: the function step of line {begin} is not compiled: {own}" in firsts
+    assert f"{__file__}:{turn + 2}: the function loop of line {turn} is not compiled: {_ITEM}" in firsts
+    assert f"{__file__}:{late + 5}: the rest of early from line {late + 2} is not compiled: {own}" in firsts
+    assert sum("is not compiled" in first for first in firsts) == 3
+    assert not any(first.startswith(("Call", "Unsupported")) for first in firsts)
+
+
+_ITEM = "Unsupported Tensor.item() call with capture_scalar_outputs=False"
+
+
 def test_a_function_that_is_compiled_no_more_is_told() -> None:
     """Behind Dynamo's limit calls run in eager mode: no graph would show it."""
     fast = torch.compile(lambda x, n: x * n, backend="npugraph_ex", dynamic=False)
