@@ -52,7 +52,7 @@ _PASSES = (
 _STREAMS = (("streams", 120), ("forms", 12), ("parts", 12), ("events", 60))
 TARGETS: Mapping[str, MutationTarget] = MappingProxyType(
     {
-        "saving": MutationTarget(("npugraph_ex.saving",), 80, (("cache", 12),)),
+        "saving": MutationTarget(("npugraph_ex.saving",), 80, (("cache", 12), ("callers", 60))),
         "lifting": MutationTarget(("npugraph_ex.lifting",), 100, (("spellings", 120),)),
         "matcher": MutationTarget(("npugraph_ex.fusion",), 180, _FUSION),
         "streams": MutationTarget(("npugraph_ex.stream_check",), 120, _STREAMS),

@@ -12,8 +12,8 @@ from npugraph_ex_conformance.mutation.sites import FaultSite, lines_of
 
 Example = tuple[str, int]
 """The kind of campaign items, and the number of the item."""
-_KEPT = 40
-"""Examples of a kind that are kept for a line; the first ones are."""
+_KEPT = 12
+"""Examples of a kind that are kept for a line, evenly over all that run it."""
 
 
 class Reach:
@@ -66,19 +66,21 @@ def traced(
     data, found = tracer.get_data(), {}
     for name, file in files.items():
         found[name] = {
-            line: _first(right, sorted(int(context) for context in contexts if context))
+            line: _kept(right, sorted(int(context) for context in contexts if context))
             for line, contexts in data.contexts_by_lineno(file).items()
         }
     return right, found
 
 
-def _first(examples: Sequence[Example], positions: Sequence[int]) -> list[int]:
-    """The first examples of each kind, without those that fail although there is no fault."""
-    count: dict[str, int] = {}
-    kept = []
+def _kept(examples: Sequence[Example], positions: Sequence[int]) -> list[int]:
+    """Some examples of each kind, without those that fail although there is no fault."""
+    of_kind: dict[str, list[int]] = {}
     for position in positions:
-        kind, _ = examples[position]
-        count[kind] = count.get(kind, 0) + 1
-        if kind and count[kind] <= _KEPT:
-            kept.append(position)
-    return kept
+        of_kind.setdefault(examples[position][0], []).append(position)
+    return [
+        own[len(own) * at // count]
+        for kind, own in of_kind.items()
+        if kind
+        for count in [min(_KEPT, len(own))]
+        for at in range(count)
+    ]
