@@ -21,6 +21,7 @@ from npugraph_ex.frontend.entry.backend import compile_fx as compile_fx
 from npugraph_ex.frontend.entry.backend import get_compiler as get_compiler
 from npugraph_ex.frontend.entry.backend import get_npu_backend as get_npu_backend
 from npugraph_ex.frontend.entry.explain import explain as explain
+from npugraph_ex.fusion.conditions import LikeExamples as LikeExamples
 from npugraph_ex.fusion.conditions import ShapeRange as ShapeRange
 from npugraph_ex.fusion.registry import register_replacement as register_replacement
 from npugraph_ex.observe.logger import logger as logger

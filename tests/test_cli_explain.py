@@ -44,8 +44,8 @@ def script(tmp_path: Path) -> str:
 
 
 def test_tables_follow_the_scripts_output(command: Command, script: str) -> None:
-    """The script prints first; then its graph, inputs, passes and captures; its exit status is passed on."""
-    done = command("explain", "--emulate", script, "3", "4", NPU_EMULATOR_FORCE="1")
+    """With --full the script prints first; then its graph, inputs, passes and captures; its exit status is passed on."""
+    done = command("explain", "--emulate", "--full", script, "3", "4", NPU_EMULATOR_FORCE="1")
     assert done.returncode == 4, done.stderr
     said = done.stdout
     assert said.index("sum 24.0") < said.index("graph 1")
@@ -112,6 +112,9 @@ def test_the_findings_of_a_racy_script_are_in_the_sarif_file(command: Command, t
     done = command("explain", "--emulate", "--sarif", str(sarif), str(script), NPU_EMULATOR_FORCE="1")
     assert done.returncode == 0, done.stderr
     assert "StreamOrderWarning" in done.stderr
+    assert len(done.stdout.splitlines()) <= 20
+    assert re.search(r"^stream check +error read-after-write: ", done.stdout, re.MULTILINE)
+    assert f"npugraph-ex explain --full --emulate {script}  # " in done.stdout
     (run,) = json.loads(sarif.read_text())["runs"]
     (result,) = run["results"]
     assert (result["ruleId"], result["level"]) == ("read-after-write", "error")

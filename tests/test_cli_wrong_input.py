@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from npu_emulator import __main__ as launcher
-from npu_emulator.clock.summary import Summary
+from npu_emulator.clock.summary import Lane, Share, Summary
 from npugraph_ex import cli
 from npugraph_ex._plurals import counted, noun
 from npugraph_ex.commands import alarms, campaign, mutants
@@ -28,6 +28,9 @@ from npugraph_ex.report.captures import CaptureRecord
 from npugraph_ex.report.findings import Finding, Location
 from npugraph_ex.report.graphs import CallRecord, GraphRecord, InputRecord
 from npugraph_ex.report.passes import Fusion, NearMiss, PassRecord, PassReport, RuleRecord
+from npugraph_ex.testing.validation.findings import Validation, ValidationFinding
+from npugraph_ex_conformance.mutants.search import Kill
+from npugraph_ex_conformance.upstream.outcome import UpstreamOutcome
 
 WRONG: list[tuple[list[str], tuple[str, ...]]] = [
     # No command, or none of that name.
@@ -221,10 +224,15 @@ def test_the_page_of_json_has_every_command_and_its_keys() -> None:
     names = {parser.prog.removeprefix("npugraph-ex ") for parser in parsers} - {"run", "cache"}
     assert names <= set(rows)
     for command, kinds in {
-        "diff": (Comparison, Difference), "env": (Environment,), "explain": (Explanation,), "timeline": (Summary,),
+        "diff": (Comparison, Difference), "env": (Environment,), "explain": (Explanation,), "timeline": (Summary, Share, Lane),
+        "validate": (Validation, ValidationFinding), "conformance mutants": (Kill,),
     }.items():  # fmt: skip
         fields = {field.name for kind in kinds for field in dataclasses.fields(kind)}
-        assert set(re.findall(r"`(\w+)`", rows[command])) - {"works", "picture", "trace", "figures"} == fields
+        named = {"works", "picture", "trace", "figures", "ok", "complete", "replacements", "verdict", "kills"}
+        assert set(re.findall(r"`(\w+)`", rows[command])) - named - {"wrong_without_a_mutant"} == fields
+    assert set(re.findall(r"`(\w+)`", rows["upstream"])) - {"complete", "stale", "outcomes"} == {
+        *UpstreamOutcome._fields
+    }
     kinds = (
         Explanation, GraphExplanation, CaptureRecord, GraphRecord, InputRecord, CallRecord, PassReport, PassRecord, RuleRecord,
         Fusion, NearMiss, Finding, Location,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -153,4 +154,25 @@ def test_what_every_command_does(
     cli.main([first, *([] if name == "run" else ["--json"]), "--quiet", *words])
     said = capsys.readouterr()
     assert said.err == ""
-    assert name == "run" or json.loads(said.out) is not None
+    if name != "run":
+        assert _keys(json.loads(said.out)) <= _documented(name)
+
+
+def _keys(found: object) -> set[str]:
+    """Of all objects in a JSON value, down to those that are named by what they hold, as versions are by packages."""
+    if isinstance(found, list):
+        return set().union(*map(_keys, found))
+    if not isinstance(found, dict):
+        return set()
+    return {*found}.union(*(_keys(value) for key, value in found.items() if key not in _BY_NAME))
+
+
+_BY_NAME = {"packages", "tested", "versions", "answers", "checked", "commands"}
+
+
+def _documented(name: str) -> set[str]:
+    """The keys in the row of the page of JSON, and names that the commands above are asked for."""
+    page = (Path(__file__).parents[1] / "docs" / "reference" / "json.md").read_text(encoding="utf-8")
+    rows = re.findall(rf"^\| `{name}(?: --check)?` \| (.*) \|$", page, re.MULTILINE)
+    asked = {"every_command::twice", *(word.partition("=")[0] for word in (SHORT | LONG)[name])}
+    return asked.union(*(re.findall(r"`(\w+)`", row) for row in rows))

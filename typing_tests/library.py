@@ -55,6 +55,7 @@ def scopes(event_tag: str) -> None:
 def registered() -> None:
     """A replacement with its condition, an operator with host arguments."""
     wide = npugraph_ex.ShapeRange("x", dim=-1, at_least=16)
+    like = npugraph_ex.LikeExamples(x=torch.ones(2), y=torch.ones(2))
 
     def search(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return x + y
@@ -63,6 +64,7 @@ def registered() -> None:
         return torch.add(x, y)
 
     npugraph_ex.register_replacement(search, replace, [torch.ones(2), torch.ones(2)], extra_check=wide)
+    npugraph_ex.register_replacement(search, replace, [torch.ones(2), torch.ones(2)], extra_check=like)
     npugraph_ex.register_host_arguments("mine::attention", ["lengths"])
 
 

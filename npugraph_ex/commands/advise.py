@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from npugraph_ex._plurals import counted
 from npugraph_ex.commands.terminal import progress
+from npugraph_ex.observe.modelled import modelled_us
 
 if TYPE_CHECKING:
     from torch import fx
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from npu_emulator.pages import Page
     from npugraph_ex.config import Options
     from npugraph_ex.frontend.entry.advice import Advice
-    from npugraph_ex.graph.launches import Launched
     from npugraph_ex.report.passes import PassReport
     from npugraph_ex.testing.discovery import Discovery
 
@@ -150,16 +150,6 @@ def advising(*, discovering: bool = False, quiet: bool = True) -> Iterator[Advis
         yield found
     finally:
         npu_fx_compiler._optimize_fx = original  # noqa: SLF001
-
-
-def modelled_us(saves: Launched) -> float:
-    """The microseconds that the kernels take to start, and their bytes to move, on the chip of the emulated device."""
-    from npu_emulator.chips import with_figures
-    from npu_emulator.clock.roofline import LAUNCH_US
-    from npu_emulator.settings import Settings
-
-    chip = with_figures(Settings().soc)
-    return round(LAUNCH_US * saves.kernels + 1e6 * saves.bytes / chip.bandwidth, 2)
 
 
 def _page(script: str, found: Advised) -> Page:

@@ -55,24 +55,24 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _list(store: Store, arguments: argparse.Namespace) -> int:
     """Print the table; the status says whether every file is sound."""
-    rows = []
-    unsound = 0
+    rows, saved = [], []
     for path in store.entries():
         status = path.lstat()
         written = dt.datetime.fromtimestamp(status.st_mtime, tz=dt.timezone.utc)
+        name, fault = _name(store, path), ""
         try:
             read_entry(path)
-            verdict = "yes"
         except (SavedGraphError, OSError) as error:
-            verdict, unsound = f"no: {error}", unsound + 1
-        rows.append((_name(store, path), f"{status.st_size:,}", f"{written:%Y-%m-%d %H:%M} UTC", verdict))
+            fault = str(error)
+        rows.append((name, f"{status.st_size:,}", f"{written:%Y-%m-%d %H:%M} UTC", f"no: {fault}" if fault else "yes"))
+        when = written.isoformat(timespec="seconds")
+        saved.append({"name": name, "bytes": status.st_size, "written": when, "sound": not fault, "fault": fault})
     headers = ("name", "bytes", "written", "sound")
     text = f"{counted(len(rows), 'saved compilation')} in {store.directory}\n"
     if rows:  # whole names, however long: they are what `show` and `clear` take
         text += f"\n{tabulate(rows, headers=headers, tablefmt='simple', disable_numparse=True)}\n"
-    saved = [dict(zip(headers, row, strict=True)) for row in rows]
     show(arguments, {"folder": str(store.directory), "saved": saved}, text)
-    return 1 if unsound else 0
+    return 0 if all(one["sound"] for one in saved) else 1
 
 
 def _no_folder(store: Store, arguments: argparse.Namespace) -> int:

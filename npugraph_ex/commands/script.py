@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import runpy
+import shlex
 import sys
 import threading
 import traceback
@@ -24,15 +25,18 @@ from npugraph_ex.observe import environment
 
 if TYPE_CHECKING:
     from npu_emulator.clock.timeline import Timeline
+    from npu_emulator.pages import Facts
     from npugraph_ex.observe.explain import Explanation
 
 _SWITCH = "NPUGRAPH_EX"
 _EXPLAIN = """\
-Run a script, then say what was compiled: inputs, passes, fusions, captures, and why each is as it is. A program that does not
-end by itself, such as a server, is explained when it is stopped: by Ctrl-C, by SIGTERM, or by --after.
+Run a script, then say on one screen what was compiled: how the graphs run, where they end, what was fused and what nearly, kernels
+and modelled time, captures, and what to do next; with --full, in tables that have each input, pass, rule, capture and call.
+A program that does not end by itself, such as a server, is explained when it is stopped: by Ctrl-C, by SIGTERM, or by --after.
 
 examples:
   npugraph-ex explain --emulate script.py --steps 3
+  npugraph-ex explain --emulate --full script.py | less
   npugraph-ex explain --emulate --html story.html script.py
   npugraph-ex explain --json server.py > graphs.json         Ctrl-C stops the server; then it is explained
 
@@ -46,7 +50,7 @@ _LAUNCHER = {
     runpy.run_path.__code__.co_filename,
 }
 """The files whose frames lie above the script's."""
-_NOTHING = '{"graphs": [], "breaks": []}'
+_NOTHING = '{"graphs": [], "breaks": [], "peak_bytes": null}'
 
 
 def add_parsers(commands: Any) -> None:
@@ -55,6 +59,9 @@ def add_parsers(commands: Any) -> None:
     explaining = commands.add_parser(
         "explain", help="run a script, then say what was compiled and why it is as it is", description=_EXPLAIN,
     )  # fmt: skip
+    explaining.add_argument(
+        "--full", action="store_true", help="all tables: each input, pass, rule, capture and changed call"
+    )
     explaining.add_argument(
         "--html", type=Path, metavar="FILE",
         help="also write all of it as a page, graphs side by side; with --emulate, with the modelled time of the streams",
@@ -151,12 +158,23 @@ def _report(arguments: argparse.Namespace, out: TextIO, clock: Timeline | None) 
     finally:
         if arguments.json:
             out.write(f"{found.to_json()}\n")
-        elif out.isatty():
-            from rich.console import Console
-
-            Console(file=out, highlight=False).print(found)
         else:
-            out.write(f"\n{found}\n")
+            _print(found if arguments.full else found.summary("" if arguments.quiet else _again(arguments)), out)
+
+
+def _print(shown: Explanation | Facts | str, out: TextIO) -> None:
+    """Text; tables on a terminal in its width, which breaks other lines itself, so that they can be copied whole."""
+    if not (out.isatty() and hasattr(shown, "__rich_console__")):
+        out.write(f"\n{shown}\n")
+        return
+    from rich.console import Console
+
+    Console(file=out, highlight=False).print(shown)
+
+
+def _again(arguments: argparse.Namespace) -> str:
+    """The command line that runs the script again so."""
+    return shlex.join(["--emulate"] * arguments.emulate + [arguments.script, *arguments.arguments])
 
 
 def _write_files(arguments: argparse.Namespace, found: Explanation, clock: Timeline | None) -> None:

@@ -16,6 +16,7 @@ from torch import fx
 from torch._inductor.pattern_matcher import Match
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from npugraph_ex._plurals import counted
 from npugraph_ex.errors import ReplacementError
 
 Condition = Callable[[Match], str | None]
@@ -123,3 +124,53 @@ class ShapeRange:
         if self.multiple_of != 1 and not holds(size % self.multiple_of == 0):
             return f"{name} is not a multiple of {self.multiple_of}"
         return None
+
+
+class LikeExamples:
+    """An ``extra_check``: tensors have their examples' dtypes and numbers of dimensions, and their sizes agree as the examples' do.
+
+    Counted from the last dimension: where two examples have one size, the tensors have one size, and a size of 1 stays 1. All
+    other sizes are free.
+
+    Args:
+        examples: a tensor for each argument of the search function that is checked, by the argument's name.
+
+    Raises:
+        ReplacementError: an example is no tensor.
+    """
+
+    def __init__(self, **examples: torch.Tensor) -> None:
+        for name, example in examples.items():
+            if not isinstance(example, torch.Tensor):
+                raise ReplacementError(f"LikeExamples: {name} must be a tensor; it is {example!r}.")
+        self.examples = examples
+
+    def __call__(self, match: Match) -> bool:
+        """Whether the condition holds."""
+        return self.reason_against(match) is None
+
+    def reason_against(self, match: Match) -> str | None:
+        """None if the condition holds, otherwise the first difference."""
+        values: dict[str, torch.Tensor] = {}
+        for name, example in self.examples.items():
+            value = value_of(match, name)
+            if value is None or value.dtype != example.dtype or value.dim() != example.dim():
+                kind = "no tensor" if value is None else _kind(value)
+                return f"{name} is {kind}; its example is {_kind(example)}"
+            values[name] = value
+        for name, example in self.examples.items():
+            for place, size in enumerate(example.shape, -example.dim()):
+                found = values[name].shape[place]
+                if size == 1 and not holds(found == 1):
+                    return f"size {found} of dimension {place} of {name} is not 1"
+                for other, its in self.examples.items():
+                    if -place > its.dim() or its.shape[place] != size:
+                        continue
+                    another = values[other].shape[place]
+                    if not holds(found == another):
+                        return f"{name} and {other} have different sizes in dimension {place}, {found} and {another}"
+        return None
+
+
+def _kind(value: torch.Tensor) -> str:
+    return f"{value.dtype} of {counted(value.dim(), 'dimension')}"

@@ -18,6 +18,7 @@ from typing_extensions import deprecated
 
 from npu_emulator.pages import Facts, Page, PageTable, Section, Verbatim
 from npugraph_ex._plurals import counted
+from npugraph_ex.observe.summary import FATES, summary
 from npugraph_ex.report.captures import CaptureRecord, capture_records
 from npugraph_ex.report.findings import Findings
 from npugraph_ex.report.graphs import CallRecord, GraphRecord, InputRecord, graph_records
@@ -46,7 +47,7 @@ class GraphExplanation:
         saved = graph.kernels_before - graph.kernels_after
         return [
             ("compiled", graph.cause),
-            ("runs as", _FATES[graph.fate]),
+            ("runs as", FATES[graph.fate]),
             ("kernels", f"{graph.kernels_before} before the passes, {graph.kernels_after} after, {saved} saved"),
             ("captures", len(self.captures)),
             ("pool", "none" if self.pool_bytes is None else f"{self.pool_bytes:,} bytes"),
@@ -162,13 +163,6 @@ _STREAM, _ALIVE, _HAPPENED = 3, 4, 5
 _LONG_RUN = 3
 
 _NOTHING = "Nothing was compiled by this backend."
-_FATES = {
-    "captured": "captured graphs, replayed",
-    "force_eager": "operator by operator, because of force_eager",
-    "dumped": "operator by operator, because of dump_tensor_data",
-    "not capturable": "operator by operator, because it cannot be captured",
-    "nothing to run": "it has nothing to run on the device",
-}
 
 
 @dataclass(frozen=True)
@@ -186,6 +180,14 @@ class Explanation:
     graphs: tuple[GraphExplanation, ...]
     breaks: tuple[str, ...] = ()
     peak_bytes: int | None = None
+
+    def summary(self, again: str = "") -> Facts | str:
+        """One screen: how the graphs run, where they end, what was fused and what nearly, kernels, modelled time, captures.
+
+        Args:
+            again: the command line after `npugraph-ex explain`, from which rows with the next commands are made.
+        """
+        return summary(self, again) if self.graphs or self.breaks else _NOTHING
 
     def in_short(self) -> list[Section]:
         """What plain text and a terminal show: each graph, and what the passes changed in it."""

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote
 
 from tabulate import tabulate
 
@@ -257,6 +258,6 @@ def _location(side: Location) -> dict[str, Any]:
     file, _, line = side.source.rpartition(":")
     if file and line.isdigit():
         path = Path(file)
-        uri = path.as_uri() if path.is_absolute() else path.as_posix()
+        uri = path.as_uri() if path.is_absolute() else quote(path.as_posix())
         location["physicalLocation"] = {"artifactLocation": {"uri": uri}, "region": {"startLine": int(line)}}
     return location

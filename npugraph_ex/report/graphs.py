@@ -51,6 +51,7 @@ class CallRecord:
         source: ``file:line`` of the user's code; empty where the graph does not know.
         kernel: whether it starts work on the device.
         alive_bytes: of the results that the graph has made and still needs while the call runs, for the traced sizes.
+        moved_bytes: what a kernel reads and writes, for the traced sizes; 0 for a call that is no kernel.
     """
 
     name: str
@@ -59,6 +60,7 @@ class CallRecord:
     source: str
     kernel: bool
     alive_bytes: int = 0
+    moved_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,10 @@ from torch.nn import functional
 import npu_emulator
 from npu_emulator.clock.roofline import LAUNCH_US
 from npugraph_ex.cli import main
-from npugraph_ex.commands.advise import Advised, _page, advising, modelled_us
+from npugraph_ex.commands.advise import Advised, _page, advising
 from npugraph_ex.frontend.entry.advice import Advice
 from npugraph_ex.graph.launches import Launched
+from npugraph_ex.observe.modelled import modelled_us
 
 SIZE, HEADS = 64, 4
 SETTLED = 4

@@ -8,14 +8,19 @@ import json
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch_npu
 from rich.console import Console
 
+import npu_emulator
 import npugraph_ex
-from npu_emulator.pages import PageTable
+from npu_emulator.chips import CHIPS
+from npu_emulator.clock.roofline import LAUNCH_US
+from npu_emulator.pages import Facts, PageTable
 from npugraph_ex.frontend.entry.explain import Watch
 from npugraph_ex.observe import dump, explain
 from npugraph_ex.report.recompilations import in_words
@@ -115,6 +120,74 @@ def _on_a_terminal(explanation: explain.Explanation, width: int) -> str:
     file = io.StringIO()
     Console(file=file, width=width, highlight=False).print(explanation)
     return re.sub(r" +$", "", file.getvalue(), flags=re.MULTILINE)
+
+
+def test_one_screen_says_what_matters_first() -> None:
+    """How graphs run, breaks, obstacles, kernels, fusions, near-misses and captures, each with its line; the next commands."""
+
+    def normed(rows: torch.Tensor, gamma: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y, _, total = torch_npu.npu_add_rms_norm(rows, rows, gamma)
+        fused = torch_npu.npu_dynamic_quant(y)
+        for _ in range(2):
+            y, _, total = torch_npu.npu_add_rms_norm(total, rows, gamma)
+            fused += torch_npu.npu_dynamic_quant(y)  # nearly
+            fused += torch_npu.npu_rms_norm(y, gamma)  # unlike
+        return *fused, total
+
+    def host(x: torch.Tensor) -> torch.Tensor:
+        y = (x + 1).cpu()
+        torch._dynamo.graph_break()
+        return y
+
+    rows, gamma = (torch.ones(shape, device="npu", dtype=torch.half) for shape in ((4, 64), (64,)))
+    watch = Watch()
+    npugraph_ex.explain(normed, rows, gamma)
+    npugraph_ex.explain(host, rows)
+    found = watch.explanation()
+    first, second = (entry.graph.number for entry in found.graphs)
+    lines = {text.partition("# ")[2]: number for number, text in enumerate(Path(__file__).read_text().splitlines(), 1)}
+    begin = host.__code__.co_firstlineno
+    summary = found.summary("--emulate script.py")
+    assert isinstance(summary, Facts)
+    assert len(str(summary).splitlines()) == len(summary.pairs) <= 20
+    pairs = [
+        pair for pair in summary.pairs if pair[0] not in {"not capturable", "graph break", "memory", "modelled time"}
+    ]
+    rule, nearly = "add_rms_norm_dynamic_quant", f"({__file__}:{lines['nearly']})"
+    assert pairs == [
+        ("runs as", f"captured graphs, replayed: graph {first}"),
+        ("", f"operator by operator, because it cannot be captured: graph {second}"),
+        ("kernels", "10 before the passes, 9 after: 1 saved"),
+        ("fused", f"1: {rule}"),
+        ("near-miss", f"{rule}: output 0 of npu_add_rms_norm_2 is also used by npu_rms_norm_1 {nearly}"),
+        ("", f"{rule}: output 0 of npu_add_rms_norm_1 is also used by npu_rms_norm {nearly}"),
+        ("norm not fused", f"no rule begins with npu.npu_rms_norm.default ({__file__}:{lines['unlike']}), 2 times"),
+        ("captures", "1: the first call"),
+        ("next", "npugraph-ex help Unsupported  # why a graph ends, and the remedy"),
+        ("", "npugraph-ex help CaptureError  # what keeps a graph from being captured, and the remedy"),
+        ("", "npugraph-ex advise --emulate script.py  # what else could be fused, and the lines to change"),
+        ("", "npugraph-ex explain --full --emulate script.py  # all tables; --html FILE: as a page"),
+    ]
+    said = dict(summary.pairs)
+    assert said["graph break"] == f"{__file__}:{begin + 2}: Call to `torch._dynamo.graph_break()`"
+    assert re.fullmatch(rf"graph {second}: _to_copy: .*:{begin + 1}\)", str(said["not capturable"]))
+    assert "next" not in str(found.summary())
+    assert str(explain.Explanation(()).summary()) == "Nothing was compiled by this backend."
+
+
+def test_the_modelled_time_is_that_of_starts_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two kernels that read and write 4 MiB each, on the emulated chip."""
+    found = npugraph_ex.explain(lambda x: x.relu() + 1, torch.ones(2**20, device="npu"))
+    expected = 2 * LAUNCH_US + 1e6 * 4 * 2**22 / CHIPS["Ascend910B2"].bandwidth
+    time = rf"^modelled time +{expected:.1f} us before .*, {expected:.1f} us after: .*Ascend910B2$"
+    assert re.search(time, str(found.summary()), re.MULTILINE)
+    (entry,) = found.graphs
+    assert [call.moved_bytes for call in entry.graph.after] == [2 * 2**22] * 2
+    for soc, known in (("Ascend910_9391", "Ascend910_9391"), ("Ascend310B1", "Ascend910B2")):
+        emulated = SimpleNamespace(settings=SimpleNamespace(soc=soc))
+        monkeypatch.setattr(npu_emulator, "current", lambda emulated=emulated: emulated)
+        expected = 2 * LAUNCH_US + 1e6 * 4 * 2**22 / CHIPS[known].bandwidth
+        assert f" {expected:.1f} us after: starts and bytes of the kernels on an {known}\n" in str(found.summary())
 
 
 def test_an_obstacle_is_named_with_its_line() -> None:
@@ -321,6 +394,15 @@ def test_a_recompiled_graph_says_what_changed() -> None:
     assert re.fullmatch(rf"again: n == 2 was true and is not now \(used at {line}\)", causes[1])
     assert causes[5].startswith("again: self.factor == 3.0 was true")
     assert f"compiled         {causes[1]}\n" in str(watch.explanation())
+    numbers = [entry.graph.number for entry in watch.explanation().graphs]
+    summary = watch.explanation().summary()
+    assert isinstance(summary, Facts)
+    first = next(place for place, (name, _) in enumerate(summary.pairs) if name == "compiled")
+    assert [said for _, said in summary.pairs[first : first + 4]] == [
+        *(f"graph {number} {cause}" for number, cause in zip(numbers[1:4], causes[1:4], strict=True)), "… and 3 more"
+    ]  # fmt: skip
+    few = f"graphs {numbers[0]}, {numbers[1]}, {numbers[2]}, …, {numbers[6]}"
+    assert summary.pairs[0] == ("runs as", f"captured graphs, replayed: {few}")
 
 
 @pytest.mark.parametrize(

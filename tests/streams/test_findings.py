@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 from torch import fx
@@ -78,6 +79,9 @@ def test_sarif_has_what_the_standard_requires() -> None:
     related = run["results"][0]["relatedLocations"][0]["physicalLocation"]
     assert related["artifactLocation"]["uri"] == "file:///home/me/model.py"
     assert "physicalLocation" not in run["results"][1]["locations"][0]
+    spaced = dataclasses.replace(LOST, first=dataclasses.replace(LOST.first, source="my model.py:13"))
+    (result,) = json.loads(Findings((spaced,)).to_sarif())["runs"][0]["results"]
+    assert result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "my%20model.py"
 
 
 def test_the_pass_report_carries_findings() -> None:

@@ -104,22 +104,37 @@ def test_hand_written_rules_are_found_again(function: Callable[..., Any]) -> Non
 
 
 def test_what_is_written_fuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The module registers rules, which fuse in the model and keep its values."""
+    """The module registers rules, which fuse in the model and keep its values: for other sizes too, but for no other dtypes."""
     (found,), inputs = found_in(norm, "npu::npu_rms_norm")
     (tmp_path / "discovered_here.py").write_text(module_of([found]))
     monkeypatch.syspath_prepend(tmp_path)
     registered = []
     original = npugraph_ex.register_replacement
-    monkeypatch.setattr(npugraph_ex, "register_replacement", lambda *given: registered.append(original(*given)))
+    monkeypatch.setattr(
+        npugraph_ex, "register_replacement", lambda *given, **checks: registered.append(original(*given, **checks))
+    )
     __import__("discovered_here")
     sys.modules.pop("discovered_here")
     torch._dynamo.reset()
+    x, w = inputs
+    others = (
+        ((torch.randn(5, 24).half().npu(), torch.randn(24).half().npu()), ""),
+        ((x[None], w), "input_0 is torch.float16 of 3 dimensions; its example is torch.float16 of 2 dimensions"),
+        ((x, w[:1]), "input_0 and input_1 have different sizes in dimension -1, 8 and 1"),
+        ((x, w.float()), "input_1 is torch.float32 of 1 dimension; its example is torch.float16 of 1 dimension"),
+    )
     with registered[0], torch.no_grad():
         result = torch.compile(norm, backend="npugraph_ex")(*inputs)
         report = npugraph_ex.last_report()
+        reports = [
+            npugraph_ex.explain(norm, *given, calls=1, dynamic=False).graphs[0].graph.report for given, _ in others
+        ]
     assert report is not None
     report.require(1, registered[0].name)
     torch.testing.assert_close(result, norm(*inputs), rtol=2e-3, atol=1e-6)
+    for other, (_, reason) in zip(reports, others, strict=True):
+        assert other.fusions(registered[0].name) == (not reason)
+        assert [miss.reason for miss in other.near_misses(registered[0].name)] == [reason][: bool(reason)]
 
 
 TWO_LAYERS = """

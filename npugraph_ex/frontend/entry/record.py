@@ -15,7 +15,7 @@ from npugraph_ex.aclgraph import CompiledGraph
 from npugraph_ex.aclgraph.host_updates import UpdatePlan
 from npugraph_ex.aclgraph.obstacles import find_obstacles
 from npugraph_ex.config import Options
-from npugraph_ex.graph.launches import launches
+from npugraph_ex.graph.launches import Launched, launches
 from npugraph_ex.graph.memory.aliases import AliasFacts, mutated_inputs
 from npugraph_ex.graph.memory.lifetimes import alive_bytes
 from npugraph_ex.graph.source import source_line
@@ -65,10 +65,20 @@ def record(  # noqa: PLR0913 - the parts of one compilation
 def nodes_of(graph: fx.Graph, facts: AliasFacts | None = None) -> tuple[CallRecord, ...]:
     """The calls of a graph, in order; what only takes a result out of a tuple is none."""
     alive = alive_bytes(graph, facts or AliasFacts(graph))
+    calls = [
+        node for node in graph.nodes if node.op not in {"placeholder", "output"} and node.target is not operator.getitem
+    ]
     return tuple(
-        CallRecord(node.name, str(node.target), stream_of(node), source_line(node), launches(node), alive[node])
-        for node in graph.nodes
-        if node.op not in {"placeholder", "output"} and node.target is not operator.getitem
+        CallRecord(
+            name=node.name,
+            operator=str(node.target),
+            stream=stream_of(node),
+            source=source_line(node),
+            kernel=launches(node),
+            alive_bytes=alive[node],
+            moved_bytes=Launched.of([node]).bytes,
+        )
+        for node in calls
     )
 
 
