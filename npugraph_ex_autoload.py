@@ -375,7 +375,8 @@ def _teach_dynamo() -> None:
     This runs while torch or torch_npu is imported, for programs that may never ask for this backend.
     """
     try:
-        from npugraph_ex._torch_private import trace_as_constant_call
+        # Not from the package: this may run while the package is being imported, which imports dynamo.
+        from npugraph_ex._torch_private.streams import trace_as_constant_call
 
         trace_as_constant_call("npu", "default_stream")
     except Exception as error:  # noqa: BLE001 - whatever moved in torch

@@ -69,6 +69,20 @@ def test_import_changes_nothing_of_the_program(ask: Ask) -> None:
     assert found["looked at"] > 5000
 
 
+FIRST = """
+import sys, torch
+assert "torch._dynamo" not in sys.modules  # so that the library imports it, in the middle of its own imports
+from npugraph_ex.testing import check
+from npugraph_ex_autoload import failures
+answer = {"dynamo": "torch._dynamo" in sys.modules, "failures": failures}
+"""
+
+
+def test_dynamo_is_prepared_if_the_library_imports_it_first(ask: Ask) -> None:
+    """torch_npu asks for the backend while dynamo is imported: here while this library's own modules are half imported."""
+    assert ask(FIRST) == {"dynamo": True, "failures": {}}
+
+
 TORCHAIR = (
     ("torchair", "CompilerConfig"),
     ("torchair", "get_npu_backend"),
