@@ -131,7 +131,7 @@ def _start(chosen: Settings, runtime: Runtime) -> Emulator:
     with without_cann_warnings():
         import torch
         import torch_npu  # noqa: F401 - for those who switched torch's autoload off
-    from npu_emulator.extensions import stand_in_for_extensions
+    from npu_emulator.extensions import install_loader
     from npu_emulator.kernels.formats import keep_formats
     from npu_emulator.kernels.install import Installer
     from npu_emulator.launch import Launcher
@@ -150,7 +150,7 @@ def _start(chosen: Settings, runtime: Runtime) -> Emulator:
     registry.listen(installer.add)
     keep_formats()
     offer_pyacl(runtime)
-    stand_in_for_extensions(installer, registry)
+    install_loader(installer, registry, runtime.folder)
     torch.npu._lazy_call(lambda: _settle(chosen, launcher))  # noqa: SLF001 - torch_npu's own way to say "when the device starts"
     return _current
 

@@ -17,7 +17,17 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from npu_emulator.compilation import LIBRARIES, MARK, build, compiler, digest_of_sources, is_complete, symbols, wanted
+from npu_emulator.compilation import (
+    LIBRARIES,
+    MARK,
+    OF_EXTENSIONS,
+    build,
+    compiler,
+    digest_of_sources,
+    is_complete,
+    symbols,
+    wanted,
+)
 from npu_emulator.errors import BuildError
 from npugraph_ex_ownership import distrust
 
@@ -64,7 +74,7 @@ def _compiled(functions: set[str]) -> Path:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (folder / MARK).exists():
                 _compile(folder, functions)
-    _refuse_foreign([folder, *(folder / name for name in LIBRARIES)])
+    _refuse_foreign([folder, *(folder / name for name in (*LIBRARIES, *OF_EXTENSIONS))])
     return folder
 
 

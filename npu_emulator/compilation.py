@@ -20,7 +20,18 @@ from npu_emulator.errors import BuildError
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-__all__ = ["LIBRARIES", "MARK", "SOURCES", "build", "compiler", "digest_of_sources", "is_complete", "symbols", "wanted"]
+__all__ = [
+    "LIBRARIES",
+    "MARK",
+    "OF_EXTENSIONS",
+    "SOURCES",
+    "build",
+    "compiler",
+    "digest_of_sources",
+    "is_complete",
+    "symbols",
+    "wanted",
+]
 
 LIBRARIES = (
     "libascendcl.so",
@@ -34,7 +45,20 @@ LIBRARIES = (
     "libopapi.so",
     "libatb.so",
 )
-"""The names of CANN's libraries; the first one contains all code."""
+"""The names of CANN's libraries that torch_npu links; the first one contains all code."""
+OF_EXTENSIONS = (
+    "libregister.so",
+    "libplatform.so",
+    "libascendalog.so",
+    "libruntime.so",
+    "liberror_manager.so",
+    "libprofapi.so",
+    "libge_common_base.so",
+    "libunified_dlog.so",
+    "libmmpa.so",
+    "libc_sec.so",
+)
+"""Those that compiled extensions of other packages link besides, loaded only for them."""
 
 MARK = "npu_emulator"
 """A file of this name marks a folder with a complete build of ours, and names its sources."""
@@ -105,7 +129,7 @@ def build(folder: Path, *, extra: Collection[str] = (), standalone: bool = False
         _run([*compile_cpp, *link, *map(str, objects), "-o", str(runtime)])
     empty = folder / "empty.cpp"
     empty.write_text("")
-    for library in LIBRARIES[1:]:
+    for library in (*LIBRARIES[1:], *OF_EXTENSIONS):
         target = ["-o", str(folder / library), f"-Wl,-soname,{library}", "-Wl,--no-as-needed", "-Wl,-rpath,$ORIGIN"]
         _run([*compile_cpp, *shared, "-s", str(empty), *target, str(runtime)])
     for leftover in (*objects, empty):

@@ -125,6 +125,7 @@ class Runtime:
 
     def __init__(self, path: Path) -> None:
         """Bind the functions of the library at `path`, which must already be loaded globally."""
+        self.folder = path.parent
         self._held = ctypes.PyDLL(str(path))
         self._freed = ctypes.CDLL(str(path))
         u64, i32, pointer = ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p

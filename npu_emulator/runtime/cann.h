@@ -105,4 +105,8 @@ enum aclrtCallbackBlockType : uint32_t;
 enum aclrtHostRegisterType : uint32_t;
 enum aclrtStreamAttr : uint32_t;
 struct aclrtMallocConfig;
+struct aclrtBinaryLoadOptions;
+enum aclrtStreamState : uint32_t;
+using aclrtBinHandle = void*;
+using aclrtStreamStateCallback = void (*)(aclrtStream, aclrtStreamState, void*);
 union aclrtStreamAttrValue;

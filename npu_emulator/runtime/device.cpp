@@ -288,8 +288,8 @@ EMU_API aclError aclmdlInitDump() { return ACL_SUCCESS; }
 EMU_API aclError aclmdlFinalizeDump() { return ACL_SUCCESS; }
 EMU_API aclError aclmdlSetDump(const char*) { return ACL_SUCCESS; }
 
-// For the generated stubs of functions that torch_npu links against and the emulator does not have.
+// For the stubs of functions that torch_npu or an extension links against and the emulator does not have.
 EMU_API aclError emu_missing(const char* name) {
-    fprintf(stderr, "npu_emulator: torch_npu called %s, which the emulated runtime does not have\n", name);
+    fprintf(stderr, "npu_emulator: a library called %s, which the emulated runtime does not have\n", name);
     return fail(ACL_ERROR_RT_FEATURE_NOT_SUPPORT, std::string(name) + " is not part of the emulated runtime", "do without it, or ask for it with the program that needs it");
 }

@@ -18,6 +18,7 @@
 #include "groups.cpp"
 #include "device.cpp"
 #include "static_kernels.cpp"
+#include "extensions.cpp"
 #include "python_api.cpp"
 #include "reports.cpp"
 #include "absent.cpp"

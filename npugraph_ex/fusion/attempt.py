@@ -65,7 +65,9 @@ class Attempt:
 
     def _near_miss(self, name: str, nodes: Sequence[fx.Node], reason: str, progress: tuple[int, int]) -> None:
         self.near_missed.update(node.name for node in nodes)
-        self.report.add_near_miss(NearMiss(self.rule.rule.name, name, reason, source_line(max(nodes))), progress)
+        would_save = Launched(self.rule.saves)
+        miss = NearMiss(self.rule.rule.name, name, reason, source_line(max(nodes)), would_save)
+        self.report.add_near_miss(miss, progress)
 
     def _judge(self, loose: Match, site: Site) -> str | None:
         """None after a replacement, otherwise the first reason against it; cheap checks come first."""

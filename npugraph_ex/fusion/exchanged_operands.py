@@ -10,6 +10,7 @@ from torch._inductor.pattern_matcher import FailedMatch, is_match
 from npugraph_ex.fusion.candidates import anchors
 from npugraph_ex.fusion.pattern import EitherOrder
 from npugraph_ex.fusion.rule import PreparedRule
+from npugraph_ex.graph.launches import Launched
 from npugraph_ex.graph.source import source_line
 from npugraph_ex.report.passes import NearMiss
 
@@ -28,7 +29,7 @@ def explanations(graph: fx.Graph, rules: Iterable[PreparedRule], near_missed: Co
             if exchanged:
                 names = " and ".join(node.name for node in exchanged)
                 reason = f"the operands of {names} stand in the other order; a second rule with that order would match"
-                yield NearMiss(rule.rule.name, anchor.name, reason, source_line(anchor))
+                yield NearMiss(rule.rule.name, anchor.name, reason, source_line(anchor), Launched(rule.saves))
 
 
 def _exchanged(rule: PreparedRule, anchor: fx.Node) -> list[fx.Node]:

@@ -18,6 +18,7 @@ from npugraph_ex.errors import ReplacementError
 from npugraph_ex.fusion import tracing
 from npugraph_ex.fusion.pattern import outputs_of, pattern_of
 from npugraph_ex.fusion.rule import FusionRule, PreparedRule
+from npugraph_ex.graph.launches import count_kernels
 from npugraph_ex.graph.memory.aliases import written_by
 from npugraph_ex.graph.undeclared import was_found
 
@@ -191,20 +192,21 @@ def prepare(rule: FusionRule, judge: object = None) -> PreparedRule:
             raise ReplacementError(
                 f"{rule.name}: search_fn_pattern has None among its outputs; every one needs a pattern."
             )
-        inactive, replacement_text = "", ""
+        inactive, replacement_text, saves = "", "", 0
         try:
             replacement = tracing.trace(rule.replace, examples, rule.trace_fn)
         except Exception as error:  # noqa: BLE001 - the fused operator may not exist on this SoC or CANN
             inactive = f"its replacement cannot be traced: {_why_untraced(error)}"
         else:
             replacement_text = str(replacement.graph)
+            saves = count_kernels(search.graph) - count_kernels(replacement.graph)
             _refuse_other_outputs(rule, results, replacement, training=training)
     key = (str(search.graph), replacement_text, _identity_of(judge), rule.pattern)
     leaves = zip(flat, pytree.tree_leaves(examples), strict=True)
     gradients = frozenset(name for name, leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad)
     return PreparedRule(
         rule, names, tuple(flat_names), tuple(specs), frozenset(tensors), gradients, training, outputs, pattern, inactive,
-        key,
+        key, saves,
     )  # fmt: skip
 
 

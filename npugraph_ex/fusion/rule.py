@@ -68,6 +68,7 @@ class PreparedRule:
         pattern: the loose pattern; None when the rule is inactive.
         inactive: the reason why the rule cannot be used here, for example a missing operator.
         key: equal for two registrations of the same rewrite.
+        saves: how many kernels a fusion saves, on the example inputs; negative where it costs some.
     """
 
     rule: FusionRule
@@ -81,6 +82,7 @@ class PreparedRule:
     pattern: PatternExpr | None
     inactive: str
     key: tuple[object, ...]
+    saves: int = 0
 
     @property
     def flat_names(self) -> list[str]:

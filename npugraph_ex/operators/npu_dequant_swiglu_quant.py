@@ -18,7 +18,9 @@ device does not write rows of no group; here they are 0. Along another dimension
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -27,7 +29,7 @@ from npugraph_ex.operators._groups import Groups
 from npugraph_ex.operators._hifloat8 import HIFLOAT8, eight_bit, largest_eight_bit
 from npugraph_ex.operators._microscaling import E1M2, E2M1, BlockQuantisation, pack, rounded
 from npugraph_ex.operators._precision import compute_dtype, refused, unsupported
-from npugraph_ex.operators._record import Operator, call
+from npugraph_ex.operators._record import Call, Operator, call
 from npugraph_ex.operators._scalar_types import dtype_of
 from npugraph_ex.operators.npu_clipped_swiglu import clipped
 from npugraph_ex.operators.npu_dynamic_quant import quotient_and_scale
@@ -37,6 +39,8 @@ _OUTPUTS = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
 _ROUNDINGS = ("rint", "round", "floor", "ceil", "trunc")
 _FLOAT4 = {45: E2M1, 296: E2M1, torch.float4_e2m1fn_x2: E2M1, 297: E1M2}
 _KNOWN = f"None, {', '.join(map(str, _OUTPUTS))}, hifloat8 ({HIFLOAT8}), float4_e2m1fn_x2 (296) and float4_e1m2 (297)"
+_HALVES = 2
+"""The ``swiglu_mode`` of halves with limits."""
 _OfEachRow = Callable[[str, torch.Tensor], torch.Tensor]
 
 
@@ -205,3 +209,57 @@ def npu_dequant_swiglu_quant(
         )
     out = target.stored(quotient)
     return out.reshape(*shape[:-1], out.shape[-1]).contiguous(), scale.reshape(shape[:-1])
+
+
+def _fake_of_halves(x: torch.Tensor, **_: object) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = (*x.shape[:-1], x.shape[-1] // 2)
+    return x.new_empty(shape, dtype=torch.int8), x.new_empty(shape[:-1], dtype=torch.float32)
+
+
+def _example_of_halves(mode: int) -> Call:
+    x, weight_scale, group = torch.randint(-99, 99, (4, 16), dtype=torch.int32), torch.rand(16), torch.tensor([4])
+    named = {"weight_scale": weight_scale, "activation_scale": torch.rand(4), "group_index": group}
+    return call(x, **named, quant_mode=1, swiglu_mode=mode)
+
+
+@Operator(
+    name="_C_ascend::npu_dequant_swiglu_quant",
+    source="vLLM-Ascend, csrc/torch_binding.cpp and csrc/moe/dequant_swiglu_quant",
+    dtypes=(torch.float32,),
+    schema=(
+        "(Tensor x, *, Tensor? weight_scale=None, Tensor? activation_scale=None, Tensor? bias=None, Tensor? quant_scale=None, "
+        "Tensor? quant_offset=None, Tensor? group_index=None, bool activate_left=True, int quant_mode=0, int swiglu_mode=0, "
+        "float clamp_limit=0.0, float glu_alpha=1.0, float glu_bias=0.0) -> (Tensor y, Tensor scale)"
+    ),
+    fake=_fake_of_halves,
+    examples=(partial(_example_of_halves, 0), partial(_example_of_halves, 1)),
+)
+def npu_dequant_swiglu_quant_of_halves(
+    x: torch.Tensor,
+    *,
+    weight_scale: torch.Tensor | None = None,
+    activation_scale: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    quant_scale: torch.Tensor | None = None,
+    quant_offset: torch.Tensor | None = None,
+    group_index: torch.Tensor | None = None,
+    activate_left: bool = True,
+    quant_mode: int = 0,
+    swiglu_mode: int = 0,
+    clamp_limit: float = 0.0,
+    glu_alpha: float = 1.0,
+    glu_bias: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """vLLM-Ascend's form: with ``swiglu_mode`` 1 A and B are the halves of a row, and only a positive limit cuts them off.
+
+    Returns ``(y, scale)``: y int8, of half the last dimension of ``x``; scale float32, without it. A ``weight_scale`` of one
+    dimension is that of a single group.
+    """
+    if weight_scale is not None and weight_scale.dim() == 1:
+        weight_scale = weight_scale.unsqueeze(0)
+    return npu_dequant_swiglu_quant(
+        x, weight_scale=weight_scale, activation_scale=activation_scale, bias=bias, quant_scale=quant_scale,
+        quant_offset=quant_offset, group_index=group_index, activate_left=activate_left, quant_mode=quant_mode,
+        swiglu_mode=_HALVES if swiglu_mode else 0, clamp_limit=clamp_limit if clamp_limit > 0 else math.inf,
+        glu_alpha=glu_alpha, glu_bias=glu_bias,
+    )  # fmt: skip

@@ -62,7 +62,8 @@ class Fusion:
 class NearMiss:
     """A subgraph that almost fits a rule's pattern and was not fused; ``reason`` is the first reason.
 
-    ``would_save``: what a fusion would save if the program were changed as the reason says, where that is known.
+    ``would_save``: what a fusion would save if the program were changed as the reason says, where that is known; of a rule with
+    a search function only the kernels.
     """
 
     rule: str

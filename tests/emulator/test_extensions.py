@@ -1,15 +1,21 @@
-"""Modules that CANN or a real device would bring: extensions from their schemas, and `acl`."""
+"""Modules that CANN or a real device would bring: extensions, as shipped or from their schemas, and `acl`."""
 
 from __future__ import annotations
 
 import ctypes
 import subprocess
+import sysconfig
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
+import pytest
 import torch
 
-from npu_emulator import build
+import npu_emulator
+from npu_emulator import build, extensions
+from npu_emulator.compilation import OF_EXTENSIONS
+from npu_emulator.errors import KernelMissingError
 from npu_emulator.extensions import schemas_in
 
 Program = Callable[..., subprocess.CompletedProcess[str]]
@@ -34,6 +40,28 @@ try:
     ops.swap_blocks(x, x, x)
 except NotImplementedError as error:
     print(error)
+"""
+
+_SHIPPED = """
+#include <Python.h>
+extern "C" int aclrtBinaryLoadFromData(const void*, size_t, const void*, void**);
+extern "C" int CheckLogLevel(int, int);
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "a_name_of_its_own", nullptr, -1, nullptr};
+PyMODINIT_FUNC PyInit_made_extension() {
+    void* binary = nullptr;
+    if (aclrtBinaryLoadFromData("code", 4, nullptr, &binary) != 0 || CheckLogLevel(0, 0) != 0) return nullptr;
+    if (PyRun_SimpleString(R"(
+import torch
+library = torch.library.Library("made_extension", "DEF")
+for name, key, run in (
+    ("on_device", "PrivateUse1", lambda x: x / 0), ("on_device", "Meta", lambda x: x[:1]), ("on_host", "CPU", lambda x: x + 1),
+):
+    if key != "Meta":
+        library.define(name + "(Tensor x) -> Tensor")
+    library.impl(name, run, key)
+)") != 0) return nullptr;
+    return PyModule_Create(&definition);
+}
 """
 
 _USES_ACL = """
@@ -77,6 +105,38 @@ def test_an_extension_has_its_operators(program: Program, tmp_path: Path) -> Non
     assert (values, shapes) == ("True True", "[(3, 4), (3, 1), (3, 4)]")
     assert "the emulated NPU has no kernel for _C_ascend::swap_blocks" in refusal
     assert "of its 2 operators 1 have a kernel here" in done.stderr
+
+
+def test_an_extension_for_this_torch_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It finds CANN's libraries. Its metadata and what it has for the host stay; its device code is never run."""
+    source, libraries = tmp_path / "made.cpp", build.libraries()[0].parent
+    source.write_text(_SHIPPED)
+    links = ["-shared", "-fPIC", "-Wl,--no-as-needed", f"-L{libraries}", *[f"-l:{name}" for name in OF_EXTENSIONS]]
+    made = ["-I", sysconfig.get_path("include"), str(source), "-o", str(tmp_path / "made_extension.so")]
+    subprocess.run([*build.compiler(), *links, *made], check=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(extensions.EXTENSIONS, "made_extension", extensions.Extension("made_extension", "none"))
+    assert import_module("made_extension").__file__ == str(tmp_path / "made_extension.so")
+    assert "made_extension is loaded as shipped; of its 2 operators 0 have a kernel here" in capfd.readouterr().err
+    ops, x = torch.ops.made_extension, torch.arange(3.0, device="npu")
+    with pytest.raises(KernelMissingError, match="has no kernel for made_extension::on_device"):
+        ops.on_device(x)
+    npu_emulator.register_kernel("made_extension::on_device", lambda x: x[:1] * 2)
+    assert ops.on_device(x + 1).tolist() == [2.0]
+    assert ops.on_device(x.to("meta")).shape == (1,)
+    assert ops.on_host(x.cpu()).tolist() == [1.0, 2.0, 3.0]
+
+
+def test_an_extension_for_another_torch_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its package says which release it is for; a package that asks for none, or is not installed, leaves it to the loader."""
+    monkeypatch.setattr(extensions.importlib.metadata, "requires", lambda _: ["numpy", "torch==2.1.0"])
+    assert extensions._other_torch("client") == f"its package is for torch==2.1.0, this is {torch.__version__}"
+    monkeypatch.setattr(extensions.importlib.metadata, "requires", lambda _: ["numpy", f"torch=={torch.__version__}"])
+    assert not extensions._other_torch("client")
+    monkeypatch.undo()
+    assert not extensions._other_torch("no-such-distribution")
 
 
 def test_pyacl_copies_and_names_what_it_lacks(program: Program) -> None:

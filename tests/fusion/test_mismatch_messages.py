@@ -74,6 +74,8 @@ def test_reasons_are_sentences(model: Any, search: Any, replace: Any, pattern: A
     report = ours(traced(model, *pair()), search, replace, examples, pattern=pattern)
     assert report.fusions() == 0
     assert [miss.reason for miss in report.near_misses()] == [reason] * bool(reason)
+    saved = [miss.would_save.kernels for miss in report.near_misses()]
+    assert saved == [{square: 2, gated: 1, both: -1}.get(search, 0)] * bool(reason)
 
 
 def test_every_text_of_torch_has_words() -> None:

@@ -13,6 +13,7 @@ from torch import nn
 
 from npugraph_ex_conformance.vllm_ascend.defects import DEFECTS
 from npugraph_ex_conformance.vllm_ascend.engine import Answer, Seen
+from npugraph_ex_conformance.vllm_ascend.fusions import compared
 from npugraph_ex_conformance.vllm_ascend.models import MODELS
 from npugraph_ex_conformance.vllm_ascend.runs import PLANS, Judged, Plan, Seconds, judge
 from npugraph_ex_conformance.vllm_ascend.sources import digest, digest_of
@@ -42,6 +43,7 @@ _SEEN = Seen(
     compiled_graphs=1,
     fusions={},
     refused={},
+    costs={},
     faults=[],
     sources=digest(),
 )
@@ -93,6 +95,33 @@ def test_each_size_and_each_fusion_is_demanded() -> None:
     alone = judge(_FIFO, _SEEN, Seconds(0, 0), "qwen3-w8a8-static", _Uniform(), (eager,))
     assert rope in _SEEN.replayed
     assert alone.wrong == (f"{quant} ran in no replay",)
+
+
+def test_the_table_of_fusions_has_sites_reasons_and_costs() -> None:
+    """For each compiled graph: what was fused, and what was refused, why, at what cost; the kernels of both backends."""
+    kernels = {"vllm.qkv_rmsnorm_rope.default": 6, "aten.mm.default": 9}
+    why = "NormQuant: bias is None"
+    ours = replace(
+        _SEEN, compiled_graphs=2, fusions={"QKNormRope -> qkv_rmsnorm_rope": 4}, refused={why: 6}, costs={why: 6},
+        replayed=kernels,
+    )  # fmt: skip
+    bundled = next(plan for plan in PLANS if plan.bundled)
+    found = [
+        Judged(plan, seen, Seconds(0, 0), 0.0, 0.0, 0, ())
+        for plan, seen in ((_FIFO, ours), (bundled, replace(ours, replayed=kernels | {"aten.clone.default": 3})))
+    ]
+    rows = {what: (one, other) for _, what, one, other in compared("qwen3", found)}
+    assert rows["kernels in a replay"] == ("5", "6")
+    assert rows["  aten.clone.default"] == ("0", "1")
+    assert "  aten.mm.default" not in rows
+    assert (rows["sites found"], rows["sites fused"]) == (("5", ""), ("2", "2"))
+    assert rows[f"  by {why}"] == ("3, which costs 3 kernels", "")
+
+
+def test_only_three_runs_of_a_model_for_fusions() -> None:
+    """Eager, compiled, and by the bundled backend."""
+    of_one = [plan for plan in PLANS if plan.is_of("deepseek-w8a8")]
+    assert [(plan.compiled, plan.bundled) for plan in of_one] == [(False, False), (True, False), (True, True)]
 
 
 def test_a_defect_is_noticed_by_its_own_error() -> None:

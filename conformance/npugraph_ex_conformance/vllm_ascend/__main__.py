@@ -19,7 +19,7 @@ from tabulate import tabulate  # noqa: E402 - after the activation, as what foll
 
 from npugraph_ex_conformance.vllm_ascend.fusions import HEADERS, compared  # noqa: E402
 from npugraph_ex_conformance.vllm_ascend.models import MODELS, make  # noqa: E402
-from npugraph_ex_conformance.vllm_ascend.runs import PLANS, Judged, judge, run  # noqa: E402
+from npugraph_ex_conformance.vllm_ascend.runs import ALWAYS, PLANS, Judged, judge, run  # noqa: E402
 from npugraph_ex_conformance.vllm_ascend.start import sitecustomize  # noqa: E402, F401 - transformers imports torchvision
 
 if TYPE_CHECKING:
@@ -39,8 +39,6 @@ what is demanded:
 
 exit status: 0 all held, 1 something did not
 """
-_ALWAYS = 2
-"""The runs that the others are compared with: eager and compiled under `fifo`."""
 _HEADERS = (
     "model", "run", "mode", "schedule", "from float32", "from eager", "replays", "fused kernels", "compiled", "s",
     "processor s", "",
@@ -94,7 +92,7 @@ def _judged(name: str, folder: Path, reference: nn.Module, only: str) -> tuple[l
     rows = []
     for number, plan in enumerate(PLANS):
         about = (name, plan.name, plan.mode if plan.compiled else "", plan.schedule)
-        wanted = number < _ALWAYS or only in " ".join(about)
+        wanted = number < ALWAYS or only in " ".join(about)
         if not wanted or not plan.is_of(name):
             continue
         try:

@@ -86,7 +86,8 @@ class Seen:
         replayed: how often each kernel ran in them.
         compiled_graphs: how many graphs went through this library's passes.
         fusions: how often each of its rules fired, by the rule and what came in.
-        refused: how often a rule matched and was refused, by the rule and the reason.
+        refused: how often a rule nearly matched and was refused, by the rule and the reason.
+        costs: how many kernels those fusions would save in all, by the same names.
         faults: what the checks of memory and races found.
         sources: the digest of the library's files.
     """
@@ -98,6 +99,7 @@ class Seen:
     compiled_graphs: int
     fusions: dict[str, int]
     refused: dict[str, int]
+    costs: dict[str, int]
     faults: list[str]
     sources: str
 
@@ -205,10 +207,10 @@ def _class(rule: str) -> str:
     return rule.partition(".get_pattern.")[0].rpartition(".")[2]
 
 
-def _passes() -> tuple[int, dict[str, int], dict[str, int]]:
+def _passes() -> dict[str, Any]:
     """How many graphs this library compiled, and what its rules did in them; nothing where the bundled backend has the name."""
     if npugraph_ex_autoload.bundled_is_chosen():
-        return 0, {}, {}
+        return {"compiled_graphs": 0, "fusions": {}, "refused": {}, "costs": {}}
     from npugraph_ex.report.graphs import graph_records
 
     records = graph_records()
@@ -216,8 +218,12 @@ def _passes() -> tuple[int, dict[str, int], dict[str, int]]:
     fired = Counter(
         f"{_class(rule.name)} -> {_PLACE.sub('', ' '.join(one.by))}" for rule in rules for one in rule.fusions
     )
-    refused = Counter(f"{_class(rule.name)}: {miss.reason}" for rule in rules for miss in rule.near_misses)
-    return len(records), dict(fired), dict(refused)
+    refused, costs = Counter[str](), Counter[str]()
+    for rule in rules:
+        for miss in rule.near_misses:
+            refused[f"{_class(rule.name)}: {miss.reason}"] += 1
+            costs[f"{_class(rule.name)}: {miss.reason}"] += miss.would_save.kernels
+    return {"compiled_graphs": len(records), "fusions": dict(fired), "refused": dict(refused), "costs": dict(costs)}
 
 
 def run_engine(run: EngineRun) -> Seen:
@@ -238,16 +244,13 @@ def run_engine(run: EngineRun) -> Seen:
         faults = [str(fault) for fault in memory if not _is_the_clients_way(fault, pools)]
     if digest() != sources:
         raise RuntimeError("the library's files changed while the engine ran; run it again")
-    compiled, fusions, refused = _passes()
     in_replays = [ran for ran in log if ran.graph is not None]
     return Seen(
         answers,
         replays=len({(ran.graph, ran.replay) for ran in in_replays}),
         graphs=len({ran.graph for ran in in_replays}),
         replayed=dict(Counter(ran.name for ran in in_replays)),
-        compiled_graphs=compiled,
-        fusions=fusions,
-        refused=refused,
+        **_passes(),
         faults=[*faults, *map(str, races)],
         sources=sources,
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from npugraph_ex._plurals import counted
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -18,7 +20,8 @@ def compared(name: str, found: Sequence[Judged]) -> list[tuple[str, ...]]:
     """The rows of a model that ran both ways: figures of values, kernels a replay, and what this library's rules did.
 
     A kernel has a row if the two backends launch it a different number of times, or if it is a fused one. The rules' figures are
-    for each of the compiled graphs, which have the same operators: one for long batches, one for short ones.
+    for each of the compiled graphs, which have the same operators: one for long batches, one for short ones. A refusal costs
+    the kernels that the fusion would save. A site of the bundled backend is a fused kernel in its replays.
     """
     bundled = [one for one in found if one.plan.bundled]
     ours = [
@@ -29,19 +32,28 @@ def compared(name: str, found: Sequence[Judged]) -> list[tuple[str, ...]]:
     both = (ours[0], bundled[0])
     launched = [_a_replay(one) for one in both]
     put_in = [rule.partition(" -> ")[2] for rule in both[0].seen.fusions]
-    kernels = sorted(
-        kernel
-        for kernel in {*launched[0], *launched[1]}
-        if launched[0].get(kernel) != launched[1].get(kernel) or any(f".{one}." in kernel for one in put_in)
-    )
-    graphs = both[0].seen.compiled_graphs
+    of_fusions = {kernel for kernel in launched[0] if any(f".{one}." in kernel for one in put_in)}
+    differing = {
+        kernel for kernel in {*launched[0], *launched[1]} if launched[0].get(kernel) != launched[1].get(kernel)
+    }
+    seen, graphs = both[0].seen, both[0].seen.compiled_graphs
+    fused, refused = sum(seen.fusions.values()), sum(seen.refused.values())
     return [
         (name, "largest difference of a logprob from eager's", *[f"{one.from_eager:.2g}" for one in both]),
         (name, "largest difference of a logprob from float32", *[f"{one.from_float32:.3f}" for one in both]),
         (name, "kernels in a replay", *[f"{sum(one.values()):g}" for one in launched]),
-        *[(name, f"  {kernel}", *[f"{one.get(kernel, 0):g}" for one in launched]) for kernel in kernels],
-        *[(name, f"fused by {rule}", f"{count / graphs:g}", "") for rule, count in both[0].seen.fusions.items()],
-        *[(name, f"refused by {why}", f"{count / graphs:g}", "") for why, count in both[0].seen.refused.items()],
+        *[
+            (name, f"  {kernel}", *[f"{one.get(kernel, 0):g}" for one in launched])
+            for kernel in sorted(of_fusions | differing)
+        ],
+        (name, "sites found", f"{(fused + refused) / graphs:g}", ""),
+        (name, "sites fused", f"{fused / graphs:g}", f"{sum(launched[1].get(kernel, 0) for kernel in of_fusions):g}"),
+        *[(name, f"  by {rule}", f"{count / graphs:g}", "") for rule, count in seen.fusions.items()],
+        (name, "sites refused", f"{refused / graphs:g}", ""),
+        *[
+            (name, f"  by {why}", f"{count / graphs:g}, which costs {counted(seen.costs[why] // graphs, 'kernel')}", "")
+            for why, count in seen.refused.items()
+        ],
     ]
 
 

@@ -80,6 +80,7 @@ class Model(NamedTuple):
         quantised: how: a kind of `quantised`'s, or empty.
         seed: of its weights: one with which outputs do not loop, and no two experts are so near that bfloat16 takes the other.
         from_float32: how far a logprob may be from that in float32: about twice what the rounding of its values costs.
+        for_fusions: only for the table of fusions: no further schedules, modes and controls.
     """
 
     build: Callable[[], nn.Module]
@@ -87,6 +88,7 @@ class Model(NamedTuple):
     quantised: str = ""
     from_float32: float = 0.2
     seed: int = 7
+    for_fusions: bool = False
 
 
 _NORM_ROPE = "vllm.qkv_rmsnorm_rope.default"
@@ -97,6 +99,14 @@ MODELS = {
     "deepseek": Model(_deepseek, seed=0),
     "qwen3-w8a8": Model(_qwen3, (_NORM_ROPE,), quantised=DYNAMIC, from_float32=0.5),
     "qwen3-w8a8-static": Model(_qwen3, (_NORM_ROPE, _NORM_QUANT), quantised=STATIC, from_float32=1.0, seed=45),
+    "qwen3-moe-w8a8": Model(_qwen3_moe, (_NORM_ROPE,), quantised=DYNAMIC, from_float32=1.0, seed=1, for_fusions=True),
+    "qwen3-moe-w8a8-static": Model(
+        _qwen3_moe, (_NORM_ROPE, _NORM_QUANT), quantised=STATIC, from_float32=1.0, seed=18, for_fusions=True
+    ),
+    "deepseek-w8a8": Model(_deepseek, quantised=DYNAMIC, from_float32=1.0, seed=15, for_fusions=True),
+    "deepseek-w8a8-static": Model(
+        _deepseek, (_NORM_QUANT,), quantised=STATIC, from_float32=1.0, seed=28, for_fusions=True
+    ),
 }
 """The models by name. With activations rounded to int8 a token at a time and all else in float32, logprobs move by 0.26; the static
 one, whose judge rounds activations too, moves by 0.44 where transformers computes in bfloat16."""

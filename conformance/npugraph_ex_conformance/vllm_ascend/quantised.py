@@ -1,4 +1,7 @@
-"""W8A8: int8 weights with a scale a row, as the client's quantiser writes them, and what they say in float32."""
+"""W8A8: int8 weights with a scale a row, as the client's quantiser writes them, and what they say in float32.
+
+Experts, shared ones too, always have dynamic activations: the client has no static ones for them.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import torch
 from torch import nn
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 __all__ = ["DYNAMIC", "STATIC", "quantise", "write_description"]
@@ -17,8 +21,10 @@ DYNAMIC = "W8A8_DYNAMIC"
 """Activations have a scale a token, found when they are there."""
 STATIC = "W8A8"
 """The activations of a linear have one scale, found beforehand."""
-_KEPT = "lm_head"
-"""The linear that stays as it is."""
+_KEPT = ("lm_head", "kv_b_proj")
+"""The linears that stay as they are; the client multiplies the second with others."""
+_SHARED = ".shared_experts."
+"""A part of the names of linears in shared experts."""
 _SAMPLE = torch.arange(512).view(2, 256)
 """Tokens on which the scales of static activations are found."""
 
@@ -30,24 +36,49 @@ def quantise(model: nn.Module, kind: str) -> dict[str, torch.Tensor]:
     """
     weights = {name: weight.to(torch.bfloat16) for name, weight in model.state_dict().items()}
     linears = {
-        path: linear for path, linear in model.named_modules() if isinstance(linear, nn.Linear) and path != _KEPT
+        path: linear
+        for path, linear in model.named_modules()
+        if isinstance(linear, nn.Linear) and not path.endswith(_KEPT)
     }
-    with torch.no_grad():
-        for path, linear in linears.items():
-            scale = (linear.weight.abs().amax(1, keepdim=True) / 127).to(torch.bfloat16).float()
-            rounded = (linear.weight / scale).round().clamp(-128, 127)
-            linear.weight.copy_(rounded * scale)
-            weights[f"{path}.weight"] = rounded.to(torch.int8)
-            weights[f"{path}.weight_scale"] = scale.to(torch.bfloat16)
-            weights[f"{path}.weight_offset"] = torch.zeros_like(scale).to(torch.bfloat16)
+    for path, linear in linears.items():
+        weights |= _rounded(path, linear.weight)
+    for path, module in model.named_modules():
+        for number, one in _experts(module):
+            for name, weight in one.items():
+                weights |= _rounded(f"{path}.{number}.{name}", weight)
+        if next(_experts(module), None):
+            del weights[f"{path}.gate_up_proj"], weights[f"{path}.down_proj"]
     if kind == STATIC:
-        for path, scale in _round_inputs(model, linears).items():
+        static = {path: linear for path, linear in linears.items() if _SHARED not in path}
+        for path, scale in _round_inputs(model, static).items():
             weights[f"{path}.input_scale"] = scale.to(torch.bfloat16).view(1)
             weights[f"{path}.input_offset"] = torch.zeros(1, dtype=torch.int8)
             rows = weights[f"{path}.weight_scale"].float().flatten()
             weights[f"{path}.deq_scale"] = scale * rows
             weights[f"{path}.quant_bias"] = torch.zeros(len(rows), dtype=torch.int32)
     return weights
+
+
+def _experts(module: nn.Module) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
+    """Views of the weights of each expert in a module that has them in one tensor, by the names they have in a file."""
+    joined: Any = module
+    if isinstance(getattr(module, "gate_up_proj", None), nn.Parameter):
+        for number, down in enumerate(joined.down_proj.data):
+            gate, up = joined.gate_up_proj.data[number].chunk(2)
+            yield number, {"gate_proj": gate, "up_proj": up, "down_proj": down}
+
+
+def _rounded(path: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Round a weight in place; return its int8 values, scales and offsets by their names in a file."""
+    with torch.no_grad():
+        scale = (weight.abs().amax(1, keepdim=True) / 127).to(torch.bfloat16).float()
+        rounded = (weight / scale).round().clamp(-128, 127)
+        weight.copy_(rounded * scale)
+    return {
+        f"{path}.weight": rounded.to(torch.int8),
+        f"{path}.weight_scale": scale.to(torch.bfloat16),
+        f"{path}.weight_offset": torch.zeros_like(scale).to(torch.bfloat16),
+    }
 
 
 def _round_inputs(model: nn.Module, linears: dict[str, nn.Linear]) -> dict[str, torch.Tensor]:
@@ -85,6 +116,12 @@ def _rounding(scale: torch.Tensor) -> Any:
 
 def write_description(weights: dict[str, torch.Tensor], kind: str, folder: Path) -> None:
     """Write the file that tells the client how each weight is quantised."""
-    of_int8 = {name.removesuffix("weight_scale") for name in weights if name.endswith(".weight_scale")}
-    kinds = {name: kind if f"{name.rpartition('.')[0]}." in of_int8 else "FLOAT" for name in weights}
+
+    def kind_of(name: str) -> str:
+        layer = name.rpartition(".")[0]
+        if f"{layer}.weight_scale" not in weights:
+            return "FLOAT"
+        return kind if f"{layer}.input_scale" in weights else DYNAMIC
+
+    kinds = {name: kind_of(name) for name in weights}
     (folder / "quant_model_description.json").write_text(json.dumps(kinds), encoding="utf-8")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-__all__ = ["PLANS", "Judged", "Plan", "Seconds", "judge", "run"]
+__all__ = ["ALWAYS", "PLANS", "Judged", "Plan", "Seconds", "judge", "run"]
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,8 @@ class Plan:
 
     def is_of(self, model: str) -> bool:
         """Whether the run says something about a model: a control needs what it breaks, and a defect is shown on one."""
+        if MODELS[model].for_fusions:
+            return self.bundled or self in PLANS[:ALWAYS]
         if self.defect:
             return model == next(iter(MODELS))
         return bool(MODELS[model].fused) or not self.break_fused
@@ -96,6 +98,8 @@ PLANS = (
     *(Plan(f"control: {defect}", compiled=True, defect=defect) for defect in DEFECTS),
 )
 """The runs of each model, in order."""
+ALWAYS = 2
+"""How many of them the others are compared with: eager and compiled under `fifo`."""
 
 
 class Seconds(NamedTuple):
