@@ -64,13 +64,19 @@ def test_runs_of_two_versions_are_not_compared() -> None:
 
 
 def test_a_schedule_may_not_move_a_value() -> None:
-    """A fused kernel may be a little from eager; the same kernels in another order may not be from themselves."""
+    """A fused kernel may be a little from eager; the same kernels, in another order or loaded, may not be from themselves."""
     eager = replace(_judge(_EAGER, _SEEN), from_float32=0.15)
     moved = _judge(_FIFO, _MOVED, eager)
     assert moved.held, moved.wrong
     assert moved.from_eager == pytest.approx(0.06)
     assert _judge(_LAZY, _MOVED, eager, moved).held
-    assert _judge(_LAZY, _SEEN, eager, moved).wrong == ("other tokens or logprobs than under fifo",)
+    saved, loaded = (
+        next(plan for plan in PLANS if plan.name == name) for name in ("compiled, to be saved", "saved code")
+    )
+    for plan, seen in ((_LAZY, _SEEN), (saved, _SEEN), (loaded, replace(_SEEN, compiled_graphs=0))):
+        assert _judge(plan, seen, eager, moved).wrong == ("other tokens or logprobs than under fifo",)
+    pieces = next(plan for plan in PLANS if plan.mode == "PIECEWISE")
+    assert _judge(pieces, _SEEN, eager, moved).held
 
 
 def test_other_tokens_are_wrong_unless_float32_sees_a_tie() -> None:
