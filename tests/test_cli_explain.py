@@ -87,6 +87,7 @@ def test_json_is_all_of_stdout_also_when_the_script_fails(command: Command, tmp_
     assert "fused by add_rms_norm_dynamic_quant" in story
     assert "near-miss of add_rms_norm_dynamic_quant: output 0 of npu_add_rms_norm_1 is also used" in story
     assert story.count('title="aten.add_.Tensor') == 2  # two replays on the modelled clock
+    assert re.findall(r"<(?:script|link|img|iframe)\b|@import|url\(|(?:src|href)=\"(?!#)", story) == []  # no network
     assert "sum 16.0" in done.stderr
     assert json.loads(sarif.read_text())["runs"][0]["results"] == []
 
