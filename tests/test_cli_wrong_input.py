@@ -21,6 +21,8 @@ from npugraph_ex._plurals import counted, noun
 from npugraph_ex.commands import alarms, campaign, mutants
 from npugraph_ex.commands.remedies import sections
 from npugraph_ex.commands.terminal import Parser, progress
+from npugraph_ex.frontend.entry.advice import Advice
+from npugraph_ex.graph.launches import Launched
 from npugraph_ex.observe.compare import Comparison, Difference
 from npugraph_ex.observe.environment import Environment
 from npugraph_ex.observe.explain import Explanation, GraphExplanation
@@ -226,10 +228,12 @@ def test_the_page_of_json_has_every_command_and_its_keys() -> None:
     for command, kinds in {
         "diff": (Comparison, Difference), "env": (Environment,), "explain": (Explanation,), "timeline": (Summary, Share, Lane),
         "validate": (Validation, ValidationFinding), "conformance mutants": (Kill,),
+        "advise": (Advice, Launched),
     }.items():  # fmt: skip
         fields = {field.name for kind in kinds for field in dataclasses.fields(kind)}
         named = {"works", "picture", "trace", "figures", "ok", "complete", "replacements", "verdict", "kills"}
-        assert set(re.findall(r"`(\w+)`", rows[command])) - named - {"wrong_without_a_mutant"} == fields
+        named |= {"wrong_without_a_mutant", "graphs", "trained", "advice", "modelled_us"}
+        assert set(re.findall(r"`(\w+)`", rows[command])) - (named - fields) == fields
     assert set(re.findall(r"`(\w+)`", rows["upstream"])) - {"complete", "stale", "outcomes"} == {
         *UpstreamOutcome._fields
     }
