@@ -27,6 +27,20 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert released[0] == __version__
 
 
+def test_no_two_files_that_are_shipped_are_equal() -> None:
+    """`check-wheel-contents`, which the page on releases runs, takes equal files for a mistake (W002)."""
+    shipped = [
+        path
+        for name in ("npugraph_ex", "npu_emulator")
+        for path in (ROOT / name).rglob("*.py*")
+        if path.suffix != ".pyc"
+    ]
+    named: dict[bytes, list[str]] = {}
+    for path in shipped:
+        named.setdefault(path.read_bytes(), []).append(str(path.relative_to(ROOT)))
+    assert [names for names in named.values() if len(names) > 1] == []
+
+
 def test_towncrier_reads_every_fragment() -> None:
     """`<issue>.<kind>.<number>.md`: a word in the place of the number stops the build of the changelog."""
     names = {path.name for path in (ROOT / "changelog.d").glob("*.md")} - {"README.md"}

@@ -1,1 +1,1 @@
-"""A package of TorchAir that scripts import modules from; GE itself is not used."""
+"""The package of TorchAir's GE graphs, from which scripts import modules; GE itself is not used."""

@@ -1,1 +1,1 @@
-"""A package of TorchAir that scripts import modules from; GE itself is not used."""
+"""The package of TorchAir's converters to GE, from which scripts import modules; nothing is converted."""

@@ -1,1 +1,1 @@
-"""A package of TorchAir that scripts import modules from; GE itself is not used."""
+"""The package of patches that scripts import before they compile; each module says what became of its patch."""
