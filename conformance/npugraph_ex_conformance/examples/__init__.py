@@ -37,6 +37,12 @@ def _streams(seed: int) -> str:
     return stream_example(seed)
 
 
+def _stream_graphs(seed: int) -> str:
+    from npugraph_ex_conformance.examples.stream_graphs import stream_graph_example
+
+    return stream_graph_example(seed)
+
+
 def _parts(seed: int) -> str:
     from npugraph_ex_conformance.examples.parts import part_example
 
@@ -151,6 +157,7 @@ FAMILIES: Mapping[str, Example] = MappingProxyType(
         "device dynamic": programs(partial(exact_programs, dynamic=True), "graph"),
         "spellings": _spellings,
         "streams": _streams,
+        "stream graphs": _stream_graphs,
         "parts": _parts,
         "forms": _forms,
         "events": _events,
@@ -166,4 +173,4 @@ FAMILIES: Mapping[str, Example] = MappingProxyType(
     }
 )
 """By name. All but "updates", "random numbers", "cache", "shared pool", "callers", "idioms" and "device ..." need no device;
-"streams", "parts", "forms" and "ranks" want the emulated one."""
+"streams", "stream graphs", "parts", "forms" and "ranks" want the emulated one."""

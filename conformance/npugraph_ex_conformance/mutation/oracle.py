@@ -49,7 +49,8 @@ _PASSES = (
     ("integers", 150), ("integers-dynamic", 30), ("near-misses", 40), ("planted", 40), ("streams", 40), ("parts", 12),
     ("user-rules", 12), ("callers", 20),
 )  # fmt: skip
-_STREAMS = (("streams", 120), ("forms", 12), ("parts", 12), ("events", 60))
+_STREAMS = (("streams", 120), ("stream-graphs", 400), ("forms", 12), ("parts", 12), ("events", 60))
+_DEVICE = (("fidelity", 157), ("replays", 30), ("streams", 60), ("stream-graphs", 200), ("forms", 12))
 TARGETS: Mapping[str, MutationTarget] = MappingProxyType(
     {
         "saving": MutationTarget(("npugraph_ex.saving",), 80, (("cache", 12), ("callers", 60))),
@@ -59,7 +60,7 @@ TARGETS: Mapping[str, MutationTarget] = MappingProxyType(
         "passes": MutationTarget(("npugraph_ex.passes",), 180, _PASSES),
         "graph facts": MutationTarget(("npugraph_ex.graph",), 180, _PASSES),
         "capture": MutationTarget(("npugraph_ex.aclgraph",), 220, _CAPTURE),
-        "emulator": MutationTarget(("npu_emulator",), 100, (("fidelity", 157), ("replays", 30))),
+        "emulator": MutationTarget(("npu_emulator",), 100, _DEVICE),
     }
 )
 _LEFT_OUT = tuple(f"npu_emulator.{name}" for name in ("__main__", "kernels", "compilation", "build", "dynamo"))

@@ -12,8 +12,8 @@ from npugraph_ex_conformance.mutation.sites import FaultSite, lines_of
 
 Example = tuple[str, int]
 """The kind of campaign items, and the number of the item."""
-_KEPT = 12
-"""Examples of a kind that are kept for a line, evenly over all that run it."""
+_FEW = 12
+"""So many examples of a kind are kept for a line, or a tenth of the kind's where that is more, evenly over all that run it."""
 
 
 class Reach:
@@ -77,10 +77,9 @@ def _kept(examples: Sequence[Example], positions: Sequence[int]) -> list[int]:
     of_kind: dict[str, list[int]] = {}
     for position in positions:
         of_kind.setdefault(examples[position][0], []).append(position)
-    return [
-        own[len(own) * at // count]
-        for kind, own in of_kind.items()
-        if kind
-        for count in [min(_KEPT, len(own))]
-        for at in range(count)
-    ]
+    of_kind.pop("", None)
+    kept = []
+    for kind, own in of_kind.items():
+        count = min(len(own), max(_FEW, sum(name == kind for name, _ in examples) // 10))
+        kept += [own[len(own) * number // count] for number in range(count)]
+    return kept

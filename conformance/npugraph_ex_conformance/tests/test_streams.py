@@ -15,21 +15,21 @@ import npu_emulator
 from npugraph_ex import compile_fx, last_report
 from npugraph_ex.errors import StreamOrderError
 from npugraph_ex.passes.stream_order import repair
-from npugraph_ex.report.findings import Code, Finding
+from npugraph_ex.report.findings import Code
 from npugraph_ex.report.passes import PassReport
 from npugraph_ex.stream_check.analysis import analyse
-from npugraph_ex.testing.streams.programs import StreamProgram, counting_inputs
+from npugraph_ex.testing.streams.programs import StreamProgram
 from npugraph_ex.testing.streams.strategies import parts_graphs, stream_graphs
 from npugraph_ex.versions import stream_methods
 from npugraph_ex_conformance.corpus.streams import stream_corpus
 from npugraph_ex_conformance.examples.native_parts import draw, native_part_example
 from npugraph_ex_conformance.examples.parts import OPTIONS, check_parts
 from npugraph_ex_conformance.examples.stream_forms import check_form
+from npugraph_ex_conformance.examples.stream_graphs import SCHEDULES, check_stream_graph
 from npugraph_ex_conformance.models.stream_forms import FORM_NAMES
 from npugraph_ex_conformance.session import Run
-from npugraph_ex_conformance.stream_runs import Reuse, StreamVerdict, judge, run_in_order
+from npugraph_ex_conformance.stream_runs import judge, run_in_order
 
-FEW = ("lazy", "random:1", "random:2", "pct:1:3")
 RACES = {Code.READ_AFTER_WRITE, Code.WRITE_AFTER_READ, Code.WRITE_AFTER_WRITE}
 METHODS_TRACED = pytest.mark.skipif(stream_methods.DIFFERENCE.older, reason=stream_methods.DIFFERENCE.what)
 PROGRAMS = [pytest.param(program, id=program.name) for program in stream_corpus()]
@@ -71,7 +71,7 @@ def _compile(program: StreamProgram, reports: list[PassReport]) -> None:
         report = last_report()
         assert report is not None
         reports.append(report)
-        for text in FEW:
+        for text in SCHEDULES:
             with npu_emulator.schedule(text):
                 inputs = [tensor.npu() for tensor in program.inputs()]
                 results = [tensor.cpu() for tensor in (*compiled(*inputs), *inputs)]
@@ -98,7 +98,7 @@ def _assert_equal(results: Sequence[torch.Tensor], expected: Sequence[torch.Tens
 def test_every_form(run: Run, form: str, dynamic: bool) -> None:
     """Written in every form, the program gives the plain one's integers, at other sizes too, without a race."""
     with run.entered(f"(streams) form: {form}") as reports:
-        wrong, report = check_form(form, dynamic=dynamic, schedules=FEW)
+        wrong, report = check_form(form, dynamic=dynamic, schedules=SCHEDULES)
         assert wrong == ""
         assert report is not None
         reports.append(report)
@@ -113,22 +113,7 @@ def test_random_graphs(run: Run, keep: bool) -> None:
     @given(stream_graphs(keep=keep))
     def agree(gm: fx.GraphModule) -> None:
         with run.entered(f"(streams) random graphs, memory {'kept' if keep else 'freed'}", source=str(gm.graph)):
-            check(gm)
-
-    def check(gm: fx.GraphModule) -> None:
-        inputs, found = counting_inputs(gm), analyse(gm.graph)
-        verdict = judge(gm, inputs, schedules=FEW)
-        report = f"{gm.graph}\n{found}\n{verdict}"
-        if {finding.code for finding in found.errors} == {Code.MEMORY_REUSED}:
-            for finding in found.errors:  # the check takes any free block for possible: so each must be
-                assert _in_that_block(gm, finding).is_racy, f"{finding}\n{report}"
-        else:
-            assert verdict.is_racy == bool(found.errors), report
-        repair(gm.graph, found)
-        gm.graph.lint()
-        assert not analyse(gm.graph).errors, f"not repaired: {gm.graph}\n{report}"
-        after = judge(gm, inputs, schedules=FEW)
-        assert not after.is_racy, f"repaired in vain: {gm.graph}\n{after}\n{report}"
+            assert check_stream_graph(gm) == ""
 
     agree()
 
@@ -157,9 +142,3 @@ def test_random_native_programs(run: Run) -> None:
     for number in range(run.seed, run.seed + run.profile.streams // 2):
         with run.entered("(streams) native streams, parts of one buffer", source=str(draw(number))):
             assert native_part_example(number) == ""
-
-
-def _in_that_block(gm: fx.GraphModule, finding: Finding) -> StreamVerdict:
-    """What the device says if the allocator hands out the very block that a finding is about."""
-    assert finding.second is not None
-    return judge(gm, counting_inputs(gm), schedules=FEW, reuse=Reuse(finding.second.node, finding.keep_alive))

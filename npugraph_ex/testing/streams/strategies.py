@@ -143,6 +143,11 @@ def sample_parts_graph(seed: object) -> fx.GraphModule:
     return _Writer(Choices(Sampled(seed)), keep=True).write_parts()
 
 
+def sample_stream_graph(seed: object, *, keep: bool) -> fx.GraphModule:
+    """One of the graphs of `stream_graphs`, always the same for a seed."""
+    return _Writer(Choices(Sampled(seed)), keep=keep).write()
+
+
 @st.composite
 def parts_graphs(draw: Any) -> fx.GraphModule:
     """Random graphs in which several streams write parts of one buffer; they shrink."""
