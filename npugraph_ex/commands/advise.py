@@ -45,7 +45,10 @@ _KINDS = {
     "option": ("Won by an option", "Each row is one fusion at one line of the model."),
     "spelling": (
         "Won by other lines in the model",
-        "The lines replace those of the row's line. Joined weights are for inference: none in graphs that are trained.",
+        (
+            "Of a shared projection, write the lines before the row's statement, and each y in place of the expression that "
+            "the last line names; it is for inference. Other lines show a form, with names of their own."
+        ),
     ),
     "refused": ("Refused", "What resembles a fusion and stays, with the reason."),
 }

@@ -253,18 +253,85 @@ def test_advised_lines_compute_the_same(which: str, shape: tuple[int, ...]) -> N
     with torch.no_grad():
         (one,), _ = shared(call, *inputs)
         names: dict[str, Any] = {"torch": torch, "self": model, "x": x}
-        exec(one.change, names)  # noqa: S102 - the advice under test
-        if "gate" in names:
-            made = (functional.silu(names["gate"]) * names["up"],)
-        else:
-            made = tuple(names[f"y{at}"] for at in range(sum(name[0] == "y" for name in names)))
+        unknown = "<the tensor that self.heads[0].weight multiplies>"  # the source says `one.weight.t()` there
+        assert (unknown in one.change) == (which == "added")
+        exec(one.change.replace(unknown, "x"), names)  # noqa: S102 - the advice under test
+        made = tuple(names[name] for name in sorted(names) if re.fullmatch(r"y\d", name))
         expected = call(*inputs)
-    if which == "gated" and len(shape) == 2:
-        assert "gate, up" in one.change
-    if which == "gated" and "gate" not in names:
-        up, gate = made
+    if which == "gated":
+        assert len(shape) > 2 or "y0 in place of self.layers[1](x), y1 in place of self.layers[0](x)" in one.change
+        up, gate = made[::-1] if ".chunk(" in one.change else made
         made = (functional.silu(gate) * up,)
     torch.testing.assert_close(made, expected, rtol=2e-3, atol=2e-3)
+
+
+FOLLOWED_LINE = """\
+import torch
+from torch.nn import functional
+
+class Part(torch.nn.Module):
+    def __init__(self, bias):
+        super().__init__()
+        self.q, self.k = (torch.nn.Linear(64, 64, bias=bias) for _ in range(2))
+        self.norm, self.added = torch.nn.LayerNorm(64), torch.nn.Parameter(torch.randn(64))
+
+    def forward(s, x, r):
+        {before}
+        return {returned}
+
+class Model(torch.nn.Module):
+    def __init__(self, bias):
+        super().__init__()
+        self.inner = Part(bias)
+
+    def forward(self, x, r):
+        return self.inner(x, r)
+"""
+"""A module of a module; the input of its projections is not `x`."""
+H = "h = s.norm(x + r)"
+KNOWN: dict[str, tuple[str, str, bool]] = {
+    "of a module": (H, "functional.gelu(s.q(h)) + s.k(h)", False),
+    "with biases": (H, "functional.gelu(s.q(h)) + s.k(h)", True),
+    "of a function": (H, "functional.linear(h, s.q.weight, bias=s.q.bias) * functional.linear(h, s.k.weight, s.k.bias)", True),
+    "names that are taken": (f"{H}; y0 = x * 3; joined_weight = 2", "s.q(h) * joined_weight + s.k(h) + y0", True),
+    "an expression": ("h = [r, s.norm(x + r)]", "functional.silu(s.q(h[1])) * s.k(h[1])", False),
+}  # fmt: skip
+UNKNOWN: dict[str, tuple[str, str, bool]] = {
+    "a comprehension": (H, "sum(m(y) for m in (s.q, s.k) for y in (h,))", False),
+    "two names of one tensor": (f"{H}; g = h", "functional.gelu(s.q(h)) + s.k(g)", False),
+    "one call twice": (f"{H}; call = lambda m: m(h)", "functional.gelu(call(s.q)) + call(s.k)", False),
+    "a bias beside the call": (H, "functional.gelu(s.q(h) + s.added) + (s.k(h) + s.added)", False),
+}
+"""What the function has before its last line, what that returns, and whether its projections have a bias."""
+
+
+@pytest.mark.parametrize("form", [*KNOWN, *UNKNOWN])
+def test_the_lines_are_written_into_the_source(form: str, tmp_path: Path) -> None:
+    """The edits that the advice names, and no other, keep the values; what it does not know is no Python."""
+    before, returned, bias = (KNOWN | UNKNOWN)[form]
+    text = FOLLOWED_LINE.format(before=before, returned=returned)
+    (tmp_path / "model.py").write_text(text)
+
+    def made(source: str) -> Any:
+        names: dict[str, Any] = {}
+        exec(compile(source, str(tmp_path / "model.py"), "exec"), names)  # noqa: S102 - the model under test
+        torch.manual_seed(0)
+        return names["Model"](bias).npu()
+
+    x, r = (torch.randn(4, SIZE, generator=torch.Generator().manual_seed(seed)).npu() for seed in (1, 2))
+    with torch.no_grad():
+        (one,), _ = shared(made(text), x, r)
+        *lines, last = one.change.splitlines()
+        if form in UNKNOWN:
+            assert "linear(<the tensor that self.inner.q.weight multiplies>, joined_weight" in lines[-1]
+            assert "y0 in place of <the product with self.inner.q.weight" in last
+            return
+        edited = returned
+        for name, expression in re.findall(r"(\w+) in place of (.+?)(?=, \w+ in place of |$)", last):
+            assert expression in edited
+            edited = edited.replace(expression, name)
+        edited = text.replace(f"return {returned}", "\n        ".join((*lines, f"return {edited}")))
+        torch.testing.assert_close(made(edited)(x, r), made(text)(x, r), rtol=1e-4, atol=1e-4)
 
 
 def test_weights_that_are_trained_are_not_joined() -> None:

@@ -6,15 +6,17 @@ option `join_projections`. A weight that its author joins does not follow a trai
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
 
 from npugraph_ex.graph.launches import NOTHING, Launched
 from npugraph_ex.graph.source import source_line
+from npugraph_ex.graph.written_calls import WrittenCall, calls_at
 from npugraph_ex.lifting import terms
 from npugraph_ex.lifting.projections import Projection, projected
 
@@ -70,31 +72,116 @@ def _joined(those: Sequence[Projection], names: Mapping[fx.Node, str], *, lifted
     saves = Launched(len(those) - 1, (len(those) - 1) * _read(those[0].x))
     source = ", ".join(dict.fromkeys(source_line(one.node) for one in those))
     if gated is None:
-        results = ", ".join(f"y{at}" for at in range(len(those)))
         sizes = ", ".join(str(one.node.meta["val"].shape[-1]) for one in those)
         split, note = f"split(({sizes}), dim=-1)", ""
     else:
         those, kernels = gated
         besides = Launched.of(kernels) - Launched(1, Launched.of(kernels[1:]).bytes)
         saves += besides if lifted else NOTHING
-        results, split = "gate, up", "chunk(2, dim=-1)"
+        split = "chunk(2, dim=-1)"
         note = (
             "   # npu_swiglu is then lifted, which the row counts"
             if lifted
             else '   # {"lift": "judged"} would then lift npu_swiglu, which the row does not count'
         )
-    lines = [_cat("weight", [one.weight for one in those], names)]
-    biases = [one.bias for one in those if one.bias is not None]
+    x, parts, taken = _as_written(those, names)
+    weight, bias, *results = (
+        _free(name, taken) for name in ("joined_weight", "joined_bias", *(f"y{at}" for at in range(len(those))))
+    )
+    lines = [_cat(weight, [part.weight for part in parts])]
+    biases = [part.bias for part in parts if part.bias]
     if biases:
-        lines.append(_cat("bias", biases, names))
-    read = "x, weight, bias" if biases else "x, weight"
-    lines.append(f"{results} = torch.nn.functional.linear({read}).{split}{note}")
+        lines.append(_cat(bias, biases))
+    read = ", ".join((x, weight, *([bias] if biases else ())))
+    lines.append(f"{', '.join(results)} = torch.nn.functional.linear({read}).{split}{note}")
+    stand_for = (f"{result} in place of {part.text}" for result, part in zip(results, parts, strict=True))
+    lines.append(f"# {', '.join(stand_for)}")
     return SharedInput(source, 1, saves, "\n".join(lines))
 
 
-def _cat(name: str, parameters: Sequence[fx.Node], names: Mapping[fx.Node, str]) -> str:
-    parts = ", ".join(_spelt(names.get(one, str(one.target))) for one in parameters)
-    return f"{name} = torch.cat(({parts}))   # once, after the last change of the weights"
+@dataclass(frozen=True)
+class _Part:
+    """One projection in words: its expression, weight and bias."""
+
+    text: str
+    weight: str
+    bias: str
+    written: WrittenCall | None = None
+
+
+def _as_written(
+    those: Sequence[Projection], names: Mapping[fx.Node, str]
+) -> tuple[str, Sequence[_Part], frozenset[str]]:
+    """The input and the projections as the source has them, and the names around them.
+
+    Words in angle brackets, which are no Python, stand for what the source does not tell: where the calls are in several
+    functions, or one call in a function of its own makes all of the products.
+    """
+    unwritten = [_Part("", _name(one.weight, names), _name(one.bias, names)) for one in those]
+    found = [_written(source_line(one.node), part) for one, part in zip(those, unwritten, strict=True)]
+    parts = [part for part in found if part is not None]
+    calls = [part.written for part in parts if part.written is not None]
+    inputs = {ast.unparse(one.call.args[0]) for one in calls}
+    if len({id(one.call) for one in calls}) == len(those) and len({one.function for one in calls}) == len(inputs) == 1:
+        return inputs.pop(), parts, calls[0].names
+    parts = [
+        replace(part, text=f"<the product with {part.weight}{part.bias and f', plus {part.bias}'}>")
+        for part in unwritten
+    ]
+    return f"<the tensor that {unwritten[0].weight} multiplies>", parts, frozenset()
+
+
+def _written(place: str, part: _Part) -> _Part | None:
+    """The call of a module, or of `linear`, with this weight and bias; None where there is not one such call at its line."""
+    best: dict[int, list[_Part]] = {}
+    for written in calls_at(place):
+        call = written.call
+        if not call.args or isinstance(call.args[0], ast.Starred):
+            continue
+        text = ast.unparse(call)
+        if _is_linear(call):
+            weight, bias, *_ = (
+                *map(ast.unparse, call.args[1:3]),
+                *(ast.unparse(one.value) for one in call.keywords),
+                "",
+                "",
+            )
+            found, agree = _Part(text, weight, bias, written), _agreement(weight, part.weight)
+            same = bool(bias) == bool(part.bias)
+        else:
+            module = ast.unparse(call.func)
+            found = _Part(text, f"{module}.weight", f"{module}.bias" if part.bias else "", written)
+            agree = _agreement(module, part.weight.removesuffix(".weight"))
+            same = len(call.args) == 1 and not call.keywords
+            same &= part.bias in {"", f"{part.weight.removesuffix('.weight')}.bias"}
+        if agree and same:
+            best.setdefault(agree, []).append(found)
+    those = best[max(best)] if best else []
+    return those[0] if len({one.text for one in those}) == 1 else None
+
+
+def _is_linear(call: ast.Call) -> bool:
+    return len(call.args) + len(call.keywords) > 1 and ast.unparse(call.func).rpartition(".")[2] == "linear"
+
+
+def _agreement(written: str, name: str) -> int:
+    """How many parts of ``self.q`` agree with the end of ``model.layers[0].q``; its variable agrees only with the whole."""
+    parts, wanted = (text.replace("[", ".[").split(".") for text in (written, name))
+    if parts == wanted:
+        return len(parts)
+    return len(parts) - 1 if len(parts) > 1 and wanted[1 - len(parts) :] == parts[1:] else 0
+
+
+def _free(name: str, taken: frozenset[str]) -> str:
+    return next(one for one in (name, *(f"{name}_{at}" for at in range(1, len(taken) + 2))) if one not in taken)
+
+
+def _cat(name: str, parameters: Sequence[str]) -> str:
+    return f"{name} = torch.cat(({', '.join(parameters)}))   # once, after the last change of the weights"
+
+
+def _name(parameter: fx.Node | None, names: Mapping[fx.Node, str]) -> str:
+    return "" if parameter is None else _spelt(names.get(parameter, str(parameter.target)))
 
 
 def _spelt(name: str) -> str:
