@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 
@@ -10,6 +11,7 @@ import torch
 
 import npu_emulator
 from npu_emulator import RaceError, every_order, schedule
+from npu_emulator.schedules import report_misfit
 
 SEARCHES = ["lazy", *(f"random:{seed}" for seed in range(8)), *(f"pct:{seed}:3" for seed in range(4))]
 
@@ -45,11 +47,22 @@ def test_a_schedule_without_meaning_is_refused(text: str, operands: tuple[torch.
         _step(*operands, mended=False).cpu()
 
 
-def test_choices_without_decisions_are_refused(operands: tuple[torch.Tensor, torch.Tensor]) -> None:
-    """The message says how many decisions the program made, work included that is still queued, and what was left over."""
+def test_choices_without_decisions_are_refused(
+    operands: tuple[torch.Tensor, torch.Tensor], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message says how many decisions the program made, work included that is still queued, and what was left over.
+
+    Of the schedule of a process it is a line on stderr.
+    """
+
+    def program() -> None:
+        operands[0] + 1
+        report_misfit(npu_emulator.current().runtime, "choices:9.9")
+
     said = r"decided 0 times.*choices for 2 decisions: 9\.9 was left"
     with pytest.raises(npu_emulator.EmulatorError, match=said), schedule("choices:9.9"):
-        operands[0] + 1
+        program()
+    assert re.search(f"^npu_emulator: the program {said} over", capsys.readouterr().err)
     text = next(text for text, _ in every_order(lambda: _step(*operands, mended=False).cpu()))
     with schedule(text):
         _step(*operands, mended=False)  # still queued
