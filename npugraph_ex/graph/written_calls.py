@@ -10,6 +10,7 @@ from functools import lru_cache
 
 _OWN_NAMES = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
 """Their names mean nothing in the statement around them."""
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True)
@@ -26,22 +27,32 @@ class WrittenCall:
     statement: ast.stmt
     function: ast.AST
 
-    @property
-    def names(self) -> frozenset[str]:
-        """The variables and parameters of the function."""
-        used = {node.id for node in ast.walk(self.function) if isinstance(node, ast.Name)}
-        return frozenset(used | {node.arg for node in ast.walk(self.function) if isinstance(node, ast.arg)})
-
 
 def calls_at(place: str) -> list[WrittenCall]:
     """The calls over ``file:line`` whose names are those of the statement; none if the source is not there."""
+    tree, line = _source(place)
+    return list(_within(tree, line, None, tree))
+
+
+def function_at(place: str) -> ast.AST:
+    """The innermost function at ``file:line``, or the file; an empty file if the source is not there."""
+    tree, line = _source(place)
+    around = [node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS) and _covers(node, line)]
+    return max(around, key=lambda node: node.lineno, default=tree)
+
+
+def names_of(function: ast.AST) -> frozenset[str]:
+    """The variables and parameters of a function."""
+    used = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
+    return frozenset(used | {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)})
+
+
+def _source(place: str) -> tuple[ast.Module, int]:
     file, _, line = place.rpartition(":")
-    text = "".join(linecache.getlines(file))
     try:
-        tree = _parsed(text)
+        return _parsed("".join(linecache.getlines(file))), int(line or 0)
     except SyntaxError:
-        return []
-    return list(_within(tree, int(line), None, tree)) if line else []
+        return _parsed(""), 0
 
 
 @lru_cache(maxsize=8)
@@ -55,10 +66,9 @@ def _within(node: ast.AST, line: int, statement: ast.stmt | None, function: ast.
             continue
         if isinstance(child, ast.Call) and statement is not None:
             yield WrittenCall(child, statement, function)
-        is_function = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))
         inner = child if isinstance(child, ast.stmt) else statement
-        yield from _within(child, line, inner, child if is_function else function)
+        yield from _within(child, line, inner, child if isinstance(child, _FUNCTIONS) else function)
 
 
-def _covers(node: ast.expr, line: int) -> bool:
+def _covers(node: ast.expr | ast.stmt, line: int) -> bool:
     return node.lineno <= line <= (node.end_lineno or node.lineno)

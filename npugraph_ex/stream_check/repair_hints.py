@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from itertools import chain, count
 
 from torch import fx
 
 from npugraph_ex.graph.source import source_line
 from npugraph_ex.graph.streams.events import MAIN, MARK, TAG, is_record, stream_of
 from npugraph_ex.graph.streams.ops import argument
+from npugraph_ex.graph.written_calls import calls_at, function_at, names_of
 from npugraph_ex.report.findings import Location, stream_name
 from npugraph_ex.stream_check.accesses import Touch
 
@@ -56,21 +59,26 @@ class RepairHints:
 
     def __init__(self, graph: fx.Graph) -> None:
         records = [node for node in graph.nodes if is_record(node) and MARK not in node.meta]
+        self._records = records
+        self._named: set[str] = set()
         self._namespace = getattr(records[0].target, "namespace", "npugraph_ex") if records else "npugraph_ex"
         self._is_native = any(stream_of(node).startswith(_NATIVE) for node in graph.nodes)
         self._is_pass = bool(records) and not self._is_native and not any(TAG in record.meta for record in records)
 
     def missing(self, first: fx.Node, second: fx.Node, record: fx.Node | None) -> str:
-        """The lines that make ``second`` wait for ``first``; only the wait if ``record`` exists."""
-        wait = f"before {at(second)} add `{self._wait(record)}` on {stream_name(_stream(second))}"
-        if record is not None:
-            return wait
-        return f"after {at(first)} add `{self._record()}` on {stream_name(_stream(first))}, and {wait}"
+        """The lines that make ``second`` wait for ``first``; only the wait if ``record`` exists and has a name there."""
+        wait = None if record is None else self._known_wait(record, second)
+        name = "" if wait else self._new_name(first, second)
+        there = f"before {at(second)} add `{wait or self._wait(name)}` on {stream_name(_stream(second))}"
+        if wait:
+            return there
+        return f"after {at(first)} add `{self._record(name)}` on {stream_name(_stream(first))}, and {there}"
 
     def fork(self, node: fx.Node) -> str:
         """The lines that make a stream's first work wait for the main stream."""
-        on_main = f"before {at(node)} add `{self._record()}` on the main stream"
-        return f"{on_main}, and after it `{self._wait(None)}` on {stream_name(_stream(node))}"
+        name = self._new_name(node)
+        on_main = f"before {at(node)} add `{self._record(name)}` on the main stream"
+        return f"{on_main}, and after it `{self._wait(name)}` on {stream_name(_stream(node))}"
 
     def superfluous(self, wait: fx.Node) -> str:
         """The advice for a wait that orders nothing."""
@@ -78,9 +86,10 @@ class RepairHints:
 
     def unrecorded(self, wait: fx.Node) -> str:
         """The line that records what a wait without any event should wait for."""
+        record, waiting = self._record(self._new_name(wait)), stream_name(_stream(wait))
         return (
-            f"before {at(wait)} add `{self._record()}` on the stream that {stream_name(_stream(wait))} should wait for and "
-            "name it in the wait, or remove the wait"
+            f"before {at(wait)} add `{record}` on the stream that {waiting} should wait for and name it in the wait, or remove "
+            "the wait"
         )
 
     def lifetime(self, value: fx.Node, use: fx.Node, stream: str) -> str:
@@ -94,20 +103,61 @@ class RepairHints:
             line = f"npugraph_ex.ops.npu_record_tagged_stream({value.name}, {stream!r})"
         return f"after {at(use)} add `{line}` on {name}"
 
-    def _record(self) -> str:
-        if self._is_native:
-            return "event = torch.npu.current_stream().record_event()"
+    def _known_wait(self, record: fx.Node, use: fx.Node) -> str | None:
+        """The wait at ``use`` for the event of a record; None if no variable is it there, or is another by then."""
         if self._is_pass:
-            return f"record = graph.call_function(torch.ops.{self._namespace}.record.default)"
-        return "npugraph_ex.ops.npu_tagged_event_record(event)"
+            return self._wait(record.name)
+        if not self._is_native:
+            return tagged(record, "wait")
+        name, function = _variable(record)
+        later = (other for other in self._records if record < other < use)
+        lost = function is not function_at(source_line(use)) or any(_variable(other)[0] == name for other in later)
+        return None if lost or name is None else self._wait(name)
 
-    def _wait(self, record: fx.Node | None) -> str:
+    def _new_name(self, *nodes: fx.Node) -> str:
+        """A name of a new event that the source does not use around the nodes, and no other repair uses."""
+        taken = self._named.union(*(names_of(function_at(source_line(node))) for node in nodes))
+        word = "record" if self._is_pass else "event"
+        names = chain([word], (f"{word}_{number}" for number in count(2)))
+        name = next(one for one in names if one not in taken)
+        self._named.add(name)
+        return name
+
+    def _record(self, name: str) -> str:
         if self._is_native:
-            return "torch.npu.current_stream().wait_event(event)"
+            return f"{name} = torch.npu.current_stream().record_event()"
         if self._is_pass:
-            name = record.name if record is not None else "record"
+            return f"{name} = graph.call_function(torch.ops.{self._namespace}.record.default)"
+        return f"npugraph_ex.ops.npu_tagged_event_record({name})"
+
+    def _wait(self, name: str) -> str:
+        if self._is_native:
+            return f"torch.npu.current_stream().wait_event({name})"
+        if self._is_pass:
             return f"graph.call_function(torch.ops.{self._namespace}.wait.default, ([{name}],))"
-        return tagged(record, "wait") if record is not None else "npugraph_ex.ops.npu_tagged_event_wait(event)"
+        return f"npugraph_ex.ops.npu_tagged_event_wait({name})"
+
+
+def _variable(record: fx.Node) -> tuple[str | None, ast.AST | None]:
+    """The variable of the event that a line records, if it has one and records no other, and the function of the line."""
+    found: dict[str | None, ast.AST] = {}
+    for written in calls_at(source_line(record)):
+        call = written.call
+        if not isinstance(call.func, ast.Attribute):
+            continue
+        event: ast.expr | None
+        if call.func.attr == "record":
+            event = call.func.value
+        elif call.func.attr == "record_event":
+            given = [*call.args, *(one.value for one in call.keywords)]
+            made = written.statement
+            assigned = made.targets[0] if isinstance(made, ast.Assign) and made.value is call else None
+            event = given[0] if given else assigned
+        else:
+            continue
+        named = isinstance(event, (ast.Name, ast.Attribute)) and "(" not in (text := ast.unparse(event))
+        found[text if named else None] = written.function
+    return next(iter(found.items())) if len(found) == 1 else (None, None)
 
 
 _TAGGED = re.compile(r"^\s*([\w.]*npu_tagged_event_)(?:record|wait)(\(.*\))\s*(?:#.*)?$", re.MULTILINE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import linecache
 import re
 import warnings
 from collections.abc import Callable
@@ -84,3 +85,101 @@ def test_the_warning_says_which_line_to_add_and_where(
     assert f"before {place} add `{line}` on the main stream" in said
     assert len(re.findall(r"^error \[", said, re.MULTILINE)) == 1
     torch._dynamo.reset()
+
+
+def two_events(x: torch.Tensor) -> torch.Tensor:
+    """One side stream records an event, the other none; nobody waits."""
+    first, second = torch.npu.Stream(), torch.npu.Stream()
+    done = torch.npu.Event()
+    for side in (first, second):
+        side.wait_stream(torch.npu.current_stream())
+    with torch.npu.stream(first):
+        a = x * 2
+    with torch.npu.stream(second):
+        b = x * 3
+        done.record()
+    return a + b  # here
+
+
+def assigned(x: torch.Tensor) -> torch.Tensor:
+    """As `two_events`, with an event that the stream makes, and variables with the names of new events."""
+    first, second = torch.npu.Stream(), torch.npu.Stream()
+    event, event_2 = x, x
+    for side in (first, second):
+        side.wait_stream(torch.npu.current_stream())
+    with torch.npu.stream(first):
+        a = event * 2
+    with torch.npu.stream(second):
+        b = event_2 * 3
+    done = second.record_event()  # noqa: F841 - the repair waits for it
+    return a + b  # here
+
+
+def recorded_twice(x: torch.Tensor) -> torch.Tensor:
+    """The event stands for another record when the wait is missing."""
+    first, second = torch.npu.Stream(), torch.npu.Stream()
+    done = torch.npu.Event()
+    for side in (first, second):
+        side.wait_stream(torch.npu.current_stream())
+    with torch.npu.stream(first):
+        a = x * 2
+        done.record()
+    with torch.npu.stream(second):
+        b = x * 3
+        done.record()
+    return a + b  # here
+
+
+def waited_for(x: torch.Tensor) -> torch.Tensor:
+    """The record is that of `wait_stream`, which has no name; two repairs need names of their own."""
+    first, second, third = (torch.npu.Stream() for _ in range(3))
+    for side in (first, second):
+        side.wait_stream(torch.npu.current_stream())
+    with torch.npu.stream(first):
+        a = x * 2
+    with torch.npu.stream(second):
+        b = x * 3
+    third.wait_stream(first)
+    third.wait_stream(second)
+    return a + b  # here
+
+
+NEW_AND_AWAITED: dict[Callable[..., Any], tuple[list[str], list[str]]] = {
+    two_events: (["event"], ["done", "event"]),
+    assigned: (["event_3"], ["done", "event_3"]),
+    recorded_twice: (["event"], ["done", "event"]),
+    waited_for: (["event", "event_2"], ["event", "event_2"]),
+}
+
+
+@pytest.mark.parametrize("function", NEW_AND_AWAITED)
+def test_the_lines_name_the_programs_own_event_or_a_new_one(function: Callable[..., Any]) -> None:
+    """All repairs of a graph are written into its source: then the check finds no missing edge."""
+    said = "\n".join(warned(function))
+    adds = re.findall(r"(after|before) \S+:(\d+) add `(.+?)`", said)
+    lines, first = inspect.getsourcelines(function)
+    new = sorted(
+        name for _, _, line in adds for name in re.findall(r"^(\w+) = torch.npu.current_stream\(\).record_event", line)
+    )
+    awaited = sorted(name for _, _, line in adds for name in re.findall(r"\.wait_event\((.+)\)", line))
+    assert (new, awaited) == NEW_AND_AWAITED[function]
+    for where, number, line in sorted(adds, key=lambda add: int(add[1]), reverse=True):
+        at = int(number) - first
+        indent = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
+        lines.insert(at + (where == "after"), f"{indent}{line}\n")
+    names: dict[str, Any] = {"torch": torch}
+    text = "".join(lines)
+    name = f"<{function.__name__} repaired>"
+    linecache.cache[name] = len(text), None, lines, name
+    exec(compile(text, name, "exec"), names)  # noqa: S102 - the program with the repairs
+    assert not [one for one in warned(names[function.__name__]) if "write]" in one]
+
+
+def warned(function: Callable[..., Any]) -> list[str]:
+    """What the check says of a function."""
+    torch._dynamo.reset()
+    with warnings.catch_warnings(record=True) as caught, torch.no_grad():
+        warnings.simplefilter("always")
+        torch.compile(function, backend="npugraph_ex", fullgraph=True)(torch.ones(4, device="npu"))
+    torch._dynamo.reset()
+    return [str(one.message) for one in caught if one.category is StreamOrderWarning]

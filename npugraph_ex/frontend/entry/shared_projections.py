@@ -16,7 +16,7 @@ from torch import fx
 
 from npugraph_ex.graph.launches import NOTHING, Launched
 from npugraph_ex.graph.source import source_line
-from npugraph_ex.graph.written_calls import WrittenCall, calls_at
+from npugraph_ex.graph.written_calls import WrittenCall, calls_at, names_of
 from npugraph_ex.lifting import terms
 from npugraph_ex.lifting.projections import Projection, projected
 
@@ -123,7 +123,7 @@ def _as_written(
     calls = [part.written for part in parts if part.written is not None]
     inputs = {ast.unparse(one.call.args[0]) for one in calls}
     if len({id(one.call) for one in calls}) == len(those) and len({one.function for one in calls}) == len(inputs) == 1:
-        return inputs.pop(), parts, calls[0].names
+        return inputs.pop(), parts, names_of(calls[0].function)
     parts = [
         replace(part, text=f"<the product with {part.weight}{part.bias and f', plus {part.bias}'}>")
         for part in unwritten
