@@ -90,6 +90,7 @@ def test_json_is_all_of_stdout_also_when_the_script_fails(command: Command, tmp_
     assert re.findall(r"<(?:script|link|img|iframe)\b|@import|url\(|(?:src|href)=\"(?!#)", story) == []  # no network
     assert "sum 16.0" in done.stderr
     assert json.loads(sarif.read_text())["runs"][0]["results"] == []
+    assert f"written: {page}\nwritten: {sarif}\n" in done.stderr
 
 
 RACY = """

@@ -216,6 +216,8 @@ def test_help_knows_options_and_commands(capsys: pytest.CaptureFixture[str]) -> 
         assert words in capsys.readouterr().out
     assert cli.main(["help", "capture_limi"]) == 2
     assert "perhaps capture_limit" in capsys.readouterr().err
+    assert cli.main(["help", "order"]) == 2
+    assert "perhaps StreamOrderError" in capsys.readouterr().err
 
 
 def test_the_page_of_json_has_every_command_and_its_keys() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -78,6 +79,21 @@ def test_what_dynamo_shows_ends_with_the_address() -> None:
     with pytest.raises(Exception, match="CaptureError") as found:
         step(torch.ones(4, device="npu"), torch.zeros(2, device="npu"))
     assert str(found.value).count("help: npugraph-ex help CaptureError") == 1
+
+
+@pytest.mark.parametrize("options", [{"lift": "lfit"}, {"liftt": "judged"}, {"fusion_rules": {"nope": True}}])
+def test_a_wrong_option_ends_with_the_address(options: dict[str, Any]) -> None:
+    """Whether the name or the value is wrong, or what the value names."""
+    with pytest.raises(Exception, match="npugraph_ex") as found:
+        torch.compile(torch.relu, backend="npugraph_ex", options=options)(torch.ones(4, device="npu"))
+    assert (
+        len(
+            re.findall(
+                r"^help: npugraph-ex help (?:OptionValueError|UnknownOptionError)$", str(found.value), re.MULTILINE
+            )
+        )
+        == 1
+    )
 
 
 def test_the_command_prints_a_section(command: Command) -> None:

@@ -40,6 +40,16 @@ def test_a_chinese_page_is_up_to_date(name: str) -> None:
     assert code(LANGUAGES["_TABLE"].sub("", english)) == code(chinese)
 
 
+def test_the_chinese_readme_links_to_chinese_pages() -> None:
+    """Wherever there is one, and remarks in its code are Chinese. On the site English names lead to Chinese pages."""
+    text = (DOCS.parent / "README.zh.md").read_text(encoding="utf-8")
+    linked = re.findall(r"\]\(([\w./-]+)\.md[#)]", text)
+    assert any(page.startswith("docs/zh/") for page in linked)
+    assert not {f"docs/{page}" for page in TRANSLATED} & set(linked)
+    remarks = re.findall(r"(?:^|\s)# (.*)", "\n".join(body for _, _, body in _BLOCK.findall(text)))
+    assert not [remark for remark in remarks if remark.isascii()]
+
+
 def test_an_included_page_has_its_headings() -> None:
     """The anchors of the contributing page are those of the English file; the Chinese file has the same levels."""
     english = LANGUAGES["headings"](LANGUAGES["_with_included"]("how-to/contributing"))

@@ -90,8 +90,8 @@ def rate_rows(run: Run) -> list[tuple[str, int, str, str]]:
     ]
 
 
-def verdict_of(books: Books, *, tests: int) -> tuple[str, bool]:
-    """The run in one sentence, and whether that is good news: the end of a run that was stopped is not known.
+def verdict_of(books: Books, *, tests: int) -> tuple[str, bool | None]:
+    """The run in one sentence, and whether that is good news; None of a run that was stopped, whose end is not known.
 
     Args:
         books: what has happened.
@@ -106,7 +106,7 @@ def verdict_of(books: Books, *, tests: int) -> tuple[str, bool]:
         return f"{len(books.failed)} of {counted(tests, 'test')} failed{others}", False
     if len(books.finished) < tests:
         ran = f"stopped after {len(books.finished)} of {counted(tests, 'test')}{others}, {programs}"
-        return f"{ran}: right so far", False
+        return f"{ran}: right so far", None
     if not outcomes["passed"]:
         return f"nothing was tested: of {counted(tests, 'test')} none passed{others}", False
     return f"{counted(outcomes['passed'], 'test')} passed{others}, {programs}: everything that ran is right", True

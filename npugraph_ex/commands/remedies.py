@@ -53,9 +53,11 @@ def run(arguments: argparse.Namespace) -> int:
         by_case = {known.lower(): known for known in found}
         name = by_case.get(asked.lower(), asked)
         if name not in found:
-            close = [by_case[known] for known in difflib.get_close_matches(asked.lower(), by_case, n=3)]
-            near = f"; perhaps {' or '.join(close)}" if close else ""
-            raise UsageError(f"nothing is known of {name!r}{near}. `npugraph-ex help` lists errors and codes")
+            low = asked.lower()
+            near = [one for one in by_case if low in one] or difflib.get_close_matches(low, by_case, n=3)
+            close = [by_case[known] for known in near[:3]]
+            perhaps = f"; perhaps {' or '.join(close)}" if close else ""
+            raise UsageError(f"nothing is known of {name!r}{perhaps}. `npugraph-ex help` lists errors and codes")
         found = {name: found[name]}
     text = "\n".join(found) if arguments.name is None else f"{name}\n\n{found[name]}"
     show(arguments, found, text)

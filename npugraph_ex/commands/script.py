@@ -186,6 +186,7 @@ def _write_files(arguments: argparse.Namespace, found: Explanation, clock: Timel
         sys.stderr.write(f"written: {arguments.html}\n")
     if arguments.sarif is not None:
         _write("--sarif", arguments.sarif, found.streams.to_sarif())
+        sys.stderr.write(f"written: {arguments.sarif}\n")
 
 
 def _write(option: str, file: Path, text: str) -> None:

@@ -130,7 +130,7 @@ class Option:
 def unknown_option(name: object, known: Iterable[str], *, where: str = "") -> UnknownOptionError:
     """Build the error for a name that is not in the table: the name and the nearest right one, or all of them."""
     names = sorted(known)
-    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.65)
     place = f" of {where}" if where else ""
     hint = (
         f"did you mean {near[0]!r}? `npugraph-ex options` lists all" if near else f"the names are: {', '.join(names)}"

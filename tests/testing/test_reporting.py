@@ -229,14 +229,14 @@ def test_a_run_that_was_stopped_is_not_right() -> None:
     """A page that Ctrl-C left says how far the run came; what was found wrong by then is what matters."""
     passed, failed = (results.Finished(name, name, 1.0) for name in ("passed", "failed"))
 
-    def verdict(*finished: results.Finished, tests: int) -> tuple[str, bool]:
+    def verdict(*finished: results.Finished, tests: int) -> tuple[str, bool | None]:
         return page.verdict_of(results.Books(None, {}, [_entry("passed")] * 9, list(finished)), tests=tests)
 
     right = "1 test passed, 9 random programs: everything that ran is right"
     assert verdict(passed, tests=1) == (right, True)
     said, good = verdict(passed, tests=2)
     assert said.startswith("stopped after 1 of 2 tests")
-    assert not good
+    assert good is None  # neither colour
     assert verdict(passed, failed, tests=9) == ("1 of 9 tests failed", False)
 
 

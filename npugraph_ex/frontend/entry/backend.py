@@ -124,6 +124,7 @@ def get_npu_backend(
     return backend
 
 
+@with_address()
 def npugraph_ex(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
