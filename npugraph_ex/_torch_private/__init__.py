@@ -41,7 +41,6 @@ from npugraph_ex._torch_private.dynamo import (
     graph_breaks,
     recompile_reason,
     with_attributes,
-    without_side_effects,
 )
 from npugraph_ex._torch_private.graphs import (
     codegen_of,
@@ -78,6 +77,7 @@ from npugraph_ex._torch_private.operators import (
     schema,
     scoped_library,
 )
+from npugraph_ex._torch_private.side_effects import allow_side_effects, lasting_changes, without_side_effects
 from npugraph_ex._torch_private.sizes import guard_names, input_guards, new_symbols, size_functions, symbolic_size
 from npugraph_ex._torch_private.streams import (
     fetches_traced_object,
@@ -103,6 +103,7 @@ __all__ = [
     "UNKNOWN_TO_FAKE_TENSORS",
     "active_fake_mode",
     "allow_retained_graphs",
+    "allow_side_effects",
     "aot_backend",
     "aot_input_position",
     "aot_input_value",
@@ -144,6 +145,7 @@ __all__ = [
     "is_synthetic_base",
     "keep_where_traced",
     "keeps_results",
+    "lasting_changes",
     "lazy_graph_module",
     "likeness",
     "negative_view",

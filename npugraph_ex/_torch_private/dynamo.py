@@ -8,8 +8,7 @@ import os
 import re
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,22 +113,3 @@ def dynamo_input_roots(gm: fx.GraphModule) -> list[str]:
             known = isinstance(source, (GlobalSource, GlobalWeakRefSource, ConstantSource))
             roots.append("" if known else type(source).__name__)
     return roots
-
-
-@contextmanager
-def without_side_effects(*, compilations: int) -> Iterator[None]:
-    """Dynamo's settings for compiled code that does nothing but run its graph and arrange the results.
-
-    Within the block Dynamo refuses functions with other effects, guards on hooks of modules, and takes floats as constants.
-
-    Args:
-        compilations: how often it may compile one function.
-    """
-    with torch._dynamo.config.patch(
-        side_effect_replay_policy="error",
-        skip_nnmodule_hook_guards=False,
-        specialize_float=True,
-        recompile_limit=compilations,
-        accumulated_recompile_limit=compilations,
-    ):
-        yield

@@ -93,7 +93,7 @@ def _form(value: Any) -> Form:
 
 
 def differing_arguments(made: Form, given: Form) -> str:
-    """Which positional arguments are of another kind, or on another device, than those that a session was made with."""
+    """Which positional arguments are of another kind or dtype, or on another device, than those that a session was made with."""
     if len(made) != len(given):
         return f"{counted(len(given), 'positional argument')}, and it was made with {len(made)}"
     pairs = [(_kind_and_place(one), _kind_and_place(other)) for one, other in zip(made, given, strict=True)]
@@ -106,7 +106,9 @@ def differing_arguments(made: Form, given: Form) -> str:
 
 def _kind_and_place(part: Form) -> str:
     kind = part[0].__name__
-    return f"a {kind} on {part[4]}" if issubclass(part[0], torch.Tensor) else f"a {kind}"
+    if not issubclass(part[0], torch.Tensor):
+        return f"a {kind}"
+    return f"a {kind} of {str(part[1]).removeprefix('torch.')} on {part[4]}"
 
 
 def leaves_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:

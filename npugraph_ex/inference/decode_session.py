@@ -36,7 +36,7 @@ from npugraph_ex.inference.call_forms import (
 )
 from npugraph_ex.inference.recorded_call import CallNotes, Gate, NotRecordableError, Probed, RecordedCall, record
 from npugraph_ex.inference.replaced_state import watch
-from npugraph_ex.inference.session_errors import capture_refusal, reason
+from npugraph_ex.inference.session_errors import capture_refusal, changes, core_of, reason
 from npugraph_ex.observe.logger import logger
 
 _FORMS_KEPT = 1024
@@ -86,7 +86,7 @@ class DecodeSession:
         self._strict, self._lenient = (
             torch.compile(
                 _code_of_its_own(function),
-                backend=partial(_compile_behind_gate, chosen, self._notes), dynamic=dynamic, fullgraph=True,
+                backend=partial(_compile_behind_gate, chosen, self._notes, _name(function)), dynamic=dynamic, fullgraph=True,
             )
             for chosen in (strict, lenient)
         )  # fmt: skip
@@ -132,7 +132,7 @@ class DecodeSession:
 
         Raises:
             SessionError: another mode than at the compilation is in force, an argument is of a type that is not taken, or the
-                function fails for arguments of other kinds or on other devices than those of the compilation.
+                function fails for arguments of other kinds or dtypes, or on other devices, than those of the compilation.
         """
         modes = modes_now()
         if modes != self._modes:
@@ -175,10 +175,18 @@ class DecodeSession:
                 raise refusal from None
             if refusal is not None:
                 return self._uncaptured(refusal, form, args, kwargs)
-            wrong = "" if kwargs else differing_arguments(self._made_for, form)
-            if isinstance(error, SessionError) or not wrong:
+            said = None if kwargs else self._in_words(error, form)
+            if said is None or said is error:
                 raise
-            raise SessionError(f"{_name(self.__wrapped__)} fails for this call: {wrong}") from error
+            raise said from error
+
+    def _in_words(self, error: Exception, form: Form) -> SessionError | None:
+        """Why a call failed: a refusal of the session's own, or arguments of another kind than it was made with."""
+        inner = getattr(error, "inner_exception", error)
+        wrong = differing_arguments(self._made_for, form)
+        if isinstance(inner, SessionError) or not wrong:
+            return inner if isinstance(inner, SessionError) else None
+        return SessionError(f"{_name(self.__wrapped__)} fails for this call: {wrong}. {core_of(error)}")
 
     def _uncaptured(self, refusal: CaptureError, form: Form, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A call that the device cannot capture, as torch.compile serves it: operator by operator. Nothing of it has run."""
@@ -216,10 +224,12 @@ class DecodeSession:
             try:
                 self._run_ahead(tuple(given), {})
             except Exception as error:
-                if capture_refusal(error) is None:
+                name, refused = _name(self.__wrapped__), capture_refusal(error) is not None
+                said = None if refused else self._in_words(error, form_of(tuple(given), {}))
+                if said is error or not (said or refused):
                     raise
-                name = _name(self.__wrapped__)
-                raise SessionError(f"warm_up: {name} cannot run ahead for {size!r}: {reason(error, name)}") from error
+                why = said or reason(error, name)
+                raise SessionError(f"warm_up: {name} cannot run ahead for {size!r}: {why}") from error
 
     def _run_ahead(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Compile and capture for a call, and undo what it writes.
@@ -321,7 +331,7 @@ class DecodeSession:
 
 
 def _compile_behind_gate(
-    config: CompilerConfig, notes: CallNotes, gm: fx.GraphModule, example_inputs: Sequence[Any]
+    config: CompilerConfig, notes: CallNotes, name: str, gm: fx.GraphModule, example_inputs: Sequence[Any]
 ) -> Callable[..., Any]:
     """The session's backend: the library's own, with notes of what is called."""
     if torch.is_grad_enabled() and any(
@@ -331,6 +341,11 @@ def _compile_behind_gate(
             "its results would carry gradients; make the session, and call it, under torch.no_grad() or torch.inference_mode()"
         )
     gate = Gate(gm, notes, _torch_private.dynamo_input_names(gm))
+    lasting = _torch_private.lasting_changes()
+    gate.changes = changes(lasting, name) if lasting else ""
+    if gate.changes and notes.restoring:
+        raise SessionError(gate.changes)
+    _torch_private.allow_side_effects()
     gate.become(get_npu_backend(compiler_config=config, on_compiled=gate.watch)(gm, example_inputs))
     return gate
 

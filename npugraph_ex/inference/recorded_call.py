@@ -90,6 +90,7 @@ class Gate:
     Attributes:
         names: the same.
         of_state: for each input, whether it comes from the function and not from the arguments.
+        changes: what the code around the graph changes, so that no call of it can be recorded; empty if nothing.
     """
 
     def __init__(self, gm: fx.GraphModule, notes: CallNotes, names: Sequence[str]) -> None:
@@ -100,6 +101,7 @@ class Gate:
         self.strange = [
             f"{name} ({root})" for name, root in zip(names, roots, strict=True) if root not in {STATE, "", *ARGUMENTS}
         ]
+        self.changes = ""
         self._notes = notes
         self._run: Callable[..., Sequence[Any]] | None = None
         self._graphs: list[CompiledFxGraph] = []
@@ -280,6 +282,8 @@ def _only_graph(notes: CallNotes) -> tuple[Gate, CompiledGraph, list[Any], list[
     if notes.outer is None:
         raise NotRecordableError("nothing of it runs on the device")
     gate, outer = notes.outer
+    if gate.changes:
+        raise NotRecordableError(gate.changes)
     if gate.strange:
         raise NotRecordableError(f"torch computes {', '.join(gate.strange)} anew at each call")
     if len(notes.inner) != 1 or not gate.is_whole:

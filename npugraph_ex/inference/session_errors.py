@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Sequence
 
 from npugraph_ex.errors import CaptureError
 
@@ -22,7 +23,8 @@ def reason(error: Exception, name: str) -> str:
     inner = getattr(error, "inner_exception", error)
     said = str(inner).strip() or type(inner).__name__
     if "certain side effects happened" in said:
-        return _changes(said, name)
+        listed = said.partition("double check:")[2].partition("\n")[0].strip()
+        return changes(ast.literal_eval(listed) if listed.startswith("[") else (), name)
     said = re.split(r"\n+(?:Set TORCHDYNAMO_VERBOSE|help: )", said)[0].replace(
         _REQUIRED, "the device cannot capture its graph"
     )
@@ -30,20 +32,32 @@ def reason(error: Exception, name: str) -> str:
     return _in_users_words(said, name)
 
 
-def _changes(said: str, name: str) -> str:
-    """Dynamo's list of what a function changes, with the remedy."""
-    listed = said.partition("double check:")[2].partition("\n")[0].strip()
-    changed = [_changed(source, name) for source in (ast.literal_eval(listed) if listed.startswith("[") else ())]
+def core_of(error: Exception) -> str:
+    """What an operator said that refused its arguments while Dynamo compiled, or the first line of any error."""
+    said = str(getattr(error, "inner_exception", error)).strip() or type(error).__name__
+    found = re.search(r"with fake tensors: .*\bgot (\w+\(.*\))$", said, flags=re.MULTILINE)
+    return found[1] if found else said.partition("\n")[0]
+
+
+def changes(listed: Sequence[str], name: str) -> str:
+    """What a function changes, by Dynamo's names, with the remedy."""
+    changed = [_changed(source, name) for source in listed]
     what = ", ".join(dict.fromkeys(changed)) or "something besides its results and the contents of tensors"
     return (
         f"its code changes {what}, which a replay would not do: it runs work of the device alone. Write into a tensor in place "
-        "(`self.total.add_(x)`; `self.total += x` sets the attribute), or return the new value"
+        "(`self.total.add_(x)`; `self.total += x` sets the attribute), or return the new value. What has its old value again at "
+        "the end of the call may change in between"
     )
 
 
 def _changed(source: str, name: str) -> str:
-    if source.startswith("G["):
-        return "a global variable"
+    of_all = re.fullmatch(r"G\['([\w.]+)'\]\.?(.*)", source)
+    if of_all:
+        return (
+            f"the global variable {of_all[2]} of the module {of_all[1]}"
+            if of_all[2]
+            else f"the global variable {of_all[1]}"
+        )
     source = re.sub(r"\.__dict__\['(\w+)'\]", r".\1", source)
     of_module = re.fullmatch(r"(.+)\._(buffer|parameter|module)s", source)
     if of_module:

@@ -318,12 +318,22 @@ def test_wrong_calls() -> None:
             make()
     two = session(lambda x, y: x * y, (random(4), random(4)))
     for given, wrong in (
-        ((random(4), torch.ones(4)), f"argument 1 is a Tensor on cpu, and it was made with a Tensor on {NPU}:0"),
+        (
+            (random(4), torch.ones(4)),
+            f"argument 1 is a Tensor of float32 on cpu, .* made with a Tensor of float32 on {NPU}:0",
+        ),
         ((random(4), "y"), "argument 1 is a str"),
         ((random(4),), "1 positional argument, and it was made with 2"),
     ):
         with pytest.raises(SessionError, match=wrong):
             two(*given)
+    table, numbers = nn.Embedding(5, 3).to(NPU), torch.zeros(4, dtype=torch.int64, device=NPU)
+    found = session(table, (numbers,))
+    wrong = rf"argument 0 is a Tensor of float32 on {NPU}:0, .* of int64 on {NPU}:0\. RuntimeError\(.*Long, Int"
+    with pytest.raises(SessionError, match=wrong):
+        found(numbers.float())
+    with pytest.raises(SessionError, match=wrong):
+        found.warm_up([4], lambda size: (torch.zeros(size, device=NPU),))
     with pytest.raises(TorchRuntimeError, match="4"):
         two(random(4), random(5))  # of the right kind and device: torch's own words
     with pytest.raises(SessionError, match="tuple or list"):

@@ -111,6 +111,25 @@ def test_what_needs_refresh() -> None:
         equal(call(x), eager(x))
 
 
+class State:
+    """What a module holds for all models."""
+
+    def __init__(self) -> None:
+        self.called, self.tracing, self.held = 0, False, [2]
+
+
+STATE, CALLED, TRACING = State(), False, False
+
+
+def change_globals(kind: str) -> None:
+    """Set an attribute of one, or one itself, if ``kind`` says so."""
+    global CALLED  # noqa: PLW0603 - what is tested
+    if kind == "changes a global":
+        STATE.called += 1
+    if kind == "sets a global":
+        CALLED = True
+
+
 class Stateful(nn.Module):
     """What a session must refuse: each kind of change that is none of a tensor's content."""
 
@@ -124,8 +143,9 @@ class Stateful(nn.Module):
         """Do what ``kind`` says."""
         if self.kind == "assigns a buffer":
             self.last = x * 2
-        if self.kind == "counts":
+        if self.kind == "counts" or (self.kind == "counts large ones" and x.shape[0] > 4):
             self.count += 1
+        change_globals(self.kind)
         if self.kind == "appends":
             self.seen.append(x + 1)
         if self.kind == "reads the CPU":
@@ -147,7 +167,9 @@ class Stateful(nn.Module):
     ("kind", "reason"),
     [
         ("assigns a buffer", r"changes a buffer of Stateful, .*self\.total\.add_"),
-        ("counts", "changes an attribute of Stateful,"),
+        ("counts", r"changes Stateful\.count,"),
+        ("changes a global", r"changes the global variable STATE\.called of the module [\w.]*test_session_models,"),
+        ("sets a global", r"changes the global variable CALLED of the module [\w.]*test_session_models,"),
         ("appends", r"changes Stateful\.seen,"),
         ("reads the CPU", r"graph:\n  Stateful\.limits: a tensor on device 'cpu' .*; move it to the NPU"),
         ("prints", r"(?s)print.*test_session_models\.py"),
@@ -163,5 +185,56 @@ def test_refused(kind: str, reason: str) -> None:
     with pytest.raises(SessionError, match=reason) as refused:
         session(model, (random(4),))
     assert not re.search(r"functools|L\[|arg\d_|decode_session|require_capture", str(refused.value))
-    assert (model.count, model.seen) == (0, [])
+    assert (model.count, model.seen, STATE.called, CALLED) == (0, [], 0, False)
     equal(model.last, torch.zeros(4, device=NPU))
+
+
+def test_what_has_its_old_value_again_is_no_change() -> None:
+    """A global, an attribute of an object, an object that is put back: the values of eager mode, and nothing is left."""
+
+    def restoring(x: torch.Tensor) -> torch.Tensor:
+        global TRACING  # noqa: PLW0603 - what is tested
+        held, STATE.held = STATE.held, []
+        TRACING = STATE.tracing = True
+        y = x * 3 if TRACING and STATE.tracing and not STATE.held else x
+        TRACING = STATE.tracing = False
+        STATE.held = held
+        return y * STATE.held[0]
+
+    call, held = session(restoring, (random(4),)), STATE.held
+    for _ in range(3):
+        x = random(4)
+        equal(call(x), restoring(x))
+    assert (STATE.tracing, TRACING, STATE.held is held) == (False, False, True)
+    STATE.tracing = True  # then the first call changes it
+    with pytest.raises(SessionError, match=r"changes the global variable STATE\.tracing"):
+        session(restoring, (random(4),))
+    STATE.tracing = False
+
+
+def test_a_later_form_that_changes_an_attribute_goes_through_torch(caplog: pytest.LogCaptureFixture) -> None:
+    """Each such call changes it, and a warning says why; `warm_up` refuses the form and changes nothing."""
+    model = Stateful("counts large ones").to(NPU)
+    call = session(model, (random(4),))
+    with pytest.raises(SessionError, match=r"changes Stateful\.count,"):
+        call.warm_up([8], lambda size: (random(size),))
+    assert model.count == 0
+    for size in (4, 6, 6, 4, 6):
+        x = random(size)
+        equal(call(x), x * 2)
+    assert model.count == 3
+    assert "changes Stateful.count, which a replay would not do" in caplog.text
+
+
+def test_a_decoder_of_transformers() -> None:
+    """Its forward sets a global of `transformers` and resets it; each step writes a static cache."""
+    from npugraph_ex_conformance.models.architectures import make
+
+    (model, inputs), (twin, _) = (make("Llama, decode step", torch.float32, NPU) for _ in range(2))
+    for one in (model, twin):
+        one.prepare()
+    step = session(model, inputs)
+    for number in range(3):
+        given = [value + number for value in inputs]
+        torch.testing.assert_close(step(*given), twin(*given))
+    torch.testing.assert_close(model.written(), twin.written())

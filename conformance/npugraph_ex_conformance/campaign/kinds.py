@@ -221,7 +221,7 @@ _ALL = (
     ),
     _listed(
         "architectures",
-        "architectures of transformers: calls, generated text and training, against eager mode",
+        "architectures of transformers: calls, sessions, generated text and training, against eager mode",
         _architecture_cases,
         _architecture,
         batch=1,

@@ -1,0 +1,89 @@
+"""What a function that Dynamo compiles changes besides the contents of tensors, once the call is over."""
+
+# ruff: noqa: SLF001 - reaching behind underscores is this package's whole purpose
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+_ABSENT = object()
+_CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
+_CONTAINERS = (dict, list, tuple, set, frozenset)
+
+
+@contextmanager
+def without_side_effects(*, compilations: int) -> Iterator[None]:
+    """Dynamo's settings for compiled code that does nothing but run its graph and arrange the results.
+
+    Within the block Dynamo refuses functions with other effects, unless the backend calls `allow_side_effects`. It refuses guards
+    on hooks of modules, and takes floats as constants.
+
+    Args:
+        compilations: how often it may compile one function.
+    """
+    with torch._dynamo.config.patch(
+        side_effect_replay_policy="error",
+        skip_nnmodule_hook_guards=False,
+        specialize_float=True,
+        recompile_limit=compilations,
+        accumulated_recompile_limit=compilations,
+    ):
+        yield
+
+
+def allow_side_effects() -> None:
+    """Let Dynamo go on with the functions that this call compiles, whatever they change; for a backend that asked."""
+    torch._dynamo.config.side_effect_replay_policy = "silent"
+
+
+def lasting_changes() -> list[str]:
+    """What the function that is being compiled changes; for a backend, by Dynamo's names, a global by its module's.
+
+    An attribute that has at the end what it had at the beginning is left out: the object that the code read there, or a constant
+    equal to the one that is there now.
+    """
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+    from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
+
+    output = InstructionTranslator.current_tx().output
+    effects, names = output.side_effects, []
+    for variable in effects._get_modified_vars():
+        if not isinstance(variable.mutation_type, (AttributeMutationExisting, ValueMutationExisting)):
+            continue
+        name = re.sub(r"^G\['(\w+)'\]", lambda alias: _module(alias, output.import_sources), _name(variable.source))
+        stored = effects.store_attr_mutations.get(variable, {})
+        if not stored or isinstance(getattr(variable, "value", None), _CONTAINERS):
+            names.append(name)
+        names += [f"{name}.{attribute}" for attribute, new in stored.items() if not _restored(variable, attribute, new)]
+    return names
+
+
+def _name(source: Any) -> str:
+    try:
+        name = getattr(source, "name", "")
+        return str(name() if callable(name) else name)
+    except NotImplementedError:
+        return ""
+
+
+def _module(alias: re.Match[str], imported: dict[str, str]) -> str:
+    return f"G['{imported.get(alias[1], alias[1])}']"
+
+
+def _restored(variable: Any, attribute: str, new: Any) -> bool:
+    """Whether what is stored at the end is what was there at the beginning."""
+    from torch._dynamo.source import AttrSource
+
+    if new.source is not None and new.source == AttrSource(variable.source, attribute):
+        return True
+    holder = getattr(variable, "value", None)
+    if hasattr(inspect.getattr_static(type(holder), attribute, None), "__set__") or not new.is_python_constant():
+        return False
+    old, value = getattr(holder, "__dict__", {}).get(attribute, _ABSENT), new.as_python_constant()
+    return old is value or (type(old) is type(value) and isinstance(value, _CONSTANTS) and repr(old) == repr(value))
