@@ -14,6 +14,7 @@ from tabulate import tabulate
 from typing_extensions import Self
 
 from npu_emulator import pages
+from npugraph_ex._version import __version__
 
 Rows = dict[str, list[dict[str, Any]]]
 
@@ -31,9 +32,10 @@ class Table:
 
 def machine() -> dict[str, str]:
     """The versions, and the class of machine; not which one."""
-    names = ("torch", "torch_npu", "npugraph-ex")
+    names = ("torch", "torch_npu")
     return {
         **{name: version(name) for name in names},
+        "npugraph-ex": __version__,  # of the code that runs: an editable install keeps the version with which it was made
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, emulated device",
     }
