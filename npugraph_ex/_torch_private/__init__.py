@@ -52,6 +52,7 @@ from npugraph_ex._torch_private.graphs import (
 from npugraph_ex._torch_private.modes import (
     UNKNOWN_TO_FAKE_TENSORS,
     active_fake_mode,
+    as_fakes,
     dispatch_modes,
     dual_levels,
     fake_execution,
@@ -107,6 +108,7 @@ __all__ = [
     "aot_backend",
     "aot_input_position",
     "aot_input_value",
+    "as_fakes",
     "auto_functionalized_operators",
     "autograd_base",
     "belongs_to_training",

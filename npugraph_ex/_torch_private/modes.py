@@ -156,6 +156,21 @@ def outside_compilation() -> AbstractContextManager[Any]:
     return tracing(None)
 
 
+@contextmanager
+def as_fakes(inputs: Sequence[Any]) -> Iterator[list[Any]]:
+    """Within the block what runs is fake, also with real weights; the inputs as new fake tensors over the memory that they have."""
+    from torch._guards import detect_fake_mode
+
+    mode = detect_fake_mode([value for value in inputs if isinstance(value, FakeTensor)]) or FakeTensorMode()
+    allowed, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
+    try:
+        with fake_execution(mode):
+            fakes = [mode.from_tensor(value) if isinstance(value, torch.Tensor) else value for value in inputs]
+            yield [value.detach() if isinstance(value, torch.Tensor) else value for value in fakes]
+    finally:
+        mode.allow_non_fake_inputs = allowed
+
+
 def in_one_fake_mode(inputs: Sequence[Any]) -> list[Any]:
     """The inputs as tensors of the active fake mode, if there is one; AOT refuses tensors of another mode."""
     from torch._guards import detect_fake_mode

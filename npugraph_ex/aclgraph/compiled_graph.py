@@ -278,6 +278,7 @@ class CompiledGraph:
         """
         effect.remember()
         self._drop_captures()
+        original.check()
         self._instead = _Unboxed(original.compile())
 
     def _drop_captures(self) -> None:

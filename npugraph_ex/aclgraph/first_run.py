@@ -14,9 +14,15 @@ import torch
 from torch import fx
 
 from npugraph_ex import _torch_private
-from npugraph_ex.aclgraph.operator_contracts import ContractInterpreter, UndeclaredEffectError, is_foreign
+from npugraph_ex.aclgraph.operator_contracts import ContractInterpreter, UndeclaredEffectError
 from npugraph_ex.aclgraph.scopes import GraphFunction
+from npugraph_ex.errors import BrokenPromiseError
 from npugraph_ex.graph.memory.aliases import AliasFacts
+from npugraph_ex.graph.undeclared import is_foreign
+
+
+class LostWriteError(BrokenPromiseError):
+    """AOT's graph lacks a write, because an operator shares memory undeclared. Nothing was computed."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +32,22 @@ class Original:
     Attributes:
         gm: the graph from AOT, to be run operator by operator.
         compile: compiles it again, with the operators' effects that are known by then.
+        lost_write: which write of the program the graph lacks for these effects, in words; empty where it lacks none.
     """
 
     gm: fx.GraphModule
     compile: Callable[[], Callable[..., Sequence[Any]]]
+    lost_write: Callable[[], str] = str
+
+    def check(self) -> None:
+        """Nothing must have been computed.
+
+        Raises:
+            LostWriteError: the graph lacks a write, so it is no use to compile or run it.
+        """
+        lost = self.lost_write()
+        if lost:
+            raise LostWriteError(lost)
 
 
 class Contents:
@@ -97,6 +115,7 @@ def first_run_checked(gm: fx.GraphModule, original: Original | None = None) -> G
         except UndeclaredEffectError as effect:
             effect.remember()
             contents.put_back()
+            original.check()
             again = ContractInterpreter(original.gm, is_original=True)
             results = again.run(*inputs, enable_io_processing=False)
             for other in again.found:

@@ -24,24 +24,11 @@ from npugraph_ex.errors import BrokenPromiseError
 from npugraph_ex.graph.memory.aliases import named_arguments
 from npugraph_ex.graph.operators import learn
 from npugraph_ex.graph.source import source_line
-from npugraph_ex.graph.undeclared import writes_undeclared
+from npugraph_ex.graph.undeclared import is_foreign, writes_undeclared
 from npugraph_ex.observe.logger import logger
-
-_SHIPPED = frozenset(
-    {"aten", "prims", "prim", "npu", "atb", "npugraph_ex", "air", "_c10d_functional", "c10d_functional"}
-)
-"""Operators of torch, of torch_npu and of this library are not checked, because users cannot change them.
-
-`graph.collectives` knows what the schemas of torch.distributed's collectives leave out.
-"""
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Tensors with memory; fake tensors and other subclasses have none."""
-
-
-def is_foreign(target: object) -> bool:
-    """Whether ``target`` is an operator that a user or another library registered."""
-    return isinstance(target, OpOverload) and target.namespace not in _SHIPPED
 
 
 class UndeclaredEffectError(BrokenPromiseError):

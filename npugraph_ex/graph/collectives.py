@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Callable
 
 import torch
 from torch import fx
@@ -48,12 +49,17 @@ def sequence(graph: fx.Graph) -> tuple[tuple[str, str], ...]:
     return tuple((str(node.target), group_of(node)) for node in graph.nodes if is_collective(node))
 
 
-def overloads_in(gm: fx.GraphModule) -> set[OpOverload]:
-    """The operators that communicate in a Dynamo graph and the graphs inside it; of an operator's name, all its overloads."""
+def overloads_in(gm: fx.GraphModule, wanted: Callable[[OpOverload], bool] = communicates) -> set[OpOverload]:
+    """The operators that communicate in a Dynamo graph and the graphs inside it; of an operator's name, all its overloads.
+
+    Args:
+        gm: the graph.
+        wanted: another question than whether an operator communicates.
+    """
     targets = {node.target for part in gm.modules() if isinstance(part, fx.GraphModule) for node in part.graph.nodes}
     packets = [target for target in targets if isinstance(target, OpOverloadPacket)]
     named = {getattr(packet, overload) for packet in packets for overload in packet.overloads()}
-    return {target for target in targets | named if isinstance(target, OpOverload) and communicates(target)}
+    return {target for target in targets | named if isinstance(target, OpOverload) and wanted(target)}
 
 
 @functools.cache

@@ -13,10 +13,23 @@ from torch._ops import OpOverload
 from npugraph_ex.operators import OPERATORS, record_of
 from npugraph_ex.versions.out_tag import has_out_tag
 
-__all__ = ["is_undeclared_out", "keep_writers", "remember", "writes_undeclared"]
+__all__ = ["arguments_found", "is_foreign", "is_undeclared_out", "keep_writers", "remember", "writes_undeclared"]
+
+_SHIPPED = frozenset(
+    {"aten", "prims", "prim", "npu", "atb", "npugraph_ex", "air", "_c10d_functional", "c10d_functional"}
+)
+"""Operators of torch, of torch_npu and of this library are not checked, because users cannot change them.
+
+`graph.collectives` knows what the schemas of torch.distributed's collectives leave out.
+"""
 
 _FOUND: dict[OpOverload, frozenset[str]] = {}
 """The arguments that operators of other libraries wrote or returned."""
+
+
+def is_foreign(target: object) -> bool:
+    """Whether ``target`` is an operator that a user or another library registered."""
+    return isinstance(target, OpOverload) and target.namespace not in _SHIPPED
 
 
 def writes_undeclared(overload: OpOverload, argument: torch.Argument) -> bool:
@@ -47,6 +60,11 @@ def remember(overload: OpOverload, arguments: frozenset[str]) -> bool:
 def was_found(target: object) -> bool:
     """Whether an undeclared effect of an operator was found."""
     return target in _FOUND
+
+
+def arguments_found(target: object) -> frozenset[str]:
+    """The arguments that an operator was found to write or return undeclared, by name."""
+    return _FOUND.get(target, frozenset()) if isinstance(target, OpOverload) else frozenset()
 
 
 def found_in(graph: fx.Graph) -> dict[str, list[str]]:

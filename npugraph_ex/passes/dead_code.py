@@ -1,7 +1,8 @@
 """Removes nodes without an effect whose results nobody uses.
 
 It keeps writes to memory, random operators, operators with side effects that torch knows, collectives (without them other
-processes would wait for ever), and the scopes and events of streams, which order work.
+processes would wait for ever), and the scopes and events of streams, which order work. It keeps the operators of other libraries:
+what they do beside their result, their schemas may not say, and only a run shows it.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 from torch import fx
 
 from npugraph_ex.graph.effects import has_effect
+from npugraph_ex.graph.undeclared import is_foreign
 from npugraph_ex.passes.base import PassContext
 
 
 def run(gm: fx.GraphModule, context: PassContext) -> None:  # noqa: ARG001 - every pass takes it
     """Remove the dead nodes of ``gm.graph``."""
-    gm.graph.eliminate_dead_code(is_impure_node=has_effect)
+    gm.graph.eliminate_dead_code(is_impure_node=lambda node: has_effect(node) or is_foreign(node.target))

@@ -214,6 +214,7 @@ _ALL = (
     _examples("cache", "saved compilations", batch=8),
     _examples("callers", "what callers pass, keep, write and drop", batch=15),
     _examples("idioms", "what no graph shows: pads, unused draws, checkpoints, gradients, tangents", batch=15),
+    _examples("undeclared effects", "operators that write and return what their schemas do not say", batch=20),
     _examples("shared pool", "several graphs in one pool", batch=15),
     _listed("operators", "the checks of every operator's record", _records, _record, batch=4),
     _listed(

@@ -126,6 +126,12 @@ def _callers(seed: int) -> str:
     return caller_example(seed)
 
 
+def _undeclared_effects(seed: int) -> str:
+    from npugraph_ex_conformance.examples.undeclared_effects import undeclared_effect_example
+
+    return undeclared_effect_example(seed)
+
+
 def _idioms(seed: int) -> str:
     from npugraph_ex_conformance.examples.idioms import idiom_example
 
@@ -169,8 +175,9 @@ FAMILIES: Mapping[str, Example] = MappingProxyType(
         "shared pool": _shared_pool,
         "callers": _callers,
         "idioms": _idioms,
+        "undeclared effects": _undeclared_effects,
         "ranks": _ranks,
     }
 )
-"""By name. All but "updates", "random numbers", "cache", "shared pool", "callers", "idioms" and "device ..." need no device;
-"streams", "stream graphs", "parts", "forms" and "ranks" want the emulated one."""
+"""By name. "updates", "random numbers", "cache", "shared pool", "callers", "idioms", "undeclared effects" and "device ..." need a
+device; "streams", "stream graphs", "parts", "forms" and "ranks" want the emulated one."""

@@ -14,6 +14,7 @@ from npugraph_ex.config.compiler_config import apply_flat, given_or_default
 from npugraph_ex.errors import CaptureError, GraphVerificationError, OptionValueError, SavedGraphError, with_address
 from npugraph_ex.frontend.entry import current_device, ge, pads
 from npugraph_ex.frontend.entry.compiler import CompiledFxGraph, NpuFxCompiler
+from npugraph_ex.frontend.entry.undeclared_effects import UndeclaredEffects
 from npugraph_ex.frontend.native_streams import core_limits
 from npugraph_ex.frontend.native_streams import streams as native_streams
 from npugraph_ex.frontend.upstream_repairs import (
@@ -70,7 +71,9 @@ def get_npu_backend(
         dumper = new_dumper()
         if dumper is not None:
             dumper.graph(gm, "dynamo")
-        uncompiled, reason = _in_eager_mode(gm, config)
+        require_capture = config.to_options().require_capture
+        effects = UndeclaredEffects(gm, example_inputs, require_capture=require_capture)
+        uncompiled, reason = _in_eager_mode(gm, effects, require_capture=require_capture)
         if uncompiled is not None:
             return _unsaveable(uncompiled, [reason])
         region_writes.restore(gm)
@@ -86,9 +89,8 @@ def get_npu_backend(
         written_views.remake(gm)
         layouts.keep(gm)
         compile_one = NpuFxCompiler(config, names, dumper)
-        compile_one.values = example_inputs
-        compile_one.at_one = AtSizeOne(gm, known_inputs)
-        compile_one.follows_current_device = follows
+        compile_one.values, compile_one.at_one = example_inputs, AtSizeOne(gm, known_inputs)
+        compile_one.follows_current_device, compile_one.lost_write = follows, effects.lost_write
         watched: list[shared_inputs.SharedInputs] = []
 
         def compiler(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -103,7 +105,8 @@ def get_npu_backend(
         unsaveable: list[str] = []
         with _torch_private.never_from_torchs_cache(), compile_one.tracing as tracing:
             # Other ranks take part in a collective whether its result is used here or not.
-            tracing.enter_context(_torch_private.never_dead(overloads_in(gm)))
+            # What an operator that is not torch's does beside its result, its schema may not say.
+            tracing.enter_context(_torch_private.never_dead(overloads_in(gm) | effects.operators))
             tracing.enter_context(unused_draws.kept())
             compiled: Callable[..., Any] = _torch_private.aot_backend(
                 fw_compiler=compiler,
@@ -116,10 +119,8 @@ def get_npu_backend(
         compiled = _unsaveable(compiled, unsaveable)
         compiled = compiled if on_streams is None else _unsaveable(on_streams(compiled), [_OBJECTS])
         for shared in watched:
-            compiled = shared_inputs.guard(
-                compiled, as_traced, shared, names=names, require_capture=config.to_options().require_capture
-            )
-        return compiled
+            compiled = shared_inputs.guard(compiled, as_traced, shared, names=names, require_capture=require_capture)
+        return effects.or_as_traced(compiled, as_traced)
 
     return backend
 
@@ -201,13 +202,21 @@ _OBJECTS = (
 _DUAL = "forward-mode derivatives (torch.autograd.forward_ad) are no outputs of its operators"
 
 
-def _in_eager_mode(gm: fx.GraphModule, config: CompilerConfig) -> tuple[Callable[..., Any] | None, str]:
+def _in_eager_mode(
+    gm: fx.GraphModule, effects: UndeclaredEffects, *, require_capture: bool
+) -> tuple[Callable[..., Any] | None, str]:
     """What runs a graph that nothing can compile, and why it cannot be saved; None if there is something to compile."""
     on_the_host = native_streams.on_the_host(gm)
     _torch_private.guard_on_dual_level()
-    if on_the_host is not None or not _torch_private.dual_levels():
+    if on_the_host is not None:
         return on_the_host, _OBJECTS
-    if config.to_options().require_capture:
+    lost = effects.lost_write()
+    if lost:
+        effects.warn(lost)
+        return native_streams.kept(gm), lost
+    if not _torch_private.dual_levels():
+        return None, ""
+    if require_capture:
         raise CaptureError(f"require_capture is set, and this graph cannot be captured: {_DUAL}")
     logger.warning("This graph cannot be captured and runs as in eager mode: %s", _DUAL)
     return native_streams.kept(gm), _DUAL

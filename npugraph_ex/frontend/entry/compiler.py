@@ -17,7 +17,6 @@ from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph import CompiledGraph, compile_graph, scopes
 from npugraph_ex.aclgraph.data_dump import DumpedGraph
 from npugraph_ex.aclgraph.first_run import Original
-from npugraph_ex.aclgraph.operator_contracts import is_foreign
 from npugraph_ex.config import CompilerConfig, Options
 from npugraph_ex.config.variables import warn_of_unknown
 from npugraph_ex.errors import GraphVerificationError, OptionValueError, SavedGraphError
@@ -27,7 +26,7 @@ from npugraph_ex.frontend.entry.record import description, nodes_of, record
 from npugraph_ex.frontend.upstream_repairs import nary_products, returned_views
 from npugraph_ex.fusion.engine import check_switches, training_rules
 from npugraph_ex.graph import nested_regions
-from npugraph_ex.graph.undeclared import keep_writers
+from npugraph_ex.graph.undeclared import is_foreign, keep_writers
 from npugraph_ex.observe.dump import GraphDumper, new_dumper
 from npugraph_ex.observe.logger import logger
 from npugraph_ex.passes import pipeline
@@ -233,6 +232,7 @@ class NpuFxCompiler:
     Attributes:
         values: the current call's inputs of the Dynamo graph, as long as they are available.
         at_one: whether the Dynamo graph is right for a batch of one, as long as it is available.
+        lost_write: which write AOT's graph lacks for the effects of operators that were found by then; empty where none.
         follows_current_device: whether the Dynamo graph names the current device, which AOT may have resolved.
         tracing: what holds only until AOT has traced a graph that is trained, or has compiled another one.
     """
@@ -242,6 +242,7 @@ class NpuFxCompiler:
     ) -> None:
         self.values: Sequence[Any] = ()
         self.at_one: AtSizeOne | None = None
+        self.lost_write: Callable[[], str] = str
         self.follows_current_device = False
         self.tracing = ExitStack()
         warn_of_unknown()
@@ -375,7 +376,7 @@ class NpuFxCompiler:
             became(gm)
             return runner
 
-        return Original(as_given, compile_again)
+        return Original(as_given, compile_again, self.lost_write)
 
     def _name_of(self, node: fx.Node) -> str:
         """An input's name for messages: the user's own expression if Dynamo knows it."""

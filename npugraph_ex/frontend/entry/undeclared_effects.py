@@ -1,0 +1,152 @@
+"""Graphs that only eager mode gets right, because AOT relied on the schema of an operator with an undeclared effect.
+
+AOT turns a write into a new value that takes the old one's place. If an operator returned memory of an argument without declaring
+it, a later write to that memory went elsewhere, and no compilation of AOT's graph can put it back. Such a Dynamo graph runs as it
+was traced, operator by operator.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from npugraph_ex import _torch_private
+from npugraph_ex.aclgraph.first_run import LostWriteError
+from npugraph_ex.errors import CaptureError, SavedGraphError
+from npugraph_ex.frontend.upstream_repairs import shared_inputs
+from npugraph_ex.graph.collectives import overloads_in
+from npugraph_ex.graph.operators import named_arguments
+from npugraph_ex.graph.undeclared import arguments_found, is_foreign
+from npugraph_ex.observe.logger import logger
+
+
+class UndeclaredEffects:
+    """What effects that no schema declares may have done to a Dynamo graph.
+
+    Args:
+        gm: the graph, before functionalisation.
+        example_inputs: of a compilation.
+        require_capture: raise instead of running the graph operator by operator.
+
+    Attributes:
+        operators: those that a user or another library registered; of no other can an effect be found.
+    """
+
+    def __init__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], *, require_capture: bool) -> None:
+        self.operators = overloads_in(gm, is_foreign)
+        self._require_capture = require_capture
+        if self.operators:
+            self._gm = fx.GraphModule(gm, copy.deepcopy(gm.graph))
+            self._examples = shared_inputs.examples(gm, example_inputs)
+
+    def lost_write(self) -> str:
+        """Which write AOT loses for all that is known of the operators, in words; empty where it loses none."""
+        if not any(map(arguments_found, self.operators)):
+            return ""
+        try:
+            with _torch_private.as_fakes(self._examples) as inputs:
+                watcher = _Watcher(inputs)
+                with watcher:
+                    self._gm(*inputs)
+        except Exception as error:  # noqa: BLE001 - a graph that cannot be followed may have lost one
+            return f"no fake tensor can follow the graph ({type(error).__name__}), so a write may be lost"
+        return watcher.lost
+
+    def warn(self, lost: str) -> None:
+        """Say that a graph runs operator by operator.
+
+        Raises:
+            CaptureError: ``require_capture`` is set.
+        """
+        what = f"{lost}. Torch loses that write when it makes the graph functional"
+        if self._require_capture:
+            remedy = "declare the effect in the operator's schema"
+            raise CaptureError(f"require_capture is set, and this graph cannot be captured: {what}; {remedy}")
+        logger.warning("%s, so it runs operator by operator, as in eager mode. Declare the effect in the schema", what)
+
+    def or_as_traced(self, compiled: Callable[..., Any], as_traced: Callable[..., Any]) -> Callable[..., Any]:
+        """A compiled graph until its first run finds that AOT lost a write; from then on the graph as it was traced.
+
+        Args:
+            compiled: raises `LostWriteError` before it has computed anything.
+            as_traced: the graph operator by operator.
+        """
+        if not self.operators:
+            return compiled
+        function = compiled
+
+        def run(*inputs: Any) -> Any:
+            nonlocal function
+            try:
+                return function(*inputs)
+            except LostWriteError as error:
+                self.warn(str(error))
+                function = as_traced
+            return function(*inputs)
+
+        def serialize() -> Any:
+            lost = self.lost_write()
+            if lost:
+                raise SavedGraphError(f"this compiled graph cannot be saved: {lost}. Compile it in every process")
+            return compiled.serialize()  # type: ignore[attr-defined]
+
+        if hasattr(compiled, "serialize"):
+            run.serialize = serialize  # type: ignore[attr-defined]
+        return run
+
+
+class _Watcher(TorchDispatchMode):
+    """Looks for memory that an operator with undeclared effects shares, and that another operator writes as declared.
+
+    A write after it is lost. So is one before it to memory of an input: torch writes the input at the end, and what the
+    operator returned is not the input's memory.
+    """
+
+    def __init__(self, inputs: Sequence[Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.lost = ""
+        self._inputs = {_torch_private.storage_key(tensor) for tensor in _tensors(inputs)}
+        self._written: dict[int, OpOverload] = {}
+        self._shared: dict[int, OpOverload] = {}
+        self._alive: list[torch.Tensor] = []  # the address of a storage that died could be another's
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        result = func(*args, **(kwargs or {}))
+        self._alive += _tensors(result)
+        given = named_arguments(func, args, kwargs or {})
+        for argument in _torch_private.schema(func).arguments:
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                self._note(func, _tensors(given.get(argument.name)), self._written, self._shared)
+        found = arguments_found(func)
+        if found:
+            memory = _tensors([given.get(name) for name in found])
+            before = {key: by for key, by in self._written.items() if key in self._inputs}
+            self._note(func, [*memory, *_tensors(result)], self._shared, before)
+        return result
+
+    def _note(
+        self,
+        func: OpOverload,
+        tensors: Sequence[torch.Tensor],
+        notes: dict[int, OpOverload],
+        others: dict[int, OpOverload],
+    ) -> None:
+        for key in map(_torch_private.storage_key, tensors):
+            notes[key] = func
+            if key in others and not self.lost:
+                writer, sharer = (others[key], func) if notes is self._shared else (func, others[key])
+                self.lost = f"{writer} writes memory that {sharer} writes or returns without declaring it"
+
+
+def _tensors(value: object) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
