@@ -79,7 +79,14 @@ from npugraph_ex._torch_private.operators import (
     scoped_library,
 )
 from npugraph_ex._torch_private.side_effects import allow_side_effects, lasting_changes, without_side_effects
-from npugraph_ex._torch_private.sizes import guard_names, input_guards, new_symbols, size_functions, symbolic_size
+from npugraph_ex._torch_private.sizes import (
+    guard_names,
+    input_guards,
+    new_symbols,
+    pinned_sizes,
+    size_functions,
+    symbolic_size,
+)
 from npugraph_ex._torch_private.streams import (
     fetches_traced_object,
     trace_as_constant_call,
@@ -160,6 +167,7 @@ __all__ = [
     "outputs_in_inputs",
     "outside_compilation",
     "owners_of_storage",
+    "pinned_sizes",
     "provenance_fields",
     "real_execution",
     "recompile_reason",

@@ -20,6 +20,27 @@ def input_guards(inputs: Sequence[object], mode: FakeTensorMode | None) -> str:
     return environment.produce_guards_expression(checked, ignore_static=True) or ""  # type: ignore[arg-type]
 
 
+def pinned_sizes() -> dict[tuple[str, int], str]:
+    """The sizes of inputs that were symbols and have become constants in the current compilation.
+
+    Returns:
+        Dynamo's name of a tensor and the dimension -> the program's line that needed the value, as torch writes it.
+    """
+    from torch._dynamo.source import TensorProperty, TensorPropertySource
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    environment: Any = context.fake_mode.shape_env if context is not None and context.fake_mode is not None else None
+    found = {}
+    for symbol, where in environment.replacements_slocs.items() if environment is not None else ():
+        for source in environment.var_to_sources.get(symbol, ()):
+            of_size = isinstance(source, TensorPropertySource) and source.prop is TensorProperty.SIZE
+            if of_size and environment.replacements[symbol].is_number and where.maybe_user_loc:
+                name = source.base.name
+                found[str(name() if callable(name) else name), source.idx] = where.maybe_user_loc
+    return found
+
+
 def guard_names() -> dict[str, object]:
     """The functions that an expression of ``input_guards`` may call."""
     from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP

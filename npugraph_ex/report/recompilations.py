@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import torch
 
@@ -45,17 +47,17 @@ _FORMS = (
 """How Dynamo spells a guard that failed, and what it means. The last form is a condition as Python's text."""
 
 
-def in_words(reason: str) -> str:
+def in_words(reason: str, pinned: Mapping[tuple[str, int], str] = MappingProxyType({})) -> str:
     """What changed, and the line of the program that asked; empty where there is no reason.
 
     Args:
         reason: Dynamo's, such as ``0/1: n == 2  # return x * n  # model.py:7 in forward``.
+        pinned: sizes that became constants while Dynamo traced, and the line that needed the value.
     """
     if not reason or reason.startswith("Unable to find"):
         return reason and "a guard failed, and torch does not say which"
     first, *comments = re.split(r"\s+#\s", re.sub(r"^\d+/\d+: ", "", reason.splitlines()[0]))
-    first = re.sub(r"[LG]\['(?:__import_)?(\w+)'\]", lambda found: found[1].replace("_dot_", "."), first)
-    first = _torch_private.with_attributes(first)
+    first = _program_name(first)
     said = next(
         template.format(**{key: _name(value) for key, value in found.groupdict().items()})
         for form, template in _FORMS
@@ -63,9 +65,19 @@ def in_words(reason: str) -> str:
     )
     # Torch cuts the beginning of a path off, so that the file's own name is all of it that is certain.
     notes = [f"used at {found[1]}" for text in comments if (found := re.match(r"(?:\S*/)?(\S+:\d+) in ", text))]
+    for (name, at), line in pinned.items():
+        if said.startswith(f"the size {at} of {_program_name(name)} was "):
+            code, _, place = line.partition("  # ")
+            notes.append(f"`{code.strip()}` at {place.partition(' in ')[0].rpartition('/')[2]} needs its value")
     if "0/1 specialization" in reason:
         notes.append("torch compiles for the sizes 0 and 1 anew")
     return f"{said} ({', '.join(notes)})" if notes else said
+
+
+def _program_name(text: str) -> str:
+    """Dynamo's names of local and global variables as a program has them."""
+    text = re.sub(r"[LG]\['(?:__import_)?(\w+)'\]", lambda found: found[1].replace("_dot_", "."), text)
+    return _torch_private.with_attributes(text)
 
 
 def _name(text: str) -> str:

@@ -405,6 +405,35 @@ def test_a_recompiled_graph_says_what_changed() -> None:
     assert summary.pairs[0] == ("runs as", f"captured graphs, replayed: {few}")
 
 
+def test_the_line_that_needed_a_size_is_named() -> None:
+    """torch_npu's attention asks for its sizes under `dynamic=True`: each length compiles, and its values are right.
+
+    If this test fails with a new torch_npu because nothing compiles again, take the case out of `docs/faq.md`.
+    """
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def attention(given: dict[str, torch.Tensor]) -> torch.Tensor:
+        return attend(given["q"], given["q"], given["q"])
+
+    def asking_nothing(q: torch.Tensor) -> torch.Tensor:
+        return torch_npu.npu_fusion_attention(q, q, q, 2, "BNSD", scale=0.25)[0]
+
+    lengths = [torch.randn(1, 2, length, 16, device="npu", dtype=torch.float16) for length in (4, 7, 9)]
+    watch = Watch()
+    fast = torch.compile(attention, backend="npugraph_ex", dynamic=True)
+    for q in lengths:
+        torch.testing.assert_close(fast({"q": q}), attention({"q": q}), rtol=0, atol=0)
+    once = torch.compile(asking_nothing, backend="npugraph_ex", dynamic=True)
+    for q in lengths:
+        torch.testing.assert_close(once(q), attention({"q": q}), rtol=0, atol=0)
+    line = f"{Path(__file__).name}:{attention.__code__.co_firstlineno + 1}"
+    changes = [f"again: the size 2 of given['q'] was {old} and is {new}" for old, new in ((4, 7), (7, 9))]
+    asked = f' (`return attend(given["q"], given["q"], given["q"])` at {line} needs its value)'
+    assert [entry.graph.cause for entry in watch.explanation().graphs] == [
+        "for the first call", *[change + asked for change in changes], "for the first call"
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("reason", "words"),
     [

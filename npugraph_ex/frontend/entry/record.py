@@ -84,7 +84,7 @@ def nodes_of(graph: fx.Graph, facts: AliasFacts | None = None) -> tuple[CallReco
 
 def _cause() -> str:
     """Why Dynamo compiles now."""
-    changed = in_words(_torch_private.recompile_reason())
+    changed = in_words(_torch_private.recompile_reason(), _torch_private.pinned_sizes())
     return f"again: {changed}" if changed else "for the first call"
 
 
