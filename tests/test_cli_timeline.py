@@ -60,7 +60,7 @@ def test_each_captured_graph_says_what_it_is(tmp_path: Path, capsys: pytest.Capt
     script.write_text(
         "import torch, torch_npu\nx, graph = torch.ones(4, device='npu'), torch.npu.NPUGraph()\n"
         "with torch.npu.graph(graph):\n    x + 1\ngraph.replay()\n"
-        "step = torch.compile(lambda x, n: x.add_(n), backend='npugraph_ex', dynamic=False)\n"
+        "@torch.compile(backend='npugraph_ex', dynamic=False)\ndef step(x, n):\n    x.add_(n)\n"
         "for x, n in ((x, 2), (x.clone(), 2), (x, 3)):\n    step(x, n)\n"
     )
     before = graphs_so_far()
@@ -68,13 +68,16 @@ def test_each_captured_graph_says_what_it_is(tmp_path: Path, capsys: pytest.Capt
     lines = capsys.readouterr().out.partition("critical path")[0].splitlines()[2:]
     numbers = [int(line.partition(":")[0].removeprefix("graph ")) for line in lines if line[0] != " "]
     assert numbers == list(range(numbers[0], numbers[0] + 4))  # those of the process
-    one, two = (f"  graph {before + number} of `explain`, compiled" for number in (1, 2))
+    one, two = (f"  graph {before + number} of `explain` (step, model.py:8), compiled" for number in (1, 2))
     assert (lines[2], lines[4]) == (
         f"{one} for the first call; captured because of the first call",
         f"{one} for the first call; captured because of a new address of L['x']",
     )
     assert lines[6].startswith(f"{two} again: n == 2 was true and is not now (used at ")
-    assert "captured because of a new address of" in (tmp_path / "model.timeline.html").read_text()
+    page = (tmp_path / "model.timeline.html").read_text()
+    assert "captured because of a new address of" in page
+    assert f"graph {numbers[1]}, lane 0: step, model.py:8 <small>" in page
+    assert f"graph {numbers[0]}, lane 0 <small>" in page  # the program's own, of no function
 
 
 def test_a_script_that_fails_is_drawn_up_to_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

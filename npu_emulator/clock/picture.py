@@ -11,11 +11,11 @@ from html import escape
 from statistics import median
 from typing import TYPE_CHECKING
 
-from npu_emulator.clock.summary import Share, Summary, idle, summarise
+from npu_emulator.clock.summary import REPLAYED, Share, Summary, idle, summarise
 from npu_emulator.pages import Drawing, Facts, Page, PageTable, Section
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from npu_emulator.clock.timeline import Arrow, Span, Timeline
 
@@ -60,7 +60,9 @@ def sections(timeline: Timeline) -> list[Section]:
     left_out = len(timeline.spans) - _MOST_SPANS
     text = model if timeline.spans else f"{model} Nothing ran on the device."
     text += f" The first {left_out} pieces of work are not drawn." if left_out > 0 else ""
-    drawn = Drawing(chart(timeline.spans, timeline.arrows, summary.critical)) if timeline.spans else None
+    drawn = (
+        Drawing(chart(timeline.spans, timeline.arrows, summary.critical, timeline.names)) if timeline.spans else None
+    )
     return [
         Section("Modelled time", [Facts(facts), *([drawn] if drawn else [])], text),
         Section("Replays", [_graphs(summary.graphs)]),
@@ -68,13 +70,19 @@ def sections(timeline: Timeline) -> list[Section]:
     ]
 
 
-def chart(spans: Sequence[Span], arrows: Sequence[Arrow] = (), critical: Sequence[Span] = ()) -> str:
+def chart(
+    spans: Sequence[Span],
+    arrows: Sequence[Arrow] = (),
+    critical: Sequence[Span] = (),
+    names: Mapping[int, str] | None = None,
+) -> str:
     """The HTML of the lanes.
 
     Args:
         spans: the work; the latest 4000 are drawn.
         arrows: the events between its streams.
         critical: those of the spans that determine the end.
+        names: the functions of captured graphs, by number.
     """
     shown = spans[-_MOST_SPANS:]
     begin, end = min(span.start for span in shown), max(span.start + span.duration for span in shown)
@@ -85,7 +93,9 @@ def chart(spans: Sequence[Span], arrows: Sequence[Arrow] = (), critical: Sequenc
     for lane in lanes:
         drawn = [span for span in shown if span.stream == lane]
         boxes = "".join(_box(span, scale, critical=id(span) in marked) for span in drawn)
-        name = f"{escape(lane)} <small>idle {idle(drawn, shown):.0%}</small>"
+        graph = REPLAYED.search(lane)
+        said = ": ".join(filter(None, (lane, names.get(int(graph[1])) if graph and names else "")))
+        name = f"{escape(said)} <small>idle {idle(drawn, shown):.0%}</small>"
         rows.append(f'<div class="lane"><div class="name">{name}</div><div class="track">{boxes}</div></div>')
     width = min(_WIDEST, max(320, _PIXELS_A_SPAN * scale.length / max(median(span.duration for span in shown), 1e-9)))
     places = {name: number for number, name in enumerate(lanes)}

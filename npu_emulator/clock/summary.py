@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Lane", "Share", "Summary", "idle", "summarise"]
 
-_REPLAYED = re.compile(r"graph (\d+), lane")
+REPLAYED = re.compile(r"graph (\d+), lane")
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def summarise(timeline: Timeline) -> Summary:
     graphs: dict[int, list[Span]] = {}
     for span in timeline.spans:
         lanes.setdefault(span.stream, []).append(span)
-        replayed = _REPLAYED.search(span.stream)
+        replayed = REPLAYED.search(span.stream)
         if replayed:
             graphs.setdefault(int(replayed[1]), []).append(span)
     return Summary(

@@ -91,6 +91,8 @@ class Timeline:
         self.model = model
         self.notes: dict[int, str] = {}
         """What captured graphs are, by their number, where a compiler says it; the figures show it."""
+        self.names: dict[int, str] = {}
+        """The functions that graphs come from, likewise; the picture's lanes show them."""
         self._spans: list[Span] = []
         self._arrows: list[Arrow] = []
         self._products = {} if products is None else products

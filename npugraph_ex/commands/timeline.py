@@ -55,15 +55,22 @@ def followed() -> Iterator[Timeline]:
     import torch_npu
 
     import npu_emulator
+    from npugraph_ex.graph.written_calls import function_at
     from npugraph_ex.report.captures import CaptureRecord, listening
     from npugraph_ex.report.graphs import graph_records
 
     with npu_emulator.timeline() as clock:
 
         def explain(capture: CaptureRecord) -> None:
-            causes = [graph.cause for graph in graph_records(after=capture.graph - 1)[:1]]
-            compiled = f"graph {capture.graph} of `explain`, compiled {causes[0]}" if causes else "a saved compilation"
-            clock.notes[npu_emulator.resources().captured[-1].id] = f"{compiled}; captured because of {capture.reason}"
+            captured, compiled = npu_emulator.resources().captured[-1].id, "a saved compilation"
+            for graph in graph_records(after=capture.graph - 1)[:1]:
+                place = next((call.source for call in graph.before if call.source), "")
+                clock.names[captured] = ", ".join(
+                    filter(None, (getattr(function_at(place), "name", ""), Path(place).name))
+                )
+                named = f" ({clock.names[captured]})" if place else ""
+                compiled = f"graph {capture.graph} of `explain`{named}, compiled {graph.cause}"
+            clock.notes[captured] = f"{compiled}; captured because of {capture.reason}"
 
         with listening(explain):
             yield clock
