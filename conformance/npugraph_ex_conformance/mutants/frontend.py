@@ -18,6 +18,10 @@ MUTANTS = (
         "npugraph_ex.frontend.upstream_repairs.unused_draws:kept", answering(nullcontext()), _FAMILY,
     ),
     Mutant(
+        "lost-writes-stay-lost", "where AOT has lost a write to memory that an operator returned, the program runs as traced",
+        f"{_ENTRY}.undeclared_effects:UndeclaredEffects.lost_write", answering(""), "undeclared effects",
+    ),
+    Mutant(
         "trained-draws-are-dropped", "they are drawn in a graph that is trained, too",
         f"{_ENTRY}.partition:draws_random_numbers", answering(answer=False), _FAMILY,
     ),

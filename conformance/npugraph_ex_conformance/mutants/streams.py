@@ -47,6 +47,10 @@ MUTANTS = (
         "npugraph_ex.stream_check.accesses:share_no_byte", answering(answer=False), "streams",
     ),
     Mutant(
+        "check-forgets-what-it-met", "a later use of memory stands for an earlier one only if it covers it",
+        "npugraph_ex.stream_check.accesses:Touch._includes", answering(answer=True), "stream graphs",
+    ),
+    Mutant(
         "functional-writes-are-not-ordered", "writes whose functional forms depend on each other are ordered",
         "npugraph_ex.stream_check.analysis:_StreamAnalysis._made_dependent", doing_nothing, "parts",
     ),
