@@ -269,7 +269,7 @@ FOLLOWED_LINE = """\
 import torch
 from torch.nn import functional
 
-class Part(torch.nn.Module):
+class Inner(torch.nn.Module):
     def __init__(self, bias):
         super().__init__()
         self.q, self.k = (torch.nn.Linear(64, 64, bias=bias) for _ in range(2))
@@ -282,7 +282,7 @@ class Part(torch.nn.Module):
 class Model(torch.nn.Module):
     def __init__(self, bias):
         super().__init__()
-        self.inner = Part(bias)
+        self.inner = Inner(bias)
 
     def forward(self, x, r):
         return self.inner(x, r)
