@@ -12,6 +12,9 @@ from collections.abc import Callable
 import torch
 from torch import nn
 from torch.nn.modules import module as registration
+from torch.utils.hooks import RemovableHandle
+
+from npugraph_ex import _torch_private
 
 
 def watch(owner: object, forget: Callable[[], None], root: weakref.ref[nn.Module] | None) -> None:
@@ -38,5 +41,16 @@ def watch(owner: object, forget: Callable[[], None], root: weakref.ref[nn.Module
         registration.register_module_buffer_registration_hook(hook),
         registration.register_module_module_registration_hook(hook),
     ]
-    for handle in handles:
-        weakref.finalize(owner, handle.remove)
+    _remove([])
+    weakref.finalize(owner, _remove, handles)
+
+
+_late: list[RemovableHandle] = []
+"""Of owners that died while this thread compiled."""
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    """Remove hooks, but none while Dynamo traces: it guards on those that it met, and fails if one is gone."""
+    _late.extend(handles)
+    while _late and not _torch_private.compilation():
+        _late.pop().remove()

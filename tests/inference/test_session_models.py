@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +14,8 @@ from session_models import Model, equal, twins
 from torch import nn
 
 from npugraph_ex.errors import SessionError
-from npugraph_ex.inference import session
+from npugraph_ex.frontend.entry.backend import get_npu_backend
+from npugraph_ex.inference import decode_session, session
 
 
 @pytest.fixture(autouse=True)
@@ -238,3 +240,28 @@ def test_a_decoder_of_transformers() -> None:
         given = [value + number for value in inputs]
         torch.testing.assert_close(step(*given), twin(*given))
     torch.testing.assert_close(model.written(), twin.written())
+
+
+def test_a_session_that_dies_while_another_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its hooks on registrations go with it, and Dynamo guards on all that it met: a model that makes modules meets them."""
+
+    def registering(x: torch.Tensor) -> torch.Tensor:
+        part = nn.Module()
+        part.register_buffer("twice", x * 2)
+        return part.twice + 1
+
+    def collected(**given: Any) -> Any:
+        gc.collect()
+        return get_npu_backend(**given)
+
+    gc.disable()
+    try:
+        dead = session(lambda x: x * 2, (random(4),))
+        dead.itself = dead  # type: ignore[attr-defined]
+        del dead
+        monkeypatch.setattr(decode_session, "get_npu_backend", collected)
+        call = session(registering, (random(4),))
+    finally:
+        gc.enable()
+    x = random(4)
+    equal(call(x), registering(x))
