@@ -113,14 +113,14 @@ def test_what_needs_refresh() -> None:
         equal(call(x), eager(x))
 
 
-class State:
+class OfAllModels:
     """What a module holds for all models."""
 
     def __init__(self) -> None:
         self.called, self.tracing, self.held = 0, False, [2]
 
 
-STATE, CALLED, TRACING = State(), False, False
+STATE, CALLED, TRACING = OfAllModels(), False, False
 
 
 def change_globals(kind: str) -> None:
