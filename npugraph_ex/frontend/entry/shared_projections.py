@@ -100,7 +100,7 @@ def _joined(those: Sequence[Projection], names: Mapping[fx.Node, str], *, lifted
 
 
 @dataclass(frozen=True)
-class _Projection:
+class _WrittenProjection:
     """One projection in words: its expression, weight and bias."""
 
     text: str
@@ -111,13 +111,13 @@ class _Projection:
 
 def _as_written(
     those: Sequence[Projection], names: Mapping[fx.Node, str]
-) -> tuple[str, Sequence[_Projection], frozenset[str]]:
+) -> tuple[str, Sequence[_WrittenProjection], frozenset[str]]:
     """The input and the projections as the source has them, and the names around them.
 
     Words in angle brackets, which are no Python, stand for what the source does not tell: where the calls are in several
     functions, or one call in a function of its own makes all of the products.
     """
-    unwritten = [_Projection("", _name(one.weight, names), _name(one.bias, names)) for one in those]
+    unwritten = [_WrittenProjection("", _name(one.weight, names), _name(one.bias, names)) for one in those]
     found = [_written(source_line(one.node), part) for one, part in zip(those, unwritten, strict=True)]
     parts = [part for part in found if part is not None]
     calls = [part.written for part in parts if part.written is not None]
@@ -131,9 +131,9 @@ def _as_written(
     return f"<the tensor that {unwritten[0].weight} multiplies>", parts, frozenset()
 
 
-def _written(place: str, part: _Projection) -> _Projection | None:
+def _written(place: str, part: _WrittenProjection) -> _WrittenProjection | None:
     """The call of a module, or of `linear`, with this weight and bias; None where there is not one such call at its line."""
-    best: dict[int, list[_Projection]] = {}
+    best: dict[int, list[_WrittenProjection]] = {}
     for written in calls_at(place):
         call = written.call
         if not call.args or isinstance(call.args[0], ast.Starred):
@@ -146,11 +146,11 @@ def _written(place: str, part: _Projection) -> _Projection | None:
                 "",
                 "",
             )
-            found, agree = _Projection(text, weight, bias, written), _agreement(weight, part.weight)
+            found, agree = _WrittenProjection(text, weight, bias, written), _agreement(weight, part.weight)
             same = bool(bias) == bool(part.bias)
         else:
             module = ast.unparse(call.func)
-            found = _Projection(text, f"{module}.weight", f"{module}.bias" if part.bias else "", written)
+            found = _WrittenProjection(text, f"{module}.weight", f"{module}.bias" if part.bias else "", written)
             agree = _agreement(module, part.weight.removesuffix(".weight"))
             same = len(call.args) == 1 and not call.keywords
             same &= part.bias in {"", f"{part.weight.removesuffix('.weight')}.bias"}
