@@ -7,6 +7,7 @@ to each other than its own distance from float64 allows to tell.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -150,4 +151,9 @@ def _train(name: str, backend: str | None) -> Any:
     return losses, [parameter.grad for parameter in parameters], [parameter.detach() for parameter in parameters]
 
 
-_USES = {"forward": _forward, "session": partial(_forward, by_session=True), "generate": _generate, "train": _train}
+_USES: Mapping[str, Callable[[str, str | None], Any]] = {
+    "forward": _forward,
+    "session": partial(_forward, by_session=True),
+    "generate": _generate,
+    "train": _train,
+}
