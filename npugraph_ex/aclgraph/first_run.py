@@ -120,6 +120,11 @@ def first_run_checked(gm: fx.GraphModule, original: Original | None = None) -> G
             results = again.run(*inputs, enable_io_processing=False)
             for other in again.found:
                 other.remember()
+            try:
+                original.check()
+            except LostWriteError:
+                contents.put_back()
+                raise
             function = original.compile()
         return results
 

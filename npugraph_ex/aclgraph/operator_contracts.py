@@ -9,7 +9,7 @@ computed nothing yet, so it is dropped; a first run is undone (`first_run`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from npugraph_ex.errors import BrokenPromiseError
 from npugraph_ex.graph.memory.aliases import named_arguments
 from npugraph_ex.graph.operators import learn
 from npugraph_ex.graph.source import source_line
-from npugraph_ex.graph.undeclared import is_foreign, writes_undeclared
+from npugraph_ex.graph.undeclared import RELIES_ON_SCHEMAS, is_foreign, writes_undeclared
 from npugraph_ex.observe.logger import logger
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -60,7 +60,7 @@ class ContractInterpreter(fx.Interpreter):
         gm: the graph.
         is_original: whether no pass has changed it. Then an undeclared effect does no harm, and is only noted.
         stays: whether the graph cannot be compiled again. Then an operator may return memory of an argument, undeclared, as long
-            as no later node writes that memory: what the graph computes is the same as with new memory.
+            as no later node writes that memory, and the graph lacks no write: it computes the same as with new memory.
 
     Attributes:
         found: the undeclared effects.
@@ -76,6 +76,7 @@ class ContractInterpreter(fx.Interpreter):
         self.found: list[UndeclaredEffectError] = []
         self._is_original = is_original
         self._stays = stays
+        self._lacks_a_write: Callable[[], bool] = gm.meta.get(RELIES_ON_SCHEMAS, bool)
         # By storage: who returned it although it was an argument's. No other storage gets its key while the reference is kept.
         self._shared: dict[int, tuple[StorageWeakRef, UndeclaredEffectError]] = {}
         self._at: fx.Node | None = None
@@ -142,7 +143,8 @@ class ContractInterpreter(fx.Interpreter):
         shared: Sequence[torch.Tensor] = (),
     ) -> None:
         effect = UndeclaredEffectError(self._message(what, remedy), target, frozenset(arguments))
-        if not self._is_original and not (self._stays and shared):
+        harmless = self._stays and shared and not self._lacks_a_write()
+        if not self._is_original and not harmless:
             raise effect
         if self._stays:
             for tensor in shared:

@@ -13,7 +13,15 @@ from torch._ops import OpOverload
 from npugraph_ex.operators import OPERATORS, record_of
 from npugraph_ex.versions.out_tag import has_out_tag
 
-__all__ = ["arguments_found", "is_foreign", "is_undeclared_out", "keep_writers", "remember", "writes_undeclared"]
+__all__ = [
+    "RELIES_ON_SCHEMAS",
+    "arguments_found",
+    "is_foreign",
+    "is_undeclared_out",
+    "keep_writers",
+    "remember",
+    "writes_undeclared",
+]
 
 _SHIPPED = frozenset(
     {"aten", "prims", "prim", "npu", "atb", "npugraph_ex", "air", "_c10d_functional", "c10d_functional"}
@@ -30,6 +38,11 @@ _FOUND: dict[OpOverload, frozenset[str]] = {}
 def is_foreign(target: object) -> bool:
     """Whether ``target`` is an operator that a user or another library registered."""
     return isinstance(target, OpOverload) and target.namespace not in _SHIPPED
+
+
+RELIES_ON_SCHEMAS = "npugraph_ex relies on schemas"
+"""In the metadata of a graph: a function that says whether the graph lacks a write of the program if an operator returns an
+argument undeclared."""
 
 
 def writes_undeclared(overload: OpOverload, argument: torch.Argument) -> bool:

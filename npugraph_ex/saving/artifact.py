@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from npugraph_ex.errors import SavedGraphError
 from npugraph_ex.graph import metadata
 from npugraph_ex.graph.memory.aliases import AliasFacts, mutated_inputs
 from npugraph_ex.graph.operators import learn
-from npugraph_ex.graph.undeclared import found_in
+from npugraph_ex.graph.undeclared import RELIES_ON_SCHEMAS, found_in
 from npugraph_ex.observe.dump import graph_source
 from npugraph_ex.saving import text
 from npugraph_ex.saving.devices import OnEachDevice
@@ -58,6 +59,7 @@ class SavedGraph:
         names: Sequence[str],
         at_one: AtSizeOne | None,
         current: int | None = None,
+        relies_on_schemas: bool = False,
     ) -> SavedGraph:
         """Encode a graph after all passes.
 
@@ -69,6 +71,7 @@ class SavedGraph:
             names: the input names for messages.
             at_one: whether the traced graph is right where a symbolic size is one, too; None for no.
             current: the current device at the compilation; None if no result depends on it.
+            relies_on_schemas: whether it lacks a write of the program if an operator returns an argument undeclared.
 
         Raises:
             Unsaveable: the graph cannot run in another process; the message says why.
@@ -103,6 +106,7 @@ class SavedGraph:
             "static": sorted({*static, *parameters}),
             "follows_current_device": current is not None,
             "undeclared": found_in(gm.graph),
+            "relies_on_schemas": relies_on_schemas,
             "nodes": encode_graph(gm, home),
         }
         return cls(data, graph_source(gm, "A graph that npugraph_ex saved"))
@@ -185,6 +189,7 @@ class SavedGraph:
         if not options.force_eager:  # a capture needs the metadata of each node; a run operator by operator does not
             _derive_metadata(gm, next(value.fake_mode for value in inputs if isinstance(value, FakeTensor)))
         names = [entry["name"] for entry in data["inputs"]]
+        gm.meta[RELIES_ON_SCHEMAS] = partial(bool, data["relies_on_schemas"])
         return compile_graph(gm, inputs, options, static=data["static"], names=names)
 
 

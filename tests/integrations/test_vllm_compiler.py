@@ -259,6 +259,29 @@ def test_the_shared_file_is_written_again(compiler: NpuGraphExCompiler) -> None:
         assert Path(handle[1]).read_text() != before
 
 
+def test_the_file_of_a_graph_with_a_lost_write_goes(compiler: NpuGraphExCompiler) -> None:
+    """A piece that ran finds that AOT lost a write: it runs as traced, and no process loads what was saved before."""
+    library = torch.library.Library("losing_piece", "DEF")
+    library.define("same(Tensor x) -> Tensor")
+    library.impl("same", lambda x: x, "PrivateUse1")
+    torch.library.register_fake("losing_piece::same", torch.empty_like, lib=library)
+
+    def model(x: torch.Tensor, residual: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+        y = x - residual
+        torch.ops.losing_piece.same(y).add_(2)
+        return y * cache[0:1]
+
+    graph, given = _piece(model)
+    with torch.no_grad():
+        function, handle = compiler.compile(graph, given, {}, None, "lost")
+        assert handle is not None
+        assert Path(handle[1]).exists()
+        for _ in range(2):
+            meant = (given[0] - given[1] + 2) * given[2][0:1]
+            torch.testing.assert_close(function(*given), meant, rtol=0, atol=0)
+        assert not Path(handle[1]).exists()
+
+
 @pytest.mark.parametrize(
     ("plugins", "chosen"),
     [(None, False), ("npugraph_ex,ascend_model", True), ("npugraph_ex,ascend", False), ("ascend_model", False)],

@@ -88,9 +88,9 @@ def get_npu_backend(
         on_streams = native_streams.lower(gm)
         written_views.remake(gm)
         layouts.keep(gm)
-        compile_one = NpuFxCompiler(config, names, dumper)
+        compile_one = NpuFxCompiler(config, names, dumper, effects)
         compile_one.values, compile_one.at_one = example_inputs, AtSizeOne(gm, known_inputs)
-        compile_one.follows_current_device, compile_one.lost_write = follows, effects.lost_write
+        compile_one.follows_current_device = follows
         watched: list[shared_inputs.SharedInputs] = []
 
         def compiler(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

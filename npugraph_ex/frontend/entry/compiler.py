@@ -23,10 +23,11 @@ from npugraph_ex.errors import GraphVerificationError, OptionValueError, SavedGr
 from npugraph_ex.frontend.entry import current_device, partition
 from npugraph_ex.frontend.entry.joined_inputs import JoinedInputs
 from npugraph_ex.frontend.entry.record import description, nodes_of, record
+from npugraph_ex.frontend.entry.undeclared_effects import UndeclaredEffects
 from npugraph_ex.frontend.upstream_repairs import nary_products, returned_views
 from npugraph_ex.fusion.engine import check_switches, training_rules
 from npugraph_ex.graph import nested_regions
-from npugraph_ex.graph.undeclared import is_foreign, keep_writers
+from npugraph_ex.graph.undeclared import RELIES_ON_SCHEMAS, is_foreign, keep_writers
 from npugraph_ex.observe.dump import GraphDumper, new_dumper
 from npugraph_ex.observe.logger import logger
 from npugraph_ex.passes import pipeline
@@ -228,21 +229,24 @@ class NpuFxCompiler:
         compiler_config: the options; each compilation reads them.
         names: the user's name of each input, by its position in the Dynamo graph.
         dumper: writes the graphs; None makes a new one if TORCH_COMPILE_DEBUG=1.
+        effects: what undeclared effects may have done to the Dynamo graph; None if there is no such graph.
 
     Attributes:
         values: the current call's inputs of the Dynamo graph, as long as they are available.
         at_one: whether the Dynamo graph is right for a batch of one, as long as it is available.
-        lost_write: which write AOT's graph lacks for the effects of operators that were found by then; empty where none.
         follows_current_device: whether the Dynamo graph names the current device, which AOT may have resolved.
         tracing: what holds only until AOT has traced a graph that is trained, or has compiled another one.
     """
 
     def __init__(
-        self, compiler_config: CompilerConfig, names: Sequence[str] = (), dumper: GraphDumper | None = None
+        self,
+        compiler_config: CompilerConfig,
+        names: Sequence[str] = (),
+        dumper: GraphDumper | None = None,
+        effects: UndeclaredEffects | None = None,
     ) -> None:
         self.values: Sequence[Any] = ()
         self.at_one: AtSizeOne | None = None
-        self.lost_write: Callable[[], str] = str
         self.follows_current_device = False
         self.tracing = ExitStack()
         warn_of_unknown()
@@ -250,6 +254,7 @@ class NpuFxCompiler:
         self.config = compiler_config
         self._names = names
         self._dumper = dumper
+        self._effects = effects or UndeclaredEffects(fx.GraphModule({}, fx.Graph()), (), require_capture=False)
         self._joint: ReportBuilder | None = None
         self._trained = False
 
@@ -311,6 +316,7 @@ class NpuFxCompiler:
         current = current_device.traced_on(gm.graph) if follows else None
         original = fx.GraphModule(gm, copy.deepcopy(gm.graph)) if options.dump_tensor_data else gm
         as_given = fx.GraphModule(gm, copy.deepcopy(gm.graph)) if foreign else None
+        relies = gm.meta[RELIES_ON_SCHEMAS] = self._effects.relies_on_schemas
         at_one = self.at_one
         if at_one is None and any(isinstance(node.meta.get("val"), torch.SymInt) for node in placeholders):
             traced = as_given or fx.GraphModule(gm, copy.deepcopy(gm.graph))
@@ -340,10 +346,12 @@ class NpuFxCompiler:
 
         def code() -> SavedGraph:
             return SavedGraph.from_graph(
-                latest, example_inputs, options, static=static, names=names, at_one=at_one, current=current
-            )
+                latest, example_inputs, options, static=static, names=names, at_one=at_one, current=current,
+                relies_on_schemas=relies(),
+            )  # fmt: skip
 
         compiled = CompiledFxGraph(runner, None if joined.examples else code, wrapped=not plain)
+        self._effects.made.append(compiled)
         return compiled
 
     def _original(
@@ -362,6 +370,7 @@ class NpuFxCompiler:
 
         def compile_again() -> Callable[..., Sequence[Any]]:
             gm = fx.GraphModule(as_given, copy.deepcopy(as_given.graph))
+            gm.meta[RELIES_ON_SCHEMAS] = self._effects.relies_on_schemas
             again = replace(compilation, dumper=new_dumper(), so_far=None, values=())
             number, before = graphs.next_number(), nodes_of(gm.graph)
             optimise(gm, example_inputs, again)
@@ -376,7 +385,7 @@ class NpuFxCompiler:
             became(gm)
             return runner
 
-        return Original(as_given, compile_again, self.lost_write)
+        return Original(as_given, compile_again, self._effects.lost_write)
 
     def _name_of(self, node: fx.Node) -> str:
         """An input's name for messages: the user's own expression if Dynamo knows it."""

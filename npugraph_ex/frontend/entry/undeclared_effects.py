@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -26,6 +26,9 @@ from npugraph_ex.graph.operators import named_arguments
 from npugraph_ex.graph.undeclared import arguments_found, is_foreign
 from npugraph_ex.observe.logger import logger
 
+if TYPE_CHECKING:
+    from npugraph_ex.frontend.entry.compiler import CompiledFxGraph
+
 
 class UndeclaredEffects:
     """What effects that no schema declares may have done to a Dynamo graph.
@@ -37,10 +40,12 @@ class UndeclaredEffects:
 
     Attributes:
         operators: those that a user or another library registered; of no other can an effect be found.
+        made: the compiled graphs, which are not saved if a write is lost.
     """
 
     def __init__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], *, require_capture: bool) -> None:
         self.operators = overloads_in(gm, is_foreign)
+        self.made: list[CompiledFxGraph] = []
         self._require_capture = require_capture
         if self.operators:
             self._gm = fx.GraphModule(gm, copy.deepcopy(gm.graph))
@@ -48,11 +53,16 @@ class UndeclaredEffects:
 
     def lost_write(self) -> str:
         """Which write AOT loses for all that is known of the operators, in words; empty where it loses none."""
-        if not any(map(arguments_found, self.operators)):
-            return ""
+        return self._lost_for(arguments_found) if any(map(arguments_found, self.operators)) else ""
+
+    def relies_on_schemas(self) -> bool:
+        """Whether AOT loses a write if any of the operators writes or returns an argument undeclared."""
+        return bool(self.operators and self._lost_for(_every_argument))
+
+    def _lost_for(self, effects: Callable[[OpOverload], frozenset[str]]) -> str:
         try:
             with _torch_private.as_fakes(self._examples) as inputs:
-                watcher = _Watcher(inputs)
+                watcher = _Watcher(inputs, effects)
                 with watcher:
                     self._gm(*inputs)
         except Exception as error:  # noqa: BLE001 - a graph that cannot be followed may have lost one
@@ -89,6 +99,9 @@ class UndeclaredEffects:
             except LostWriteError as error:
                 self.warn(str(error))
                 function = as_traced
+                for made in self.made:
+                    made.never_saved(str(error))
+                    made.compiled_again()
             return function(*inputs)
 
         def serialize() -> Any:
@@ -109,9 +122,10 @@ class _Watcher(TorchDispatchMode):
     operator returned is not the input's memory.
     """
 
-    def __init__(self, inputs: Sequence[Any]) -> None:
+    def __init__(self, inputs: Sequence[Any], effects: Callable[[OpOverload], frozenset[str]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.lost = ""
+        self._effects = effects
         self._inputs = {_torch_private.storage_key(tensor) for tensor in _tensors(inputs)}
         self._written: dict[int, OpOverload] = {}
         self._shared: dict[int, OpOverload] = {}
@@ -127,7 +141,7 @@ class _Watcher(TorchDispatchMode):
         for argument in _torch_private.schema(func).arguments:
             if argument.alias_info is not None and argument.alias_info.is_write:
                 self._note(func, _tensors(given.get(argument.name)), self._written, self._shared)
-        found = arguments_found(func)
+        found = self._effects(func)
         if found:
             memory = _tensors([given.get(name) for name in found])
             before = {key: by for key, by in self._written.items() if key in self._inputs}
@@ -146,6 +160,12 @@ class _Watcher(TorchDispatchMode):
             if key in others and not self.lost:
                 writer, sharer = (others[key], func) if notes is self._shared else (func, others[key])
                 self.lost = f"{writer} writes memory that {sharer} writes or returns without declaring it"
+
+
+def _every_argument(operator: OpOverload) -> frozenset[str]:
+    """All that an operator of another library takes."""
+    taken = _torch_private.schema(operator).arguments if is_foreign(operator) else ()
+    return frozenset(argument.name for argument in taken)
 
 
 def _tensors(value: object) -> list[torch.Tensor]:

@@ -121,11 +121,13 @@ class NpuGraphExCompiler(_Interface):  # type: ignore[misc] # a class of vLLM's,
         return made
 
     def _save(self, compiled: Sequence[CompiledFxGraph], key: str) -> Handle | None:
-        text = compiled[0].get_code() if len(compiled) == 1 and self._directory is not None else None
-        if text is None or self._directory is None:
+        if self._directory is None:
             return None
-        path = self._directory / key
+        text, path = compiled[0].get_code() if len(compiled) == 1 else None, self._directory / key
         try:
+            if text is None:
+                path.unlink(missing_ok=True)  # perhaps of a graph that was saved until an operator showed what it does
+                return None
             write_whole(path, text.encode())
         except OSError as error:
             logger.warning("The compiled graph %s is not saved: %s", key, error)
