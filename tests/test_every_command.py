@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from npugraph_ex.cache.store import Store
 from npugraph_ex.commands import alarms, mutants
 from npugraph_ex.observe import environment
 from npugraph_ex.operators import OPERATORS
+from npugraph_ex.report import graphs
 from npugraph_ex.saving import text
 from npugraph_ex.testing import validation
 from npugraph_ex_conformance.fidelity import table
@@ -84,6 +86,9 @@ def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "test" / "test_a.py").write_text("")
     for name in ("_records", "_listeners"):
         monkeypatch.setattr(OPERATORS, name, type(getattr(OPERATORS, name))(getattr(OPERATORS, name)))
+    monkeypatch.setattr(
+        graphs, "_records", deque()
+    )  # `explain` is about a whole process, here without earlier tests' graphs
     for name in ("argv", "path"):
         monkeypatch.setattr(sys, name, [*getattr(sys, name)])
 
