@@ -134,7 +134,7 @@ nitpick_ignore_regex = [
     ),
     (
         r"py:class",
-        r"(.*\.)?(Level|_PagePart|Note|Operand|Operation|PassOutcome|Location|PreparedRule|Roofline|Runtime|Span|UserPass)",
+        r"(.*\.)?(Level|_PagePart|Note|Operand|Operation|PassOutcome|Location|PreparedRule|Roofline|Runtime|Span|UndeclaredEffects|UserPass)",
     ),
 ]
 
