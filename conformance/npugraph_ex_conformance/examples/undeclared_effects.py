@@ -69,7 +69,7 @@ def undeclared_effect_example(seed: int) -> str:
         torch.compiler.reset()
         meant = _calls(space["program"])
         try:
-            options = {"force_eager": seed % 3 == 0}
+            options: dict[str, Any] = {"force_eager": seed % 3 == 0}
             found = _calls(torch.compile(space["program"], backend="npugraph_ex", options=options))
         except Exception as error:  # noqa: BLE001 - whatever a fault makes the library raise is what was found
             return f"raised {type(error).__name__}: {error}\n{text}"
