@@ -43,7 +43,7 @@ def graph_breaks() -> Counter[str]:
 
 _JUMP = "Data-dependent branching: a condition needs the value of a tensor\n  Developer debug context: generic_jump"
 _LEAVES_OUT = {Unsupported.__qualname__, UserError.__qualname__}
-_LEFT = re.compile("recompile limit|graph break in loop")
+_LEFT = re.compile("recompile[ _]limit|graph break in loop")
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
 
 

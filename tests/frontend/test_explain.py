@@ -269,9 +269,14 @@ def test_a_function_that_is_left_out_is_told() -> None:
     begin, turn, late = (function.__code__.co_firstlineno for function in (step, loop, early))
     own = "Call to `torch._dynamo.graph_break()`"
     assert f"{__file__}:{begin + 3}: the function step of line {begin} is not compiled: {own}" in firsts
-    assert f"{__file__}:{turn + 2}: the function loop of line {turn} is not compiled: {_ITEM}" in firsts
+    loops = [
+        first for first in firsts if first.startswith(f"{__file__}:{turn + 2}: ")
+    ]  # torch 2.10 compiles the loop in parts
+    assert loops
     assert f"{__file__}:{late + 5}: the rest of early from line {late + 2} is not compiled: {own}" in firsts
-    assert sum("is not compiled" in first for first in firsts) == 3
+    assert sum("is not compiled" in first for first in firsts) == 2 + any(
+        first.endswith(f"the function loop of line {turn} is not compiled: {_ITEM}") for first in loops
+    )
     assert not any(first.startswith(("Call", "Unsupported")) for first in firsts)
 
 
@@ -287,7 +292,7 @@ def test_a_function_that_is_compiled_no_more_is_told() -> None:
             fast(_device(3), number)
     explanation = watch.explanation()
     assert (len(explanation.graphs), len(explanation.breaks)) == (1, 1)
-    assert "recompile limit exceeded" in str(explanation)
+    assert re.search("recompile.limit", str(explanation))
 
 
 def test_it_is_frozen_and_has_two_faces() -> None:
