@@ -49,7 +49,8 @@ class UndeclaredEffects:
         self._require_capture = require_capture
         if self.operators:
             self._gm = fx.GraphModule(gm, copy.deepcopy(gm.graph))
-            self._examples = shared_inputs.examples(gm, example_inputs)
+            with _torch_private.as_fakes(shared_inputs.examples(gm, example_inputs)) as fakes:
+                self._examples = fakes  # the compiled graph may live longer than real ones
 
     def lost_write(self) -> str:
         """Which write AOT loses for all that is known of the operators, in words; empty where it loses none."""
