@@ -38,6 +38,7 @@ class FusionRule:
         pattern: matched instead of the traced ``search``.
         free_strides: results may have other strides than before if no program can see that, see ``free_strides``.
         not_in_modes: the values of the option ``mode`` in which the rule does not apply.
+        needs: another library's operator, ``namespace::name``; where it is not defined, the rule is silently left out.
     """
 
     name: str
@@ -50,6 +51,7 @@ class FusionRule:
     pattern: PatternExpr | None = None
     free_strides: bool = False
     not_in_modes: tuple[str, ...] = ()
+    needs: str = ""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,12 +13,21 @@ import torch
 from fusion_cases import Edit, Table, TableTests, limited_cores, on_stream, tensors, written_before
 from fx_helpers import aot_graph, optimise
 
+from npugraph_ex.testing.generator.client_operators import client_operators
+
 RULE = "add_rms_norm_dynamic_quant"
 FUSED = "npu_add_rms_norm_dynamic_quant"
 HALF, BF16 = torch.float16, torch.bfloat16
 
 norm = torch.ops.npu.npu_add_rms_norm
 quant = torch.ops.npu.npu_dynamic_quant
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _operators() -> Iterator[None]:
+    """The client's norm exists while this module is tested."""
+    with client_operators():
+        yield
 
 
 def plain(a: Any, b: Any, g: Any, s: Any) -> Any:
@@ -138,6 +147,15 @@ def swapped_vectors(a: Any, b: Any, g: Any, s: Any) -> Any:
     return (*quant(y, smooth_scales=g), x)
 
 
+def client_norm(a: Any, b: Any, g: Any, s: Any) -> Any:
+    y, _, x = torch.ops._C_ascend.npu_add_rms_norm_bias(a, b, g, None, 1e-5)
+    return (*quant(y), x)
+
+
+def client_norm_without_optional_operands(a: Any, b: Any, g: Any, s: Any) -> Any:
+    return quant(torch.ops._C_ascend.npu_add_rms_norm_bias(a, b, g)[0])
+
+
 MUST_FUSE: dict[Callable[..., Any], int] = {
     swapped_summands: 1,
     swapped_vectors: 1,
@@ -162,6 +180,8 @@ MUST_FUSE: dict[Callable[..., Any], int] = {
     flattened_by_view: 1,
     flattened_and_smoothed: 1,
     partly_flattened: 1,
+    client_norm: 1,
+    client_norm_without_optional_operands: 1,
 }
 
 
@@ -236,6 +256,16 @@ def flat_norm_used_elsewhere(a: Any, b: Any, g: Any, s: Any) -> Any:
     return (*quant(flat), flat * 2, x)
 
 
+def client_norm_with_a_bias(a: Any, b: Any, g: Any, s: Any) -> Any:
+    y, _, x = torch.ops._C_ascend.npu_add_rms_norm_bias(a, b, g, s, 1e-5)
+    return (*quant(y), x)
+
+
+def client_norm_then_smoothed(a: Any, b: Any, g: Any, s: Any) -> Any:
+    y, _, x = torch.ops._C_ascend.npu_add_rms_norm_bias(a, b, g, None, 1e-5)
+    return (*quant(y, smooth_scales=s), x)
+
+
 MUST_NOT_FUSE: dict[Callable[..., Any], str] = {
     norm_used_elsewhere: "output 0 of npu_add_rms_norm is also used by mul",
     norm_is_a_result: "output 0 of npu_add_rms_norm is also a result of the graph",
@@ -251,6 +281,8 @@ MUST_NOT_FUSE: dict[Callable[..., Any], str] = {
     something_in_between: "",
     flattened_otherwise: "size is (8, 32), the pattern has (4, 64)",
     flattened_at_the_end: "size is (2, 128), the pattern has (4, 64)",
+    client_norm_with_a_bias: "",
+    client_norm_then_smoothed: "smooth_scales is",
     flat_norm_used_elsewhere: "view_2 is also used by mul",
 }
 

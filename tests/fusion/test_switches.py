@@ -53,6 +53,20 @@ def test_a_record_whose_variants_have_two_names_is_refused() -> None:
         rules.BuiltInRule(variants=(one, other), default=True, order=1)
 
 
+def test_a_variant_is_left_out_without_a_word_where_another_library_s_operator_is_missing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """vLLM-Ascend's norm exists only where vLLM-Ascend is loaded, or for a moment."""
+    needed = "_C_ascend::npu_add_rms_norm_bias"
+    name = "add_rms_norm_dynamic_quant"
+    assert needed not in {one.rule.needs for one in rules.prepared_rules(name=name)}
+    assert rules.is_usable(name)
+    with client_operators():
+        assert needed in {one.rule.needs for one in rules.prepared_rules(name=name) if not one.inactive}
+    assert needed not in {one.rule.needs for one in rules.prepared_rules(name=name)}
+    assert not caplog.records
+
+
 def named(value: object) -> str:
     """A table's rule stands for it in a test's name."""
     return value.rule if isinstance(value, Table) else ""

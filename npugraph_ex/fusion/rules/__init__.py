@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from types import MappingProxyType
 
+import torch
+
 from npugraph_ex.errors import ReplacementError
 from npugraph_ex.fusion.preparing import prepare, unusable
 from npugraph_ex.fusion.registry import warn_once
@@ -50,6 +52,12 @@ RULE_NAMES: tuple[str, ...] = tuple(RECORDS)
 """The names of the built-in rules; several variants may have the same name."""
 
 
+def _has_its_operator(rule: FusionRule) -> bool:
+    """Whether the other library's operator that the rule needs is defined now."""
+    namespace, _, operator = rule.needs.partition("::")
+    return not operator or hasattr(getattr(torch.ops, namespace), operator)
+
+
 @cache
 def _usable(rule: FusionRule) -> PreparedRule:
     """The traced rule; raises (and caches nothing) if an operator is missing, because it may be registered later."""
@@ -75,7 +83,7 @@ def forget() -> None:
 def is_usable(name: str) -> bool:
     """Whether the operators of the built-in rule are there; where they are not, nothing is logged."""
     try:
-        return all(_usable(rule) is not None for rule in RECORDS[name].variants)
+        return all(_usable(rule) is not None for rule in filter(_has_its_operator, RECORDS[name].variants))
     except ReplacementError:
         return False
 
@@ -83,7 +91,7 @@ def is_usable(name: str) -> bool:
 def prepared_rules(*, extra: bool = False, name: str | None = None) -> tuple[PreparedRule, ...]:
     """The default rules, or the extra ones, or those of one name; a rule that cannot be used here is inactive, with a warning."""
     rules = EXTRA_RULES if extra else DEFAULT_RULES
-    return tuple(_prepared(rule) for rule in rules if name in {None, rule.name})
+    return tuple(_prepared(rule) for rule in rules if name in {None, rule.name} and _has_its_operator(rule))
 
 
 def chosen_rules(switches: Mapping[str, bool]) -> tuple[PreparedRule, ...]:

@@ -4,6 +4,9 @@ Directly or through ``flatten(0, 1)``, with and without ``smooth_scales``, for a
 residual sum. The norm's ``rstd`` disappears, so a graph that uses it is not fused. With ``flatten`` the replacement flattens
 the results instead; later operators on the scale, such as ``view(-1, 1)``, stay.
 
+vLLM-Ascend's norm ``_C_ascend.npu_add_rms_norm_bias`` without a bias is the same norm and fuses likewise, directly and without
+``smooth_scales``, as its models call it.
+
 Constraints (CANN operator documentation, aclnnAddRmsNormDynamicQuantV2): x1, x2, gamma and smoothing vector are all
 float16 or all bfloat16; x1 and x2 have one shape of 2 to 8 dimensions; gamma and the smoothing vector are vectors of
 its last size; empty tensors are not supported.
@@ -74,6 +77,12 @@ def _replace_flat_smoothed(
     return quantised.flatten(0, 1), scale.flatten(0, 1), x_out
 
 
+def _search_client(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> _ThreeTensors:
+    y, _, x_out = torch.ops._C_ascend.npu_add_rms_norm_bias(x1, x2, gamma, None, epsilon)  # noqa: SLF001 - a namespace
+    quantised, scale = torch.ops.npu.npu_dynamic_quant(y)
+    return quantised, scale, x_out
+
+
 RULE = BuiltInRule(
     variants=(
         FusionRule(NAME, _search, _replace, examples, CONSTRAINTS, EPSILON),
@@ -86,6 +95,9 @@ RULE = BuiltInRule(
             lambda: deeper_examples(torch.float16),
             CONSTRAINTS,
             EPSILON,
+        ),
+        FusionRule(
+            NAME, _search_client, _replace, examples, CONSTRAINTS, EPSILON, needs="_C_ascend::npu_add_rms_norm_bias"
         ),
     ),
     default=True,

@@ -149,6 +149,5 @@ def reproduce(
 
 
 def _checked(case: Case, name: str | None) -> Outcome:
-    operators = client_operators() if "torch.ops.vllm." in case.source else nullcontext()
-    with operators, mutation.mutant(name) if name is not None else nullcontext():
+    with client_operators(), mutation.mutant(name) if name is not None else nullcontext():
         return check(case)
