@@ -26,8 +26,12 @@ _LOOKS = ("CALL", "RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
 
 
 def interrupted(function: Callable[[], object], at: int) -> bool:
-    """Whether Ctrl-C at point number ``at`` of a call stopped it. It has ended if it has fewer points."""
-    if threading.current_thread() is not threading.main_thread() or not callable(signal.getsignal(signal.SIGINT)):
+    """Whether Ctrl-C at point number ``at`` of a call stopped it. It has ended if it has fewer points.
+
+    The handler is the example's own: the program around it sees no signal, and may ignore SIGINT.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or handler is None:  # one that Python cannot put back
         return False
     left, before = at, sys.gettrace()
 
@@ -48,6 +52,7 @@ def interrupted(function: Callable[[], object], at: int) -> bool:
                 signal.raise_signal(signal.SIGINT)
         return step
 
+    signal.signal(signal.SIGINT, _stop)
     sys.settrace(enter)
     try:
         function()
@@ -55,7 +60,12 @@ def interrupted(function: Callable[[], object], at: int) -> bool:
         return True
     finally:
         sys.settrace(before)
+        signal.signal(signal.SIGINT, handler)
     return False
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 @cache
