@@ -154,9 +154,11 @@ def _curves(arrows: Sequence[Arrow], places: dict[str, int], scale: _Scale) -> s
         way = 1 if y2 > y1 else -1
         y1, y2 = y1 + way * _TRACK / 2, y2 - way * _TRACK / 2
         middle = (y1 + y2) / 2
-        paths.append(f'<path d="M{x1:.2f} {y1:.0f}C{x1:.2f} {middle:.0f} {x2:.2f} {middle:.0f} {x2:.2f} {y2:.0f}"/>')
+        paths.append(f'd="M{x1:.2f} {y1:.0f}C{x1:.2f} {middle:.0f} {x2:.2f} {middle:.0f} {x2:.2f} {y2:.0f}"/>')
         heads.append(f'<b style="left:{x2 / 10:.3f}%;top:{y2:.0f}px"></b>')
-    svg = f'<svg viewBox="0 0 1000 {height}" preserveAspectRatio="none" aria-hidden="true">{"".join(paths)}</svg>'
+    # Each curve lies on a wider one of the page's colour: over a box of any colour it would be hard to see.
+    drawn = "".join([*(f'<path class="halo" {path}' for path in paths), *(f"<path {path}" for path in paths)])
+    svg = f'<svg viewBox="0 0 1000 {height}" preserveAspectRatio="none" aria-hidden="true">{drawn}</svg>'
     return f'<div class="events" style="height:{height}px">{svg}{"".join(heads)}</div>'
 
 

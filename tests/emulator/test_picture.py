@@ -110,6 +110,7 @@ def test_the_picture_draws_each_span_and_each_event(clock: Timeline) -> None:
     assert len(page.boxes) == len(clock.spans)
     assert page.seen.count(("i", "critical")) - 1 == len(summary.critical)  # one is in the legend
     assert page.seen.count(("path", "")) == page.seen.count(("b", "")) == len(clock.arrows) > 0
+    assert page.seen.count(("path", "halo")) == page.seen.count(("path", ""))  # seen over boxes of any colour
     assert "a &lt;b&gt; &amp; c" in text
     assert any("test_picture.py" in box for box in page.boxes)
     places = [float(place) for place in re.findall(r"left:([\d.]+)%", text)]

@@ -93,17 +93,20 @@ class Model(NamedTuple):
 
 _NORM_ROPE = "vllm.qkv_rmsnorm_rope.default"
 _NORM_QUANT = "npu.npu_add_rms_norm_quant.default"
+_NORM_DYNAMIC = "npu.npu_add_rms_norm_dynamic_quant.default"
 MODELS = {
     "qwen3": Model(_qwen3, (_NORM_ROPE,)),
     "qwen3-moe": Model(_qwen3_moe, (_NORM_ROPE,), seed=4),
     "deepseek": Model(_deepseek, seed=0),
-    "qwen3-w8a8": Model(_qwen3, (_NORM_ROPE,), quantised=DYNAMIC, from_float32=0.5),
+    "qwen3-w8a8": Model(_qwen3, (_NORM_ROPE, _NORM_DYNAMIC), quantised=DYNAMIC, from_float32=0.5),
     "qwen3-w8a8-static": Model(_qwen3, (_NORM_ROPE, _NORM_QUANT), quantised=STATIC, from_float32=1.0, seed=45),
-    "qwen3-moe-w8a8": Model(_qwen3_moe, (_NORM_ROPE,), quantised=DYNAMIC, from_float32=1.0, seed=1, for_fusions=True),
+    "qwen3-moe-w8a8": Model(
+        _qwen3_moe, (_NORM_ROPE, _NORM_DYNAMIC), quantised=DYNAMIC, from_float32=1.0, seed=1, for_fusions=True
+    ),
     "qwen3-moe-w8a8-static": Model(
         _qwen3_moe, (_NORM_ROPE, _NORM_QUANT), quantised=STATIC, from_float32=1.0, seed=18, for_fusions=True
     ),
-    "deepseek-w8a8": Model(_deepseek, quantised=DYNAMIC, from_float32=1.0, seed=15, for_fusions=True),
+    "deepseek-w8a8": Model(_deepseek, (_NORM_DYNAMIC,), quantised=DYNAMIC, from_float32=1.0, seed=15, for_fusions=True),
     "deepseek-w8a8-static": Model(
         _deepseek, (_NORM_QUANT,), quantised=STATIC, from_float32=1.0, seed=28, for_fusions=True
     ),
