@@ -159,6 +159,12 @@ class Options:
         "With lift: compute gate and up of a SwiGLU in one product, with their weights in one tensor. It takes the memory of "
         "these weights again. Changes of weights are followed, but not those through parameter.data.",
     )
+    auto_streams: bool = _row(
+        False,
+        SWITCH,
+        "Put independent kernels on a side stream where the modelled clock says that it wins more than the events cost. Graphs "
+        "with streams of their own stay as they are.",
+    )
     fusion_rules: dict[str, bool] | None = _row(
         None,
         SWITCHES,

@@ -62,9 +62,10 @@ NOTHING = Launched()
 
 def _bytes_of(tensor: torch.Tensor) -> int:
     """Bytes of memory under a tensor; a dimension that is repeated in place is read once."""
-    kept = [_known(size) for size, step in zip(tensor.shape, tensor.stride(), strict=True) if _known(step) != 0]
+    kept = [known(size) for size, step in zip(tensor.shape, tensor.stride(), strict=True) if known(step) != 0]
     return math.prod(kept) * tensor.element_size()
 
 
-def _known(number: Any) -> int:
+def known(number: Any) -> int:
+    """A size; of a symbol the one that was compiled for."""
     return number if isinstance(number, int) else int(number.node.hint or 1)

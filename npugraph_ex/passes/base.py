@@ -32,6 +32,7 @@ class PassContext:
         numerics: compares values with those of the first graph; None without the option ``check_numerics``.
         result_views: for each result, whether it was a view before the first pass.
         values: the placeholders' values in the current call; empty if unknown.
+        price: the modelled microseconds of a node that starts work, for `auto_streams`; None if no clock is modelled.
     """
 
     options: Options
@@ -42,6 +43,7 @@ class PassContext:
     numerics: NumericCheck | None = None
     result_views: tuple[bool, ...] = ()
     values: Sequence[Any] = ()
+    price: Callable[[fx.Node], float] | None = None
 
 
 @dataclass(frozen=True)

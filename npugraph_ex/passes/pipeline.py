@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from npugraph_ex.graph.snapshot import Snapshot
 from npugraph_ex.observe.dump import GraphDumper, new_dumper
 from npugraph_ex.observe.logger import logger
 from npugraph_ex.passes import (
+    auto_streams,
     canonical_views,
     cat_removal,
     dead_code,
@@ -61,6 +62,8 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("canonical_views", canonical_views.run, option="remove_noop_ops"),
     Pass("cat_removal", cat_removal.run, option="remove_cat_ops"),
     Pass("dead_code", dead_code.run),
+    # After every pass that adds or drops work, and before the passes that take their order from events.
+    Pass("auto_streams", auto_streams.run, option="auto_streams"),
     # After the closure, because reinplacing needs the order that all events prove.
     Pass("event_closure", event_closure.run, recoverable=False),
     Pass("made_copies", reinplace.run_made_copies),
@@ -164,6 +167,7 @@ def run(  # noqa: PLR0913 - what is optional is named
     so_far: ReportBuilder | None = None,
     vector_cores: int | None = None,
     values: Sequence[Any] = (),
+    price: Callable[[fx.Node], float] | None = None,
 ) -> PassReport:
     """Run ``passes`` over ``gm``, in place.
 
@@ -178,6 +182,7 @@ def run(  # noqa: PLR0913 - what is optional is named
         vector_cores: the device's number of vector cores, for the deadlock check; None switches the check off.
         values: the placeholders' values in the current call, for ``check_numerics`` and ``join_projections``; empty if
             unknown.
+        price: the modelled microseconds of a node, for ``auto_streams``; None switches that pass off.
 
     Returns:
         The report. ``report.passes.last_report`` returns the same until the next graph.
@@ -193,7 +198,15 @@ def run(  # noqa: PLR0913 - what is optional is named
     numerics = NumericCheck(gm, builder, values or example_inputs) if options.check_numerics else None
     seen_by_users = options if config is None else config
     context = PassContext(
-        options, example_inputs, builder, seen_by_users, vector_cores, numerics, result_views.kinds(gm.graph), values
+        options,
+        example_inputs,
+        builder,
+        seen_by_users,
+        vector_cores,
+        numerics,
+        result_views.kinds(gm.graph),
+        values,
+        price,
     )
     if dumper is not None:
         dumper.graph(gm, "aot")

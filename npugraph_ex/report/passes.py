@@ -74,6 +74,27 @@ class NearMiss:
 
 
 @dataclass(frozen=True)
+class Branch:
+    """Kernels that the option `auto_streams` put on a side stream.
+
+    Attributes:
+        nodes: their names.
+        fork: the first kernel after the fork.
+        join: the first kernel after the join.
+        saves_us: the modelled microseconds that it saves a call, without those of the events.
+        bytes: what their results take in the memory of the side stream, at most.
+        source: ``file:line`` of the first one.
+    """
+
+    nodes: tuple[str, ...]
+    fork: str
+    join: str
+    saves_us: float
+    bytes: int
+    source: str = ""
+
+
+@dataclass(frozen=True)
 class RuleRecord:
     """One fusion rule over one graph; ``inactive`` says why the rule was not tried at all."""
 
@@ -93,6 +114,8 @@ class PassReport:
     """Norms without a near-miss, each with the operators after it and the operators that the rules need there."""
     streams: Findings = field(default_factory=Findings)
     """Faults in the order of streams."""
+    branches: tuple[Branch, ...] = ()
+    """What the option `auto_streams` put on a side stream."""
     dropped_waits: int = 0
     """How many waits for an event were dropped because they ordered nothing."""
     dropped_records: int = 0
@@ -149,7 +172,7 @@ class PassReport:
         return f"The rule was not tried: {known[rule].inactive}." if known[rule].inactive else ""
 
     def tables(self) -> list[tuple[Sequence[str], Sequence[Sequence[object]]]]:
-        """Headers and rows of passes, rules, lifts, near-misses, unfused norms, stream findings, each only if it has rows."""
+        """Headers and rows of passes, rules, lifts, near-misses, unfused norms, branches and findings, each only if it has rows."""
         passes = [
             (p.name, p.outcome, f"{p.seconds * 1e3:.1f}", p.nodes_before, p.nodes_after, p.message) for p in self.passes
         ]
@@ -162,12 +185,18 @@ class PassReport:
         ]
         misses = [(m.rule, m.node, m.reason, m.source) for m in self.near_misses()]
         left = [(m.node, m.reason, m.source) for m in self.unfused]
+        branches = [
+            (f"{b.nodes[0]} … {b.nodes[-1]}", len(b.nodes), b.fork, b.join, f"{b.saves_us:.2f}", b.bytes, b.source)
+            for b in self.branches
+        ]
+        beside = ("on a side stream", "kernels", "from", "up to", "modelled us won", "bytes at most", "source")
         found: list[tuple[Sequence[str], Sequence[Sequence[object]]]] = [
             (("pass", "outcome", "ms", "nodes before", "after", "note"), passes),
             (("fusion rule", "fused", "near-misses", "inactive because"), rules),
             (("lifted by", "in place of", "ulps from float64", "eager mode's", "source"), lifts),
             (("near-miss of", "node", "reason", "source"), misses),
             (("norm that no rule came near", "reason", "source"), left),
+            (beside, branches),
             (FINDING_HEADERS, self.streams.rows()),
         ]
         return [(headers, rows) for headers, rows in found if rows]
@@ -227,6 +256,7 @@ class ReportBuilder:
     _rules: dict[str, _OpenRule] = field(default_factory=dict)
     _unfused: list[NearMiss] = field(default_factory=list)
     _streams: list[Finding] = field(default_factory=list)
+    _branches: list[Branch] = field(default_factory=list)
     _dropped: list[int] = field(default_factory=lambda: [0, 0])
     _uncompared: dict[str, None] = field(default_factory=dict)
     _compared: int | None = None
@@ -267,6 +297,10 @@ class ReportBuilder:
         """Append what is wrong with the order of streams."""
         self._streams.append(finding)
 
+    def add_branch(self, branch: Branch) -> None:
+        """Append kernels that were put on a side stream."""
+        self._branches.append(branch)
+
     @property
     def findings(self) -> Findings:
         """What is known so far to be wrong with the order of streams."""
@@ -291,16 +325,18 @@ class ReportBuilder:
         self._uncompared[reason] = None
         return new
 
-    def mark(self) -> dict[str, _OpenRule]:
-        """What the rules did so far, for ``reset``."""
-        return {
+    def mark(self) -> tuple[dict[str, _OpenRule], int]:
+        """What the rules did so far and how many branches there are, for ``reset``."""
+        rules = {
             name: _OpenRule(rule.inactive, list(rule.fusions), dict(rule.near_misses))
             for name, rule in self._rules.items()
         }
+        return rules, len(self._branches)
 
-    def reset(self, mark: dict[str, _OpenRule]) -> None:
-        """Forget what the rules did since ``mark``: the pass that ran them was rolled back."""
-        self._rules = mark
+    def reset(self, mark: tuple[dict[str, _OpenRule], int]) -> None:
+        """Forget what the rules did since ``mark``, and later branches: the pass was rolled back."""
+        self._rules, branches = mark
+        del self._branches[branches:]
         self._unfused.clear()
 
     def build(self) -> PassReport:
@@ -308,7 +344,8 @@ class ReportBuilder:
         rules = tuple(rule.close(name) for name, rule in self._rules.items())
         waits, records = self._dropped
         return PassReport(
-            tuple(self._passes), rules, tuple(self._unfused), self.findings, waits, records, tuple(self._uncompared),
+            tuple(self._passes), rules, tuple(self._unfused), self.findings,
+            tuple(self._branches), waits, records, tuple(self._uncompared),
             self._compared, tuple(self._rounding),
         )  # fmt: skip
 

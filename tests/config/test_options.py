@@ -35,6 +35,7 @@ def test_defaults_are_the_contract() -> None:
         "pattern_fusion_pass": True,
         "lift": "off",
         "join_projections": False,
+        "auto_streams": False,
         "fusion_rules": None,
         "post_grad_custom_pre_pass": None,
         "post_grad_custom_post_pass": None,

@@ -87,6 +87,20 @@ def test_join_projections() -> None:
     assert fused == {False: 0, True: 1}
 
 
+@shows("auto_streams")
+def test_auto_streams() -> None:
+    """Two branches of seven kernels run on one stream, or on two."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x
+        for _ in range(7):
+            x, y = x * 2, y + 1
+        return x - y
+
+    branches = {on: told(function, *fresh(2), auto_streams=on).graph.report.branches for on in (False, True)}
+    assert [(on, len(branch.nodes)) for on, found in branches.items() for branch in found] == [(True, 7)]
+
+
 @shows("fusion_rules")
 def test_fusion_rules() -> None:
     """One rule is switched off by its name."""

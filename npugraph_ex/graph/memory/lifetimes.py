@@ -7,6 +7,7 @@ from torch import fx
 
 from npugraph_ex.graph.memory.aliases import AliasFacts
 from npugraph_ex.graph.memory.regions import UNKNOWN
+from npugraph_ex.graph.operators import tensor_leaves
 
 
 def alive_bytes(graph: fx.Graph, facts: AliasFacts) -> dict[fx.Node, int]:
@@ -35,6 +36,11 @@ def alive_bytes(graph: fx.Graph, facts: AliasFacts) -> dict[fx.Node, int]:
         found[node] = alive
         alive -= ends.get(node, 0)
     return found
+
+
+def result_bytes(node: fx.Node) -> int:
+    """The bytes of the storages that the results of ``node`` lie in."""
+    return sum(_known(leaf.untyped_storage().nbytes()) for leaf in tensor_leaves(node))
 
 
 def _known(size: int | torch.SymInt | None) -> int:

@@ -1,0 +1,200 @@
+"""The option `auto_streams`: which work goes to a side stream, what it wins on the modelled clock, and that values stay."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from stream_programs import check, compiled
+
+import npu_emulator
+from npugraph_ex import explain, last_report, ops, scope
+from npugraph_ex.passes import auto_streams
+from npugraph_ex.report.passes import Branch
+
+pytestmark = pytest.mark.usefixtures("fresh")
+
+Program = Callable[..., Any]
+
+
+@pytest.fixture
+def free_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events cost nothing, so that small programs have branches that pay."""
+    monkeypatch.setattr(auto_streams, "EVENTS_US", 0.0)
+
+
+def numbers(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Small whole numbers on the device, all of them exact in products and sums."""
+    count = torch.Size(sizes).numel()
+    return (torch.arange(count).reshape(sizes) % 3 - 1).to("npu", dtype)
+
+
+def branches(function: Program, *inputs: torch.Tensor, **options: Any) -> tuple[Branch, ...]:
+    """What goes to the side stream; values are right on every schedule, and nothing races."""
+    check(compiled(function, auto_streams=True, stream_check="raise", **options), function, inputs, inputs)
+    report = last_report()
+    assert report is not None
+    return report.branches
+
+
+def modelled(function: Program, *inputs: torch.Tensor, **options: Any) -> float:
+    """The modelled microseconds of one replay."""
+    fast = compiled(function, **options)
+    fast(*inputs)
+    torch.npu.synchronize()
+    with npu_emulator.timeline() as clock:
+        fast(*inputs)
+    return clock.end
+
+
+def mixture(
+    x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor, shared: torch.Tensor, last: torch.Tensor
+) -> torch.Tensor:
+    """Routed experts, each weighted by the gate, and a shared expert."""
+    weights = (x @ gate).relu()
+    out = torch.zeros_like(x)
+    for expert in range(up.shape[0]):
+        out = out + (x @ up[expert]).relu() @ down[expert] * weights[:, expert, None]
+    return out + (x @ shared).relu() @ last
+
+
+def two_chains(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Two branches of seven kernels, 2 us each."""
+    for _ in range(7):
+        x, y = x * 2, y + 1
+    return x - y
+
+
+def test_shared_expert_beside_the_routed_ones() -> None:
+    """With one routed expert, as long as the shared one, the two run side by side, and the clock agrees with the report."""
+    inputs = [
+        numbers(*sizes) for sizes in ((4, 512), (512, 1), (1, 512, 2048), (1, 2048, 512), (512, 2048), (2048, 512))
+    ]
+    (branch,) = branches(mixture, *inputs)
+    assert (len(branch.nodes), branch.join) == (3, "add_1")
+    file, _, line = branch.source.rpartition(":")
+    assert "out + (x @ shared)" in linecache.getline(file, int(line))
+    won = modelled(mixture, *inputs) - modelled(mixture, *inputs, auto_streams=True)
+    assert won == pytest.approx(branch.saves_us + auto_streams.EVENTS_US, abs=0.02)  # events are free on the clock
+
+
+def test_it_says_what_went_to_the_side_stream() -> None:
+    """The explanation has a row for the branch, with its source line, gain and memory."""
+    x, y = numbers(64), numbers(64)
+    text = str(explain(two_chains, x, y, options={"auto_streams": True}))
+    assert "on a side stream" in text
+    assert f"{14.0 - auto_streams.EVENTS_US:.2f}" in text
+    assert "test_auto_streams.py:" in text
+
+
+def test_too_little_stays() -> None:
+    """A branch that takes little more than the events stays on the main stream."""
+
+    def four(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for _ in range(4):
+            x, y = x * 2, y + 1
+        return x - y
+
+    assert branches(four, numbers(8), numbers(8)) == ()
+    assert len(branches(two_chains, numbers(8), numbers(8))) == 1
+
+
+def _with_streams(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    with scope.npu_stream_switch("mine"):
+        z = x * 2
+    return two_chains(x, y), z
+
+
+def _with_event(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    ops.npu_tagged_event_record(EVENT)
+    return two_chains(x, y)
+
+
+EVENT = ops.npu_create_tagged_event("of-the-user")
+
+
+@pytest.mark.parametrize("function", [_with_streams, _with_event])
+def test_a_graph_with_streams_of_its_own_stays(function: Program) -> None:
+    """Who wrote a stream or an event has divided the work."""
+    assert branches(function, numbers(8), numbers(8)) == ()
+
+
+def _limited(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    with scope.limit_core_num(4, 8):
+        return two_chains(x, y)
+
+
+def _asks_the_host(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x.nonzero().sum() + y.nonzero().sum()
+
+
+@pytest.mark.usefixtures("free_events")
+@pytest.mark.parametrize("function", [_limited, _asks_the_host])
+def test_what_cannot_run_beside_others_stays(function: Program) -> None:
+    """Work with cores of its own, and work whose size the host must learn."""
+    torch._dynamo.config.capture_dynamic_output_shape_ops = True
+    try:
+        assert branches(function, numbers(8), numbers(8)) == ()
+    finally:
+        torch._dynamo.config.capture_dynamic_output_shape_ops = False
+
+
+@pytest.mark.usefixtures("free_events")
+def test_draws_stay_in_their_order() -> None:
+    """Random numbers are drawn on the main stream, outside every window."""
+
+    def noisy(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x * 2 + torch.rand_like(x)) - (y + 1) * torch.rand_like(y)
+
+    fast = compiled(noisy, auto_streams=True, stream_check="raise")
+    fast(numbers(8), numbers(8))
+    report = last_report()
+    assert report is not None
+    assert not any("rand" in node for branch in report.branches for node in branch.nodes)
+
+
+@pytest.mark.usefixtures("free_events")
+def test_writes_wait_for_the_side_stream() -> None:
+    """An input is written after the side stream has read it, in the graph's end and by an operator in place."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        z, w = (x * 2 + 1) * 3, (x - y) * 5
+        total = z.neg() + w
+        x.add_(total)
+        return total + x
+
+    assert len(branches(function, numbers(8), numbers(8))) == 1
+
+
+@pytest.mark.usefixtures("free_events")
+def test_views_and_parts_belong_to_nobody() -> None:
+    """Two branches that view one value are two, although the view stands in the window; parts of one result are one."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        base = x * 2
+        view = base.reshape(2, -1)[0]
+        return (view + 1) * 2 - (view - y).neg()
+
+    (branch,) = branches(function, numbers(8), numbers(4))
+    assert len(branch.nodes) == 2
+    assert branches(lambda x: sum(part * 2 for part in torch.sort(x * 3)[0].split(4)), numbers(8))
+
+
+@pytest.mark.usefixtures("free_events")
+def test_sizes_that_are_symbols() -> None:
+    """Symbols count as the sizes that were compiled for; another size gives its own values."""
+    torch._dynamo.reset()
+    fast = compiled(two_chains, dynamic=True, auto_streams=True, stream_check="raise")
+    check(fast, two_chains, (numbers(8), numbers(8)), (numbers(6), numbers(6)))
+    report = last_report()
+    assert report is not None
+    assert [len(branch.nodes) for branch in report.branches] == [7]
+
+
+@pytest.mark.usefixtures("free_events")
+def test_operator_by_operator() -> None:
+    """Without a capture the side stream has the same work and the same order."""
+    assert len(branches(two_chains, numbers(8), numbers(8), force_eager=True)) == 1
