@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from typing import Literal
 
@@ -241,11 +241,26 @@ class _OpenRule:
     fusions: list[Fusion] = field(default_factory=list)
     near_misses: dict[str, tuple[tuple[int, int], NearMiss]] = field(default_factory=dict)
 
-    def close(self, name: str) -> RuleRecord:
-        """The finished record; a near-miss whose node another variant of the rule fused is none."""
-        fused = {node for fusion in self.fusions for node in fusion.replaced}
-        misses = tuple(miss for node, (_, miss) in self.near_misses.items() if node not in fused)
-        return RuleRecord(name, tuple(self.fusions), misses, self.inactive)
+    def close(self, name: str, replaced: Mapping[str, Fusion]) -> RuleRecord:
+        """The finished record; a near-miss whose node another variant of the rule fused is none.
+
+        Args:
+            name: the rule's.
+            replaced: the fusion that replaced each node, of any rule.
+        """
+        misses = [
+            _beside(miss, replaced[node]) if node in replaced else miss
+            for node, (_, miss) in self.near_misses.items()
+            if node not in replaced or replaced[node].rule != name
+        ]
+        return RuleRecord(name, tuple(self.fusions), tuple(misses), self.inactive)
+
+
+def _beside(miss: NearMiss, fusion: Fusion) -> NearMiss:
+    """A near-miss at a node that another rule fused: it names that rule, and would save what is left."""
+    left = miss.would_save - fusion.saves
+    would_save = Launched(max(0, left.kernels), max(0, left.bytes))
+    return replace(miss, reason=f"{miss.reason}; {fusion.rule} fused it", would_save=would_save)
 
 
 @dataclass
@@ -341,7 +356,10 @@ class ReportBuilder:
 
     def build(self) -> PassReport:
         """The finished report."""
-        rules = tuple(rule.close(name) for name, rule in self._rules.items())
+        replaced = {
+            node: fusion for rule in self._rules.values() for fusion in rule.fusions for node in fusion.replaced
+        }
+        rules = tuple(rule.close(name, replaced) for name, rule in self._rules.items())
         waits, records = self._dropped
         return PassReport(
             tuple(self._passes), rules, tuple(self._unfused), self.findings,

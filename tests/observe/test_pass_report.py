@@ -9,6 +9,7 @@ import torch
 
 from npugraph_ex.errors import FusionCountError, NpuGraphExError
 from npugraph_ex.fusion.registry import register_replacement
+from npugraph_ex.graph.launches import Launched
 from npugraph_ex.report.passes import Fusion, NearMiss, PassRecord, PassReport, ReportBuilder
 
 
@@ -83,3 +84,17 @@ def test_a_rolled_back_pass_leaves_no_fusions() -> None:
     builder.add_fusion(Fusion("norm", ("quant_1",), ("fused_1",)))
     builder.reset(mark)
     assert builder.build().fusions() == 1
+
+
+def test_a_near_miss_where_another_rule_fused_names_it_and_saves_only_the_rest() -> None:
+    """Otherwise the advice would promise what the program has."""
+    builder = ReportBuilder()
+    builder.add_near_miss(NearMiss("wide", "mul", "beta is None", would_save=Launched(3)))
+    builder.add_near_miss(NearMiss("wide", "add", "beta is None", would_save=Launched(3)))
+    builder.add_near_miss(NearMiss("equal", "mul", "x is float32", would_save=Launched(1)))
+    builder.add_fusion(Fusion("narrow", ("neg", "mul"), ("fused",), saves=Launched(1, 64)))
+    assert builder.build().near_misses() == (
+        NearMiss("wide", "mul", "beta is None; narrow fused it", would_save=Launched(2)),
+        NearMiss("wide", "add", "beta is None", would_save=Launched(3)),
+        NearMiss("equal", "mul", "x is float32; narrow fused it", would_save=Launched(0)),
+    )

@@ -86,7 +86,7 @@ class Seen:
         replayed: how often each kernel ran in them.
         compiled_graphs: how many graphs went through this library's passes.
         fusions: how often each of its rules fired, by the rule and what came in.
-        refused: how often a rule nearly matched and was refused, by the rule and the reason.
+        refused: how often a rule nearly matched and was refused where no other rule fused, by the rule and the reason.
         costs: how many kernels those fusions would save in all, by the same names.
         faults: what the checks of memory and races found.
         sources: the digest of the library's files.
@@ -219,10 +219,13 @@ def _passes() -> dict[str, Any]:
         f"{_class(rule.name)} -> {_PLACE.sub('', ' '.join(one.by))}" for rule in rules for one in rule.fusions
     )
     refused, costs = Counter[str](), Counter[str]()
-    for rule in rules:
-        for miss in rule.near_misses:
-            refused[f"{_class(rule.name)}: {miss.reason}"] += 1
-            costs[f"{_class(rule.name)}: {miss.reason}"] += miss.would_save.kernels
+    for record in records:
+        replaced = {node for rule in record.report.rules for one in rule.fusions for node in one.replaced}
+        for miss in record.report.near_misses():
+            if miss.node in replaced:  # by another rule
+                continue
+            refused[f"{_class(miss.rule)}: {miss.reason}"] += 1
+            costs[f"{_class(miss.rule)}: {miss.reason}"] += miss.would_save.kernels
     return {"compiled_graphs": len(records), "fusions": dict(fired), "refused": dict(refused), "costs": dict(costs)}
 
 
