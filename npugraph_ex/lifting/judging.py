@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from npugraph_ex.lifting import trials
 from npugraph_ex.lifting.proposal import Proposal
 from npugraph_ex.lifting.subgraph import Subgraph
-from npugraph_ex.operators import FORMATS, CpuInterpreter, ulp
+from npugraph_ex.operators import FORMATS, CpuInterpreter, record_of, ulp
 
 _ONE_ROUNDING = 0.5 + 2.0**-7
 """In ulps: the right value rounded once, from float32."""
@@ -165,12 +165,18 @@ class _Pair:
 
     def in_float32(self, draws: Iterable[Sequence[Any]]) -> str:
         """What differs where nothing is rounded to fewer bits: that two roundings are equal may be chance."""
-        twins = _Pair(_single(self.spelled), _single(self.operator), self.proposal)
+        before = _unrounded if self.proposal.rounds else lambda gm: gm
+        twins = _Pair(_single(before(self.spelled)), _single(before(self.operator)), self.proposal)
         for inputs in draws:
-            bits = filter(None, map(_different_bits, *twins._run(_cast(inputs, torch.float32))))
+            bits = filter(None, map(_different_bits, *map(self._within_int8, twins._run(_cast(inputs, torch.float32)))))
             for different in bits:
                 return f"computed in float32 throughout, {different}"
         return ""
+
+    def _within_int8(self, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The results, those that are int8 after rounding within its range: what is beyond it becomes one number."""
+        whole = [node.meta["val"].dtype == torch.int8 for node in self.proposal.outputs]
+        return [value.clamp(-127, 127) if one else value for value, one in zip(results, whole, strict=True)]
 
     def _run(self, inputs: Sequence[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         lifted = self._operator.run(*inputs[: len(self.proposal.inputs)])
@@ -186,7 +192,7 @@ class _Pair:
 
     @cached_property
     def _in_float64(self) -> CpuInterpreter:
-        return CpuInterpreter(self.spelled, wide=True)
+        return CpuInterpreter(_unrounded(self.spelled) if self.proposal.rounds else self.spelled, wide=True)
 
 
 def _elements_for_places(*results: list[torch.Tensor], of: torch.Tensor) -> Iterator[list[torch.Tensor]]:
@@ -215,6 +221,21 @@ def _single(gm: fx.GraphModule) -> fx.GraphModule:
     return twin
 
 
+def _unrounded(gm: fx.GraphModule) -> fx.GraphModule:
+    """A copy that gives the values before they are rounded to int8."""
+    twin = fx.GraphModule({}, copy.deepcopy(gm.graph))
+    for node in twin.graph.nodes:
+        if node.target is torch.ops.aten.round.default:
+            node.replace_all_uses_with(node.args[0])
+        elif node.kwargs.get("dtype") == torch.int8:
+            node.kwargs = {**node.kwargs, "dtype": torch.float64}
+        record = record_of(node.target)
+        if record is not None and record.before_rounding is not None:
+            node.target = record.before_rounding
+    twin.recompile()
+    return twin
+
+
 def _float32_for(value: Any) -> Any:
     return torch.float32 if isinstance(value, torch.dtype) and value.is_floating_point else value
 
@@ -229,13 +250,22 @@ def _different_bits(lifted: torch.Tensor, eager: torch.Tensor) -> str:
 
 def _compared(lifted: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor, *, sums_rows: bool) -> _Compared:
     """The distances of the two from float64, and a reason if the operator's is larger."""
+    if lifted.dtype == eager.dtype == torch.int8 and truth.is_floating_point():
+        unknown = truth.isnan()
+        if bool((lifted != eager)[unknown].any()):
+            return _Compared("it rounds NaN to another number than eager mode")
+        return _no_farther((torch.stack((lifted, eager)).double() - truth).abs()[:, ~unknown])
     if eager.dtype not in FORMATS or lifted.dtype != eager.dtype or lifted.shape != eager.shape:
         return _Compared(_different_bits(lifted, eager))
     both = torch.stack((lifted, eager))
     odd, odd_eager = _odd(both, truth)
     if bool((odd & ~odd_eager).any()):
         return _Compared("it is infinite or NaN, or finite, where float64 and eager mode are not")
-    far = _distances(both, truth, sums_rows=sums_rows)
+    return _no_farther(_distances(both, truth, sums_rows=sums_rows))
+
+
+def _no_farther(far: torch.Tensor) -> _Compared:
+    """The distances of the two, and a reason if the first is larger."""
     far = far[:, far.isfinite().all(0)]
     worst, worst_eager = map(_largest, far)
     usual, usual_eager = map(_root_mean_square, far)

@@ -44,6 +44,7 @@ class Proposal:
         steps: what is judged in its place, where it does several things one after the other: nothing between them is rounded
             otherwise than in the spelling, so that each is judged by itself.
         ranked: what outputs of whole numbers are places in, along the last dimension; of equal elements each may be chosen.
+        rounds: whether outputs of int8 are rounded values; they are judged by their distance from the value that is rounded.
         sizes: those that trials keep as they are, such as the one that is normalised over.
     """
 
@@ -55,6 +56,7 @@ class Proposal:
     sums_rows: bool = False
     steps: tuple[Proposal, ...] = ()
     ranked: fx.Node | None = None
+    rounds: bool = False
 
 
 @dataclass(frozen=True)

@@ -136,6 +136,8 @@ def _drawn(value: Any, kind: str, at: Sizes, generator: torch.Generator) -> Any:
     shape = [at.of(size) for size in value.shape]
     if value.dtype == torch.bool:
         return torch.rand(shape, generator=generator) < 0.25
+    if value.dtype == torch.int8:  # of quantised numbers the largest tell most
+        return torch.randint(-128, 128, shape, generator=generator, dtype=torch.int8)
     if not value.is_floating_point():
         return torch.randint(0, 3, shape, generator=generator).to(value.dtype)
     dense = _FLOATS[kind](torch.randn(shape, generator=generator, dtype=torch.float64), torch.finfo(value.dtype))

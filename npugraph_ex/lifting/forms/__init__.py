@@ -7,6 +7,7 @@ from npugraph_ex.lifting.forms import (
     add_norm,
     attention,
     cross_entropy,
+    dynamic_quant,
     gating,
     group_norm_silu,
     rms_norm,
@@ -31,4 +32,5 @@ FORMS: tuple[Form, ...] = (
     sigmoid_gating.FORM,
     group_norm_silu.FORM,
     cross_entropy.FORM,
+    dynamic_quant.FORM,
 )

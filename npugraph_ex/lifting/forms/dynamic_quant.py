@@ -1,0 +1,291 @@
+"""Dynamic quantisation of each token to int8 => `npu_dynamic_quant`.
+
+::
+
+    scale = max(abs(x)) / 127          over the last dimension; max(amax(x), -amin(x)), too
+    q     = round(x / scale)           half to even; with a clamp, which changes nothing, or without
+
+A scale with a lower bound, ``max(scale, bound)`` or ``scale + bound``, is not the operator's for rows of tiny numbers. There the
+operator gives the scale alone, and `npu_quantize` quantises with the bounded one: three kernels. A bound that no row of the dtype
+but zeros is below changes the scale alone. The operators take float16 and bfloat16 (operator documentation of
+``torch_npu.npu_dynamic_quant``).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import fx
+
+from npugraph_ex.lifting import terms
+from npugraph_ex.lifting.proposal import Build, Emit, Proposal, Unlike
+from npugraph_ex.lifting.subgraph import Subgraph
+
+_aten = torch.ops.aten
+_CAST = _aten._to_copy.default  # noqa: SLF001 - the operator's name
+_TAKEN = (torch.float16, torch.bfloat16)
+_LARGEST = 127
+_CLAMPS = (_aten.clamp.default, _aten.clamp_min.default, _aten.clamp_max.default)
+_NEAR = 1e-6
+_DEEPEST = 8
+"""Operators between the largest element of a row and its scale."""
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """``max(factor * largest, bound)``, or ``factor * largest + bound``: of ``of``, over the last dimension, from ``node``."""
+
+    node: fx.Node
+    of: fx.Node
+    factor: float = 1.0
+    bound: float = 0.0
+    added: bool = False
+
+    def is_like(self, other: _Scale) -> bool:
+        """Whether the two are equal over the real numbers."""
+        numbers = ((self.factor, other.factor), (self.bound, other.bound))
+        same = all(math.isclose(one, another, rel_tol=_NEAR) for one, another in numbers)
+        return same and self.node is other.node and self.added == other.added
+
+    def is_bounded(self, dtype: torch.dtype) -> bool:
+        """Whether the bound changes the scale of a row of this dtype that is not all zeros."""
+        smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+        return self.bound > 0 and (self.added or self.bound > self.factor * smallest)
+
+
+def _largest_of(node: fx.Node) -> _Scale | Unlike | None:
+    """The largest magnitude of each row; None for anything else."""
+    inner = terms.core(node)
+    if terms.calls(inner, _aten.maximum.default):
+        ends = [_end(one) for one in inner.args]
+        if None in ends or {sign for sign, _ in ends} != {1, -1}:  # type: ignore[misc]
+            return None
+        (_, found), (_, other) = ends  # type: ignore[misc]
+        return replace(found, node=inner) if terms.core(found.of) is terms.core(other.of) else None
+    found = _reduced(inner, _aten.amax.default, _aten.max.dim, _aten.max.default)
+    under = terms.core(found.of) if found else None
+    if found is None or not terms.calls(under, _aten.abs.default):
+        return None
+    value, dims = terms.tensor(under), _dims(inner)
+    if value is None or not value.dim() or dims != [value.dim() - 1]:
+        over = "all elements" if dims is None else f"the dimensions {dims}"
+        return Unlike(inner, f"the largest element is that of {over}; the operator takes that of the last one")
+    return replace(found, of=under.args[0])  # type: ignore[arg-type]
+
+
+def _end(node: Any) -> tuple[int, _Scale] | None:
+    """``(1, amax(x))`` or ``(-1, -amin(x))`` of the last dimension, which may be bounded by 0."""
+    sign, inner = 1, terms.core(node)
+    if terms.calls(inner, _aten.neg.default):
+        sign, inner = -1, terms.core(inner.args[0])  # type: ignore[arg-type]
+    inner = _unbounded(inner, sign)
+    found = _reduced(inner, _aten.amax.default if sign > 0 else _aten.amin.default)
+    value = terms.tensor(found.of) if found else None
+    return (sign, found) if found and value is not None and _dims(inner) == [value.dim() - 1] else None
+
+
+def _unbounded(node: fx.Node, sign: int) -> fx.Node:
+    """``x`` where the node is the larger (the smaller) of it and zeros."""
+    if terms.calls(node, _aten.maximum.default if sign > 0 else _aten.minimum.default):
+        left, right = map(terms.core, node.args)  # type: ignore[arg-type]
+        return left if terms.calls(right, _aten.zeros_like.default) else right
+    return node
+
+
+def _reduced(node: fx.Node, *targets: Any) -> _Scale | None:
+    """What a call of one of these reduces."""
+    call = node.args[0] if node.target is getitem and node.args[1] == 0 else node
+    return _Scale(node, call.args[0]) if terms.calls(call, *targets) else None  # type: ignore[arg-type]
+
+
+def _dims(node: fx.Node) -> list[int] | None:
+    """The dimensions that a reduction reduces, counted from 0; None for all."""
+    call: Any = node.args[0] if node.target is getitem else node
+    given = terms.arguments(call)
+    value, dims = terms.tensor(given["self"]), given.get("dim")
+    if dims is None or dims == [] or value is None:
+        return None
+    return [dim % value.dim() for dim in (dims if isinstance(dims, (list, tuple)) else [dims])]
+
+
+def _scale_of(node: fx.Node, depth: int = _DEEPEST) -> _Scale | Unlike | None:
+    """``node`` as a scale; None where it is none."""
+    found = _largest_of(node)
+    if found is not None or not depth:
+        return found
+    inner = terms.core(node)
+    least = _least(inner)
+    added = terms.plus_number(inner)
+    if least is not None or added is not None:
+        under, number = least or added  # type: ignore[misc]
+        found = _scale_of(under, depth - 1)
+        if not isinstance(found, _Scale) or number < 0 or (found.bound and (found.added or least is None)):
+            return found if isinstance(found, Unlike) else None
+        return replace(found, bound=max(found.bound, number), added=least is None)
+    if terms.calls(inner, _aten.unsqueeze.default, _aten.view.default):
+        shape, old = inner.meta["val"].shape, inner.args[0].meta["val"].shape  # type: ignore[union-attr]
+        same = len(shape) == len(old) + 1 and all(map(terms.same_size, shape, (*old, 1)))
+        return _scale_of(inner.args[0], depth - 1) if same else None  # type: ignore[arg-type]
+    parts = terms.product(inner)
+    if len(parts.factors) != 1 or parts.divisors or not parts.scale > 0 or terms.core(parts.factors[0]) is inner:
+        return None
+    found = _scale_of(parts.factors[0], depth - 1)
+    if not isinstance(found, _Scale):
+        return found
+    return replace(found, factor=found.factor * parts.scale, bound=found.bound * parts.scale)
+
+
+def _least(node: fx.Node) -> tuple[fx.Node, float] | None:
+    """``(x, c)`` where ``node`` is ``x``, and at least ``c``."""
+    if not terms.calls(node, *_CLAMPS[:2]):
+        return None
+    given = terms.arguments(node)
+    least = terms.number(given.get("min"))
+    return (given["self"], least) if least is not None and given.get("max") is None else None
+
+
+@dataclass(frozen=True)
+class _Rounded:
+    """What a cast to int8 is of: the quotient, whether it is rounded, and the bounds that it is clamped to."""
+
+    quotient: fx.Node
+    rounded: bool
+    low: float
+    high: float
+
+
+def _before(node: fx.Node) -> _Rounded:
+    """The quotient under ``node``, on which clamps and rounding have one effect in any order."""
+    rounded, low, high = False, -math.inf, math.inf
+    inner = terms.core(node)
+    while terms.calls(inner, _aten.round.default, *_CLAMPS):
+        given = terms.arguments(inner)
+        rounded |= inner.target is _aten.round.default
+        bounds = [
+            -math.inf if given.get("min") is None else given["min"],
+            math.inf if given.get("max") is None else given["max"],
+        ]
+        if None in map(terms.number, bounds):
+            break  # bounds that are tensors
+        low, high = max(low, bounds[0]), min(high, bounds[1])
+        inner = terms.core(given["self"])
+    return _Rounded(inner, rounded, low, high)
+
+
+class _DynamicQuant:
+    """The form."""
+
+    name = "lift_dynamic_quant"
+    ends_with = frozenset({_CAST})
+
+    def read(self, node: fx.Node) -> Proposal | Unlike | None:
+        """The quantisation whose whole numbers are ``node``."""
+        value, source = node.meta["val"], terms.tensor(node.args[0])
+        if value.dtype != torch.int8 or source is None or not source.is_floating_point():
+            return None
+        before = _before(node.args[0])  # type: ignore[arg-type]
+        for divisor in terms.product(before.quotient).divisors:
+            scale = _scale_of(divisor)
+            if isinstance(scale, Unlike):
+                return scale
+            if scale is not None:
+                return self._of(node, before, divisor, scale)
+        return None
+
+    def _of(self, node: fx.Node, before: _Rounded, divisor: fx.Node, scale: _Scale) -> Proposal | Unlike:
+        whole = terms.core(scale.of)
+        parts = terms.product(before.quotient, lambda one: one is divisor or terms.core(one) is whole)
+        if [terms.core(one) for one in parts.factors] != [whole] or parts.divisors != (divisor,):
+            return Unlike(node, f"the scale is of {whole.name}, and what it divides is something else")
+        scale = replace(scale, factor=scale.factor / parts.scale, bound=scale.bound / parts.scale)
+        if not math.isclose(scale.factor * _LARGEST, 1, rel_tol=_NEAR):
+            return Unlike(node, f"the largest element becomes {1 / scale.factor:g}; the operator makes it {_LARGEST}")
+        if not before.rounded:
+            return Unlike(node, "the quotient is cut off, and not rounded to the nearest whole number")
+        if before.low > -_LARGEST or before.high < _LARGEST:
+            return Unlike(node, f"the quotient is clamped to {before.low:g} and {before.high:g}")
+        x = whole if whole.meta["val"].dtype in _TAKEN else _half(scale.of)
+        if x is None or x.meta["val"].dim() < 2:
+            shown = whole.meta["val"]
+            return Unlike(
+                node,
+                f"x is {shown.dtype}{list(shown.shape)}; the operator takes float16 and bfloat16 of two dimensions or more",
+            )
+        inner = Proposal((x,), (node,), ())
+        also = _given_out(scale, node, inner)
+        like = None if also is None else also.meta["val"]
+        sizes = x.meta["val"].shape
+        if scale.is_bounded(x.meta["val"].dtype) and sum(not isinstance(size, int) for size in sizes) > (
+            len(sizes) == 2
+        ):
+            return Unlike(node, f"the scale has the bound {scale.bound:g}, and the sizes of x are symbols")
+        return replace(
+            inner,
+            outputs=(node,) if also is None else (node, also),
+            builds=(_build(scale, like),),
+            sizes=(sizes[-1],),
+            rounds=True,
+        )
+
+
+def _half(node: fx.Node) -> fx.Node | None:
+    """The first that ``node`` is a cast of whose dtype is taken."""
+    return next((one for one in terms.casts(node) if one.meta["val"].dtype in _TAKEN), None)
+
+
+def _given_out(scale: _Scale, node: fx.Node, proposal: Proposal) -> fx.Node | None:
+    """The first node that is the scale and that others use; None where there is none."""
+    subgraph = Subgraph.of(proposal)
+    inside = () if isinstance(subgraph, str) else subgraph.nodes
+    for one in sorted(_followers(scale.node) - {node}):
+        known = _scale_of(one)
+        if not isinstance(known, _Scale) or not known.is_like(scale):
+            continue
+        if one not in inside or any(user not in inside for user in one.users):
+            return one
+    return None
+
+
+def _followers(node: fx.Node) -> set[fx.Node]:
+    """The operators that lead from ``node``, as far as a scale is from the largest element."""
+    found, edge = {node}, {node}
+    for _ in range(_DEEPEST):
+        edge = {user for one in edge for user in one.users if terms.tensor(user) is not None} - found
+        found |= edge
+    return found
+
+
+def _build(scale: _Scale, like: torch.Tensor | None) -> Build:
+    def build(emit: Emit, x: fx.Node) -> tuple[fx.Node, ...]:
+        value = x.meta["val"]
+        made = emit(torch.ops.npu.npu_dynamic_quant.default, x)
+        quantised, factor = (emit(getitem, made, number) for number in range(2))
+        bounded = scale.is_bounded(value.dtype)
+        if scale.bound and (bounded or like is not None):
+            factor = emit(_aten.add.Tensor if scale.added else _aten.clamp_min.default, factor, scale.bound)
+        if bounded:
+            quantised = _with(emit, x, factor)
+        if like is None:
+            return (quantised,)
+        if like.dim() == value.dim():
+            factor = emit(_aten.unsqueeze.default, factor, -1)
+        return quantised, factor if factor.meta["val"].dtype == like.dtype else emit(_CAST, factor, dtype=like.dtype)
+
+    return build
+
+
+def _with(emit: Emit, x: fx.Node, scales: fx.Node) -> fx.Node:
+    """``x`` quantised with a scale for each token."""
+    sizes = [size if isinstance(size, int) else -1 for size in x.meta["val"].shape]
+    flat = len(sizes) == 2
+    rows = x if flat else emit(_aten.reshape.default, x, [-1, sizes[-1]])
+    each = scales if flat else emit(_aten.reshape.default, scales, [-1])
+    made = emit(torch.ops.npu.npu_quantize.default, rows, each, None, torch.qint8, -2, True)  # noqa: FBT003 - divides
+    return made if flat else emit(_aten.view.default, made, sizes)
+
+
+FORM = _DynamicQuant()

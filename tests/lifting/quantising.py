@@ -1,0 +1,163 @@
+"""Spellings of dynamic quantisation and of products of quantised numbers, and what nearly is one."""
+
+# The small undocumented functions are graphs to be traced; their names say what is in them.
+# ruff: noqa: D103
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+WIDTH = 64
+SPECS = ((2, 3, WIDTH),)
+
+
+def in_float32(x: Any) -> Any:
+    wide = x.float()
+    scale = wide.abs().amax(-1, keepdim=True) / 127
+    return (wide / scale).round().clamp(-128, 127).to(torch.int8), scale
+
+
+def largest_by_max(x: Any) -> Any:
+    scale = x.abs().max(dim=-1, keepdim=True)[0].float() * (1 / 127)
+    return torch.clamp(torch.round(x / scale), -127, 127).to(torch.int8), scale
+
+
+def by_the_reciprocal(x: Any) -> Any:
+    scale = x.abs().amax(dim=-1, keepdim=True).to(torch.float32).div(127.0)
+    return torch.clamp(x * (1.0 / scale), min=-128, max=127).round().to(torch.int8), scale.squeeze(-1)
+
+
+def dimension_put_back(x: Any) -> Any:
+    largest = torch.amax(x.abs(), 2).float()
+    return (x * (127 / largest.unsqueeze(-1))).round().to(torch.int8), largest / 127
+
+
+def rounded_all_along(x: Any) -> Any:
+    scale = x.abs().amax(-1, keepdim=True) / 127.0
+    return torch.round(x / scale).clamp_(-128, 127).to(torch.int8), scale
+
+
+def both_ends(x: Any) -> Any:
+    """As torchao has it."""
+    low, high = torch.amin(x, -1), torch.amax(x, -1)
+    low, high = torch.min(low, torch.zeros_like(low)), torch.max(high, torch.zeros_like(high))
+    scale = (torch.max(-low, high) / (float(127 + 127) / 2)).float()
+    return torch.clamp(torch.round(x * (1.0 / scale.unsqueeze(-1))), -127, 127).to(torch.int8), scale
+
+
+def of_a_smoothed_value(x: Any) -> Any:
+    x = x * 3
+    return in_float32(x)
+
+
+def scale_used_nowhere(x: Any) -> Any:
+    return in_float32(x)[0]
+
+
+def bound_below_all_numbers(x: Any) -> Any:
+    """No number of float16 but 0 is so small, so that the whole numbers are as without it."""
+    scale = x.abs().amax(-1, keepdim=True).float().clamp(min=1e-9) / 127
+    return (x / scale).round().clamp(-128, 127).to(torch.int8), scale
+
+
+QUANTISED: dict[Callable[..., Any], str] = {
+    in_float32: "npu_dynamic_quant", largest_by_max: "npu_dynamic_quant", by_the_reciprocal: "npu_dynamic_quant",
+    dimension_put_back: "npu_dynamic_quant", rounded_all_along: "npu_dynamic_quant _to_copy",
+    both_ends: "npu_dynamic_quant", of_a_smoothed_value: "mul npu_dynamic_quant",
+    scale_used_nowhere: "npu_dynamic_quant", bound_below_all_numbers: "npu_dynamic_quant clamp_min",
+}  # fmt: skip
+
+
+def bounded_scale(x: Any) -> Any:
+    scale = x.abs().amax(-1, keepdim=True).float().clamp(min=1e-5) / 127
+    return (x / scale).round().clamp(-128, 127).to(torch.int8), scale
+
+
+def scale_bounded_later(x: Any) -> Any:
+    scale = (x.abs().amax(-1, keepdim=True).float() / 127).clamp_(min=torch.finfo(torch.float32).eps)
+    return (x * (1 / scale)).round().clamp(-127, 127).to(torch.int8), scale
+
+
+def number_added_to_the_scale(x: Any) -> Any:
+    scale = x.abs().amax(-1, keepdim=True).float() / 127 + 1e-6
+    return (x / scale).round().clamp(-128, 127).to(torch.int8), scale
+
+
+BOUNDED: dict[Callable[..., Any], str] = {
+    bounded_scale: "npu_dynamic_quant clamp_min npu_quantize",
+    scale_bounded_later: "npu_dynamic_quant clamp_min npu_quantize",
+    number_added_to_the_scale: "npu_dynamic_quant add npu_quantize",
+}
+
+
+def largest_of_a_column(x: Any) -> Any:
+    scale = x.float().abs().amax(-2, keepdim=True) / 127
+    return (x / scale).round().clamp(-128, 127).to(torch.int8), scale
+
+
+def largest_of_all(x: Any) -> Any:
+    scale = x.float().abs().max() / 127
+    return (x / scale).round().clamp(-128, 127).to(torch.int8), scale
+
+
+def largest_becomes_128(x: Any) -> Any:
+    scale = x.float().abs().amax(-1, keepdim=True) / 128
+    return (x / scale).round().clamp(-128, 127).to(torch.int8), scale
+
+
+def half_the_range(x: Any) -> Any:
+    """As compressed-tensors has it."""
+    scale = x.float().abs().amax(-1, keepdim=True) / (float(255) / 2)
+    return (x / scale).round().clamp(-128, 127).to(torch.int8), scale
+
+
+def rounded_down(x: Any) -> Any:
+    scale = x.float().abs().amax(-1, keepdim=True) / 127
+    return (x / scale).floor().clamp(-128, 127).to(torch.int8), scale
+
+
+def cut_off(x: Any) -> Any:
+    scale = x.float().abs().amax(-1, keepdim=True) / 127
+    return (x / scale).to(torch.int8), scale
+
+
+def clamped_to_less(x: Any) -> Any:
+    scale = x.float().abs().amax(-1, keepdim=True) / 127
+    return (x / scale).round().clamp(-64, 63).to(torch.int8), scale
+
+
+def scale_of_another(x: Any) -> Any:
+    scale = (x + 1).float().abs().amax(-1, keepdim=True) / 127
+    return (x / scale).round().clamp(-128, 127).to(torch.int8), scale
+
+
+def largest_and_not_its_magnitude(x: Any) -> Any:
+    scale = x.float().amax(-1, keepdim=True) / 127
+    return (x / scale).round().clamp(-128, 127).to(torch.int8), scale
+
+
+def same_end_twice(x: Any) -> Any:
+    high = x.amax(-1, True)
+    scale = torch.maximum(high, -high).float() / 127
+    return (x / scale).round().clamp(-128, 127).to(torch.int8), scale
+
+
+def with_a_zero_point(x: Any) -> Any:
+    scale = x.float().abs().amax(-1, keepdim=True) / 127
+    return ((x / scale).round() + 3).clamp(-128, 127).to(torch.int8), scale
+
+
+def without_a_sign(x: Any) -> Any:
+    scale = x.float().abs().amax(-1, keepdim=True) / 127
+    return (x / scale).round().clamp(0, 255).to(torch.uint8), scale
+
+
+NOT_QUANTISED: dict[Callable[..., Any], str] = {
+    largest_of_a_column: "of the dimensions [1]", largest_of_all: "of all elements",
+    largest_becomes_128: "becomes 128; the operator makes it 127", half_the_range: "becomes 127.5", rounded_down: "",
+    cut_off: "is cut off", clamped_to_less: "clamped to -64 and 63", scale_of_another: "is something else",
+    largest_and_not_its_magnitude: "", same_end_twice: "", with_a_zero_point: "", without_a_sign: "",
+}  # fmt: skip
