@@ -28,8 +28,8 @@ from npugraph_ex.frontend.upstream_repairs import nary_products, returned_views
 from npugraph_ex.fusion.engine import check_switches, training_rules
 from npugraph_ex.graph import nested_regions
 from npugraph_ex.graph.undeclared import RELIES_ON_SCHEMAS, is_foreign, keep_writers
-from npugraph_ex.observe import modelled
 from npugraph_ex.observe.dump import GraphDumper, new_dumper
+from npugraph_ex.observe.kernel_times import kernel_times
 from npugraph_ex.observe.logger import logger
 from npugraph_ex.passes import pipeline
 from npugraph_ex.report import captures, graphs
@@ -206,7 +206,7 @@ def optimise(gm: fx.GraphModule, example_inputs: Sequence[Any], compilation: Com
         so_far=compilation.so_far,
         vector_cores=scopes.vector_cores() if compilation.options.deadlock_check else None,
         values=compilation.values,
-        price=modelled.kernel_times() if compilation.options.auto_streams else None,
+        price=kernel_times() if compilation.options.auto_streams else None,
     )
     return compilation.report
 
