@@ -145,7 +145,8 @@ class Runtime:
         self.name_op = self._declare("emu_name_op", None, ctypes.c_uint32, ctypes.c_char_p)
         self.name_says_emulated = self._declare("emu_name_says_emulated", None)
         self._describe_failure = self._declare("emu_describe_failure", None, ctypes.c_char_p)
-        self.interrupt = self._declare("emu_interrupt", None)
+        self.set_raise = self._declare("emu_set_raise", None, ctypes.py_object)
+        self.raise_later = self._declare("emu_raise_later", None, ctypes.py_object)
         self.guard_reports = self._declare("emu_guard_reports", None)
         self._wait = self._freed.emu_wait
         self._wait.argtypes, self._wait.restype = [pointer, i32], i32

@@ -126,9 +126,8 @@ class Launcher:
         runtime.set_capture_watcher(self.draws.capture_ends)
         runtime.set_finders(user_line, user_stack)
         runtime.set_operator_recorder(self._record_operators)
-        inside = (self._run_queued.__func__.__code__, self.draws.reserve.__func__.__code__)
-        # torch_npu prints an exception from an allocation callback, and continues.
-        self._interrupts = Interrupts(inside, runtime.interrupt, behind=CallbackRegistry.fire_callbacks.__code__)
+        self._interrupts = Interrupts(behind=CallbackRegistry.fire_callbacks.__code__)
+        runtime.set_raise(self._interrupts.surface)
 
     # -- memory ---------------------------------------------------------------------------------------------------------
 
@@ -320,22 +319,18 @@ class Launcher:
                 )
                 return INVALID_ADDRESS
             queued.frees = frees
-        postponed = self._interrupts.postpone()
         # A replay may run inside the caller's autograd, autocast or dispatch mode, none of which applies on a device.
         try:
             with _disable_current_modes(), counted(self.products, key):
                 queued.state.run(queued.body)
-        except KeyboardInterrupt:  # from a handler of another signal
-            self.runtime.interrupt()
+        except KeyboardInterrupt as interrupt:  # from a handler of another signal
+            self.runtime.raise_later(interrupt)
             return 0
         except BaseException as error:  # noqa: BLE001 - no exception may unwind through the runtime's C++ frames
             self.runtime.describe_failure(f"{queued.name}, launched at {queued.line}, failed on the device: {error}")
             if not isinstance(error, Exception):
                 traceback.print_exc()
             return _KERNEL_FAILED
-        finally:
-            if postponed:
-                self._interrupts.resume()
         return 0
 
     def wait(self, device: int, what: str, *, computes: bool = False) -> None:

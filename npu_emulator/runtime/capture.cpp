@@ -179,7 +179,10 @@ EMU_API aclError aclmdlRICaptureEnd(aclrtStream handle, aclmdlRI* model) {
     if (graph->generators != 0) {
         // Only torch_npu knows each generator's last offset, and only during a capture.
         lock.unlock();  // Python may need another thread's GIL
-        python_capture_ends.load()(graph->id);
+        {
+            const Uninterrupted guard;
+            python_capture_ends.load()(graph->id);
+        }
         lock.lock();
     }
     leave_capture(*graph);
@@ -225,7 +228,10 @@ EMU_API aclError aclmdlRIExecuteAsync(aclmdlRI model, aclrtStream handle) {
         // The host reserves the numbers now, because a replay's numbers must not depend on its time of execution.
         task.seeds.resize(task.graph->generators);
         lock.unlock();  // Python may need another thread's GIL
-        python_seeds.load()(task.graph->id, task.seeds.data());
+        {
+            const Uninterrupted guard;
+            python_seeds.load()(task.graph->id, task.seeds.data());
+        }
         lock.lock();
     }
     if (!stream->capture) task.value = ++task.graph->replays;

@@ -264,6 +264,7 @@ EMU_API const char* aclGetRecentErrMsg() {
     const auto find_line = python_line.load();
     if (!given.empty() && find_line != nullptr) {
         char place[1024] = "";
+        const Uninterrupted guard;
         find_line(place, sizeof place);
         given += std::string(". Python line: ") + place;
     }

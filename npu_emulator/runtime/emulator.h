@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <csignal>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -189,7 +190,6 @@ struct State {
     std::mt19937_64 random;
     std::vector<uint32_t> choices;                           // Policy::Choices: the given choices
     std::vector<std::pair<uint32_t, uint32_t>> decisions;    // Policy::Choices: (choice, number of candidates)
-    bool interrupted = false;  // Ctrl-C arrived inside a kernel; raised again before the return to the program
     std::atomic<bool> null_kernels{false};  // atomic, as `logging`: read without the lock where work runs
     bool tracing = false;
     std::deque<Note> notes;
@@ -233,7 +233,6 @@ aclError wait_for_device(Lock& lock, int32_t device);
 aclError wait_for_ticket(Lock& lock, const TicketRef& ticket);
 bool step(Lock& lock, Stream* wanted);
 aclError take_failure(Lock& lock);
-void deliver_interrupt(Lock& lock);
 
 // collectives (communicator.cpp)
 void start_exchange(const std::shared_ptr<const Exchange>& exchange, std::function<void(aclError)> finished);
@@ -295,6 +294,20 @@ void set_answer(const char* decision, aclError code);
 // Stores for the thread the cause of a failed call and the remedy; returns the code.
 aclError fail(aclError code, const std::string& cause, const std::string& advice);
 double now_milliseconds();
+
+// Around a call from C++ to Python: Ctrl-C waits until the call has ended, or until it is delivered (interrupts.cpp).
+class Uninterrupted {
+  public:
+    explicit Uninterrupted(bool delivers = true);
+    ~Uninterrupted();
+    Uninterrupted(const Uninterrupted&) = delete;
+
+  private:
+    struct sigaction before_;
+    bool delivers_, outermost_ = false, noting_ = false;
+};
+
+void deliver_interrupts();
 
 // Python (python_api.cpp)
 extern std::atomic<int (*)(uint64_t kernel, const uint64_t* seeds)> python_kernel;

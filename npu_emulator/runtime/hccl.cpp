@@ -91,6 +91,7 @@ HcclResult launch(std::shared_ptr<Exchange> made, const void* send, const void* 
     made->receive = static_cast<char*>(const_cast<void*>(receive));
     if (const auto find_stack = python_stack.load()) {
         char stack[512] = "";
+        const Uninterrupted guard;
         find_stack(stack, sizeof stack);
         made->line = stack;
     }

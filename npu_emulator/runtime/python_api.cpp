@@ -116,14 +116,7 @@ EMU_API void emu_end() {
     while (s.pending != 0 && !s.busy && step(lock, nullptr)) {
     }
     s.changed.notify_all();
-    deliver_interrupt(lock);
-}
-
-// Called from inside a kernel after Ctrl-C, which waits until the kernel and the work after it have finished.
-EMU_API void emu_interrupt() {
-    State& s = state();
-    Lock lock(s.mutex);
-    s.interrupted = true;
+    deliver_interrupts();
 }
 
 EMU_API int emu_launch(void* handle, uint64_t kernel, uint32_t op) {

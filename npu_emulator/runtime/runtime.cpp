@@ -4,6 +4,7 @@
 #include "shadow.cpp"
 #include "trace.cpp"
 #include "policy.cpp"
+#include "interrupts.cpp"
 #include "scheduler.cpp"
 #include "communicator.cpp"
 #include "meeting.cpp"

@@ -13,7 +13,6 @@ __attribute__((weak)) int PyGILState_Check(void);
 __attribute__((weak)) void* PyEval_SaveThread(void);
 __attribute__((weak)) void PyEval_RestoreThread(void*);
 __attribute__((weak)) int Py_IsInitialized(void);
-__attribute__((weak)) void PyErr_SetInterrupt(void);
 }
 
 namespace emu {
@@ -105,15 +104,20 @@ void forget_freed(State& s, char* start, size_t bytes) {
 aclError execute(const Task& task, const uint64_t* seeds) {
     switch (task.kind) {
         case Kind::Kernel:
-            if (const auto run = python_kernel.load(); run != nullptr && !state().null_kernels) return run(task.kernel, seeds);
+            if (const auto run = python_kernel.load(); run != nullptr && !state().null_kernels) {
+                const Uninterrupted guard(false);
+                return run(task.kernel, seeds);
+            }
             return ACL_SUCCESS;
         case Kind::Copy:
             return execute_copy(task);
         case Kind::Fill:
             return execute_fill(task);
-        case Kind::HostCall:
+        case Kind::HostCall: {
+            const Uninterrupted guard(false);
             task.host_function(task.argument);
             break;
+        }
         case Kind::ValueWrite:
             *static_cast<uint64_t*>(task.destination) = task.value;
             break;
@@ -170,6 +174,7 @@ void run_graph_in_order(State& s, const Stream* stream, const Task& replay, Lock
     s.busy = true;
     s.owner = std::this_thread::get_id();
     lock.unlock();
+    const Uninterrupted guard(false);
     aclError status = ACL_SUCCESS;
     for (size_t index = 0; index < graph.tasks.size(); ++index) {
         const Task& task = graph.tasks[index];
@@ -388,6 +393,7 @@ class Waiting {
     ~Waiting() {
         if (first_) s_.waiting.erase(std::this_thread::get_id());
         goes_on();
+        deliver_interrupts();
     }
 
   private:
@@ -418,7 +424,6 @@ aclError wait_until(Lock& lock, Predicate finished, Stream* wanted) {
                                                             "synchronise from the program, after the launch");
         wait_for_change(lock);
     }
-    deliver_interrupt(lock);
     return ACL_SUCCESS;
 }
 
@@ -444,14 +449,6 @@ aclError wait_for_ticket(Lock& lock, const TicketRef& ticket) {
     if (!ticket) return ACL_SUCCESS;
     note_ticket_finished(ticket);
     return wait_until(lock, [&] { return ticket->done; }, nullptr);
-}
-
-// Called before the runtime returns to the program, when no task is on the stack.
-void deliver_interrupt(Lock&) {
-    State& s = state();
-    if (!s.interrupted || s.busy) return;
-    s.interrupted = false;
-    if (PyErr_SetInterrupt != nullptr) PyErr_SetInterrupt();
 }
 
 aclError take_failure(Lock&) {
@@ -496,7 +493,7 @@ bool replay_at_once(Stream* stream, const Task& replay, Lock& lock) {
     while (s.pending != 0 && !s.busy && step(lock, nullptr)) {
     }
     s.changed.notify_all();
-    deliver_interrupt(lock);
+    deliver_interrupts();
     return true;
 }
 
@@ -559,7 +556,7 @@ void run_what_is_due(Lock& lock) {
         for (uint64_t steps = steps_at_launch(); steps > 0 && !s.busy && step(lock, nullptr); --steps) {
         }
     }
-    deliver_interrupt(lock);
+    deliver_interrupts();
 }
 
 // Spoils freed memory. Earlier launches on any stream may still use it, so they run first.

@@ -34,10 +34,12 @@ EMU_API const char* emu_static_kernel_folder() {
 EMU_API aclError aclopStartDumpArgs(uint32_t, const char* path) {
     const auto record = python_recorder.load();
     if (record == nullptr || path == nullptr) return fail(ACL_ERROR_RT_PARAM_INVALID, "no folder to describe operators in", "pass the path of one that exists");
+    const Uninterrupted guard;
     record(path);
     return ACL_SUCCESS;
 }
 EMU_API aclError aclopStopDumpArgs(uint32_t) {
+    const Uninterrupted guard;
     if (const auto record = python_recorder.load()) record(nullptr);
     return ACL_SUCCESS;
 }

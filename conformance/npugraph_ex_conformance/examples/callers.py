@@ -121,7 +121,9 @@ def _difference(choices: Choices, modes: Sequence[_Mode], views: Choices, stops:
         if call and stops.chance(_STOPPED):
             others, at = make_inputs(program.inputs, sizes=sizes), stops.number(1, stops.pick(_POINTS))
             with modes[call % len(modes)]():
-                interrupted(partial(compiled.function, *others), at)
+                lost = interrupted(partial(compiled.function, *others), at)
+            if lost:
+                return f"replay, call {call}: Ctrl-C at point {at} was lost"
         this = _PlannedCall(call, sizes, passings, keepings, results, modes[call % len(modes)])
         seen = [side.call(program, this) for side in (eager, compiled)]
         wrong = visible_difference(*seen, kept_as=eager.by_dynamo)
