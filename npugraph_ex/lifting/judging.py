@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from npugraph_ex.lifting import trials
 from npugraph_ex.lifting.proposal import Proposal
-from npugraph_ex.lifting.subgraph import Subgraph
+from npugraph_ex.lifting.subgraph import Subgraph, sized
 from npugraph_ex.operators import FORMATS, CpuInterpreter, record_of, ulp
 
 _ONE_ROUNDING = 0.5 + 2.0**-7
@@ -113,7 +113,7 @@ def _judged(proposal: Proposal, subgraph: Subgraph, replacement: fx.Graph, *, ex
     worst = worst_eager = 0.0
     for at in trials.sizes(subgraph.inputs, proposal.sizes):
         ranked = [] if proposal.ranked is None else [proposal.ranked]
-        pair = _Pair(subgraph.alone(at.of, *ranked), fx.GraphModule({}, replacement), proposal)
+        pair = _Pair(subgraph.alone(at.of, *ranked), sized(replacement, at.of), proposal)
         for kind, inputs in trials.drawn(subgraph.inputs, at, few=proposal.rounds_alike):
             try:
                 found = list(pair.compared(inputs, exact=exact, measured=kind.startswith("ordinary")))

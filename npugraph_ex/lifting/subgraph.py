@@ -70,6 +70,15 @@ class Subgraph:
         return fx.GraphModule({}, graph)
 
 
+def sized(graph: fx.Graph, size: Callable[[Any], Any]) -> fx.GraphModule:
+    """A copy of a replacement; ``size`` translates the sizes that are written in its views."""
+    copy, twins = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in graph.nodes:
+        twins[node] = copy.node_copy(node, twins.__getitem__)
+        twins[node].args = _translated(node, twins[node].args, size)
+    return fx.GraphModule({}, copy)
+
+
 def _vanishing(nodes: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> tuple[fx.Node, ...]:
     """The outputs, and what is used by these only."""
     found = set(outputs)

@@ -57,6 +57,10 @@ def scale_used_nowhere(x: Any) -> Any:
     return in_float32(x)[0]
 
 
+def of_flat_rows(x: Any) -> Any:
+    return in_float32(x.reshape(-1, WIDTH))
+
+
 def bound_below_all_numbers(x: Any) -> Any:
     """No number of float16 but 0 is so small, so that the whole numbers are as without it."""
     scale = x.abs().amax(-1, keepdim=True).float().clamp(min=1e-9) / 127
@@ -67,13 +71,18 @@ QUANTISED: dict[Callable[..., Any], str] = {
     in_float32: "npu_dynamic_quant", largest_by_max: "npu_dynamic_quant", by_the_reciprocal: "npu_dynamic_quant",
     dimension_put_back: "npu_dynamic_quant", rounded_all_along: "npu_dynamic_quant _to_copy",
     both_ends: "npu_dynamic_quant", of_a_smoothed_value: "mul npu_dynamic_quant",
-    scale_used_nowhere: "npu_dynamic_quant", bound_below_all_numbers: "npu_dynamic_quant clamp_min",
+    scale_used_nowhere: "npu_dynamic_quant", of_flat_rows: "npu_dynamic_quant",
+    bound_below_all_numbers: "npu_dynamic_quant clamp_min",
 }  # fmt: skip
 
 
 def bounded_scale(x: Any) -> Any:
     scale = x.abs().amax(-1, keepdim=True).float().clamp(min=1e-5) / 127
     return (x / scale).round().clamp(-128, 127).to(torch.int8), scale
+
+
+def bounded_in_flat_rows(x: Any) -> Any:
+    return bounded_scale(x.view(-1, WIDTH))
 
 
 def scale_bounded_later(x: Any) -> Any:
@@ -88,6 +97,7 @@ def number_added_to_the_scale(x: Any) -> Any:
 
 BOUNDED: dict[Callable[..., Any], str] = {
     bounded_scale: "npu_dynamic_quant clamp_min npu_quantize",
+    bounded_in_flat_rows: "npu_dynamic_quant clamp_min npu_quantize",
     scale_bounded_later: "npu_dynamic_quant clamp_min npu_quantize",
     number_added_to_the_scale: "npu_dynamic_quant add npu_quantize",
 }
@@ -160,4 +170,90 @@ NOT_QUANTISED: dict[Callable[..., Any], str] = {
     largest_becomes_128: "becomes 128; the operator makes it 127", half_the_range: "becomes 127.5", rounded_down: "",
     cut_off: "is cut off", clamped_to_less: "clamped to -64 and 63", scale_of_another: "is something else",
     largest_and_not_its_magnitude: "", same_end_twice: "", with_a_zero_point: "", without_a_sign: "",
+}  # fmt: skip
+
+
+COLUMNS = 48
+
+
+def int_mm(q: Any, w: Any, token: Any, column: Any, bias: Any) -> Any:
+    total = torch._int_mm(q, w.t())
+    return (total.float() * token * column).half()
+
+
+def int_mm_of_rows(q: Any, w: Any, token: Any, column: Any, bias: Any) -> Any:
+    """As hand-written layers have it: three dimensions outside, two inside."""
+    q, token = q.view(2, 3, WIDTH), token.view(2, 3, 1)
+    total = torch._int_mm(q.view(-1, WIDTH), w.t()).view(2, 3, COLUMNS)
+    return (total.to(torch.float32) * (token * column) + bias).to(torch.float16)
+
+
+def scaled_by_token_first(q: Any, w: Any, token: Any, column: Any, bias: Any) -> Any:
+    """As torchao has it: the product with the token's scale, a reshape, the weight's scale, then a cast and the bias."""
+    total = torch._int_mm(q, w.t()) * token
+    y = (total.reshape(2, 3, COLUMNS) * column).to(torch.float16)
+    return y + bias
+
+
+def in_int32(q: Any, w: Any, token: Any, column: Any, bias: Any) -> Any:
+    return (column * (token * (q.to(torch.int32) @ w.to(torch.int32).t()))).half() + bias
+
+
+def in_floating_point(q: Any, w: Any, token: Any, column: Any, bias: Any) -> Any:
+    total = torch.nn.functional.linear(q.float(), w.float())
+    return (bias.float() + total * token * column[None]).half()
+
+
+def weight_as_it_lies(q: Any, w: Any, token: Any, column: Any, bias: Any) -> Any:
+    w = w.reshape(WIDTH, COLUMNS)
+    return (torch.matmul(q.half(), w.half()).float() * token * column).half()
+
+
+def one_scale_for_the_weight(q: Any, w: Any, token: Any, column: Any, bias: Any) -> Any:
+    return (torch._int_mm(q, w.t()).float() * token * column[0]).half()
+
+
+QUANT_SPECS = ((6, WIDTH), (COLUMNS, WIDTH), (6, 1), (COLUMNS,), (COLUMNS,))
+PRODUCTS: dict[Callable[..., Any], str] = dict.fromkeys(
+    (
+        int_mm, int_mm_of_rows, scaled_by_token_first, in_int32, in_floating_point, weight_as_it_lies,
+        one_scale_for_the_weight,
+    ),
+    "npu_quant_matmul",
+)  # fmt: skip
+
+
+def added_up_in_int8(q: Any, w: Any, token: Any, column: Any, bias: Any) -> Any:
+    """Sums beyond 127 begin anew at -128."""
+    return ((q @ w.t()).float() * token * column).half()
+
+
+def scale_by_columns_twice(q: Any, w: Any, token: Any, column: Any, bias: Any) -> Any:
+    return (torch._int_mm(q, w.t()).float() * column * column).half()
+
+
+def scaled_by_a_number(q: Any, w: Any, token: Any, column: Any, bias: Any) -> Any:
+    return (torch._int_mm(q, w.t()).float() * token * 0.5 * column).half()
+
+
+def divided_by_the_scale(q: Any, w: Any, token: Any, column: Any, bias: Any) -> Any:
+    return (torch._int_mm(q, w.t()).float() * token / column).half()
+
+
+def in_float32_to_the_end(q: Any, w: Any, token: Any, column: Any, bias: Any) -> Any:
+    return torch._int_mm(q, w.t()).float() * token * column
+
+
+def bias_before_the_scale(q: Any, w: Any, token: Any, column: Any, bias: Any) -> Any:
+    return ((torch._int_mm(q, w.t()) + bias) * token * column).half()
+
+
+def scale_of_each_element(q: Any, w: Any, token: Any, column: Any, bias: Any) -> Any:
+    return (torch._int_mm(q, w.t()).float() * token * (column + token)).half()
+
+
+NOT_PRODUCTS: dict[Callable[..., Any], str] = {
+    added_up_in_int8: "", scale_by_columns_twice: "one of tokens and one of columns",
+    scaled_by_a_number: "by the number 0.5", divided_by_the_scale: "", in_float32_to_the_end: "",
+    bias_before_the_scale: "", scale_of_each_element: "one of tokens and one of columns",
 }  # fmt: skip

@@ -9,10 +9,10 @@ import pytest
 import quantising
 import torch
 from fx_helpers import aot_graph, optimise, targets
-from quantising import BOUNDED, NOT_QUANTISED, QUANTISED, SPECS
+from quantising import BOUNDED, NOT_PRODUCTS, NOT_QUANTISED, PRODUCTS, QUANT_SPECS, QUANTISED, SPECS
 
 from npugraph_ex.lifting import judging
-from npugraph_ex.lifting.forms import dynamic_quant
+from npugraph_ex.lifting.forms import dynamic_quant, quant_matmul
 
 HALF, BF16, SINGLE = torch.float16, torch.bfloat16, torch.float32
 _FREE = {"unsqueeze", "squeeze", "view", "reshape", "t"}
@@ -130,3 +130,105 @@ def test_what_the_operators_do_not_take() -> None:
         report = optimise(aot_graph(function, x, dynamic=dynamic), lift="judged")
         assert report.fusions("lift_dynamic_quant") == (not reason), report.table()
         assert reason in " ".join(miss.reason for miss in report.near_misses("lift_dynamic_quant"))
+
+
+def operands(seed: int = 1) -> list[torch.Tensor]:
+    """Two int8 matrices, scales and a bias, on the device."""
+    generator = torch.Generator().manual_seed(seed)
+    whole = [torch.randint(-128, 128, shape, generator=generator, dtype=torch.int8) for shape in QUANT_SPECS[:2]]
+    token, column, bias = (torch.randn(shape, generator=generator) / 64 for shape in QUANT_SPECS[2:])
+    return [value.npu() for value in (*whole, token, column, bias.half())]
+
+
+@pytest.mark.parametrize("function", PRODUCTS, ids=lambda function: function.__name__)
+def test_product_is_lifted(function: Callable[..., Any]) -> None:
+    """One operator is left of each spelling."""
+    gm = aot_graph(function, *operands())
+    report = optimise(gm, lift="judged")
+    assert [name for name in targets(gm) if name not in {*_FREE, "select"}] == [PRODUCTS[function]], report.table()
+    assert report.near_misses("lift_quant_matmul") == (), report.table()
+
+
+@pytest.mark.parametrize("function", NOT_PRODUCTS, ids=lambda function: function.__name__)
+def test_other_product_is_left_alone(function: Callable[..., Any]) -> None:
+    """What computes something else, or in a dtype that the operator does not give, stays."""
+    gm = aot_graph(function, *operands())
+    before = targets(gm)
+    report = optimise(gm, lift="judged")
+    assert targets(gm) == before, report.table()
+    reasons = " / ".join(miss.reason for miss in report.near_misses("lift_quant_matmul"))
+    assert NOT_PRODUCTS[function] in reasons
+    assert bool(reasons) == bool(NOT_PRODUCTS[function]), reasons
+
+
+def _scales_swapped(build: Any) -> Any:
+    """Each scale of a square product in the place of the other."""
+    return lambda emit, token, x, weight, column, *bias: build(emit, column, x, weight, token, *bias)
+
+
+def _transposed(build: Any) -> Any:
+    t = torch.ops.aten.t.default
+    return lambda emit, token, x, weight, *rest: build(emit, token, x, emit(t, weight), *rest)
+
+
+def _bias_forgotten(build: Any) -> Any:
+    return lambda emit, token, x, weight, column, *_: build(emit, token, x, weight, column)
+
+
+@pytest.mark.parametrize("wrong", [_scales_swapped, _transposed, _bias_forgotten], ids=lambda wrong: wrong.__name__)
+def test_judge_refuses_other_products(monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., Any]) -> None:
+    """Operands that fit in each other's place are told apart by values."""
+    judging.forget()
+    right = quant_matmul._build
+    monkeypatch.setattr(quant_matmul, "_build", lambda *what, **how: wrong(right(*what, **how)))
+    generator = torch.Generator().manual_seed(1)
+    q, w = (torch.randint(-128, 128, (8, 8), generator=generator, dtype=torch.int8).npu() for _ in range(2))
+    token, column, bias = (torch.rand(shape, generator=generator).npu() for shape in ((8, 1), (8,), (8,)))
+    report = optimise(aot_graph(quantising.in_floating_point, q, w, token, column, bias), lift="judged")
+    judging.forget()
+    assert report.fusions("lift_quant_matmul") == 0, report.table()
+    assert "farther from float64" in report.near_misses("lift_quant_matmul")[0].reason
+
+
+def test_products_on_the_device() -> None:
+    """Lifted and replayed, each product is within an ulp, or eager mode's error, of float64."""
+    functions = [function for function in PRODUCTS if function is not quantising.one_scale_for_the_weight]
+    torch._dynamo.reset()
+    together = lambda *inputs: [function(*inputs).float() for function in functions]  # noqa: E731
+    options = {"lift": "judged", "require_capture": True}
+    compiled = torch.compile(together, backend="npugraph_ex", options=options, dynamic=False, fullgraph=True)
+    for seed in (1, 2, 3):
+        inputs = operands(seed)
+        q, w, token, column, bias = (value.cpu().double() for value in inputs)
+        with torch.no_grad():
+            found = compiled(*inputs)
+        for function, one in zip(functions, found, strict=True):
+            weight = w.reshape(64, -1) if function is quantising.weight_as_it_lies else w.t()
+            with_bias = function not in {quantising.int_mm, quantising.weight_as_it_lies}
+            right = ((q @ weight) * token * column + bias * with_bias).view(one.shape)
+            assert torch.allclose(one.cpu().double(), right, rtol=2**-11 + 1e-5, atol=2**-20), function
+
+
+def test_an_inner_dimension_beyond_the_operator_s() -> None:
+    """The operator's document ends at 65535; int32 would hold twice as much."""
+    q, w = (torch.ones(rows, 65536, dtype=torch.int8).npu() for rows in (2, 3))
+    token, column = torch.ones(2, 1).npu(), torch.ones(3).npu()
+    report = optimise(aot_graph(quantising.int_mm, q, w, token, column, column), lift="judged")
+    assert report.fusions("lift_quant_matmul") == 0, report.table()
+    assert "up to 65535" in report.near_misses("lift_quant_matmul")[0].reason
+
+
+def test_large_operands_are_judged_small() -> None:
+    """Of operands as large as a model's the judge draws small ones: the sizes in views change with them."""
+    x = torch.ones(5, 7, 6000, dtype=HALF).npu()
+    report = optimise(aot_graph(quantising.number_added_to_the_scale, x), lift="judged")
+    assert report.fusions("lift_dynamic_quant") == 1, report.table()
+    q, w = (torch.ones(rows, 128, dtype=torch.int8).npu() for rows in (6, 700))
+    token, column = torch.ones(6, 1).npu(), torch.ones(700).npu()
+
+    def product(q: Any, w: Any, token: Any, column: Any) -> Any:
+        total = torch._int_mm(q, w.t()).view(2, 3, 700)
+        return (total.float() * token.view(2, 3, 1) * column).half()
+
+    report = optimise(aot_graph(product, q, w, token, column), lift="judged")
+    assert report.fusions("lift_quant_matmul") == 1, report.table()

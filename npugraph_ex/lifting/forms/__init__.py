@@ -10,6 +10,7 @@ from npugraph_ex.lifting.forms import (
     dynamic_quant,
     gating,
     group_norm_silu,
+    quant_matmul,
     rms_norm,
     rotary,
     sigmoid_gating,
@@ -33,4 +34,5 @@ FORMS: tuple[Form, ...] = (
     group_norm_silu.FORM,
     cross_entropy.FORM,
     dynamic_quant.FORM,
+    quant_matmul.FORM,
 )

@@ -14,6 +14,7 @@ but zeros is below changes the scale alone. The operators take float16 and bfloa
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import getitem
 from typing import Any
@@ -30,6 +31,7 @@ _CAST = _aten._to_copy.default  # noqa: SLF001 - the operator's name
 _TAKEN = (torch.float16, torch.bfloat16)
 _LARGEST = 127
 _CLAMPS = (_aten.clamp.default, _aten.clamp_min.default, _aten.clamp_max.default)
+_RESHAPES = (_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default)  # noqa: SLF001 - its name
 _NEAR = 1e-6
 _DEEPEST = 8
 """Operators between the largest element of a row and its scale."""
@@ -208,28 +210,35 @@ class _DynamicQuant:
             return Unlike(node, "the quotient is cut off, and not rounded to the nearest whole number")
         if before.low > -_LARGEST or before.high < _LARGEST:
             return Unlike(node, f"the quotient is clamped to {before.low:g} and {before.high:g}")
-        x = whole if whole.meta["val"].dtype in _TAKEN else _half(scale.of)
+        x = _half(scale.of)
         if x is None or x.meta["val"].dim() < 2:
             shown = whole.meta["val"]
             return Unlike(
                 node,
                 f"x is {shown.dtype}{list(shown.shape)}; the operator takes float16 and bfloat16 of two dimensions or more",
             )
+        x = _unflattened(x, node.meta["val"].shape)
         inner = Proposal((x,), (node,), ())
         also = _given_out(scale, node, inner)
-        like = None if also is None else also.meta["val"]
+        outputs = (node,) if also is None else (node, also)
         sizes = x.meta["val"].shape
-        if scale.is_bounded(x.meta["val"].dtype) and sum(not isinstance(size, int) for size in sizes) > (
-            len(sizes) == 2
-        ):
+        if scale.is_bounded(x.meta["val"].dtype) and len(sizes) > 2 and _symbols(sizes) > 1:
             return Unlike(node, f"the scale has the bound {scale.bound:g}, and the sizes of x are symbols")
-        return replace(
-            inner,
-            outputs=(node,) if also is None else (node, also),
-            builds=(_build(scale, like),),
-            sizes=(sizes[-1],),
-            rounds=True,
-        )
+        build = _build(scale, [one.meta["val"] for one in outputs])
+        return replace(inner, outputs=outputs, builds=(build,), sizes=(sizes[-1],), rounds=True)
+
+
+def _unflattened(node: fx.Node, shape: Sequence[Any]) -> fx.Node:
+    """What ``node`` is a reshape of that keeps the last dimension: the operator before it may take this one, too."""
+    source = node.args[0] if terms.calls(node, *_RESHAPES) else None
+    old = terms.tensor(source)
+    if old is None or old.dim() < 2 or not terms.same_size(old.shape[-1], shape[-1]) or _symbols(shape) > 1:
+        return node
+    return _unflattened(source, shape)  # type: ignore[arg-type]
+
+
+def _symbols(sizes: Sequence[Any]) -> int:
+    return sum(not isinstance(size, int) for size in sizes)
 
 
 def _half(node: fx.Node) -> fx.Node | None:
@@ -259,33 +268,42 @@ def _followers(node: fx.Node) -> set[fx.Node]:
     return found
 
 
-def _build(scale: _Scale, like: torch.Tensor | None) -> Build:
+def _build(scale: _Scale, results: Sequence[torch.Tensor]) -> Build:
     def build(emit: Emit, x: fx.Node) -> tuple[fx.Node, ...]:
-        value = x.meta["val"]
+        value, quantised_like, *scale_like = x.meta["val"], *results
         made = emit(torch.ops.npu.npu_dynamic_quant.default, x)
         quantised, factor = (emit(getitem, made, number) for number in range(2))
         bounded = scale.is_bounded(value.dtype)
-        if scale.bound and (bounded or like is not None):
+        if scale.bound and (bounded or scale_like):
             factor = emit(_aten.add.Tensor if scale.added else _aten.clamp_min.default, factor, scale.bound)
         if bounded:
             quantised = _with(emit, x, factor)
-        if like is None:
+        quantised = _shaped(emit, quantised, quantised_like)
+        if not scale_like:
             return (quantised,)
-        if like.dim() == value.dim():
-            factor = emit(_aten.unsqueeze.default, factor, -1)
-        return quantised, factor if factor.meta["val"].dtype == like.dtype else emit(_CAST, factor, dtype=like.dtype)
+        factor = _shaped(emit, factor, scale_like[0])
+        same = factor.meta["val"].dtype == scale_like[0].dtype
+        return quantised, factor if same else emit(_CAST, factor, dtype=scale_like[0].dtype)
 
     return build
 
 
 def _with(emit: Emit, x: fx.Node, scales: fx.Node) -> fx.Node:
-    """``x`` quantised with a scale for each token."""
-    sizes = [size if isinstance(size, int) else -1 for size in x.meta["val"].shape]
-    flat = len(sizes) == 2
-    rows = x if flat else emit(_aten.reshape.default, x, [-1, sizes[-1]])
-    each = scales if flat else emit(_aten.reshape.default, scales, [-1])
-    made = emit(torch.ops.npu.npu_quantize.default, rows, each, None, torch.qint8, -2, True)  # noqa: FBT003 - divides
-    return made if flat else emit(_aten.view.default, made, sizes)
+    """``x`` [..., K] quantised with a scale for each token, as a matrix."""
+    if x.meta["val"].dim() > 2:
+        x = emit(_aten.reshape.default, x, [-1, x.meta["val"].shape[-1]])
+        scales = emit(_aten.reshape.default, scales, [-1])
+    return emit(torch.ops.npu.npu_quantize.default, x, scales, None, torch.qint8, -2, True)  # noqa: FBT003 - divides
+
+
+def _shaped(emit: Emit, node: fx.Node, like: torch.Tensor) -> fx.Node:
+    """The node in a shape of as many elements."""
+    shape = node.meta["val"].shape
+    if len(shape) == like.dim() and all(map(terms.same_size, shape, like.shape)):
+        return node
+    if len(shape) == like.dim() - 1 and all(map(terms.same_size, shape, like.shape)):
+        return emit(_aten.unsqueeze.default, node, -1)
+    return emit(_aten.view.default, node, [size if isinstance(size, int) else -1 for size in like.shape])
 
 
 FORM = _DynamicQuant()
