@@ -34,11 +34,13 @@ class Argument:
         name: as in the function's signature.
         dims: for each dimension the number of its class. Sizes that are equal in the rule's example inputs are one class.
         dtype: in the example inputs.
+        gradient: whether the example requires a gradient, as those of rules for training do.
     """
 
     name: str
     dims: tuple[int, ...]
     dtype: torch.dtype
+    gradient: bool = False
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,8 @@ def _new_pattern(rule: FusionRule) -> Pattern:
             raise TypeError(
                 f"rule {rule.name}: only tensors and scalars can be planted; {name} is {type(example).__name__}."
             )
-        arguments.append(Argument(name, tuple(int(size) for size in example.shape), example.dtype))
+        shape = tuple(int(size) for size in example.shape)
+        arguments.append(Argument(name, shape, example.dtype, example.requires_grad))
     return Pattern(rule.name, tuple(arguments), tuple(rule.scalars), rule)
 
 

@@ -6,6 +6,7 @@ It uses fake tensors only and computes nothing.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import random
 from collections import Counter
@@ -118,7 +119,7 @@ def match_report(pattern: Pattern, setting: Setting, rules: tuple[PreparedRule, 
     """The report of the rules on the pattern alone, or why it cannot be traced."""
     try:
         with tracing.quiet_refusals():
-            graph = _graph(pattern, setting)
+            graph = traced(pattern, setting).graph
     except Exception as error:  # noqa: BLE001 - a user's function raises what it likes about sizes that it does not take
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     report = ReportBuilder()
@@ -126,23 +127,21 @@ def match_report(pattern: Pattern, setting: Setting, rules: tuple[PreparedRule, 
     return report.build()
 
 
-def _graph(pattern: Pattern, setting: Setting) -> fx.Graph:
-    rule = pattern.rule
+def traced(pattern: Pattern, setting: Setting) -> fx.GraphModule:
+    """The search function's graph in a setting; of a rule for training the joint one."""
     with FakeTensorMode():
         tensors = [
-            torch.empty(shape, dtype=dtype, device="npu")
-            for shape, dtype in zip(setting.shapes, setting.dtypes, strict=True)
+            torch.empty(shape, dtype=dtype, device="npu", requires_grad=argument.gradient)
+            for argument, shape, dtype in zip(pattern.arguments, setting.shapes, setting.dtypes, strict=True)
         ]
-        names = [argument.name for argument in pattern.arguments]
-        given: dict[str, object] = {**dict(zip(names, tensors, strict=True)), **rule.scalars}
-        ordered = [given[name] for name in _parameters(pattern)]
-        return tracing.trace(rule.search, ordered, rule.trace_fn).graph
+        return tracing.trace(pattern.rule.search, arguments_of(pattern, tensors), pattern.rule.trace_fn)
 
 
-def _parameters(pattern: Pattern) -> list[str]:
-    import inspect
-
-    return list(inspect.signature(pattern.rule.search).parameters)
+def arguments_of(pattern: Pattern, tensors: Sequence[torch.Tensor]) -> list[object]:
+    """What the search function is called with: the tensors and the numbers, in its order."""
+    names = [argument.name for argument in pattern.arguments]
+    given: dict[str, object] = {**dict(zip(names, tensors, strict=True)), **pattern.rule.scalars}
+    return [given[name] for name in inspect.signature(pattern.rule.search).parameters]
 
 
 def _settings(pattern: Pattern, dtypes: Sequence[torch.dtype] | None, rng: random.Random) -> Iterator[Setting]:
@@ -212,6 +211,6 @@ def operators_of(pattern: Pattern, setting: Setting) -> tuple[str, ...]:
     """The operators of the traced search function, in order."""
     return tuple(
         str(node.target).removesuffix(".default")
-        for node in _graph(pattern, setting).nodes
+        for node in traced(pattern, setting).graph.nodes
         if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload)
     )

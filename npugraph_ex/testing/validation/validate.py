@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -31,6 +31,7 @@ from npugraph_ex.testing.validation.survey import (
     operators_of,
     survey,
 )
+from npugraph_ex.testing.validation.training import joint_trials, missed_by_torch_compile
 from npugraph_ex.testing.validation.trials import Trials, programs_with, run_trials, runnable
 
 _COMPILED = 2
@@ -77,6 +78,8 @@ class _Validator:
             refused_for_its_example(own, answers) + allowed_too_much(answers) + overlaps(self.prepared, pattern, fused)
         )
         settings = runnable(fused)
+        if self.prepared.training:
+            return self._trained(pattern, settings, answers)
         trials = self._tried(pattern, settings, f"{self.effort.seed}:{name}")
         self._judge(pattern, trials, settings)
         return self._result(trials, answers)
@@ -163,6 +166,36 @@ class _Validator:
             )  # fmt: skip
         else:
             self._through_torch_compile(pattern, trials, settings)
+
+    def _trained(self, pattern: Pattern, settings: Sequence[Setting], answers: Sequence[Surveyed]) -> Validation:
+        """A rule for training is right if its joint graph is, and if it fuses where torch.compile trains."""
+        trials = joint_trials(self.prepared, pattern, settings, self.effort)
+        judged = [trial.verdict for trial in trials if trial.verdict is not None]
+        wrong = [(trial.setting, trial.verdict) for trial in trials if trial.verdict and trial.verdict.messages]
+        if wrong:
+            setting, verdict = wrong[0]
+            self._say(
+                "refuted", f"wrong in {len(wrong)} of {len(judged)} joint graphs of forward and backward in which it fused: "
+                f"for {setting}, {verdict.messages[0]}", fails=True,
+            )  # fmt: skip
+        elif not judged:
+            self._say("not-judged", "its joint graph of forward and backward could not be run.", fails=True)
+        elif missed := missed_by_torch_compile(self.prepared, pattern, settings[:_COMPARED], self._options()):
+            self._say(
+                "never-matches", f"it fuses in traced joint graphs but not through torch.compile: {missed}", fails=True
+            )
+        else:
+            self._say(
+                "proven", f"fused in {len(judged)} joint graphs of forward and backward, whose results and gradients a float64 "
+                "reference judged",
+            )  # fmt: skip
+        worst = max(((verdict.worst_ulp, verdict.eager_ulp) for verdict in judged), default=(0.0, 0.0))
+        run = {"run": len({trial.setting for trial in trials})}
+        result = self._result(Trials(), answers)
+        return replace(
+            result, programs=len(judged), fused=len(judged) - len(wrong), wrong=len(wrong), worst_ulp=worst[0],
+            eager_ulp=worst[1], settings=result.settings | run,
+        )  # fmt: skip
 
     def _through_torch_compile(self, pattern: Pattern, trials: Trials, settings: Sequence[Setting]) -> None:
         """Dynamo and AOT may write the pattern differently from what tracing the search function gives."""

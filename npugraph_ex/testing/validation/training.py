@@ -1,0 +1,103 @@
+"""Runs a rule for training: its graph of forward and backward, before and after the replacement, judged by float64.
+
+Such a rule is applied to the joint graph of a model. Its own joint graph is compared here, which has the gradients among its
+inputs and results; random programs are not planted around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+from typing import Any
+
+import torch
+from torch import fx
+
+import npugraph_ex
+from npugraph_ex.fusion.engine import apply_rules
+from npugraph_ex.fusion.rule import PreparedRule
+from npugraph_ex.report.passes import ReportBuilder
+from npugraph_ex.testing.generator.choices import Choices, Sampled
+from npugraph_ex.testing.generator.inputs import Input, make_inputs
+from npugraph_ex.testing.generator.patterns import Pattern
+from npugraph_ex.testing.oracle.host import HostGraph
+from npugraph_ex.testing.oracle.judge import Limits
+from npugraph_ex.testing.oracle.tracing import copy_of
+from npugraph_ex.testing.oracle.verdict import Verdict
+from npugraph_ex.testing.oracle.without_device import compare_on_host
+from npugraph_ex.testing.validation.effort import Effort
+from npugraph_ex.testing.validation.survey import Setting, arguments_of, traced
+from npugraph_ex.testing.validation.trials import in_turn
+
+_SCALES = (1.0, 0.01, 0.001, 20.0)
+"""Magnitudes of the inputs in turn: an epsilon matters only where all that it is added to is small."""
+
+
+@dataclass(frozen=True)
+class JointTrial:
+    """The joint graph in one setting; ``verdict`` is None where it cannot be computed with random inputs."""
+
+    setting: Setting
+    verdict: Verdict | None
+
+
+def joint_trials(
+    prepared: PreparedRule, pattern: Pattern, settings: Sequence[Setting], effort: Effort
+) -> list[JointTrial]:
+    """Compare the joint graph with the replaced one, in the settings in turn."""
+    chosen = in_turn(settings, Choices(Sampled(f"{effort.seed}:{prepared.rule.name}")))
+    trials = []
+    for number, (setting, scale) in enumerate(islice(zip(chosen, cycle(_SCALES)), effort.examples)):
+        trials.append(JointTrial(setting, _verdict(prepared, pattern, setting, number, scale)))
+        if effort.after_each is not None:
+            effort.after_each((number + 1) / effort.examples)
+    return trials
+
+
+def _verdict(prepared: PreparedRule, pattern: Pattern, setting: Setting, number: int, scale: float) -> Verdict | None:
+    before = traced(pattern, setting)
+    after, report = copy_of(before), ReportBuilder()
+    apply_rules(after.graph, (prepared,), report)
+    inputs = tuple(_inputs(before.graph, number, scale))
+    try:
+        HostGraph(before).run(make_inputs(inputs, device="cpu"))
+    except Exception:  # noqa: BLE001 - whatever a user's function raises for these values
+        return None
+    return compare_on_host(before, after, report.build(), inputs=inputs, sizes=({},), limits=Limits())
+
+
+def _inputs(graph: fx.Graph, number: int, scale: float) -> Iterator[Input]:
+    """The arguments and the incoming gradients, which keep the magnitude of one."""
+    for place, node in enumerate(graph.find_nodes(op="placeholder")):
+        value = node.meta["val"]
+        dtype, shape = str(value.dtype).removeprefix("torch."), tuple(map(int, value.shape))
+        floating = value.dtype.is_floating_point
+        yield Input(
+            shape, dtype, scale=1.0 if not floating or "tangent" in node.name else scale, seed=number * 64 + place,
+            below=None if floating else 2,
+        )  # fmt: skip
+
+
+def missed_by_torch_compile(
+    prepared: PreparedRule, pattern: Pattern, settings: Sequence[Setting], options: Mapping[str, Any]
+) -> str:
+    """Why nothing is fused where the search function is compiled and trained; empty where it is in some setting."""
+    reason = "nothing in the joint graph that AOT makes looks like it"
+    for setting in settings:
+        tensors = [
+            torch.randn(shape).to("npu", dtype)
+            if dtype.is_floating_point
+            else torch.zeros(shape, dtype=dtype).to("npu")
+            for shape, dtype in zip(setting.shapes, setting.dtypes, strict=True)
+        ]
+        for argument, tensor in zip(pattern.arguments, tensors, strict=True):
+            tensor.requires_grad_(argument.gradient)
+        torch.compiler.reset()
+        compiled = torch.compile(prepared.rule.search, backend="npugraph_ex", options={**options, "force_eager": True})
+        compiled(*arguments_of(pattern, tensors))
+        report = npugraph_ex.last_report()
+        if report is None or report.fusions(prepared.rule.name):
+            return ""
+        reason = next((miss.reason for miss in report.near_misses(prepared.rule.name)), reason)
+    return reason
