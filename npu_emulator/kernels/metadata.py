@@ -92,7 +92,7 @@ class MetadataCache:
         In eager mode on hardware no meta kernel of torch_npu runs, and some of them refuse arguments of their own schema or
         return other metadata.
         """
-        if self._compute is not None and self._is_formula and not self._writes and not hasattr(self._compute, DRAWS):
+        if self._compute is not None and self._is_formula and not self._writes and not self._draws(args, kwargs):
             with contextlib.suppress(Exception):  # a kernel that looks at values cannot run on meta tensors
                 result = self._compute(*args, **kwargs)
                 given = {id(leaf) for leaf in tree_leaves((args, kwargs))}
@@ -114,6 +114,10 @@ class MetadataCache:
             raise NotImplementedError(
                 f"{self._op} has no meta (fake) implementation, and its kernel cannot stand in for one: {error}"
             ) from error
+
+    def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        draws = getattr(self._compute, DRAWS, None)
+        return draws is not None and bool(draws(*args, **kwargs))
 
     def _with_arguments(self, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Put a `Given` for each output that is an argument, if both the meta kernel and `compute` return it."""

@@ -57,6 +57,11 @@ class RandomKernel(Kernel):
     def _bind(self, bound: Bound, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
         return seeded(self._launcher, self.compute, bound.device, args, kwargs)
 
+    def _knows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Such numbers are a seed and counts of sizes: a call that draws nothing has no seed."""
+        draws = getattr(self.compute, DRAWS, None)
+        return draws is not None and not draws(*args, **kwargs)
+
 
 def seeded(
     launcher: Launcher, compute: Callable[..., Any], device: int, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -5,6 +5,7 @@ The formula and its limits are in ``_training_attention``. A dropout mask that i
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -44,10 +45,18 @@ def _run(
     elif dropout_mask is None and how.keep_prob == 1.0:
         seed, offset = 0, 0
     output, largest, total = forward(*operands, how, Random(seed, dropout_mask, offset=offset))
-    numels = 0
-    if how.keep_prob != 1.0:
-        numels = output.numel() // max(output.shape[-1], 1)
-    return output, largest, total, output.new_empty(0, dtype=dtype), seed, offset, numels
+    return output, largest, total, output.new_empty(0, dtype=dtype), seed, offset, _weights(operands, how)
+
+
+def _weights(operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor], how: AttentionSettings) -> int:
+    """The number of attention weights, for each of which a dropout mask would have a bit (op-plugin, ``dropout_gen_mask``)."""
+    (query, key, _), layout = operands, how.layout
+    if layout == "TND":
+        ends = [[0, *map(int, lengths or ())] for lengths in how.lengths]
+        lengths = [[after - before for before, after in itertools.pairwise(one)] for one in ends]
+        return query.shape[1] * sum(rows * columns for rows, columns in zip(*lengths, strict=True))
+    batch, rows = layout.index("B"), layout.index("S")
+    return query.shape[batch] * how.head_num * query.shape[rows] * key.shape[rows]
 
 
 def _drops(*args: Any, **kwargs: Any) -> bool:

@@ -134,3 +134,24 @@ def test_a_mask_made_apart_is_the_one_that_attention_draws() -> None:
         assert drawn[4:6] == (seed, 0)
         assert torch.equal(drawn[0].cpu(), attend(dropout_mask=mask, seed=seed)[0].cpu())
         assert not torch.equal(drawn[0].cpu(), attend()[0].cpu())
+
+
+@pytest.mark.parametrize(
+    "operator", [torch_npu.npu_fusion_attention, torch_npu.npu_fusion_attention_v2], ids=["v1", "v2"]
+)
+def test_attention_of_training_without_dropout_is_captured(operator: Any) -> None:
+    """Its seed and its count are numbers that the host knows. With dropout the generator gives the seed, and a capture refuses."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, rows, 8).half().npu() for rows in (3, 5, 5))
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        out, *_, seed, offset, weights = operator(query, key, value, 2, "BSH", scale=0.5)
+    assert (seed, offset, weights) == (0, 0, 2 * 2 * 3 * 5)
+    query.copy_(torch.randn(2, 3, 8).half())
+    graph.replay()
+    expected = operator(query, key, value, 2, "BSH", scale=0.5)
+    assert torch.equal(out.cpu(), expected[0].cpu())
+    assert expected[4:] == (0, 0, weights)
+    refused = torch.npu.NPUGraph()
+    with pytest.raises(RuntimeError, match="107030"), torch.npu.graph(refused):
+        operator(query, key, value, 2, "BSH", scale=0.5, keep_prob=0.5)

@@ -214,3 +214,14 @@ def test_a_given_mask_of_bits_drops_what_it_says() -> None:
     kept = torch.tensor([[0, 1, 1, 0], [1, 0, 0, 1]]).double()
     torch.testing.assert_close(result[0], torch.softmax(q @ k.mT, -1) * kept * 2)
     assert result[4:6] == (7, 3)
+
+
+@pytest.mark.parametrize("layout", ["BSH", "SBH", "BNSD", "BSND"])
+def test_the_weights_are_counted(layout: str) -> None:
+    """Two sequences of 3 rows over 5 with 4 heads have 120 weights, with dropout or without; packed ones count by their lengths."""
+    q, k, v = (stored(torch.randn(2, 4, rows, 8), layout) for rows in (3, 5, 5))
+    assert formula("attention", q, k, v, 4, layout)[6] == formula("attention_v2", q, k, v, 4, layout)[6] == 120
+    assert formula("attention", q, k, v, 4, layout, keep_prob=0.5)[6] == 120
+    packed = [torch.randn(rows, 4, 8) for rows in (6, 9, 9)]
+    lengths = {"actual_seq_qlen": [2, 6], "actual_seq_kvlen": [4, 9]}
+    assert formula("attention", *packed, 4, "TND", **lengths)[6] == 4 * (2 * 4 + 4 * 5)

@@ -6,7 +6,7 @@
 
 `scaled_dot_product_attention` becomes that where torch_npu has no kernel for its arguments, such as a bias. Queries, keys and
 values are [B, N, S, D], or [N, S, D]. The operator adds the bias before it scales, so with a bias the queries are scaled in front
-of it; the second version, which can add behind, reads device memory from the host and is not captured. A row of scores that are
+of it; the second version, which can add behind, takes no float32. A row of scores that are
 all -inf gives 0 there, and in the safe softmax. The plain softmax gives NaN, so attention that is spelled with it stays.
 """
 
