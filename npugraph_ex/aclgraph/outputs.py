@@ -62,6 +62,13 @@ class _Fresh:
 
 
 @dataclass(frozen=True)
+class _Again:
+    """An output that is the same tensor as an earlier one."""
+
+    position: int
+
+
+@dataclass(frozen=True)
 class _Constant:
     """An output that is no tensor: a size, a number, None."""
 
@@ -87,11 +94,15 @@ class Outputs:
         }
         roots = _roots([value for value in values if isinstance(value, torch.Tensor)])
         fresh = [key for key in roots if key not in homes]
-        self._slots: list[_OfInput | _Fresh | _Constant] = []
+        self._slots: list[_OfInput | _Fresh | _Again | _Constant] = []
         given: set[int] = set()
-        for value in values:
+        places: dict[int, int] = {}
+        for position, value in enumerate(values):
             if not isinstance(value, torch.Tensor):
                 self._slots.append(_Constant(value))
+                continue
+            if places.setdefault(id(value), position) != position:
+                self._slots.append(_Again(places[id(value)]))
                 continue
             key = _torch_private.storage_key(value)
             if key in homes:
@@ -156,6 +167,9 @@ class Outputs:
         for slot in self._slots:
             if isinstance(slot, _Constant):
                 results.append(slot.value)
+                continue
+            if isinstance(slot, _Again):
+                results.append(results[slot.position])
                 continue
             whole = roots[slot.root] if isinstance(slot, _Fresh) else inputs[slot.position]
             results.append(whole if slot.part is None else slot.part.view_of(whole))

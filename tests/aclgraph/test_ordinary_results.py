@@ -200,3 +200,20 @@ def test_results_with_a_gradient() -> None:
         got, expected = outcome(graph, x, call % 2), outcome(model, x, call % 2)
         kept.append(got)
         assert got[:3] == expected[:3], f"call {call}"
+
+
+def test_one_tensor_returned_twice_is_one_object() -> None:
+    """Whether the graph was captured, or is replayed while its earlier results are alive."""
+
+    def program(x: torch.Tensor) -> Results:
+        y = x * 2
+        wide, _ = torch.broadcast_tensors(x, x.view(x.shape))
+        y.add_(1)
+        return y, y.resolve_neg(), wide
+
+    run, kept = compiled(program), []
+    for _ in range(3):
+        x = torch.ones(4, device=NPU)
+        kept.append(run(x))
+        assert kept[-1][0] is kept[-1][1]
+        assert kept[-1][2] is x

@@ -43,13 +43,13 @@ _Function = Callable[..., Any]
 _CALLS = 16
 """Enough that inputs which stay are read in place, and then move."""
 _FROM_THE_STORAGE, _INTO_THE_STORAGE, _THROUGH_DYNAMO, _SESSION, _REGIONS, _THROUGH_A_VIEW = 35, 75, 40, 30, 40, 50
-_SAVED, _KEPT = 30, 20
+_SAVED, _KEPT, _AGAIN = 30, 20, 15
 _ONE_MEMORY, _WRITTEN, _DROPPED, _FORGOTTEN = 80, 30, 35, 5
 """Chances in percent: that a program also reads an input's storage from its first element, and that it writes there, too; of
 `torch.compile`, of a session in its place, or else of a function that calls the program twice as a nested compile region; that
 the program writes a value through a view; that a graph is saved and loaded, and that a compilation is kept in a folder and
-found there; that two arguments share memory unknown to the graph; between two calls, that something kept is written, that each
-kept thing is dropped, that all captures are dropped."""
+found there; that a result is returned twice; that two arguments share memory unknown to the graph; between two calls, that
+something kept is written, that each kept thing is dropped, that all captures are dropped."""
 _OPTIONS: tuple[Mapping[str, Any], ...] = (
     {}, {}, {"clone_output": True}, {"stable_inputs_in_place": False}, {"capture_limit": 2}, {"frozen_parameter": True},
 )  # fmt: skip
@@ -75,6 +75,7 @@ _MODES: tuple[tuple[_Mode, ...], ...] = (
 _EVERY_TENSOR_MAY_BE_WRITTEN = torch.inference_mode
 _HEAD, _READ, _WRITE = "head", "read", "aten.add_.Tensor"
 """The view that begins at the first element of a storage, the result that is read there, and the operator that writes there."""
+_OF_NEW_MEMORY = ("aten.neg.default", "aten.bitwise_not.default", "aten.add.Tensor", "aten.clone.default")
 _KEEPINGS = ("storage", "tensor", "view", "data", "nothing")
 _MOST_KINDS_OF_CALLS = 64
 """More than a caller makes: for Dynamo each way in which arguments share memory is another kind."""
@@ -101,9 +102,7 @@ def _order(seed: int) -> AbstractContextManager[None]:
 
 def _difference(choices: Choices, modes: Sequence[_Mode], views: Choices, stops: Choices) -> str:
     """How the two sides come to differ; empty if they do not."""
-    program = _program(choices)
-    if _READ not in program.outputs and views.chance(_THROUGH_A_VIEW):
-        program = with_a_written_view(views, program)
+    program = _with_more(views, _program(choices))
     eager, compiled = _sides(choices, program)
     modes = _MODES[0] if eager.in_a_session else modes
     habits = [choices.pick(_HABITS if len(modes) == 1 else _HABITS_IN_TURNS) for _ in program.inputs]
@@ -296,6 +295,26 @@ def _between(choices: Choices, *callers: _Caller) -> str:
                 caller.tensor(written).add_(1)
         caller.kept = [thing for place, thing in enumerate(caller.kept) if place not in dropped]
     return "" if written is None else f", after a write into kept result {written}"
+
+
+def _with_more(choices: Choices, program: Program) -> Program:
+    """The program, which perhaps writes through a view and perhaps returns a result twice."""
+    if _READ not in program.outputs and choices.chance(_THROUGH_A_VIEW):
+        program = with_a_written_view(choices, program)
+    return _with_a_result_twice(program) if choices.chance(_AGAIN) else program
+
+
+def _with_a_result_twice(program: Program) -> Program:
+    """The program, which also returns a result as an operator gives it that in eager mode returns its argument.
+
+    Of a result that is a view of an argument, AOT makes a view for each time.
+    """
+    fresh = {step.results[0] for step in program.steps if step.operator in _OF_NEW_MEMORY and step.results}
+    result = next((name for name in reversed(program.outputs) if name in fresh), None)
+    if result is None:
+        return program
+    step = Step("aten.resolve_neg.default", (Ref(result),), results=("again",))
+    return replace(program, steps=(*program.steps, step), outputs=(*program.outputs, "again"))
 
 
 def _program(choices: Choices) -> Program:

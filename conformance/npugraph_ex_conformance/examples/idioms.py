@@ -28,6 +28,7 @@ _DRAWS: tuple[Callable[[torch.Tensor], object], ...] = (
     torch.rand_like,
     lambda x: torch.randn(3, device=x.device),
     lambda x: F.dropout(x, 0.5),
+    lambda x: F.dropout(x[:0], 0.5),
     lambda x: torch.bernoulli(torch.full_like(x, 0.5)).shape,
     lambda x: torch.empty_like(x).uniform_(),
 )
@@ -106,11 +107,11 @@ def _padded(choices: Choices) -> _Step:
 
 def _drawing(choices: Choices) -> _Step:
     """Random numbers that nobody uses, or that count."""
-    draw, counts = choices.pick(_DRAWS), choices.chance(40)
+    draw, counts, p = choices.pick(_DRAWS), choices.chance(40), choices.pick((0.25, 0.25, 1.0))
 
     def drawn(value: torch.Tensor) -> torch.Tensor:
         draw(value)
-        return F.dropout(value, 0.25) if counts else value * 2
+        return F.dropout(value, p) if counts else value * 2
 
     return drawn
 

@@ -44,7 +44,8 @@ def _expand_as(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 def _broadcast_tensors(*tensors: Any) -> list[torch.Tensor]:
     given = tensors if isinstance(tensors[0], torch.Tensor) else tensors[0]
-    return [_expand_as(tensor, wide) for tensor, wide in zip(given, torch.broadcast_tensors(*given), strict=True)]
+    wide = torch.broadcast_tensors(*given)  # a tensor of that shape itself, and not a view of it
+    return [one if same is one else _expand_as(one, same) for one, same in zip(given, wide, strict=True)]
 
 
 def _unfold(x: torch.Tensor, dimension: int, size: int, step: int) -> torch.Tensor:

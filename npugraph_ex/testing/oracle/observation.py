@@ -24,6 +24,7 @@ class Observation:
         sharing: for each input and output, the first of them in the same memory and the distance to it in bytes.
         counters: for each input and output, the first of them that has the same version counter.
         bases: for each output, the first input or output of which it is a view to autograd.
+        objects: for each input and output, the first of them that is the same object.
     """
 
     outputs: tuple[Any, ...]
@@ -32,6 +33,7 @@ class Observation:
     sharing: tuple[tuple[int, int] | None, ...]
     counters: tuple[int | None, ...]
     bases: tuple[int | None, ...] = ()
+    objects: tuple[int | None, ...] = ()
 
 
 def host_copy(value: Any) -> Any:
@@ -73,6 +75,12 @@ def _sharing(tensors: Sequence[Any]) -> tuple[tuple[int, int] | None, ...]:
     return tuple(found)
 
 
+def _objects(values: Sequence[Any]) -> tuple[int | None, ...]:
+    first: dict[int, int] = {}
+    places = enumerate(values)
+    return tuple(first.setdefault(id(value), at) if isinstance(value, torch.Tensor) else None for at, value in places)
+
+
 def _bases(tensors: Sequence[Any], outputs: Sequence[Any]) -> tuple[int | None, ...]:
     given = {id(tensor): position for position, tensor in reversed(list(enumerate(tensors)))}
     views = [_torch_private.autograd_base(value) if isinstance(value, torch.Tensor) else None for value in outputs]
@@ -108,6 +116,7 @@ def observe(inputs: Sequence[Any], outputs: Sequence[Any]) -> Observation:
         sharing=_sharing([*inputs, *outputs]),
         counters=shared_counters([*inputs, *outputs]),
         bases=_bases([*inputs, *outputs], outputs),
+        objects=_objects([*inputs, *outputs]),
     )
 
 
@@ -121,8 +130,8 @@ def visible_difference(
         expected: the call as it should be.
         actual: the other.
         strides: whether strides count.
-        kept_as: whether it counts what is a view to autograd and of what, who shares a version counter, what is read conjugated or
-            negated, and the sizes of storages and where in them the results begin.
+        kept_as: whether it counts what is a view to autograd and of what, which are one object, who shares a version counter, what
+            is read conjugated or negated, and the sizes of storages and where in them the results begin.
     """
     if len(expected.outputs) != len(actual.outputs):
         return f"{len(actual.outputs)} outputs instead of {len(expected.outputs)}"
@@ -147,11 +156,18 @@ def _kept_otherwise(expected: Observation, actual: Observation) -> str | None:
     for position, (base, found) in enumerate(zip(expected.bases, actual.bases, strict=True)):
         if base != found:
             return f"output {position} is {_based(found, inputs)} instead of {_based(base, inputs)}"
+    for position, (first, found) in enumerate(zip(expected.objects, actual.objects, strict=True)):
+        if first != found:
+            return f"{_name(position, inputs)} is {_same(found, inputs)} instead of {_same(first, inputs)}"
     return None
 
 
 def _name(position: int, inputs: int) -> str:
     return f"input {position}" if position < inputs else f"output {position - inputs}"
+
+
+def _same(first: int | None, inputs: int) -> str:
+    return "no tensor" if first is None else f"the object that is {_name(first, inputs)}"
 
 
 def _counted(first: int | None, inputs: int) -> str:
