@@ -22,12 +22,12 @@ void see(Lane& lane, uint32_t other, int64_t reached) {
     if (!inserted && found->second < reached) found->second = reached;
 }
 
-// The lane must end in work that the origin has waited for; a trailing record needs no wait of its own.
+// The lane must end in work that the origin has waited for; a trailing record needs no wait, nor does spoiling, which is our own.
 bool joined(const Graph& graph, uint32_t lane) {
     const Lane& side = graph.lanes[lane];
     int64_t last = -1;
     for (const uint32_t index : side.tasks)
-        if (graph.tasks[index].kind != Kind::Record) last = index;
+        if (graph.tasks[index].kind != Kind::Record && graph.tasks[index].kind != Kind::Spoil) last = index;
     const auto& seen = graph.lanes[graph.origin].seen;
     const auto found = seen.find(lane);
     return last < 0 || (found != seen.end() && found->second >= last);

@@ -25,22 +25,22 @@ def kernel_times() -> Callable[[fx.Node], float]:
     factors = {name: record.first_factor for name, record in OPERATORS.items() if record.first_factor is not None}
     model = Roofline(chip(), factors)
 
+    placeholder = functools.cache(_placeholder)  # for this compilation, whose fake mode it would keep
+
+    def sized(tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of the sizes that were compiled for; one without symbols is as good as such."""
+        numbers = (*tensor.shape, *tensor.stride())
+        if all(isinstance(number, int) for number in numbers):
+            return tensor
+        found = tuple(map(known, numbers))
+        return placeholder(found[: tensor.dim()], found[tensor.dim() :], tensor.dtype)
+
     def microseconds(node: fx.Node) -> float:
-        reads = [_sized(leaf) for source in node.all_input_nodes for leaf in tensor_leaves(source)]
-        return model.kernel_us(str(node.target), reads, [*map(_sized, tensor_leaves(node))])
+        reads = [sized(leaf) for source in node.all_input_nodes for leaf in tensor_leaves(source)]
+        return model.kernel_us(str(node.target), reads, [*map(sized, tensor_leaves(node))])
 
     return microseconds
 
 
-def _sized(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of the sizes that were compiled for; one without symbols is as good as such."""
-    numbers = (*tensor.shape, *tensor.stride())
-    if all(isinstance(number, int) for number in numbers):
-        return tensor
-    sizes = tuple(map(known, numbers))
-    return _without_data(sizes[: tensor.dim()], sizes[tensor.dim() :], tensor.dtype)
-
-
-@functools.cache
-def _without_data(sizes: tuple[int, ...], steps: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def _placeholder(sizes: tuple[int, ...], steps: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_strided(sizes, steps, dtype=dtype, device="meta")

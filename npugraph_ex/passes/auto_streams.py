@@ -19,6 +19,7 @@ from torch import fx
 
 from npugraph_ex.graph.effects import draws_random_numbers, has_effect
 from npugraph_ex.graph.memory.lifetimes import result_bytes
+from npugraph_ex.graph.operators import keeps_the_storage
 from npugraph_ex.graph.source import source_line
 from npugraph_ex.graph.streams.events import MAIN, computes, insert_record, insert_wait, orders_streams, stream_of
 from npugraph_ex.graph.undeclared import is_foreign
@@ -27,8 +28,10 @@ from npugraph_ex.report.passes import Branch
 
 SIDE = "auto"
 """The label of the side stream. A graph with streams of its own is left alone, so no other stream has it."""
-EVENTS_US = 8.0
-"""What a fork and a join cost: two records and two waits, each taken as a task that starts, in microseconds."""
+START_US = 2.0
+"""Microseconds to start a task, as the modelled clock has them."""
+EVENTS_US = 4 * START_US
+"""What a fork and a join cost: two records and two waits, each taken as a task that only starts."""
 MARGIN = 1.25
 """What both sides of a window must take, at least: so many times the cost of the events."""
 LONGEST = 64
@@ -48,8 +51,8 @@ class _Window(NamedTuple):
 
 def run(gm: fx.GraphModule, context: PassContext) -> None:
     """Put branches of `gm.graph` on a side stream, and report them."""
-    graph, price = gm.graph, context.price
-    if price is None or any(stream_of(node) != MAIN or orders_streams(node) for node in graph.nodes):
+    graph, price = gm.graph, context.price or (lambda _: START_US)
+    if any(stream_of(node) != MAIN or orders_streams(node) for node in graph.nodes):
         return
     kernels = [node for node in graph.nodes if computes(node)]
     for window in _chosen(_Search(graph, kernels, price)):
@@ -75,7 +78,9 @@ def _only_computes(node: fx.Node) -> bool:
         and not is_foreign(target)
         and not has_effect(node)
         and not draws_random_numbers(node)
+        and not keeps_the_storage(node)  # it copies bytes beyond its argument
         and not any(tag in target.tags for tag in _ANSWERS_THE_HOST)
+        and "float_status" not in str(target)  # that of all streams
         and "core_limit" not in node.meta  # who divides the cores has divided the work
     )
 

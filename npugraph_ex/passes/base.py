@@ -32,7 +32,7 @@ class PassContext:
         numerics: compares values with those of the first graph; None without the option ``check_numerics``.
         result_views: for each result, whether it was a view before the first pass.
         values: the placeholders' values in the current call; empty if unknown.
-        price: the modelled microseconds of a node that starts work, for `auto_streams`; None if no clock is modelled.
+        price: the modelled microseconds of a node that starts work, for `auto_streams`; None counts the start alone.
     """
 
     options: Options

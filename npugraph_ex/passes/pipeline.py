@@ -182,7 +182,7 @@ def run(  # noqa: PLR0913 - what is optional is named
         vector_cores: the device's number of vector cores, for the deadlock check; None switches the check off.
         values: the placeholders' values in the current call, for ``check_numerics`` and ``join_projections``; empty if
             unknown.
-        price: the modelled microseconds of a node, for ``auto_streams``; None switches that pass off.
+        price: the modelled microseconds of a node, for ``auto_streams``; None counts its start alone.
 
     Returns:
         The report. ``report.passes.last_report`` returns the same until the next graph.

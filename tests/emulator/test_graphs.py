@@ -71,6 +71,20 @@ def test_a_fork_that_does_not_join_is_107025() -> None:
     assert (x + 1).cpu().tolist() == [2, 2, 2]
 
 
+def test_an_allocation_after_the_join_is_no_work() -> None:
+    """Memory that a side stream allocates after the event that the origin waits for needs no further join, on any schedule."""
+    x, graph, side = torch.arange(8, device="npu"), torch.npu.NPUGraph(), torch.npu.Stream()
+    with schedule("lazy"), torch.npu.graph(graph):
+        side.wait_stream(torch.npu.current_stream())
+        with torch.npu.stream(side):
+            y = x + 1
+            done = side.record_event()
+            torch.empty(8, device="npu")
+        torch.npu.current_stream().wait_event(done)
+    graph.replay()
+    assert y.tolist() == list(range(1, 9))
+
+
 @pytest.mark.parametrize("operation", ["item", "cpu", "nonzero", "synchronize"])
 def test_host_reads_in_a_capture_are_107030(operation: str) -> None:
     """A read of device memory by the host, or a synchronisation, cannot be captured; the device stays usable."""

@@ -204,6 +204,7 @@ _ALL = (
     _examples("streams", "graphs of several streams, under every schedule", batch=60),
     _examples("stream graphs", "random graphs of several streams: the stream check beside the device", batch=40),
     _examples("parts", "parts of graphs on streams", batch=10),
+    _examples("side streams", "programs that the compiler divides between two streams", batch=10),
     _examples("forms", "every form in which streams are written", batch=6),
     _examples("events", "where events stand", batch=1000),
     _examples("spellings", "operators written in ATen, lifted", batch=20),

@@ -49,6 +49,12 @@ def _parts(seed: int) -> str:
     return part_example(seed)
 
 
+def _side_streams(seed: int) -> str:
+    from npugraph_ex_conformance.examples.side_streams import side_stream_example
+
+    return side_stream_example(seed)
+
+
 def _forms(seed: int) -> str:
     from npugraph_ex_conformance.examples.stream_forms import form_example
 
@@ -165,6 +171,7 @@ FAMILIES: Mapping[str, Example] = MappingProxyType(
         "streams": _streams,
         "stream graphs": _stream_graphs,
         "parts": _parts,
+        "side streams": _side_streams,
         "forms": _forms,
         "events": _events,
         "random numbers": _random_numbers,
@@ -180,4 +187,4 @@ FAMILIES: Mapping[str, Example] = MappingProxyType(
     }
 )
 """By name. "updates", "random numbers", "cache", "shared pool", "callers", "idioms", "undeclared effects" and "device ..." need a
-device; "streams", "stream graphs", "parts", "forms" and "ranks" want the emulated one."""
+device; "streams", "stream graphs", "parts", "side streams", "forms" and "ranks" want the emulated one."""

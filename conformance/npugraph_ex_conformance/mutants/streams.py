@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from npugraph_ex.graph.streams.labels import STREAM
+from npugraph_ex.graph.streams.labels import MAIN, STREAM
+from npugraph_ex.passes.auto_streams import SIDE
 from npugraph_ex.testing.mutation import Mutant
 from npugraph_ex_conformance.mutants._patches import answering, doing_nothing, with_result
 
 _WALK = "npugraph_ex.stream_check.analysis:_StreamAnalysis"
 _CLOSURE = "npugraph_ex.passes.event_closure"
+_SIDE = "npugraph_ex.passes.auto_streams"
 _NATIVE = "npugraph_ex.frontend.native_streams.streams:_NativeLowering"
 _EVENTS = "npugraph_ex.passes.events:_Lowering"
 
@@ -41,6 +43,18 @@ def _without_stream(labels: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in labels.items() if key not in {STREAM, "stream_label"}}
 
 
+def _never_on(label: str) -> Callable[[Any], Any]:
+    """Waits that a stream does not get."""
+
+    def replacement(original: Callable[..., Any]) -> Callable[..., Any]:
+        def insert(graph: Any, before: Any, stream: str, records: Any) -> Any:
+            return None if stream == label else original(graph, before, stream, records)
+
+        return insert
+
+    return replacement
+
+
 MUTANTS = (
     Mutant(
         "races-of-whole-regions", "bytes that are interleaved and disjoint do not conflict",
@@ -69,6 +83,18 @@ MUTANTS = (
     Mutant(
         "lifetimes-are-not-lengthened", "memory lives until every stream has finished with it",
         "npugraph_ex.passes.lifetimes:_protect", doing_nothing, "streams",
+    ),
+    Mutant(
+        "side-stream-is-not-awaited", "the main stream waits for a branch before it reads the branch's results",
+        f"{_SIDE}:insert_wait", _never_on(MAIN), "side streams",
+    ),
+    Mutant(
+        "side-stream-begins-at-once", "a branch begins after the work whose results it reads",
+        f"{_SIDE}:insert_wait", _never_on(SIDE), "side streams",
+    ),
+    Mutant(
+        "side-stream-takes-writes", "what writes memory runs beside nothing",
+        f"{_SIDE}:has_effect", answering(answer=False), "side streams",
     ),
     Mutant(
         "native-wait-stream-orders-nothing", "a stream that waits for another begins after it",

@@ -24,6 +24,7 @@ from npugraph_ex.versions import stream_methods
 from npugraph_ex_conformance.corpus.streams import stream_corpus
 from npugraph_ex_conformance.examples.native_parts import draw, native_part_example
 from npugraph_ex_conformance.examples.parts import OPTIONS, check_parts
+from npugraph_ex_conformance.examples.side_streams import side_stream_example
 from npugraph_ex_conformance.examples.stream_forms import check_form
 from npugraph_ex_conformance.examples.stream_graphs import SCHEDULES, check_stream_graph
 from npugraph_ex_conformance.models.stream_forms import FORM_NAMES
@@ -116,6 +117,16 @@ def test_random_graphs(run: Run, keep: bool) -> None:
             assert check_stream_graph(gm) == ""
 
     agree()
+
+
+def test_side_streams_of_the_compiler(run: Run) -> None:
+    """Programs without streams, divided by `auto_streams`, mean on every schedule what they mean in eager mode, without a race."""
+    for number in range(run.seed, run.seed + run.profile.callers // 3):
+        with run.entered("(streams) auto_streams", source=f"side_stream_example({number})") as reports:
+            assert side_stream_example(number) == ""
+            report = last_report()
+            assert report is not None
+            reports.append(report)
 
 
 def test_random_parts(run: Run) -> None:

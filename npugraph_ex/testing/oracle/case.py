@@ -32,6 +32,7 @@ from npugraph_ex.testing.oracle import tracing
 from npugraph_ex.testing.oracle.judge import Limits, same_values
 from npugraph_ex.testing.oracle.memory import replay_uses_memory
 from npugraph_ex.testing.oracle.observation import Observation, host_copy, observe, shared_counters, visible_difference
+from npugraph_ex.testing.oracle.side_streams import free_events
 from npugraph_ex.testing.oracle.verdict import JudgedValues, judge_values
 from npugraph_ex.testing.oracle.without_device import compare_on_host, optimise, replaced_nodes
 
@@ -63,12 +64,17 @@ _NUMERICS_OF = 4
 """One program in so many is compiled with `check_numerics`, which refuses no right program and moves no generator. None with a
 pattern: the option undoes a wrong fusion, which then nobody would judge."""
 
+_DIVIDED_OF = 3
+"""One program in so many is compiled with a side stream, whose order must be proven."""
+_DIVIDED = {"auto_streams": True, "stream_check": "raise"}
+
 
 def _drawn_options(program: Program) -> Mapping[str, Any]:
     """Which of these a program is checked with, by its text, so that a program is always checked alike."""
     number, capture = divmod(crc32(program.source.encode()), len(_CAPTURES))
+    divided = number // _NUMERICS_OF % _DIVIDED_OF == 0
     checked = program.pattern is None and number % _NUMERICS_OF == 0
-    return {**_CAPTURES[capture], **({"check_numerics": True} if checked else {})}
+    return {**_CAPTURES[capture], **({"check_numerics": True} if checked else {}), **(_DIVIDED if divided else {})}
 
 
 def check_options(options: Mapping[str, Any]) -> None:
@@ -226,7 +232,8 @@ def check(case: Case | Program) -> Outcome:
     case = Case.of(case) if isinstance(case, Program) else case
     outcome = Outcome()
     try:
-        _check(case, outcome)
+        with free_events():
+            _check(case, outcome)
     except Exception as error:  # noqa: BLE001 - whatever the code under test raises is what the outcome reports
         outcome.failures.append(f"raised {type(error).__name__}: {str(error)[:1500]}")
     return outcome
