@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import linecache
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,6 +81,46 @@ def test_shared_expert_beside_the_routed_ones() -> None:
     assert "out + (x @ shared)" in linecache.getline(file, int(line))
     won = modelled(mixture, *inputs) - modelled(mixture, *inputs, auto_streams=True)
     assert won == pytest.approx(branch.saves_us + auto_streams.EVENTS_US, abs=0.02)  # events are free on the clock
+
+
+def latent_attention() -> tuple[Program, list[torch.Tensor]]:
+    """A layer of DeepSeek-V3, of one eighth in most sizes, and its inputs."""
+    transformers = pytest.importorskip("transformers.models.deepseek_v3.modeling_deepseek_v3")
+    torch.manual_seed(0)
+    config = transformers.DeepseekV3Config(
+        hidden_size=2048, num_attention_heads=8, num_key_value_heads=8, q_lora_rank=768, kv_lora_rank=512,
+        qk_rope_head_dim=64, qk_nope_head_dim=128, v_head_dim=128, attn_implementation="eager",
+    )  # fmt: skip
+    layer = transformers.DeepseekV3Attention(config, 0).half().eval().npu()
+    x = torch.randn(1, 4, 2048).half()
+    turned = transformers.DeepseekV3RotaryEmbedding(config)(x, torch.arange(4)[None])
+    return lambda x, cos, sin: layer(x, (cos, sin), None)[0], [value.npu() for value in (x, *turned)]
+
+
+def experts() -> tuple[Program, list[torch.Tensor]]:
+    """Four routed experts and a shared one, and their inputs."""
+    sizes = ((4, 512), (512, 4), (4, 512, 2048), (4, 2048, 512), (512, 2048), (2048, 512))
+    return mixture, [numbers(*size) for size in sizes]
+
+
+@pytest.mark.parametrize(("name", "model"), [("experts", experts), ("latent attention", latent_attention)])
+def test_the_page_has_the_times_of_models(name: str, model: Callable[[], tuple[Program, list[torch.Tensor]]]) -> None:
+    """Modelled times and pools are those of the page; results are eager mode's on an adverse schedule, without a race."""
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "streams.md").read_text(encoding="utf-8")
+    row = next(line for line in page.splitlines() if line.startswith("|") and name in line)
+    promised = [float(number) for number in re.findall(r"([\d.]+) (?:us|MiB)", row)]
+    function, inputs = model()
+    expected, found = function(*inputs), list[float]()
+    for divided in (False, True):
+        fast = compiled(function, auto_streams=divided, stream_check="raise")
+        with npu_emulator.schedule("lazy"), npu_emulator.detect_races() as races:
+            assert torch.equal(fast(*inputs), expected)
+        pool = npu_emulator.resources().captured[-1].pool_bytes
+        with npu_emulator.timeline() as clock:
+            fast(*inputs)
+        assert races == []
+        found += [clock.end, pool / 2**20]
+    assert found == pytest.approx(promised, rel=0.05)
 
 
 def test_it_says_what_went_to_the_side_stream() -> None:
