@@ -81,8 +81,8 @@ in a program:
 NPUGRAPH_EX=bundled gives the name npugraph_ex back to the backend that torch_npu brings.
 Every command takes --quiet (no progress, no remarks) and, but for `run`, --json (data for programs on stdout; all else on stderr).
 Ctrl-C ends each of them at once: it prints and keeps what it found so far.
-exit status: 0 well, 1 something is wrong (the message says what), 2 wrong use or nothing ran, 130 after Ctrl-C; `run` and
-`explain` pass the script's on.
+exit status: 0 well, 1 something is wrong (the message says what), 2 wrong use or nothing ran, 130 after Ctrl-C; `run`,
+`explain` and `advise` pass the script's on.
 """
 
 

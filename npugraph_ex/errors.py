@@ -11,6 +11,9 @@ from contextlib import contextmanager
 
 from typing_extensions import Self
 
+_DOCUMENTED = (__name__, "npugraph_ex.testing.")
+"""Where classes of errors are that have a section in docs/reference/errors.md; those elsewhere have their base's."""
+
 
 class NpuGraphExError(Exception):
     """Root of the tree: `except NpuGraphExError` catches what this library raises on purpose."""
@@ -28,7 +31,7 @@ class NpuGraphExError(Exception):
     @property
     def address(self) -> str:
         """The command that prints cause and remedy, as docs/reference/errors.md has them."""
-        documented = next(kind for kind in type(self).__mro__ if kind.__module__ == __name__)
+        documented = next(kind for kind in type(self).__mro__ if kind.__module__.startswith(_DOCUMENTED))
         return f"help: npugraph-ex help {documented.__name__}"
 
 

@@ -79,6 +79,12 @@ WRONG: list[tuple[list[str], tuple[str, ...]]] = [
     (["advise", "--html", "/proc/x.html", "x.py"], ("--html: /proc/x.html cannot be written",)),
     (["timeline", "--output", "/proc/x", "x.py"], ("--output: /proc/x cannot be written",)),
     (["validate", "--report-dir", "/proc/x", "os"], ("--report-dir", "'/proc/x'")),
+    # Files of the user's stay as they are: the script, and rules that were found and perhaps edited.
+    (["explain", "--html", "mine.py", "mine.py"], ("--html: 'mine.py' is the script itself",)),
+    (["explain", "--sarif", "./mine.py", "mine.py"], ("--sarif: 'mine.py' is the script itself",)),
+    (["advise", "--discover", "mine.py", "mine.py"], ("--discover: 'mine.py' is the script itself",)),
+    (["advise", "--discover", "rules/found.py", "mine.py"], ("--discover: 'rules/found.py' is there already",)),
+    (["validate", "rules/"], ("'rules/' is a folder",)),
     # Numbers.
     (["conformance", "--jobs", "0"], ("--jobs", "at least 1", "'0'")),
     (["conformance", "--jobs", "two"], ("--jobs", "whole number", "'two'")),
@@ -133,6 +139,10 @@ def test_wrong_input(
     Torch, whose import takes seconds, is not imported before.
     """
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "rules").mkdir()
+    mine = [tmp_path / "mine.py", tmp_path / "rules" / "found.py"]
+    for file in mine:
+        file.write_text("mine = 1", encoding="utf-8")
     with monkeypatch.context() as without_torch:
         if not _NEEDS_TORCH & {*arguments}:
             without_torch.setitem(sys.modules, "torch", None)
@@ -144,6 +154,7 @@ def test_wrong_input(
     assert status == 2, said
     assert all(word in said for word in words), said
     assert not _INTERNALS.search(said), said
+    assert [file.read_text(encoding="utf-8") for file in mine] == ["mine = 1"] * 2
 
 
 @pytest.mark.parametrize("names", ["'run', 'env'", "run, env"], ids=["Python 3.10", "Python 3.13"])

@@ -17,6 +17,7 @@ import npu_emulator.errors
 from npugraph_ex import errors, testing
 from npugraph_ex.aclgraph.capture_pool import CaptureNotBegunError
 from npugraph_ex.commands.remedies import sections
+from npugraph_ex.testing import ReplacementRefutedError, RulesNotFoundError
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 _FOUND = sections()
@@ -59,7 +60,13 @@ def test_the_search_of_the_site_finds_a_code() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "named"), [(errors.CaptureError, "CaptureError"), (CaptureNotBegunError, "CaptureError")]
+    ("kind", "named"),
+    [
+        (errors.CaptureError, "CaptureError"),
+        (CaptureNotBegunError, "CaptureError"),
+        (ReplacementRefutedError, "ReplacementRefutedError"),
+        (RulesNotFoundError, "RulesNotFoundError"),
+    ],
 )
 def test_an_error_names_its_section(kind: type[errors.NpuGraphExError], named: str) -> None:
     """An internal class names the public one below it; the message itself stays what it was."""

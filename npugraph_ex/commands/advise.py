@@ -136,6 +136,7 @@ def advising(*, discovering: bool = False, quiet: bool = True) -> Iterator[Advis
             number, traced, compilation.options, report, compiled, names=compilation.names, trained=compilation.trained
         )
         if discovering and not compilation.trained:  # last, for it takes minutes, in which somebody may stop it
+            from npugraph_ex.testing.discovered_rules import distinct
             from npugraph_ex.testing.discovery import discover
 
             with progress(None, quiet=quiet) as bar:
@@ -143,7 +144,7 @@ def advising(*, discovering: bool = False, quiet: bool = True) -> Iterator[Advis
                     searched,
                     on_found=found.rules.append,
                     reached=lambda done, of: bar(
-                        done, f"nodes of graph {number}, {counted(len(found.rules), 'rule')}", of
+                        done, f"nodes of graph {number}, {counted(len(distinct(found.rules)), 'rule')}", of
                     ),
                 )
         return report

@@ -88,7 +88,7 @@ def explain(arguments: argparse.Namespace, choice: str) -> int:
     """Run a script and print what this backend made of it, even when the script fails or is stopped."""
     if choice == "bundled":
         raise UsageError(f"explain tells of this library, and {_SWITCH}=bundled asks for torch_npu's; unset it")
-    _check_files(("--sarif", arguments.sarif), ("--html", arguments.html))
+    _check_files(arguments.script, ("--sarif", arguments.sarif), ("--html", arguments.html))
     out = sys.stdout
 
     @contextmanager
@@ -109,11 +109,13 @@ def explain(arguments: argparse.Namespace, choice: str) -> int:
     return status
 
 
-def _check_files(*files: tuple[str, Path | None]) -> None:
-    """Refuse a file that cannot be written now, not when a long run has ended."""
+def _check_files(script: str, *files: tuple[str, Path | None]) -> None:
+    """Refuse a file that cannot be written now, not when a long run has ended, and one that is the script itself."""
     for option, file in files:
         if file is None:
             continue
+        if file.is_file() and Path(script).is_file() and file.samefile(script):
+            raise UsageError(f"{option}: {str(file)!r} is the script itself; give another file")
         if not file.parent.is_dir():
             raise UsageError(f"{option}: there is no folder {str(file.parent)!r} to write in; make it first")
         if (
@@ -213,7 +215,12 @@ def give_advice(arguments: argparse.Namespace, choice: str) -> int:
     """Run a script and say what could be fused in its models."""
     if choice == "bundled":
         raise UsageError(f"advise watches this library, and {_SWITCH}=bundled asks for torch_npu's; unset it")
-    _check_files(("--html", arguments.html), ("--discover", arguments.discover))
+    _check_files(arguments.script, ("--html", arguments.html), ("--discover", arguments.discover))
+    found: Path | None = arguments.discover
+    if found is not None and found.is_file() and found.stat().st_size:
+        raise UsageError(
+            f"--discover: {str(found)!r} is there already, and its rules may have been edited; give another name or remove it"
+        )
     return _watched(arguments, choice, partial(advise.advised, arguments, sys.stdout))
 
 

@@ -5,7 +5,8 @@ A compilation takes a snapshot of the registry when it starts. Later changes of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from threading import Lock
@@ -77,6 +78,21 @@ class RuleRegistry:
             entry.registrations -= 1
             if entry.registrations == 0:
                 del self._entries[key]
+
+    @contextmanager
+    def without(self, rules: Collection[PreparedRule]) -> Iterator[None]:
+        """Within the block these rules are not registered; afterwards they have their places again."""
+        hidden = {rule.key for rule in rules}
+        with self._lock:
+            before = self._entries
+            self._entries = {key: entry for key, entry in before.items() if key not in hidden}
+        try:
+            yield
+        finally:
+            with self._lock:
+                now = self._entries
+                both = {**before, **now}
+                self._entries = {key: entry for key, entry in both.items() if key in hidden or key in now}
 
     def snapshot(self) -> tuple[PreparedRule, ...]:
         """The present rules in the order of registration."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from torch import fx
 
+from npugraph_ex._plurals import counted
 from npugraph_ex.operators import OPERATORS
 from npugraph_ex.testing.discovery import Discovery
 
@@ -41,7 +42,7 @@ def _registered(number: int, one: Discovery) -> str:
     likes = ", ".join(f"input_{at}=examples[{at}]" for at in range(len(one.inputs)))
     judged = ", ".join(f"{str(value.dtype).removeprefix('torch.')}{[*value.shape]}" for value in one.inputs)
     takes = ", ".join(str(dtype).removeprefix("torch.") for dtype in OPERATORS[one.operator].dtypes)
-    said = f"{one.source}: {one.saves.kernels} kernels less. Ulps from float64: {ours:.3g}, eager mode {eagers:.3g}."
+    said = f"{one.source}: {counted(one.saves.kernels, 'kernel')} less. Ulps from float64: {ours:.3g}, eager mode {eagers:.3g}."
     return (
         f"# {said}\n# Judged with {judged}. The document of {one.operator} lists {takes}.\n"
         f"{_function(f'search_{number}', one.spelled)}\n\n{_function(f'replace_{number}', one.fused)}\n\n"

@@ -22,6 +22,8 @@ def split(spec: str) -> tuple[str, str]:
     source, colon, name = spec.rpartition(":")
     if not colon:
         source, name = spec, ""
+    if source.strip("./") and Path(source).is_dir() and not source.isidentifier():
+        raise a_folder(source)
     if not _is_module_or_file(source) or (colon and not name.isidentifier()):
         raise RulesNotFoundError(
             f"{spec!r} must be MODULE or MODULE:NAME, the module a name or the path of a .py file."
@@ -32,6 +34,11 @@ def split(spec: str) -> tuple[str, str]:
     elif source not in sys.modules and PathFinder.find_spec(source.partition(".")[0], ["", *sys.path]) is None:
         raise no_module(source)
     return source, name
+
+
+def a_folder(name: str) -> RulesNotFoundError:
+    """The error for a folder, which may hold several modules."""
+    return RulesNotFoundError(f"{name!r} is a folder; name a module, or the path of a .py file, in it.")
 
 
 def no_module(name: str) -> RulesNotFoundError:

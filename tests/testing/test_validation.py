@@ -351,7 +351,7 @@ def test_a_bad_module_is_one_clear_line(text: str, tmp_path: Path, capsys: pytes
         ("json:JSONDecoder.x", "must be MODULE or MODULE:NAME"),
         ("json:nothing", "json has no 'nothing'"),
         ("json:codecs", "json:codecs is of type module, no search function"),
-        ("tests/testing", "'tests/testing' must be MODULE or MODULE:NAME"),
+        ("tests/testing", "'tests/testing' is a folder"),
         (".", "'.' must be MODULE or MODULE:NAME"),
         ("", "'' must be MODULE or MODULE:NAME"),
     ],

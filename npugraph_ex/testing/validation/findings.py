@@ -96,7 +96,12 @@ class Validation:
     def require(self) -> None:
         """Raise ``ReplacementRefutedError`` with the failing findings, if there are any."""
         if not self.ok:
-            text = "\n".join(f"{finding.kind}: {finding.text}" for finding in self.findings if finding.fails)
+            text = "\n".join(
+                f"{finding.kind}: {finding.text}"
+                + (f"\n  counterexample: python {finding.script}" if finding.script else "")
+                for finding in self.findings
+                if finding.fails
+            )
             raise ReplacementRefutedError(f"{self.rule}:\n{text}")
 
     def as_dict(self) -> dict[str, object]:

@@ -14,7 +14,7 @@ from types import ModuleType
 from npugraph_ex.fusion.registry import USER_RULES
 from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.testing.arguments import checked
-from npugraph_ex.testing.rule_places import RulesNotFoundError, no_module, split
+from npugraph_ex.testing.rule_places import RulesNotFoundError, a_folder, no_module, split
 
 
 @checked
@@ -85,7 +85,7 @@ def _by_name(name: str) -> ModuleType:
     if spec is None:
         raise no_module(name)
     if spec.origin is None:
-        raise RulesNotFoundError(f"{name!r} is a folder; name a module, or the path of a .py file, in it.")
+        raise a_folder(name)
     return importlib.import_module(name)
 
 

@@ -81,11 +81,10 @@ def overlaps(prepared: PreparedRule, pattern: Pattern, settings: Sequence[Settin
         report = match_report(pattern, setting, tuple(rule for rule in rules if rule.rule.name != name))
         if not isinstance(report, str):
             found |= dict.fromkeys(record.name for record in report.rules if record.fusions)
-    return [
-        ValidationFinding(
-            "overlaps-with",
-            f"{other} fuses the same operators; {'this' if order.index(name) < order.index(other) else 'that'} one is "
-            "tried first and wins",
-        )
-        for other in found
-    ]
+    return [overlap(other, comes_first=order.index(name) < order.index(other)) for other in found]
+
+
+def overlap(other: str, *, comes_first: bool) -> ValidationFinding:
+    """The finding that another rule fuses the same operators, and which of the two is tried first."""
+    which = "this" if comes_first else "that"
+    return ValidationFinding("overlaps-with", f"{other} fuses the same operators; {which} one is tried first and wins")

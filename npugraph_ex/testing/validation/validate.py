@@ -18,6 +18,7 @@ from npugraph_ex.testing.validation.effort import Effort
 from npugraph_ex.testing.validation.findings import Validation, ValidationFinding, ordered
 from npugraph_ex.testing.validation.matching import (
     allowed_too_much,
+    overlap,
     overlaps,
     refused_everywhere,
     refused_for_its_example,
@@ -41,8 +42,20 @@ _COMPARED = 4
 
 
 def validate_rule(prepared: PreparedRule, effort: Effort, *, target: str = "") -> Validation:
-    """Validate one registered replacement, with every other rule switched off."""
-    return _Validator(prepared, effort, target).run()
+    """Validate one registered replacement, with every other rule switched off, those of the same name too."""
+    rules = USER_RULES.snapshot()
+    namesakes = [rule for rule in rules if rule.rule.name == prepared.rule.name and rule.key != prepared.key]
+    order = [rule.key for rule in rules]
+    with USER_RULES.without(namesakes):
+        found = _Validator(prepared, effort, target).run()
+    further = [
+        overlap(
+            f"another replacement of the name {rule.rule.name}",
+            comes_first=order.index(prepared.key) < order.index(rule.key),
+        )
+        for rule in namesakes
+    ]
+    return replace(found, findings=ordered([*found.findings, *further]))
 
 
 @dataclass

@@ -1,0 +1,66 @@
+"""Two replacements of one search function have one name: each is validated without the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from npugraph_ex import register_replacement
+from npugraph_ex.fusion.registry import USER_RULES, RuleRegistry
+from npugraph_ex.testing.validation.effort import Effort
+from npugraph_ex.testing.validation.validate import validate_rule
+
+
+def product(x: Any, y: Any) -> Any:
+    """What both replace."""
+    return torch.sigmoid(x) * y
+
+
+def right(x: Any, y: Any) -> Any:
+    """The same in other operators."""
+    return y * torch.sigmoid(x)
+
+
+def wrong(x: Any, y: Any) -> Any:
+    """Another function."""
+    return torch.sigmoid(x) * x
+
+
+def test_the_second_is_not_proven_by_the_first() -> None:
+    """The first would take every match. Each of the two findings says which one wins, and both are registered afterwards."""
+    with FakeTensorMode():
+        examples = [torch.empty(4, 8, device="npu") for _ in range(2)]
+    with (
+        register_replacement(product, right, examples) as first,
+        register_replacement(product, wrong, examples) as second,
+    ):
+        before = USER_RULES.snapshot()
+        effort = Effort(6, (torch.float32,))
+        kept, refuted = (
+            validate_rule(next(rule for rule in before if rule.key == one.key), effort) for one in (first, second)
+        )
+        assert USER_RULES.snapshot() == before
+    assert (kept.verdict, refuted.verdict) == ("proven on 6, overlaps-with", "refuted, overlaps-with")
+    assert "this one is tried first" in str(kept)
+    assert "that one is tried first" in str(refuted)
+
+
+def test_rules_are_hidden_for_a_block() -> None:
+    """What is registered or removed within stays so, and the order is as before."""
+    with FakeTensorMode():
+        examples = [torch.empty(4, 8, device="npu") for _ in range(2)]
+    with register_replacement(product, right, examples), register_replacement(product, wrong, examples):
+        one, other = USER_RULES.snapshot()[-2:]
+    registry = RuleRegistry()
+    first, _ = registry.add(one), registry.add(other)
+    with registry.without([other]):
+        assert registry.snapshot() == (one,)
+        first.remove()
+    assert registry.snapshot() == (other,)
+    again = registry.add(one)
+    with registry.without([other]):
+        pass
+    assert registry.snapshot() == (other, one)
+    again.remove()
