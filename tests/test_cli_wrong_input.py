@@ -29,7 +29,7 @@ from npugraph_ex.observe.explain import Explanation, GraphExplanation
 from npugraph_ex.report.captures import CaptureRecord
 from npugraph_ex.report.findings import Finding, Location
 from npugraph_ex.report.graphs import CallRecord, GraphRecord, InputRecord
-from npugraph_ex.report.passes import Fusion, NearMiss, PassRecord, PassReport, RuleRecord
+from npugraph_ex.report.passes import Branch, Fusion, NearMiss, PassRecord, PassReport, RuleRecord
 from npugraph_ex.testing.validation.findings import Validation, ValidationFinding
 from npugraph_ex_conformance.mutants.search import Kill
 from npugraph_ex_conformance.upstream.outcome import UpstreamOutcome
@@ -252,7 +252,7 @@ def test_the_page_of_json_has_every_command_and_its_keys() -> None:
     }
     kinds = (
         Explanation, GraphExplanation, CaptureRecord, GraphRecord, InputRecord, CallRecord, PassReport, PassRecord, RuleRecord,
-        Fusion, NearMiss, Finding, Location,
+        Fusion, NearMiss, Branch, Finding, Location,
     )  # fmt: skip
     told = re.findall(r"^\| [^|]+ \| (.*) \|$", page.partition("## The JSON of")[2], re.MULTILINE)[1:]
     for kind, row in zip(kinds, told, strict=True):
