@@ -370,14 +370,16 @@ def _offer_backend() -> Any:
 
 
 def _teach_dynamo() -> None:
-    """Let dynamo trace what torch_npu does not teach it; a compilation would be too late, it follows the tracing.
+    """Let dynamo trace what torch_npu does not teach it, and right; a compilation would be too late, it follows the tracing.
 
     This runs while torch or torch_npu is imported, for programs that may never ask for this backend.
     """
     try:
         # Not from the package: this may run while the package is being imported, which imports dynamo.
         from npugraph_ex._torch_private.streams import trace_as_constant_call
+        from npugraph_ex._torch_private.traced_metadata import keep_metadata_current
 
+        keep_metadata_current()
         trace_as_constant_call("npu", "default_stream")
     except Exception as error:  # noqa: BLE001 - whatever moved in torch
         failures["dynamo"] = _one_line(error)

@@ -1,8 +1,9 @@
 """Examples of what people write in PyTorch and no graph shows.
 
-Pads of images in either memory format, writes through `reshape`, random numbers that nobody uses, checkpointed segments, gradients,
-and tangents of forward mode. A random program of images runs by `torch.compile` and in eager mode, some calls one after the other,
-each with a mode of its own. Results, strides, gradients, tangents and the next random numbers are those of eager mode to the bit.
+Pads of images in either memory format, writes through `reshape`, sizes read after `transpose_`, random numbers that nobody uses,
+checkpointed segments, gradients, and tangents of forward mode. A random program of images runs by `torch.compile` and in eager
+mode, some calls one after the other, each with a mode of its own.
+Results, strides, gradients, tangents and the next random numbers are those of eager mode to the bit.
 """
 
 from __future__ import annotations
@@ -127,4 +128,19 @@ def _turned(choices: Choices) -> _Step:
     return lambda value: value.transpose(2, 3).to(memory_format=memory)
 
 
-_MAKERS: tuple[Callable[[Choices], _Step], ...] = (_padded, _padded, _drawing, _checkpointed, _smooth, _turned)
+def _turned_in_place(choices: Choices) -> _Step:
+    """What is read afterwards of the sizes counts."""
+    dims = choices.pick(((2, 3), (1, 3), (0, 1)))
+
+    def turned(value: torch.Tensor) -> torch.Tensor:
+        value = value * 2
+        value.transpose_(*dims)
+        found = value * value.shape[dims[0]] + value.new_ones(value.shape)
+        return found.transpose(*dims)
+
+    return turned
+
+
+_MAKERS: tuple[Callable[[Choices], _Step], ...] = (
+    _padded, _padded, _drawing, _checkpointed, _smooth, _turned, _turned_in_place,
+)  # fmt: skip
