@@ -46,6 +46,13 @@ def _written_as_a_batch_of_one(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
+def _written_and_replaced(x: torch.Tensor, y: torch.Tensor, shares_the_earlier_memory: torch.Tensor) -> torch.Tensor:
+    del shares_the_earlier_memory
+    x.add_(1)
+    x.data = y
+    return x * 2
+
+
 def _turned_in_place(x: torch.Tensor) -> torch.Tensor:
     y = x * 2
     y.t_()
@@ -106,6 +113,7 @@ FAULTS: dict[str, tuple[Callable[..., torch.Tensor], Sequence[Callable[[], Tenso
     "nary_products": (_written_from, [lambda: _halves_of(6, 5), lambda: _halves_of(5, 7)]),
     "region_writes": (_written_by_regions, [lambda: (torch.arange(4.0),)]),
     "returned_views": (_second_half, [lambda: (torch.arange(100.0).as_strided((3, 8), (10, 1), 7),)]),
+    "replaced_memory": (_written_and_replaced, [lambda: (x := torch.ones(4), torch.ones(4), x.view(2, 2))]),
     "shared_inputs": (_scaled, [lambda: (torch.ones(4), torch.ones(4)), lambda: _overlapping(torch.ones(8))]),
     "stale_metadata": (_turned_in_place, [lambda: (torch.ones(2, 3),)]),
     "unused_draws": (_second_draw, [lambda: (torch.ones(3),)]),

@@ -22,6 +22,7 @@ from npugraph_ex.frontend.upstream_repairs import (
     idle_dropouts,
     layouts,
     region_writes,
+    replaced_memory,
     shared_inputs,
     unused_draws,
     written_views,
@@ -214,12 +215,13 @@ def _in_eager_mode(
     if lost:
         effects.warn(lost)
         return native_streams.kept(gm), lost
-    if not _torch_private.dual_levels():
+    reason = _DUAL if _torch_private.dual_levels() else replaced_memory.lost_write(gm)
+    if not reason:
         return None, ""
     if require_capture:
-        raise CaptureError(f"require_capture is set, and this graph cannot be captured: {_DUAL}")
-    logger.warning("This graph cannot be captured and runs as in eager mode: %s", _DUAL)
-    return native_streams.kept(gm), _DUAL
+        raise CaptureError(f"require_capture is set, and this graph cannot be captured: {reason}")
+    logger.warning("This graph cannot be captured and runs as in eager mode: %s", reason)
+    return native_streams.kept(gm), reason
 
 
 def _unsaveable(function: Callable[..., Any], reasons: Sequence[str]) -> Callable[..., Any]:
