@@ -55,7 +55,7 @@ def run(gm: fx.GraphModule, context: PassContext) -> None:
     if any(stream_of(node) != MAIN or orders_streams(node) for node in graph.nodes):
         return
     kernels = [node for node in graph.nodes if computes(node)]
-    for window in _chosen(_Search(graph, kernels, price)):
+    for window in _chosen(_WindowSearch(graph, kernels, price)):
         _fork_and_join(graph, kernels, window)
         side = [kernels[place] for place in window.side]
         context.report.add_branch(
@@ -85,7 +85,7 @@ def _only_computes(node: fx.Node) -> bool:
     )
 
 
-class _Search:
+class _WindowSearch:
     """The windows of a graph.
 
     Args:
@@ -149,7 +149,7 @@ class _Search:
         return (tuple(sorted(side)), time - EVENTS_US) if time > MARGIN * EVENTS_US else ((), 0.0)
 
 
-def _chosen(search: _Search) -> list[_Window]:
+def _chosen(search: _WindowSearch) -> list[_Window]:
     """Windows that do not overlap and together win the most."""
     ending: dict[int, list[_Window]] = {}
     for window in search.windows():

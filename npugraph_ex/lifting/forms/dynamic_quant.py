@@ -38,7 +38,7 @@ _DEEPEST = 8
 
 
 @dataclass(frozen=True)
-class _Scale:
+class _QuantisationScale:
     """``max(factor * largest, bound)``, or ``factor * largest + bound``: of ``of``, over the last dimension, from ``node``."""
 
     node: fx.Node
@@ -47,7 +47,7 @@ class _Scale:
     bound: float = 0.0
     added: bool = False
 
-    def is_like(self, other: _Scale) -> bool:
+    def is_like(self, other: _QuantisationScale) -> bool:
         """Whether the two are equal over the real numbers."""
         numbers = ((self.factor, other.factor), (self.bound, other.bound))
         same = all(math.isclose(one, another, rel_tol=_NEAR) for one, another in numbers)
@@ -59,7 +59,7 @@ class _Scale:
         return self.bound > 0 and (self.added or self.bound > self.factor * smallest)
 
 
-def _largest_of(node: fx.Node) -> _Scale | Unlike | None:
+def _largest_of(node: fx.Node) -> _QuantisationScale | Unlike | None:
     """The largest magnitude of each row; None for anything else."""
     inner = terms.core(node)
     if terms.calls(inner, _aten.maximum.default):
@@ -79,7 +79,7 @@ def _largest_of(node: fx.Node) -> _Scale | Unlike | None:
     return replace(found, of=under.args[0])  # type: ignore[arg-type]
 
 
-def _end(node: Any) -> tuple[int, _Scale] | None:
+def _end(node: Any) -> tuple[int, _QuantisationScale] | None:
     """``(1, amax(x))`` or ``(-1, -amin(x))`` of the last dimension, which may be bounded by 0."""
     sign, inner = 1, terms.core(node)
     if terms.calls(inner, _aten.neg.default):
@@ -98,10 +98,10 @@ def _unbounded(node: fx.Node, sign: int) -> fx.Node:
     return node
 
 
-def _reduced(node: fx.Node, *targets: Any) -> _Scale | None:
+def _reduced(node: fx.Node, *targets: Any) -> _QuantisationScale | None:
     """What a call of one of these reduces."""
     call = node.args[0] if node.target is getitem and node.args[1] == 0 else node
-    return _Scale(node, call.args[0]) if terms.calls(call, *targets) else None  # type: ignore[arg-type]
+    return _QuantisationScale(node, call.args[0]) if terms.calls(call, *targets) else None  # type: ignore[arg-type]
 
 
 def _dims(node: fx.Node) -> list[int] | None:
@@ -114,7 +114,7 @@ def _dims(node: fx.Node) -> list[int] | None:
     return [dim % value.dim() for dim in (dims if isinstance(dims, (list, tuple)) else [dims])]
 
 
-def _scale_of(node: fx.Node, depth: int = _DEEPEST) -> _Scale | Unlike | None:
+def _scale_of(node: fx.Node, depth: int = _DEEPEST) -> _QuantisationScale | Unlike | None:
     """``node`` as a scale; None where it is none."""
     found = _largest_of(node)
     if found is not None or not depth:
@@ -125,7 +125,7 @@ def _scale_of(node: fx.Node, depth: int = _DEEPEST) -> _Scale | Unlike | None:
     if least is not None or added is not None:
         under, number = least or added  # type: ignore[misc]
         found = _scale_of(under, depth - 1)
-        if not isinstance(found, _Scale) or number < 0 or (found.bound and (found.added or least is None)):
+        if not isinstance(found, _QuantisationScale) or number < 0 or (found.bound and (found.added or least is None)):
             return found if isinstance(found, Unlike) else None
         return replace(found, bound=max(found.bound, number), added=least is None)
     if terms.calls(inner, _aten.unsqueeze.default, _aten.view.default):
@@ -136,7 +136,7 @@ def _scale_of(node: fx.Node, depth: int = _DEEPEST) -> _Scale | Unlike | None:
     if len(parts.factors) != 1 or parts.divisors or not parts.scale > 0 or terms.core(parts.factors[0]) is inner:
         return None
     found = _scale_of(parts.factors[0], depth - 1)
-    if not isinstance(found, _Scale):
+    if not isinstance(found, _QuantisationScale):
         return found
     return replace(found, factor=found.factor * parts.scale, bound=found.bound * parts.scale)
 
@@ -198,7 +198,7 @@ class _DynamicQuant:
                 return self._of(node, before, divisor, scale)
         return None
 
-    def _of(self, node: fx.Node, before: _Rounded, divisor: fx.Node, scale: _Scale) -> Proposal | Unlike:
+    def _of(self, node: fx.Node, before: _Rounded, divisor: fx.Node, scale: _QuantisationScale) -> Proposal | Unlike:
         whole = terms.core(scale.of)
         parts = terms.product(before.quotient, lambda one: one is divisor or terms.core(one) is whole)
         if [terms.core(one) for one in parts.factors] != [whole] or parts.divisors != (divisor,):
@@ -246,13 +246,13 @@ def _half(node: fx.Node) -> fx.Node | None:
     return next((one for one in terms.casts(node) if one.meta["val"].dtype in _TAKEN), None)
 
 
-def _given_out(scale: _Scale, node: fx.Node, proposal: Proposal) -> fx.Node | None:
+def _given_out(scale: _QuantisationScale, node: fx.Node, proposal: Proposal) -> fx.Node | None:
     """The first node that is the scale and that others use; None where there is none."""
     subgraph = Subgraph.of(proposal)
     inside = () if isinstance(subgraph, str) else subgraph.nodes
     for one in sorted(_followers(scale.node) - {node}):
         known = _scale_of(one)
-        if not isinstance(known, _Scale) or not known.is_like(scale):
+        if not isinstance(known, _QuantisationScale) or not known.is_like(scale):
             continue
         if one not in inside or any(user not in inside for user in one.users):
             return one
@@ -268,7 +268,7 @@ def _followers(node: fx.Node) -> set[fx.Node]:
     return found
 
 
-def _build(scale: _Scale, results: Sequence[torch.Tensor]) -> Build:
+def _build(scale: _QuantisationScale, results: Sequence[torch.Tensor]) -> Build:
     def build(emit: Emit, x: fx.Node) -> tuple[fx.Node, ...]:
         value, quantised_like, *scale_like = x.meta["val"], *results
         made = emit(torch.ops.npu.npu_dynamic_quant.default, x)
