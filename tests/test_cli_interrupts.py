@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -302,6 +303,32 @@ def test_the_signals_are_given_back() -> None:
     assert (stop.status, str(stop)) == (143, "SIGTERM")
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
     assert Interrupt().status == 130
+
+
+class _InterruptedAtItsEnd:
+    """Ctrl-C comes while Python frees it."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupt_in_a_finalizer_is_not_lost() -> None:
+    """Python ignores what a finalizer raises, so it is raised again; what else Python ignores is told as before."""
+    told = sys.unraisablehook
+    stop = Interrupt()
+
+    def block() -> None:
+        nonlocal stop
+        with interruptible() as stop:
+            _InterruptedAtItsEnd()
+            select.select([], [], [], 20)
+
+    with pytest.raises(KeyboardInterrupt):
+        block()
+    assert stop.number == signal.SIGINT
+    assert stop.status == 130
+    assert sys.unraisablehook is told
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
 def test_children_of_children_end_too() -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+_SOON = 0.001
+"""Seconds after which an interrupt that nothing could catch is raised again."""
 _NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGALRM: "the time that --after gives"}
 
 
@@ -57,11 +60,22 @@ def interruptible(*, after: float | None = None) -> Iterator[Interrupt]:
         stop.number = stop.number or number
         raise KeyboardInterrupt
 
+    ignore = sys.unraisablehook
+
+    def unraisable(lost: sys.UnraisableHookArgs) -> None:
+        """Python ignores what is raised in a finalizer."""
+        if stop.number and isinstance(lost.exc_value, KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, _SOON)
+        else:
+            ignore(lost)
+
+    sys.unraisablehook = unraisable
     before = {number: signal.signal(number, handle) for number in _NAMES}
     try:
         yield stop
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        sys.unraisablehook = ignore
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -54,7 +54,7 @@ def _weights(operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor], how: Att
     if layout == "TND":
         ends = [[0, *map(int, lengths or ())] for lengths in how.lengths]
         lengths = [[after - before for before, after in itertools.pairwise(one)] for one in ends]
-        per_head = sum(rows * columns for rows, columns in zip(*lengths, strict=True))
+        per_head: int = sum(rows * columns for rows, columns in zip(*lengths, strict=True))
         return int(query.shape[1]) * per_head
     batch, rows = layout.index("B"), layout.index("S")
     return int(query.shape[batch]) * how.head_num * int(query.shape[rows]) * int(key.shape[rows])

@@ -20,6 +20,7 @@ from npugraph_ex.testing import mutant
 from npugraph_ex.testing.generator.client_operators import client_operators
 from npugraph_ex_conformance.campaign import architecture_checks, strangers, strangers_tables, summary, warm
 from npugraph_ex_conformance.campaign.architecture_checks import ArchitectureCase, check_architecture
+from npugraph_ex_conformance.campaign.driver import cluster
 from npugraph_ex_conformance.campaign.items import CampaignSettings, ItemAnswer
 from npugraph_ex_conformance.campaign.kinds import KINDS
 from npugraph_ex_conformance.campaign.ledger import Ledger, Row
@@ -162,6 +163,15 @@ def test_a_ledger_counts_an_item_once_and_refuses_another_campaign(tmp_path: Pat
         _plan(["integers=5", "integers=6"])
     with pytest.raises(UsageError, match="another campaign"):
         Ledger(ledger.path, {"integers": 3}, {"seed": 0}).open(resume=True)
+
+
+def test_a_cluster_that_is_nowhere_is_one_sentence() -> None:
+    """The option, what was given, and what Ray says of it."""
+    with (
+        pytest.raises(UsageError, match=r"--address: no Ray cluster answers at 'nonsense' \(Invalid address"),
+        cluster("nonsense", None),
+    ):
+        pass
 
 
 def test_the_driver_needs_no_torch() -> None:

@@ -63,7 +63,15 @@ def cluster(address: str | None, workers: int | None) -> Iterator[str]:
         os.environ.setdefault("RAY_worker_niceness", "0")
     kept = {"log_to_driver": False, "logging_level": "ERROR", "ignore_reinit_error": True}
     alone = {"num_cpus": workers, "include_dashboard": False, "object_store_memory": _STORE}
-    context = ray.init(**kept, **({"address": address} if address else alone))
+    try:
+        context = ray.init(**kept, **({"address": address} if address else alone))
+    except (ConnectionError, ValueError) as error:
+        if not address:
+            raise
+        why = str(error).partition(". ")[0]
+        raise UsageError(
+            f"--address: no Ray cluster answers at {address!r} ({why}); `ray status` there says its address"
+        ) from error
     try:
         yield str(context.dashboard_url or "")
     finally:
