@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _VARIABLE = "NPU_EMULATOR_AS_MEASURED"
 _DESCRIPTION = """\
 Ask a device, rule by rule, for what the emulated device is built on: error codes, what a capture refuses, order, allocator,
-random numbers, updates of captured tasks, formats. Prints the rules that it does not obey, and writes all answers to a file.
+random numbers, updates of captured tasks, formats. Prints the rules that it does not obey; --output writes all answers to a file.
 
 examples:
   npugraph-ex fidelity                                       the emulated device beside its own rules
