@@ -156,8 +156,9 @@ class Options:
     join_projections: bool = _row(
         False,
         SWITCH,
-        "With lift: compute gate and up of a SwiGLU in one product, with their weights in one tensor. It takes the memory of "
-        "these weights again. Changes of weights are followed, but not those through parameter.data.",
+        "With lift: compute projections of one input, such as gate and up, or queries, keys and values, in one product, with "
+        "their weights in one tensor. It takes the memory of these weights again. Changes of weights are followed, but not those "
+        "through parameter.data.",
     )
     auto_streams: bool = _row(
         False,

@@ -7,29 +7,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from npugraph_ex import _torch_private
-from npugraph_ex.fusion import checks
+from npugraph_ex.fusion import checks, free_strides
 from npugraph_ex.fusion.checks import GraphFacts, Site
 from npugraph_ex.fusion.forward_backward import MatchPart
 from npugraph_ex.fusion.splice import splice
 from npugraph_ex.fusion.tracing import fresh
 from npugraph_ex.graph import metadata, noops
 from npugraph_ex.graph.launches import NOTHING, Launched
-from npugraph_ex.graph.memory.aliases import tensor_leaves
+from npugraph_ex.graph.memory.aliases import output_values, tensor_leaves
 from npugraph_ex.graph.metadata import fake_mode_of
 from npugraph_ex.graph.operators import is_view
 from npugraph_ex.graph.source import source_line
 from npugraph_ex.lifting import constants, joined_weights, repeated
-from npugraph_ex.lifting.forms import FORMS, joined_swiglu
+from npugraph_ex.lifting.forms import FORMS
+from npugraph_ex.lifting.forms.joined_projections import JoinedProjections
+from npugraph_ex.lifting.forms.joined_swiglu import JoinedSwiGlu
 from npugraph_ex.lifting.judging import Ruling, judge
 from npugraph_ex.lifting.proposal import Build, Emit, Form, Proposal, Unlike
 from npugraph_ex.lifting.subgraph import Subgraph
 from npugraph_ex.report.passes import Fusion, NearMiss, ReportBuilder
+
+_JOINING: tuple[type[JoinedSwiGlu | JoinedProjections], ...] = (JoinedSwiGlu, JoinedProjections)
+"""Forms for graphs whose parameters are known; gate and up come first."""
 
 
 def lift(
@@ -49,7 +55,7 @@ def lift(
     _remove_noops(graph, report)
     constants.fold(graph, report)
     facts = GraphFacts.from_graph(graph)
-    joining = [] if parameters is None else [joined_swiglu.JoinedSwiGlu(parameters)]
+    joining: list[Form] = [] if parameters is None else [one(parameters) for one in _JOINING]
     for form in (*FORMS, *joining):
         report.add_rule(form.name)
         ends, lifted = form.ends_with, False
@@ -62,7 +68,8 @@ def lift(
             _refresh_views(graph)
             facts = GraphFacts.from_graph(graph)
     if parameters is None:
-        report.add_rule(joined_swiglu.NAME, "the option 'join_projections' is off")
+        for one in _JOINING:
+            report.add_rule(one.name, "the option 'join_projections' is off")
     repeated.join(graph, report)
     if parameters:
         joined_weights.take_out(graph, parameters)
@@ -89,7 +96,7 @@ def _refresh_views(graph: fx.Graph) -> None:
 
 def refuse(report: ReportBuilder, why: str) -> None:
     """Say of every form why it was not tried."""
-    for name in (constants.NAME, *(form.name for form in FORMS), joined_swiglu.NAME, repeated.NAME):
+    for name in (constants.NAME, *(form.name for form in FORMS), *(form.name for form in _JOINING), repeated.NAME):
         report.add_rule(name, why)
 
 
@@ -126,10 +133,10 @@ class _LiftingAttempt:
         if proposal is None or isinstance(subgraph, str) or _unfit(proposal):
             return NOTHING
         bound = {str(position): node for position, node in enumerate(proposal.inputs)}
-        replacement = self._replacement(proposal, Site(subgraph.vanishing, subgraph.outputs, bound))
-        if isinstance(replacement, str):
+        found = self._replacement(proposal, Site(subgraph.vanishing, subgraph.outputs, bound))
+        if isinstance(found, str):
             return NOTHING
-        return Launched.of(subgraph.vanishing) - Launched.of(joined_weights.in_a_call(replacement))
+        return Launched.of(subgraph.vanishing) - Launched.of(joined_weights.in_a_call(found[0]))
 
     def _lift(self, proposal: Proposal) -> str | None:
         """None after a lift, otherwise the first reason against it; cheap questions first."""
@@ -149,9 +156,10 @@ class _LiftingAttempt:
         reason = checks.one_scope(whole, self.facts) or checks.undisturbed(whole, [placement], self.facts)
         if reason is not None:
             return reason
-        replacement = self._replacement(proposal, site)
-        if isinstance(replacement, str):
-            return replacement
+        found = self._replacement(proposal, site)
+        if isinstance(found, str):
+            return found
+        replacement, relaid = found
         saves = Launched.of(subgraph.vanishing) - Launched.of(joined_weights.in_a_call(replacement))
         if saves.kernels <= 0:
             return "nothing would be saved: it starts as many kernels, or others use what is computed on the way"
@@ -161,6 +169,7 @@ class _LiftingAttempt:
         names = tuple(node.name for node in subgraph.vanishing)
         source = source_line(proposal.outputs[-1])
         new = splice(site, [MatchPart(site, placement)], replacement, proposal.inputs, self.facts)
+        free_strides.apply_new_values(relaid, new)
         self.report.add_fusion(_record(self.form.name, names, new, source, ruling, saves))
         return None
 
@@ -190,18 +199,33 @@ class _LiftingAttempt:
         emit.graph.output(results)
         return emit.graph, results
 
-    def _replacement(self, proposal: Proposal, site: Site) -> fx.Graph | str:
-        """The first way to make it whose results are like those that it replaces; why the last one is not."""
+    def _replacement(self, proposal: Proposal, site: Site) -> tuple[fx.Graph, dict[fx.Node, Any]] | str:
+        """The first way to make it whose results fit, with the metadata that it changes; why the last one does not."""
         reason = ""
         for build in proposal.builds:
             graph, results = self._built(proposal, build)
-            unlike = checks.same_metadata(site, results) or checks.same_aliasing(
-                site, graph, proposal.inputs, self.facts
-            )
-            if unlike is None:
-                return graph
-            reason = unlike
+            relaid: dict[fx.Node, Any] | str = {}
+            if proposal.parts:
+                relaid = self._shared_memory_shows(proposal) or free_strides.new_values(site, results, self.facts.graph)
+            else:
+                relaid = (
+                    checks.same_metadata(site, results)
+                    or checks.same_aliasing(site, graph, proposal.inputs, self.facts)
+                    or relaid
+                )
+            if not isinstance(relaid, str):
+                return graph, relaid
+            reason = relaid
         return reason
+
+    def _shared_memory_shows(self, proposal: Proposal) -> str:
+        """Which output leaves the graph, or is written: then a program can see that outputs share memory."""
+        aliases = self.facts.aliases
+        leaving = [value for value in output_values(self.facts.graph) if isinstance(value, fx.Node)]
+        for node in proposal.outputs:
+            if aliases.is_written(node) or any(aliases.share_storage(node, value) for value in leaving):
+                return f"{node.name} is written or leaves the graph, and would share memory with the others"
+        return ""
 
 
 def _unfit(proposal: Proposal) -> str | None:

@@ -23,13 +23,16 @@ _aten = torch.ops.aten
 
 
 def parameters(graph: fx.Graph, values: Sequence[Any]) -> dict[fx.Node, torch.Tensor]:
-    """The inputs that are matrices of the model, with their values; none where the values of the call are unknown."""
+    """The inputs that are matrices and vectors of the model, with their values; none where the values of the call are unknown."""
     given = graph.find_nodes(op="placeholder")
     return {
         node: value
         for node, value in zip(given, values, strict=False)
         # A tensor of inference mode does not count its versions, so a change would not show.
-        if type(value) is torch.nn.Parameter and value.dim() == 2 and value.is_contiguous() and not value.is_inference()
+        if type(value) is torch.nn.Parameter
+        and value.dim() in {1, 2}
+        and value.is_contiguous()
+        and not value.is_inference()
     }
 
 

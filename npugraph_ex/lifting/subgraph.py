@@ -94,6 +94,7 @@ _SIZED = frozenset(
         torch.ops.aten.reshape.default,
         torch.ops.aten._unsafe_view.default,  # noqa: SLF001 - the operator's name
         torch.ops.aten.expand.default,
+        torch.ops.aten.split_with_sizes.default,
     }
 )
 

@@ -1,4 +1,4 @@
-"""Gate and up in one product: the operator, the weights that it follows, and what is left alone."""
+"""Projections in one product, gate and up and others: the weights that it follows, and what is left alone."""
 
 # The calls of the modules are what their names say.
 # ruff: noqa: D102
@@ -16,7 +16,7 @@ from torch.nn import functional
 import npugraph_ex
 from npugraph_ex.frontend.entry import joined_inputs
 from npugraph_ex.lifting import judging
-from npugraph_ex.lifting.forms import joined_swiglu
+from npugraph_ex.lifting.forms import joined_projections, joined_swiglu
 
 WIDTH, INNER = 32, 48
 
@@ -80,11 +80,11 @@ def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]
     return torch.compile(function, backend="npugraph_ex", options=every, dynamic=False, fullgraph=True)
 
 
-def fused() -> int:
+def fused(rule: str = joined_swiglu.NAME) -> int:
     """How often the last graph was lifted so."""
     report = npugraph_ex.last_report()
     assert report is not None
-    return report.fusions(joined_swiglu.NAME)
+    return report.fusions(rule)
 
 
 @pytest.mark.parametrize("force_eager", [False, True], ids=["captured", "eager"])
@@ -170,3 +170,103 @@ def test_the_judge_sees_each_step(monkeypatch: pytest.MonkeyPatch, step: str) ->
     assert report is not None
     assert fused() == 0
     assert "farther from float64" in report.near_misses(joined_swiglu.NAME)[0].reason
+
+
+class Attention(torch.nn.Module):
+    """As `transformers` has it: one head of keys and values for two of queries."""
+
+    def __init__(self, *, bias: bool = False) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (torch.nn.Linear(WIDTH, width, bias=bias) for width in (WIDTH, 16, 16, WIDTH))
+
+    def projected(self, x: Any) -> Any:
+        return [one(x).view(*x.shape[:2], -1, 8).transpose(1, 2) for one in (self.q, self.k, self.v)]
+
+    def forward(self, x: Any) -> Any:
+        attended = functional.scaled_dot_product_attention(*self.projected(x), enable_gqa=True)
+        return self.o(attended.transpose(1, 2).reshape(x.shape))
+
+
+class OfAnother(Attention):
+    """Keys and values are of another input than queries, as in cross attention."""
+
+    def projected(self, x: Any) -> Any:
+        y = x + 1
+        return [
+            one(of).view(*x.shape[:2], -1, 8).transpose(1, 2) for one, of in ((self.q, x), (self.k, y), (self.v, y))
+        ]
+
+
+class ValuesLeave(Attention):
+    """Values are a result, as those of a new cache are."""
+
+    def forward(self, x: Any) -> Any:
+        queries, keys, values = self.projected(x)
+        return functional.scaled_dot_product_attention(queries, keys, values, enable_gqa=True), values
+
+
+class OnlyOneWeight(Attention):
+    """Keys are values."""
+
+    def projected(self, x: Any) -> Any:
+        keys = [functional.linear(x, self.k.weight).view(*x.shape[:2], -1, 8).transpose(1, 2) for _ in range(2)]
+        return [self.q(x).view(*x.shape[:2], -1, 8).transpose(1, 2), *keys]
+
+
+@pytest.mark.parametrize(("kind", "bias"), [(Attention, False), (Attention, True), (OfAnother, False)])
+def test_projections_of_one_input(kind: Callable[..., Any], bias: bool) -> None:
+    """Queries, keys and values are one product, replayed and with weights and biases that change; a decode step has one row."""
+    one, other = (made(kind, seed, bias=bias) for seed in (1, 2))
+    run = compiled(lambda module, x: module(x))
+    for x in (drawn(), drawn(3)[:1, :1]):
+        with torch.no_grad():
+            for module in (one, other, one):
+                found, plain = run(module, x), module(x)
+                assert torch.allclose(found, plain, rtol=1e-2, atol=1e-3)
+                assert found.stride() == plain.stride()
+            assert fused(joined_projections.NAME) == 1
+            for parameter in one.k.parameters():
+                parameter.mul_(3)
+            assert torch.allclose(run(one, x), one(x), rtol=1e-2, atol=1e-3)
+
+
+LEFT_ALONE = {
+    ValuesLeave: "leaves the graph, and would share memory",
+    OnlyOneWeight: "one and the same",
+}
+
+
+@pytest.mark.parametrize("kind", LEFT_ALONE)
+def test_projections_that_stay_apart(kind: Callable[..., Any]) -> None:
+    """Where a program could see that the parts share memory, they do not."""
+    module, x = made(kind), drawn()
+    with torch.no_grad():
+        found, plain = compiled(module)(x), module(x)
+    for one, expected in zip(*((pair if isinstance(pair, tuple) else (pair,)) for pair in (found, plain)), strict=True):
+        assert torch.equal(one, expected)
+        assert one.stride() == expected.stride()
+    report = npugraph_ex.last_report()
+    assert report is not None
+    assert fused(joined_projections.NAME) == 0, report.table()
+    assert LEFT_ALONE[kind] in " / ".join(miss.reason for miss in report.near_misses(joined_projections.NAME))
+
+
+def test_the_judge_sees_each_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and values in each other's place are refused by values."""
+    right = joined_projections._build
+
+    def swapped(shape: Any, sizes: Any) -> Any:
+        def build(emit: Any, *operands: Any) -> Any:
+            queries, keys, values = right(shape, sizes)(emit, *operands)
+            return queries, values, keys
+
+        return build
+
+    monkeypatch.setattr(joined_projections, "_build", swapped)
+    module = made(Attention)
+    with torch.no_grad():
+        compiled(module)(drawn())
+    report = npugraph_ex.last_report()
+    assert report is not None
+    assert fused(joined_projections.NAME) == 0
+    assert "farther from float64" in report.near_misses(joined_projections.NAME)[0].reason

@@ -1,7 +1,7 @@
 """Projections that read one input, each in a kernel of its own, where one projection with a longer weight would do.
 
-Joining weights costs memory or the model's parameters, so no pass does it by itself: the model's author can, or for gate and up the
-option `join_projections`. A weight that its author joins does not follow a training step, so this is for frozen weights.
+Joining weights costs memory or the model's parameters, so no pass does it by itself: the model's author can, or the option
+`join_projections`. A weight that its author joins does not follow a training step, so this is for frozen weights.
 """
 
 from __future__ import annotations
