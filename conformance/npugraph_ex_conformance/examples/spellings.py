@@ -1,4 +1,4 @@
-"""Examples for lifting: norms, rotary embeddings, activations, gated products, attention and masks, spelled at random.
+"""Examples for lifting: norms, rotary embeddings, activations, attention, masks, quantisation and others, spelled at random.
 
 Each part of a spelling is drawn from the ways in which programs write it. One example in three is a near-miss: one part is
 wrong in a way that changes what is computed. A spelling must be lifted, or be refused because the operator is farther from
@@ -19,7 +19,7 @@ _REFUSED = ("farther from float64", "infinite or NaN", "elements are not eager m
 """What the judge says of a spelling that the operator would be worse than, or other than."""
 _ROWS, _MANY_ROWS = 4, 4096
 """A norm in float16 that is nearly exact differs from eager mode in one element of 10,000."""
-_OF_16_BITS = ("lift_attention", "lift_gating", "lift_sigmoid_gating")
+_OF_16_BITS = ("lift_attention", "lift_gating", "lift_sigmoid_gating", "lift_dynamic_quant", "lift_quant_matmul")
 _DTYPES = ("float16", "bfloat16", "float32")
 
 
@@ -294,6 +294,56 @@ def _mask(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     return Spelling("lift_constants", lines, ((rows, width), (width,)))
 
 
+def _quantised(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """Dynamic quantisation. The result does not jump where a quotient lies between two whole numbers: either is right there."""
+    width = draw.choice((16, 24))
+    miss = draw.choice(("largest", "dimension", "floor", "source", "clamp")) if wrong else ""
+    wide = draw.choice(("x0.float()", "x0"))
+    of, dim = ("(wide + 1)" if miss == "source" else "wide"), (1 if miss == "dimension" else -1)
+    largest = draw.choice((f"{of}.abs().amax({dim}, keepdim=True)", f"{of}.abs().max({dim}, keepdim=True)[0]"))
+    most = 120 if miss == "largest" else 127
+    scales = [
+        f"largest.float() / {most}",
+        f"largest.float() * (1 / {most})",
+        f"(largest.float() / {most}).clamp(min=1e-5)",
+    ]
+    low, high = (-64, 63) if miss == "clamp" else draw.choice(((-128, 127), (-127, 127)))
+    near = "floor" if miss == "floor" else "round"
+    whole = draw.choice((f"quotient.{near}().clamp({low}, {high})", f"quotient.clamp({low}, {high}).{near}()"))
+    lines = (
+        f"wide = {wide}",
+        f"largest = {largest}",
+        f"scale = {draw.choice(scales)}",
+        f"quotient = {draw.choice(('wide / scale', 'wide * (1.0 / scale)'))}",
+        f"whole = ({whole}).to(torch.int8)",
+        "(whole - x0 / scale) * torch.cos(3.141592653589793 * (x0 / scale)) + scale",
+    )
+    return Spelling("lift_dynamic_quant", lines, ((rows, 3, width),), miss)
+
+
+def _product_of_whole_numbers(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """Which whole numbers they are is seen from comparisons, which are exact."""
+    columns, width = draw.choice((8, 24)), draw.choice((16, 32))
+    miss = draw.choice(("wraps", "token", "number")) if wrong else ""
+    cast = "" if miss == "wraps" else draw.choice((".float()", ".to(torch.int32)", ".half()"))
+    factors = ["total.float()", "x2.float()", "x2.float()" if miss == "token" else "x3.float()"]
+    factors += ["0.5"] if miss == "number" else []
+    draw.shuffle(factors)
+    ends = (
+        f"({' * '.join(factors)}).to(x0.dtype)",
+        f"({' * '.join(factors)}).to(x0.dtype) + x4",
+        f"(x4 + {' * '.join(factors)}).to(x0.dtype)",
+    )
+    lines = (
+        "q = (x0 > 0.5).to(torch.int8) * 5 + (x0 > -1).to(torch.int8) * 100 - 60",
+        "w = (x1 > 0.5).to(torch.int8) * 50 - (x1 < -0.5).to(torch.int8) * 49",
+        f"total = q{cast} @ w{cast}.t()",
+        draw.choice(ends),
+    )
+    shapes: tuple[tuple[int | str, ...], ...] = ((rows, width), (columns, width), (rows, 1), (columns,), (columns,))
+    return Spelling("lift_quant_matmul", lines, shapes, miss)
+
+
 _FORMS = (
     _norm,
     _rotary,
@@ -306,6 +356,8 @@ _FORMS = (
     _group_norm,
     _mask,
     _loss,
+    _quantised,
+    _product_of_whole_numbers,
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import fx
 
 from npugraph_ex.lifting import terms
@@ -42,6 +43,13 @@ def _on_the_right(original: Any) -> Any:
     return bias
 
 
+def _in_float32(original: Any) -> Any:
+    def whole(node: fx.Node) -> Any:
+        return original(node) if node.meta["val"].dtype == torch.float32 else None
+
+    return whole
+
+
 MUTANTS = (
     Mutant(
         "lifting-ignores-writes-between", "nothing writes what a spelling reads before it ends",
@@ -74,5 +82,13 @@ MUTANTS = (
     Mutant(
         "lifting-adds-any-shapes", "a sum that broadcasts is not what the norm of a sum takes",
         "npugraph_ex.lifting.forms.add_norm:same_numbers", answering(True), "spellings",
+    ),
+    Mutant(
+        "lifting-reads-no-bound", "a scale with a lower bound is still a scale",
+        "npugraph_ex.lifting.forms.dynamic_quant:_least", answering(None), "spellings",
+    ),
+    Mutant(
+        "lifting-multiplies-in-float32", "a product of whole numbers is found in whichever dtype it is computed",
+        "npugraph_ex.lifting.forms.quant_matmul:_int8", _in_float32, "spellings",
     ),
 )  # fmt: skip
