@@ -41,6 +41,14 @@ def summary(found: Explanation, again: str = "") -> Facts:
     for fate in dict.fromkeys(graph.fate for graph in graphs):
         numbers = [str(graph.number) for graph in graphs if graph.fate == fate]
         rows.append(("runs as", f"{FATES[fate]}: {noun(len(numbers), 'graph')} {_few(numbers)}"))
+    trained = [str(graph.number) for graph in graphs if graph.trained]
+    if trained:
+        rows.append(
+            (
+                "backward",
+                f"of {noun(len(trained), 'graph')} {_few(trained)}: operator by operator, and counted nowhere here",
+            )
+        )
     rows += _some("not capturable", (f"graph {one.number}: {why}" for one in graphs for why in one.obstacles))
     rows += _some("graph break", (reason.splitlines()[0] for reason in found.breaks))
     rows += _some("compiled", (f"graph {one.number} {one.cause}" for one in graphs if one.cause.startswith("again")))

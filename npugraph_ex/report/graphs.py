@@ -81,6 +81,7 @@ class GraphRecord:
         peak_before: the largest `alive_bytes` of AOT's graph; a model of memory, without what an allocator rounds up.
         peak_after: the same after all passes.
         cause: why it was compiled: for a first call, or again because of what had changed since an earlier compilation.
+        trained: whether it is the forward half of a graph that is trained. The backward half runs operator by operator.
     """
 
     number: int
@@ -96,6 +97,7 @@ class GraphRecord:
     peak_before: int = 0
     peak_after: int = 0
     cause: str = "for the first call"
+    trained: bool = False
 
 
 _records: deque[GraphRecord] = deque(maxlen=_KEPT)

@@ -190,6 +190,18 @@ def test_the_modelled_time_is_that_of_starts_and_bytes(monkeypatch: pytest.Monke
         assert f" {expected:.1f} us after: starts and bytes of the kernels on an {known}\n" in str(found.summary())
 
 
+def test_a_backward_half_is_told() -> None:
+    """The figures are those of the forward half, so the screen says so; without gradients there is no such row."""
+    fast, x = torch.compile(lambda x: x.sin() * 2, backend="npugraph_ex"), _device(4)
+    for trained in (True, False):
+        watch = Watch()
+        with torch.enable_grad():
+            fast(x.clone().requires_grad_(trained))
+        (entry,) = watch.explanation().graphs
+        assert entry.graph.trained is trained
+        assert ("backward" in dict(watch.explanation().summary().pairs)) is trained
+
+
 def test_an_obstacle_is_named_with_its_line() -> None:
     """A graph that cannot be captured says which operation forbids it and where it was written."""
 

@@ -407,7 +407,10 @@ class NpuFxCompiler:
         **facts: Any,
     ) -> None:
         report = compilation.report or PassReport()
-        made = record(gm, example_inputs, names, compilation.options, runner, number=number, report=report, **facts)
+        made = record(
+            gm, example_inputs, names, compilation.options, runner, number=number, report=report,
+            trained=compilation.trained, **facts,
+        )  # fmt: skip
         if compilation.dumper is not None:
             compilation.dumper.text(description(made), "captured_graph")
             captures.also_write(number, compilation.dumper.directory / "captures.txt")

@@ -38,6 +38,7 @@ def record(  # noqa: PLR0913 - the parts of one compilation
     report: PassReport,
     before: tuple[CallRecord, ...],
     cause: str = "",
+    trained: bool = False,
 ) -> GraphRecord:
     """Make and publish the record of one compiled graph, after all passes; ``static`` are its parameters and buffers."""
     obstacles = tuple(str(obstacle) for obstacle in find_obstacles(gm, UpdatePlan.from_graph(gm), names))
@@ -57,6 +58,7 @@ def record(  # noqa: PLR0913 - the parts of one compilation
         peak_before=_peak(before),
         peak_after=_peak(after),
         cause=cause or _cause(),
+        trained=trained,
     )
     graphs.publish(made)
     return made
