@@ -257,3 +257,52 @@ NOT_PRODUCTS: dict[Callable[..., Any], str] = {
     scaled_by_a_number: "by the number 0.5", divided_by_the_scale: "", in_float32_to_the_end: "",
     bias_before_the_scale: "", scale_of_each_element: "one of tokens and one of columns",
 }  # fmt: skip
+
+
+def weight_scaled_first(x: Any, w: Any, scale: Any, bias: Any) -> Any:
+    return torch.nn.functional.linear(x, w.to(x.dtype) * scale[:, None])
+
+
+def weight_scaled_first_with_a_bias(x: Any, w: Any, scale: Any, bias: Any) -> Any:
+    return torch.nn.functional.linear(x, scale.unsqueeze(1) * w.to(x.dtype), bias)
+
+
+def weight_of_rows(x: Any, w: Any, scale: Any, bias: Any) -> Any:
+    w = w.reshape(WIDTH, COLUMNS)
+    return x @ (w.to(x.dtype) * scale) + bias
+
+
+def one_scale_of_all(x: Any, w: Any, scale: Any, bias: Any) -> Any:
+    return torch.nn.functional.linear(x, w.to(x.dtype) * scale[0], bias)
+
+
+WEIGHT_SPECS = ((2, 3, WIDTH), (COLUMNS, WIDTH), (COLUMNS,), (COLUMNS,))
+WEIGHTS = (weight_scaled_first, weight_scaled_first_with_a_bias, weight_of_rows, one_scale_of_all)
+
+
+def product_scaled(x: Any, w: Any, scale: Any, bias: Any) -> Any:
+    """As torchao has it; with an infinite scale and a weight of 0 the operator would give NaN."""
+    return torch.nn.functional.linear(x, w.to(x.dtype)) * scale + bias
+
+
+def scale_of_each_row(x: Any, w: Any, scale: Any, bias: Any) -> Any:
+    return (x[..., :COLUMNS] * 2) @ (w.to(x.dtype) * scale[:, None])
+
+
+def with_a_zero_of_its_own(x: Any, w: Any, scale: Any, bias: Any) -> Any:
+    return torch.nn.functional.linear(x, (w.to(x.dtype) - 3) * scale[:, None])
+
+
+def weight_scaled_twice(x: Any, w: Any, scale: Any, bias: Any) -> Any:
+    return torch.nn.functional.linear(x, w.to(x.dtype) * scale[:, None] * bias[:, None])
+
+
+def scaled_before_and_behind(x: Any, w: Any, scale: Any, bias: Any) -> Any:
+    return torch.nn.functional.linear(x, w.to(x.dtype) * scale[:, None], bias) * scale
+
+
+def product_in_float32(x: Any, w: Any, scale: Any, bias: Any) -> Any:
+    return torch.nn.functional.linear(x.float(), w.float() * scale.float()[:, None])
+
+
+NOT_WEIGHTS = (product_scaled, scale_of_each_row, with_a_zero_of_its_own, weight_scaled_twice, product_in_float32)

@@ -9,10 +9,21 @@ import pytest
 import quantising
 import torch
 from fx_helpers import aot_graph, optimise, targets
-from quantising import BOUNDED, NOT_PRODUCTS, NOT_QUANTISED, PRODUCTS, QUANT_SPECS, QUANTISED, SPECS
+from quantising import (
+    BOUNDED,
+    NOT_PRODUCTS,
+    NOT_QUANTISED,
+    NOT_WEIGHTS,
+    PRODUCTS,
+    QUANT_SPECS,
+    QUANTISED,
+    SPECS,
+    WEIGHT_SPECS,
+    WEIGHTS,
+)
 
 from npugraph_ex.lifting import judging
-from npugraph_ex.lifting.forms import dynamic_quant, quant_matmul
+from npugraph_ex.lifting.forms import dynamic_quant, quant_matmul, weight_quant
 
 HALF, BF16, SINGLE = torch.float16, torch.bfloat16, torch.float32
 _FREE = {"unsqueeze", "squeeze", "view", "reshape", "t"}
@@ -232,3 +243,69 @@ def test_large_operands_are_judged_small() -> None:
 
     report = optimise(aot_graph(product, q, w, token, column), lift="judged")
     assert report.fusions("lift_quant_matmul") == 1, report.table()
+
+
+def weights(dtype: torch.dtype, seed: int = 1) -> list[torch.Tensor]:
+    """Activations, an int8 weight, its scales and a bias, on the device."""
+    generator = torch.Generator().manual_seed(seed)
+    x, scale, bias = (torch.randn(WEIGHT_SPECS[at], generator=generator).to(dtype) for at in (0, 2, 3))
+    w = torch.randint(-128, 128, WEIGHT_SPECS[1], generator=generator, dtype=torch.int8)
+    return [value.npu() for value in (x, w, scale / 64, bias)]
+
+
+@pytest.mark.parametrize("dtype", [HALF, BF16], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize("function", WEIGHTS, ids=lambda function: function.__name__)
+def test_weight_stays_int8(function: Callable[..., Any], dtype: torch.dtype) -> None:
+    """The operator scales the weight; a bias is cast for bfloat16."""
+    gm = aot_graph(function, *weights(dtype))
+    report = optimise(gm, lift="judged")
+    cast = ["_to_copy"] if dtype == BF16 and function is not quantising.weight_scaled_first else []
+    assert [name for name in targets(gm) if name not in {*_FREE, "select"}] == [
+        *cast,
+        "npu_weight_quant_batchmatmul",
+    ], report.table()
+
+
+def test_weights_on_the_device() -> None:
+    """Lifted and replayed, no product is farther from float64 than eager mode."""
+    torch._dynamo.reset()
+    together = lambda *inputs: [function(*inputs) for function in WEIGHTS]  # noqa: E731
+    options = {"lift": "judged", "require_capture": True}
+    compiled = torch.compile(together, backend="npugraph_ex", options=options, dynamic=False, fullgraph=True)
+    for seed in (1, 2, 3):
+        inputs = weights(HALF, seed)
+        x, w, scale, bias = (value.cpu().double() for value in inputs)
+        with torch.no_grad():
+            found, eager, right = compiled(*inputs), together(*inputs), together(x, w.to(torch.int8), scale, bias)
+        for function, one, other, true in zip(WEIGHTS, found, eager, right, strict=True):
+            far, far_eager = ((each.cpu().double() - true).abs().max() for each in (one, other))
+            assert far <= max(far_eager, 2**-11 * true.abs().max()), function
+
+
+@pytest.mark.parametrize("wrong", ["transposed", "unscaled"])
+def test_judge_refuses_other_weights(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    """A square weight the other way round, and scales of one, are told by values."""
+    judging.forget()
+    right, aten = weight_quant._build, torch.ops.aten
+
+    def build(*what: Any, **how: Any) -> Any:
+        swapped = right(*what, **(how if wrong == "unscaled" else {"transposed": not how["transposed"]}))
+        ones = lambda emit, x, w, scale, *bias: swapped(emit, x, w, emit(aten.ones_like.default, scale), *bias)  # noqa: E731
+        return ones if wrong == "unscaled" else swapped
+
+    monkeypatch.setattr(weight_quant, "_build", build)
+    x, scale = (torch.rand(shape).half().npu() for shape in ((4, 16), (16,)))
+    w = torch.randint(-128, 128, (16, 16), dtype=torch.int8).npu()
+    report = optimise(aot_graph(quantising.weight_scaled_first, x, w, scale, scale), lift="judged")
+    judging.forget()
+    assert report.fusions("lift_weight_quant") == 0, report.table()
+    assert "farther from float64" in report.near_misses("lift_weight_quant")[0].reason
+
+
+@pytest.mark.parametrize("function", NOT_WEIGHTS, ids=lambda function: function.__name__)
+def test_other_weight_is_left_alone(function: Callable[..., Any]) -> None:
+    """What is scaled otherwise is computed as it is spelled."""
+    gm = aot_graph(function, *weights(HALF))
+    before = targets(gm)
+    report = optimise(gm, lift="judged")
+    assert targets(gm) == before, report.table()

@@ -89,6 +89,6 @@ MUTANTS = (
     ),
     Mutant(
         "lifting-multiplies-in-float32", "a product of whole numbers is found in whichever dtype it is computed",
-        "npugraph_ex.lifting.forms.quant_matmul:_int8", _in_float32, "spellings",
+        "npugraph_ex.lifting.forms.quant_matmul:int8_of", _in_float32, "spellings",
     ),
 )  # fmt: skip

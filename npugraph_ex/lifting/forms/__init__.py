@@ -16,6 +16,7 @@ from npugraph_ex.lifting.forms import (
     sigmoid_gating,
     softmax_attention,
     swiglu,
+    weight_quant,
 )
 from npugraph_ex.lifting.proposal import Form
 
@@ -35,4 +36,5 @@ FORMS: tuple[Form, ...] = (
     cross_entropy.FORM,
     dynamic_quant.FORM,
     quant_matmul.FORM,
+    weight_quant.FORM,
 )

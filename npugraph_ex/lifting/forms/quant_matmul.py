@@ -12,8 +12,9 @@ and rounds once.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import fx
@@ -25,11 +26,11 @@ _aten = torch.ops.aten
 _CAST = _aten._to_copy.default  # noqa: SLF001 - the operator's name
 _INT_MM = _aten._int_mm.default  # noqa: SLF001 - the operator's name
 _PRODUCTS = (_INT_MM, _aten.mm.default, _aten.matmul.default, _aten.linear.default)
-_RESHAPES = (_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default)  # noqa: SLF001 - its name
-_TRANSPOSED = (_aten.t.default, _aten.transpose.int, _aten.permute.default)
-_TAKEN = (torch.float16, torch.bfloat16)
-_MATRIX = 2
-_LARGEST = 65535
+RESHAPES = (_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default)  # noqa: SLF001 - its name
+TRANSPOSED = (_aten.t.default, _aten.transpose.int, _aten.permute.default)
+TAKEN = (torch.float16, torch.bfloat16)
+MATRIX = 2
+LARGEST = 65535
 """Of the inner dimensions of both matrices."""
 
 
@@ -43,11 +44,16 @@ class _Sum:
     transposed: bool
 
 
+_Product = TypeVar("_Product")
+SumOf = Callable[[fx.Node], "_Product | None"]
+"""Reads the matrix product that a node is a cast or a reshape of."""
+
+
 @dataclass(frozen=True)
-class _Scaled:
+class Scaled(Generic[_Product]):
     """A sum times these factors and this number."""
 
-    sum: _Sum
+    sum: _Product
     factors: tuple[fx.Node, ...] = ()
     number: float = 1.0
 
@@ -66,11 +72,11 @@ def _before_casts(node: object) -> fx.Node | None:
     return None
 
 
-def _int8(node: object) -> tuple[fx.Node, bool] | None:
+def int8_of(node: object) -> tuple[fx.Node, bool] | None:
     """The int8 tensor that ``node`` is a cast of, and whether it is transposed."""
     found, transposed = _before_casts(node), False
     # A transposed view that is int8 itself is an operand as it is.
-    while terms.calls(found, *_TRANSPOSED) and found.meta["val"].dim() == _MATRIX and not _is_int8(found):
+    while terms.calls(found, *TRANSPOSED) and found.meta["val"].dim() == MATRIX and not _is_int8(found):
         if found.target is _aten.permute.default and list(found.args[1]) == [0, 1]:  # type: ignore[arg-type]
             break
         found, transposed = _before_casts(found.args[0]), not transposed
@@ -86,49 +92,49 @@ def _sum_of(node: fx.Node) -> _Sum | None:
     """The sum of products that ``node`` is a cast or a reshape of."""
     while True:
         inner = _before_casts(node)
-        if inner is None or not terms.calls(inner, *_RESHAPES):
+        if inner is None or not terms.calls(inner, *RESHAPES):
             break
         node = inner.args[0]  # type: ignore[assignment]
-    if not terms.calls(inner, *_PRODUCTS) or inner.kwargs or len(inner.args) != _MATRIX:
+    if not terms.calls(inner, *_PRODUCTS) or inner.kwargs or len(inner.args) != MATRIX:
         return None
-    x, weight = map(_int8, inner.args)
+    x, weight = map(int8_of, inner.args)
     if x is None or weight is None or x[1] or _is_int8(inner):
         return None
     return _Sum(inner, x[0], weight[0], weight[1] != (inner.target is _aten.linear.default))
 
 
-def _scaled(node: fx.Node, size: Any, depth: int = 4) -> _Scaled | None:
+def _scaled(node: fx.Node, size: Any, sum_of: SumOf[_Product], depth: int = 4) -> Scaled[_Product] | None:
     """``node`` as a sum times factors; reshapes in between keep the last dimension."""
     value = terms.tensor(node)
     if value is None or not depth or not value.dim() or not terms.same_size(value.shape[-1], size):
         return None
-    found = _sum_of(node)
+    found = sum_of(node)
     if found is not None:
-        return _Scaled(found)
+        return Scaled(found)
     inner = terms.core(node)
-    if terms.calls(inner, *_RESHAPES):
-        return _scaled(inner.args[0], size, depth - 1)  # type: ignore[arg-type]
+    if terms.calls(inner, *RESHAPES):
+        return _scaled(inner.args[0], size, sum_of, depth - 1)  # type: ignore[arg-type]
     parts = terms.product(inner)
     if parts.divisors or [terms.core(one) for one in parts.factors] == [inner]:
         return None
     for at, factor in enumerate(parts.factors):
-        under = _scaled(factor, size, depth - 1)
+        under = _scaled(factor, size, sum_of, depth - 1)
         if under is not None:
             others = (*parts.factors[:at], *parts.factors[at + 1 :])
             return replace(under, factors=under.factors + others, number=under.number * parts.scale)
     return None
 
 
-def _with_bias(node: fx.Node, size: Any) -> tuple[_Scaled, fx.Node | None] | None:
+def with_bias(node: fx.Node, size: Any, sum_of: SumOf[_Product]) -> tuple[Scaled[_Product], fx.Node | None] | None:
     """``node`` as a scaled sum, and the bias that is added to it."""
     inner = terms.core(node)
-    while terms.calls(inner, *_RESHAPES):
+    while terms.calls(inner, *RESHAPES):
         inner = terms.core(inner.args[0])  # type: ignore[arg-type]
     if not terms.calls(inner, _aten.add.Tensor) or inner.kwargs:
-        found = _scaled(node, size)
+        found = _scaled(node, size, sum_of)
         return None if found is None else (found, None)
     for one, other in (inner.args, inner.args[::-1]):
-        found = _scaled(one, size) if isinstance(one, fx.Node) and _vector(other, size) else None
+        found = _scaled(one, size, sum_of) if isinstance(one, fx.Node) and vector(other, size) else None
         if found is not None:
             return found, other  # type: ignore[return-value]
     return None
@@ -143,25 +149,25 @@ class _QuantMatmul:
     def read(self, node: fx.Node) -> Proposal | Unlike | None:
         """The scaled product that is ``node``."""
         value = terms.tensor(node)
-        if value is None or value.dtype not in _TAKEN or not value.dim():
+        if value is None or value.dtype not in TAKEN or not value.dim():
             return None
-        found = _with_bias(node, value.shape[-1])
+        found = with_bias(node, value.shape[-1], _sum_of)
         return None if found is None or not found[0].factors else self._of(node, *found)
 
-    def _of(self, node: fx.Node, scaled: _Scaled, bias: fx.Node | None) -> Proposal | Unlike:
+    def _of(self, node: fx.Node, scaled: Scaled[_Sum], bias: fx.Node | None) -> Proposal | Unlike:
         total, value = scaled.sum, node.meta["val"]
         sizes = (*total.x.meta["val"].shape[-1:], *value.shape[-1:])
         weight = total.weight.meta["val"]
-        if weight.dim() != _MATRIX or not all(isinstance(size, int) and size <= _LARGEST for size in sizes):
+        if weight.dim() != MATRIX or not all(isinstance(size, int) and size <= LARGEST for size in sizes):
             return Unlike(
                 total.node,
-                f"the weight is {list(weight.shape)}; the operator takes up to {_LARGEST} known rows and columns",
+                f"the weight is {list(weight.shape)}; the operator takes up to {LARGEST} known rows and columns",
             )
         if scaled.number != 1:
             return Unlike(total.node, f"the product is multiplied by the number {scaled.number:g}, too")
         tokens = [one for one in scaled.factors if _of_tokens(one, value)]
         columns = [one for one in scaled.factors if one not in tokens]
-        if len(tokens) != 1 or len(columns) != 1 or _vector(columns[0], sizes[1]) is None:
+        if len(tokens) != 1 or len(columns) != 1 or vector(columns[0], sizes[1]) is None:
             shown = " and ".join(f"{one.name} {list(one.meta['val'].shape)}" for one in scaled.factors)
             return Unlike(total.node, f"the scales are {shown}; the operator takes one of tokens and one of columns")
         token, column = _float32(tokens[0]), _float32(columns[0])
@@ -188,12 +194,12 @@ class _QuantMatmul:
 def _of_tokens(node: fx.Node, like: torch.Tensor) -> bool:
     """Whether ``node`` has a number for each row of ``like``."""
     value = terms.tensor(node)
-    if value is None or value.dim() < _MATRIX or not terms.same_size(value.shape[-1], 1):
+    if value is None or value.dim() < MATRIX or not terms.same_size(value.shape[-1], 1):
         return False
     return terms.same_size(value.numel(), math.prod(like.shape[:-1]))
 
 
-def _vector(node: Any, size: Any) -> fx.Node | None:
+def vector(node: Any, size: Any) -> fx.Node | None:
     """The node where it has one number for each column, or one for all."""
     value = terms.tensor(node)
     if value is None or not value.is_floating_point():
@@ -216,22 +222,23 @@ def _build(dtype: torch.dtype, shape: list[int], *, transposed: bool) -> Build:
             one if one.meta["val"].dtype == torch.float32 else emit(_CAST, one, dtype=torch.float32)
             for one in (token, column)
         )
-        rows = x if x.meta["val"].dim() == _MATRIX else emit(_aten.view.default, x, [-1, x.meta["val"].shape[-1]])
+        rows = x if x.meta["val"].dim() == MATRIX else emit(_aten.view.default, x, [-1, x.meta["val"].shape[-1]])
         made = emit(
             torch.ops.npu.npu_quant_matmul.default,
             rows,
             emit(_aten.t.default, weight) if transposed else weight,
-            _flat(emit, column),
-            pertoken_scale=_flat(emit, token),
-            bias=_flat(emit, bias[0]) if bias else None,
+            flat(emit, column),
+            pertoken_scale=flat(emit, token),
+            bias=flat(emit, bias[0]) if bias else None,
             output_dtype=dtype,
         )
-        return (made if len(shape) == _MATRIX else emit(_aten.view.default, made, shape),)
+        return (made if len(shape) == MATRIX else emit(_aten.view.default, made, shape),)
 
     return build
 
 
-def _flat(emit: Emit, node: fx.Node) -> fx.Node:
+def flat(emit: Emit, node: fx.Node) -> fx.Node:
+    """The node as a vector."""
     return node if node.meta["val"].dim() == 1 else emit(_aten.view.default, node, [-1])
 
 
