@@ -151,7 +151,8 @@ def wait(tensors: Sequence[torch.Tensor]) -> None:
 def record_stream(tensor: torch.Tensor, label: str) -> None:
     """Keep a tensor's memory from other use until the label's stream has finished its work so far."""
     run = here.run
-    if run is None or label not in run.streams:  # a stream whose work was all dead code uses nothing
+    # A stream whose work was all dead code uses nothing, and none uses memory of the host.
+    if run is None or label not in run.streams or tensor.device.type == "cpu":
         return
     if torch.npu.is_current_stream_capturing():
         run.kept.append(tensor)  # the allocator's own method queries events, which a capture forbids

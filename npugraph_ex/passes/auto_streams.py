@@ -19,7 +19,7 @@ from torch import fx
 
 from npugraph_ex.graph.effects import draws_random_numbers, has_effect
 from npugraph_ex.graph.memory.lifetimes import result_bytes
-from npugraph_ex.graph.operators import keeps_the_storage
+from npugraph_ex.graph.operators import keeps_the_storage, tensor_leaves
 from npugraph_ex.graph.source import source_line
 from npugraph_ex.graph.streams.events import MAIN, computes, insert_record, insert_wait, orders_streams, stream_of
 from npugraph_ex.graph.undeclared import is_foreign
@@ -72,9 +72,11 @@ def run(gm: fx.GraphModule, context: PassContext) -> None:
 
 def _only_computes(node: fx.Node) -> bool:
     """Whether a kernel may run beside others: all that it does is its result, which no other process and no host waits for."""
-    target = node.target
+    target, known = node.target, (node, *node.all_input_nodes)
+    devices = {leaf.device for part in known for leaf in tensor_leaves(part)}
     return (
         isinstance(target, torch._ops.OpOverload)
+        and [device.type for device in devices] == ["npu"]  # what the host computes or reads stays in its place
         and not is_foreign(target)
         and not has_effect(node)
         and not draws_random_numbers(node)

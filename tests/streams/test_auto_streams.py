@@ -173,10 +173,16 @@ def _asks_the_host(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x.nonzero().sum() + y.nonzero().sum()
 
 
+def _on_the_host(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    numbers = torch.arange(8)
+    even, odd = numbers * 2, numbers * 2 + 1
+    return x + (even - odd * even).to(x.device) + y
+
+
 @pytest.mark.usefixtures("free_events")
-@pytest.mark.parametrize("function", [_limited, _asks_the_host])
+@pytest.mark.parametrize("function", [_limited, _asks_the_host, _on_the_host])
 def test_what_cannot_run_beside_others_stays(function: Program) -> None:
-    """Work with cores of its own, and work whose size the host must learn."""
+    """Work with cores of its own, work whose size the host must learn, and the host's own work."""
     torch._dynamo.config.capture_dynamic_output_shape_ops = True
     try:
         assert branches(function, numbers(8), numbers(8)) == ()

@@ -246,6 +246,20 @@ def test_a_users_pass_may_insert_scopes() -> None:
     assert [limit for limit, _ in _seen] == [(2, 3)] * 2
 
 
+def test_work_of_the_host_in_a_stream_scope() -> None:
+    """A tensor on the CPU that is made inside the scope and read outside of it has no stream that could keep its memory."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with scope.npu_stream_switch("side"):
+            made = torch.arange(8) * 2
+            more = made + 1
+        return x + (made * 3).to(x.device) + more.to(x.device)
+
+    x = torch.ones(8, device="npu")
+    compiled = torch.compile(function, backend="npugraph_ex", fullgraph=True, options={"force_eager": True})
+    assert compiled(x).tolist() == function(x).tolist()
+
+
 def test_a_limit_of_a_whole_graph_costs_two_nodes() -> None:
     """Neighbours under one limit share one pair of scope nodes, whatever views lie between them."""
     graphs: list[fx.GraphModule] = []
