@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from threading import Lock
@@ -202,6 +202,11 @@ def _plain_outputs(graph: fx.Graph) -> list[tuple[int, int]]:
 
     results = graph.output_node().meta.get("desc") or ()
     return [(position, found.idx) for position, found in enumerate(results) if isinstance(found, PlainAOTOutput)]
+
+
+def positions_of_outputs(graph: fx.Graph, outputs: Container[int]) -> frozenset[int]:
+    """Where some outputs of AOT's function are among those of its graph."""
+    return frozenset(position for position, number in _plain_outputs(graph) if number in outputs)
 
 
 _kept: Counter[OpOverload] = Counter()

@@ -2,6 +2,9 @@
 
 `detach_()` refuses a view, and a view shares its version with its base. The bytes are the same in both cases. So this pass
 puts `detach` before such a result, which makes a tensor of its own in the same memory and starts no work.
+
+AOT makes views, too: in `y = x + 1; y.view(-1)[1:].mul_(2)` its new value of `y` is a view of the one that was flat. `NO_VIEWS` in
+the metadata of the graph's output names results that are no views in the program.
 """
 
 from __future__ import annotations
@@ -18,11 +21,15 @@ from npugraph_ex.graph.operators import returned_argument
 from npugraph_ex.passes.base import PassContext
 
 _detach = torch.ops.aten.detach.default
+NO_VIEWS = "results_that_are_no_views"
+"""The metadata of a graph's output that has the positions of these results, where the program is known."""
 
 
 def kinds(graph: fx.Graph) -> tuple[bool, ...]:
     """For each result, whether it is a view to autograd."""
-    return tuple(isinstance(value, fx.Node) and _is_view(value) for value in output_values(graph))
+    none = graph.output_node().meta.get(NO_VIEWS, ())
+    values = enumerate(output_values(graph))
+    return tuple(isinstance(value, fx.Node) and at not in none and _is_view(value) for at, value in values)
 
 
 def run(gm: fx.GraphModule, context: PassContext) -> None:

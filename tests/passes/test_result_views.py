@@ -37,9 +37,17 @@ def _written_back(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return (y,)
 
 
+def _written_through_a_view(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y, z = x + 1, x.view(2, -1) * 2
+    y.view(2, -1)[1:].add_(1)
+    z.t().tril_()
+    return y, z, z[0], z.view(-1)
+
+
 @pytest.mark.parametrize("force_eager", [False, True], ids=["captured", "uncaptured"])
 @pytest.mark.parametrize(
-    "program", [_clone_of_a_view, _sum_with_a_view, _given_back_twice, _with_its_own_view, _written_back]
+    "program",
+    [_clone_of_a_view, _sum_with_a_view, _given_back_twice, _with_its_own_view, _written_back, _written_through_a_view],
 )
 def test_results_are_views_where_eager_gives_views(program: Program, force_eager: bool) -> None:
     """Which results are views, which share memory, and their values; `detach_` works on those that are none."""

@@ -56,6 +56,6 @@ def with_a_written_view(choices: Choices, program: Program) -> Program:
     copied = Step("aten.clone.default", (Ref("x0"),), (("memory_format", torch.contiguous_format),), (_OWN,))
     operator, arguments = choices.pick(_OF_FLOATS if make is _expanded else _WRITES)
     write = Step(operator, (Ref(_VIEW), *arguments))
-    read = Step("aten.bitwise_not.default", (Ref(_OWN),), results=(_READ,))  # AOT may return what was written as a view
+    read = Step("aten.bitwise_not.default", (Ref(_OWN),), results=(_READ,))
     steps = (*program.steps, copied, *make(choices, shape), write, read)
-    return replace(program, steps=steps, outputs=(*program.outputs, _READ), functional=False)
+    return replace(program, steps=steps, outputs=(*program.outputs, _READ, _OWN), functional=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from functorch.compile import make_boxed_func
 from torch import fx
 
@@ -28,8 +29,10 @@ from npugraph_ex.frontend.upstream_repairs import (
     written_views,
 )
 from npugraph_ex.graph.collectives import overloads_in
+from npugraph_ex.graph.memory.aliases import output_values
 from npugraph_ex.observe.dump import new_dumper
 from npugraph_ex.observe.logger import logger
+from npugraph_ex.passes.result_views import NO_VIEWS
 from npugraph_ex.saving.size_one import AtSizeOne
 
 Backend = Callable[..., Callable[..., Any]]
@@ -77,12 +80,10 @@ def get_npu_backend(
         uncompiled, reason = _in_eager_mode(gm, effects, require_capture=require_capture)
         if uncompiled is not None:
             return _unsaveable(uncompiled, [reason])
-        region_writes.restore(gm)
-        idle_dropouts.take_out(gm)
-        foreach_writes.split(gm)
-        pads.make_contiguous(gm)
+        _mend(gm)
         current_device.guard(gm)
         follows = current_device.decides(gm.graph)
+        no_views = _no_views(gm.graph)
         known_inputs = shared_inputs.examples(gm, example_inputs)
         as_traced = native_streams.kept(gm)
         core_limits.refuse_impossible(gm.graph)
@@ -96,6 +97,7 @@ def get_npu_backend(
 
         def compiler(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             _torch_private.allow_retained_graphs()
+            graph.graph.output_node().meta[NO_VIEWS] = _torch_private.positions_of_outputs(graph.graph, no_views)
             watched.extend(shared_inputs.of(graph.graph, known_inputs))
             made = compile_one(graph, inputs)
             shared_inputs.refuse_saving(made, watched)
@@ -198,6 +200,26 @@ def _for_aot(made: CompiledFxGraph, unsaveable: list[str]) -> Callable[..., Any]
 _OBJECTS = (
     "it uses torch.npu streams or events, objects of this process; npugraph_ex.scope.npu_stream_switch names streams"
 )
+
+
+def _mend(gm: fx.GraphModule) -> None:
+    """Rewrite what AOT would get wrong in a Dynamo graph, and pads."""
+    region_writes.restore(gm)
+    idle_dropouts.take_out(gm)
+    foreach_writes.split(gm)
+    pads.make_contiguous(gm)
+
+
+def _no_views(graph: fx.Graph) -> set[int]:
+    """The results of a Dynamo graph that are no views to autograd, by position."""
+    examples = [
+        value.meta.get("example_value") if isinstance(value, fx.Node) else None for value in output_values(graph)
+    ]
+    return {
+        position
+        for position, example in enumerate(examples)
+        if isinstance(example, torch.Tensor) and _torch_private.autograd_base(example) is None
+    }
 
 
 _DUAL = "forward-mode derivatives (torch.autograd.forward_ad) are no outputs of its operators"
