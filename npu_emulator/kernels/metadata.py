@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 __all__ = ["Given", "Like", "Likes", "MetadataCache", "on_meta"]
 
 _CACHE_LIMIT = 4096
+_aten = torch.ops.aten
+_FACTORS = {
+    **dict.fromkeys((_aten.mm.default, _aten.bmm.default, _aten.mv.default, _aten.dot.default), (0, 1)),
+    **dict.fromkeys((_aten.addmm.default, _aten.baddbmm.default, _aten.addmv.default), (1, 2)),
+}
+"""The factors of products. They have one dtype, which torch's meta kernels do not ask; a launch has to, or it would fail later."""
 
 
 class Like(NamedTuple):
@@ -65,6 +71,7 @@ class MetadataCache:
         self._compute = compute
         self._is_formula = compute is not None and not any(compute is kernel for kernel in BY_PROGRAMS)
         self._writes = op._schema.is_mutable
+        self._factors = _FACTORS.get(op)
         self._known: dict[Any, Any] = {}
 
     def outputs(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -75,6 +82,8 @@ class MetadataCache:
         """
         found = self._known.get(key) if key is not None else None
         if found is None:
+            if self._factors is not None:
+                self._refuse_two_dtypes(*(args[place] for place in self._factors))
             found = tree_map(_like, self._on_meta(tree_map(on_meta, args), tree_map(on_meta, kwargs)))
             if type(found) is Like:
                 found = Likes((found,), single=True)
@@ -85,6 +94,12 @@ class MetadataCache:
                     self._known.clear()
                 self._known[key] = found
         return found
+
+    def _refuse_two_dtypes(self, left: torch.Tensor, right: torch.Tensor) -> None:
+        if left.dtype != right.dtype:
+            raise RuntimeError(
+                f"{self._op}: both factors must have the same dtype; they are {left.dtype} and {right.dtype}"
+            )
 
     def _on_meta(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the record's formula on meta tensors; the meta kernel if the formula fails, writes, draws or returns arguments.

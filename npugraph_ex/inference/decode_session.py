@@ -168,17 +168,26 @@ class DecodeSession:
             if served:
                 return result
         try:
-            return self._through_torch(form, args, kwargs)
+            return self._compiled(form, args, kwargs)
+        except CaptureError:
+            raise
         except Exception as error:
-            refusal = capture_refusal(error)
-            if refusal is not None and (self._must_capture or form in self._refused):
-                raise refusal from None
-            if refusal is not None:
-                return self._uncaptured(refusal, form, args, kwargs)
             said = None if kwargs else self._in_words(error, form)
             if said is None or said is error:
                 raise
             raise said from error
+
+    def _compiled(self, form: Form, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """A call through torch.compile; operator by operator if the device refuses to capture it."""
+        try:
+            return self._through_torch(form, args, kwargs)
+        except Exception as error:
+            refusal = capture_refusal(error)
+            if refusal is None:
+                raise
+            if self._must_capture or form in self._refused:
+                raise refusal from None
+            return self._uncaptured(refusal, form, args, kwargs)
 
     def _in_words(self, error: Exception, form: Form) -> SessionError | None:
         """Why a call failed: a refusal of the session's own, or arguments of another kind than it was made with."""

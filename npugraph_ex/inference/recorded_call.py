@@ -306,7 +306,9 @@ def _arrangement(result: Any, results: Sequence[Any], home: Mapping[int, int], s
     for value in values:
         if not isinstance(value, torch.Tensor):
             if not isinstance(value, (int, float, str, type(None), torch.dtype, torch.device)):
-                raise NotRecordableError(f"a result is a {type(value).__qualname__}")
+                of_transformers = type(value).__module__.startswith("transformers.")
+                hint = ", which `model.config.use_cache = False` leaves out" if of_transformers else ""
+                raise NotRecordableError(f"a result is a {type(value).__qualname__}{hint}")
             picks.append((None, None, value))
         elif value.requires_grad and torch.is_grad_enabled():
             raise NotRecordableError(

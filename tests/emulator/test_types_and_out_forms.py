@@ -10,6 +10,8 @@ import torch
 import torch_npu
 from torch.nn import functional
 
+import npu_emulator
+
 _EYE = torch.eye(3) * 2 + 0.1
 _INDEX = torch.tensor([2, 0, 1])
 OUT_FORMS: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
@@ -279,3 +281,18 @@ def test_what_the_device_answers_in_its_own_way() -> None:
         torch_npu.npu_rotary_mul(x.reshape(1, 3, 1, 16), cosine, cosine, "quarter")
     with pytest.raises(RuntimeError, match="dst_dtype=-10 is the code of no dtype"):
         torch_npu.npu_anti_quant(x.to(torch.int8), torch.ones(1).npu(), dst_dtype=-10)
+
+
+@pytest.mark.parametrize("name", ["mm", "bmm", "addmm", "baddbmm", "mv", "dot", "addmv"])
+@pytest.mark.parametrize("order", ["fifo", "lazy"])
+def test_factors_of_two_dtypes_are_refused_at_the_launch(name: str, order: str) -> None:
+    """In a capture, too, where the kernel itself runs at a replay."""
+    rank = {"bmm": 3, "baddbmm": 3, "dot": 1}.get(name, 2)
+    factors = [torch.ones((2,) * rank).npu(), torch.ones((2,) * (1 if name in {"mv", "addmv"} else rank)).npu().half()]
+    given = [factors[1].float(), *factors] if name.startswith(("add", "badd")) else factors
+    with npu_emulator.schedule(order):
+        with pytest.raises(RuntimeError, match=r"dtype|scalar type"):
+            getattr(torch, name)(*given)
+        torch.npu.synchronize()
+        with pytest.raises(RuntimeError, match="same dtype"), torch.npu.graph(torch.npu.NPUGraph()):
+            getattr(torch, name)(*given)

@@ -334,6 +334,9 @@ def test_wrong_calls() -> None:
         found(random(4), random(4))
     with pytest.raises(SessionError, match=wrong):
         found.warm_up([4], lambda size: (random(size), random(size)))
+    product = session(torch.mm, (random(4, 4), random(4, 4)))
+    with pytest.raises(SessionError, match=r"argument 1 is a Tensor of float16 .*same dtype"):
+        product(random(4, 4), random(4, 4).half())  # torch compiles that, and it fails where it runs
     with pytest.raises(TorchRuntimeError, match="4"):
         two(random(4), random(5))  # of the right kind and device: torch's own words
     with pytest.raises(SessionError, match="tuple or list"):
