@@ -8,14 +8,14 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from npu_emulator.pages import Facts
-from npugraph_ex._plurals import noun
+from npugraph_ex._plurals import counted, noun
 from npugraph_ex.graph.launches import Launched
 from npugraph_ex.observe.modelled import chip, modelled_us
 
 if TYPE_CHECKING:
     from npugraph_ex.observe.explain import Explanation
     from npugraph_ex.report.graphs import CallRecord
-    from npugraph_ex.report.passes import NearMiss
+    from npugraph_ex.report.passes import Branch, NearMiss
 
 FATES = {
     "captured": "captured graphs, replayed",
@@ -60,6 +60,7 @@ def summary(found: Explanation, again: str = "") -> Facts:
     rows.append(("fused", _with_counts(fused) or "nothing"))
     rows += _some("near-miss", _misses(miss for one in graphs for miss in one.report.near_misses()))
     rows += _some("norm not fused", _misses(miss for one in graphs for miss in one.report.unfused))
+    rows += _some("side stream", (_beside(branch) for one in graphs for branch in one.report.branches))
     rows += _some("stream check", (f"{one.level} {one.code}: {one.message}" for one in found.streams))
     rows.append(
         ("captures", _with_counts(Counter(one.reason for entry in found.graphs for one in entry.captures)) or "none")
@@ -96,6 +97,13 @@ def _misses(misses: Iterable[NearMiss]) -> Iterator[str]:
     for (rule, reason, source), count in times.most_common():
         said = f"{rule}: {reason}" if rule else reason
         yield f"{said}{f' ({source})' if source else ''}{f', {count} times' if count > 1 else ''}"
+
+
+def _beside(branch: Branch) -> str:
+    source = f" ({branch.source})" if branch.source else ""
+    return (
+        f"{counted(len(branch.nodes), 'kernel')} from {branch.nodes[0]}: {branch.saves_us:.2f} us won, modelled{source}"
+    )
 
 
 def _work(before: Iterable[CallRecord], after: Iterable[CallRecord]) -> Iterator[tuple[str, object]]:

@@ -126,10 +126,11 @@ def test_the_page_has_the_times_of_models(name: str, model: Callable[[], tuple[P
 def test_it_says_what_went_to_the_side_stream() -> None:
     """The explanation has a row for the branch, with its source line, gain and memory."""
     x, y = numbers(64), numbers(64)
-    text = str(explain(two_chains, x, y, options={"auto_streams": True}))
-    assert "on a side stream" in text
-    assert f"{14.0 - auto_streams.EVENTS_US:.2f}" in text
-    assert "test_auto_streams.py:" in text
+    found = explain(two_chains, x, y, options={"auto_streams": True})
+    assert "on a side stream" in str(found)
+    assert re.search(
+        r"7 kernels from add: 6\.00 us won, modelled \(.*test_auto_streams\.py:\d+\)", str(found.summary())
+    )
 
 
 def test_too_little_stays() -> None:
