@@ -25,7 +25,7 @@ from interpreter import PYTHON, QUICK
 import npu_emulator
 
 if TYPE_CHECKING:
-    from stand_in_cann import StandInCann
+    from npugraph_ex_conformance.stand_in_cann import StandInCann
 
 # AOT warns of a custom operator that breaks its schema, and raises where the variable CI is set: everywhere here.
 os.environ["TORCHINDUCTOR_ERROR_ON_CUSTOM_OP_ALIASING"] = "1"
@@ -183,9 +183,8 @@ def cann(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInCan
     """A stand-in for CANN's operator compiler, an empty cache, and no static kernels left in this process afterwards."""
     if not npu_emulator.is_active():
         pytest.skip("the stand-in is for the emulated device")
-    from stand_in_cann import StandInCann, end_of_process
-
     from npugraph_ex.aclgraph.static_kernels import prepare
+    from npugraph_ex_conformance.stand_in_cann import StandInCann, end_of_process
 
     made = StandInCann.at(tmp_path / "cann" / "8.0")
     monkeypatch.setenv("ASCEND_HOME_PATH", str(made.home))

@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
-from stand_in_cann import StandInCann, end_of_process
 from static_kernel_runs import is_alive, processes, run, warnings
 
 from npugraph_ex.aclgraph.static_kernels import programs
+from npugraph_ex_conformance.stand_in_cann import StandInCann, end_of_process
 
 
 def test_without_cann_one_sentence(
@@ -58,4 +58,4 @@ def test_a_compiler_that_does_not_work(
     assert not is_alive(int(cann.calls()[0][0]))
     end_of_process()
     assert processes() == []
-    assert cann.installed() == []
+    assert cann.packages() == []

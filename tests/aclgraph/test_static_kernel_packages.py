@@ -5,20 +5,20 @@ from __future__ import annotations
 import stat
 
 import pytest
-from stand_in_cann import StandInCann, end_of_process
 from static_kernel_runs import choice_of_cann, processes, root, run, warnings
 
 from npugraph_ex.aclgraph import _npu_private
+from npugraph_ex_conformance.stand_in_cann import StandInCann, end_of_process
 
 
 def test_kernels_go_into_canns_folder_and_out_of_it(cann: StandInCann) -> None:
     """An older CANN has one folder: packages are installed there, CANN chooses anew, and the end uninstalls them."""
     before = choice_of_cann()[0]
     run(3)
-    assert len(cann.installed()) == 1
+    assert len(cann.packages()) == 1
     assert choice_of_cann() == (before + 1, "")
     end_of_process()
-    assert cann.installed() == []
+    assert cann.packages() == []
     assert processes() == []
 
 
@@ -30,7 +30,7 @@ def test_a_newer_cann_takes_a_folder_of_the_processs_own(cann: StandInCann, monk
     assert choice_of_cann()[1] == str(process / "kernels")
     assert [path.name.rpartition("_")[0] for path in (process / "kernels").iterdir()] == ["static_kernel"]
     assert [line.split()[1:] for line in cann.installs()] == [[f"--install-path={process / 'kernels'}", "-q"]]
-    assert cann.installed() == []
+    assert cann.packages() == []
     end_of_process()
     assert processes() == []
 
@@ -62,7 +62,7 @@ def test_the_cache_can_be_switched_off(cann: StandInCann) -> None:
     """`disable_static_kernel_compile_cache`: compiled in every process, and nothing is kept."""
     for _ in range(2):
         run(3, disable_static_kernel_compile_cache=True)
-        assert len(cann.installed()) == 1
+        assert len(cann.packages()) == 1
         end_of_process()
     assert len(cann.calls()) == 2
     assert not (root() / "packages").exists()

@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from stand_in_cann import StandInCann, end_of_process
 from static_kernel_runs import is_alive, processes, root, run, wait_until
 
 from npugraph_ex.aclgraph.static_kernels import packages, programs
 from npugraph_ex.aclgraph.static_kernels.lease import Lease
 from npugraph_ex.errors import StaticKernelError
+from npugraph_ex_conformance.stand_in_cann import StandInCann, end_of_process
 
 
 @contextmanager
@@ -46,13 +46,13 @@ def _other_process(text: str) -> Iterator[subprocess.Popen[str]]:
 def test_a_package_that_others_have_installed_stays(cann: StandInCann) -> None:
     """Two processes with one package in CANN's folder: the first to end leaves it, the last removes it."""
     run(3)
-    (name,) = cann.installed()
+    (name,) = cann.packages()
     with _other_process(f"Lease.current(root).note_installed({name!r})") as other:
         end_of_process()
-        assert cann.installed() == [name]
+        assert cann.packages() == [name]
         other.kill()
     Lease.current(root())  # the next process
-    assert cann.installed() == []
+    assert cann.packages() == []
 
 
 def test_what_a_killed_process_held_is_cleared_up_by_the_next(cann: StandInCann, tmp_path: Path) -> None:
@@ -76,12 +76,12 @@ threading.Thread(target=lambda: programs.compile_descriptions(compiler, Path({st
         compiler = int(cann.calls()[0][0])
         other.kill()
     assert is_alive(compiler)
-    assert cann.installed() == ["static_kernel_1"]
+    assert cann.packages() == ["static_kernel_1"]
     cann.does("behave")
     run(3)
     wait_until(lambda: not is_alive(compiler))
     assert [folder.name.partition("-")[0] for folder in processes()] == [str(os.getpid())]
-    assert "static_kernel_1" not in cann.installed()
+    assert "static_kernel_1" not in cann.packages()
 
 
 def test_a_living_process_is_left_alone(cann: StandInCann) -> None:
@@ -166,8 +166,8 @@ def test_two_processes_at_once_and_one_is_killed(cann: StandInCann) -> None:
         other.kill()
         other.communicate()
     assert len(cann.calls()) == 1
-    assert len(cann.installed()) == 1
+    assert len(cann.packages()) == 1
     end_of_process()
     Lease.current(root())  # the next process clears up after the one that was killed
-    assert cann.installed() == []
+    assert cann.packages() == []
     assert [folder.name.partition("-")[0] for folder in processes()] == [str(os.getpid())]

@@ -7,7 +7,6 @@ from pathlib import Path
 import device_helpers
 import pytest
 import torch
-from stand_in_cann import StandInCann
 from static_kernel_runs import model, run, warnings
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -15,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from npugraph_ex.aclgraph.static_kernels.calls import OperatorCall, operator_calls
 from npugraph_ex.aclgraph.static_kernels.describe import describe
 from npugraph_ex.graph.streams.ops import ENTERS, EXITS
+from npugraph_ex_conformance.stand_in_cann import StandInCann
 
 
 def test_each_operator_is_described_once_and_values_are_eagers(

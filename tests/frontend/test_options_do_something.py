@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from option_effects import COVERED, chain, compiled, fresh, ones, shows, told
-from stand_in_cann import StandInCann, end_of_process
 
 from npugraph_ex import ops, scope
 from npugraph_ex.config import OPTION_TABLE
 from npugraph_ex.errors import CollectiveDeadlockWarning, StreamOrderWarning
 from npugraph_ex.frontend.entry.explain import explain
 from npugraph_ex.report.findings import Code
+from npugraph_ex_conformance.stand_in_cann import StandInCann, end_of_process
 
 
 def test_every_honoured_option_has_such_a_test() -> None:
@@ -51,7 +51,7 @@ def test_options_are_a_dict(given: object) -> None:
 def test_static_kernels(cann: StandInCann, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The compiler is asked, what it makes is kept or not, and it is stopped after the seconds that the option gives."""
     told(chain, *fresh(2), static_kernel_compile=True, disable_static_kernel_compile_cache=True)
-    assert len(cann.calls()) == len(cann.installed()) == 1
+    assert len(cann.calls()) == len(cann.packages()) == 1
     assert list(tmp_path.rglob("packages")) == []
     end_of_process()
     told(chain, *fresh(2), static_kernel_compile=True)

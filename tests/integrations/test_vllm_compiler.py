@@ -12,7 +12,6 @@ from typing import Any
 import block
 import pytest
 import torch
-from stand_in_cann import StandInCann, end_of_process
 from torch import fx
 
 import npugraph_ex_autoload
@@ -22,6 +21,7 @@ from npugraph_ex.integrations.vllm import VllmSettings
 from npugraph_ex.integrations.vllm.compiler import NpuGraphExCompiler
 from npugraph_ex.integrations.vllm.config import captured_batch_sizes
 from npugraph_ex.report.graphs import graphs_so_far
+from npugraph_ex_conformance.stand_in_cann import StandInCann, end_of_process
 
 
 def _vllm_config(additional: Any = None, **speculative: int) -> Any:

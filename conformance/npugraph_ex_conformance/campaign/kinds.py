@@ -203,6 +203,7 @@ _ALL = (
     _programs("through torch.compile", partial(_integers, dynamic=None), "compile", name="compiled", batch=5),
     _examples("streams", "graphs of several streams, under every schedule", batch=60),
     _examples("stream graphs", "random graphs of several streams: the stream check beside the device", batch=40),
+    _examples("device programs", "random programs on the device, and all that it tells of them", batch=15),
     _examples("parts", "parts of graphs on streams", batch=10),
     _examples("side streams", "programs that the compiler divides between two streams", batch=10),
     _examples("forms", "every form in which streams are written", batch=6),
@@ -216,6 +217,7 @@ _ALL = (
     _examples("callers", "what callers pass, keep, write and drop", batch=15),
     _examples("idioms", "what no graph shows: pads, unused draws, checkpoints, gradients, tangents", batch=15),
     _examples("undeclared effects", "operators that write and return what their schemas do not say", batch=20),
+    _examples("static kernels", "static kernels, with a stand-in for CANN's compiler", batch=4),
     _examples("shared pool", "several graphs in one pool", batch=15),
     _listed("operators", "the checks of every operator's record", _records, _record, batch=4),
     _listed(

@@ -43,6 +43,12 @@ def _stream_graphs(seed: int) -> str:
     return stream_graph_example(seed)
 
 
+def _device_programs(seed: int) -> str:
+    from npugraph_ex_conformance.examples.device_programs import device_program_example
+
+    return device_program_example(seed)
+
+
 def _parts(seed: int) -> str:
     from npugraph_ex_conformance.examples.parts import part_example
 
@@ -132,6 +138,12 @@ def _callers(seed: int) -> str:
     return caller_example(seed)
 
 
+def _static_kernels(seed: int) -> str:
+    from npugraph_ex_conformance.examples.static_kernels import static_kernel_example
+
+    return static_kernel_example(seed)
+
+
 def _undeclared_effects(seed: int) -> str:
     from npugraph_ex_conformance.examples.undeclared_effects import undeclared_effect_example
 
@@ -170,6 +182,7 @@ FAMILIES: Mapping[str, Example] = MappingProxyType(
         "spellings": _spellings,
         "streams": _streams,
         "stream graphs": _stream_graphs,
+        "device programs": _device_programs,
         "parts": _parts,
         "side streams": _side_streams,
         "forms": _forms,
@@ -183,8 +196,10 @@ FAMILIES: Mapping[str, Example] = MappingProxyType(
         "callers": _callers,
         "idioms": _idioms,
         "undeclared effects": _undeclared_effects,
+        "static kernels": _static_kernels,
         "ranks": _ranks,
     }
 )
 """By name. "updates", "random numbers", "cache", "shared pool", "callers", "idioms", "undeclared effects" and "device ..." need a
-device; "streams", "stream graphs", "parts", "side streams", "forms" and "ranks" want the emulated one."""
+device; "streams", "stream graphs", "device programs", "static kernels", "parts", "side streams", "forms" and "ranks" want the
+emulated one."""

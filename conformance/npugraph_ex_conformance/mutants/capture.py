@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 from collections.abc import Callable, Iterator
 from sys import getrefcount
 from typing import Any
@@ -101,6 +102,13 @@ def _one_list(original: Callable[..., Any]) -> Callable[..., Any]:
     return init
 
 
+def _believing_the_list(original: Any) -> Any:
+    del original
+    return lambda folder: (
+        [folder / name for name in json.loads((folder / "manifest.json").read_text())] if folder.exists() else []
+    )
+
+
 MUTANTS = (
     Mutant(
         "replay-overwrites-results", "a result never changes because of a later call",
@@ -113,6 +121,10 @@ MUTANTS = (
     Mutant(
         "replay-ignores-addresses", "an input that is read in place and has moved needs a new capture",
         f"{_INPUTS}:InputPlan.addresses", answering(()), "device",
+    ),
+    Mutant(
+        "freed-memory-goes-unsaid", "the emulated device reports a replay over freed memory",
+        "npu_emulator.memory.watch:MemoryWatch._check_blocks", doing_nothing, "device programs",
     ),
     Mutant(
         "replay-reads-what-it-writes", "an input that stays is copied if the graph writes its storage",
@@ -137,6 +149,10 @@ MUTANTS = (
     Mutant(
         "replay-draws-the-same-numbers", "each call draws new random numbers",
         _LAUNCHER, _drawing_as_at_capture, "random numbers",
+    ),
+    Mutant(
+        "changed-packages-are-installed", "a kept package of kernels that was changed is not executed",
+        "npugraph_ex.aclgraph.static_kernels.packages:_sound", _believing_the_list, "static kernels",
     ),
     Mutant(
         "update-never-happens", "a replay sees its own host arguments",

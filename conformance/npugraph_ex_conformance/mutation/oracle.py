@@ -42,7 +42,7 @@ class MutationTarget:
 
 _CAPTURE = (
     ("replays", 60), ("callers", 30), ("random-numbers", 12), ("updates", 12), ("shared-pool", 12), ("cache", 6),
-    ("compiled", 20),
+    ("compiled", 20), ("undeclared-effects", 40), ("static-kernels", 20),
 )  # fmt: skip
 _FUSION = (("near-misses", 96), ("planted", 64), ("user-rules", 24), ("literals", 16))
 _PASSES = (
@@ -50,7 +50,9 @@ _PASSES = (
     ("user-rules", 12), ("callers", 20),
 )  # fmt: skip
 _STREAMS = (("streams", 120), ("stream-graphs", 400), ("forms", 12), ("parts", 12), ("events", 60))
-_DEVICE = (("fidelity", 157), ("replays", 30), ("streams", 60), ("stream-graphs", 200), ("forms", 12))
+_DEVICE = (
+    ("fidelity", 157), ("device-programs", 120), ("replays", 30), ("streams", 60), ("stream-graphs", 200), ("forms", 12),
+)  # fmt: skip
 TARGETS: Mapping[str, MutationTarget] = MappingProxyType(
     {
         "saving": MutationTarget(("npugraph_ex.saving",), 80, (("cache", 12), ("callers", 60))),

@@ -6,11 +6,13 @@ import gc
 
 import pytest
 
+import npu_emulator
 from npugraph_ex import testing
 from npugraph_ex.versions.device_memory import device_memory
 from npugraph_ex_conformance.examples.callers import caller_example
 from npugraph_ex_conformance.examples.idioms import idiom_example
 from npugraph_ex_conformance.examples.shared_pools import shared_pool_example
+from npugraph_ex_conformance.examples.static_kernels import static_kernel_example
 from npugraph_ex_conformance.session import Run
 
 WHAT = "(integers)"
@@ -44,6 +46,16 @@ def test_idioms(run: Run) -> None:
         example = run.seed * 1_000_003 + number
         with run.entered("(idioms)", source=f"idiom_example({example})", kind="idiom"):
             assert idiom_example(example) == ""
+
+
+def test_static_kernels(run: Run) -> None:
+    """Whatever CANN's compiler does, values are eager mode's; it gets what runs, once, and leaves nothing installed."""
+    if not npu_emulator.is_active():
+        pytest.skip("the stand-in for the compiler is for the emulated device")
+    for number in range(run.profile.shared_pool // 2):
+        example = run.seed * 1_000_003 + number
+        with run.entered("(static kernels)", source=f"static_kernel_example({example})", kind="static kernels"):
+            assert static_kernel_example(example) == ""
 
 
 def test_graphs_of_one_pool(run: Run) -> None:

@@ -22,6 +22,7 @@ from npugraph_ex.testing.streams.programs import StreamProgram
 from npugraph_ex.testing.streams.strategies import parts_graphs, stream_graphs
 from npugraph_ex.versions import stream_methods
 from npugraph_ex_conformance.corpus.streams import stream_corpus
+from npugraph_ex_conformance.examples.device_programs import device_program_example
 from npugraph_ex_conformance.examples.native_parts import draw, native_part_example
 from npugraph_ex_conformance.examples.parts import OPTIONS, check_parts
 from npugraph_ex_conformance.examples.side_streams import side_stream_example
@@ -153,3 +154,13 @@ def test_random_native_programs(run: Run) -> None:
     for number in range(run.seed, run.seed + run.profile.streams // 2):
         with run.entered("(streams) native streams, parts of one buffer", source=str(draw(number))):
             assert native_part_example(number) == ""
+
+
+def test_device_programs(run: Run) -> None:
+    """What the device tells of random programs: values, races, unwritten and freed memory, its log, its clock, every order."""
+    for number in range(run.profile.streams):
+        example = run.seed * 1_000_003 + number
+        with run.entered(
+            "(streams) what the device tells", source=f"device_program_example({example})", kind="device program"
+        ):
+            assert device_program_example(example) == ""

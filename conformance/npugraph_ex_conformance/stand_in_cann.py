@@ -77,7 +77,7 @@ class StandInCann:
         """The packages that were told to install themselves, with their arguments."""
         return self._lines("installs")
 
-    def installed(self) -> list[str]:
+    def packages(self) -> list[str]:
         """The packages in CANN's own folder."""
         return sorted(path.name for path in (self.home / "opp" / "static_kernel" / "ai_core").glob("*"))
 

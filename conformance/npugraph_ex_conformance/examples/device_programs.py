@@ -1,0 +1,335 @@
+"""One random program on the emulated device, and all that the device tells of it, against a small model of both.
+
+The program launches kernels on several streams, which wait for each other, or do not where they should; memory is read that
+nobody wrote; all of it runs eagerly or is captured and replayed. The model knows which kernels are ordered, so it says what
+the values are, where the races are, which memory is unwritten, when each kernel begins on the modelled clock, and in which
+order the log may have them.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+import npu_emulator
+from npu_emulator.chips import CHIPS
+from npugraph_ex.testing.generator.choices import Choices, Sampled
+
+_SCHEDULES = ("fifo", "lazy", "random:1", "random:2", "pct:1:3")
+_FORGETS, _FORGOTTEN, _UNWRITTEN, _CAPTURED, _ALL_ORDERS, _FREED = 50, 30, 12, 50, 40, 60
+"""Chances in percent: that a program forgets waits; that such a one forgets a wait; that a cell is not written at first; that the
+program is captured; that every order of one that runs eagerly is tried; that a captured one loses a cell before its last replay."""
+_REPLAYS = 2
+_MOST_ORDERS = 60
+_CLOSE = 1e-6
+"""Microseconds, of rounding."""
+
+
+@dataclass(frozen=True)
+class _LaunchStep:
+    """A kernel on a stream, or, without an operator, a stream that waits for another.
+
+    Attributes:
+        stream: which.
+        what: add, copy, zero or mm; empty for a wait.
+        target: the written cell, or the stream that is waited for.
+        sources: the cells that are read besides.
+    """
+
+    stream: int
+    what: str
+    target: int
+    sources: tuple[int, ...] = ()
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return (self.target, *self.sources) if self.what == "add" else self.sources
+
+    def run(self, cells: list[torch.Tensor]) -> None:
+        target, sources = cells[self.target], [cells[source] for source in self.sources]
+        match self.what:
+            case "add":
+                target.add_(sources[0])
+            case "copy":
+                target.copy_(sources[0])
+            case "zero":
+                target.zero_()
+            case "mm":
+                torch.mm(*sources, out=target)
+
+
+@dataclass(frozen=True)
+class _DeviceProgram:
+    """Steps over square cells of one size.
+
+    Attributes:
+        size: rows, and columns, of each cell.
+        unwritten: the cells that have no value at first.
+    """
+
+    steps: tuple[_LaunchStep, ...]
+    size: int
+    streams: int
+    cells: int
+    unwritten: frozenset[int]
+
+    @property
+    def kernels(self) -> list[_LaunchStep]:
+        return [step for step in self.steps if step.what]
+
+    def made(self, device: str) -> list[torch.Tensor]:
+        """The cells. Their values are small, so that float32 holds all that the program computes."""
+        shape = self.size, self.size
+        return [
+            torch.empty(shape, device=device) if cell in self.unwritten else torch.full(shape, cell % 2 + 1.0, device=device)
+            for cell in range(self.cells)
+        ]  # fmt: skip
+
+    def launch(self, cells: list[torch.Tensor], streams: list[Any]) -> None:
+        for step in self.steps:
+            if not step.what:
+                streams[step.stream].wait_stream(streams[step.target])
+                continue
+            with torch.npu.stream(streams[step.stream]):
+                step.run(cells)
+
+
+@dataclass
+class _OrderModel:
+    """What is true of a program: which kernels come before each kernel, and what nobody has written."""
+
+    before: list[frozenset[int]] = field(default_factory=list)
+    racy: bool = False
+    unwritten_reads: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, program: _DeviceProgram) -> _OrderModel:
+        model, unwritten = cls(), set(program.unwritten)
+        seen: list[frozenset[int]] = [frozenset()] * program.streams
+        kernels = program.kernels
+        for step in program.steps:
+            if not step.what:
+                seen[step.stream] |= seen[step.target]
+                continue
+            number = len(model.before)
+            conflicts = {at for at, other in enumerate(kernels[:number]) if _conflict(step, other)}
+            model.racy |= not conflicts <= seen[step.stream]
+            model.before.append(seen[step.stream])
+            seen[step.stream] |= {number}
+            if step.what == "copy" and step.sources[0] in unwritten:
+                unwritten.add(step.target)
+                continue
+            if unwritten.intersection(step.reads):
+                model.unwritten_reads.add(step.what)
+            unwritten.discard(step.target)
+        return model
+
+
+def _conflict(step: _LaunchStep, other: _LaunchStep) -> bool:
+    return step.target in {other.target, *other.reads} or other.target in step.reads
+
+
+def _drawn(choices: Choices) -> _DeviceProgram:
+    """A program that begins on stream 0, forks, and joins there; waits that its kernels need may be forgotten."""
+    streams, cells = choices.number(1, 3), choices.number(3, 5)
+    steps = [_LaunchStep(stream, "", 0) for stream in range(1, streams)]
+    forgetful = choices.chance(_FORGETS)
+    for _ in range(choices.number(1, 9)):
+        what = choices.pick(("add", "copy", "add", "zero", "mm"))
+        target, first, second = choices.order(range(cells))[:3]
+        sources = {"zero": (), "mm": (first, second)}.get(what, (first,))
+        step = _LaunchStep(choices.number(0, streams - 1), what, target, sources)
+        others = {one.stream for one in steps if one.what and one.stream != step.stream and _conflict(step, one)}
+        steps += [
+            _LaunchStep(step.stream, "", other)
+            for other in sorted(others)
+            if not (forgetful and choices.chance(_FORGOTTEN))
+        ]
+        steps.append(step)
+    steps += [_LaunchStep(0, "", stream) for stream in range(1, streams)]
+    unwritten = frozenset(cell for cell in range(cells) if choices.chance(_UNWRITTEN))
+    return _DeviceProgram(tuple(steps), choices.pick((1, 8, 64)), streams, cells, unwritten)
+
+
+@cache
+def _streams() -> list[Any]:
+    """One on which graphs are captured, and others, for all examples: of many streams some are the same in torch_npu."""
+    return [torch.npu.Stream() for _ in range(3)]
+
+
+def device_program_example(seed: int) -> str:
+    """What is wrong with the example that ``seed`` stands for; empty when nothing is."""
+    choices = Choices(Sampled(f"device program {seed}"))
+    program = _drawn(choices)
+    order, captured = choices.pick(_SCHEDULES), choices.chance(_CAPTURED)
+    try:
+        wrong = _observed(choices, program, order, captured=captured)
+        if not wrong and not captured and choices.chance(_ALL_ORDERS):
+            wrong = _in_every_order(program)
+    except Exception as error:  # noqa: BLE001 - whatever a fault makes the device raise is what was found
+        wrong = f"raised {type(error).__name__}: {error}"
+    return f"{wrong}\n{program} under {order}{', captured' if captured else ''}" if wrong else ""
+
+
+def _observed(choices: Choices, program: _DeviceProgram, order: str, *, captured: bool) -> str:
+    """Run it with every observer at once."""
+    model, runs = _OrderModel.of(program), _REPLAYS if captured else 1
+    streams = [torch.npu.current_stream(), *_streams()[1:]]
+    with ExitStack() as block:
+        block.enter_context(npu_emulator.schedule(order))
+        memory = block.enter_context(npu_emulator.check_memory())
+        cells, graph = program.made("npu"), torch.npu.NPUGraph()
+        torch.npu.synchronize()
+        races = block.enter_context(npu_emulator.detect_races())
+        log = block.enter_context(npu_emulator.kernel_log())
+        timeline = block.enter_context(npu_emulator.timeline())
+        if captured:
+            with torch.npu.graph(graph, stream=_streams()[0]):
+                program.launch(cells, _streams())
+            for _ in range(runs):
+                graph.replay()
+        else:
+            program.launch(cells, streams)
+        torch.npu.synchronize()
+        timeline.refresh()
+        wrong = _wrong_log(log, program, model, runs) or _wrong_clock(timeline, program, runs)
+        faults, values = list(memory), [cell.cpu() for cell in cells]
+        if captured and choices.chance(_FREED) and not wrong and not faults:
+            lost = choices.pick(program.kernels).target
+            cells[lost] = torch.zeros(1, device="npu")
+            graph.replay()
+            torch.npu.synchronize()
+            wrong = "" if memory else f"nothing is said of cell {lost}, which is freed before a replay"
+    if wrong or model.racy != bool(races):
+        return wrong or f"races {races} of a program with {'some' if model.racy else 'none'}"
+    if model.racy:
+        return ""
+    if {_plain(fault.operator) for fault in faults} != model.unwritten_reads or not all(map(str, faults)):
+        return f"{sorted(model.unwritten_reads)} read unwritten memory, and this was found: {list(map(str, faults))}"
+    return _wrong_values(program, values, runs)
+
+
+def _plain(operator: str) -> str:
+    return operator.split(".")[1].removesuffix("_")
+
+
+def _wrong_values(program: _DeviceProgram, values: list[torch.Tensor], runs: int) -> str:
+    if program.unwritten:
+        return ""
+    wanted = program.made("cpu")
+    for step in program.kernels * runs:
+        step.run(wanted)
+    right = all(torch.equal(*map(torch.nan_to_num, pair)) for pair in zip(values, wanted, strict=True))
+    return "" if right else f"values {values} instead of {wanted}"
+
+
+def _wrong_log(log: Any, program: _DeviceProgram, model: _OrderModel, runs: int) -> str:
+    """Every run has every kernel once, after those that come before it."""
+    ran, kernels = list(log), program.kernels
+    if len(ran) != len(kernels) * runs or len(log.of("aten.add_*")) != runs * sum(
+        step.what == "add" for step in kernels
+    ):
+        return f"the log has {len(ran)} kernels: {list(map(str, ran))}"
+    first = min((one.launch for one in ran), default=0)
+    for run in range(runs):
+        own = ran[run * len(kernels) : (run + 1) * len(kernels)]
+        done: set[int] = set()
+        for one in own:
+            number = one.launch - first
+            step = kernels[number]
+            sides = [len(side) for side in (one.reads, one.writes)]
+            if _plain(one.name) != step.what or sides != [len(step.reads), 1] or one.replay not in {None, run + 1}:
+                return f"kernel {number} of run {run} is in the log as {one}"
+            if not model.before[number] <= done:
+                return f"kernel {number} of run {run} ran before others that it waits for: {list(map(str, own))}"
+            done.add(number)
+    return ""
+
+
+def _wrong_clock(timeline: Any, program: _DeviceProgram, runs: int) -> str:
+    """Each kernel begins when its stream has reached it, and takes as long as the chip's figures say."""
+    wanted: list[tuple[float, float]] = []
+    now = 0.0
+    for _ in range(runs):
+        ends = [now] * program.streams
+        for step in program.steps:
+            if step.what:
+                wanted.append((ends[step.stream], _microseconds(step, program.size)))
+                ends[step.stream] += wanted[-1][1]
+            else:
+                ends[step.stream] = max(ends[step.stream], ends[step.target])
+        now = max(ends)
+    spans, path = timeline.spans, timeline.critical_path
+    found = [(span.start, span.duration) for span in spans]
+    if len(found) != len(wanted) or any(
+        abs(a - b) > _CLOSE for pair in zip(found, wanted, strict=True) for a, b in zip(*pair, strict=True)
+    ):
+        return f"the clock says {found} instead of {wanted}"
+    late = [
+        abs(one.start - before)
+        for one, before in zip(path, [0.0, *(span.start + span.duration for span in path)], strict=False)
+    ]
+    if max(late, default=0) > _CLOSE or abs(timeline.end - now) > _CLOSE:
+        return f"the critical path of {now} is {path}"
+    return _wrong_file(timeline, wanted)
+
+
+def _microseconds(step: _LaunchStep, size: int) -> float:
+    """Of a float32 kernel on the whole chip."""
+    chip, bytes_ = CHIPS[npu_emulator.current().settings.soc], 4 * size * size
+    moved = bytes_ * (len(step.reads) + 1) / chip.bandwidth
+    computed = 2 * size**3 / (chip.half_flops / 4) if step.what == "mm" else bytes_ / chip.vector_bytes
+    return 2 + 1e6 * max(moved, computed)
+
+
+def _wrong_file(timeline: Any, wanted: list[tuple[float, float]]) -> str:
+    """The saved trace has the same kernels; two ranks without a collective keep their times."""
+    with TemporaryDirectory() as folder:
+        file = timeline.save(Path(folder) / "one.json")
+        both = npu_emulator.merge_timelines([file, file], Path(folder) / "both.json")
+        rows, of_both = (json.loads(path.read_text())["traceEvents"] for path in (file, both))
+    spans = [row for row in rows if row["ph"] == "X"]
+    places = sorted((row["pid"], row["ts"], row["dur"]) for row in of_both if row["ph"] == "X")
+    if places != sorted((rank, row["ts"], row["dur"]) for rank in (0, 1) for row in spans):
+        return f"two ranks of {rows} are {of_both}"
+    close = all(
+        abs(row["ts"] - start) < 0.001 and abs(row["dur"] - duration) < 0.002
+        for row, (start, duration) in zip(spans, wanted, strict=True)
+    )
+    return "" if close else f"the file has {spans} instead of {wanted}"
+
+
+def _in_every_order(program: _DeviceProgram) -> str:
+    """Some order shows a race, or the detector does; without one all orders give the same."""
+    model, results = _OrderModel.of(program), dict[str, list[torch.Tensor]]()
+
+    def run() -> list[torch.Tensor]:
+        cells = program.made("npu")
+        program.launch(cells, [torch.npu.current_stream(), *_streams()[1:]])
+        torch.npu.synchronize()
+        return [cell.cpu() for cell in cells]
+
+    try:
+        for order, values in npu_emulator.every_order(run, limit=_MOST_ORDERS):
+            if order in results:
+                return f"{order} comes twice"
+            results[order] = values
+    except npu_emulator.RaceError:
+        return "" if model.racy else f"a race in a program without one, in {len(results)} orders"
+    except npu_emulator.EmulatorError as error:
+        return "" if len(results) == _MOST_ORDERS else f"every order: {error}"
+    if model.racy:
+        first = next(iter(results.values()))
+        return (
+            ""
+            if any(not torch.equal(*pair) for values in results.values() for pair in zip(values, first, strict=True))
+            else "no race in any order"
+        )
+    return next((wrong for values in results.values() if (wrong := _wrong_values(program, values, 1))), "")
