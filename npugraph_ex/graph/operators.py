@@ -158,7 +158,8 @@ def written_by(node: fx.Node) -> tuple[fx.Node, ...]:
         return tuple([source for slot in written for source in _nodes_in(slot.of(node))]) if written else ()
     if node.op not in ("call_function", "call_method", "call_module"):
         return ()
-    if node.target is operator.getitem or node.target in _torch_private.auto_functionalized_operators():
+    pure = (operator.getitem, torch.ops.higher_order.out_dtype)
+    if node.target in pure or node.target in _torch_private.auto_functionalized_operators():
         return ()
     return tuple(argument for argument in node.all_input_nodes if tensor_leaves(argument))
 

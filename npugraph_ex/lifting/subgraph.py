@@ -111,7 +111,14 @@ def _topk(x: torch.Tensor, k: int, dim: int = -1, largest: bool = True, *_: Any)
     return torch.ops.aten.topk.default(x, k, dim, largest)  # type: ignore[no-any-return]
 
 
+def _out_dtype(_: Any, dtype: torch.dtype, *operands: torch.Tensor) -> torch.Tensor:
+    """`out_dtype`, which a backend takes apart, of a product."""
+    left, right = (one.to(dtype) for one in operands)
+    return left @ right
+
+
 _AS_JUDGED: dict[Any, Any] = {
+    torch.ops.higher_order.out_dtype: _out_dtype,
     torch.ops.aten.native_group_norm.default: _group_norm, torch.ops.aten.topk.default: _topk,
 }  # fmt: skip
 """What a copy calls in the place of an operator."""

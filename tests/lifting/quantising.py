@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+out_dtype: Any = torch.ops.higher_order.out_dtype
+
 WIDTH = 64
 SPECS = ((2, 3, WIDTH),)
 
@@ -95,11 +97,34 @@ def number_added_to_the_scale(x: Any) -> Any:
     return (x / scale).round().clamp(-128, 127).to(torch.int8), scale
 
 
+def half_the_range(x: Any) -> Any:
+    """As torchao and compressed-tensors have it, with a zero point of 0."""
+    low, high = torch.amin(x, [2], keepdim=True), torch.amax(x, [2], keepdim=True)
+    low, high = torch.min(low, torch.zeros_like(low)), torch.max(high, torch.zeros_like(high))
+    scale = torch.max(-low, high) / (float(127 + 128) / 2)
+    zero = torch.full_like(scale, 0).to(torch.int8)
+    scale = torch.clamp(scale, min=torch.finfo(torch.float32).eps).to(torch.float32)
+    return torch.clamp(torch.round(x * (1.0 / scale)) + zero, -128, 127).to(torch.int8), scale
+
+
+def largest_becomes_128(x: Any) -> Any:
+    scale = x.float().abs().amax(-1, keepdim=True) / 128
+    return (x / scale).round().clamp(-128, 127).to(torch.int8), scale
+
+
+def largest_becomes_100(x: Any) -> Any:
+    scale = x.float().abs().amax(-1, keepdim=True) / 100
+    return (x / scale).round().to(torch.int8), scale
+
+
 BOUNDED: dict[Callable[..., Any], str] = {
     bounded_scale: "npu_dynamic_quant clamp_min npu_quantize",
     bounded_in_flat_rows: "npu_dynamic_quant clamp_min npu_quantize",
     scale_bounded_later: "npu_dynamic_quant clamp_min npu_quantize",
     number_added_to_the_scale: "npu_dynamic_quant add npu_quantize",
+    half_the_range: "npu_dynamic_quant mul clamp_min npu_quantize",
+    largest_becomes_128: "abs amax _to_copy div npu_quantize",
+    largest_becomes_100: "abs amax _to_copy div npu_quantize",
 }
 
 
@@ -113,15 +138,15 @@ def largest_of_all(x: Any) -> Any:
     return (x / scale).round().clamp(-128, 127).to(torch.int8), scale
 
 
-def largest_becomes_128(x: Any) -> Any:
+def beyond_the_range(x: Any) -> Any:
+    """Without a clamp 128 becomes -128."""
     scale = x.float().abs().amax(-1, keepdim=True) / 128
-    return (x / scale).round().clamp(-128, 127).to(torch.int8), scale
+    return (x / scale).round().to(torch.int8), scale
 
 
-def half_the_range(x: Any) -> Any:
-    """As compressed-tensors has it."""
-    scale = x.float().abs().amax(-1, keepdim=True) / (float(255) / 2)
-    return (x / scale).round().clamp(-128, 127).to(torch.int8), scale
+def half_the_range_without_its_end(x: Any) -> Any:
+    scale = x.float().abs().amax(-1, keepdim=True) / 127.5
+    return (x / scale).round().clamp(-127, 127).to(torch.int8), scale
 
 
 def rounded_down(x: Any) -> Any:
@@ -167,7 +192,7 @@ def without_a_sign(x: Any) -> Any:
 
 NOT_QUANTISED: dict[Callable[..., Any], str] = {
     largest_of_a_column: "of the dimensions [1]", largest_of_all: "of all elements",
-    largest_becomes_128: "becomes 128; the operator makes it 127", half_the_range: "becomes 127.5", rounded_down: "",
+    beyond_the_range: "clamped to -inf and inf", half_the_range_without_its_end: "clamped to -127 and 127", rounded_down: "",
     cut_off: "is cut off", clamped_to_less: "clamped to -64 and 63", scale_of_another: "is something else",
     largest_and_not_its_magnitude: "", same_end_twice: "", with_a_zero_point: "", without_a_sign: "",
 }  # fmt: skip
@@ -195,6 +220,13 @@ def scaled_by_token_first(q: Any, w: Any, token: Any, column: Any, bias: Any) ->
     return y + bias
 
 
+def with_out_dtype(q: Any, w: Any, token: Any, column: Any, bias: Any) -> Any:
+    """As torchao has it where it compiles: the scale of a token is repeated for all columns."""
+    total = out_dtype(torch.ops.aten.mm.default, torch.int32, q, w.t())
+    y = (total * token.expand(total.shape)).to(torch.float16) * column.half()
+    return y.reshape(2, 3, COLUMNS) + bias
+
+
 def in_int32(q: Any, w: Any, token: Any, column: Any, bias: Any) -> Any:
     return (column * (token * (q.to(torch.int32) @ w.to(torch.int32).t()))).half() + bias
 
@@ -216,7 +248,7 @@ def one_scale_for_the_weight(q: Any, w: Any, token: Any, column: Any, bias: Any)
 QUANT_SPECS = ((6, WIDTH), (COLUMNS, WIDTH), (6, 1), (COLUMNS,), (COLUMNS,))
 PRODUCTS: dict[Callable[..., Any], str] = dict.fromkeys(
     (
-        int_mm, int_mm_of_rows, scaled_by_token_first, in_int32, in_floating_point, weight_as_it_lies,
+        int_mm, int_mm_of_rows, scaled_by_token_first, with_out_dtype, in_int32, in_floating_point, weight_as_it_lies,
         one_scale_for_the_weight,
     ),
     "npu_quant_matmul",

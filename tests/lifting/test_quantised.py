@@ -128,7 +128,10 @@ def test_quantised_on_the_device() -> None:
             whole, wanted = (pair if isinstance(pair, torch.Tensor) else pair[0] for pair in (one, true))
             # A quotient that lies between two whole numbers may be rounded to either.
             assert int((whole.cpu().int() - wanted.int()).abs().max()) <= 1, function
-            assert (whole.cpu() != wanted).float().mean() < 1e-2, function
+            # 127.5 is the quotient of each row's largest element.
+            assert (whole.cpu() != wanted).float().mean() < (
+                1 / 32 if function is quantising.half_the_range else 1e-2
+            ), function
 
 
 def test_what_the_operators_do_not_take() -> None:

@@ -297,17 +297,17 @@ def _mask(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
 def _quantised(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     """Dynamic quantisation. The result does not jump where a quotient lies between two whole numbers: either is right there."""
     width = draw.choice((16, 24))
-    miss = draw.choice(("largest", "dimension", "floor", "source", "clamp")) if wrong else ""
+    miss = draw.choice(("dimension", "floor", "source", "clamp")) if wrong else ""
     wide = draw.choice(("x0.float()", "x0"))
     of, dim = ("(wide + 1)" if miss == "source" else "wide"), (1 if miss == "dimension" else -1)
     largest = draw.choice((f"{of}.abs().amax({dim}, keepdim=True)", f"{of}.abs().max({dim}, keepdim=True)[0]"))
-    most = 120 if miss == "largest" else 127
+    most = draw.choice((127, 127, 127, 127.5, 120))
     scales = [
         f"largest.float() / {most}",
         f"largest.float() * (1 / {most})",
         f"(largest.float() / {most}).clamp(min=1e-5)",
     ]
-    low, high = (-64, 63) if miss == "clamp" else draw.choice(((-128, 127), (-127, 127)))
+    low, high = (-64, 63) if miss == "clamp" else draw.choice(((-128, 127), (-128 if most > 127 else -127, 127)))
     near = "floor" if miss == "floor" else "round"
     whole = draw.choice((f"quotient.{near}().clamp({low}, {high})", f"quotient.clamp({low}, {high}).{near}()"))
     lines = (

@@ -5,10 +5,10 @@
     scale = max(abs(x)) / 127          over the last dimension; max(amax(x), -amin(x)), too
     q     = round(x / scale)           half to even; with a clamp, which changes nothing, or without
 
-A scale with a lower bound, ``max(scale, bound)`` or ``scale + bound``, is not the operator's for rows of tiny numbers. There the
-operator gives the scale alone, and `npu_quantize` quantises with the bounded one: three kernels. A bound that no row of the dtype
-but zeros is below changes the scale alone. The operators take float16 and bfloat16 (operator documentation of
-``torch_npu.npu_dynamic_quant``).
+A scale with a lower bound, ``max(scale, bound)`` or ``scale + bound``, is not the operator's for rows of tiny numbers, nor is one
+with another number for 127, such as 127.5. There the scale is made by the operator alone, or from the largest element where that
+rounds once less, and `npu_quantize` quantises with it. A bound that no row of the dtype but zeros is below changes the scale alone.
+The operators take float16 and bfloat16 (operator documentation of ``torch_npu.npu_dynamic_quant``).
 """
 
 from __future__ import annotations
@@ -39,13 +39,17 @@ _DEEPEST = 8
 
 @dataclass(frozen=True)
 class _QuantisationScale:
-    """``max(factor * largest, bound)``, or ``factor * largest + bound``: of ``of``, over the last dimension, from ``node``."""
+    """``max(factor * largest, bound)``, or ``factor * largest + bound``: of ``of``, over the last dimension, from ``node``.
+
+    ``coarse``: the product is rounded to 16 bits, so that one more rounding to float32 is not seen.
+    """
 
     node: fx.Node
     of: fx.Node
     factor: float = 1.0
     bound: float = 0.0
     added: bool = False
+    coarse: bool = False
 
     def is_like(self, other: _QuantisationScale) -> bool:
         """Whether the two are equal over the real numbers."""
@@ -53,10 +57,21 @@ class _QuantisationScale:
         same = all(math.isclose(one, another, rel_tol=_NEAR) for one, another in numbers)
         return same and self.node is other.node and self.added == other.added
 
-    def is_bounded(self, dtype: torch.dtype) -> bool:
-        """Whether the bound changes the scale of a row of this dtype that is not all zeros."""
+    @property
+    def most(self) -> float:
+        """What the largest element becomes."""
+        return 1 / self.factor
+
+    @property
+    def is_of_127(self) -> bool:
+        """Whether that is what it becomes in the operator."""
+        return math.isclose(self.most, _LARGEST, rel_tol=_NEAR)
+
+    def is_the_operators(self, dtype: torch.dtype) -> bool:
+        """Whether no bound changes the scale of a row of this dtype, but of zeros, and no other number."""
         smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
-        return self.bound > 0 and (self.added or self.bound > self.factor * smallest)
+        unbounded = not self.bound or not (self.added or self.bound > self.factor * smallest)
+        return self.is_of_127 and unbounded
 
 
 def _largest_of(node: fx.Node) -> _QuantisationScale | Unlike | None:
@@ -138,7 +153,8 @@ def _scale_of(node: fx.Node, depth: int = _DEEPEST) -> _QuantisationScale | Unli
     found = _scale_of(parts.factors[0], depth - 1)
     if not isinstance(found, _QuantisationScale):
         return found
-    return replace(found, factor=found.factor * parts.scale, bound=found.bound * parts.scale)
+    coarse = found.coarse or inner.meta["val"].dtype in _TAKEN
+    return replace(found, factor=found.factor * parts.scale, bound=found.bound * parts.scale, coarse=coarse)
 
 
 def _least(node: fx.Node) -> tuple[fx.Node, float] | None:
@@ -163,7 +179,7 @@ class _Rounded:
 def _before(node: fx.Node) -> _Rounded:
     """The quotient under ``node``, on which clamps and rounding have one effect in any order."""
     rounded, low, high = False, -math.inf, math.inf
-    inner = terms.core(node)
+    inner = _without_zero(terms.core(node))
     while terms.calls(inner, _aten.round.default, *_CLAMPS):
         given = terms.arguments(inner)
         rounded |= inner.target is _aten.round.default
@@ -174,8 +190,24 @@ def _before(node: fx.Node) -> _Rounded:
         if None in map(terms.number, bounds):
             break  # bounds that are tensors
         low, high = max(low, bounds[0]), min(high, bounds[1])
-        inner = terms.core(given["self"])
+        inner = _without_zero(terms.core(given["self"]))
     return _Rounded(inner, rounded, low, high)
+
+
+def _without_zero(node: fx.Node) -> fx.Node:
+    """``x`` where the node is ``x`` plus a zero point that is 0, which is nothing before or behind the rounding."""
+    if not terms.calls(node, _aten.add.Tensor) or node.kwargs:
+        return node
+    left, right = node.args
+    return terms.core(left) if _is_zero(right) else node  # type: ignore[arg-type]
+
+
+def _is_zero(node: object) -> bool:
+    while terms.calls(node, _CAST, *_RESHAPES):
+        node = node.args[0]
+    return terms.calls(node, _aten.zeros_like.default) or (
+        terms.calls(node, _aten.full_like.default) and terms.number(node.args[1]) == 0
+    )
 
 
 class _DynamicQuant:
@@ -204,11 +236,13 @@ class _DynamicQuant:
         if [terms.core(one) for one in parts.factors] != [whole] or parts.divisors != (divisor,):
             return Unlike(node, f"the scale is of {whole.name}, and what it divides is something else")
         scale = replace(scale, factor=scale.factor / parts.scale, bound=scale.bound / parts.scale)
-        if not math.isclose(scale.factor * _LARGEST, 1, rel_tol=_NEAR):
-            return Unlike(node, f"the largest element becomes {1 / scale.factor:g}; the operator makes it {_LARGEST}")
         if not before.rounded:
             return Unlike(node, "the quotient is cut off, and not rounded to the nearest whole number")
-        if before.low > -_LARGEST or before.high < _LARGEST:
+        most = min(scale.most, _LARGEST)
+        beyond = (
+            not scale.is_of_127 and scale.most > _LARGEST
+        )  # then it depends on the clamp what becomes of the largest
+        if before.low > -most or before.high < most or (beyond and (before.low, before.high) != (-128, 127)):
             return Unlike(node, f"the quotient is clamped to {before.low:g} and {before.high:g}")
         x = _half(scale.of)
         if x is None or x.meta["val"].dim() < 2:
@@ -222,8 +256,8 @@ class _DynamicQuant:
         also = _given_out(scale, node, inner)
         outputs = (node,) if also is None else (node, also)
         sizes = x.meta["val"].shape
-        if scale.is_bounded(x.meta["val"].dtype) and len(sizes) > 2 and _symbols(sizes) > 1:
-            return Unlike(node, f"the scale has the bound {scale.bound:g}, and the sizes of x are symbols")
+        if not scale.is_the_operators(x.meta["val"].dtype) and len(sizes) > 2 and _symbols(sizes) > 1:
+            return Unlike(node, "the scale is not the operator's, which has no bound, and the sizes of x are symbols")
         build = _build(scale, [one.meta["val"] for one in outputs])
         return replace(inner, outputs=outputs, builds=(build,), sizes=(sizes[-1],), rounds=True)
 
@@ -271,12 +305,18 @@ def _followers(node: fx.Node) -> set[fx.Node]:
 def _build(scale: _QuantisationScale, results: Sequence[torch.Tensor]) -> Build:
     def build(emit: Emit, x: fx.Node) -> tuple[fx.Node, ...]:
         value, quantised_like, *scale_like = x.meta["val"], *results
-        made = emit(torch.ops.npu.npu_dynamic_quant.default, x)
-        quantised, factor = (emit(getitem, made, number) for number in range(2))
-        bounded = scale.is_bounded(value.dtype)
-        if scale.bound and (bounded or scale_like):
+        own = scale.is_the_operators(value.dtype)
+        if scale.is_of_127 or scale.coarse:
+            made = emit(torch.ops.npu.npu_dynamic_quant.default, x)
+            quantised, factor = (emit(getitem, made, number) for number in range(2))
+            if not scale.is_of_127:
+                factor = emit(_aten.mul.Tensor, factor, scale.factor * _LARGEST)
+        else:
+            largest = emit(_aten.amax.default, emit(_aten.abs.default, x), [-1])
+            factor = emit(_aten.div.Tensor, emit(_CAST, largest, dtype=torch.float32), scale.most)
+        if scale.bound and (scale_like or not own):
             factor = emit(_aten.add.Tensor if scale.added else _aten.clamp_min.default, factor, scale.bound)
-        if bounded:
+        if not own:
             quantised = _with(emit, x, factor)
         quantised = _shaped(emit, quantised, quantised_like)
         if not scale_like:

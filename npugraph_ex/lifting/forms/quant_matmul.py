@@ -25,6 +25,7 @@ from npugraph_ex.lifting.proposal import Build, Emit, Proposal, Unlike
 _aten = torch.ops.aten
 _CAST = _aten._to_copy.default  # noqa: SLF001 - the operator's name
 _INT_MM = _aten._int_mm.default  # noqa: SLF001 - the operator's name
+_OUT_DTYPE: Any = torch.ops.higher_order.out_dtype
 _PRODUCTS = (_INT_MM, _aten.mm.default, _aten.matmul.default, _aten.linear.default)
 RESHAPES = (_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default)  # noqa: SLF001 - its name
 TRANSPOSED = (_aten.t.default, _aten.transpose.int, _aten.permute.default)
@@ -95,9 +96,14 @@ def _sum_of(node: fx.Node) -> _Sum | None:
         if inner is None or not terms.calls(inner, *RESHAPES):
             break
         node = inner.args[0]  # type: ignore[assignment]
-    if not terms.calls(inner, *_PRODUCTS) or inner.kwargs or len(inner.args) != MATRIX:
+    if not terms.calls(inner, *_PRODUCTS, _OUT_DTYPE) or inner.kwargs:
         return None
-    x, weight = map(int8_of, inner.args)
+    given = inner.args
+    if inner.target is _OUT_DTYPE:
+        given = given[2:] if given[:2] == (_aten.mm.default, torch.int32) else ()
+    if len(given) != MATRIX:
+        return None
+    x, weight = map(int8_of, given)
     if x is None or weight is None or x[1] or _is_int8(inner):
         return None
     return _Sum(inner, x[0], weight[0], weight[1] != (inner.target is _aten.linear.default))
@@ -120,9 +126,17 @@ def _scaled(node: fx.Node, size: Any, sum_of: SumOf[_Product], depth: int = 4) -
     for at, factor in enumerate(parts.factors):
         under = _scaled(factor, size, sum_of, depth - 1)
         if under is not None:
-            others = (*parts.factors[:at], *parts.factors[at + 1 :])
+            others = tuple(map(_unexpanded, (*parts.factors[:at], *parts.factors[at + 1 :])))
             return replace(under, factors=under.factors + others, number=under.number * parts.scale)
     return None
+
+
+def _unexpanded(node: fx.Node) -> fx.Node:
+    """The node before it was repeated for all columns."""
+    inner = terms.core(node)
+    source = terms.tensor(inner.args[0]) if terms.calls(inner, _aten.expand.default) else None
+    rows = source is not None and source.dim() == node.meta["val"].dim() and terms.same_size(source.shape[-1], 1)
+    return inner.args[0] if rows else node  # type: ignore[return-value]
 
 
 def with_bias(node: fx.Node, size: Any, sum_of: SumOf[_Product]) -> tuple[Scaled[_Product], fx.Node | None] | None:
