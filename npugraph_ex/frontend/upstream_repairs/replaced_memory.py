@@ -39,5 +39,9 @@ def lost_write(gm: fx.GraphModule) -> str:
 
 
 def _replaces(node: fx.Node) -> bool:
-    name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
-    return name == "set_" and bool(node.all_input_nodes)
+    name = str(node.target if node.op == "call_method" else getattr(node.target, "__name__", ""))
+    return name.partition(".")[0] in _REPLACING and bool(node.all_input_nodes)
+
+
+_REPLACING = frozenset({"set_", "shallow_copy_data_"})
+"""What Dynamo writes for `x.data = y`, until torch 2.13 and from 2.14 on."""
