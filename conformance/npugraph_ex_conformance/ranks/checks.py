@@ -39,6 +39,7 @@ def program_faults(seed: int, mutant: str | None = None) -> str:
         mutant: the deliberate fault that is on while the program is compiled.
     """
     from npugraph_ex import last_report, register_replacement, testing
+    from npugraph_ex.testing.oracle.side_streams import free_events
 
     at = here()
     program = draw(seed, at.ranks)
@@ -61,10 +62,12 @@ def program_faults(seed: int, mutant: str | None = None) -> str:
         with (
             testing.mutant(mutant) if mutant else nullcontext(),
             rule,
+            free_events(),
             on_schedule,
             npu_emulator.detect_races() as races,
         ):
-            compiled = torch.compile(run, backend="npugraph_ex", fullgraph=True, dynamic=False)
+            divided = {"auto_streams": seed // 4 % 2 == 1}
+            compiled = torch.compile(run, backend="npugraph_ex", fullgraph=True, dynamic=False, options=divided)
             begun, kept = [], []
             for call in range(_CALLS):
                 begun.append(_begin(at, call))  # awaited after all calls: a replay must wait for them itself

@@ -313,7 +313,8 @@ def draw(seed: int, ranks: int) -> RankProgram:
         ready.append(number + 1 + later)
     communicating = [number for number, step in enumerate(steps) if step.kind not in POINTWISE]
     unused = tuple(frozenset(n for n in communicating if chosen.random() < 0.15) for _ in range(ranks))
-    alone = [n for n in communicating if steps[n].kind in COLLECTIVES]
+    # What runs beside its collective would be read on the main stream, which waits only for the collective.
+    alone = [n for n in communicating if steps[n].kind in COLLECTIVES and steps[n].kind != "beside"]
     side = chosen.choice(alone) if alone and chosen.random() < 0.4 else -1
     read = {value for step in steps for value in step.values}
     ends = [value for value in range(1, len(steps) + 1) if value not in read]  # a step that nothing shows finds nothing
