@@ -92,6 +92,7 @@ class Outputs:
             for position, argument in reversed(list(enumerate(arguments)))
             if isinstance(argument, torch.Tensor)
         }
+        themselves = {id(argument): position for position, argument in reversed(list(enumerate(arguments)))}
         roots = _roots([value for value in values if isinstance(value, torch.Tensor)])
         fresh = [key for key in roots if key not in homes]
         self._slots: list[_OfInput | _Fresh | _Again | _Constant] = []
@@ -104,12 +105,12 @@ class Outputs:
             if places.setdefault(id(value), position) != position:
                 self._slots.append(_Again(places[id(value)]))
                 continue
+            if id(value) in themselves:  # of several inputs in one memory, this one
+                self._slots.append(_OfInput(themselves[id(value)], None))
+                continue
             key = _torch_private.storage_key(value)
             if key in homes:
-                argument = arguments[homes[key]]
-                self._slots.append(
-                    _OfInput(homes[key], None if value is argument else _ResultView.from_tensors(value, argument))
-                )
+                self._slots.append(_OfInput(homes[key], _ResultView.from_tensors(value, arguments[homes[key]])))
                 continue
             first = value is roots[key] and key not in given
             if first:

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 import torch
 from device_helpers import NPU, compiled
+from torch.fx.experimental.proxy_tensor import make_fx
 
+from npugraph_ex.aclgraph import compile_graph
+from npugraph_ex.config import CompilerConfig
 from npugraph_ex.report.captures import capture_records, captures_so_far
 from npugraph_ex.testing.oracle.observation import observe, visible_difference
 
@@ -217,3 +220,21 @@ def test_one_tensor_returned_twice_is_one_object() -> None:
         kept.append(run(x))
         assert kept[-1][0] is kept[-1][1]
         assert kept[-1][2] is x
+
+
+def test_of_two_inputs_in_one_memory_the_returned_one_comes_back() -> None:
+    """The same elements, but another object, whose Python attributes a caller may have set."""
+
+    def program(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> Results:
+        x.copy_(z)
+        return z * 2, y
+
+    graph = make_fx(program)(*(torch.ones(4, device=NPU) for _ in range(3)))
+    run = compile_graph(graph, [torch.ones(4, device=NPU)] * 3, CompilerConfig().to_options())
+    for _ in range(3):
+        x, z = torch.rand(4).to(NPU), torch.rand(4).to(NPU)
+        y = x.as_strided(x.shape, x.stride())
+        double, back = run(x, y, z)
+        assert back is y
+        assert torch.equal(double, z * 2)
+        assert torch.equal(back, z)
