@@ -279,6 +279,23 @@ def test_progress_draws_a_bar_on_a_terminal_and_lines_in_a_file() -> None:
     assert told(quiet=True) == told(quiet=True, force_terminal=True).replace("\x1b[?25l", "") == ""
 
 
+def test_progress_in_a_cell_of_a_notebook_is_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Jupyter runs `!command` on a terminal and asks for colours; a cell would keep each redrawing of a bar."""
+    told = {}
+    for place in ("cell", "terminal"):
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("JPY_PARENT_PID", "1")
+        if place == "terminal":
+            monkeypatch.delenv("JPY_PARENT_PID")
+        with progress(200, quiet=False) as reached:
+            reached(2, "two items")
+        told[place] = capsys.readouterr().err
+    assert told["cell"] == "[2/200] two items\n"
+    assert "\x1b[" in told["terminal"]
+
+
 def test_results_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """One object on stdout and nothing else there: of saved compilations, of a help section, of the kinds of a campaign."""
     monkeypatch.chdir(tmp_path)

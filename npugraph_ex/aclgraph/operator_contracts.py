@@ -24,7 +24,7 @@ from npugraph_ex.errors import BrokenPromiseError
 from npugraph_ex.graph.memory.aliases import named_arguments
 from npugraph_ex.graph.operators import learn
 from npugraph_ex.graph.source import source_line
-from npugraph_ex.graph.undeclared import RELIES_ON_SCHEMAS, is_foreign, writes_undeclared
+from npugraph_ex.graph.undeclared import ANY_EFFECT, RELIES_ON_SCHEMAS, is_foreign, names_of_effects, writes_undeclared
 from npugraph_ex.observe.logger import logger
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -76,7 +76,7 @@ class ContractInterpreter(fx.Interpreter):
         self.found: list[UndeclaredEffectError] = []
         self._is_original = is_original
         self._stays = stays
-        self._lacks_a_write: Callable[[], bool] = gm.meta.get(RELIES_ON_SCHEMAS, bool)
+        self._relies: Callable[[], frozenset[str]] = gm.meta.get(RELIES_ON_SCHEMAS, frozenset)
         # By storage: who returned it although it was an argument's. No other storage gets its key while the reference is kept.
         self._shared: dict[int, tuple[StorageWeakRef, UndeclaredEffectError]] = {}
         self._at: fx.Node | None = None
@@ -143,7 +143,8 @@ class ContractInterpreter(fx.Interpreter):
         shared: Sequence[torch.Tensor] = (),
     ) -> None:
         effect = UndeclaredEffectError(self._message(what, remedy), target, frozenset(arguments))
-        harmless = self._stays and shared and not self._lacks_a_write()
+        relied_on = {ANY_EFFECT, *names_of_effects(target, arguments)}
+        harmless = self._stays and shared and relied_on.isdisjoint(self._relies())
         if not self._is_original and not harmless:
             raise effect
         if self._stays:

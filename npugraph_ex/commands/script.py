@@ -20,6 +20,7 @@ from npugraph_ex._plurals import noun
 from npugraph_ex.commands import advise, timeline
 from npugraph_ex.commands.interrupts import Interrupt, end_children, interruptible
 from npugraph_ex.commands.numbers import seconds
+from npugraph_ex.commands.terminal import as_in_a_file
 from npugraph_ex.errors import NpuGraphExError, UsageError
 from npugraph_ex.observe import environment
 
@@ -166,7 +167,7 @@ def _report(arguments: argparse.Namespace, out: TextIO, clock: Timeline | None) 
 
 def _print(shown: Explanation | Facts | str, out: TextIO) -> None:
     """Text; tables on a terminal in its width, which breaks other lines itself, so that they can be copied whole."""
-    if not (out.isatty() and hasattr(shown, "__rich_console__")):
+    if not out.isatty() or as_in_a_file() or not hasattr(shown, "__rich_console__"):
         out.write(f"\n{shown}\n")
         return
     from rich.console import Console

@@ -96,6 +96,11 @@ class Progressed(Protocol):
         """Show it."""
 
 
+def as_in_a_file() -> dict[str, Any]:
+    """What makes a console write as to a file in a notebook: `!` runs a command on a terminal, and a cell keeps every redrawing."""
+    return {"force_terminal": False, "no_color": True} if "JPY_PARENT_PID" in os.environ else {}
+
+
 @contextmanager
 def progress(total: int | None, *, quiet: bool, done: int = 0, console: Console | None = None) -> Iterator[Progressed]:
     """Tell on stderr how far a command is: on a terminal a bar with the time left, in a file a line for each hundredth.
@@ -113,7 +118,7 @@ def progress(total: int | None, *, quiet: bool, done: int = 0, console: Console 
     from rich.console import Console
 
     mine = console is None  # then what is printed meanwhile stands above the bar
-    console = console or Console(stderr=True)
+    console = console or Console(stderr=True, **as_in_a_file())
     columns = (
         bars.TextColumn("{task.description}", markup=False), bars.BarColumn(), bars.MofNCompleteColumn(),
         bars.TimeElapsedColumn(), bars.TextColumn("left"), bars.TimeRemainingColumn(),
@@ -145,6 +150,6 @@ def uncaptured_progress(total: int, *, quiet: bool) -> Iterator[Progressed]:
 
     with (
         os.fdopen(os.dup(2), "w", encoding="utf-8") as stderr,
-        progress(total, quiet=quiet, console=Console(file=stderr)) as reached,
+        progress(total, quiet=quiet, console=Console(file=stderr, **as_in_a_file())) as reached,
     ):
         yield reached

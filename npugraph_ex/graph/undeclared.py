@@ -6,6 +6,8 @@ found during a capture or the first run of a graph, and kept for the process.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import fx
 from torch._ops import OpOverload
@@ -14,11 +16,13 @@ from npugraph_ex.operators import OPERATORS, record_of
 from npugraph_ex.versions.out_tag import has_out_tag
 
 __all__ = [
+    "ANY_EFFECT",
     "RELIES_ON_SCHEMAS",
     "arguments_found",
     "is_foreign",
     "is_undeclared_out",
     "keep_writers",
+    "names_of_effects",
     "remember",
     "writes_undeclared",
 ]
@@ -41,8 +45,13 @@ def is_foreign(target: object) -> bool:
 
 
 RELIES_ON_SCHEMAS = "npugraph_ex relies on schemas"
-"""In the metadata of a graph: a function that says whether the graph lacks a write of the program if an operator returns an
-argument undeclared."""
+"""In the metadata of a graph: a function that gives the effects with which the graph would lack a write of the program."""
+ANY_EFFECT = "any"
+
+
+def names_of_effects(overload: OpOverload, arguments: Iterable[str]) -> frozenset[str]:
+    """An operator's undeclared effects on arguments, each as a name that a saved graph can hold."""
+    return frozenset(f"{overload} {argument}" for argument in arguments)
 
 
 def writes_undeclared(overload: OpOverload, argument: torch.Argument) -> bool:

@@ -11,12 +11,15 @@ import builtins
 import hashlib
 import importlib
 import inspect
+import itertools
 import json
 import linecache
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from npugraph_ex._torch_private.precompile import Guard, Precompiled, serialisable
 from npugraph_ex.cache.fingerprint import fingerprint
@@ -42,13 +45,17 @@ class Assumptions:
 
     Attributes:
         values: fingerprints by the expression that guards use for the value.
+        compared: what torch's own guards compare of arguments, as text that is the same in each process. Of a tensor without
+            its sizes: the graph has those that matter.
     """
 
     values: dict[str, str] = field(default_factory=dict)
+    compared: list[str] = field(default_factory=list)
 
     def keep_guards(self, guards: Sequence[Guard]) -> list[bool]:
         """Say which guards torch may write down, and remember what the others say."""
         kept = [serialisable(guard) for guard in guards]
+        self.compared += sorted(filter(None, (_compared(guard) for guard in itertools.compress(guards, kept))))
         for guard, itself in zip(guards, kept, strict=True):
             if itself or not guard.has_value or guard.name in self.values:
                 continue
@@ -79,6 +86,17 @@ class Assumptions:
         }
         known = {"values": values, "sources": sources, "imports": imports}
         return {name: json.dumps(what, sort_keys=True) for name, what in known.items()}
+
+
+def _compared(guard: Guard) -> str:
+    """What a guard on an argument or on a part of one compares; empty where it is something else, or no plain value."""
+    value = None if guard.is_global or not guard.has_value else guard.value
+    if isinstance(value, torch.Tensor):
+        flags = value.requires_grad, value.is_inference(), value.is_conj(), value.is_neg()
+        return f"{guard.name}: {type(value).__qualname__} {value.dtype} {value.device.type} {flags}"
+    if guard.guard_type in _BY_VALUE and isinstance(value, (bool, int, float, complex, str, torch.dtype, torch.device)):
+        return f"{guard.name}: {value!r}"
+    return ""
 
 
 def _is_of_torch(expression: str, imports: Mapping[str, str]) -> bool:

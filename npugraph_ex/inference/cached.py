@@ -293,7 +293,7 @@ class CachedFunction:
             device = "" if made.device is None else str(made.device)
             taken = {**assumptions.header(made.compiled, fixed), "current_device": device}
             header = {**self._parts, **taken, "graph_length": str(len(text.encode()))}
-            return self._store.write(f"{self._base}-{_signature(text, taken)}", header, payload)
+            return self._store.write(f"{self._base}-{_signature(text, taken, assumptions.compared)}", header, payload)
         except OSError as error:
             logger.warning("The compilation of %s is not kept: %s", self._base, _in_a_line(error))
         except Exception as error:  # noqa: BLE001 - pickling what a user's function holds may raise anything
@@ -326,9 +326,13 @@ def _refusals_message(refused: Sequence[Refused], store: Store, base: str) -> st
     return f"{what}: {reasons}. `npugraph-ex cache {folder}clear {base}` deletes what is there of it"
 
 
-def _signature(text: str, header: Mapping[str, str]) -> str:
-    """A graph and what it takes for granted, as a short name: two processes that compile the same write the same file."""
-    return hashlib.sha256(f"{text}\n{json.dumps(dict(header), sort_keys=True)}".encode()).hexdigest()[:12]
+def _signature(text: str, header: Mapping[str, str], compared: Sequence[str]) -> str:
+    """A graph, what it takes for granted and what is compared at a call, as a short name.
+
+    Two processes that compile the same write the same file, and one graph for two kinds of arguments has two files.
+    """
+    parts = [text, json.dumps(dict(header), sort_keys=True), *compared]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
 def _name(function: FunctionType, owner: object, ranks: Mapping[str, int]) -> str:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -59,7 +59,7 @@ class SavedGraph:
         names: Sequence[str],
         at_one: AtSizeOne | None,
         current: int | None = None,
-        relies_on_schemas: bool = False,
+        relies_on_schemas: Collection[str] = (),
     ) -> SavedGraph:
         """Encode a graph after all passes.
 
@@ -71,7 +71,7 @@ class SavedGraph:
             names: the input names for messages.
             at_one: whether the traced graph is right where a symbolic size is one, too; None for no.
             current: the current device at the compilation; None if no result depends on it.
-            relies_on_schemas: whether it lacks a write of the program if an operator returns an argument undeclared.
+            relies_on_schemas: the undeclared effects with which it would lack a write of the program.
 
         Raises:
             Unsaveable: the graph cannot run in another process; the message says why.
@@ -106,7 +106,7 @@ class SavedGraph:
             "static": sorted({*static, *parameters}),
             "follows_current_device": current is not None,
             "undeclared": found_in(gm.graph),
-            "relies_on_schemas": relies_on_schemas,
+            "relies_on_schemas": sorted(relies_on_schemas),
             "nodes": encode_graph(gm, home),
         }
         return cls(data, graph_source(gm, "A graph that npugraph_ex saved"))
@@ -189,7 +189,7 @@ class SavedGraph:
         if not options.force_eager:  # a capture needs the metadata of each node; a run operator by operator does not
             _derive_metadata(gm, next(value.fake_mode for value in inputs if isinstance(value, FakeTensor)))
         names = [entry["name"] for entry in data["inputs"]]
-        gm.meta[RELIES_ON_SCHEMAS] = partial(bool, data["relies_on_schemas"])
+        gm.meta[RELIES_ON_SCHEMAS] = partial(frozenset, data["relies_on_schemas"])
         return compile_graph(gm, inputs, options, static=data["static"], names=names)
 
 

@@ -379,5 +379,34 @@ def test_a_view_of_an_argument_is_one_in_inference_mode(tmp_path: Path) -> None:
         assert x._version == 1
 
 
+class _Scaling:
+    """A number in an attribute, which the graph has not where it is compared only."""
+
+    def __init__(self, mode: str) -> None:
+        self.mode = mode
+
+    def run(self, x: torch.Tensor) -> torch.Tensor:
+        """Twice the argument, whatever the mode is."""
+        if self.mode == "sum":
+            return x + x
+        return x + x
+
+
+def test_one_graph_for_arguments_of_two_kinds_is_kept_twice(tmp_path: Path) -> None:
+    """An ordinary and an inference tensor, and two values of an attribute: each has its file, which the next process reads."""
+    compiled = []
+    for _ in range(2):
+        before = graphs_so_far()
+        calls = {mode: cache_compile(_Scaling(mode).run, cache_dir=tmp_path) for mode in ("sum", "product")}
+        ordinary = torch.ones(4, device="npu")
+        with torch.inference_mode():
+            for x in (ordinary, torch.ones(4, device="npu")):
+                for call in calls.values():
+                    assert call(x).tolist() == [2.0] * 4
+        compiled.append(graphs_so_far() - before)
+    assert compiled == [4, 0]
+    assert len(_files(tmp_path)) == 4
+
+
 def _lower_half(x: torch.Tensor) -> torch.Tensor:
     return x[2:]

@@ -23,7 +23,7 @@ from npugraph_ex.errors import CaptureError, SavedGraphError
 from npugraph_ex.frontend.upstream_repairs import shared_inputs
 from npugraph_ex.graph.collectives import overloads_in
 from npugraph_ex.graph.operators import named_arguments
-from npugraph_ex.graph.undeclared import arguments_found, is_foreign
+from npugraph_ex.graph.undeclared import ANY_EFFECT, arguments_found, is_foreign, names_of_effects
 from npugraph_ex.observe.logger import logger
 
 if TYPE_CHECKING:
@@ -54,20 +54,22 @@ class UndeclaredEffects:
 
     def lost_write(self) -> str:
         """Which write AOT loses for all that is known of the operators, in words; empty where it loses none."""
-        return self._lost_for(arguments_found) if any(map(arguments_found, self.operators)) else ""
+        lost = self._lost_for(arguments_found) if any(map(arguments_found, self.operators)) else {}
+        return next(iter(lost.values()), "")
 
-    def relies_on_schemas(self) -> bool:
-        """Whether AOT loses a write if any of the operators writes or returns an argument undeclared."""
-        return bool(self.operators and self._lost_for(_every_argument))
+    def relies_on_schemas(self) -> frozenset[str]:
+        """The effects with which AOT would lose a write: an operator that writes or returns an argument undeclared."""
+        return frozenset(self._lost_for(_every_argument)) if self.operators else frozenset()
 
-    def _lost_for(self, effects: Callable[[OpOverload], frozenset[str]]) -> str:
+    def _lost_for(self, effects: Callable[[OpOverload], frozenset[str]]) -> dict[str, str]:
+        """The lost writes in words, by the effects to blame."""
         try:
             with _torch_private.as_fakes(self._examples) as inputs:
                 watcher = _Watcher(inputs, effects)
                 with watcher:
                     self._gm(*inputs)
         except Exception as error:  # noqa: BLE001 - a graph that cannot be followed may have lost one
-            return f"no fake tensor can follow the graph ({type(error).__name__}), so a write may be lost"
+            return {ANY_EFFECT: f"no fake tensor can follow the graph ({type(error).__name__}), so a write may be lost"}
         return watcher.lost
 
     def warn(self, lost: str) -> None:
@@ -125,11 +127,11 @@ class _Watcher(TorchDispatchMode):
 
     def __init__(self, inputs: Sequence[Any], effects: Callable[[OpOverload], frozenset[str]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.lost = ""
+        self.lost: dict[str, str] = {}
         self._effects = effects
         self._inputs = {_torch_private.storage_key(tensor) for tensor in _tensors(inputs)}
         self._written: dict[int, OpOverload] = {}
-        self._shared: dict[int, OpOverload] = {}
+        self._shared: dict[int, set[tuple[OpOverload, str]]] = {}
         self._alive: list[torch.Tensor] = []  # the address of a storage that died could be another's
 
     def __torch_dispatch__(
@@ -141,32 +143,30 @@ class _Watcher(TorchDispatchMode):
         given = named_arguments(func, args, kwargs or {})
         for argument in _torch_private.schema(func).arguments:
             if argument.alias_info is not None and argument.alias_info.is_write:
-                self._note(func, _tensors(given.get(argument.name)), self._written, self._shared)
-        found = self._effects(func)
-        if found:
-            memory = _tensors([given.get(name) for name in found])
-            before = {key: by for key, by in self._written.items() if key in self._inputs}
-            self._note(func, [*memory, *_tensors(result)], self._shared, before)
+                for key in _memory(given.get(argument.name)):
+                    self._written[key] = func
+                    for sharer, name in self._shared.get(key, ()):
+                        self._lose(func, sharer, name)
+        for name in self._effects(func):
+            for key in _memory((given.get(name), result)):
+                self._shared.setdefault(key, set()).add((func, name))
+                if key in self._inputs and key in self._written:
+                    self._lose(self._written[key], func, name)
         return result
 
-    def _note(
-        self,
-        func: OpOverload,
-        tensors: Sequence[torch.Tensor],
-        notes: dict[int, OpOverload],
-        others: dict[int, OpOverload],
-    ) -> None:
-        for key in map(_torch_private.storage_key, tensors):
-            notes[key] = func
-            if key in others and not self.lost:
-                writer, sharer = (others[key], func) if notes is self._shared else (func, others[key])
-                self.lost = f"{writer} writes memory that {sharer} writes or returns without declaring it"
+    def _lose(self, writer: OpOverload, sharer: OpOverload, name: str) -> None:
+        (effect,) = names_of_effects(sharer, [name])
+        self.lost.setdefault(effect, f"{writer} writes memory that {sharer} writes or returns without declaring it")
 
 
 def _every_argument(operator: OpOverload) -> frozenset[str]:
     """All that an operator of another library takes."""
     taken = _torch_private.schema(operator).arguments if is_foreign(operator) else ()
     return frozenset(argument.name for argument in taken)
+
+
+def _memory(value: object) -> list[int]:
+    return [_torch_private.storage_key(tensor) for tensor in _tensors(value)]
 
 
 def _tensors(value: object) -> list[torch.Tensor]:
