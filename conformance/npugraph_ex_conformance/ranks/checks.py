@@ -66,7 +66,7 @@ def program_faults(seed: int, mutant: str | None = None) -> str:
             on_schedule,
             npu_emulator.detect_races() as races,
         ):
-            divided = {"auto_streams": seed // 4 % 2 == 1}
+            divided: dict[str, Any] = {"auto_streams": seed // 4 % 2 == 1}
             compiled = torch.compile(run, backend="npugraph_ex", fullgraph=True, dynamic=False, options=divided)
             begun, kept = [], []
             for call in range(_CALLS):
