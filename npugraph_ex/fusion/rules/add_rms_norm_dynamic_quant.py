@@ -22,6 +22,8 @@ from npugraph_ex.fusion.rules._built_in_rule import BuiltInRule
 from npugraph_ex.fusion.rules._norm_operands import EPSILON, NormOperands, deeper_examples, examples
 
 NAME = "add_rms_norm_dynamic_quant"
+CLIENT = "_C_ascend"
+"""The namespace of vLLM-Ascend's operators, which is none of torch's own."""
 CONSTRAINTS = NormOperands((torch.float16, torch.bfloat16), range(2, 9), vectors=("gamma", "smooth_scales"))
 
 _ThreeTensors = tuple[Tensor, Tensor, Tensor]
@@ -78,7 +80,7 @@ def _replace_flat_smoothed(
 
 
 def _search_client(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> _ThreeTensors:
-    y, _, x_out = torch.ops._C_ascend.npu_add_rms_norm_bias(x1, x2, gamma, None, epsilon)  # noqa: SLF001 - a namespace
+    y, _, x_out = getattr(torch.ops, CLIENT).npu_add_rms_norm_bias(x1, x2, gamma, None, epsilon)
     quantised, scale = torch.ops.npu.npu_dynamic_quant(y)
     return quantised, scale, x_out
 
@@ -97,7 +99,7 @@ RULE = BuiltInRule(
             EPSILON,
         ),
         FusionRule(
-            NAME, _search_client, _replace, examples, CONSTRAINTS, EPSILON, needs="_C_ascend::npu_add_rms_norm_bias"
+            NAME, _search_client, _replace, examples, CONSTRAINTS, EPSILON, needs=f"{CLIENT}::npu_add_rms_norm_bias"
         ),
     ),
     default=True,
