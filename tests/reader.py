@@ -39,7 +39,8 @@ class Reader:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Begin with an empty folder."""
+        """Begin with an empty folder, and with gradients: another page may have switched them off."""
+        torch.set_grad_enabled(True)
         self.folder, self.output, self.status = folder, "", 0
         self.program = ModuleType("example")
         vars(self.program).update(torch=torch, torch_npu=torch_npu, npugraph_ex=npugraph_ex, npu_emulator=npu_emulator)

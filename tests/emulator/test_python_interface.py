@@ -15,6 +15,7 @@ _C_NAMES = {
     "ctypes.c_uint32": "uint32_t",
     "i32": "int",
     "None": "void",
+    "ctypes.py_object": "_object*",
 }
 
 
