@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from npugraph_ex_conformance.vllm_ascend import stand_ins
 from npugraph_ex_conformance.vllm_ascend.defects import DEFECTS
 from npugraph_ex_conformance.vllm_ascend.engine import Answer, Seen
 from npugraph_ex_conformance.vllm_ascend.fusions import compared
@@ -142,6 +143,20 @@ def test_a_defect_is_noticed_by_its_own_error() -> None:
         assert not plan.has_its_error("another error")
         assert not any(other.has_its_error(DEFECTS[plan.defect].says) for other in PLANS if not other.defect)
         assert [name for name in MODELS if plan.is_of(name)] == ["qwen3"]
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_the_clients_fused_kernel_is_interpreted_where_triton_is(
+    installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the record stands for it; and the words for the log say which."""
+    record, interpreted = SimpleNamespace(formula=object()), object()
+    module = SimpleNamespace(fused_kernel=lambda name: interpreted if name == stand_ins.FUSED else None)
+    monkeypatch.setattr(stand_ins, "find_spec", lambda name: object() if installed and name == "triton" else None)
+    monkeypatch.setattr(stand_ins, "import_module", lambda name: module if name.endswith(".interpreted") else None)
+    kernel, words = stand_ins._fused(record)
+    assert kernel is (interpreted if installed else record.formula)
+    assert ("Triton's interpreter" in words, "record" in words) == (installed, not installed)
 
 
 def test_the_digest_is_of_every_source(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ class Seen:
     sources: str
 
 
-def _break(run: EngineRun) -> None:
+def _break(run: EngineRun, fused: Callable[..., Any]) -> None:
     """Put in the faults that the run asks for."""
     import npu_emulator
 
@@ -112,7 +112,6 @@ def _break(run: EngineRun) -> None:
         for name in STORING:
             npu_emulator.register_kernel(name, _on_copies(_formula(name)))
     if run.break_fused:
-        fused = _formula(FUSED)
 
         def wrong(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
             query, *others = fused(*args, **kwargs)
@@ -234,8 +233,7 @@ def run_engine(run: EngineRun) -> Seen:
     import npu_emulator
 
     sources = digest()
-    replace_triton_kernels()
-    _break(run)
+    _break(run, replace_triton_kernels())
     with ExitStack() as stack:
         memory = stack.enter_context(npu_emulator.check_memory())
         races = stack.enter_context(npu_emulator.detect_races())

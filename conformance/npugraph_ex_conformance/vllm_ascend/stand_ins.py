@@ -54,19 +54,25 @@ def _slot_mapping(module: Any) -> Any:
     return triton.jit(module._compute_slot_mapping_kernel)
 
 
-def replace_triton_kernels() -> None:
-    """Give vLLM its kernel of slots, and define the fused operator that the client defines where Triton is.
+def _fused(record: Any) -> tuple[Callable[..., Any], str]:
+    """The client's kernel in Triton's interpreter if Triton is installed, else the record's formula; and which of them."""
+    if find_spec("triton") is None:
+        return record.formula, "its record"
+    interpreted = import_module("npugraph_ex_conformance.vllm_ascend.interpreted")
+    return interpreted.fused_kernel(FUSED), "the client's kernel in Triton's interpreter"
 
-    Triton's interpreter computes no bfloat16 and lacks three functions of the fused kernel; so that has its record everywhere.
-    """
+
+def replace_triton_kernels() -> Callable[..., Any]:
+    """Give vLLM its kernel of slots, and define the fused operator that the client defines where Triton is; return its kernel."""
     from vllm.v1.worker import block_table
 
     slots = block_table._compute_slot_mapping_kernel = _slot_mapping(block_table)
-    print(f"{FUSED} by its record; vLLM's kernel of slots by {type(slots).__module__}", flush=True)
     record: Any = npugraph_ex_autoload.KERNELS[FUSED]  # also where the bundled backend has the name
+    fused, which = _fused(record)
+    print(f"{FUSED} by {which}; vLLM's kernel of slots by {type(slots).__module__}", flush=True)
     library = torch.library.Library("vllm", "FRAGMENT")
     library.define(f"qkv_rmsnorm_rope{record.schema}")
     torch.library.register_fake(FUSED, record.fake, lib=library)
-    if record.formula is not None:
-        npu_emulator.register_kernel(FUSED, record.formula)
+    npu_emulator.register_kernel(FUSED, fused)
     _LIBRARIES.append(library)
+    return fused
