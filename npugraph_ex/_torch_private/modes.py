@@ -161,7 +161,9 @@ def as_fakes(inputs: Sequence[Any]) -> Iterator[list[Any]]:
     """Within the block what runs is fake, also with real weights; the inputs as new fake tensors over the memory that they have."""
     from torch._guards import detect_fake_mode
 
-    mode = detect_fake_mode([value for value in inputs if isinstance(value, FakeTensor)]) or FakeTensorMode()
+    # On torch 2.10 the tracing context of a backend has another mode than the examples that it is given.
+    own = next((value.fake_mode for value in inputs if isinstance(value, FakeTensor)), None)
+    mode = own or detect_fake_mode() or FakeTensorMode()
     allowed, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
     try:
         with fake_execution(mode):
