@@ -26,9 +26,10 @@ CHECKED, TIMED, ON_PYTHON = (f"<!-- written by `tox -e matrix`{of} -->\n" for of
 END = "<!-- end -->\n"
 SMOKE = (
     "tests/versions tests/environment/test_private_names.py tests/test_readme.py "
-    "tests/integrations/test_vllm_ascend_contract.py tests/integrations/test_vllm_compiler.py"
+    "tests/integrations/test_vllm_ascend_contract.py tests/integrations/test_vllm_compiler.py "
+    "tests/aclgraph/test_operator_contracts.py"
 )
-"""The records of differences, all private names, the README's examples, the client's contract and compiler."""
+"""The records of differences, all private names, the README's examples, the client's contract, compiler and operators."""
 SUITE = "npugraph-ex conformance --target=emulated --report-dir={work}"
 PART = 10
 """The test files of one command."""
