@@ -54,5 +54,6 @@ def _cumulative(_settings: CampaignSettings) -> Callable[[int], ItemAnswer]:
 
 
 MARKED = ItemKind("campaign_kinds:MARKED", "leaves a mark", _marked, batch=6)
-FATAL = ItemKind("campaign_kinds:FATAL", "ends its process", _fatal, size=lambda _: 8, processor=1)
+# The limit is for the endless loop alone: a new process starts, and fills its memory, in less on a busy machine, too.
+FATAL = ItemKind("campaign_kinds:FATAL", "ends its process", _fatal, size=lambda _: 8, processor=4)
 CUMULATIVE = ItemKind("campaign_kinds:CUMULATIVE", "leaves memory behind", _cumulative)
