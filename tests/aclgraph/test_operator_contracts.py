@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from device_helpers import check, compiled, random
 
+from npugraph_ex import npu_fx_compiler
 from npugraph_ex.errors import BrokenPromiseError
 from npugraph_ex.graph import operators, undeclared
 from npugraph_ex.inference import cache_compile
@@ -164,6 +166,22 @@ def test_a_saved_compilation_learns_too(
         assert len(list(tmp_path.iterdir())) == 1
         monkeypatch.setattr(undeclared, "_FOUND", {})  # as in a new process
         operators._traits.cache_clear()
+
+
+def test_a_client_may_copy_the_graph(library: torch.library.Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM-Ascend's tests wrap the function that optimises a graph, and copy it before and after."""
+    _define(library, "copied(Tensor x) -> Tensor", lambda x: x + 1, like)
+    original, copies = npu_fx_compiler._optimize_fx, []
+
+    def copying(gm: torch.fx.GraphModule, *args: Any) -> Any:
+        copies.append(copy.deepcopy(gm))
+        report = original(gm, *args)
+        copies.append(copy.deepcopy(gm))
+        return report
+
+    monkeypatch.setattr(npu_fx_compiler, "_optimize_fx", copying)
+    check(lambda x: torch.ops.npugraph_ex_lies.copied(x - 1).relu(), [(random(4, 4),) for _ in range(2)])
+    assert len(copies) == 2
 
 
 @pytest.mark.skipif(ahead_of_time.DIFFERENCE.older, reason=ahead_of_time.DIFFERENCE.what)

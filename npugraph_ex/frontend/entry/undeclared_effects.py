@@ -16,6 +16,7 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+from typing_extensions import Self
 
 from npugraph_ex import _torch_private
 from npugraph_ex.aclgraph.first_run import LostWriteError
@@ -60,6 +61,10 @@ class UndeclaredEffects:
     def relies_on_schemas(self) -> frozenset[str]:
         """The effects with which AOT would lose a write: an operator that writes or returns an argument undeclared."""
         return frozenset(self._lost_for(_every_argument)) if self.operators else frozenset()
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """Itself: the metadata of a graph leads here, a client may copy a graph, and fake tensors have no copy."""
+        return self
 
     def _lost_for(self, effects: Callable[[OpOverload], frozenset[str]]) -> dict[str, str]:
         """The lost writes in words, by the effects to blame."""
