@@ -114,7 +114,7 @@ def _judged(proposal: Proposal, subgraph: Subgraph, replacement: fx.Graph, *, ex
     for at in trials.sizes(subgraph.inputs, proposal.sizes):
         ranked = [] if proposal.ranked is None else [proposal.ranked]
         pair = _Pair(subgraph.alone(at.of, *ranked), sized(replacement, at.of), proposal)
-        for kind, inputs in trials.drawn(subgraph.inputs, at, few=proposal.rounds_alike):
+        for kind, inputs in trials.drawn(subgraph.inputs, at, few=proposal.rounds_alike, places=proposal.places):
             try:
                 found = list(pair.compared(inputs, exact=exact, measured=kind.startswith("ordinary")))
             except Exception as error:  # noqa: BLE001 - whatever cannot be judged is not admitted
@@ -125,7 +125,7 @@ def _judged(proposal: Proposal, subgraph: Subgraph, replacement: fx.Graph, *, ex
                     return Ruling(f"with {kind}, {one.reason}", one.worst, one.worst_eager)
                 worst, worst_eager = max(worst, one.worst), max(worst_eager, one.worst_eager)
         if exact and not proposal.rounds_alike:
-            different = pair.in_float32(trials.ordinary(subgraph.inputs, at))
+            different = pair.in_float32(trials.ordinary(subgraph.inputs, at, proposal.places))
             if different:
                 return Ruling(different)
     return Ruling("", worst, worst_eager)

@@ -45,6 +45,8 @@ class Proposal:
             otherwise than in the spelling, so that each is judged by itself.
         ranked: what outputs of whole numbers are places in, along the last dimension; of equal elements each may be chosen.
         rounds: whether outputs of int8 are rounded values; they are judged by their distance from the value that is rounded.
+        places: inputs of whole numbers that say where rows are written: each place comes once, because the program does not say
+            which of several rows stays.
         parts: whether the results are views of one tensor, where those that they replace lie alone: for outputs whose strides and
             memory no program can see.
         sizes: those that trials keep as they are, such as the one that is normalised over.
@@ -59,6 +61,7 @@ class Proposal:
     steps: tuple[Proposal, ...] = ()
     ranked: fx.Node | None = None
     rounds: bool = False
+    places: tuple[fx.Node, ...] = ()
     parts: bool = False
 
 

@@ -6,6 +6,7 @@ proposal does not name become small ones, each its own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -104,28 +105,43 @@ def uniform(node: fx.Node) -> torch.Tensor | None:
         return elements[0] if elements.numel() and bool((elements == elements[0]).all()) else None
 
 
-def drawn(inputs: Sequence[fx.Node], at: Sizes, *, few: bool) -> Iterator[tuple[str, list[Any]]]:
-    """Inputs of each kind, in words too, on the CPU; ``few``: the first and the last kind only."""
+def drawn(
+    inputs: Sequence[fx.Node], at: Sizes, *, few: bool, places: Sequence[fx.Node] = ()
+) -> Iterator[tuple[str, list[Any]]]:
+    """Inputs of each kind, in words too, on the CPU.
+
+    Args:
+        inputs: what is drawn.
+        at: the sizes.
+        few: the first and the last kind only.
+        places: those whose numbers are different places.
+    """
     for kind, everywhere in _KINDS[:: len(_KINDS) - 1] if few else _KINDS:
         kinds = [kind if everywhere or not position else "ordinary" for position in range(len(inputs))]
         said = f"{kind} {'inputs' if everywhere else 'values in the first input'}"
-        yield said, _drawn_together(inputs, kinds, at, len(kind))
+        yield said, _drawn_together(inputs, kinds, at, len(kind), places)
 
 
-def ordinary(inputs: Sequence[fx.Node], at: Sizes) -> Iterator[list[Any]]:
+def ordinary(inputs: Sequence[fx.Node], at: Sizes, places: Sequence[fx.Node] = ()) -> Iterator[list[Any]]:
     """Ordinary inputs, many times: a graph's own sizes, cut as they are, may be one row."""
     for seed in range(_MANY):
-        yield _drawn_together(inputs, ["ordinary"] * len(inputs), at, seed)
+        yield _drawn_together(inputs, ["ordinary"] * len(inputs), at, seed, places)
 
 
-def _drawn_together(inputs: Sequence[fx.Node], kinds: Sequence[str], at: Sizes, seed: int) -> list[Any]:
+def _drawn_together(
+    inputs: Sequence[fx.Node], kinds: Sequence[str], at: Sizes, seed: int, places: Sequence[fx.Node]
+) -> list[Any]:
     generator = torch.Generator().manual_seed(seed)
     values: dict[fx.Node, Any] = {}  # a node that is two inputs has one value
     for node, kind in zip(inputs, kinds, strict=True):
         known, value = uniform(node), node.meta["val"]
-        drawn_alike = (
-            _drawn(value, kind, at, generator) if known is None else known.expand([at.of(size) for size in value.shape])
-        )
+        if known is not None:
+            drawn_alike = known.expand([at.of(size) for size in value.shape])
+        elif node in places:
+            shape = [at.of(size) for size in value.shape]
+            drawn_alike = torch.randperm(math.prod(shape), generator=generator).view(shape).to(value.dtype)
+        else:
+            drawn_alike = _drawn(value, kind, at, generator)
         values.setdefault(node, drawn_alike)
     return [values[node] for node in inputs]
 

@@ -1,12 +1,16 @@
-"""Unwraps custom operators that mutate: AOT wraps them in `auto_functionalized`, which no device can capture.
+"""Unwraps operators that mutate: AOT wraps them in `auto_functionalized`, which no device can capture.
 
 The wrapper means "copy the mutated arguments, call the operator on the copies, return them". This pass writes exactly that,
-with any options. Reinplacing then removes the unnecessary copies.
+with any options. Reinplacing then removes the unnecessary copies. torch_npu has operators that mean the same, named
+``…_functional``; they are unwrapped likewise.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from npugraph_ex import _torch_private
 from npugraph_ex.errors import BrokenPromiseError
 from npugraph_ex.graph.metadata import fake_mode_of
-from npugraph_ex.graph.operators import is_filled
+from npugraph_ex.graph.operators import is_filled, named_arguments
 from npugraph_ex.graph.parts import MADE_COPY
 from npugraph_ex.graph.source import source_line
 from npugraph_ex.passes.base import PassContext
@@ -28,12 +32,48 @@ def run(gm: fx.GraphModule, context: PassContext) -> None:
     del context
     for node in list(gm.graph.nodes):
         if node.op == "call_function" and node.target in _torch_private.auto_functionalized_operators():
-            _unwrap(gm.graph, node)
+            _refuse_lost_contents(node)
+            _unwrap(gm.graph, node, partial(_torch_private.call_unwrapped, node.target))
+        elif isinstance(node.target, OpOverload) and (mutating := _mutating_form(node.target)) is not None:
+            _unwrap(gm.graph, node, partial(_on_copies, mutating))
 
 
-def _unwrap(graph: fx.Graph, node: fx.Node) -> None:
-    """Replace one wrapper by the nodes that it means."""
-    _refuse_lost_contents(node)
+@functools.cache
+def _mutating_form(functional: OpOverload) -> OpOverload | None:
+    """The operator that writes its arguments where ``functional`` returns changed copies of them; None if there is none.
+
+    By torch_npu's naming. The copies are the last results, in the order of the arguments (op-plugin).
+    """
+    namespace, name, overload = _torch_private.operator_name(functional)
+    if not name.endswith("_functional"):
+        return None
+    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_functional"), None)
+    mutating = getattr(packet, overload, None)
+    if not isinstance(mutating, OpOverload):
+        return None
+    ours, theirs = (_torch_private.schema(one) for one in (functional, mutating))
+    if [(one.name, str(one.type)) for one in ours.arguments] != [(one.name, str(one.type)) for one in theirs.arguments]:
+        return None
+    return mutating if len(ours.returns) == len(theirs.returns) + len(_written(mutating)) else None
+
+
+def _written(mutating: OpOverload) -> list[str]:
+    """The names of the arguments that an operator writes."""
+    arguments = _torch_private.schema(mutating).arguments
+    return [one.name for one in arguments if one.alias_info is not None and one.alias_info.is_write]
+
+
+def _on_copies(mutating: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Call the operator on copies of what it writes; its results, then the copies."""
+    given = named_arguments(mutating, args, kwargs)
+    copies = {name: given[name].clone() for name in _written(mutating)}
+    results = mutating(**{**given, **copies})
+    results = () if results is None else results if isinstance(results, tuple) else (results,)
+    return (*results, *copies.values())
+
+
+def _unwrap(graph: fx.Graph, node: fx.Node, call: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> None:
+    """Replace one wrapper by the nodes that it means, which ``call`` runs."""
     arguments = node.all_input_nodes
     values = [argument.meta["val"] for argument in arguments]
 
@@ -41,7 +81,7 @@ def _unwrap(graph: fx.Graph, node: fx.Node) -> None:
         given = dict(zip(arguments, inputs, strict=True))
         unwrapped: Any = fx.map_arg((node.args, node.kwargs), lambda argument: given[argument])
         args, kwargs = unwrapped
-        return _torch_private.call_unwrapped(node.target, args, kwargs)
+        return call(args, kwargs)
 
     with _torch_private.fake_execution(fake_mode_of(graph)):
         traced = make_fx(plain)(*values)

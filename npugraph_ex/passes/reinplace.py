@@ -87,14 +87,22 @@ class _Reinplacer:
             return False
         position = self.memory.position[node]
         return (
-            self._only_target_is_there(node, target)
-            and self._is_unread(node, region, position)
+            (self._changes_nothing(node, target) or self._replaces(node, target, region, position))
             and (not self.inputs or self.memory.written_anew(region, position) is not None)
             and (not self.memory.leaves(own) or self.memory.owns_memory(target))
             and self._result_is_done_before(own, next(self.memory.writes_after(region, position), None), position)
             and self._is_ordered(node, target, region)
             and self._begins_alike(node, target, own)
         )
+
+    def _replaces(self, node: fx.Node, target: fx.Node, region: Region, position: int) -> bool:
+        """Whether nothing else needs the contents that ``node`` would overwrite."""
+        return self._only_target_is_there(node, target) and self._is_unread(node, region, position)
+
+    def _changes_nothing(self, node: fx.Node, target: fx.Node) -> bool:
+        """Whether ``node`` is `copy(target, values)` of values that were computed in the destination already."""
+        values = node.args[1] if node.target is _aten.copy.default else None
+        return isinstance(values, fx.Node) and self._is_copied_to_itself(node, values, target)
 
     def _begins_alike(self, node: fx.Node, target: fx.Node, own: Region) -> bool:
         """Whether a node that counts from the beginning of the result's storage finds the same elements in the destination's."""
@@ -167,8 +175,9 @@ class _Reinplacer:
         )
 
     def _rewrite(self, node: fx.Node, target: fx.Node) -> None:
+        same = node.target is _aten.clone.default or self._changes_nothing(node, target)
         self.memory.merge(node, target)
-        if node.target is _aten.clone.default:
+        if same:
             node.replace_all_uses_with(target)
             self.graph.erase_node(node)
             return

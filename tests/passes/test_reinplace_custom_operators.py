@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from device_helpers import NPU, compiled, random
+from device_helpers import NPU, check, compiled, random, through_aot
 from fx_helpers import evaluate
 from reinplacing import operators
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from npugraph_ex.config.options import Options
-from npugraph_ex.graph.operators import read_by
+from npugraph_ex.graph.operators import named_arguments, read_by
+from npugraph_ex.operators import OPERATORS
 from npugraph_ex.passes import pipeline
 from npugraph_ex.versions import out_tag
 
@@ -74,6 +76,41 @@ def test_a_mutating_custom_operator_costs_no_copy(update: Any, version: int, opt
         found = operators(function, random(4, 3), random(4, 3), **options)
     launched = [name for name in found if name not in {"aten.as_strided.default", "aten.detach.default"}]  # views
     assert launched == ["aten.add.Tensor", "npugraph_ex_tests.update.default"]
+
+
+FUNCTIONAL = sorted(name for name, record in OPERATORS.items() if name.endswith("_functional") and record.overload)
+
+
+@pytest.mark.parametrize("written_back", [True, False], ids=["written back", "kept"])
+@pytest.mark.parametrize("name", FUNCTIONAL)
+def test_functional_forms_write_what_the_program_writes(name: str, written_back: bool) -> None:
+    """torch_npu's functional forms compute in place where their copies are written back; else the arguments stay as they are."""
+    functional, plain = (OPERATORS[one].overload for one in (name, name.removesuffix("_functional")))
+    assert functional is not None
+    assert plain is not None
+    written = [one.name for one in plain._schema.arguments if one.alias_info is not None]
+    args, kwargs = OPERATORS[name].calls()[0]
+    leaves, form = tree_flatten((args, kwargs))
+    own = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    named = named_arguments(functional, args, kwargs)
+    places = [next(at for at, one in enumerate(own) if one is named[argument]) for argument in written]
+    tensors = [one.npu() for one in own]
+
+    def program(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        given = iter(inputs)
+        args, kwargs = tree_unflatten(
+            [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], form
+        )
+        results = functional(*args, **kwargs)
+        if written_back:
+            for place, changed in zip(places, results[-len(places) :], strict=True):
+                inputs[place].copy_(changed)
+        return tuple(result.float().sum() for result in results)
+
+    check(program, [[value.clone() for value in tensors] for _ in range(2)])
+    _, launched = through_aot(program, *tensors)
+    assert launched.count(str(plain)) == 1
+    assert launched.count("aten.clone.default") == (0 if written_back else len(written))
 
 
 @pytest.fixture(scope="module")
