@@ -84,11 +84,19 @@ def _cut(inputs: Sequence[fx.Node], own: Sizes, kept: set[int]) -> tuple[tuple[i
 
 @contextmanager
 def on_real_values() -> Iterator[None]:
-    """Compute on real tensors of the CPU, whatever mode the compilation is in."""
+    """Compute on real tensors of the CPU, whatever mode the compilation is in.
+
+    In one thread: the tensors are small, and sums must not depend on the number of cores.
+    """
     # A default device costs at each operator, and is the CPU in most programs.
     device = nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
-    with _torch_private.real_execution(), device, torch.no_grad():
-        yield
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with _torch_private.real_execution(), device, torch.no_grad():
+            yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 FOLDED = "_lifted_"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
@@ -14,6 +15,15 @@ from npugraph_ex.operators._precision import refused, unsupported
 _RARE = frozenset({torch.bool, torch.complex64, torch.complex128})
 """Dtypes that few operators take, and with which nearly every formula would compute something."""
 _AS_MASKS = frozenset({torch.bool, torch.uint8, torch.int8})
+
+
+def _dtypes(calls: Iterable[Mapping[str, object]]) -> dict[str, set[torch.dtype]]:
+    """The dtypes that the tensors of each argument have in these calls."""
+    found: dict[str, set[torch.dtype]] = defaultdict(set)
+    for key, value in (pair for call in calls for pair in call.items()):
+        if isinstance(value, torch.Tensor):
+            found[key].add(value.dtype)
+    return found
 
 
 def covering(
@@ -32,9 +42,10 @@ def covering(
     places = [*parameters]
     known = [(key, places.index(key), parameters[key].default, values) for key, values in covers.items()]
 
+    shown_dtypes = functools.cache(lambda: _dtypes(shown()))
+
     def refuse_rare(key: str, dtype: torch.dtype) -> None:
-        given = [call[key] for call in shown() if isinstance(call.get(key), torch.Tensor)]
-        seen = {tensor.dtype for tensor in given if isinstance(tensor, torch.Tensor)}
+        seen = shown_dtypes().get(key, set())
         like = seen & _AS_MASKS if dtype == torch.bool else [other for other in seen if other.is_complex]
         if seen and not like:
             raise refused(operator, key, dtype, " or ".join(sorted(map(str, seen))))

@@ -23,6 +23,8 @@ _ALLOCATIONS = frozenset(
     for name in ("empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
 ) | {torch.ops.aten.empty.memory_format}
 _UNWRITTEN = 1
+_PLAIN = (torch.Tensor, int, float, str, type(None))
+"""What an argument is that no device and no dtype is in."""
 
 
 class CpuInterpreter(fx.Interpreter):
@@ -55,7 +57,8 @@ class CpuInterpreter(fx.Interpreter):
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call one operator on the CPU."""
-        args, kwargs = pytree.tree_map(on_host_in_float64 if self._wide else on_host, (args, kwargs))
+        if not all(isinstance(value, _PLAIN) for value in (*args, *kwargs.values())):
+            args, kwargs = pytree.tree_map(on_host_in_float64 if self._wide else on_host, (args, kwargs))
         if self._wide:
             args, kwargs = cast_to_float64(target, args, kwargs)
         if isinstance(target, torch._ops.OpOverload) and target.namespace in _ORDERING:
