@@ -13,7 +13,7 @@ import pytest
 from interpreter import PYTHON
 
 from npugraph_ex import testing
-from npugraph_ex.testing import Case, Input
+from npugraph_ex.testing import Case, Input, Outcome
 from npugraph_ex.testing.generator.client_operators import client_operators
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +54,15 @@ def test_a_planted_failure_reproduces_under_plain_python(tmp_path: Path, capsys:
     (tmp_path / "mended.py").write_text(script.replace("    mutant='quant-subtracts-residual',\n", ""))
     assert _status_here(tmp_path / "mended.py") in (0, None)
     assert "right: fused 1 times" in capsys.readouterr().out
+
+
+def test_a_script_has_its_inputs_whole() -> None:
+    """Indices without their bound would index out of range in the script, and not in the suite."""
+    inputs = (Input((3, 4), "float32", scale=0.5, seed=1, around=(6.0,)), Input((2,), "int64", below=3))
+    case = Case("def program(x0, x1):\n    return torch.ops.aten.index_select.default(x0, 0, x1)\n", inputs)
+    script = testing.script_of(case, Outcome(["optimised, call 0: wrong"]), guilty="nobody")
+    shown = [line.strip().rstrip(",") for line in script.splitlines() if line.strip().startswith("Input(")]
+    assert tuple(eval(line, {"Input": Input}) for line in shown) == inputs  # noqa: S307 - the text is our own
 
 
 def test_a_script_about_operators_of_a_client_brings_them(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -223,6 +224,24 @@ def test_the_source_is_the_program() -> None:
         "    return (v1,)\n"
     )
     assert program.function()(torch.zeros(2))[0].tolist() == [0.0, 0.0, 2.0, 2.0]
+
+
+def test_inputs_lie_near_numbers() -> None:
+    """At a number, beside it, of its magnitude, of either sign; others are as they were; what a dtype lacks is left out."""
+    values = Input((4, 500), around=(128.0, 1e9, 0.0)).values({}, 0)
+    plain = Input((4, 500)).values({}, 0)
+    assert {-128.125, -128.0, -127.875, 127.875, 128.0, 128.125, 0.0} <= set(values.flatten().tolist())
+    assert 0.4 < float((values == plain).float().mean()) < 0.6
+    assert values.isfinite().all()
+    assert bool((values > 140).any())
+    assert bool(((values > 10) & (values < 100)).any())
+    special = Input((500,), "bfloat16", around=(math.inf, math.nan)).values({}, 0)
+    assert special.isnan().any()
+    assert special.isposinf().any()
+    assert special.isneginf().any()
+    whole = Input((500,), "int32", around=(6.0,)).values({}, 0)
+    assert {5, 6, 7, -5, -6, -7} <= set(whole.tolist())
+    assert set(Input((500,), "uint8", around=(6.0,)).values({}, 0).tolist()) >= {0, 5, 6, 7}
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "transposed", "strided", "offset"])

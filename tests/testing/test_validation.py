@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from npugraph_ex import cli
 from npugraph_ex.fusion import tracing
 from npugraph_ex.fusion.conditions import ShapeRange
-from npugraph_ex.fusion.registry import USER_RULES
+from npugraph_ex.fusion.registry import USER_RULES, register_replacement
 from npugraph_ex.fusion.rules import DEFAULT_RULES
 from npugraph_ex.testing import (
     Case,
@@ -37,11 +37,11 @@ from npugraph_ex.testing import (
     validate_replacement,
 )
 from npugraph_ex.testing.generator.choices import Choices, Sampled
-from npugraph_ex.testing.generator.patterns import Argument, Pattern
+from npugraph_ex.testing.generator.patterns import Argument, Pattern, pattern_of
 from npugraph_ex.testing.validation.blame import divide_of
 from npugraph_ex.testing.validation.guards import numbers_in
 from npugraph_ex.testing.validation.survey import Setting
-from npugraph_ex.testing.validation.trials import Trial, Trials, in_turn
+from npugraph_ex.testing.validation.trials import Trial, Trials, in_turn, run_trials
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "validate.md"
 WIDTH = 96
@@ -122,6 +122,42 @@ def test_programs_that_keep_a_rule_away_are_not_taken_for_never() -> None:
     result = _validated(gated, fused, _example(2, 64), max_examples=4)
     assert result.verdict.startswith("proven on "), str(result)
     assert result.ok
+
+
+BOUNDS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]] = {
+    "one off in the replacement": (
+        lambda x: torch.clamp(torch.round(x), -128.0, 127.0) * 2,
+        lambda x: torch.round(torch.clamp(x, -127.0, 127.0)) * 2,
+    ),
+    "named by the replacement alone": (lambda x: torch.relu(x) * 2, lambda x: torch.clamp(x, 0, 6.0) * 2),
+}
+
+
+@pytest.mark.parametrize("what", BOUNDS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_a_wrong_bound_is_seen_in_the_first_program(what: str, dtype: torch.dtype) -> None:
+    """Random values hardly reach it; the pattern or its replacement names it, so inputs lie there."""
+    search, replace = BOUNDS[what]
+    with register_replacement(search, replace, [_example(4, 64)]) as registration:
+        (prepared,) = (rule for rule in USER_RULES.snapshot() if rule.key == registration.key)
+        setting = Setting(((4, 64),), (dtype,))
+        trials = run_trials(pattern_of(prepared.rule), [setting], examples=1, seed="0", options={})
+    assert [trial.fate for trial in trials.made] == ["wrong"]
+
+
+def test_what_infinite_inputs_alone_show_is_told_and_does_not_fail() -> None:
+    """Zero times infinity is NaN in eager mode; for finite inputs the replacement computes the same."""
+
+    def search(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x) + 0.0 * x
+
+    def replace(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x)
+
+    result = _validated(search, replace, _example(4, 8), dtypes=[torch.float16], max_examples=3)
+    assert result.verdict == "proven on 3, differs-for-inf-or-nan", str(result)
+    assert "the reference nan" in result.findings[1].text
+    result.require()
 
 
 def test_what_fails_for_one_dtype_blames_the_guard() -> None:

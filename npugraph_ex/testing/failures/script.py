@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -102,11 +103,8 @@ def _text(spec: Input) -> str:
     """``Input(...)`` with only what is not the default."""
     plain = Input(())
     shown = [repr(spec.shape)]
-    shown += [
-        f"{name}={getattr(spec, name)!r}"
-        for name in ("dtype", "layout", "alias_of", "scale", "seed")
-        if getattr(spec, name) != getattr(plain, name)
-    ]
+    names = [field.name for field in dataclasses.fields(Input)][1:]
+    shown += [f"{name}={getattr(spec, name)!r}" for name in names if getattr(spec, name) != getattr(plain, name)]
     return f"Input({', '.join(shown)})"
 
 

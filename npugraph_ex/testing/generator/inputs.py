@@ -11,6 +11,7 @@ from typing import Literal
 
 import torch
 
+from npugraph_ex.operators import FORMATS, ulp
 from npugraph_ex.testing.arguments import check_fields, check_least, checked
 
 Layout = Literal["contiguous", "transposed", "strided", "offset"]
@@ -18,6 +19,8 @@ LAYOUTS: tuple[Layout, ...] = ("contiguous", "transposed", "strided", "offset")
 _PERIOD = 4093
 """After how many values they repeat: random numbers for a weight of a million would take longer than what is done with it.
 A prime, so that rows of one tensor differ: of 4093 that follow each other no two are alike, unless it divides their length."""
+_ROOM = 16
+"""How much larger than a number in ``Input.around`` the dtype's largest must be: what is computed of it should be finite."""
 Dim = int | str
 """A size: a number, a symbol such as "s0", or a product such as "s0*4"."""
 
@@ -59,6 +62,8 @@ class Input:
         scale: standard deviation of floating-point values. Small ones make epsilon matter.
         seed: of the values; each call adds its own number.
         below: integers are drawn from zero to it, exclusively, as indices must be; None for any integer.
+        around: numbers near which every second value lies, of either sign: at one of them, at its neighbours, or of its
+            magnitude. Infinities and NaN stand alone. A number that the dtype has not, or hardly, is left out.
     """
 
     shape: tuple[Dim, ...]
@@ -68,6 +73,7 @@ class Input:
     scale: float = 1.0
     seed: int = 0
     below: int | None = None
+    around: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         _ = self.torch_dtype  # says what is wrong with it
@@ -111,12 +117,39 @@ class Input:
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + call * 7919) % 2**63)
         dtype = self.torch_dtype
         if dtype.is_floating_point:
-            return (torch.randn(shape, generator=generator, dtype=torch.float32) * self.scale).to(dtype)
+            values = torch.randn(shape, generator=generator, dtype=torch.float32) * self.scale
+            return self._near(values, generator).to(dtype)
         if dtype == torch.bool or self.below is not None:
             return torch.randint(0, self.below or 2, shape, generator=generator).to(dtype)
         limits = torch.iinfo(dtype)
         low, high = max(limits.min, -(2**31)), min(limits.max, 2**31 - 1)
-        return torch.randint(low, high + 1, shape, generator=generator, dtype=torch.int64).to(dtype)
+        return self._near(torch.randint(low, high + 1, shape, generator=generator), generator).to(dtype)
+
+    def _near(self, values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        """The values, every second one replaced by one near a number of ``around``."""
+        near: torch.Tensor = _neighbours(self.around, self.torch_dtype)
+        if not near.numel():
+            return values
+        chosen = near[torch.randint(near.numel(), values.shape, generator=generator)]
+        what = torch.randint(4, values.shape, generator=generator)
+        magnitudes = (chosen * torch.randn(values.shape, generator=generator)).to(near.dtype)
+        return torch.where(what < 2, values, torch.where(what == 2, chosen, magnitudes))
+
+
+@lru_cache(maxsize=256)
+def _neighbours(numbers: tuple[float, ...], dtype: torch.dtype) -> torch.Tensor:
+    """The numbers, what lies just below and just above each, and all of these with the other sign; distinct ones."""
+    given = torch.tensor(numbers, dtype=torch.float64)
+    finite, special = given[given.isfinite()], given[~given.isfinite()]
+    if not dtype.is_floating_point:
+        whole = torch.cat([finite.floor(), finite.ceil()]).to(torch.int64)
+        near, limits = torch.cat([whole - 1, whole, whole + 1]), torch.iinfo(dtype)
+        return torch.cat([near, -near]).clamp(limits.min, limits.max).unique()
+    if dtype not in FORMATS:
+        return given.new_zeros(0)
+    near = finite[finite.abs() <= FORMATS[dtype].largest / _ROOM].to(dtype).to(torch.float64)
+    gaps = torch.where(near == 0, 0.0, ulp(near, dtype))
+    return torch.cat([special, near, near - gaps, near + gaps, -special, -near, gaps - near, -gaps - near]).unique()
 
 
 @lru_cache(maxsize=64)  # the inputs of a program or two: each way of running asks for the same values

@@ -20,10 +20,11 @@ Kind = Literal[
     "never-for-its-example",
     "not-judged",
     "overlaps-with",
+    "differs-for-inf-or-nan",
 ]
 _ORDER: tuple[Kind, ...] = (
     "refuted", "never-matches", "never-for-its-example", "guard-too-strong", "not-judged", "proven", "guard-too-weak",
-    "overlaps-with",
+    "differs-for-inf-or-nan", "overlaps-with",
 )  # fmt: skip
 
 

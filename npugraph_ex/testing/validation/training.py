@@ -20,6 +20,7 @@ from npugraph_ex.fusion.rule import PreparedRule
 from npugraph_ex.report.passes import ReportBuilder
 from npugraph_ex.testing.generator.choices import Choices, Sampled
 from npugraph_ex.testing.generator.inputs import Input, make_inputs
+from npugraph_ex.testing.generator.numbers import numbers_in_graph
 from npugraph_ex.testing.generator.patterns import Pattern
 from npugraph_ex.testing.oracle.host import HostGraph
 from npugraph_ex.testing.oracle.judge import Limits
@@ -46,20 +47,28 @@ def joint_trials(
     prepared: PreparedRule, pattern: Pattern, settings: Sequence[Setting], effort: Effort
 ) -> list[JointTrial]:
     """Compare the joint graph with the replaced one, in the settings in turn."""
+    kinds = len({setting.dtypes for setting in settings})
     chosen = in_turn(settings, Choices(Sampled(f"{effort.seed}:{prepared.rule.name}")))
     trials = []
     for number, (setting, scale) in enumerate(islice(zip(chosen, cycle(_SCALES)), effort.examples)):
-        trials.append(JointTrial(setting, _verdict(prepared, pattern, setting, number, scale)))
+        trials.append(
+            JointTrial(
+                setting, _verdict(prepared, pattern, setting, number, scale, near_numbers=number // kinds % 2 == 0)
+            )
+        )
         if effort.after_each is not None:
             effort.after_each((number + 1) / effort.examples)
     return trials
 
 
-def _verdict(prepared: PreparedRule, pattern: Pattern, setting: Setting, number: int, scale: float) -> Verdict | None:
+def _verdict(
+    prepared: PreparedRule, pattern: Pattern, setting: Setting, number: int, scale: float, *, near_numbers: bool
+) -> Verdict | None:
     before = traced(pattern, setting)
     after, report = copy_of(before), ReportBuilder()
     apply_rules(after.graph, (prepared,), report)
-    inputs = tuple(_inputs(before.graph, number, scale))
+    numbers = numbers_in_graph(before.graph) + numbers_in_graph(after.graph) if near_numbers else ()
+    inputs = tuple(_inputs(before.graph, number, scale, numbers))
     try:
         HostGraph(before).run(make_inputs(inputs, device="cpu"))
     except Exception:  # noqa: BLE001 - whatever a user's function raises for these values
@@ -67,15 +76,15 @@ def _verdict(prepared: PreparedRule, pattern: Pattern, setting: Setting, number:
     return compare_on_host(before, after, report.build(), inputs=inputs, sizes=({},), limits=Limits())
 
 
-def _inputs(graph: fx.Graph, number: int, scale: float) -> Iterator[Input]:
-    """The arguments and the incoming gradients, which keep the magnitude of one."""
+def _inputs(graph: fx.Graph, number: int, scale: float, around: tuple[float, ...]) -> Iterator[Input]:
+    """The arguments, near some numbers, and the incoming gradients, which keep the magnitude of one."""
     for place, node in enumerate(graph.find_nodes(op="placeholder")):
         value = node.meta["val"]
         dtype, shape = str(value.dtype).removeprefix("torch."), tuple(map(int, value.shape))
-        floating = value.dtype.is_floating_point
+        floating, own = value.dtype.is_floating_point, "tangent" not in node.name
         yield Input(
-            shape, dtype, scale=1.0 if not floating or "tangent" in node.name else scale, seed=number * 64 + place,
-            below=None if floating else 2,
+            shape, dtype, scale=scale if floating and own else 1.0, seed=number * 64 + place,
+            below=None if floating else 2, around=around if floating and own else (),
         )  # fmt: skip
 
 

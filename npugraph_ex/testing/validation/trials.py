@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from npugraph_ex.testing.generator.choices import Choices, Drawn, Sampled
 from npugraph_ex.testing.generator.inputs import Dim, make_inputs
+from npugraph_ex.testing.generator.numbers import around, near_numbers
 from npugraph_ex.testing.generator.patterns import Pattern
 from npugraph_ex.testing.generator.program import Program
 from npugraph_ex.testing.generator.strategies import planted_programs
@@ -70,17 +71,20 @@ def _elements(setting: Setting) -> int:
 def programs_with(draw: Any, pattern: Pattern, settings: Sequence[Setting]) -> Program:
     """A program with the pattern in it in one of the settings; shrinks."""
     choices = Choices(Drawn(draw))
-    return program_with(choices, pattern, choices.pick(settings))
+    program = program_with(choices, pattern, choices.pick(settings))
+    return near_numbers(program, [pattern.rule]) if choices.chance(50) else program
 
 
-def program_with(choices: Choices, pattern: Pattern, setting: Setting) -> Program:
+def program_with(
+    choices: Choices, pattern: Pattern, setting: Setting, scales: Sequence[float | None] = _SCALES
+) -> Program:
     """A program with the pattern in it in this setting; its leading size may be a symbol."""
     dynamic = pattern.leading is not None and choices.chance(_DYNAMIC_PERCENT)
     specs = {
         argument.name: (_shape(pattern, argument.dims, shape) if dynamic else shape, dtype)
         for argument, shape, dtype in zip(pattern.arguments, setting.shapes, setting.dtypes, strict=True)
     }
-    scale = choices.pick(_SCALES)
+    scale = choices.pick(scales)
     make = planted_programs(pattern=pattern, dynamic=dynamic, exactly=specs, prefix=3 if scale is None else 0)
     # How often it must fuse is not known: the guard may refuse what the program's other sizes make of it.
     program = dataclasses.replace(make(choices), expected=None)
@@ -107,13 +111,25 @@ def run_trials(  # noqa: PLR0913 - keyword arguments but for two
     seed: str,
     options: Mapping[str, Any],
     route: str = "graph",
+    special: Sequence[tuple[float, ...]] = (),
     after_each: Callable[[float], object] | None = None,
 ) -> Trials:
-    """Run so many programs, of every dtype as many; stop early once enough are wrong and some others have been seen."""
-    trials = Trials()
+    """Run so many programs, of every dtype as many; stop early once enough are wrong and some others have been seen.
+
+    The first of each dtype, and every second one after it, has inputs near the numbers of the pattern and its replacement;
+    the first one's other values are of magnitude one.
+    With ``special``, each has inputs among which are the values of one of these tuples in turn.
+    """
+    trials, kinds = Trials(), len({setting.dtypes for setting in settings})
     for number, setting in enumerate(islice(in_turn(settings, Choices(Sampled(seed))), examples)):
         choices = Choices(Sampled(f"{seed}:{number}"))
-        case = Case.of(program_with(choices, pattern, setting), route=route, options=options)
+        turn = number // kinds
+        program = program_with(choices, pattern, setting, _SCALES if turn and not special else _SCALES[:1])
+        if special:
+            program = around(program, special[turn % len(special)])
+        elif turn % 2 == 0:
+            program = near_numbers(program, [pattern.rule])
+        case = Case.of(program, route=route, options=options)
         outcome = check(case)
         trials.made.append(Trial(setting, case, outcome, _fate(case, outcome)))
         if after_each is not None:

@@ -39,6 +39,8 @@ _COMPILED = 2
 _ATTEMPTS = 5
 _SHRINKING_TRIES = 150
 _COMPARED = 4
+_SPECIAL = ((float("-inf"),), (float("inf"),), (float("nan"),))
+_SPECIAL_PROGRAMS = 9
 
 
 def validate_rule(prepared: PreparedRule, effort: Effort, *, target: str = "") -> Validation:
@@ -149,11 +151,18 @@ class _Validator:
     # -- whether it is right -------------------------------------------------------------------------------------------
 
     def _tried(
-        self, pattern: Pattern, settings: Sequence[Setting], seed: str, *, examples: int = 0, route: str = "graph"
+        self,
+        pattern: Pattern,
+        settings: Sequence[Setting],
+        seed: str,
+        *,
+        examples: int = 0,
+        route: str = "graph",
+        special: Sequence[tuple[float, ...]] = (),
     ) -> Trials:
         return run_trials(
             pattern, settings, examples=examples or self.effort.examples, seed=seed, options=self._options(),
-            route=route, after_each=self.effort.after_each,
+            route=route, special=special, after_each=self.effort.after_each,
         )  # fmt: skip
 
     def _options(self) -> Mapping[str, Any]:
@@ -234,6 +243,18 @@ class _Validator:
                 f"fused in {len(right)} random programs, each run in eager mode, optimised, and captured and replayed, "
                 f"and judged by a float64 reference",
             )
+            self._at_infinities(pattern, rightly)
+
+    def _at_infinities(self, pattern: Pattern, settings: Sequence[Setting]) -> None:
+        """What is right for finite inputs may lose a NaN, or make one: many a fused operator does, so it is a remark only."""
+        examples = min(_SPECIAL_PROGRAMS, self.effort.examples)
+        trials = self._tried(pattern, settings, "infinities", examples=examples, special=_SPECIAL)
+        wrong = trials.of("wrong")
+        if wrong:
+            self._say(
+                "differs-for-inf-or-nan", f"right where inputs are finite, and wrong in {len(wrong)} of {len(trials.made)} "
+                f"programs with infinities or NaN among them: {wrong[0].outcome.failures[0]}",
+            )  # fmt: skip
 
     def _again(self, pattern: Pattern, settings: Sequence[Setting], seed: str, examples: int) -> Trials:
         return self._tried(pattern, settings, f"{self.effort.seed}:{seed}", examples=examples)
