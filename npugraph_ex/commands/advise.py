@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from npugraph_ex._plurals import counted
 from npugraph_ex.commands.terminal import progress
+from npugraph_ex.observe import NOTHING_COMPILED
 from npugraph_ex.observe.modelled import modelled_us
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ weight would not follow a step. Each graph is compiled twice.
 
 exit status: the script's
 """
-NOTHING_COMPILED = "Nothing was compiled by this backend."
 _KINDS = {
     "option": ("Won by an option", "Each row is one fusion at one line of the model."),
     "spelling": (

@@ -22,7 +22,7 @@ from npugraph_ex.commands.interrupts import Interrupt, end_children, interruptib
 from npugraph_ex.commands.numbers import seconds
 from npugraph_ex.commands.terminal import as_in_a_file
 from npugraph_ex.errors import NpuGraphExError, UsageError
-from npugraph_ex.observe import environment
+from npugraph_ex.observe import NOTHING_COMPILED, environment
 
 if TYPE_CHECKING:
     from npu_emulator.clock.timeline import Timeline
@@ -151,7 +151,7 @@ def _report(arguments: argparse.Namespace, out: TextIO, clock: Timeline | None) 
     if (
         "npugraph_ex.frontend.entry.backend" not in sys.modules and arguments.html is None
     ):  # then torch may not even import
-        out.write(f"{_NOTHING}\n" if arguments.json else f"\n{advise.NOTHING_COMPILED}\n")
+        out.write(f"{_NOTHING}\n" if arguments.json else f"\n{NOTHING_COMPILED}\n")
         return
     from npugraph_ex.frontend.entry.explain import Watch
 

@@ -10,31 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from npugraph_ex.config.option import Kind, Option, choice, unknown_option
+from npugraph_ex.config.ge_settings import GE_SETTINGS
+from npugraph_ex.config.option import Option, unknown_option
 from npugraph_ex.config.options import OPTION_TABLE, PRIVATE_PREFIX, Options
 from npugraph_ex.errors import OptionValueError
 from npugraph_ex.observe.logger import logger
 
-_ANY = Kind("anything", lambda _given: True)
-
-_GE_SETTINGS: Mapping[str, tuple[object, Kind]] = {
-    "debug.graph_dump.type": (None, choice(None, "txt", "pbtxt", "py")),
-    "debug.graph_dump.path": ("./", _ANY),
-    "ge_config.enable_single_stream": (False, _ANY),
-    "ge_config.oo_level": ("O3", _ANY),
-    "ge_config.oo_constant_folding": (None, _ANY),
-    "ge_config.oo_dead_code_elimination": (None, _ANY),
-    "ge_config.export_compile_stat": ("2", _ANY),
-    "ge_config.aicore_num": (None, _ANY),
-    "ge_config.optimization_switch": (None, _ANY),
-    "ge_config.multistream_parallel_mode": (None, _ANY),
-    "ge_config.dynamic_gears_merge_policy": ("zip", _ANY),
-    "ge_config.fusion_switch_file": (None, _ANY),
-}
-"""What GE reads and this backend does not, with the defaults and, where a wrong value is worth refusing, the kinds."""
-
 _BY_PATH: Mapping[str, Option] = {row.torchair: row for row in OPTION_TABLE.values() if row.torchair}
-_PATHS = frozenset({*_BY_PATH, *_GE_SETTINGS})
+_PATHS = frozenset({*_BY_PATH, *GE_SETTINGS})
 _SECTIONS = frozenset(path.rsplit(".", depth)[0] for path in _PATHS for depth in range(1, path.count(".") + 1))
 
 
@@ -67,7 +50,7 @@ class CompilerConfig:
 
     def to_options(self) -> Options:
         """Freeze what has been set into the value that the compiler reads."""
-        return Options.from_mapping({name: value for name, value in self._values.items() if name not in _GE_SETTINGS})
+        return Options.from_mapping({name: value for name, value in self._values.items() if name not in GE_SETTINGS})
 
     def as_torchair(self) -> dict[str, object]:
         """What has been set, by TorchAir's paths and in its sense.
@@ -78,7 +61,7 @@ class CompilerConfig:
         written: dict[str, object] = {}
         for name, value in self._values.items():
             row = OPTION_TABLE.get(name)
-            if name in _GE_SETTINGS:
+            if name in GE_SETTINGS:
                 written[name] = value
             elif row is not None and row.torchair:
                 written[row.torchair] = not value if row.inverted else value
@@ -143,8 +126,8 @@ def _get(config: CompilerConfig, path: str) -> Any:
     values: dict[str, object] = object.__getattribute__(config, "_values")
     if path in _SECTIONS:
         return _OptionGroup(config, path)
-    if path in _GE_SETTINGS:
-        return values.get(path, _GE_SETTINGS[path][0])
+    if path in GE_SETTINGS:
+        return values.get(path, GE_SETTINGS[path][0])
     row = _row_at(path)
     if row is not None:
         value = values.get(row.name, row.default)
@@ -164,8 +147,8 @@ def _set(config: CompilerConfig, path: str, value: object) -> None:
             value = not value
         row.check(value, said_as=f"{path} (flat name {row.name}, the opposite)" if inverted else path)
         values[row.name] = value
-    elif path in _GE_SETTINGS:
-        default, kind = _GE_SETTINGS[path]
+    elif path in GE_SETTINGS:
+        default, kind = GE_SETTINGS[path]
         Option(name=path, kind=kind, default=default, meaning="").check(value)
         values[path] = value
         if values.get("mode") != "max-autotune":

@@ -4,3 +4,6 @@
 `compare` finds where two dumps of values differ. `environment` and `installing` say what is installed, and what to
 install.
 """
+
+NOTHING_COMPILED = "Nothing was compiled by this backend in this process; processes that it starts are not looked at."
+"""What the commands say of a script that compiled nothing; torch may not even import then, so it stands here."""

@@ -18,6 +18,7 @@ from typing_extensions import deprecated
 
 from npu_emulator.pages import Facts, Page, PageTable, Section, Verbatim
 from npugraph_ex._plurals import counted
+from npugraph_ex.observe import NOTHING_COMPILED
 from npugraph_ex.observe.summary import FATES, summary
 from npugraph_ex.report.captures import CaptureRecord, capture_records
 from npugraph_ex.report.findings import Findings
@@ -162,8 +163,6 @@ _SIDES = ("node", "before", "after", "stream", "alive, bytes", "what happened", 
 _STREAM, _ALIVE, _HAPPENED = 3, 4, 5
 _LONG_RUN = 3
 
-_NOTHING = "Nothing was compiled by this backend."
-
 
 @dataclass(frozen=True)
 class Explanation:
@@ -187,7 +186,7 @@ class Explanation:
         Args:
             again: the command line after `npugraph-ex explain`, from which rows with the next commands are made.
         """
-        return summary(self, again) if self.graphs or self.breaks else _NOTHING
+        return summary(self, again) if self.graphs or self.breaks else NOTHING_COMPILED
 
     def in_short(self) -> list[Section]:
         """What plain text and a terminal show: each graph, and what the passes changed in it."""
@@ -199,13 +198,13 @@ class Explanation:
         return [*found, *(section for section in ends if section.blocks)]
 
     def __str__(self) -> str:
-        return "\n\n".join([*map(str, self.in_short()), *([] if self.graphs else [_NOTHING])])
+        return "\n\n".join([*map(str, self.in_short()), *([] if self.graphs else [NOTHING_COMPILED])])
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The same, in the width of a terminal."""
         yield from self.in_short()
         if not self.graphs:
-            yield _NOTHING
+            yield NOTHING_COMPILED
 
     def page(self, *, title: str = "Explanation", further: Sequence[Section] = ()) -> Page:
         """The whole story as a page: graphs, before and after side by side, fusions, streams, captures, memory.
@@ -248,7 +247,7 @@ class Explanation:
             if self.peak_bytes is None
             else [f"All tensors of the process took at most {self.peak_bytes:,} bytes at once."]
         )
-        return Page(title, sections, verdict if self.graphs else _NOTHING, facts=peak)
+        return Page(title, sections, verdict if self.graphs else NOTHING_COMPILED, facts=peak)
 
     def _repr_html_(self) -> str:
         """The page, below a cell of a Jupyter notebook."""

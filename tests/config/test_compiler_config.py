@@ -1,9 +1,13 @@
 """`CompilerConfig`: TorchAir's object tree over the one option table."""
 
+import ast
 import copy
 import logging
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import torch_npu
 
 from npugraph_ex.config import OPTION_TABLE, CompilerConfig, Options
 from npugraph_ex.configs.compiler_config import _process_kwargs_options
@@ -72,6 +76,57 @@ def test_ge_settings_are_kept_and_warned_about(caplog: pytest.LogCaptureFixture)
     ]
     assert config.debug.graph_dump.type == "pbtxt"
     assert config.to_options() == Options()
+
+
+def _settings_of_torchair() -> Iterator[str]:
+    """The paths in the configuration of the TorchAir that torch_npu ships, read from its source: it needs CANN to be imported."""
+    folder = Path(torch_npu.__file__).parent / "dynamo" / "torchair" / "configs"
+    classes: dict[tuple[str, str], ast.ClassDef] = {}
+    for file in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ClassDef):
+                classes[file.stem, node.name] = node
+
+    def walk(module: str, name: str, path: str) -> Iterator[str]:
+        for node in ast.walk(classes[module, name]):
+            if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Attribute):
+                continue
+            attribute = node.targets[0].attr
+            made = (
+                node.value.func.id if isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Name) else ""
+            )
+            owners = [module, *sorted({file for file, known in classes if known == made and file != module})]
+            owner = next((file for file in owners if (file, made) in classes), "")
+            if owner.endswith("_config"):
+                yield from walk(owner, made, f"{path}{attribute}.")
+            elif not attribute.startswith("_") and attribute != "value":
+                yield path + attribute
+
+    yield from walk("compiler_config", "CompilerConfig", "")
+
+
+SETTINGS = sorted(set(_settings_of_torchair()))
+NOT_TAKEN = {
+    # Files that `torchair.dynamo_export` writes; this library has no such function.
+    "export.export_mode", "export.export_name", "export.export_path_dir", "export.inputs_name", "export.weight_name",
+}  # fmt: skip
+
+
+def test_torchairs_settings_are_found() -> None:
+    """The walk over its source finds settings of each section."""
+    assert {"mode", "ge_config.oo_level", "debug.aclgraph.clone_input", "experimental_config.jit_compile"} <= {
+        *SETTINGS
+    }
+
+
+@pytest.mark.parametrize("path", [path for path in SETTINGS if path not in NOT_TAKEN])
+def test_each_setting_of_torchair_is_known(path: str) -> None:
+    """A script that reads or sets it runs, with its own value back."""
+    config = CompilerConfig()
+    value = _read(config, path)
+    if value is not None:
+        _assign(config, path, value)
+        assert _read(config, path) == value
 
 
 def test_a_wrong_value_is_reported_under_the_users_spelling() -> None:

@@ -22,7 +22,7 @@ from npu_emulator.chips import CHIPS
 from npu_emulator.clock.roofline import LAUNCH_US
 from npu_emulator.pages import Facts, PageTable
 from npugraph_ex.frontend.entry.explain import Watch
-from npugraph_ex.observe import dump, explain
+from npugraph_ex.observe import NOTHING_COMPILED, dump, explain
 from npugraph_ex.report.recompilations import in_words
 
 
@@ -172,7 +172,7 @@ def test_one_screen_says_what_matters_first() -> None:
     assert said["graph break"] == f"{__file__}:{begin + 2}: Call to `torch._dynamo.graph_break()`"
     assert re.fullmatch(rf"graph {second}: _to_copy: .*:{begin + 1}\)", str(said["not capturable"]))
     assert "next" not in str(found.summary())
-    assert str(explain.Explanation(()).summary()) == "Nothing was compiled by this backend."
+    assert str(explain.Explanation(()).summary()) == NOTHING_COMPILED
 
 
 def test_the_modelled_time_is_that_of_starts_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
