@@ -22,7 +22,7 @@ from npu_emulator.errors import EmulatorError
 from npu_emulator.frames import python_line, user_frames, user_line, user_stack
 from npu_emulator.host_state import HostState, without_autocast
 from npu_emulator.interrupts import Interrupts
-from npu_emulator.memory.bounds import INVALID_ADDRESS, first_outside
+from npu_emulator.memory.bounds import INVALID_ADDRESS, extent_bytes, first_outside
 from npu_emulator.operator_records import OperatorRecords
 from npu_emulator.random_seeds import Draws
 
@@ -135,6 +135,12 @@ class Launcher:
         """Return a CPU tensor of the same dtype, shape and strides on the same memory as a device tensor."""
         address = tensor.data_ptr()
         if address == 0:
+            if tensor.numel():
+                raise RuntimeError(
+                    f"a kernel cannot run: it touches {extent_bytes(tensor)} bytes at 0x0, because the storage of a "
+                    f"tensor of {list(tensor.shape)} has no memory: `untyped_storage().resize_(0)` gave it back "
+                    f"(ACL error {INVALID_ADDRESS}). Python line: {python_line()}"
+                )
             return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
         dtype = tensor.dtype
         device = tensor.device.index

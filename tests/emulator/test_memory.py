@@ -240,6 +240,21 @@ def test_a_queued_replay_outlives_its_input() -> None:
         assert y.sum().item() == 2 * 64
 
 
+@pytest.mark.parametrize(
+    "use", [lambda y: y.sum(), lambda y: y.add_(1), lambda y: y.cpu(), lambda y: torch.ones(10, device="npu").copy_(y)]
+)
+def test_a_storage_without_memory_is_an_error(use: Callable[[torch.Tensor], object]) -> None:
+    """What a resize of the storage gave back is at no address; its view as another tensor is not read as the host's memory."""
+    x = torch.ones(64, device="npu")
+    y = x[:10]
+    x.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match=r"touches 40 bytes at 0x0.* error 507011\).*test_memory\.py"):
+        use(y)
+    x.untyped_storage().resize_(256)
+    x.fill_(2)
+    assert y.sum().item() == 20
+
+
 def test_poison_spoils_fresh_and_freed_memory() -> None:
     """With poison, what was never written is not a number; without it nothing is filled."""
     with check_memory(poison=True):
