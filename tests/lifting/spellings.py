@@ -503,6 +503,35 @@ NOT_CONSTANTS: dict[Callable[..., Any], str] = dict.fromkeys(
     (constant_that_leaves, computed_with_fractions, drawn_at_random), ""
 )
 
+
+def biased(x: Any, w: Any, b: Any) -> Any:
+    return x @ w + b
+
+
+def bias_first(x: Any, w: Any, b: Any) -> Any:
+    return torch.add(b, torch.matmul(x, w))
+
+
+def scaled_bias(x: Any, w: Any, b: Any) -> Any:
+    return torch.add(x @ w, b, alpha=2)
+
+
+def bias_in_float32(x: Any, w: Any, b: Any) -> Any:
+    return x @ w + b.float()
+
+
+def product_used_again(x: Any, w: Any, b: Any) -> Any:
+    product = x @ w
+    return product + b, product
+
+
+BIASED = (biased, bias_first)
+NOT_BIASED: dict[Callable[..., Any], str] = {
+    scaled_bias: "or the bias is scaled",
+    bias_in_float32: "product and bias are torch.float16, torch.float32",
+    product_used_again: "nothing would be saved",
+}
+BIAS_SPECS = ((2, 3, WIDTH), (WIDTH, 40), (40,))
 NORM_SPECS = ((2, 3, WIDTH), (WIDTH,))
 ROTARY_SPECS = ((2, 3, HEADS, 16), (2, 3, 1, 16), (2, 3, 1, 16))
 ATTENTION_SPECS = ((2, 5, HEADS, 16), (2, 5, 2, 16), (2, 5, 2, 16), (2, 1, 5, 5))

@@ -16,6 +16,8 @@ from spellings import (
     ACTIVATIONS,
     ATTENTION,
     ATTENTION_SPECS,
+    BIAS_SPECS,
+    BIASED,
     GATED,
     LOSS_SPECS,
     LOSSES,
@@ -23,6 +25,7 @@ from spellings import (
     NORMS,
     NOT_ACTIVATIONS,
     NOT_ATTENTION,
+    NOT_BIASED,
     NOT_CONSTANTS,
     NOT_LOSSES,
     NOT_NORMS,
@@ -54,6 +57,7 @@ ALL = {
     **{function: ("lift_sigmoid_gating", names, SIGMOID_SPECS) for function, names in SIGMOID_ROUTERS.items()},
     **{function: ("lift_cross_entropy", operators, LOSS_SPECS) for function, operators in LOSSES.items()},
     spellings.silu_of_a_group_norm: ("lift_group_norm_silu", "npu_group_norm_silu", ACTIVATION_SPECS),
+    **dict.fromkeys(BIASED, ("lift_bias", "reshape addmm", BIAS_SPECS)),
     **dict.fromkeys(GATED, ("lift_swiglu", "npu_swiglu", ACTIVATION_SPECS)),
 }
 
@@ -103,6 +107,7 @@ NEAR_MISSES = {
     **{function: (reason, LOSS_SPECS) for function, reason in NOT_LOSSES.items()},
     **{function: (reason, SIGMOID_SPECS) for function, reason in NOT_SIGMOID_ROUTERS.items()},
     **{function: (reason, SPELLED_SPECS) for function, reason in NOT_SPELLED_ATTENTION.items()},
+    **{function: (reason, BIAS_SPECS) for function, reason in NOT_BIASED.items()},
     **{function: (reason, ATTENTION_SPECS) for function, reason in NOT_ATTENTION.items()},
 }
 

@@ -346,6 +346,24 @@ def _product_of_whole_numbers(draw: random.Random, rows: int | str, wrong: bool)
     return Spelling("lift_quant_matmul", lines, shapes, miss)
 
 
+def _biased(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    width, columns = draw.choice((8, 16)), draw.choice((4, 6))
+    miss = draw.choice(("alpha", "rows")) if wrong else ""
+    turned = draw.random() < 0.5
+    product = draw.choice(("x0 @ {}", "torch.matmul(x0, {})")).format("x1.t()" if turned else "x1")
+    bias = "x2[:1]" if miss == "rows" else "x2"
+    ends = (f"{product} + {bias}", f"{bias} + {product}", f"torch.add({bias}, {product})")
+    end = f"torch.add({product}, x2, alpha=2)" if miss == "alpha" else draw.choice(ends)
+    weight = (columns, width) if turned else (width, columns)
+    lead: tuple[int | str, ...] = draw.choice(((rows,), (rows, 3)))
+    return Spelling("lift_bias", (f"({end}).to(x0.dtype)",), ((*lead, width), weight, (columns,)), miss)
+
+
+def _product(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    of_numbers = draw.random() < 2 / 3
+    return (_product_of_whole_numbers if of_numbers else _biased)(draw, rows, wrong)
+
+
 def _cache_writes(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
     """Keys and values in slots of two paged caches; which slots is decided by another input."""
     heads, width, blocks, size = draw.choice((1, 2)), draw.choice((4, 16)), draw.choice((3, 5)), draw.choice((2, 4))
@@ -406,7 +424,7 @@ _FORMS = (
     _mask,
     _loss,
     _quantised,
-    _product_of_whole_numbers,
+    _product,
     _cache_writes,
     _latent_writes,
 )

@@ -6,6 +6,7 @@ from npugraph_ex.lifting.forms import (
     activation,
     add_norm,
     attention,
+    bias,
     cache_writes,
     cross_entropy,
     dynamic_quant,
@@ -41,4 +42,5 @@ FORMS: tuple[Form, ...] = (
     weight_quant.FORM,
     norm_rope_cache.FORM,
     cache_writes.FORM,
+    bias.FORM,
 )

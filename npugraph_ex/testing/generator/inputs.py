@@ -144,12 +144,13 @@ def _neighbours(numbers: tuple[float, ...], dtype: torch.dtype) -> torch.Tensor:
     if not dtype.is_floating_point:
         whole = torch.cat([finite.floor(), finite.ceil()]).to(torch.int64)
         near, limits = torch.cat([whole - 1, whole, whole + 1]), torch.iinfo(dtype)
-        return torch.cat([near, -near]).clamp(limits.min, limits.max).unique()
+        return torch.cat([near, -near]).clamp(limits.min, limits.max).unique()  # type: ignore[no-any-return]
     if dtype not in FORMATS:
         return given.new_zeros(0)
     near = finite[finite.abs() <= FORMATS[dtype].largest / _ROOM].to(dtype).to(torch.float64)
     gaps = torch.where(near == 0, 0.0, ulp(near, dtype))
-    return torch.cat([special, near, near - gaps, near + gaps, -special, -near, gaps - near, -gaps - near]).unique()
+    both = [special, near, near - gaps, near + gaps, -special, -near, gaps - near, -gaps - near]
+    return torch.cat(both).unique()  # type: ignore[no-any-return]
 
 
 @lru_cache(maxsize=64)  # the inputs of a program or two: each way of running asks for the same values
