@@ -17,6 +17,7 @@ from npugraph_ex.graph.streams.ops import RECORDS
 
 _HOST_READS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 _INDEXING = (torch.ops.aten.index.Tensor, torch.ops.aten._unsafe_index.Tensor)  # noqa: SLF001 - the operator's name
+_ELSEWHERE = "a tensor on device"
 _BRANCHES = (torch.ops.higher_order.cond, torch.ops.higher_order.while_loop)
 
 
@@ -44,15 +45,29 @@ def find_obstacles(
 
 def _obstacles(gm: fx.GraphModule, updated: frozenset[fx.Node], inputs: Mapping[fx.Node, str]) -> Iterator[Obstacle]:
     home: torch.device | None = None
-    known = updated | host_scalars(gm.graph)
+    known, elsewhere = updated | host_scalars(gm.graph), set[fx.Node]()
     for node in gm.graph.nodes:
         # The result of a record is a token, not data.
         if node.op == "output" or node.target in RECORDS or node in known:
             continue
         reason = _reason(node, home)
-        if reason:
-            yield Obstacle(inputs.get(node, node.name), reason, source_line(node))
+        follows = not elsewhere.isdisjoint(node.all_input_nodes)  # from a tensor that was named
+        if reason.startswith(_ELSEWHERE):
+            elsewhere.add(node)
+        if reason and not (follows and node in elsewhere):
+            yield Obstacle(inputs.get(node, node.name), reason, _place(node))
         home = home or next((leaf.device for leaf in tensor_leaves(node) if leaf.device.type == "npu"), None)
+
+
+def _place(node: fx.Node) -> str:
+    """The line of a node, or of the first one that follows from it: torch makes some operators without saying for which line."""
+    here: fx.Node | None = node
+    while here is not None:
+        line = source_line(here)
+        if line:
+            return line
+        here = next(iter(here.users), None)
+    return ""
 
 
 def _reason(node: fx.Node, home: torch.device | None) -> str:
@@ -70,7 +85,10 @@ def _reason(node: fx.Node, home: torch.device | None) -> str:
         return "it gives an input other memory, or another shape, which a replay would not do"
     for leaf in tensor_leaves(node):
         if leaf.device.type != "npu":
-            return f"a tensor on device {leaf.device.type!r} would be read once, at capture, and never again; move it to the NPU"
+            return (
+                f"{_ELSEWHERE} {leaf.device.type!r} would be read once, at capture, and never again; "
+                "move it to the NPU, or make it there"
+            )
         if home is not None and leaf.device != home:
             return f"it is on {leaf.device} but the graph began on {home}; a captured graph belongs to one device"
     return ""

@@ -243,6 +243,32 @@ def test_a_float_attribute_under_dynamic_shapes_is_part_of_the_key() -> None:
     assert next(kind for name, kind in kinds.items() if name.endswith("scale")) == "key"
 
 
+def _divided_in_place(x: torch.Tensor) -> torch.Tensor:
+    factor = torch.tensor(2.0)
+    factor.div_(x.shape[0])
+    return x * factor
+
+
+HOST_SCALARS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "interpolate": lambda x: torch.nn.functional.interpolate(x[None], scale_factor=2) * 2,
+    "a constant": lambda x: x * torch.tensor(2.5),
+    "a size": lambda x: x * torch.tensor(x.shape[0]),
+    "computed": lambda x: torch.clamp(x, torch.tensor(-0.1) * x.shape[0], torch.full((), 0.25 * x.shape[1])),
+    "written in place": _divided_in_place,
+}
+
+
+@pytest.mark.parametrize("name", HOST_SCALARS)
+def test_what_the_host_computes_from_sizes_is_captured_for_each_size(name: str) -> None:
+    """The sizes of `interpolate` are divided in scalars on the CPU; the graph key has the sizes, so each capture has its own."""
+    function = HOST_SCALARS[name]
+    graph, mark = compiled(function, dynamic=True, require_capture=True), captures_so_far()
+    for rows in (3, 5, 3, 5):
+        x = random(rows, 4)
+        assert torch.equal(graph(x).cpu(), function(x).cpu())
+    assert len(capture_records(after=mark)) == 2
+
+
 class Shifted(torch.nn.Module):
     """A module with a number that Dynamo does not bake in."""
 

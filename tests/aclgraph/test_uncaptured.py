@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
 import torch
 from device_helpers import NPU, check, compiled, random
+from torch._dynamo.exc import BackendCompilerFailed
 
 from npugraph_ex import invalidate
 from npugraph_ex.errors import CaptureError
@@ -36,6 +38,32 @@ def test_a_cpu_tensor_among_the_inputs_is_not_frozen() -> None:
     for value in (2.0, 3.0, 5.0):
         x = random(4)
         torch.testing.assert_close(graph(x, torch.tensor(value)).cpu(), x.cpu() * value)
+
+
+def _resized_and_counted(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    resized = torch.nn.functional.interpolate(x, scale_factor=2)
+    return resized, torch.arange(x.shape[0]).sum().to(x.device)
+
+
+ON_THE_HOST: dict[str, tuple[Callable[..., object], str]] = {
+    "what follows": (_resized_and_counted, "arange"),
+    "returned": (lambda x: (x * torch.tensor(x.shape[0] + 1), torch.tensor(x.shape[0])), "scalar_tensor_1"),
+    "random": (lambda x: x * torch.rand(()), "rand"),
+    "copied to the device": (lambda x: x + torch.tensor(x.shape[0]).to(x.device), "scalar_tensor"),
+}
+
+
+@pytest.mark.parametrize("name", ON_THE_HOST)
+def test_a_tensor_on_the_host_has_one_line(name: str) -> None:
+    """The line names where it is made; what is computed from it, and scalars that a capture may have, are not named."""
+    function, wanted = ON_THE_HOST[name]
+    with pytest.raises(BackendCompilerFailed) as refused:
+        compiled(function, dynamic=True, require_capture=True)(random(2, 3, 4, 4))
+    (line,) = re.findall(
+        r"^  (\w+): a tensor on device 'cpu' .*test_uncaptured\.py:\d+\)$", str(refused.value), re.MULTILINE
+    )
+    assert line.startswith(wanted)
+    assert str(refused.value).count("on device 'cpu'") == 1
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,8 @@
 """Examples of what people write in PyTorch and no graph shows.
 
 Pads of images in either memory format, writes through `reshape`, sizes read after `transpose_`, random numbers that nobody uses,
-checkpointed segments, gradients, and tangents of forward mode. A random program of images runs by `torch.compile` and in eager
-mode, some calls one after the other, each with a mode of its own.
+checkpointed segments, scalars made of sizes, gradients, and tangents of forward mode. A random program of images runs by
+`torch.compile` and in eager mode, some calls one after the other, each with a mode of its own. All plain calls are captured.
 Results, strides, gradients, tangents and the next random numbers are those of eager mode to the bit.
 """
 
@@ -54,7 +54,9 @@ def idiom_example(seed: int) -> str:
 
 def _difference(function: _Step, calls: Sequence[tuple[str, int]], memory: torch.memory_format, seed: int) -> str:
     torch._dynamo.reset()
-    compiled = torch.compile(function, backend="npugraph_ex")
+    dynamic = seed % 3 == 0 and "trained" not in dict(calls)
+    strict = {"require_capture": {mode for mode, _ in calls} == {"plain"}}
+    compiled = torch.compile(function, backend="npugraph_ex", dynamic=dynamic or None, options=strict)
     for call, (mode, height) in enumerate(calls):
         generator = torch.Generator().manual_seed(seed + call)
         image, other = (torch.rand(2, 3, height, 4, generator=generator).npu() for _ in range(2))
@@ -141,6 +143,16 @@ def _turned_in_place(choices: Choices) -> _Step:
     return turned
 
 
+def _by_size(choices: Choices) -> _Step:
+    """What the host computes from sizes in tensors of its own: of `interpolate`, torch makes such tensors for symbolic sizes."""
+    factor = choices.pick((2, 0.5, 1.5))
+    return choices.pick((
+        lambda value: F.interpolate(value.contiguous(), scale_factor=factor),  # torch asks for a channels_last that NPUs refuse
+        lambda value: value * torch.tensor(value.shape[2] * factor),
+        lambda value: value + torch.full((), factor).mul_(value.shape[3]),
+    ))  # fmt: skip
+
+
 _MAKERS: tuple[Callable[[Choices], _Step], ...] = (
-    _padded, _padded, _drawing, _checkpointed, _smooth, _turned, _turned_in_place,
+    _padded, _padded, _drawing, _checkpointed, _smooth, _turned, _turned_in_place, _by_size,
 )  # fmt: skip
