@@ -134,14 +134,6 @@ class Launcher:
     def view(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a CPU tensor of the same dtype, shape and strides on the same memory as a device tensor."""
         address = tensor.data_ptr()
-        if address == 0:
-            if tensor.numel():
-                raise RuntimeError(
-                    f"a kernel cannot run: it touches {extent_bytes(tensor)} bytes at 0x0, because the storage of a "
-                    f"tensor of {list(tensor.shape)} has no memory: `untyped_storage().resize_(0)` gave it back "
-                    f"(ACL error {INVALID_ADDRESS}). Python line: {python_line()}"
-                )
-            return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
         dtype = tensor.dtype
         device = tensor.device.index
         flat = self._flat.get((device, dtype))
@@ -150,6 +142,14 @@ class Launcher:
         place = (address - self._bases[device]) // dtype.itemsize
         if not 0 <= place < flat.numel():  # memory of the host that the device maps (`empty_with_swapped_memory`)
             storage = tensor.untyped_storage()
+            if storage.data_ptr() == 0:
+                if not tensor.numel():
+                    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=dtype)
+                raise RuntimeError(
+                    f"a kernel cannot run: it touches {extent_bytes(tensor)} bytes at {address:#x}, because the storage of a "
+                    f"tensor of {list(tensor.shape)} has no memory: `untyped_storage().resize_(0)` gave it back "
+                    f"(ACL error {INVALID_ADDRESS}). Python line: {python_line()}"
+                )
             whole = storage.nbytes() // dtype.itemsize * dtype.itemsize
             flat, place = _memory_at(storage.data_ptr(), whole, dtype), int(tensor.storage_offset())
         view = flat.as_strided(tensor.size(), tensor.stride(), place)

@@ -25,4 +25,8 @@ MUTANTS = (
         "trained-draws-are-dropped", "they are drawn in a graph that is trained, too",
         f"{_ENTRY}.partition:draws_random_numbers", answering(answer=False), _FAMILY,
     ),
+    Mutant(
+        "host-scalars-are-unknown", "scalars that the host computes from sizes do not keep a graph from being captured",
+        "npugraph_ex.aclgraph.obstacles:host_scalars", answering(frozenset()), _FAMILY,
+    ),
 )  # fmt: skip
