@@ -33,12 +33,13 @@ def main(text: str, descriptor: int) -> None:
     opened: dict[str, Callable[[int], ItemAnswer]] = {}
     seen: set[str] = set()
     with ExitStack() as stack, os.fdopen(descriptor, "w", encoding="utf-8", buffering=1) as answers:
-        _start(settings, stack)
+        start(settings, stack)
         for line in sys.stdin:
             answers.write(json.dumps(_answer(json.loads(line), settings, opened, seen)) + "\n")
 
 
-def _start(settings: CampaignSettings, stack: ExitStack) -> None:
+def start(settings: CampaignSettings, stack: ExitStack) -> None:
+    """The device, and what every process of a campaign has besides; until the stack closes."""
     if not settings.target:
         return
     from npugraph_ex.testing.targets import start_target

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from npugraph_ex_conformance.campaign.items import CampaignSettings, ItemAnswer, ItemKind
 from npugraph_ex_conformance.fidelity.table import FIDELITY
 from npugraph_ex_conformance.mutation.oracle import SYSTEMATIC
+from npugraph_ex_conformance.steering.kind import STEERED
 
 if TYPE_CHECKING:
     from npugraph_ex.testing import Outcome, Program
@@ -231,6 +232,7 @@ _ALL = (
         batch=1,
     ),
     FIDELITY,
+    STEERED,
     SYSTEMATIC,
     _listed("mutants", "deliberate faults: does the suite notice?", _mutants, _mutant, batch=1),
     _listed("upstream", "test files of op-plugin or torch_npu", _files, _file, batch=1, processor=3600),

@@ -79,10 +79,20 @@ def made(site: FaultSite) -> Iterator[None]:
     Raises:
         LookupError: the function cannot be reached by its name.
     """
-    function, code = _live(site), _code(site)
+    with with_code(running(site.module, site.function), _code(site)):
+        yield
+
+
+@contextmanager
+def with_code(function: FunctionType, code: CodeType) -> Iterator[None]:
+    """A function with other code, for the length of a block.
+
+    Raises:
+        LookupError: the code is that of another closure.
+    """
     before = function.__code__
     if code.co_freevars != before.co_freevars:
-        raise LookupError(f"{site.name}: the function is a closure of its decorator's")
+        raise LookupError(f"{function.__qualname__}: the function is a closure of its decorator's")
     function.__code__ = code
     try:
         yield
@@ -201,28 +211,33 @@ class _Changer(ast.NodeTransformer):
 
 def _code(site: FaultSite) -> CodeType:
     """The code of the function with the fault."""
-    tree, source = _parsed(site.module)
+    tree, source = parsed(site.module)
     tree = copy.deepcopy(tree)
-    function = _functions_of(tree)[site.function]
+    function = functions_of(tree)[site.function]
     node = _node(function, site)
     module = compile(ast.fix_missing_locations(_Changer(node, site.change).visit(tree)), source, "exec")
-    found: CodeType = module
-    for part in site.function.split("."):
-        found = next(c for c in found.co_consts if isinstance(c, CodeType) and c.co_name == part)
-    return found
+    return code_in(module, site.function)
+
+
+def code_in(module: CodeType, name: str) -> CodeType:
+    """The code of a function, in that of its module."""
+    for part in name.split("."):
+        module = next(c for c in module.co_consts if isinstance(c, CodeType) and c.co_name == part)
+    return module
 
 
 @lru_cache(maxsize=64)
-def _parsed(module: str) -> tuple[ast.Module, str]:
+def parsed(module: str) -> tuple[ast.Module, str]:
+    """The tree of a module, which nobody may change, and its file."""
     path = Path(str(import_module(module).__file__))
     return ast.parse(path.read_text(encoding="utf-8")), str(path)
 
 
 def _functions(module: str) -> dict[str, ast.FunctionDef]:
-    return _functions_of(_parsed(module)[0])
+    return functions_of(parsed(module)[0])
 
 
-def _functions_of(tree: ast.Module) -> dict[str, ast.FunctionDef]:
+def functions_of(tree: ast.Module) -> dict[str, ast.FunctionDef]:
     """The functions of a module and the methods of its classes, by name; one that is defined twice is left out."""
     found: dict[str, list[ast.FunctionDef]] = {}
     for node in tree.body:
@@ -234,14 +249,18 @@ def _functions_of(tree: ast.Module) -> dict[str, ast.FunctionDef]:
     return {name: functions[0] for name, functions in found.items() if len(functions) == 1}
 
 
-def _live(site: FaultSite) -> FunctionType:
-    """The function of the running program, without what decorators put around it."""
-    owner: Any = import_module(site.module)
-    for part in site.function.split("."):
+def running(module: str, name: str) -> FunctionType:
+    """The function of the running program, without what decorators put around it.
+
+    Raises:
+        LookupError: there is none of this name.
+    """
+    owner: Any = import_module(module)
+    for part in name.split("."):
         owner = inspect.getattr_static(owner, part)
     for attribute in ("__func__", "fget", "func"):  # a static or class method, a property, a cached one
         owner = getattr(owner, attribute, owner)
     found = inspect.unwrap(owner)
-    if not isinstance(found, FunctionType) or found.__code__.co_name != site.function.rpartition(".")[2]:
-        raise LookupError(f"{site.name}: not a function of the running program")
+    if not isinstance(found, FunctionType) or found.__code__.co_name != name.rpartition(".")[2]:
+        raise LookupError(f"{module} {name}: not a function of the running program")
     return found

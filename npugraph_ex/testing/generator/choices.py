@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any, Protocol, TypeVar
 
@@ -31,7 +33,40 @@ class Sampled:
 
     def below(self, count: int) -> int:
         """As in ``Source``."""
-        return int(self._random.random() * count)
+        tape = _tape.get()
+        return tape.next(count, self._random) if tape is not None else int(self._random.random() * count)
+
+
+class Tape:
+    """The numbers that seeded generators answer in place of their own, and all that they answered.
+
+    An example as a list of numbers can be changed, and be made again from the list.
+
+    Args:
+        given: the first answers, each divided by the number of possible answers where it is too large; None for an own one.
+    """
+
+    def __init__(self, given: Iterable[int | None] = ()) -> None:
+        self._given = iter(given)
+        self.answered: list[int] = []
+
+    def next(self, count: int, generator: random.Random) -> int:
+        """The answer to ``Source.below``."""
+        given = next(self._given, None)
+        self.answered.append(int(generator.random() * count) if given is None else given % count)
+        return self.answered[-1]
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Whatever samples in the block uses the tape."""
+        token = _tape.set(self)
+        try:
+            yield
+        finally:
+            _tape.reset(token)
+
+
+_tape: ContextVar[Tape | None] = ContextVar("_tape", default=None)
 
 
 class Drawn:

@@ -1,0 +1,4 @@
+"""Random examples steered by what they reach: one that reached something new is changed, and tried again.
+
+`points` counts which way each condition of the library went; `search` keeps and changes examples; `kind` is the campaign's.
+"""

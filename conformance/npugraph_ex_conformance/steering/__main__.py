@@ -1,0 +1,24 @@
+"""Checks a steered example again, as a campaign names it: `python -m npugraph_ex_conformance.steering integers/3:0.12.1 [SEED]`."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+
+from npugraph_ex_conformance.campaign.child import start
+from npugraph_ex_conformance.campaign.items import CampaignSettings
+from npugraph_ex_conformance.steering.kind import again
+
+
+def main(label: str, seed: str = "0") -> int:
+    """Say what is wrong and print the script that shows it; 1 if anything is wrong."""
+    settings = CampaignSettings(seed=int(seed))
+    with ExitStack() as stack:
+        start(settings, stack)
+        message, script = again(settings, label)
+    sys.stdout.write(f"{message or 'nothing is wrong'}\n{script}")
+    return 1 if message else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
