@@ -11,7 +11,7 @@ from rich.table import Table
 
 from npugraph_ex.commands.terminal import completes, show
 from npugraph_ex.config import OPTION_TABLE, Option
-from npugraph_ex.config.option import unknown_option
+from npugraph_ex.config.options import unknown_flat_name
 from npugraph_ex.errors import UsageError
 
 _TABLE_WIDTH = 120  # a narrower table breaks words
@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
         UsageError: no option has this name; the message has the nearest one.
     """
     if arguments.name is not None and arguments.name not in OPTION_TABLE:
-        raise UsageError(str(unknown_option(arguments.name, OPTION_TABLE)))
+        raise UsageError(str(unknown_flat_name(arguments.name)))
     rows = [row for row in OPTION_TABLE.values() if arguments.name in {None, row.name}]
     console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH, highlight=False)
     if arguments.json:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
 
+from npugraph_ex.config.ge_settings import GE_SETTINGS
 from npugraph_ex.config.option import (
     CALLABLE,
     MAPPING,
@@ -21,7 +22,7 @@ from npugraph_ex.config.option import (
     choice,
     unknown_option,
 )
-from npugraph_ex.errors import OptionError, OptionValueError
+from npugraph_ex.errors import OptionError, OptionValueError, UnknownOptionError
 
 PRIVATE_PREFIX = "_vllm_"
 """Names that start so are vLLM-Ascend's own; they are kept and not judged."""
@@ -252,7 +253,7 @@ class Options:
                 private[name] = value
                 continue
             if name not in OPTION_TABLE:
-                raise unknown_option(name, OPTION_TABLE)
+                raise unknown_flat_name(name)
             OPTION_TABLE[name].check(value)
             known[name] = value
         options = cls(**known, private=MappingProxyType(private))
@@ -271,6 +272,11 @@ class Options:
                 "poison_results spoils results that clone_output=False gives up; with clone_output="
                 f"{self.clone_output!r} no result is given up. Add clone_output=False, or leave poison_results out"
             )
+        if self.join_projections and self.lift == "off":
+            raise OptionValueError(
+                "join_projections joins projections that lift finds; with lift='off' it does nothing. Add lift='exact' or "
+                "lift='judged', or leave join_projections out"
+            )
         for name in ("force_eager", "dump_tensor_data"):
             if self.require_capture and getattr(self, name):
                 raise OptionValueError(
@@ -287,3 +293,18 @@ OPTION_TABLE: Mapping[str, Option] = MappingProxyType(
     {row.name: Option(name=row.name, default=row.default, **row.metadata) for row in fields(Options) if row.metadata}
 )
 """Every option by its flat name: documentation, validation and both faces come from here."""
+
+
+def unknown_flat_name(name: object) -> UnknownOptionError:
+    """The error for a name that is no option's flat one. A setting of TorchAir, with or without its path, leads to the option."""
+    for row in OPTION_TABLE.values():
+        if row.torchair and name in {row.torchair, row.torchair.rpartition(".")[2]}:
+            meant = f"the opposite of {row.name!r}" if row.inverted else repr(row.name)
+            return UnknownOptionError(
+                f"no option is named {name!r}; TorchAir's {row.torchair} is {meant} here. A CompilerConfig takes TorchAir's name"
+            )
+    if name in GE_SETTINGS:
+        return UnknownOptionError(
+            f"no option is named {name!r}; it is a setting of TorchAir's GE engine, for a CompilerConfig"
+        )
+    return unknown_option(name, OPTION_TABLE)

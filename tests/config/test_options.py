@@ -1,5 +1,7 @@
 """`Options`: what is accepted, what is refused, and what the refusal says."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -165,6 +167,28 @@ def test_fusion_rules_are_switched_by_name() -> None:
             Options.from_mapping({"fusion_rules": wrong})
 
 
+def test_what_another_option_makes_possible_is_refused_alone() -> None:
+    """A row that begins `With lift:` names the other one, and so does the error: nothing is ignored silently."""
+    depending = {row.name: row.meaning for row in OPTION_TABLE.values() if row.meaning.startswith("With ")}
+    assert depending.keys() == {"join_projections", "poison_results"}
+    for name, meaning in depending.items():
+        other = re.split("[=:]", meaning.removeprefix("With "))[0]
+        with pytest.raises(OptionValueError, match=rf"{name} .*{other}="):
+            Options.from_mapping({name: True})
+
+
+def test_a_name_of_torchair_leads_to_the_option() -> None:
+    """With its path or without, each setting of TorchAir that the table has is answered with the flat name."""
+    for row in OPTION_TABLE.values():
+        for spelt in {row.torchair, row.torchair.rpartition(".")[2]} - {"", *OPTION_TABLE}:
+            said = rf"{re.escape(row.torchair)} is (the opposite of )?'{row.name}' here"
+            with pytest.raises(UnknownOptionError, match=said) as error:
+                Options.from_mapping({spelt: True})
+            assert ("opposite" in str(error.value)) == row.inverted
+    with pytest.raises(UnknownOptionError, match="setting of TorchAir's GE engine"):
+        Options.from_mapping({"debug.graph_dump.type": "txt"})
+
+
 @pytest.mark.parametrize("name", ["post_grad_custom_pre_pass", "post_grad_custom_post_pass"])
 def test_a_custom_pass_takes_three_arguments(name: str) -> None:
     """A function of another signature is refused when the option is given, not when it is called."""
@@ -180,6 +204,7 @@ def test_a_custom_pass_takes_three_arguments(name: str) -> None:
     [
         ({"poison_results": True}, "Add clone_output=False, or leave poison_results out"),
         ({"poison_results": True, "clone_output": True}, "with clone_output=True no result is given up"),
+        ({"join_projections": True}, "Add lift='exact' or lift='judged', or leave join_projections out"),
         ({"require_capture": True, "force_eager": True}, "force_eager captures nothing"),
         ({"require_capture": True, "dump_tensor_data": True}, "dump_tensor_data captures nothing"),
         ({"use_graph_pool": (0, 1), "reuse_graph_pool_in_same_fx": False}, "Leave one of them out"),
