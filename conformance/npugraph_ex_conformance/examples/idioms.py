@@ -55,7 +55,7 @@ def idiom_example(seed: int) -> str:
 def _difference(function: _Step, calls: Sequence[tuple[str, int]], memory: torch.memory_format, seed: int) -> str:
     torch._dynamo.reset()
     dynamic = seed % 3 == 0 and "trained" not in dict(calls)
-    strict = {"require_capture": {mode for mode, _ in calls} == {"plain"}}
+    strict: dict[str, Any] = {"require_capture": {mode for mode, _ in calls} == {"plain"}}
     compiled = torch.compile(function, backend="npugraph_ex", dynamic=dynamic or None, options=strict)
     for call, (mode, height) in enumerate(calls):
         generator = torch.Generator().manual_seed(seed + call)
