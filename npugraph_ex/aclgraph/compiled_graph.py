@@ -217,7 +217,11 @@ class CompiledGraph:
             except CaptureError as refusal:
                 if self._options.require_capture:
                     raise
+                results = self._eager.run(
+                    inputs
+                )  # where the program itself is wrong, it raises what is wrong, and nothing else
                 self._give_up(refusal)
+                return results
         return self.run(inputs)
 
     def _find(self, numbers: tuple[Any, ...], inputs: list[Any]) -> KeyRunner:

@@ -6,6 +6,7 @@ Public calls of torch only, each some 40 ns. A comparison of tuples in C then sa
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import copysign
 from typing import Any
 
 import torch
@@ -114,6 +115,12 @@ def _kind_and_place(part: Form) -> str:
 def leaves_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """The arguments that are no containers, in the order of their form."""
     return [*_leaves(args), *_leaves(list(kwargs.values()))]
+
+
+def negative_zeros(leaves: Sequence[Any]) -> str:
+    """Which leaves are -0.0, as a text."""
+    found = [str(at) for at, leaf in enumerate(leaves) if type(leaf) is float and leaf == 0 and copysign(1, leaf) < 0]
+    return ", ".join(found) or "none"
 
 
 def _leaves(values: Sequence[Any]) -> Iterator[Any]:

@@ -13,7 +13,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from math import copysign
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -33,6 +32,7 @@ from npugraph_ex.inference.call_forms import (
     is_flat,
     leaves_of,
     modes_now,
+    negative_zeros,
 )
 from npugraph_ex.inference.recorded_call import CallNotes, Gate, NotRecordableError, Probed, RecordedCall, record
 from npugraph_ex.inference.replaced_state import watch
@@ -199,11 +199,16 @@ class DecodeSession:
 
     def _uncaptured(self, refusal: CaptureError, form: Form, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A call that the device cannot capture, as torch.compile serves it: operator by operator. Nothing of it has run."""
-        self._warn(reason(refusal, _name(self.__wrapped__)))
         while len(self._refused) >= _FORMS_KEPT:
             self._refused.pop(next(iter(self._refused)))
         self._refused[form] = None
-        return self._through_torch(form, args, kwargs)
+        try:
+            result = self._through_torch(form, args, kwargs)
+        except Exception:
+            del self._refused[form]  # not the capture: the call itself is wrong
+            raise
+        self._warn(reason(refusal, _name(self.__wrapped__)))
+        return result
 
     def refresh(self) -> None:
         """Let torch.compile check everything once more, at the next call of each form: weights, attributes, hooks, globals.
@@ -280,7 +285,7 @@ class DecodeSession:
         compiled = self._lenient if form in self._refused and not notes.restoring else self._strict
         try:
             with _torch_private.without_side_effects(compilations=_COMPILATIONS):
-                result = compiled(_negative_zeros(leaves), *args, **kwargs)
+                result = compiled(negative_zeros(leaves), *args, **kwargs)
             try:
                 call = record(notes, leaves, result)
                 call.form, call.is_flat, call.compiled = form, is_flat(form, kwargs), compiled
@@ -323,7 +328,7 @@ class DecodeSession:
         notes.probing = True
         try:
             with _torch_private.without_side_effects(compilations=_COMPILATIONS):
-                known.compiled(_negative_zeros(leaves), *args, **kwargs)
+                known.compiled(negative_zeros(leaves), *args, **kwargs)
         except Probed:
             pass
         finally:
@@ -370,12 +375,6 @@ def _code_of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
     return FunctionType(
         called.__code__.replace(co_name=_name(function)), called.__globals__, "called", None, called.__closure__
     )
-
-
-def _negative_zeros(leaves: Sequence[Any]) -> str:
-    """Which leaves are -0.0, as a text."""
-    found = [str(at) for at, leaf in enumerate(leaves) if type(leaf) is float and leaf == 0 and copysign(1, leaf) < 0]
-    return ", ".join(found) or "none"
 
 
 def _module_of(function: Callable[..., Any]) -> nn.Module | None:

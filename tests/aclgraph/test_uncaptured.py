@@ -66,6 +66,17 @@ def test_a_tensor_on_the_host_has_one_line(name: str) -> None:
     assert str(refused.value).count("on device 'cpu'") == 1
 
 
+def test_what_fails_in_eager_mode_too_is_not_blamed_on_the_capture(caplog: pytest.LogCaptureFixture) -> None:
+    """A product of two dtypes is refused in a capture as it is outside: the error says it, and the graph does not give up."""
+    graph = compiled(torch.mm)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="same dtype"):
+            graph(random(4, 4), random(4, 4).half())
+    x = random(4, 4)
+    assert torch.equal(graph(x, x), torch.mm(x, x))
+    assert not caplog.records
+
+
 @pytest.fixture(scope="module")
 def reads_host() -> Callable[[torch.Tensor], torch.Tensor]:
     """A custom operator that reads from the device: what nobody can see before the device refuses it."""

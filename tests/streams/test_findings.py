@@ -100,3 +100,5 @@ def test_the_line_of_a_user_is_not_a_line_of_this_library() -> None:
     inside = errors.__file__
     node.meta["stack_trace"] = f'  File "/home/me/model.py", line 7, in forward\n  File "{inside}", line 3, in record\n'
     assert source_line(node) == "/home/me/model.py:7"
+    node.meta["stack_trace"] = f'  File "{inside}", line 3, in called\n'
+    assert source_line(node) == ""
