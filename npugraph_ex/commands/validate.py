@@ -6,6 +6,7 @@ import argparse
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 
 from npugraph_ex._plurals import counted
 from npugraph_ex.commands.interrupts import end_children, interruptible
@@ -23,6 +24,9 @@ optimised, and captured and replayed; a float64 reference judges the results.
 MODULE is imported, with another name than __main__: what stands below `if __name__ == "__main__":` does not run, all else does.
 Put what uses the fusions there.
 
+MODULE may be the name of a form of lifting, such as lift_rotary, or `lifting` for all: then random spellings of it, and
+near-misses, take the place of programs around a pattern.
+
 verdicts:
   proven on N        fused in N random programs, all of them right
   refuted            a program comes out wrong; a script that shows it is written
@@ -38,6 +42,7 @@ examples:
   npugraph-ex validate my_fusions.py
   npugraph-ex validate my_package.fusions:swiglu --dtype float16 --max-examples 500
   npugraph-ex validate my_fusions.py --json --quiet > verdicts.json
+  npugraph-ex validate lift_rotary
 
 exit status: 0 nothing is wrong, 1 something is, 2 wrong use or nothing was validated (one line says why), 130 after Ctrl-C
 (the table has what was validated before it)
@@ -96,7 +101,8 @@ def run(arguments: argparse.Namespace) -> int:
     from npugraph_ex.testing import rule_places
     from npugraph_ex.testing.targets import start_target
 
-    rule_places.split(arguments.module)
+    if arguments.module != "lifting" and not arguments.module.startswith("lift_"):
+        rule_places.split(arguments.module)
     try:
         testing_arguments.check_folder("--report-dir", Path(arguments.report_dir))
     except ValueError as error:
@@ -105,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
 
     dtypes = None if names is None else [getattr(torch, name) for name in names]
-    from npugraph_ex.testing.validation import Validation, validate_module
+    from npugraph_ex.testing.validation import Validation
     from npugraph_ex.testing.validation.findings import report_table, to_json
 
     results: list[Validation] = []
@@ -123,12 +129,7 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             # What the module prints goes there too: the table or the JSON object is all of the output.
             with redirect_stdout(sys.stderr):
-                validate_module(
-                    arguments.module, dtypes=dtypes, seed=arguments.seed,
-                    max_examples=arguments.max_examples, expect_matches=arguments.expect_matches,
-                    report_dir=arguments.report_dir,
-                    on_result=note, on_progress=step,
-                )  # fmt: skip
+                _validate(arguments, target.device, dtypes=dtypes, on_result=note, on_progress=step)
         except (ValueError, OSError) as error:
             raise UsageError(str(error)) from error
         except KeyboardInterrupt:
@@ -142,6 +143,19 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stderr.write(f"npugraph-ex: stopped by {stop}; {done} before it\n")
         return stop.status
     return 0 if all(result.ok for result in results) else 1
+
+
+def _validate(arguments: argparse.Namespace, device: str, **how: Any) -> None:
+    """Validate what is named: a module's replacements, or forms of lifting."""
+    from npugraph_ex.testing.validation import validate_module
+    from npugraph_ex_conformance.lifting_validation import forms_of, validate_forms
+
+    how |= {"seed": arguments.seed, "max_examples": arguments.max_examples, "expect_matches": arguments.expect_matches}
+    forms = forms_of(arguments.module)
+    if forms:
+        validate_forms(forms, target=device, report_dir=arguments.report_dir, **how)
+    else:
+        validate_module(arguments.module, report_dir=arguments.report_dir, **how)
 
 
 def _dtypes(names: list[str] | None) -> list[str] | None:

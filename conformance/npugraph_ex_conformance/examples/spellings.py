@@ -9,18 +9,20 @@ One example in three is lifted with ``exact``: then no bit may differ from eager
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from npugraph_ex.lifting import judging
 from npugraph_ex.testing.generator.inputs import Input
-from npugraph_ex.testing.oracle.case import Case, check
+from npugraph_ex.testing.oracle.case import Case, Outcome, check
 
 _REFUSED = ("farther from float64", "infinite or NaN", "elements are not eager mode's", "no documented order")
 """What the judge says of a spelling that the operator would be worse than, or other than."""
 _ROWS, _MANY_ROWS = 4, 4096
 """A norm in float16 that is nearly exact differs from eager mode in one element of 10,000."""
 _OF_16_BITS = (
-    "lift_attention", "lift_gating", "lift_sigmoid_gating", "lift_dynamic_quant", "lift_quant_matmul", "lift_norm_rope_cache",
+    "lift_attention", "lift_shared_heads", "lift_gating", "lift_sigmoid_gating", "lift_dynamic_quant", "lift_quant_matmul",
+    "lift_weight_quant", "lift_norm_rope_cache",
 )  # fmt: skip
 _DTYPES = ("float16", "bfloat16", "float32")
 
@@ -411,6 +413,73 @@ def _latent_writes(draw: random.Random, rows: int | str, wrong: bool) -> Spellin
     return Spelling("lift_norm_rope_cache", lines, shapes, miss, alone=True)
 
 
+def _rms_norm_of_a_sum(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    width, epsilon = draw.choice((16, 24)), draw.choice((1e-6, 1e-2))
+    miss = draw.choice(("alpha", "operand")) if wrong else ""
+    total = {"alpha": "torch.add(x0, x1, alpha=2)", "operand": "x0 + x1[:1]"}.get(
+        miss, draw.choice(("x0 + x1", "x1 + x0"))
+    )
+    lines = (
+        f"total = {total}",
+        f"root = torch.rsqrt(total.float().pow(2).mean(-1, keepdim=True) + {epsilon})",
+        "normed = x2 * (total.float() * root).to(x0.dtype)",
+        draw.choice(("normed + total", "normed - 2 * total")),
+    )
+    return Spelling("lift_add_rms_norm", lines, ((rows, 3, width), (rows, 3, width), (width,)), miss)
+
+
+def _grouped_attention(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """Keys and values that several heads of queries share, repeated for these; the result lies as the heads do."""
+    miss = draw.choice(("order", "keys")) if wrong else ""
+    repeats = (
+        "{}.repeat_interleave(2, 1)",
+        "{}[:, :, None].expand(-1, -1, 2, -1, -1).reshape(x0.shape[0], 4, 5, 16)",
+    )
+    repeat = "{}.repeat(1, 2, 1, 1)" if miss == "order" else draw.choice(repeats)
+    lines = (
+        f"k = {repeat.format('x1')}",
+        f"v = {'x2.repeat(1, 2, 1, 1)' if miss == 'keys' else repeat.format('x2')}",
+        "torch.nn.functional.scaled_dot_product_attention(x0, k, v, attn_mask=x3 > 0)",
+    )
+    shapes: tuple[tuple[int | str, ...], ...] = ((rows, 4, 5, 16), (rows, 2, 5, 16), (rows, 2, 5, 16), (rows, 1, 5, 5))
+    return Spelling("lift_shared_heads", lines, shapes, miss, alone=True)
+
+
+def _scaled_weight(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    """A product with a weight of whole numbers that is scaled before it."""
+    columns, width = draw.choice((8, 24)), draw.choice((16, 32))
+    miss = draw.choice(("twice", "shifted")) if wrong else ""
+    scaled = draw.choice(("w.to(x0.dtype) * x2[:, None]", "x2.unsqueeze(1) * w.to(x0.dtype)"))
+    scaled = {"twice": f"{scaled} * x3[:, None]", "shifted": f"({scaled}) + x3[:, None]"}.get(miss, scaled)
+    lines = (
+        "w = (x1 * 40).round().clamp(-127, 127).to(torch.int8)",
+        f"weight = {scaled}",
+        f"torch.nn.functional.linear(x0, weight{draw.choice(('', ', x3'))})",
+    )
+    return Spelling(
+        "lift_weight_quant", lines, ((rows, width), (columns, width), (columns,), (columns,)), miss, alone=True
+    )
+
+
+def _twice(draw: random.Random, rows: int | str, wrong: bool) -> Spelling:
+    function = draw.choice(("torch.sin({})", "{} * x1", "torch.exp({})"))
+    other = "x0[:1]" if wrong else "x0"
+    ends = ("first * second", "torch.cat((first, second))", "first + 2 * second")
+    lines = (f"first = {function.format('x0')}", f"second = {function.format(other)}", draw.choice(ends))
+    return Spelling("lift_repeated", lines, ((rows, 8), (8,)), "operand" if wrong else "", alone=True)
+
+
+MAKERS: dict[str, Callable[[random.Random, int | str, bool], Spelling]] = {
+    "lift_rms_norm": _norm, "lift_add_rms_norm": _rms_norm_of_a_sum, "lift_add_layer_norm": _norm_of_a_sum,
+    "lift_rotary": _rotary, "lift_attention": _biased_attention, "lift_shared_heads": _grouped_attention,
+    "lift_activation": _activation, "lift_swiglu": _gated, "lift_gating": _router, "lift_sigmoid_gating": _sigmoid_router,
+    "lift_group_norm_silu": _group_norm, "lift_cross_entropy": _loss, "lift_dynamic_quant": _quantised,
+    "lift_quant_matmul": _product_of_whole_numbers, "lift_weight_quant": _scaled_weight,
+    "lift_norm_rope_cache": _latent_writes, "lift_paged_cache": _cache_writes, "lift_bias": _biased,
+    "lift_constants": _mask, "lift_repeated": _twice,
+}  # fmt: skip
+"""By form: what draws a spelling of it."""
+
 _FORMS = (
     _norm,
     _rotary,
@@ -430,12 +499,13 @@ _FORMS = (
 )
 
 
-def drawn(seed: int) -> tuple[Case, Spelling]:
-    """The case of a seed, and its spelling."""
-    draw = random.Random(seed)
+def drawn(seed: int, name: str = "") -> tuple[Case, Spelling]:
+    """The case of a seed, and its spelling; of one form, where ``name`` is given."""
+    draw = random.Random(f"{name}:{seed}" if name else seed)
     dynamic, write = draw.random() < 0.25, draw.random() < 0.25
     lift = draw.choice(("judged", "judged", "exact"))
-    form = _norm if lift == "exact" and draw.random() < 1 / 2 else draw.choice(_FORMS)
+    some = MAKERS[name] if name else _norm
+    form = some if name or (lift == "exact" and draw.random() < 1 / 2) else draw.choice(_FORMS)
     nearly = lift == "exact" and form is _norm
     rows = _MANY_ROWS if nearly else _ROWS
     spelling = form(draw, "s0" if dynamic else rows, draw.random() < 1 / 3)
@@ -461,7 +531,11 @@ def spelling_example(seed: int) -> str:
     """What is wrong with one example; empty when nothing is."""
     judging.forget()  # a ruling that is kept may be a mutant's
     case, spelling = drawn(seed)
-    outcome = check(case)
+    return fault_of(case, spelling, check(case))
+
+
+def fault_of(case: Case, spelling: Spelling, outcome: Outcome) -> str:
+    """What is wrong with what came of an example; empty when nothing is."""
     if outcome.failures:
         return outcome.failures[0]
     if case.options["lift"] == "exact" and outcome.worst_ulp + outcome.eager_ulp:

@@ -55,8 +55,8 @@ class _AttentionCall:
     def proposal(self, operands: Mapping[str, fx.Node], output: fx.Node, **changes: str) -> Proposal:
         """The same call on other operands, and with ``changes`` of its arguments, in the place of ``output``."""
         tensors = {name: value for name, value in self.given.items() if isinstance(value, fx.Node)} | dict(operands)
-        sizes = {size for name in _OPERANDS for at, size in enumerate(self.shape(name)) if at != _POSITIONS}
-        sizes |= {size for value in operands.values() for size in value.meta["val"].shape[1:2]}
+        sizes = [size for name in _OPERANDS for at, size in enumerate(self.shape(name)) if at != _POSITIONS]
+        sizes += [size for value in operands.values() for size in value.meta["val"].shape[1:2]]
         operator = self.node.target
 
         def build(emit: Emit, *inputs: fx.Node) -> tuple[fx.Node, ...]:
@@ -72,6 +72,9 @@ _POSITIONS = 2
 
 def _repeated_for(heads: fx.Node) -> fx.Node | None:
     """``x`` [B, M, S, D] where ``heads`` [B, N, S, D] repeats each head of it for N / M consecutive ones."""
+    inner = terms.core(heads)
+    if terms.calls(inner, _aten.repeat_interleave.self_int):
+        return inner.args[0] if inner.args[2:3] in {(1,), (-3,)} else None  # type: ignore[return-value]
     repeated = next((one for one in terms.reshaped_from(heads) if terms.calls(one, _aten.expand.default)), None)
     if repeated is None or not isinstance(repeated.args[0], fx.Node):
         return None

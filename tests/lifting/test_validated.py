@@ -1,0 +1,64 @@
+"""`npugraph-ex validate lifting`: each form is proven on random spellings, and what is planted in one is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from npugraph_ex.errors import UsageError
+from npugraph_ex.lifting.forms import FORMS
+from npugraph_ex.testing.validation import Validation
+from npugraph_ex_conformance.examples.spellings import MAKERS
+from npugraph_ex_conformance.lifting_validation import forms_of, validate_forms
+
+
+def validated(*forms: str, folder: Path, examples: int, dtypes: Any = None) -> list[Validation]:
+    """The results of these forms."""
+    results: list[Validation] = []
+    validate_forms(
+        forms, dtypes=dtypes, seed=0, max_examples=examples, expect_matches=1, report_dir=str(folder), target="this one",
+        on_result=results.append, on_progress=lambda *_: None,
+    )  # fmt: skip
+    return results
+
+
+def test_each_form_has_spellings() -> None:
+    """A new form needs a maker of random spellings, too; those with a layout around them are tested by themselves."""
+    assert {form.name for form in FORMS} - {*MAKERS} == {"lift_attention_layout"}
+    assert forms_of("lifting") == tuple(MAKERS)
+    assert forms_of("my_fusions") == ()
+    with pytest.raises(UsageError, match="joins parameters"):
+        forms_of("lift_joined_swiglu")
+
+
+SELDOM = ("lift_add_rms_norm", "lift_shared_heads", "lift_weight_quant", "lift_repeated", "lift_bias")
+"""Forms that the suite's own examples draw seldom or never."""
+
+
+def test_forms_are_proven(tmp_path: Path) -> None:
+    """In few programs each, with symbols for sizes among them; the suite and campaigns have more."""
+    results = validated(*SELDOM, folder=tmp_path, examples=6)
+    assert [result.rule for result in results] == [*SELDOM]
+    assert [str(result) for result in results if not result.ok] == []
+    assert all(result.fused and result.programs == 6 for result in results)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_lifted_near_miss_is_refuted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A form that takes tensors with gaps is refuted by the program that has them."""
+    monkeypatch.setattr("npugraph_ex.lifting.forms.cache_writes.is_dense", lambda _: True)
+    (result,) = validated("lift_paged_cache", folder=tmp_path, examples=40)
+    assert not result.ok
+    assert "lifted, although the gaps is wrong" in result.findings[0].text
+
+
+def test_wrong_values_leave_a_script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where nobody looks for writes in between, a result is wrong, and a script shows it."""
+    monkeypatch.setattr("npugraph_ex.lifting.engine.checks.undisturbed", lambda *_: None)
+    (result,) = validated("lift_add_layer_norm", folder=tmp_path, examples=24)
+    assert result.verdict == "refuted"
+    assert "elements are wrong" in result.findings[0].text
+    assert result.findings[0].script == str(tmp_path / "counterexample_lift_add_layer_norm.py")
+    assert "layer_norm" in Path(result.findings[0].script).read_text()
