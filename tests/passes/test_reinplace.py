@@ -110,6 +110,18 @@ def test_a_view_of_the_result_that_outlives_a_later_write() -> None:
     assert "aten.copy_.default" in operators(function, random(4))
 
 
+def test_an_input_that_is_put_back_and_written_again() -> None:
+    """What was saved of it is read after the second write, so it keeps memory of its own."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        saved = x.clone()
+        x.copy_(saved)
+        x.add_(y)
+        return torch.cat([y, saved])
+
+    assert "aten.clone.default" in operators(function, random(4), random(4))
+
+
 def copies_itself(x: torch.Tensor) -> None:
     """Write to the whole input what it holds, by way of a copy."""
     x.copy_(x.clone())
